@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from delta_prop.ingest.seen_ids import SeenIds
     from delta_prop.ingest.vectors import Vectors
     from delta_prop.ingest.work import Draft, MatrixDraft, Sequenced
-    from delta_prop.merged import Merged
+    from delta_prop.merged import Joined, Merged
     from delta_prop.splitting import Piece
     from delta_prop_broker.log.contract import Log
     from delta_prop_broker.log.files.snapshot import OriginMark
@@ -86,6 +86,8 @@ class Appender:
         Raises Refused if its dots stay open.
         """
         batch, source = work.batch, work.session.source
+        if work.void is not None and _is_split(work):
+            raise work.void
         if work.void is not None or batch.is_control:
             return self._sequenced_void(work, work.void, now)
         known = self._known_ids(batch) if work.session.forwards else KnownIds.NONE
@@ -97,13 +99,15 @@ class Appender:
                     return self._with_repeats(work, repeats, now)
                 self.vectors.check(batch, self._load_head)
             except Refused as refusal:
-                if not refusal.voids or refusal.code is ErrorCode.UNAUTHORIZED:
+                if not refusal.voids or refusal.code is ErrorCode.UNAUTHORIZED or _is_split(work):
                     raise
                 return self._sequenced_void(work, refusal, now)
         try:
             logged = self._append(batch, work.lamport, source, known)
         except Refused as refusal:
-            if not refusal.voids or work.session.forwards:  # another service accepted it: never void here
+            if (
+                not refusal.voids or work.session.forwards or _is_split(work)
+            ):  # another service accepted it: never void here
                 raise
             return self._sequenced_void(work, refusal, now)
         self._count_conflicts(batch)
@@ -207,7 +211,7 @@ class Appender:
             logged.offset, batch.dot(0), draft.count, self.kept_as(draft.ack_level), duplicates
         )
 
-    def merged(self, draft: Merged, origin: int, now: float) -> LoggedBatch | None:
+    def merged(self, draft: Merged | Joined, origin: int, now: float) -> LoggedBatch | None:
         """`draft` for what names no ids and no parents, so that nothing of it can be a repeat: the short way.
 
         None where its numbers are not sound. Raises Refused; in either case nothing has changed.
@@ -469,7 +473,7 @@ class Appender:
 
     # --- clocks
 
-    def _changed_clock(self, draft: Draft | MatrixDraft | Merged, origin: int) -> list[Dot]:
+    def _changed_clock(self, draft: Draft | MatrixDraft | Merged | Joined, origin: int) -> list[Dot]:
         """The heads that the draft builds on and that its origin has not said before."""
         writers = self.vectors.writers
         if writers == 0 or (writers == 1 and self._watermarks.get(origin, 0)):
@@ -491,6 +495,11 @@ class Appender:
         """48 bits of ms, 16 logical; rises whatever the wall clock does."""
         self._hybrid_time = max(self._hybrid_time + 1, self._wall_us() // 1000 << 16)
         return self._hybrid_time
+
+
+def _is_split(work: Sequenced) -> bool:
+    """True if its sender finds out by itself which rows of it are at fault."""
+    return work.session.splits and work.batch.count > 1 and not work.batch.is_control
 
 
 def _alike(batches: Sequence[Batch]) -> Iterable[Sequence[Batch]]:

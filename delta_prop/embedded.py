@@ -135,7 +135,7 @@ class Propagator(Publishing):
             )
             self._chain = self._make_chain(own_producer_id)
             await self._service_log.restore(self._chain, self._world)
-            operating = await self._operating()
+            self._operating = await self._see_to_operators()
             self._gathering = Gathering(
                 self._chain,
                 turn=self._turn,
@@ -161,8 +161,8 @@ class Propagator(Publishing):
         )
         self._tasks.start_soon(self._service_log.compress, self._world)
         self._tasks.start_soon(self._service_log.compact, self._world)
-        if operating is not None:
-            self._tasks.start_soon(operating.run)
+        if self._operating is not None:
+            self._tasks.start_soon(self._operating.run)
         return self
 
     async def __aexit__(
@@ -213,7 +213,7 @@ class Propagator(Publishing):
             self._chain.settling.settle()
             self._chain.settling.fail(closed())
 
-    async def _operating(self) -> Operating | None:
+    async def _see_to_operators(self) -> Operating | None:
         """Who does what operators ask through the directory; what was asked meanwhile is done."""
         disk, threads = self._service_log.disk, self._world.new_threads()
         if disk is None:
@@ -356,6 +356,7 @@ class Propagator(Publishing):
         set the delta aside, or (LOG_FAILED) if the log was recovered without the delta.
         """
         self._check_open()
+        self._gathering.send()
         limit = timeout_or(timeout_s, self.settings.publish_timeout_s)
         began = self._now()
         if isinstance(published, Receipt):
@@ -412,6 +413,7 @@ class Propagator(Publishing):
         falls behind the log's bounds gets Refused (CURSOR_TOO_OLD).
         """
         self._check_open()
+        self._gathering.send()
         self._subscriptions += 1
         parsed = parse_topics(topics or "*")
         begin: Start = self._log.visible if start == "latest" else start
@@ -435,6 +437,7 @@ class Propagator(Publishing):
         Raises Refused (LOG_FAILED) while the log has failed.
         """
         self._check_open()
+        self._gathering.send()
         self._chain.check_running()
         dot = self._chain.appender.vectors.head(namespace, vector_id)
         if dot is None and self._chain.appender.vectors.may_lack(namespace):
@@ -468,6 +471,7 @@ class Propagator(Publishing):
     def statistics(self) -> Statistics:
         """A snapshot of everything."""
         self._check_opened()
+        self._gathering.send()
         chain, counters = self._chain, self._chain.appender.counters
         log = self._log
         return Statistics(
@@ -490,6 +494,7 @@ class Propagator(Publishing):
     def inside(self) -> Inside:
         """The parts that a server talks to, while this is open; not for programs that embed it."""
         self._check_open()
+        self._gathering.send()
         return Inside(
             chain=self._chain,
             log=self._log,
@@ -500,6 +505,7 @@ class Propagator(Publishing):
             now=self._world.clock.now,
             turn=self._turn,
             room=self._room,
+            operating=self._operating,
         )
 
     # --- inside

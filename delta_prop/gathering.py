@@ -1,8 +1,9 @@
-"""Calls of several callers go down the chain as one draft, once in a turn of the event loop.
+"""Calls go down the chain as one draft, once in a turn of the event loop: those of several callers, and the
+offers of a loop.
 
-A draft costs the chain some ten µs whatever is in it, so that many callers with a delta each would mostly
-pay for that. Who calls alone is not kept waiting. Each call keeps its receipt and its fate: where the whole
-finds no room, or is refused, each goes by itself, as if it had come alone.
+A draft costs the chain some ten µs whatever is in it, and the log a frame, so that deltas which come one by
+one would mostly pay for that. Who calls alone is not kept waiting. Each call keeps its receipt and its fate:
+where the whole finds no room, or is refused, each goes by itself, as if it had come alone.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from delta_prop.merged import Merged, check_call, groups
+from delta_prop.merged import ROWS_MAX, check_call, groups, merge
 from delta_prop.receipt import State
 from delta_prop.turns import Bell
 from delta_prop.waking import waker_maker
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from delta_prop.ingest.work import Draft
     from delta_prop.merged import Call
     from delta_prop.pipeline import Chain
     from delta_prop.turns import Turn
@@ -46,7 +48,7 @@ class Gathering:
         self._turn = turn
         self._now = now
         self._soon = soon
-        self._calls: dict[Call, Waker] = {}
+        self._calls: dict[Call, Waker | None] = {}
         self._waker = waker_maker()
         self._bell = Bell()
         self.callers = 0
@@ -63,11 +65,25 @@ class Gathering:
 
     def add(self, call: Call) -> Waker:
         """Gather a call; what is given wakes its caller when it has been sent."""
-        if not self._calls:
-            self._see_to_end_of_turn(self._now())
-        self._calls[call] = waker = self._waker()
-        call.receipt.waits(State.QUEUED, partial(self._withdraw, call))
+        waker = self._waker()
+        self._add(call, waker, self._now())
         return waker
+
+    def offer(self, call: Draft) -> None:
+        """Send a call whose caller does not wait: the first of a turn at once, the others together."""
+        now = self._now()
+        if not self._went:
+            self.send_now(call, now)
+            return
+        self._add(call, None, now)
+        if len(self._calls) >= ROWS_MAX:
+            self.send()
+
+    def _add(self, call: Call, waker: Waker | None, now: float) -> None:
+        if not self._calls:
+            self._see_to_end_of_turn(now)
+        self._calls[call] = waker
+        call.receipt.waits(State.QUEUED, partial(self._withdraw, call))
 
     async def run(self) -> None:
         """Send, turn after turn, until cancelled."""
@@ -91,11 +107,11 @@ class Gathering:
 
     def send_now(self, call: Call, now: float) -> None:
         """Send a call that need not wait for others."""
+        self.send()
         self._went = True
         self._see_to_end_of_turn(now)
         with self._turn:
-            if not self._chain.offer_merged(Merged([call]), now):
-                self._send_alone(call, now)
+            self._send_together([call], now)
             self._turn.press()
 
     def send(self) -> None:
@@ -106,13 +122,24 @@ class Gathering:
         now = self._now()
         with self._turn:
             for group in groups(calls):
-                if not self._chain.offer_merged(Merged(group), now):
-                    for call in group:
-                        self._send_alone(call, now)
+                self._send_together(group, now)
             self._turn.press()
         for waker in calls.values():
-            if not waker.done():
+            if waker is not None and not waker.done():
                 waker.set_result(None)
+
+    def _send_together(self, calls: Sequence[Call], now: float) -> None:
+        """Send them as one draft; what is refused by halves, so that it keeps few of its neighbours apart."""
+        chain = self._chain
+        if chain.offer_merged(merge(calls), now):
+            return
+        if len(calls) > 1 and chain.takes_merged:
+            half = len(calls) // 2
+            self._send_together(calls[:half], now)
+            self._send_together(calls[half:], now)
+        else:
+            for call in calls:
+                self._send_alone(call, now)
 
     def _send_alone(self, call: Call, now: float) -> None:
         try:
@@ -124,4 +151,7 @@ class Gathering:
 
     def _withdraw(self, call: Call) -> bool:
         """It was not sent yet: it never happened."""
-        return self._calls.pop(call, None) is not None
+        if call not in self._calls:
+            return False
+        del self._calls[call]
+        return True

@@ -1,13 +1,14 @@
 """Named groups of subscribers: how far each is, in a file of its own beside the log.
 
 One process at a time reads for a group, under the group's lock. Nobody's log waits for a group: one that
-stays away too long finds its place gone, and is told.
+stays away too long finds its place gone, and is told. An operator may set the place (`groups reset`); how
+often that was done stands beside it, so that who had come further knows it from a place that lags behind.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote
 
 from delta_prop_broker.log.files.identity import read_small, replace_file
@@ -23,8 +24,21 @@ DIRECTORY = "groups"
 _SUFFIX = ".cursor"
 
 
+class GroupBusy(UsageError):
+    """Another process reads for the group."""
+
+
+class Place(NamedTuple):
+    """Where a group goes on, and how often an operator has set that."""
+
+    next_offset: int
+    resets: int = 0
+
+
 class Group:
-    """One group, held by this process until `close`. Raises UsageError where another one has it, OSError."""
+    """One group, held by this process until `close`. Raises GroupBusy where another one has it, UsageError,
+    OSError.
+    """
 
     def __init__(self, disk: Disk, name: str, log_id: bytes, *, prepared: bool = False) -> None:
         """`prepared`: the directory is there, so that nothing waits for the disk."""
@@ -36,26 +50,33 @@ class Group:
         try:
             self._lock = disk.lock(self._path + ".lock")
         except BlockingIOError:
-            raise UsageError(
+            raise GroupBusy(
                 f"group {name!r} is read by another process: stop that one, or name another group"
             ) from None
         try:
-            self._kept = read_group(disk, name, log_id)
+            self._kept = read_place(disk, name, log_id)
         except BaseException:
             self._lock.release()
             raise
-        self.next_offset = self._kept
+        self.next_offset = None if self._kept is None else self._kept.next_offset
         """Where the group goes on; None where it begins."""
+        self.resets = 0 if self._kept is None else self._kept.resets
+        """How often an operator has set that."""
 
     def keep(self) -> None:
-        """Write down `next_offset`, if it has changed; durable then. Raises OSError."""
-        if self.next_offset != self._kept:
-            body = json.dumps({"log_id": self._log_id.hex(), "next_offset": self.next_offset}).encode()
-            replace_file(self._disk, DIRECTORY, self._path, [b"%08x\n" % crc32c(body), body])
-            self._kept = self.next_offset
+        """Write down `next_offset` and `resets`, if they have changed; durable then. Raises OSError."""
+        place = None if self.next_offset is None else Place(self.next_offset, self.resets)
+        if place is None or place == self._kept:
+            return
+        told: dict[str, object] = {"log_id": self._log_id.hex(), "next_offset": place.next_offset}
+        if place.resets:
+            told["resets"] = place.resets
+        body = json.dumps(told).encode()
+        replace_file(self._disk, DIRECTORY, self._path, [b"%08x\n" % crc32c(body), body])
+        self._kept = place
 
     @property
-    def kept(self) -> int | None:
+    def kept(self) -> Place | None:
         """What is written down."""
         return self._kept
 
@@ -98,8 +119,26 @@ def _read_or_why(disk: Disk, name: str, log_id: bytes) -> int | UsageError | Non
 
 
 def read_group(disk: Disk, name: str, log_id: bytes) -> int | None:
-    """Where a group goes on; None where it has no place, or one in another log. Raises UsageError where
-    that cannot be told.
+    """Where a group goes on, as `read_place` reads it."""
+    place = read_place(disk, name, log_id)
+    return None if place is None else place.next_offset
+
+
+def reset_group(disk: Disk, name: str, log_id: bytes, offset: int) -> None:
+    """Have a group that nobody reads for go on at an offset; durable then. Raises GroupBusy, UsageError,
+    OSError.
+    """
+    group = Group(disk, name, log_id)
+    try:
+        group.next_offset = offset
+        group.resets += 1
+    finally:
+        group.close()
+
+
+def read_place(disk: Disk, name: str, log_id: bytes) -> Place | None:
+    """A group's place; None where it has none, or one in another log. Raises UsageError where that cannot be
+    told.
     """
     raw = read_small(disk, _path(name))
     if raw is None:
@@ -111,7 +150,9 @@ def read_group(disk: Disk, name: str, log_id: bytes) -> int | None:
             "say where it starts"
         )
     told = json.loads(body)
-    return int(told["next_offset"]) if told["log_id"] == log_id.hex() else None
+    if told["log_id"] != log_id.hex():
+        return None
+    return Place(int(told["next_offset"]), int(told.get("resets", 0)))
 
 
 def forget_group(disk: Disk, name: str) -> bool:

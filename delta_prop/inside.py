@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from delta_prop.attachments import Attachments
     from delta_prop.config import Settings
     from delta_prop.fullness import RoomWatch
+    from delta_prop.operating import Operating
     from delta_prop.pipeline import Chain
     from delta_prop.ports import World
     from delta_prop.turns import Turn
@@ -27,6 +28,7 @@ class Inside:
     """The parts. `disk` is the data directory, None beside a log in memory; `now` in monotonic seconds.
 
     `turn`: begun by who takes what comes, so that what follows of all of it is done once, at its end.
+    `operating`: carries out what operators ask, None beside a log in memory.
     """
 
     chain: Chain
@@ -38,3 +40,4 @@ class Inside:
     now: Callable[[], float]
     turn: Turn
     room: RoomWatch
+    operating: Operating | None = None

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from delta_prop.checks import check_columns, check_deltas, check_parts
+from delta_prop.checks import check_columns, check_deltas, check_parts, is_transform
 from delta_prop.ingest.work import DELTA_OVERHEAD_BYTES, Draft, MatrixDraft
 from delta_prop.published import Published
 from delta_prop.receipt import Receipt
 from delta_prop_wire.batch import SPARSE_KINDS
 from delta_prop_wire.bounds import NUMBERS_MAX, NUMBERS_MIN, finite, name_is_sound
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priority, Source
-from delta_prop_wire.encode import encode_columns
+from delta_prop_wire.encode import encode_batch, encode_columns
+from delta_prop_wire.errors import Refused
 from delta_prop_wire.forms import encode_row
 from delta_prop_wire.names import laid_out
 from delta_prop_wire.spec import (
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from delta_prop_wire.batch import Batch
-    from delta_prop_wire.errors import Refused
 
 Call: TypeAlias = Draft | MatrixDraft
 
@@ -76,6 +76,19 @@ def may_be_merged(delta: Delta) -> bool:
         and delta.source is Source.LOCAL
         and type(delta.priority) is Priority
         and not operation.data
+    )
+
+
+def may_be_joined(delta: Delta) -> bool:
+    """True if a valid delta names no other one, nor an id, so that it may share a batch with others."""
+    return (
+        delta.id is None
+        and delta.dot is None
+        and delta.expect is None
+        and not delta.parents
+        and not delta.clock
+        and delta.source is Source.LOCAL
+        and not is_transform(delta)
     )
 
 
@@ -156,7 +169,9 @@ class Merged:
 
     def __init__(self, calls: Sequence[Call]) -> None:
         first = calls[0]
-        self.kind, self.namespace, self.width, self.priority, self.ack_level = likeness(first)
+        kind, self.namespace, self.width, self.priority, self.ack_level = likeness(first)
+        assert kind is not None, "it says more than numbers"
+        self.kind = kind
         self.alone = len(calls) == 1
         self.receipt: Receipt = first.receipt if self.alone else _Receipts(calls)
         keys: list[str] = []
@@ -239,6 +254,57 @@ class Merged:
         )
 
 
+class Joined:
+    """A draft of several calls of one valid delta each, of one lane and level; else they may differ."""
+
+    __slots__ = ("_deltas", "ack_level", "alone", "count", "priority", "receipt", "size")
+
+    def __init__(self, calls: Sequence[Draft]) -> None:
+        self._deltas = [call.deltas[0] for call in calls]
+        self.priority, self.ack_level = calls[0].priority, calls[0].ack_level
+        self.alone = len(calls) == 1
+        self.receipt: Receipt = calls[0].receipt if self.alone else _Receipts(calls)
+        self.count = len(calls)
+        self.size = sum([call.size for call in calls])
+        """Bytes, about."""
+
+    def vectors(self) -> list[tuple[str, str]]:
+        """(namespace, vector id) of each row."""
+        return [(delta.namespace, delta.vector_id) for delta in self._deltas]
+
+    def may_be_sound(self) -> bool:
+        """They were looked at one by one when they were offered, or are now."""
+        try:
+            check_deltas(self._deltas)
+        except Refused:
+            return False
+        return True
+
+    def is_sound(self, _batch: Batch) -> bool:
+        """`may_be_sound` has said all."""
+        return True
+
+    def encode(self, *, origin: int, base: int, clock: Sequence[Dot], hybrid_time: int) -> Batch:
+        """The batch of all rows under the dots from (origin, base) on; none of them can be a repeat."""
+        return encode_batch(
+            self._deltas,
+            origin=origin,
+            base=base,
+            clock=clock,
+            ack_level=self.ack_level,
+            priority=self.priority,
+            hybrid_time=hybrid_time,
+        )
+
+
+def merge(calls: Sequence[Call]) -> Merged | Joined:
+    """One draft of calls that `groups` has put together."""
+    first = likeness(calls[0])
+    if first[0] is not None and all(likeness(call) == first for call in calls[1:]):
+        return Merged(calls)
+    return Joined([call for call in calls if isinstance(call, Draft)])
+
+
 class _Receipts(Receipt):
     """What becomes of the whole becomes of each call."""
 
@@ -291,27 +357,35 @@ def shares(whole: Published, calls: Iterable[Call]) -> list[Published]:
     return found
 
 
-def likeness(call: Call) -> tuple[int, str, int, Priority, AckLevel]:
-    """What calls have in common that may be one draft."""
+def likeness(call: Call) -> tuple[int | None, str, int, Priority, AckLevel]:
+    """What calls have in common that may be columns; of one that says more than numbers the kind is None."""
     if isinstance(call, MatrixDraft):
         return call.kind, call.namespace, call.matrix.shape[1], call.priority, call.ack_level
     delta = call.deltas[0]
+    if not may_be_merged(delta):
+        return None, "", 0, call.priority, call.ack_level
     values = delta.operation.values
     assert values is not None
     return delta.operation.kind, delta.namespace, len(values), call.priority, call.ack_level
 
 
 def groups(calls: Iterable[Call]) -> Iterator[list[Call]]:
-    """The calls in order, neighbours that are alike put together as far as the bounds go."""
+    """The calls in order, neighbours put together as far as the bounds go: those of columns with what is
+    alike, single deltas with what has their lane and level.
+    """
     group: list[Call] = []
-    like: object = None
+    columns = False  # some of the group are
+    like: tuple[object, ...] = ()
     rows = size = 0
     for call in calls:
         own, count = likeness(call), call.count
-        bytes_ = count * (8 * own[2] + DELTA_OVERHEAD_BYTES)
-        if group and (own != like or rows + count > ROWS_MAX or size + bytes_ > BYTES_MAX):
+        single = isinstance(call, Draft)
+        bytes_ = call.size if own[0] is None else count * (8 * own[2] + DELTA_OVERHEAD_BYTES)
+        fits = own == like or (single and not columns and own[3:] == like[3:])
+        if group and not (fits and rows + count <= ROWS_MAX and size + bytes_ <= BYTES_MAX):
             yield group
-            group, rows, size = [], 0, 0
+            group, columns, rows, size = [], False, 0, 0
+        columns = columns or not single
         like = own
         group.append(call)
         rows += count

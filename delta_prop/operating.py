@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from delta_prop.group_places import GroupBusy, reset_group
 from delta_prop.operator_requests import read_requests, refuse_request, remove_refusals, remove_request
 from delta_prop.route.late import ReplayRequest
 from delta_prop_wire.errors import Refused, UsageError
@@ -50,6 +51,8 @@ class Operating:
         self._threads = world.new_threads()
         self._keep_cursors = keep_cursors
         self._busy: set[str] = set()  # sinks for which a request is being carried out
+        self.reset_group: Callable[[str, int], Awaitable[bool]] | None = None
+        """Moves a group that a server here has, which sets this; False where it has it not."""
 
     async def begin(self) -> None:
         """Do what was asked before the service was there, as far as that needs no attached sink."""
@@ -80,6 +83,8 @@ class Operating:
             if request is None or request.log_id != self._log_id:
                 logger.warning("%s is no request to this log, and is removed", path)
                 await self._threads.run(partial(remove_request, self._disk, path))
+            elif request.verb == "reset-group":
+                await self._carry_out(path, request)
             elif request.sink not in passed:
                 if request.verb in ("pause", "resume", "rebuild") or request.sink not in self._sinks.attached:
                     done = await self._carry_out(path, request)
@@ -107,7 +112,7 @@ class Operating:
         except TimeoutError:
             done = False
         except (Refused, UsageError) as error:
-            logger.warning("%s of sink %r, as asked, was not done: %s", request.verb, request.sink, error)
+            logger.warning("%s of %r, as asked, was not done: %s", request.verb, request.sink, error)
             done, end = True, partial(refuse_request, self._disk, path, str(error))
         if done:
             await self._keep_cursors()
@@ -129,6 +134,8 @@ class Operating:
         if request.verb == "reset":
             await sinks.reset(name, request.offsets[0], _PATIENCE_S)
             return True
+        if request.verb == "reset-group":
+            return await self._reset_group(name, request.offsets[0])
         attached = sinks.attached.get(name)
         if attached is None or attached.closing:
             return False
@@ -145,3 +152,14 @@ class Operating:
             )  # fmt: skip
             return True
         return False
+
+    async def _reset_group(self, name: str, offset: int) -> bool:
+        """Have it moved by the server here that has it, else in its file; later if it is read elsewhere."""
+        if self.reset_group is not None and await self.reset_group(name, offset):
+            return True
+        log_id = bytes.fromhex(self._log_id)
+        try:
+            await self._threads.run(partial(reset_group, self._disk, name, log_id, offset))
+        except GroupBusy:
+            return False
+        return True

@@ -25,8 +25,9 @@ COUNT_MAX = 1000
 OFFSETS_MAX = 10_000
 """Offsets that one request may name."""
 
-Verb: TypeAlias = Literal["replay", "drop", "pause", "resume", "reset", "rebuild"]
+Verb: TypeAlias = Literal["replay", "drop", "pause", "resume", "reset", "reset-group", "rebuild"]
 
+_RESETS = ("reset", "reset-group")
 _SUFFIX = ".json"
 _REFUSED = ".refused"
 """Added to the name of a request that was refused; the file says why, to the command that made it."""
@@ -34,7 +35,8 @@ _REFUSED = ".refused"
 
 @dataclass(frozen=True, slots=True)
 class OperatorRequest:
-    """`offsets`: what to replay or drop, all where none is named; of a reset the one to go on from.
+    """`sink`: its name, or the group's. `offsets`: what to replay or drop, all where none is named; of a
+    reset the one to go on from.
 
     `log_id` says of which log they are, in hexadecimal.
     """
@@ -92,7 +94,7 @@ def _read(disk: Disk, path: str) -> OperatorRequest | Literal[False] | None:
     except (KeyError, TypeError, ValueError):
         return None
     sound = checksum == b"%08x" % crc32c(body) and request.verb in get_args(Verb)
-    return request if sound and (request.verb != "reset" or len(request.offsets) == 1) else None
+    return request if sound and (request.verb not in _RESETS or len(request.offsets) == 1) else None
 
 
 def refuse_request(disk: Disk, path: str, why: str) -> None:

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from delta_prop.ingest.seen_ids import SeenIds
     from delta_prop.ingest.vectors import Vectors
     from delta_prop.ingest.work import Session
-    from delta_prop.merged import Merged
+    from delta_prop.merged import Joined, Merged
     from delta_prop_broker.log.contract import Log
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.delta import AckLevel, Head
@@ -224,17 +224,18 @@ class Chain:
             self._on_queued()
         return work.receipt
 
-    def offer_merged(self, draft: Merged, now: float) -> bool:
-        """Append the draft of one call or more: what `offer` does for each of them, in fewer steps.
+    @property
+    def takes_merged(self) -> bool:
+        """True if nothing stands in the way of `offer_merged`, but for the gate and the draft itself."""
+        behind = self.orderer.any_pending or self.orderer.any_ready  # it might have to wait behind that
+        return not (self.stopped or self._running or self.lanes.depth or behind) and self.log.accepting
 
-        False, and nothing has happened, where something is in its way, or some of several calls are refused:
-        each is to be offered by itself then.
+    def offer_merged(self, draft: Merged | Joined, now: float) -> bool:
+        """Append the draft of one call or more: what `offer` does for each of them, in fewer steps. False,
+        and nothing has happened, where something is in its way, or some of several calls are refused.
         """
-        if self.stopped is not None or self._running or self.lanes.depth or not self.log.accepting:
-            return False
-        if self.orderer.any_pending or self.orderer.any_ready:  # it might have to wait behind that
-            return False
-        if not (self._gate.admits(draft.count, draft.size, now) and draft.may_be_sound()):
+        admitted = self.takes_merged and self._gate.admits(draft.count, draft.size, now)
+        if not (admitted and draft.may_be_sound()):
             return False
         self._now, self._running = now, True
         try:
@@ -246,7 +247,7 @@ class Chain:
             self._on_queued()
         return taken
 
-    def _append_merged(self, draft: Merged) -> bool:
+    def _append_merged(self, draft: Merged | Joined) -> bool:
         try:
             logged = self.appender.merged(draft, self._own_origins[draft.priority], self._now)
         except Refused as refusal:

@@ -76,12 +76,21 @@ class Producer:
     """
 
     def __init__(
-        self, name: str, chain: Chain, *, now: Callable[[], float], ack_level: AckLevel, source: Source
+        self,
+        name: str,
+        chain: Chain,
+        *,
+        now: Callable[[], float],
+        ack_level: AckLevel,
+        source: Source,
+        send_before: Callable[[], None],
     ) -> None:
+        """`send_before`: sends what others have offered in this turn, which comes first."""
         check_name("producer", name, VECTOR_ID_BYTES_MAX)
         self.name = name
         self._chain = chain
         self._now = now
+        self._send_before = send_before
         self._ack_level = ack_level
         self._session = Session(owner=name, source=source)
         grants = chain.hello(producer_id_of(name), name, now())
@@ -179,6 +188,7 @@ class Producer:
 
     def send_frame(self, batch: Batch, lamport: int | None = None) -> Receipt:
         """Send a batch as it is: a repeat of one's own, or a forwarder's under its first origin."""
+        self._send_before()
         work = Sequenced(batch, self._session, Receipt(), lamport)
         return self._chain.offer(work, self._now())
 
@@ -218,6 +228,7 @@ class Producer:
     ) -> _Open:
         """Draw the dots and send for the first time."""
         lane = self._lanes[priority]
+        self._send_before()
         self.resend(priority)
         self._check_room()
         batch = self._encode(lane, priority, deltas, after, counter)

@@ -18,7 +18,7 @@ from delta_prop.checks import (
 )
 from delta_prop.ingest.work import Draft, MatrixDraft
 from delta_prop.line import Line, waits
-from delta_prop.merged import columns_draft, draft_in_shape, may_be_merged
+from delta_prop.merged import columns_draft, draft_in_shape, may_be_joined, may_be_merged
 from delta_prop.orphans import checked
 from delta_prop.producer import Producer
 from delta_prop.receipt import Published, Receipt, State
@@ -92,9 +92,14 @@ class Publishing:
     ) -> Receipt:
         """Send deltas down the chain; never waits. The receipt tells what became of them.
 
-        All deltas of one call have one priority and share one fate. Raises InvalidDelta.
+        All deltas of one call have one priority and share one fate. What one turn of the event loop offers
+        one by one goes as one batch, as far as nothing stands in its way. Raises InvalidDelta.
         """
-        return self._send(self._draft(deltas, after, ack_level))
+        draft = self._draft(deltas, after, ack_level)
+        if len(deltas) == 1 and not after and may_be_joined(deltas[0]):
+            self._gathering.offer(draft)
+            return draft.receipt
+        return self._send(draft)
 
     async def publish(
         self,
@@ -166,7 +171,14 @@ class Publishing:
         """A handle with dots of its own; whoever held the name before is fenced. Raises Refused."""
         self._check_open()
         level = self._level(ack_level)
-        return Producer(name, self._chain, now=self._now, ack_level=level, source=source)
+        return Producer(
+            name,
+            self._chain,
+            now=self._now,
+            ack_level=level,
+            source=source,
+            send_before=self._gathering.send,
+        )
 
     def register_transform(
         self,

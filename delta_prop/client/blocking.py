@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
     from delta_prop.checks import Cause
     from delta_prop.client.addresses import Address
+    from delta_prop.client.counts import Counts
     from delta_prop.client.offer import Place
-    from delta_prop.client.outgoing import Counts
     from delta_prop.client.settings import ClientSettings
     from delta_prop.ports import Tls
     from delta_prop_wire.block import Block

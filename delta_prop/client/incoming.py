@@ -6,6 +6,7 @@ granted; nothing is said to be dealt with that the reader has not come back from
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -34,6 +35,8 @@ from delta_prop_wire.window import NOTHING
 if TYPE_CHECKING:
     from delta_prop.client.session import Session
     from delta_prop_wire.frames import Frame, Subscribed, Welcome
+
+logger = logging.getLogger("delta_prop.client")
 
 ACK_S = 0.1
 """How long what was dealt with may stay unsaid, where a group keeps it."""
@@ -64,6 +67,12 @@ class Incoming:
         self.log_end: int | None = None
         """Where the log ended when the service answered."""
         self.started = False
+        """True once the service has answered."""
+        self.standing_by = False
+        """True while another member reads for the group."""
+        self.member: bytes | None = None
+        """Who this is in its group, over all connections."""
+        self._resets = 0  # of the group's place, by operators, as far as told
         self.received = 0
         self.delivered = 0
         self._credit = credit
@@ -139,7 +148,7 @@ class Incoming:
     @property
     def unsaid(self) -> bool:
         """Whether something is dealt with that the group's place is to be moved by, and is not yet."""
-        return self._group is not None and self._dealt_with > self._said
+        return self._group is not None and not self.standing_by and self._dealt_with > self._said
 
     @property
     def cursor(self) -> Cursor | None:
@@ -166,9 +175,6 @@ class Incoming:
         """Nothing comes any more."""
         if self.failure is None:
             self.failure = failure
-            fenced = isinstance(failure, Refused) and failure.code is ErrorCode.FENCED
-            if fenced:  # what is left is another reader's now
-                self._batches.clear()
             for _, answer in (*self._asked.values(), *self._to_ask):
                 answer.done = True
                 answer.refusal = failure if isinstance(failure, Refused) else None
@@ -245,7 +251,7 @@ class Incoming:
     @property
     def dealt_with(self) -> int | None:
         """What a heartbeat says."""
-        return self._dealt_with if self.started else None
+        return self._dealt_with if self.started and not self.standing_by else None
 
     # --- helpers
 
@@ -271,7 +277,9 @@ class Incoming:
         for number, wanted in self._wanted.items():
             asked = wanted
             if number == first:
-                asked = replace(wanted, start=self._resume(), group=self._group, credit=NOTHING)
+                asked = replace(
+                    wanted, start=self._resume(), group=self._group, member=self.member, credit=NOTHING
+                )
             if number == last:
                 asked = replace(asked, credit=self._left)
             parts.append(self._request(session, asked, Answer()))
@@ -294,16 +302,41 @@ class Incoming:
         return Credit(max(deltas - self._deltas, 1), max(size - self._bytes, 1))
 
     def _granted(self, ack: Ack, granted: Subscribed) -> None:
+        start, self.started = granted.start, True
+        if granted.standby:  # a second answer comes to the same request
+            self._stand_by()
+            return
         number = self._answered(ack.correlation_id)
         if number != self._first:
             return
-        start = granted.start
-        if self._log is None:
-            self.received = self._in_hand = self._handed = start.next_offset
-            self._dealt_with = self._said = start.next_offset
+        if self._log is None or self._others_read_on(granted):
+            self._begin_at(start.next_offset)
         self._log = start
-        self.started = True
+        self.standing_by, self._resets = False, granted.resets
         self._pass_to(start.next_offset)
+
+    def _others_read_on(self, granted: Subscribed) -> bool:
+        """True if the group's place is no longer of this reader's making."""
+        if self._group is None:
+            return False
+        moved = granted.resets != self._resets or granted.start.next_offset > self._dealt_with
+        return self.standing_by or moved
+
+    def _stand_by(self) -> None:
+        """Another member reads for the group: what lies here is its own now."""
+        if not self.standing_by:
+            logger.info("another member reads for group %r: standing by", self._group)
+        self.standing_by = True
+        self._drop_unread()
+
+    def _begin_at(self, offset: int) -> None:
+        self._drop_unread()
+        self.received = self._in_hand = self._handed = offset
+        self._dealt_with = self._said = offset
+
+    def _drop_unread(self) -> None:
+        self._batches.clear()
+        self._row = self._deltas = self._bytes = 0
 
     def _answered(self, request: int | None) -> int | None:
         if request is None or request not in self._asked:

@@ -40,6 +40,7 @@ class OpenFrame:
     `void`: it was given up, and is sent as a batch that is refused for good. `question`: its dots were dealt
     with in a former life of the producer, and it asks what became of them. `unknown`: its origin was not
     known once, though a hello had been said. `number`: batches that were sent before it for the first time.
+    `splits`: how often what it is a part of was split.
     """
 
     __slots__ = (
@@ -52,6 +53,8 @@ class OpenFrame:
         "question",
         "sent",
         "sequence",
+        "source",
+        "splits",
         "told",
         "unknown",
         "void",
@@ -68,6 +71,8 @@ class OpenFrame:
         self.void = False
         self.question = False
         self.unknown = False
+        self.splits = 0
+        self.source = offers[0][1].source
         self.number = 0
         self.told: list[tuple[int, int, int | None, bool]] = []
 
@@ -156,8 +161,10 @@ def _piece(batch: Batch, rows: range, previous: int, *, epoch: int | None = None
 class Lane:
     """One origin. `next`: the counter to draw; `previous`: the one before it, as the service knows it."""
 
-    def __init__(self, origin: int, priority: Priority) -> None:
+    def __init__(self, origin: int, priority: Priority, *, splits: bool = False) -> None:
+        """`splits`: numbered offers share batches, as one that is refused is split."""
         self.origin = origin
+        self._splits = splits
         self.priority = priority
         self.epoch = 0
         self.known_before = False  # a hello was answered once
@@ -313,14 +320,20 @@ class Lane:
             return []
         first = waiting.popleft()
         offers, rows, size = [first], first.count, first.size
-        while not first.alone and waiting:
+        while not self._goes_alone(first) and waiting:
             one = waiting[0]
             rows, size = rows + one.count, size + one.size
             fits = rows <= deltas_max and size <= bytes_max
-            if not fits or one.alone or one.has_ids != first.has_ids or not one.ready:
+            alike = one.has_ids == first.has_ids and one.source is first.source
+            if not fits or self._goes_alone(one) or not alike or not one.ready:
                 break
             offers.append(waiting.popleft())
         return offers
+
+    def _goes_alone(self, offer: Offer) -> bool:
+        """True if it shares a batch with no other, as a number that was dealt with in a former life."""
+        number = offer.counter
+        return offer.alone or (number is not None and (number <= self.known or not self._splits))
 
     def _set_aside(self, offers: Sequence[Offer], refusal: Refused) -> None:
         """One of these is more than a frame holds: each is tried by itself, and what still is, goes."""
@@ -341,7 +354,8 @@ class Lane:
         clock: Sequence[Dot],
         level: AckLevel,
     ) -> Batch:
-        columns, leaps = offers[0].columns, base != previous + 1
+        columns, counters = offers[0].columns, _numbers(offers, base, previous)
+        leaps = counters is not None
         if offers[0].is_block and not clock and not offers[0].after:
             assert isinstance(columns, Block)
             return columns.encode(
@@ -383,8 +397,8 @@ class Lane:
             base=base,
             epoch=epoch,
             clock=clock,
-            previous=previous if leaps else 0,
-            counters=range(base, base + len(deltas)) if leaps else None,
+            previous=previous if counters is not None else 0,
+            counters=counters,
             ack_level=level,
             priority=self.priority,
         )
@@ -405,6 +419,18 @@ class Lane:
         owed = [Dot(*one) for one in self._owed.items()]
         self._owed.clear()
         return owed
+
+
+def _numbers(offers: Sequence[Offer], base: int, previous: int) -> list[int] | None:
+    """The counters of a batch that leaps; None where they go on from the one before, and by 1."""
+    if offers[0].counter is None:
+        count = sum(offer.count for offer in offers)
+        return None if base == previous + 1 else [*range(base, base + count)]
+    counters = [
+        offer.counter + row for offer in offers if offer.counter is not None for row in range(offer.count)
+    ]
+    goes_on = base == previous + 1 and counters[-1] - base == len(counters) - 1
+    return None if goes_on else counters
 
 
 def _rows(offers: Sequence[Offer]) -> list[tuple[int, Offer]]:

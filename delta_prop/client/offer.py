@@ -11,7 +11,7 @@ import msgpack
 
 from delta_prop.published import Published
 from delta_prop_wire.cutting import deltas_of
-from delta_prop_wire.delta import Delta, Dot, create, dense
+from delta_prop_wire.delta import Delta, Dot, Source, create, dense
 from delta_prop_wire.delta import Kind as _Kind
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class Offer:
         "refusal",
         "simple",
         "size",
+        "source",
         "tell",
         "waited_for",
     )
@@ -116,9 +117,8 @@ class Offer:
         else:
             self.count, self.size = columns.count, columns.size
         self.has_ids = bool(deltas) and deltas[0].id is not None
-        self.alone = (
-            counter is not None or columns is not None or any(one.expect is not None for one in deltas)
-        )
+        self.source = deltas[0].source if deltas else Source.LOCAL  # where no hello says it
+        self.alone = columns is not None or any(one.expect is not None for one in deltas)
         self.at = 0.0  # when the call was made
         self.place = Place(0)
         self.frame: OpenFrame | None = None

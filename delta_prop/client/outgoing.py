@@ -6,12 +6,12 @@ what is not acknowledged is sent again, in order, under the same dots and as the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delta_prop.advice import Advice
 from delta_prop.client.answers import outcome_of, whole_place
 from delta_prop.client.calls import CALLS_BYTES_MAX, CALLS_MAX, CALLS_S_MAX, Calls
+from delta_prop.client.counts import Counts
 from delta_prop.client.errors import Reconnect
 from delta_prop.client.flight import Flight
 from delta_prop.client.heads import Heads
@@ -21,6 +21,7 @@ from delta_prop.client.lane import Lane
 from delta_prop.client.offer import ROW_BYTES, Joined, Offer, Place
 from delta_prop.client.probing import Probing
 from delta_prop.client.refusing import former, late, of_row, unanswered
+from delta_prop.client.splitting import around, singles
 from delta_prop.published import Published
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import AckLevel, Dot, Priority, make_origin, producer_id_of
@@ -49,22 +50,6 @@ _DEALT_WITH = VOIDING | {ErrorCode.DOT_REUSED, ErrorCode.OUTCOME_UNKNOWN}
 _AGAIN_S_MAX = 60.0
 
 
-@dataclass(slots=True)
-class Counts:
-    """Since the producer was made; batches and deltas that were sent, deltas that have an outcome.
-
-    `resent`: batches sent more than once. `lost`: deltas once acknowledged that the service does not have any
-    more, as their ack level allowed.
-    """
-
-    batches: int = 0
-    deltas: int = 0
-    resent: int = 0
-    acknowledged: int = 0
-    refused: int = 0
-    lost: int = 0
-
-
 class Outgoing:
     """The offers of one producer, from the call to the outcome."""
 
@@ -76,15 +61,21 @@ class Outgoing:
         partition: int = 0,
         log_id: bytes | None = None,
         priority: Priority = Priority.NORMAL,
+        splits: bool = False,
     ) -> None:
-        """`priority`: what is claimed first, before something is offered."""
+        """`priority`: what is claimed first, before something is offered. `splits`: the service was told that
+        a batch which is refused for a row is split here, so that each row keeps its number.
+        """
         check_name("producer", name, VECTOR_ID_BYTES_MAX)
         self.name = name
+        self.splits = splits
         self.failure: Refused | UsageError | None = None
         """Why nothing goes any more."""
         self.advice = Advice()
         producer_id = producer_id_of(name)
-        self._lanes = tuple(Lane(make_origin(producer_id, one, partition), one) for one in Priority)
+        self._lanes = tuple(
+            Lane(make_origin(producer_id, one, partition), one, splits=splits) for one in Priority
+        )
         self._first = self._lanes[priority]
         self._used: list[Lane] = []
         self._asked_level = ack_level
@@ -277,6 +268,11 @@ class Outgoing:
 
     def next_frame(self, now: float) -> BatchFrame | None:
         """What to send next, numbered; None where nothing may go now. Ask only while credits are open."""
+        frame = self.next_open(now)
+        return None if frame is None else BatchFrame(frame.sequence, frame.batch, ack_wanted=True)
+
+    def next_open(self, now: float) -> OpenFrame | None:
+        """The same, with what is known of it here."""
         if self.failure is not None or self.advice.wait_s(now) > 0 or self._probing.wait_s(now) > 0:
             return None
         for lane in self._probing.choose(self._in_turn()):
@@ -465,7 +461,7 @@ class Outgoing:
                 self._settle(offer, refusal)
             lane.unfit.clear()
 
-    def _send(self, lane: Lane, frame: OpenFrame, now: float) -> BatchFrame:
+    def _send(self, lane: Lane, frame: OpenFrame, now: float) -> OpenFrame:
         count = frame.batch.count
         self._flight.add(frame)
         self._probing.sent(frame, now)
@@ -477,7 +473,7 @@ class Outgoing:
             self.counts.deltas += count
         elif frame.sent == 2:
             self.counts.resent += 1
-        return BatchFrame(frame.sequence, frame.batch, ack_wanted=True)
+        return frame
 
     # --- answers, inside
 
@@ -510,6 +506,9 @@ class Outgoing:
         elif code is ErrorCode.UNKNOWN_ORIGIN and not frame.unknown:
             frame.unknown = True
             raise Reconnect()  # a new hello tells
+        elif refusal.voids and self.splits and frame.batch.count > 1 and not frame.question:
+            for part in around(frame, refusal.row):
+                frame.lane.refused(part, now)
         elif refusal.voids:
             self._void(frame, refusal)
         else:
@@ -525,7 +524,11 @@ class Outgoing:
         if refusal.code is ErrorCode.DEP_TIMEOUT and first and not batch.clock and not batch.parents:
             raise Reconnect(0.0, refusal)  # it waits for what is dealt with: hello tells what is there
         wait_s = lane.backoff.next_s(chance)
-        if refusal.retry_after_ms is not None:
+        if (
+            self.splits and refusal.code is ErrorCode.DEP_TIMEOUT
+        ):  # it goes behind the parts of what was split
+            wait_s = 0.001
+        elif refusal.retry_after_ms is not None:
             wait_s = max(refusal.retry_after_ms / 1000, 0.001)
         lane.refused(frame, now + min(wait_s, _AGAIN_S_MAX))
         if not frame.void and any(offer.given_up for _, offer in frame.offers):
@@ -606,8 +609,17 @@ class Outgoing:
         offer.after = ()  # named in the rows by now
 
     def _withdraw(self, frame: OpenFrame) -> None:
-        """Some of its offers were given up and it is not under way: make it void; the others get new dots."""
+        """Some of its offers were given up and it is not under way: make it void; the others get new dots, or
+        keep theirs where their callers number them.
+        """
         self._separate_all(frame)
+        if self.splits and frame.batch.count > 1:
+            frame.lane.again.remove(frame)
+            for part in singles(frame):
+                frame.lane.refused(part, frame.lane.again_at)
+                if part.offers[0][1].given_up:
+                    part.withdraw()
+            return
         again = []
         for row, offer in frame.offers:
             if not offer.given_up:

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
     from delta_prop.checks import Cause
     from delta_prop.client.calls import Calls
+    from delta_prop.client.counts import Counts
     from delta_prop.client.offer import Place
-    from delta_prop.client.outgoing import Counts
     from delta_prop.client.settings import ClientSettings
     from delta_prop.ports import Tls, World
     from delta_prop.waking import Waker
@@ -77,10 +77,12 @@ class Producer:
         source: Source = Source.LOCAL,
         partition: int = 0,
         log_id: bytes | None = None,
+        numbered: bool = False,
         settings: ClientSettings | None = None,
         world: World | None = None,
     ) -> None:
-        """`addresses`: of one service, tried in turn. `ack_level`: what an acknowledgement is to promise;
+        """`addresses`: of one service, tried in turn. `numbered`: all deltas are offered by
+        `offer_numbered`, and so share batches. `ack_level`: what an acknowledgement is to promise;
         None: the most that the service grants. `partition`: where this producer writes under the same name to
         several services, the number of this one. `log_id`: the only log that the service may have.
         """
@@ -95,6 +97,7 @@ class Producer:
         check_whole("partition", partition, (1 << PARTITION_BITS) - 1)
         self._partition = partition
         self._log_id = log_id
+        self._numbered = numbered
         self._given_world = world
         self._exit = AsyncExitStack()
         self._state = "not open yet"
@@ -109,6 +112,7 @@ class Producer:
             chance=chance,
             partition=self._partition,
             log_id=self._log_id,
+            splits=self._numbered,
         )
         self._out = self._producing.out
 
@@ -254,7 +258,8 @@ class Producer:
         Raises Refused; after `timeout_s` with the last refusal, whose text says whether it may have happened
         all the same. Cancelled, it is taken back where it was not under way.
         """
-        delta = deltas[0] if len(deltas) == 1 and not after and timeout_s is None else None
+        short = len(deltas) == 1 and not after and timeout_s is None and not self._numbered
+        delta = deltas[0] if short else None
         if type(delta) is Delta and is_simple(delta) and self._state == "open":
             waker = self._waker()
             calls = self._out.call(delta, waker, self._now(), self._told)
@@ -308,7 +313,8 @@ class Producer:
     def offer_numbered(self, counter: int, delta: Delta, then: Callable[[Receipt], None]) -> None:
         """Send a delta under a counter of the caller's, which rises within a priority and may leave gaps.
 
-        `then` is called once, with the receipt that tells the outcome, and must not block. A counter that was
+        A producer that is `numbered` sends those of one turn as one batch, another one each by itself. `then`
+        is called once, with the receipt that tells the outcome, and must not block. A counter that was
         dealt with in a former life is asked about: it is acknowledged as a duplicate with its first offset,
         where that is known, or refused as it was then. Never waits. Raises as `offer` does, and sends nothing
         then.
@@ -352,6 +358,8 @@ class Producer:
     ) -> Receipt:
         if self._state != "open":
             raise UsageError(f"producer {self.name!r} is {self._state}: use it inside its `async with`")
+        if self._numbered and counter is None:
+            raise UsageError(f"producer {self.name!r} is numbered: use offer_numbered")
         causes, places = _named(after)
         if len(deltas) and causes:
             deltas = with_parents(deltas, causes)

@@ -54,13 +54,16 @@ class Producing:
         log_id: bytes | None = None,
         job: JobPart | None = None,
         priority: Priority = Priority.NORMAL,
+        splits: bool = False,
     ) -> None:
         """`job`: the part of a job that is staged here, instead of being published. `priority`: what is
-        claimed first.
+        claimed first. `splits`: as `Outgoing` has it.
         """
         if source is Source.REPLICA:
             raise UsageError("source replica is what a service says that forwards: give another one")
-        self.out = Outgoing(name, ack_level=ack_level, partition=partition, log_id=log_id, priority=priority)
+        self.out = Outgoing(
+            name, ack_level=ack_level, partition=partition, log_id=log_id, priority=priority, splits=splits
+        )
         self._job = job
         self._met = False  # a service has answered
         self._token = token
@@ -75,6 +78,7 @@ class Producing:
             source=self._source,
             client=self.out.name[:60],
             job=self._job,
+            splits=self.out.splits,
         )
 
     def welcomed(self, welcome: Welcome, *, same_address: bool) -> None:

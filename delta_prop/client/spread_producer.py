@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from delta_prop.checks import Cause
-    from delta_prop.client.outgoing import Counts
+    from delta_prop.client.counts import Counts
     from delta_prop.client.settings import ClientSettings
     from delta_prop.ports import Tls, World
     from delta_prop.published import Published

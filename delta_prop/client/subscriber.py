@@ -48,17 +48,19 @@ LAST_ACK_S_MAX = 1.0
 """How long the end waits until what was dealt with is said."""
 GROUP_BYTES_MAX = 255
 WAIT_MS_MAX = 60_000
+MEMBER_BYTES = 16
 
 
 class Subscriber:
     """`async with Subscriber("host:port", "ns:docs") as s: async for offset, lamport, delta in s: …`
 
     It goes on where it was when a connection breaks. With `group` the service remembers how far the reader
-    has come: what it has come back from (`ack="auto"`), or what it says with `ack(offset)` (`"manual"`).
+    has come: what it has come back from (`ack="auto"`), or what it says with `ack(offset)` (`"manual"`). One
+    reader of a group at a time gets deltas; the others stand by until it has gone.
 
     *Resources*: a connection and its tasks; they end with the `async with`.
-    *Errors*: Refused: CURSOR_TOO_OLD where the log no longer has what comes next, FENCED where another reader
-    of the group took over, UNKNOWN_TOPIC, UNAUTHORIZED; UsageError; Unreachable.
+    *Errors*: Refused: CURSOR_TOO_OLD where the log no longer has what comes next, UNKNOWN_TOPIC,
+    UNAUTHORIZED; UsageError; Unreachable.
     """
 
     def __init__(
@@ -82,7 +84,8 @@ class Subscriber:
         settings: ClientSettings | None = None,
         world: World | None = None,
     ) -> None:
-        """`start`: where to begin, without it where the group has come to, else at the end. `sources`,
+        """`start`: where to begin, without it at the end. With `group` it is where a new group begins,
+        without it at the beginning of the log; any other goes on where it has come to. `sources`,
         `priorities`: of what matches, only these. `deltas`: have single deltas sent instead of batches.
         `credit`: deltas and bytes that may lie here unread. `compressed`: take compressed batches too, whose
         content may be larger than the credit says. `name`: for people. `log_id`: the only log that the
@@ -148,6 +151,8 @@ class Subscriber:
         self._resolve_time(world.clock.wall_us())
         self._changed = anyio.Event()
         self._bell = bell or _silent
+        if self._template.group is not None:
+            self._in.member = world.randomness.bytes(MEMBER_BYTES)
         self._link = Link(
             self._addresses,
             self,
@@ -244,8 +249,13 @@ class Subscriber:
 
     @property
     def started(self) -> bool:
-        """Whether the service has told where the deltas begin."""
+        """Whether the service has answered."""
         return self._in.started
+
+    @property
+    def standing_by(self) -> bool:
+        """True while another reader of the group gets the deltas; this one goes on when that has gone."""
+        return self._in.standing_by
 
     def ack(self, offset: int) -> None:
         """Everything up to this offset is done with. Never waits; said within 0.1 s. Raises UsageError."""

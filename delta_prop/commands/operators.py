@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 def add_operator_verbs(verbs: Any, run: Runner) -> None:
     """Add them all; `run` runs a coroutine to its end."""
     _add_sinks(verbs, run)
+    _add_groups(verbs, run)
     _add_quarantine(verbs)
     _add_jobs(verbs, run)
     _add_token(verbs)
@@ -90,6 +91,59 @@ def _below(verbs: Any, name: str, help_: str, example: str) -> ArgumentParser:
     parser.add_argument("--data", metavar="DIR", type=directory, dest="below_data", help="the data directory")
     parser.set_defaults(below_data=None)
     return parser
+
+
+# --- groups
+
+
+def _add_groups(verbs: Any, run: Runner) -> None:
+    parser = verb_parser(
+        verbs,
+        "groups",
+        "how far groups of subscribers are; have one go on elsewhere: list, reset",
+        "groups list --data facts | delta-prop groups list --http localhost:7374",
+        description="One member of a group reads, others stand by. `sinks forget` remembers nothing of one.",
+    )
+    below = parser.add_subparsers(title="verbs", metavar="VERB", dest="groups_verb", required=True)
+    list_ = verb_parser(below, "list", "one line a group", "groups list --data facts")
+    place_arguments(list_, "--http", "a server's HTTP port")
+    json_argument(list_)
+    list_.set_defaults(run=partial(_list_groups, run))
+    reset = verb_parser(
+        below,
+        "reset",
+        "have a group go on elsewhere in the log",
+        "groups reset indexer --to earliest --data facts",
+        description="Works on a directory, also beside its server. Refused while a member reads for it.",
+    )
+    reset.add_argument("name", metavar="NAME")
+    reset.add_argument(
+        "--to",
+        metavar="PLACE",
+        required=True,
+        help="earliest, latest, an offset, or a time like 2026-01-31T12:00:00Z",
+    )
+    reset.add_argument(
+        "--force", action="store_true", help="while a member reads, too: it goes on from the new place"
+    )
+    data_argument(reset)
+    reset.set_defaults(run=_reset_group)
+
+
+def _list_groups(run: Runner, options: Namespace) -> int:
+    from delta_prop.commands.connecting import link_of
+    from delta_prop.commands.groups import list_of_directory, list_of_server
+
+    if options.data is not None:
+        return list_of_directory(options.data, as_json=options.json)
+    link = link_of(options)
+    return run(lambda: list_of_server(link, as_json=options.json))
+
+
+def _reset_group(options: Namespace) -> int:
+    from delta_prop.commands.groups import reset
+
+    return reset(options.data, options.name, options.to, force=options.force)
 
 
 # --- quarantine

@@ -157,10 +157,13 @@ def _add_subscribe(verbs: Any, run: Runner) -> None:
         default=[],
         help="*, v:VECTOR_ID, ns:NAMESPACE, op:KIND or c:CUSTOM; several: any of them; default: *",
     )
-    _start(parser, "where the group stopped; a new group begins at earliest; without a group latest")
+    _start(parser, "latest, with a new group earliest; a group that is not new goes on where it stopped")
     _count(parser, "lines")
     parser.add_argument(
-        "--group", metavar="G", help="go on where this group stopped; its place is kept beside the log"
+        "--group",
+        metavar="G",
+        help="go on where this group stopped; its place is kept beside the log. One member reads at a time, "
+        "others stand by",
     )
     parser.add_argument(
         "--no-follow", dest="follow", action="store_false", help="end where the log ends at present"

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 OK, FAILED = 0, 1
 IN_FLIGHT_MAX = 4_000
 IN_FLIGHT_BYTES_MAX = 32 * 1024 * 1024
-_GIVE_WAY_LINES = 64
+_GIVE_WAY_LINES = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +93,14 @@ async def _sender(job: Job, name: str, waiting: Waiting) -> AsyncIterator[Sender
     if isinstance(job.to, str):
         async with Propagator(data=job.to) as p:
             level = AckLevel.DURABLE if job.level is None else job.level
-            local = LocalSender(p.producer(name, ack_level=level), p.inside().log)
+            local = LocalSender(p, name, level)
             waiting.ask = local.waits_for
             yield local
     else:
         link = job.to
-        producer = Producer(link.addresses, name=name, token=link.token, tls=link.tls, ack_level=job.level)
+        producer = Producer(
+            link.addresses, name=name, token=link.token, tls=link.tls, ack_level=job.level, numbered=True
+        )
         remote = RemoteSender(producer)
         waiting.ask = remote.waits_for
         async with producer:

@@ -125,7 +125,9 @@ def _sinks(now: Shot, before: Shot | None, room: int) -> list[str]:
 def _connections(now: Shot, before: Shot | None, room: int) -> list[str]:
     peers = now.status["connections"]
     subscribed, behind = (sum(one[what] for one in peers) for what in ("subscribed", "behind"))
-    lines = [f"{len(peers):,} connections, {subscribed:,} subscribed, {behind:,} behind"]
+    waiting = sum(one.get("standing_by", False) for one in peers)
+    stands = f", {waiting:,} standing by" if waiting else ""
+    lines = [f"{len(peers):,} connections, {subscribed:,} subscribed, {behind:,} behind{stands}"]
     if not peers:
         return lines
     heads = (
@@ -135,7 +137,8 @@ def _connections(now: Shot, before: Shot | None, room: int) -> list[str]:
     for one in _worst(peers, room - 1):
         lines.append(
             f"{_name(one['client'] or '-')}  {one['address']:22}  {(one['token'] or '-'):12.12}  "
-            f"{shown_s(one['seconds']):>8}  {one['open_frames']:>6,}  {_count(one['lag']):>11}  "
+            f"{shown_s(one['seconds']):>8}  {one['open_frames']:>6,}  "
+            f"{'stands by' if one.get('standing_by') else _count(one['lag']):>11}  "
             f"{shown_lag(one['lag_s']):>8}"
         )
     return [lines[0], heads, *lines[1:], *_more(len(peers), room - 1)]
@@ -147,7 +150,8 @@ def _groups(now: Shot, room: int) -> list[str]:
         return []
     lines = ["", f"{'group':{_NAME_CHARS}}  {'read for':13}  {'offset':>13}  {'lag':>11}  lag time"]
     for one in _worst(groups, room):
-        state = "yes" if one["has_member"] else "no"
+        waiting = f", {one['standing_by']:,} wait" if one.get("standing_by") else ""
+        state = ("yes" if one["has_member"] else "no") + waiting
         lines.append(
             f"{_name(one['name'])}  {state:13}  {_count(one['offset']):>13}  {_count(one['lag']):>11}  "
             f"{shown_lag(one['lag_s']):>8}"

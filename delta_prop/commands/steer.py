@@ -64,8 +64,6 @@ def _remembered(data: str, name: str) -> KeptCursor:
     if name in cursors:
         return cursors[name]
     if name in read_groups(disk, log.log_id):
-        raise UsageError(
-            f"{name!r} is a group, not a sink: `subscribe --group {name} --start PLACE` moves it"
-        )
+        raise UsageError(f"{name!r} is a group, not a sink: `groups reset {name} --to PLACE` moves it")
     known = ", ".join(sorted(cursors)) or "none"
     raise UsageError(f"no sink named {name!r} is remembered; sinks that are: {known}")

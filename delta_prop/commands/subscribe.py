@@ -19,7 +19,7 @@ from delta_prop.client import Subscriber
 from delta_prop.commands import edge
 from delta_prop.commands.opened import open_log
 from delta_prop.commands.places import EARLIEST, LATEST, offset_of, parse_at, place_of
-from delta_prop.group_places import Group
+from delta_prop.group_places import Group, GroupBusy
 from delta_prop_broker.log.beside.follow import Follower
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.jsonlines import to_line
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from delta_prop.client.delivered import DeliveredBatch
     from delta_prop.commands.connecting import Link
     from delta_prop.commands.places import At
+    from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.durable import DurableLog
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.topics import Topic
@@ -39,13 +40,16 @@ OK = 0
 POLL_S = 0.02
 KEEP_S = 1.0
 """How often a group's place is written down."""
+STANDBY_LOOK_S = 0.5
+"""How often it is looked whether the group's reader has gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to read where: a directory, or over a link. `start` None: where the group stopped; a new group
-    begins at earliest, nobody's subscription at latest. `count` None: all. `follow`: go on where the log
-    ends."""
+    """What to read where: a directory, or over a link. `start`: where a new group begins, or nobody's
+    subscription; None: a group at earliest, nobody's at latest. `count` None: all. `follow`: go on where
+    the log ends.
+    """
 
     place: str | Link
     topics: tuple[str, ...] = ()
@@ -56,7 +60,7 @@ class Wanted:
 
 
 async def subscribe(wanted: Wanted) -> int:
-    """Write the lines. Raises UsageError, Refused (CURSOR_TOO_OLD, FENCED), LogDamaged, OSError."""
+    """Write the lines. Raises UsageError, Refused (CURSOR_TOO_OLD), LogDamaged, OSError."""
     if wanted.count is not None and wanted.count < 1:
         raise UsageError(f"--count {wanted.count}: give 1 or more")
     topics = parse_topics(wanted.topics or "*")
@@ -65,13 +69,18 @@ async def subscribe(wanted: Wanted) -> int:
         await _subscribe_from(wanted.place, wanted, at)
         return OK
     disk, log, _ = open_log(wanted.place)
-    group = None if wanted.group is None else Group(disk, wanted.group, log.log_id)
+    group = None if wanted.group is None else await _group(disk, wanted.group, log.log_id)
+    if group is not None:  # the log went on while this stood by
+        log.close()
+        disk, log, _ = open_log(wanted.place)
     try:
-        if at is not None or group is None or group.next_offset is None:
+        if group is None or group.next_offset is None:
             begin = offset_of(at or (LATEST if group is None else EARLIEST), log)
         else:
             begin = group.next_offset
         _check(begin, log)
+        if group is not None:
+            group.next_offset = begin
         log.close()
         with closing(Follower(disk, begin, synced=log.visible)) as follower:
             await _Reading(wanted, topics, group, follower).run()
@@ -79,6 +88,23 @@ async def subscribe(wanted: Wanted) -> int:
         if group is not None:
             group.close()
     return OK
+
+
+async def _group(disk: Disk, name: str, log_id: bytes) -> Group:
+    """A group, once nobody else reads for it. Raises UsageError, OSError."""
+    told = False
+    while True:
+        try:
+            group = Group(disk, name, log_id)
+        except GroupBusy:
+            if not told:
+                edge.note(f"another process reads for group {name!r}: standing by until it has ended")
+            told = True
+            await anyio.sleep(STANDBY_LOOK_S)
+        else:
+            if told:
+                edge.note(f"reading for group {name!r} now")
+            return group
 
 
 async def _subscribe_from(link: Link, wanted: Wanted, at: At | None) -> None:
@@ -102,12 +128,15 @@ async def _subscribe_from(link: Link, wanted: Wanted, at: At | None) -> None:
 
 
 async def _write_from(subscriber: Subscriber, wanted: Wanted) -> None:
-    left, end = wanted.count, subscriber.log_end
+    left, end, look_s = wanted.count, subscriber.log_end, inf if wanted.group is None else STANDBY_LOOK_S
     while True:
+        await _until_its_turn(subscriber, wanted)
         batch: DeliveredBatch | None = None
-        with anyio.move_on_after(inf if wanted.follow else POLL_S):
+        with anyio.move_on_after(look_s if wanted.follow else POLL_S):
             batch = await subscriber.next_batch()
         if batch is None:  # nothing lies here unread
+            if wanted.follow or subscriber.standing_by:
+                continue
             if end is None or subscriber.received >= end:
                 return
             continue
@@ -120,6 +149,17 @@ async def _write_from(subscriber: Subscriber, wanted: Wanted) -> None:
             if left == 0:
                 return
         await anyio.lowlevel.checkpoint()
+
+
+async def _until_its_turn(subscriber: Subscriber, wanted: Wanted) -> None:
+    """Wait while another member reads for the group. Raises why nothing comes any more."""
+    if not subscriber.standing_by:
+        return
+    edge.note(f"another member reads for group {wanted.group!r}: standing by until it has gone")
+    while subscriber.standing_by:
+        subscriber.check()
+        await anyio.sleep(POLL_S)
+    edge.note(f"reading for group {wanted.group!r} now, from offset {subscriber.received}")
 
 
 def _check(begin: int, log: DurableLog) -> None:

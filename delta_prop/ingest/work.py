@@ -31,11 +31,13 @@ DELTA_OVERHEAD_BYTES = 128
 class Session:
     """Who sends: `owner` is what bounds are counted for, `source` what it declared.
 
-    A forwarder sends other services' batches, under their origins and Lamport numbers.
+    A forwarder sends other services' batches, under their origins and Lamport numbers. `splits`: a batch of
+    several rows that is refused for good keeps its dots, since its sender splits it and sends its rows again.
     """
 
     owner: str
     source: Source = Source.LOCAL
+    splits: bool = False
 
     @property
     def forwards(self) -> bool:

@@ -107,8 +107,11 @@ class Intake:
         counters: Counters,
         ring: Callable[[], None],
         audit: Callable[[Refused], None],
+        splits: bool = False,
     ) -> None:
-        """`audit` is told of each refusal but for those that tell what became of an earlier delta."""
+        """`splits`: the client sends the rows of a refused batch again, in smaller ones. `audit` is told of
+        each refusal but for those that tell what became of an earlier delta.
+        """
         self._chain = inside.chain
         self._now = inside.now
         self._level = inside.log.level
@@ -120,7 +123,7 @@ class Intake:
         self._counters = counters
         self._ring = ring
         self._audit = audit
-        self._session = Session(owner=grant.name, source=source)
+        self._session = Session(owner=grant.name, source=source, splits=splits)
         self._epochs: dict[int, int] = {}
         self._open: deque[_Open] = deque()
         self._told_up_to = 0
@@ -347,23 +350,11 @@ class Intake:
     def _add_ranges(self, entry: _Open, published: Published) -> None:
         first = entry.first + len(entry.cut_off)
         for sequence, offset in enumerate(entry.cut_off, start=entry.first):
-            self._add_repeat(sequence, offset)
-        if not published.duplicates:
-            offset = published.offset
-            assert offset is not None
-            self._add_range(AckRange(first, entry.last, offset))
-            return
-        for sequence, (offset, _, duplicate) in enumerate(published.places(), start=first):
-            if duplicate:
-                self._add_repeat(sequence, offset)
-            else:
-                assert offset is not None
-                self._add_range(AckRange(sequence, sequence, offset))
-
-    def _add_repeat(self, sequence: int, offset: int | None) -> None:
-        self._counters.repeated += 1
-        at = UNKNOWN_OFFSET if offset is None else offset
-        self._add_range(AckRange(sequence, sequence, at, duplicate=True))
+            at = UNKNOWN_OFFSET if offset is None else offset
+            self._add_range(AckRange(sequence, sequence, at, duplicate=True))
+        for one in ranges_of(first, published):
+            self._add_range(one)
+        self._counters.repeated += len(entry.cut_off) + len(published.duplicates)
 
     def _add_range(self, one: AckRange) -> None:
         ranges = self._ranges
@@ -410,6 +401,17 @@ class Intake:
     def close(self) -> None:
         """The connection has gone: nobody is told any more. What was offered stays offered."""
         self._closed = True
+
+
+def ranges_of(first: int, published: Published) -> tuple[AckRange, ...]:
+    """Where the rows are of a batch whose sequences begin at `first`."""
+    if not published.duplicates:
+        assert published.offset is not None
+        return (AckRange(first, first + published.count - 1, published.offset),)
+    return tuple(
+        AckRange(sequence, sequence, UNKNOWN_OFFSET if offset is None else offset, duplicate)
+        for sequence, (offset, _, duplicate) in enumerate(published.places(), start=first)
+    )
 
 
 def _fault_beyond_batches(delta: Delta) -> InvalidDelta | None:

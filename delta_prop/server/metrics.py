@@ -145,6 +145,9 @@ JOBS = (
 CONNECTIONS = "connections"
 SUBSCRIBERS = "subscribers"
 SUBSCRIBERS_BEHIND = "subscribers_behind"
+SUBSCRIBERS_STANDING_BY = "subscribers_standing_by"
+GROUP_STANDING_BY = "group_members_standing_by"
+GROUP_HAS_MEMBER = "group_has_member"
 NACKS = "nacks_total"
 SINK_STATE = "sink_state"
 SINK_BREAKER_OPEN = "sink_breaker_open"
@@ -217,9 +220,19 @@ class Metrics:
         yield _one(CONNECTIONS, "gauge", "Connections that are open.", [((), len(peers))])
         yield _one(SUBSCRIBERS, "gauge", "Connections with a subscription.", [((), len(subscribed))])
         yield _one(SUBSCRIBERS_BEHIND, "gauge", "Of these, who reads from the log.", [((), behind)])
+        waiting = sum(peer["standing_by"] for peer in subscribed)
+        yield _one(SUBSCRIBERS_STANDING_BY, "gauge", "Of these, who stands by in a group.", [((), waiting)])
         of_peers = [((str(peer["number"]), peer["client"] or ""), peer) for peer in subscribed]
         yield from _lags("subscriber", ("connection", "client"), of_peers)
-        yield from _lags("group", ("group",), [((group["name"],), group) for group in self._look.groups()])
+        groups = self._look.groups()
+        yield from _lags("group", ("group",), [((group["name"],), group) for group in groups])
+        for name, key, help_ in (
+            (GROUP_HAS_MEMBER, "has_member", "1 while a member reads for the group."),
+            (GROUP_STANDING_BY, "standing_by", "Members that stand by."),
+        ):
+            told = [((one["name"],), one[key]) for one in groups]
+            if told:
+                yield _one(name, "gauge", help_, told, ("group",))
 
 
 def _lags(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from enum import Enum
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from delta_prop.inside import Inside
     from delta_prop.route.table import Rows
-    from delta_prop.server.groups import Groups
+    from delta_prop.server.groups import Groups, Joined
     from delta_prop.server.settings import ServerSettings
     from delta_prop_broker.log.files.stretch import Stretch, StretchReader
     from delta_prop_wire.batch import LoggedBatch
@@ -49,6 +49,9 @@ BATCH_DELTAS_MAX = 10_000
 WARN_FROM, THROTTLE_FROM = 0.8, 0.95
 """Of what the log keeps: where a subscriber that lags is told."""
 _UNBOUNDED = Credit(1 << 62, 1 << 62)
+
+NO_SUBSCRIPTION = {"dealt_with": None, "behind": False, "group": None, "standing_by": False}
+"""`Outlet.statistics` of a connection that has no outlet."""
 
 logger = logging.getLogger("delta_prop.server")
 
@@ -82,7 +85,9 @@ class Outlet:
         self.behind = False
         """Whether it reads the log, and is not pushed."""
         self.group: str | None = None
-        """The group that it reads for."""
+        """The group that it reads for, or stands by for."""
+        self.standing_by = False
+        """True while another member reads for the group: nothing is sent."""
         self._log = inside.log
         self._sinks = inside.sinks
         self._now = inside.now
@@ -95,6 +100,8 @@ class Outlet:
         self._groups = groups
         self._wanted = Wanted(may_read)
         self._first: Subscription | None = None  # which set the cursor, the group, the credit and the form
+        self._then: Callable[[Subscribed], None] | None = None  # is told once it stands by no more
+        self._resets = 0  # of the group's place, by operators
         self._whole = False  # batches go as they are, and not each delta by itself
         self._window = Window(None)
         self._batch_deltas_max, self._linger_s = 1, 0.0
@@ -114,27 +121,25 @@ class Outlet:
 
     # --- what the client asks for
 
-    def subscribe(self, request: Subscription) -> Subscribed:
+    def subscribe(
+        self, request: Subscription, then: Callable[[Subscribed], None] | None = None
+    ) -> Subscribed:
         """Add topics. The first one says where the cursor begins, further ones count from wherever it is.
 
+        `then` is called with the second answer to one that stands by at first: it reads for its group now.
         Raises Refused (BAD_REQUEST, CURSOR_TOO_OLD, LOG_FAILED) and changes nothing.
         """
         if self._first is None:
             self._begin(request)
+            self._then = then
         else:
             self._check_further(request, self._first)
             self._wanted.add(request)
             self._look_again()
             if request.credit is not None:
                 self.grant(request.credit)
-        assert self._first is not None
         self._sinks.add_outlet(self, self._wanted.topics)
-        return Subscribed(
-            request.subscription,
-            Cursor(self._log.log_id, self._log.epoch, self._end),
-            self._batch_deltas_max,
-            self._first.wait_ms_max,
-        )
+        return self._answer_to(request)
 
     def unsubscribe(self, subscription: int) -> None:
         """Take topics away: nothing is sent for them alone any more. Raises Refused (BAD_REQUEST)."""
@@ -153,7 +158,7 @@ class Outlet:
 
     def note_dealt_with(self, offset: int) -> None:
         """The client has done with everything below: its group goes on there. No further than was sent."""
-        if self.group is not None:
+        if self.group is not None and not self.standing_by:
             self._groups.commit(self.group, min(offset, self.dealt_with), self)
 
     def commit(self, cursor: Cursor) -> None:
@@ -170,17 +175,38 @@ class Outlet:
 
     @property
     def dealt_with(self) -> int:
-        """Everything below is delivered, or none of its business."""
+        """Everything below is delivered, or none of its business; while it stands by, where the group was."""
+        if self.standing_by:
+            return self._end
         if self._queue.waiting:
             return self._queue.first_offset
         return self._end if self.behind else max(self._end, self._log.visible)
+
+    def statistics(self) -> dict[str, Any]:
+        """A snapshot, for people and their tools."""
+        return {
+            "dealt_with": self.delivered,
+            "behind": self.behind and not self.standing_by,
+            "group": self.group,
+            "standing_by": self.standing_by,
+        }
+
+    @property
+    def delivered(self) -> int | None:
+        """`dealt_with`; None while it stands by."""
+        return None if self.standing_by else self.dealt_with
+
+    @property
+    def told_all(self) -> bool:
+        """True if there is nothing left to deliver."""
+        return self.standing_by or self.dealt_with >= self._log.visible
 
     @property
     def warning(self) -> Backpressure | None:
         """What to tell a client that lags so far that the log may soon let go of what it needs."""
         log, at = self._log, self.dealt_with
         lag = log.visible - at
-        if lag <= 0 or self._first is None:
+        if lag <= 0 or self._first is None or self.standing_by:
             return None
         share = log.kept_share(at)
         if share < WARN_FROM:
@@ -230,6 +256,19 @@ class Outlet:
             )
         )
 
+    def take_over(self, joined: Joined) -> None:
+        """Go on for the group, where it has come to; who read for it before has left."""
+        self.standing_by, self._resets = False, joined.resets
+        try:
+            self._end = check_place(joined.place, self._log)
+        except Refused as refused:
+            self.fence(refused)
+            return
+        self.behind = self._lags()
+        if self._then is not None and self._first is not None:
+            self._then(self._answer_to(self._first))
+        self._wake()
+
     def fence(self, refused: Refused) -> None:
         """Send nothing more; the client is told why by the next `take`."""
         self._refused = self._refused or refused
@@ -271,7 +310,7 @@ class Outlet:
 
     def rests(self) -> bool:
         """Whether all there is was taken, and so written: what comes next rings, and goes at once."""
-        if self._queue.waiting or self.behind or self._refused is not None:
+        if self._refused is not None or (not self.standing_by and (self._queue.waiting or self.behind)):
             return False
         self._state, self._busy = _State.IDLE, False
         if self._stretching:
@@ -292,7 +331,7 @@ class Outlet:
         self._leave_group()
         self._wanted.clear()
         self._queue.clear()
-        self._first, self.behind = None, False
+        self._first, self._then, self.behind = None, None, False
         self._let_go_of_file()
 
     # --- helpers: subscribing
@@ -317,17 +356,34 @@ class Outlet:
         self._state, self._busy, self._read_once = _State.GOES_ON, False, False
 
     def _begin_at(self, request: Subscription) -> int:
-        start, log = request.start, self._log
-        if start.at is not StartAt.GROUP:
-            begin = offset_of(start, log)
-        elif request.group is None:
-            raise Refused(ErrorCode.BAD_REQUEST, "start at group, but no group is named: name one")
-        if request.group is not None:
-            place = self._groups.join(request.group, self)
-            self.group = request.group
+        """Where the cursor begins: a group's where it has come to, a new group's where the start says."""
+        start, log, group = request.start, self._log, request.group
+        if group is None:
             if start.at is StartAt.GROUP:
-                begin = log.first_offset if place is None else check_place(place, log)
-        return begin
+                raise Refused(ErrorCode.BAD_REQUEST, "start at group, but no group is named: name one")
+            return offset_of(start, log)
+        if isinstance(start.value, Cursor):  # of another log, or of an end that was lost, it is told always
+            check_cursor(start.value, log)
+
+        def begin() -> int:
+            return log.first_offset if start.at is StartAt.GROUP else offset_of(start, log)
+
+        joined = self._groups.join(group, self, begin, identity=request.member)
+        self.group, self.standing_by, self._resets = group, joined.standby, joined.resets
+        return joined.place if joined.standby else check_place(joined.place, log)
+
+    def _answer_to(self, request: Subscription) -> Subscribed:
+        first = self._first
+        assert first is not None
+        of_group = first.group is not None and request.subscription == first.subscription
+        return Subscribed(
+            request.subscription,
+            Cursor(self._log.log_id, self._log.epoch, self._end),
+            self._batch_deltas_max,
+            first.wait_ms_max,
+            standby=of_group and self.standing_by,
+            resets=self._resets if of_group else 0,
+        )
 
     def _check_further(self, request: Subscription, first: Subscription) -> None:
         named = {
@@ -347,6 +403,8 @@ class Outlet:
 
     def _look_again(self) -> None:
         """The topics change: what waits was chosen for others, so it is read again from the log."""
+        if self.standing_by:
+            return
         self._end = self.dealt_with
         self._queue.clear()
         self.behind = self._lags()
@@ -354,12 +412,12 @@ class Outlet:
 
     def _lags(self) -> bool:
         """Whether it reads the log. Without credit the cursor stays, for topics that are still to come."""
-        return self._end < self._log.visible or not self._window.open
+        return self.standing_by or self._end < self._log.visible or not self._window.open
 
     def _leave_group(self) -> None:
         if self.group is not None:
             self._groups.leave(self.group, self)
-            self.group = None
+            self.group, self.standing_by = None, False
 
     # --- helpers: sending
 
@@ -379,7 +437,7 @@ class Outlet:
         first, waiting = self._first, self._queue.waiting
         if self._stretching and not self.behind:
             self._let_go_of_file()
-        if first is None or not (waiting or self.behind):
+        if first is None or self.standing_by or not (waiting or self.behind):
             self._state, self._busy = _State.IDLE, False
             return None
         if not self._window.open:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from delta_prop.server.asking import Questions, welcomes
 from delta_prop.server.endings import one_way, recovered, shutting_down, silent, too_slow
 from delta_prop.server.grants import Unauthorized
 from delta_prop.server.outbox import Outbox
-from delta_prop.server.outlet import Outlet
+from delta_prop.server.outlet import NO_SUBSCRIPTION, Outlet
 from delta_prop.server.partitions import check_claims, check_partition, only_partition
 from delta_prop.server.room import FREE_BYTES
 from delta_prop.server.staging import StagingIntake, intake_for
@@ -159,7 +160,8 @@ class Peer:
         if self._unanswered or self._questions.waiting or self.waits_for_outcomes:
             return False
         if self._draining and not self._finishing:
-            if self.outlet is None or self.outlet.dealt_with >= self._log_end:
+            outlet = self.outlet
+            if outlet is None or outlet.standing_by or outlet.dealt_with >= self._log_end:
                 self.end(Nack.of(0, shutting_down()))  # which is to be written first
             return False
         return self._finishing
@@ -432,7 +434,7 @@ class Peer:
                 groups=self._hub.groups,
             )
         try:
-            granted = outlet.subscribe(request)
+            granted = outlet.subscribe(request, partial(self._respond, sequence))
         except Refused:
             if self.outlet is None:
                 outlet.close()
@@ -452,7 +454,7 @@ class Peer:
             self._unauthorized(refused, "Unsubscribe", correlation_id=frame.sequence)
             return
         visible = self._hub.inside.log.visible
-        if frame.drain and self.outlet is not None and self.outlet.dealt_with < visible:
+        if frame.drain and self.outlet is not None and not self.outlet.told_all:
             self._leaving.append((visible, frame))
         else:
             self._leave(frame)
@@ -473,7 +475,7 @@ class Peer:
     def _let_leave(self) -> None:
         """End the subscriptions whose last delivery is written."""
         outlet, leaving = self.outlet, self._leaving
-        while leaving and (outlet is None or outlet.dealt_with >= leaving[0][0]):
+        while leaving and (outlet is None or outlet.standing_by or outlet.dealt_with >= leaving[0][0]):
             self._leave(leaving.popleft()[1])
 
     def _refuse(self, sequence: int, refused: Refused, correlation_id: int | None = None) -> None:
@@ -603,7 +605,7 @@ class Peer:
 
     def _tell_progress(self, now: float) -> None:
         outlet = self.outlet
-        if outlet is None:
+        if outlet is None or outlet.standing_by:
             return
         told, at = self._progress_told
         if outlet.dealt_with > told and now - at >= _PROGRESS_S:
@@ -617,13 +619,12 @@ class Peer:
 
     def _beat(self, now: float) -> None:
         self._beats += 1
-        outlet = self.outlet
         self._tell(
             Heartbeat(
                 self._beats,
                 sent_us=int(now * 1_000_000),
                 echo_us=self._echo_us,
-                processed=None if outlet is None else outlet.dealt_with,
+                processed=None if self.outlet is None else self.outlet.delivered,
             )
         )
         self._outbox.spoke_at = now
@@ -641,7 +642,5 @@ class Peer:
             "seconds": round(self._hub.now() - self._since, 1),
             "open_frames": 0 if self.intake is None else self.intake.open_frames,
             "subscribed": outlet is not None,
-            "dealt_with": None if outlet is None else outlet.dealt_with,
-            "behind": outlet is not None and outlet.behind,
-            "group": None if outlet is None else outlet.group,
+            **(NO_SUBSCRIPTION if outlet is None else outlet.statistics()),
         }

@@ -102,6 +102,8 @@ class Service:
             counters=counters,
         )
         access.changed = self._check_tokens
+        if inside.operating is not None:
+            inside.operating.reset_group = hub.groups.reset
         async with AsyncExitStack() as exits:
             listener = await network.listen(self.settings.host, self.settings.port, tls=self._tls)
             exits.push_async_callback(listener.aclose)
@@ -250,7 +252,12 @@ class Service:
             return []
         log, places = self._hub.inside.log, self._hub.groups.places()
         return [
-            {"name": name, "offset": one.next_offset, "has_member": one.has_member}
+            {
+                "name": name,
+                "offset": one.next_offset,
+                "has_member": one.has_member,
+                "standing_by": one.standing_by,
+            }
             | lag_at(log, one.next_offset)
             for name, one in places.items()
         ]

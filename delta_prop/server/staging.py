@@ -291,7 +291,7 @@ def intake_for(hub: Hub, grant: Grant, hello: Hello, ring: Callable[[], None], a
         "audit": lambda refused: hub.audit.refused(address, grant, "DATA", refused),
     }
     if hello.job is None:
-        return Intake(*parts, **lent)
+        return Intake(*parts, **lent, splits=hello.splits)
     staging = StagingIntake(*parts, **lent)
     staging.stage(hello.job, hub.jobs)
     return staging

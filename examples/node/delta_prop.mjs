@@ -435,6 +435,8 @@ export class Subscriber extends Connected {
     this.frames = []; // received, their rows not yet handed out
     this.cursor = null; // [log id, epoch, offset of the next delta to deal with]
     this.counts = { frames: 0, deltas: 0, heldMax: 0 };
+    this.standby = false; // another member reads for the group
+    this.member = randomBytes(16); // who this is there, over all connections
     this.wake = () => {};
   }
 
@@ -450,9 +452,9 @@ export class Subscriber extends Connected {
       version: 1,
       subscription: 1,
       topics: topics.map(topic),
-      start: this.position === undefined ? start : ["cursor", [this.log[0], this.log[1], this.position]],
+      start: this.position === undefined || !this.log ? start : ["cursor", [this.log[0], this.log[1], this.position]],
       credit: this.window.map((most, i) => Math.max(most - held[i], 0)),
-      ...(group && { group }), ...(filter && { filter }), ...(deltas && { deltas }),
+      ...(group && { group, member: this.member }), ...(filter && { filter }), ...(deltas && { deltas }),
     });
   }
 
@@ -466,7 +468,18 @@ export class Subscriber extends Connected {
     this.wake();
   }
 
-  granted({ start }) {
+  granted({ start, standby = false, resets = 0 }) {
+    const before = this.cursor && { resets: this.resets, offset: this.cursor[2] };
+    const othersReadOn = this.options.group && before
+      && (Number(resets) !== before.resets || BigInt(start[2]) > before.offset);
+    if (standby || this.standby || othersReadOn) {
+      for (const frame of this.frames.splice(0)) frame.rows.length = 0; // another reader's now
+      this.position = undefined;
+      this.cursor = null;
+    }
+    this.standby = standby;
+    if (standby) return; // a second answer comes when this member is the one that reads
+    this.resets = Number(resets);
     this.log = start;
     this.position ??= BigInt(start[2]); // the next offset that may come
     this.cursor ??= [start[0], start[1], this.position];
@@ -500,8 +513,10 @@ export class Subscriber extends Connected {
         while (frame.rows.length) {
           this.counts.deltas += 1;
           yield frame.rows[0];
+          if (this.frames[0] !== frame) break; // the group went on without this member
           this.cursor = this.after(frame.rows.shift());
         }
+        if (this.frames[0] !== frame) continue;
         this.frames.shift();
         this.acknowledge(frame);
       }

@@ -23,7 +23,9 @@ const RESPONSES = {
     log: place(log),
     level: LEVELS[level],
   }),
-  subscribe: ({ start, ...rest }) => ({ ...rest, start: place(start) }),
+  subscribe: ({ start, standby, resets, ...rest }) => ({
+    ...rest, start: place(start), standby: standby ?? false, resets: resets ?? 0,
+  }),
   decide: ({ state, refused_rows, ...counts }) => ({
     ...counts,
     state: state.toUpperCase(),
@@ -49,8 +51,9 @@ const start = ([at, value]) => ({ at: at.toUpperCase(), value: Array.isArray(val
 
 // What each request asks.
 const REQUESTS = {
-  hello: ({ origins, source, job, ...rest }) => ({
+  hello: ({ origins, source, job, splits, ...rest }) => ({
     ...rest,
+    splits: splits ?? false,
     origins: origins?.map(([origin, epoch, stream]) => ({ origin, epoch, stream })),
     job: job && { job: job[0], part: job[1], attempt: job[2] },
     source: SOURCES[source ?? 0],

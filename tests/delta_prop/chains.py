@@ -58,7 +58,12 @@ class Bench:
 
     def producer(self, name: str) -> Producer:
         return Producer(
-            name, self.chain, now=lambda: self.now, ack_level=AckLevel.MEMORY, source=Source.LOCAL
+            name,
+            self.chain,
+            now=lambda: self.now,
+            ack_level=AckLevel.MEMORY,
+            source=Source.LOCAL,
+            send_before=lambda: None,
         )
 
     def send(

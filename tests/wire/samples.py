@@ -245,6 +245,12 @@ SAMPLES: dict[str, Frame] = {
             filter=Filter((Source.LOCAL, Source.IMPORT), (Priority.CRITICAL,)),
         ),
     ),
+    "subscribe as a member": Subscribe(
+        2,
+        Subscription(
+            1, (Topic.parse("*"),), Start(StartAt.GROUP), group="search", member=bytes(range(16, 32))
+        ),
+    ),
     "subscribe to deltas": Subscribe(
         2, Subscription(1, (Topic.parse("*"),), Start(StartAt.EARLIEST), deltas=True)
     ),
@@ -262,6 +268,9 @@ SAMPLES: dict[str, Frame] = {
         ),
     ),
     "answer to subscribe": Ack(correlation_id=2, response=Subscribed(1, CURSOR, 100, 10)),
+    "answer to standby": Ack(
+        correlation_id=2, response=Subscribed(1, CURSOR, 100, 10, standby=True, resets=1)
+    ),
     "ack of a subscriber": Ack(processed=19, cursor=CURSOR, credit=Credit(2, 416)),
     "ack of a partition": Ack(cursor=CURSOR, stream=7, partition=3),
     "get": Subscribe(5, Get("doc-1", "docs")),

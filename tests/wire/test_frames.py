@@ -158,7 +158,7 @@ RESPONSES = st.one_of(
         st.none() | CURSORS,
         LEVELS,
     ),
-    st.builds(Subscribed, U32, CURSORS, st.integers(1, 65536), st.integers(0, 60_000)),
+    st.builds(Subscribed, U32, CURSORS, st.integers(1, 65536), st.integers(0, 60_000), st.booleans(), U32),
     st.builds(JobStatus, st.sampled_from(JobState), U64, U64, U64, U64),
     st.builds(
         Fact, st.sampled_from(FactState), OFFSETS, st.none() | DOTS, st.none() | OFFSETS, PAGES, PAGES, PAGES
@@ -265,6 +265,7 @@ FRAMES = st.one_of(
             st.integers(1, 65536),
             st.integers(0, 60_000),
             st.none() | NAME,
+            st.none() | st.binary(min_size=16, max_size=16),
             st.none()
             | st.builds(
                 Filter,

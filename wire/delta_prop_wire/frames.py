@@ -118,12 +118,18 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
-    """The answer to a subscription: where it starts, and how deliveries are gathered."""
+    """The answer to a subscription: where it starts, and how deliveries are gathered.
+
+    `standby`: another member reads for the group; a second answer, without it, comes with the first delivery.
+    `resets`: how often an operator has set the group's place.
+    """
 
     subscription: int
     start: Cursor
     batch_deltas_max: int
     wait_ms_max: int
+    standby: bool = False
+    resets: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +298,8 @@ class Hello:
     """Opens a connection: who I am and what I speak. `source`: where the deltas of my origins come from.
 
     `client`: a name for people. `log_id`: of the log that a forwarder reads. `job`: the part of a job that is
-    sent here, to be kept aside until the job is decided.
+    sent here, to be kept aside until the job is decided. `splits`: a batch that is refused for one of its
+    rows keeps its dots, as the client splits it.
     """
 
     features: tuple[str, ...] = ()
@@ -302,6 +309,7 @@ class Hello:
     client: str | None = None
     log_id: bytes | None = None
     job: JobPart | None = None
+    splits: bool = False
 
 
 class StartAt(Enum):
@@ -344,8 +352,9 @@ class Subscription:
     """What to deliver. A delta that matches several topics comes once.
 
     `subscription`: a number by which Unsubscribe names it. Deltas are gathered up to `batch_deltas_max`
-    or for `wait_ms_max`. `group`: a name under which the server keeps the cursor. `deltas`: deliver Delta
-    frames, one a row, instead of batches. `stream`: of which; `partitions`: which of them, empty: all.
+    or for `wait_ms_max`. `group`: a name under which the server keeps the cursor; `member`: who joins it, the
+    same over all connections. `deltas`: deliver Delta frames, one a row, instead of batches. `stream`: of
+    which; `partitions`: which of them, empty: all.
     """
 
     subscription: int
@@ -355,6 +364,7 @@ class Subscription:
     batch_deltas_max: int = 100
     wait_ms_max: int = 10
     group: str | None = None
+    member: bytes | None = None
     filter: Filter | None = None
     deltas: bool = False
     stream: int = 0

@@ -160,6 +160,7 @@ def _hello_fields(hello: Hello) -> dict[str, Any]:
         "client": None if hello.client is None else cut(hello.client, NAME_BYTES_MAX),
         "log_id": hello.log_id,
         "job": hello.job,
+        "splits": hello.splits or None,
     }
 
 
@@ -172,6 +173,7 @@ def _unpack_hello(fields: Fields) -> Hello:
         client=fields.get("client", read_name, None),
         log_id=fields.get("log_id", read_log_id, None),
         job=fields.get("job", _job_part, None),
+        splits=fields.get("splits", flag, False),
     )
 
 
@@ -219,6 +221,7 @@ def _subscription_fields(asked: Subscription) -> dict[str, Any]:
         "batch_deltas_max": asked.batch_deltas_max,
         "wait_ms_max": asked.wait_ms_max,
         "group": asked.group,
+        "member": asked.member,
         "filter": None if asked.filter is None else _filter_fields(asked.filter),
         "deltas": asked.deltas or None,
         "stream": asked.stream or None,
@@ -238,6 +241,7 @@ def _unpack_subscription(fields: Fields) -> Subscription:
         batch_deltas_max=fields.get("batch_deltas_max", _rows, 100),
         wait_ms_max=fields.get("wait_ms_max", _wait, 10),
         group=fields.get("group", read_name, None),
+        member=fields.get("member", read_log_id, None),
         filter=_unpack_filter(fields.inner("filter")) if "filter" in fields else None,
         deltas=fields.get("deltas", flag, False),
         stream=fields.get("stream", read_u32, 0),
@@ -265,6 +269,8 @@ def _subscribed_fields(granted: Subscribed) -> dict[str, Any]:
         "start": granted.start,
         "batch_deltas_max": granted.batch_deltas_max,
         "wait_ms_max": granted.wait_ms_max,
+        "standby": granted.standby or None,
+        "resets": granted.resets or None,
     }
 
 
@@ -274,6 +280,8 @@ def _unpack_subscribed(fields: Fields) -> Subscribed:
         start=fields.need("start", read_cursor),
         batch_deltas_max=fields.need("batch_deltas_max", _rows),
         wait_ms_max=fields.need("wait_ms_max", _wait),
+        standby=fields.get("standby", flag, False),
+        resets=fields.get("resets", read_u32, 0),
     )
 
 

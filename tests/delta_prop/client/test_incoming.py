@@ -57,7 +57,10 @@ class Talk:
         self.log = LOG
         self.requests: list[Subscription] = []
         self.dealt_with = 0  # as the service was told
+        self.told = False  # a first request was answered
         self.refuse: dict[int, Refused] = {}
+        self.answer = "at once"  # or "standby", or "later": by the test
+        self.sequence = 0  # of the first request
         self.connect()
 
     def connect(self) -> None:
@@ -134,6 +137,7 @@ class Talk:
             self.tell(Nack.of(0, refused, correlation_id=sequence))
             return
         if not self.requests:
+            self.sequence = sequence
             value = request.start.value
             match request.start.at:
                 case StartAt.CURSOR:
@@ -144,8 +148,15 @@ class Talk:
                     self.place = self.dealt_with
                 case StartAt.LATEST:
                     self.place = len(self.rows)
+            if request.group is not None and self.told:  # its place goes before any start
+                self.place = self.dealt_with
+        self.told = True
         self.requests.append(request)
         start = self.log._replace(next_offset=self.place)
+        if self.answer == "standby":
+            self.tell(Ack(correlation_id=sequence, response=Subscribed(1, start, 100, 10, standby=True)))
+        if self.answer != "at once":
+            return
         self.tell(Ack(correlation_id=sequence, response=Subscribed(request.subscription, start, 100, 10)))
 
 
@@ -312,7 +323,49 @@ def test_what_ends_it_ends_it(code: ErrorCode) -> None:
     with pytest.raises(Refused) as caught:
         talk.tell(Nack(0, code, "no"))
     talk.incoming.fail(caught.value)
-    assert taken(talk) == ([] if code is ErrorCode.FENCED else [0, 1, 2]), "another reader has it now"
+    assert taken(talk) == [0, 1, 2]
+
+
+def _granted(talk: Talk, offset: int, *, standby: bool = False, resets: int = 0) -> None:
+    """The service answers the first request of this connection, once more perhaps."""
+    start = talk.log._replace(next_offset=offset)
+    talk.tell(Ack(correlation_id=talk.sequence, response=Subscribed(1, start, 100, 10, standby, resets)))
+
+
+def test_member_that_stands_by_drops_what_lies_unread_and_begins_where_the_group_is() -> None:
+    talk = Talk([WANTED] * 9, group="g")
+    talk.deliver(6)
+    assert taken(talk)[:2] == [0, 1]
+    talk.incoming.ack(1)
+    talk.answer = "standby"
+    talk.connect()
+    assert talk.incoming.standing_by
+    assert talk.incoming.started
+    assert talk.incoming.dealt_with is None, "a heartbeat says nothing of the group"
+    assert taken(talk) == []
+    talk.now += 10
+    talk.incoming.ack(1)
+    talk.exchange()
+    assert not talk.incoming.unsaid
+    _granted(talk, 4)
+    assert not talk.incoming.standing_by
+    talk.place = 4
+    talk.deliver(2)
+    assert taken(talk) == [4, 5]
+
+
+@pytest.mark.parametrize(("place", "resets", "comes"), [(2, 0, [4, 5]), (2, 1, [2, 3, 4, 5]), (5, 0, [5])])
+def test_place_that_others_moved_is_gone_on_from(place: int, resets: int, comes: list[int]) -> None:
+    talk = Talk([WANTED] * 6, group="g")
+    talk.deliver(4)
+    assert taken(talk) == [0, 1, 2, 3]
+    talk.incoming.ack(3)
+    talk.answer = "later"
+    talk.connect()
+    _granted(talk, place, resets=resets)
+    talk.place = place
+    talk.deliver(4)
+    assert taken(talk) == comes
 
 
 def test_a_service_that_ends_is_come_back_to() -> None:

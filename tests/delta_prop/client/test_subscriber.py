@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import pytest
 
 from delta_prop.client.settings import ClientSettings
 from delta_prop.client.subscriber import Subscriber
+from delta_prop.testing import virtual_world
 from delta_prop.testing.link import Conditions
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Delta, Priority, opaque
 from delta_prop_wire.errors import Refused, UsageError
 from tests.delta_prop.client.serving import ADDRESS, Site, with_service
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
 
 
 def subscriber(site: Site, *topics: str, **more: Any) -> Subscriber:
@@ -145,16 +149,82 @@ def test_a_group_goes_on_where_its_reader_stopped() -> None:
     with_service(story)
 
 
-def test_a_second_reader_of_a_group_fences_the_first() -> None:
+def test_second_reader_of_a_group_stands_by_until_the_first_has_gone() -> None:
     async def story(site: Site) -> None:
-        await publish(site, 2)
-        async with subscriber(site, group="g") as first:
-            assert await read(first, 1) == keys(1)
+        await publish(site, 4)
+
+        async def read_for_a_minute(*, task_status: TaskStatus[None]) -> None:
+            async with subscriber(site, group="g") as first:
+                assert await read(first, 2) == keys(2)
+                task_status.started()
+                await anyio.sleep(60)
+                assert await read(first, 1) == keys(1, first=2)
+
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(read_for_a_minute)
             async with subscriber(site, group="g") as second:
-                assert await read(second, 2) == keys(2)
-                await anyio.sleep(1)
-                with pytest.raises(Refused, match="FENCED"):
-                    await anext(first)
+                assert second.standing_by
+                await anyio.sleep(59)
+                assert second.standing_by
+                assert not second._in.waiting
+                assert await read(second, 2) == keys(2, first=2), "what was in hand comes again"
+                assert not second.standing_by
+
+    with_service(story)
+
+
+def test_half_open_first_reader_gives_way_within_the_silence_time() -> None:
+    async def story(site: Site) -> None:
+        await publish(site, 4)
+        async with subscriber(site, group="g") as first:
+            assert await read(first, 3) == keys(3)
+            await anyio.sleep(1)
+            site.network.cut("client", "server")
+            other = virtual_world(9, network=site.network.at("other"))
+            async with Subscriber(ADDRESS, "*", group="g", world=other) as second:
+                assert second.standing_by
+                with anyio.fail_after(16.1):
+                    assert await read(second, 2) == keys(2, first=2)
+                await anyio.sleep(60)
+                site.network.heal("client", "server")
+                await anyio.sleep(10)
+                assert first.standing_by
+                await publish(site, 1, first=4)
+                assert await read(second, 1) == keys(1, first=4)
+                assert first._in.take_row() is None
+
+    with_service(story)
+
+
+def test_reader_that_connects_again_has_its_group_at_once() -> None:
+    async def story(site: Site) -> None:
+        await publish(site, 4)
+        async with subscriber(site, group="g") as s:
+            assert await read(s, 2) == keys(2)
+            site.network.cut("client", "server")
+            await anyio.sleep(12)
+            site.network.heal("client", "server")
+            await publish(site, 2, first=4)
+            with anyio.fail_after(8):
+                assert await read(s, 4) == keys(4, first=2), "each once"
+            assert not s.standing_by
+
+    with_service(story)
+
+
+def test_start_is_where_a_new_group_begins_and_nothing_else() -> None:
+    async def story(site: Site) -> None:
+        await publish(site, 6)
+        async with subscriber(site, group="g", start=2) as s:
+            assert await read(s, 2) == keys(2, first=2)
+        for start in (0, "earliest", "latest"):
+            async with subscriber(site, group="g", start=start) as s:
+                assert await read(s, 1) == keys(1, first=3), "the one in hand comes again"
+        async with subscriber(site, group="new", start="latest") as s:
+            await publish(site, 1, first=6)
+            assert await read(s, 1) == keys(1, first=6)
+        async with subscriber(site, group="new", start="latest") as s:
+            assert await read(s, 1) == keys(1, first=6)
 
     with_service(story)
 

@@ -80,6 +80,8 @@ def test_without_follow_it_ends_where_the_log_ended_whatever_comes_meanwhile(
             await anyio.sleep_forever()
         return batches.pop(0)
 
-    subscriber = SimpleNamespace(log_end=6, received=7, next_batch=next_batch, ack=acked.append)
+    subscriber = SimpleNamespace(
+        log_end=6, received=7, next_batch=next_batch, ack=acked.append, standing_by=False
+    )
     run_virtual(lambda: _write_from(cast("Any", subscriber), Wanted(Link(("h:1",)), follow=False)))
     assert (acked, len(lines), batches) == ([3, 4, 5], 3, [])

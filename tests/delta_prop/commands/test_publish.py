@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from delta_prop.client import outgoing
 from delta_prop.commands import edge, publish, sending
 from delta_prop.config import Settings
 from delta_prop.embedded import Propagator
 from delta_prop_broker.local_disk import LocalDisk, LocalFile
 from delta_prop_sinks import CallbackSink
+from delta_prop_wire.codec import NEED_BYTES, Decoder
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.commands.support import created, many
@@ -202,6 +204,50 @@ def test_a_mistake_gets_one_line(arguments: list[str], said: str, command: Comma
     assert done.err.count("\n") == 1
 
 
+# --- frames
+
+
+def test_import_makes_few_frames(either: Command, tmp_path: Path) -> None:
+    lines = [created(f"v{n % 5_000}", float(n), 1.0) for n in range(20_000)]
+    done = either.publish(lines, "--producer", "import")
+    assert done.lines[-1]["acknowledged"] == 20_000
+    frames, size = frames_of(either, tmp_path / "frames")
+    print(f"{frames} frames, {size / 20_000:.0f} bytes a line, {done.lines[-1]['seconds']} s")
+    assert frames <= 20_000 / 200
+    assert size <= 40 * 20_000
+
+
+def test_refused_lines_keep_no_other_from_its_place(either: Command, tmp_path: Path) -> None:
+    lines = [
+        json.dumps({"vector_id": "v0", "op": "sparse", "indices": [9], "values": [1]})
+        if n % 250 == 17
+        else created(f"v{n % 50}", float(n))
+        for n in range(1_000)
+    ]
+    for _ in range(2):
+        done = either.publish(lines, "--producer", "import", "--acks")
+        told = acks(done)
+        assert [n for n, ack in told.items() if "error" in ack] == [18, 268, 518, 768]
+        assert [ack["offset"] for ack in told.values() if "offset" in ack] == [
+            n for n in range(1_000) if n % 250 != 17
+        ]
+    frames, _ = frames_of(either, tmp_path / "frames")
+    assert frames <= 80
+
+
+def frames_of(command: Command, path: Path) -> tuple[int, int]:
+    """How many frames the log of a command's directory has, and their bytes."""
+    places, command.places = command.places, None
+    assert command("log", "export", "--format", "frames", "--output", path).status == 0
+    command.places = places
+    raw, decoder, frames = path.read_bytes(), Decoder(), 0
+    for start in range(0, len(raw), 1 << 20):
+        decoder.receive(raw[start : start + (1 << 20)])
+        while decoder.next_event() is not NEED_BYTES:
+            frames += 1
+    return frames, len(raw)
+
+
 # --- a log without room
 
 
@@ -211,7 +257,7 @@ async def import_into_a_full_log(
     """What the log got after it had been full for a while, or for good; why the import ended early."""
     async with Propagator(Settings(log_deltas_max=10)) as p:
         p._log.hold("slow", lambda: 0)
-        running = publish._Import(sending.LocalSender(p.producer("import"), p.inside().log), acks=False)
+        running = publish._Import(sending.LocalSender(p, "import"), acks=False)
         seen: list[str] = []
         ended: ErrorCode | None = None
         async with anyio.create_task_group() as tasks:
@@ -244,7 +290,10 @@ def lines_file(tmp_path: Path, count: int) -> Path:
 
 
 @pytest.mark.parametrize("count", [11, 30])  # of 11 the last is refused, and no other comes behind it
-def test_lines_wait_for_room_and_keep_their_order(count: int, tmp_path: Path) -> None:
+def test_lines_wait_for_room_and_keep_their_order(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outgoing, "BATCH_DELTAS_MAX", 3)
     source = lines_file(tmp_path, count)
     seen, totals, ended = anyio.run(lambda: import_into_a_full_log(source, count, release=True))
     assert seen == [f"v{n}" for n in range(count)]
@@ -253,6 +302,7 @@ def test_lines_wait_for_room_and_keep_their_order(count: int, tmp_path: Path) ->
 
 def test_an_import_that_gets_nowhere_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "STUCK_S_MAX", 0.2)
+    monkeypatch.setattr(outgoing, "BATCH_DELTAS_MAX", 1)
     source = lines_file(tmp_path, 30)
     seen, totals, ended = anyio.run(lambda: import_into_a_full_log(source, 30, release=False))
     assert (len(seen), totals.acknowledged, totals.refused) == (10, 10, 0)

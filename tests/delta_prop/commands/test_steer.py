@@ -110,7 +110,7 @@ def test_what_cannot_be_is_refused_with_its_cure(command: Command, tmp_path: Pat
     command("subscribe", "--group", "g", "--no-follow")
     for arguments, cure in [
         (("pause", "nobody"), "sinks that are: audit, storage"),
-        (("pause", "g"), "`subscribe --group g --start PLACE` moves it"),
+        (("pause", "g"), "`groups reset g --to PLACE` moves it"),
         (("reset", "storage", "--to", "earliest"), "sinks rebuild storage --data "),
         (("reset", "audit", "--to", "3"), "an offset from 0 to 2"),
         (("reset", "audit", "--to", "soon"), "give earliest, latest"),

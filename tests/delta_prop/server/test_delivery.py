@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,6 @@ from delta_prop.embedded import Propagator
 from delta_prop.server.outlet import Outlet
 from delta_prop_broker.disk import FileRange
 from delta_prop_wire.frames import Ack, BatchFrame, Credit, DeltaFrame, Nack, Start, StartAt, Unsubscribe
-from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.server.raw import Raw, connected, serving
 
 if TYPE_CHECKING:
@@ -85,12 +85,20 @@ async def test_a_group_changes_hands_and_loses_nothing(tmp_path: Path) -> None:
             await first.subscribe(start=GROUP, group="g", credit=Credit(5, 1 << 30))
             assert await offsets(first, 6) == list(range(6))
             await dealt_with(first, 4)
-            granted = (await second.subscribe(start=GROUP, group="g")).subscribed
-            assert granted is not None
-            assert granted.start.next_offset == 4
-            nack = await first.until(Nack)
-            assert (nack.sequence, nack.correlation_id, nack.code) == (0, None, ErrorCode.FENCED)
-            assert await offsets(second, 36) == list(range(4, 40))
+            answer = await second.subscribe(start=GROUP, group="g")
+            assert answer.subscribed is not None
+            assert (answer.subscribed.start.next_offset, answer.subscribed.standby) == (4, True)
+            await dealt_with(first, 5)
+            await first.stream.aclose()
+            while (again := await second.until(Ack)).correlation_id is None:
+                pass
+            assert (again.correlation_id, again.subscribed) == (
+                answer.correlation_id,
+                replace(
+                    answer.subscribed, start=answer.subscribed.start._replace(next_offset=5), standby=False
+                ),
+            )
+            assert await offsets(second, 35) == list(range(5, 40))
 
 
 async def test_a_place_outlives_the_server(tmp_path: Path) -> None:

@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from delta_prop.group_places import Group, read_group, read_groups
+from delta_prop.group_places import (
+    Group,
+    GroupBusy,
+    read_group,
+    read_groups,
+    read_place,
+    reset_group,
+)
 from delta_prop.server import groups as module
-from delta_prop.server.groups import Groups, GroupStatistics
+from delta_prop.server.groups import Groups, GroupStatistics, Joined
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_simulations.disk import SimDisk
@@ -29,12 +36,26 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Reader:
-    """A member that notes who took its place."""
+    """A member that notes what it is told."""
 
     fenced: list[Refused] = field(default_factory=list)
+    took_over: list[Joined] = field(default_factory=list)
 
     def fence(self, refused: Refused) -> None:
         self.fenced.append(refused)
+
+    def take_over(self, joined: Joined) -> None:
+        self.took_over.append(joined)
+
+
+def join(groups: Groups, name: str, member: Reader, begin: int = 0, identity: bytes | None = None) -> Joined:
+    return groups.join(name, member, lambda: begin, identity=identity)
+
+
+def place(groups: Groups, name: str, member: Reader, begin: int = 0) -> int:
+    joined = join(groups, name, member, begin)
+    assert not joined.standby
+    return joined.place
 
 
 def log_of(disk: SimDisk, rows: int = 100) -> Log:
@@ -65,7 +86,7 @@ def test_a_place_is_written_down_and_found_again() -> None:
         disk, reader = SimDisk(), Reader()
         log = log_of(disk)
         async with running(disk, log) as groups:
-            assert groups.join("g", reader) is None
+            assert place(groups, "g", reader) == 0
             groups.commit("g", 10, reader)
             assert read_groups(disk, LOG_ID) == {}
             await anyio.sleep(0.1)
@@ -79,27 +100,119 @@ def test_a_place_is_written_down_and_found_again() -> None:
             groups.commit("g", 20, reader)
         assert read_group(disk, "g", LOG_ID) == 20, "the last is kept at the end"
         async with running(disk, log) as groups:
-            assert groups.join("g", Reader()) == 20
+            assert place(groups, "g", Reader()) == 20
         assert read_group(disk.crash(1), "g", LOG_ID) == 20
 
     run_virtual(main)
 
 
-def test_a_second_member_fences_the_first_and_goes_on_where_it_stopped() -> None:
+def test_second_member_stands_by_and_takes_over_where_the_first_stopped() -> None:
+    async def main() -> None:
+        disk, first, second, third = SimDisk(), Reader(), Reader(), Reader()
+        async with running(disk, log_of(disk)) as groups:
+            assert place(groups, "g", first) == 0
+            groups.commit("g", 30, first)
+            assert join(groups, "g", second) == Joined(30, 0, standby=True)
+            assert join(groups, "g", third) == Joined(30, 0, standby=True)
+            assert groups.statistics() == {"g": GroupStatistics(30, True, 2)}
+            groups.commit("g", 99, second)  # it is not heard
+            groups.commit("g", 31, first)
+            assert [first.fenced, second.fenced, second.took_over] == [[], [], []]
+            groups.leave("g", first)
+            groups.leave("g", first)
+            assert second.took_over == [Joined(31, 0)]
+            assert groups.statistics() == {"g": GroupStatistics(31, True, 1)}
+            groups.leave("g", third)
+            groups.leave("g", second)
+            assert not third.took_over, "it stands by no more"
+            assert place(groups, "g", first) == 31
+
+    run_virtual(main)
+
+
+def test_client_that_connects_again_takes_its_own_place_at_once() -> None:
+    async def main() -> None:
+        disk, old, other, new = SimDisk(), Reader(), Reader(), Reader()
+        async with running(disk, log_of(disk)) as groups:
+            join(groups, "g", old, identity=b"a")
+            groups.commit("g", 30, old)
+            assert join(groups, "g", other, identity=b"b").standby
+            assert join(groups, "g", new, identity=b"a") == Joined(30, 0)
+            assert [one.code for one in old.fenced] == [ErrorCode.FENCED]
+            groups.commit("g", 99, old)
+            groups.leave("g", old)
+            assert groups.statistics() == {"g": GroupStatistics(30, True, 1)}
+            again = Reader()
+            assert join(groups, "g", again, identity=b"b").standby
+            assert [one.code for one in other.fenced] == [ErrorCode.FENCED]
+            groups.leave("g", other)
+            groups.leave("g", new)
+            assert again.took_over == [Joined(30, 0)]
+
+    run_virtual(main)
+
+
+def test_start_counts_for_a_new_group_alone_and_is_written_down() -> None:
+    async def main() -> None:
+        disk = SimDisk()
+        log = log_of(disk)
+        async with running(disk, log) as groups:
+            assert place(groups, "g", Reader(), begin=40) == 40
+        assert read_group(disk, "g", LOG_ID) == 40, "though nothing was committed"
+        async with running(disk, log) as groups:
+            assert place(groups, "g", Reader(), begin=7) == 40
+
+    run_virtual(main)
+
+
+def test_reset_moves_a_group_and_its_members_connect_again() -> None:
     async def main() -> None:
         disk, first, second = SimDisk(), Reader(), Reader()
-        async with running(disk, log_of(disk)) as groups:
-            groups.join("g", first)
+        log = log_of(disk)
+        async with running(disk, log) as groups:
+            assert not await groups.reset("g", 3), "this process does not have it"
+            join(groups, "g", first)
             groups.commit("g", 30, first)
-            assert groups.join("g", second) == 30
-            assert [one.code for one in first.fenced] == [ErrorCode.FENCED]
-            groups.commit("g", 99, first)  # it does not know yet
+            join(groups, "g", second)
+            assert await groups.reset("g", 3)
+            assert first.fenced[0].retryable
+            assert read_place(disk, "g", LOG_ID) == (3, 1)
             groups.leave("g", first)
-            assert groups.statistics() == {"g": GroupStatistics(30, True)}
-            groups.commit("g", 31, second)
-            assert groups.join("g", second) == 31
-            assert not second.fenced
-            assert groups.join("h", first) is None
+            assert second.took_over == [Joined(3, 1)]
+        reset_group(disk, "g", LOG_ID, 5)
+        async with running(disk, log) as groups:
+            assert join(groups, "g", first) == Joined(5, 2)
+
+    run_virtual(main)
+
+
+def test_member_stands_by_for_a_group_that_another_process_reads() -> None:
+    async def main() -> None:
+        disk, reader, gone = SimDisk(), Reader(), Reader()
+        log = log_of(disk)
+        command = Group(disk, "g", LOG_ID)
+        command.next_offset = 10
+        command.keep()
+        async with running(disk, log) as groups:
+            assert join(groups, "g", gone) == Joined(10, 0, standby=True)
+            assert join(groups, "g", reader) == Joined(10, 0, standby=True)
+            groups.leave("g", gone)
+            await anyio.sleep(5)
+            assert not reader.took_over
+            assert groups.statistics() == {"g": GroupStatistics(10, False, 1)}
+            command.next_offset = 12
+            command.close()
+            await anyio.sleep(2)
+            assert reader.took_over == [Joined(12, 0)]
+            with pytest.raises(GroupBusy):
+                Group(disk, "g", LOG_ID)
+            groups.leave("g", reader)
+            command = Group(disk, "h", LOG_ID)
+            assert join(groups, "h", reader, begin=4) == Joined(4, 0, standby=True)
+            groups.leave("h", reader)
+            await anyio.sleep(5)
+            assert groups.statistics() == {}
+            command.close()
 
     run_virtual(main)
 
@@ -109,7 +222,7 @@ def test_who_leaves_lets_other_processes_have_the_group() -> None:
         disk, reader = SimDisk(), Reader()
         log = log_of(disk)
         async with running(disk, log) as groups:
-            groups.join("g", reader)
+            place(groups, "g", reader)
             groups.commit("g", 5, reader)
             await anyio.sleep(2)
             with pytest.raises(UsageError, match="read by another process"):
@@ -119,12 +232,9 @@ def test_who_leaves_lets_other_processes_have_the_group() -> None:
             assert groups.statistics() == {}
             command = Group(disk, "g", LOG_ID)
             assert command.next_offset == 5
-            refusal = refused(lambda: groups.join("g", reader))
-            assert (refusal.code, refusal.retryable) == (ErrorCode.BAD_REQUEST, False)
-            assert "read by another process" in refusal.message
             command.next_offset = 50
             command.close()
-            assert groups.join("g", reader) == 50
+            assert place(groups, "g", reader) == 50
 
     run_virtual(main)
 
@@ -134,7 +244,7 @@ def test_a_member_that_comes_while_the_last_ones_place_is_written_gets_it() -> N
         disk, first, second = SimDisk(), Reader(), Reader()
         async with running(disk, log_of(disk)) as groups:
             for offset in range(20):
-                assert groups.join("g", first) == (offset or None)
+                assert place(groups, "g", first) == offset
                 groups.commit("g", offset + 1, first)
                 await anyio.sleep(0.999 + 0.001 * offset)
                 groups.leave("g", first)
@@ -155,13 +265,13 @@ def test_what_is_not_synced_is_not_written_down() -> None:
         commit(writer.log)
         writer.append(8, level=AckLevel.LOGGED)
         async with running(disk, writer.log) as groups:
-            groups.join("g", reader)
+            place(groups, "g", reader)
             groups.commit("g", 12, reader)
             await anyio.sleep(2)
             assert read_group(disk, "g", LOG_ID) == 8
             groups.leave("g", reader)
             await anyio.sleep(2)
-            assert groups.join("g", reader) == 12, "known here, though not safe yet"
+            assert place(groups, "g", reader) == 12, "known here, though not safe yet"
             groups.leave("g", reader)
             commit(writer.log, sync=True)
             await anyio.sleep(2)
@@ -175,11 +285,11 @@ def test_a_disk_that_fails_is_tried_again() -> None:
     async def main() -> None:
         disk, reader = SimDisk(), Reader()
         async with running(disk, log_of(disk)) as groups:
-            groups.join("g", reader)
+            place(groups, "g", reader)
             disk.fail(lambda call: call.name == "rename", times=2)
             groups.commit("g", 7, reader)
             await anyio.sleep(0.5)
-            assert read_group(disk, "g", LOG_ID) is None
+            assert read_group(disk, "g", LOG_ID) in (None, 0)
             await anyio.sleep(3)
             assert read_group(disk, "g", LOG_ID) == 7
 
@@ -191,11 +301,11 @@ def test_beside_a_log_in_memory_places_live_as_long_as_the_server() -> None:
         reader = Reader()
         log = MemoryLog(LOG_ID)
         async with running(None, log) as groups:
-            assert groups.join("g", reader) is None
+            assert place(groups, "g", reader) == 0
             groups.commit("g", 0, reader)
             groups.leave("g", reader)
             await anyio.sleep(2)
-            assert groups.join("g", reader) == 0
+            assert place(groups, "g", reader) == 0
 
     run_virtual(main)
 
@@ -205,10 +315,10 @@ def test_a_log_that_lost_its_end_takes_the_place_back() -> None:
         reader = Reader()
         log = MemoryLog(LOG_ID)
         async with running(None, log) as groups:
-            groups.join("g", reader)
+            place(groups, "g", reader)
             groups.commit("g", 5, reader)
             groups.leave("g", reader)
-            assert groups.join("g", reader) == log.next_offset == 0
+            assert place(groups, "g", reader) == log.next_offset == 0
 
     run_virtual(main)
 
@@ -220,16 +330,16 @@ def test_bounds_of_names_and_of_their_number(disk: SimDisk | None, monkeypatch: 
     async def main() -> None:
         log = MemoryLog(LOG_ID) if disk is None else log_of(disk)
         async with running(disk, log) as groups:
-            assert "65 bytes" in refused(lambda: groups.join("g" * 65, Reader())).message
-            assert refused(lambda: groups.join("", Reader())).code is ErrorCode.BAD_REQUEST
-            groups.join("a", Reader())
-            groups.join("b/../..", Reader())
-            assert "there are 2 groups" in refused(lambda: groups.join("c", Reader())).message
-            groups.join("a", Reader())
+            assert "65 bytes" in refused(lambda: place(groups, "g" * 65, Reader())).message
+            assert refused(lambda: place(groups, "", Reader())).code is ErrorCode.BAD_REQUEST
+            join(groups, "a", Reader())
+            join(groups, "b/../..", Reader())
+            assert "there are 2 groups" in refused(lambda: place(groups, "c", Reader())).message
+            join(groups, "a", Reader())
         async with running(disk, log) as groups:
             if disk is not None:
-                assert "there are 2 groups" in refused(lambda: groups.join("c", Reader())).message
-            groups.join("b/../..", Reader())
+                assert "there are 2 groups" in refused(lambda: place(groups, "c", Reader())).message
+            join(groups, "b/../..", Reader())
 
     run_virtual(main)
 
@@ -240,7 +350,7 @@ def test_a_damaged_place_is_told() -> None:
         log = log_of(disk)
         disk.put("groups/g.cursor", b"00000000\n{}")
         async with running(disk, log) as groups:
-            assert "damaged" in refused(lambda: groups.join("g", reader)).message
+            assert "damaged" in refused(lambda: place(groups, "g", reader)).message
             assert groups.statistics() == {}
 
     run_virtual(main)

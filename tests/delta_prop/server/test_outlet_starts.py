@@ -227,9 +227,15 @@ def test_a_group_goes_on_where_its_acks_came_to_and_no_further_than_was_sent() -
     first.outlet.note_dealt_with(6)
     second = Line(house)
     assert second.subscribe(group) == 6
-    assert refused(first.write).code is ErrorCode.FENCED
+    assert second.outlet.standing_by
+    second.outlet.note_dealt_with(8)
     second.write_all()
-    first.outlet.note_dealt_with(20)
+    assert (second.offsets(), second.rung, second.wake_at) == ([], False, None)
+    first.outlet.note_dealt_with(7)
+    first.outlet.close()
+    assert second.rung
+    second.write_all()
+    assert second.offsets() == list(range(7, 14))
     second.outlet.commit(Cursor(LOG_ID, 1, 20))
     second.outlet.close()
     third = Line(house)
@@ -257,7 +263,10 @@ def test_a_group_that_stayed_away_too_long_is_told() -> None:
     line = Line(house)
     assert line.subscribe(wanting(start=EARLIEST, group="g")) == house.log.first_offset
     house.groups.commit("g", 3, line.outlet)
+    waiting = Line(house)
+    waiting.subscribe(group)
     line.outlet.close()
+    assert refused(waiting.write).code is ErrorCode.CURSOR_TOO_OLD
     refusal = refused(lambda: Line(house).outlet.subscribe(group))
     assert refusal.code is ErrorCode.CURSOR_TOO_OLD
     assert not house.groups.statistics()["g"].has_member

@@ -1,0 +1,122 @@
+"""`groups list`, `groups reset`, and members of a group that stand by, in a directory and at a server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop.client import Subscriber
+from delta_prop.group_places import Group, read_place
+from delta_prop_broker.local_disk import LocalDisk
+from tests.delta_prop.commands.served import Places, served
+from tests.delta_prop.commands.support import many
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.delta_prop.commands.support import Command
+
+
+def test_reset_refuses_what_cannot_be_and_says_where_it_goes_on(command: Command) -> None:
+    command.publish(many(5))
+    assert command("subscribe", "--group", "g", "--count", "3").status == 0
+    assert command("groups", "list", "--json").lines == [{"name": "g", "offset": 3, "lag": 2}]
+    for arguments, cure in [
+        (("nobody", "--to", "earliest"), "groups that have: g"),
+        (("g", "--to", "9"), "an offset from 0 to 5"),
+        (("g", "--to", "soon"), "a time like"),
+    ]:
+        done = command("groups", "reset", *arguments)
+        assert (done.status, done.out) == (2, "")
+        assert cure in done.err
+    for to, offset in (("2026-01-31T12:00:00Z", 0), ("latest", 5), ("earliest", 0)):
+        assert (
+            command("groups", "reset", "g", "--to", to).out == f"done: group 'g' goes on at offset {offset}\n"
+        )
+    assert command("groups", "list").out.splitlines()[1].split() == ["g", "0", "5"]
+
+
+def test_second_process_of_a_group_stands_by_and_takes_over(command: Command) -> None:
+    command.publish(many(5))
+    assert command("subscribe", "--group", "g", "--count", "2").status == 0
+    disk = LocalDisk(command.data)
+    log_id = command("status", "--json").lines[0]["log_id"]
+    first = Group(disk, "g", bytes.fromhex(log_id))
+    busy = command("groups", "reset", "g", "--to", "earliest")
+    assert (busy.status, "--force" in busy.err) == (2, True)
+    assert "end that one first" in command("groups", "reset", "g", "--to", "earliest", "--force").err
+    verb = [sys.executable, "-m", "delta_prop", "subscribe", "--data", str(command.data)]
+    with subprocess.Popen(
+        [*verb, "--group", "g", "--count", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as second:
+        assert second.stderr is not None
+        assert "standing by until it has ended" in second.stderr.readline()
+        first.next_offset = 4
+        first.close()
+        out, err = second.communicate(timeout=30)
+    assert '"offset": 4' in out
+    assert "reading for group 'g' now" in err
+
+
+def test_group_of_a_server_is_moved_under_its_member(command: Command) -> None:
+    command.publish(many(5))
+    with served(command.data) as places:
+        seen: list[int] = []
+        end = threading.Event()
+        member = threading.Thread(target=anyio.run, args=(_read, places, seen, end))
+        member.start()
+        try:
+            _until(lambda: len(seen) == 5)
+            (told,) = command("groups", "list", "--json").lines
+            assert told["name"] == "g"
+            assert "a member reads, 1 standing by" in _of_server(command, places, "groups", "list")
+            assert "1 standing by" in _of_server(command, places, "top", "--once")
+            refused = command("groups", "reset", "g", "--to", "3")
+            assert (refused.status, "end that one, or give --force" in refused.err) == (2, True)
+            done = command("groups", "reset", "g", "--to", "3", "--force")
+            assert done.out == "done: reset of group 'g' to offset 3\n"
+            _until(lambda: seen[5:] == [3, 4])
+        finally:
+            end.set()
+            member.join(20)
+    place = read_place(
+        LocalDisk(command.data), "g", bytes.fromhex(command("status", "--json").lines[0]["log_id"])
+    )
+    assert place is not None
+    assert place.resets == 1
+
+
+async def _read(places: Places, seen: list[int], end: threading.Event) -> None:
+    """Two members, which note what they get."""
+
+    async def read() -> None:
+        async with Subscriber(places.to, "*", group="g") as s:
+            async for one in s:
+                seen.append(one.offset)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read)
+        tasks.start_soon(read)
+        await anyio.to_thread.run_sync(end.wait)
+        tasks.cancel_scope.cancel()
+
+
+def _of_server(command: Command, places: Places, *verb: str) -> str:
+    from delta_prop.cli import main
+
+    command._capsys.readouterr()
+    assert main([*verb, "--http", places.told_at]) == 0
+    return command._capsys.readouterr().out
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    from time import monotonic, sleep
+
+    until = monotonic() + 20
+    while not holds():
+        assert monotonic() < until
+        sleep(0.02)
