@@ -156,8 +156,8 @@ def test_the_table_of_errors_that_may_pass() -> None:
         ("token, text", control.TEXT_BYTES_MAX),
         ("group", group_places.NAME_BYTES_MAX),
         ("group", control_values.NAME_BYTES_MAX),
-        ("`client`, job, field", control_values.NAME_BYTES_MAX),
-        ("`client`, job, field", JOB_BYTES_MAX),
+        ("`client`, job, name of a request, field", control_values.NAME_BYTES_MAX),
+        ("`client`, job, name of a request, field", JOB_BYTES_MAX),
         ("`wait_ms_max`", requests.WAIT_MS_MAX),
     ],
 )
