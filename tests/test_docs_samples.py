@@ -51,6 +51,7 @@ ELSEWHERE = {
     "$ delta-prop audit --data facts --storage vectors.db": "tests/delta_prop/commands/test_audit.py",
     "$ curl -s localhost:7374/readyz": "tests/delta_prop/durable/test_full.py",
     "$ delta-prop publish changes.jsonl --to localhost:7373": "tests/delta_prop/commands/test_waiting.py",
+    "$ delta-prop groups list --http localhost:7374": "tests/delta_prop/commands/test_groups.py",
     "$ delta-prop log export --data facts --to backup": "tests/delta_prop/commands/test_runbook.py",
     "$ mv facts facts.lost": "tests/delta_prop/commands/test_runbook.py",
     "$ delta-prop serve --config delta-prop.toml": "tests/delta_prop/commands/test_runbook.py",
