@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from delta_prop.cli import main
-from delta_prop.client import Subscriber, SyncProducer
+from delta_prop.client import SyncProducer
 from delta_prop.embedded import Propagator
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_wire.delta import Delta, create
@@ -223,21 +223,3 @@ def test_lines_of_a_server_come_as_they_are_published(
         later.join()
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(one["offset"], one["vector_id"]) for one in told] == [(0, "v0"), (1, "v1")]
-
-
-def test_a_second_reader_of_a_group_ends_the_first_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def join(to: str) -> None:
-        async with Subscriber(to, "*", group="g"):
-            pass
-
-    with served(tmp_path / "facts") as places, SyncProducer(places.to, name="others") as others:
-        others.publish(Delta("v0", create([1.0])))
-        other = threading.Timer(0.3, anyio.run, [join, places.to])
-        other.start()
-        assert main(["subscribe", "--from", places.to, "--group", "g"]) == 1
-        other.join()
-    shown = capsys.readouterr()
-    assert (shown.out.count("\n"), shown.err.count("\n")) == (1, 1)
-    assert "FENCED" in shown.err
