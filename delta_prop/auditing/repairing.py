@@ -11,7 +11,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from delta_prop_wire.errors import Refused
+from delta_prop.commands.asking import open_directory
+from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.jsonlines import delta_from_line
 from delta_prop_wire.spec import ErrorCode
 
@@ -58,11 +59,17 @@ def mending_delta(line: dict[str, object]) -> Delta | None:
     return None if told is None else delta_from_line(json.dumps(told, ensure_ascii=False))
 
 
-def repair(deltas: Iterable[Delta], producer: SyncProducer) -> Repaired:
+def repair(deltas: Iterable[Delta], producer: SyncProducer, *, data: str | None = None) -> Repaired:
     """Send deltas of a repair through the service, and wait for the outcome of all.
 
-    Raises Refused, Unreachable.
+    `data`: the directory that was audited: nothing is sent where the service has another log, of which these
+    deltas tell nothing.
+
+    Raises UsageError, Refused, Unreachable.
     """
+    met = producer.log_id
+    if data is not None and met is not None and met != (wanted := log_id_of(data)):
+        raise other_log("the producer's service", met, data, wanted)
     repaired = Repaired()
     waiting: deque[tuple[Delta, SyncReceipt]] = deque()
     for delta in deltas:
@@ -72,6 +79,20 @@ def repair(deltas: Iterable[Delta], producer: SyncProducer) -> Repaired:
     while waiting:
         _settle(*waiting.popleft(), repaired)
     return repaired
+
+
+def log_id_of(data: str) -> bytes:
+    """The id of the log in a data directory. Raises UsageError, LogDamaged, OSError."""
+    _, identity = open_directory(data)
+    return identity.log_id
+
+
+def other_log(told: str, log_id: bytes, data: str, wanted: bytes) -> UsageError:
+    """Make the refusal of a repair through a service of another log; `told`: what the service is called."""
+    return UsageError(
+        f"{told} has log {log_id.hex()}, {data!r:.300} is log {wanted.hex()}: name the server of that "
+        "directory"
+    )
 
 
 async def repair_directory(deltas: Iterable[Delta], data: str) -> Repaired:

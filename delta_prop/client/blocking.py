@@ -95,13 +95,15 @@ class SyncProducer:
         tls: Tls | None = None,
         ack_level: AckLevel | str | None = None,
         source: Source = Source.LOCAL,
+        log_id: bytes | None = None,
         settings: ClientSettings | None = None,
         job: JobPart | None = None,
         priority: Priority = Priority.NORMAL,
     ) -> None:
         """`job`: have all this kept aside, as a part of a job that is decided later; see `client.jobs`. Each
         attempt of a part has a number of its own, and one priority; its name is `JOB/PART`.
-        `priority`: that of which `watermark` tells before something is offered.
+        `priority`: that of which `watermark` tells before something is offered. `log_id`: the only log that
+        the service may have.
         """
         self.name = name
         self.settings = settings_of(settings)
@@ -115,6 +117,7 @@ class SyncProducer:
             source=member_of("source", source, Source),
             ack_level=None if ack_level is None else check_level(ack_level),
             chance=random.random,
+            log_id=log_id,
             job=job,
             priority=priority,
         )
@@ -166,6 +169,11 @@ class SyncProducer:
         self._out.close()
 
     # --- what programs call
+
+    @property
+    def log_id(self) -> bytes | None:
+        """The log of the service; None before it has answered."""
+        return self._out.log_id
 
     def offer(self, *deltas: Delta, after: Sequence[SyncReceipt | Cause] = ()) -> SyncReceipt:
         """Send deltas of one priority without waiting for the outcome. Waits for room where too much is open.

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
 from delta_prop.auditing.audit import audit
 from delta_prop.auditing.contents import Lines
-from delta_prop.auditing.repairing import Repaired, mending_delta, repair, repair_directory
+from delta_prop.auditing.repairing import (
+    Repaired,
+    log_id_of,
+    mending_delta,
+    other_log,
+    repair,
+    repair_directory,
+)
 from delta_prop.auditing.stored import Scratch, StoredFile
+from delta_prop.client.known_service import OtherLog
 from delta_prop.commands import edge
 from delta_prop.spark.command.checking import (
     check_directory,
@@ -150,8 +159,18 @@ def note_repaired(repaired: Repaired, counts: Counter[str]) -> int:
     return OK if repaired.mended == counts.total() else FAILED
 
 
-def _producer(target: Remote, options: Namespace) -> SyncProducer:
+@contextmanager
+def _producer(target: Remote, options: Namespace) -> Iterator[SyncProducer]:
+    """Open one to the service of the audited log alone. Raises UsageError, Refused, Unreachable."""
     from delta_prop.client import SyncProducer
 
     options.producer = options.producer or edge.drawn_name()
-    return SyncProducer(target.addresses, name=options.producer, token=target.token, tls=target.tls)
+    wanted = log_id_of(options.data)
+    producer = SyncProducer(
+        target.addresses, name=options.producer, token=target.token, tls=target.tls, log_id=wanted
+    )
+    try:
+        with producer:
+            yield producer
+    except OtherLog as other:
+        raise other_log(", ".join(target.addresses), other.log_id, options.data, wanted) from None

@@ -99,9 +99,12 @@ def repairs(found: DataFrame) -> Iterator[Delta]:
     return auditing.repairs(found_in(found.where("op is not null")))
 
 
-def repair(found: DataFrame, producer: SyncProducer) -> Repaired:
-    """Send these deltas through the service, and wait for the outcome of all. Raises Refused, Unreachable."""
-    return auditing.repair(repairs(found), producer)
+def repair(found: DataFrame, producer: SyncProducer, *, data: str | None = None) -> Repaired:
+    """Send these deltas through the service, and wait for all outcomes; see `delta_prop.auditing.repair`.
+
+    Raises UsageError, Refused, Unreachable.
+    """
+    return auditing.repair(repairs(found), producer, data=data)
 
 
 def _spread_file(path: str, buckets: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -15,8 +15,13 @@ import numpy as np
 import pytest
 
 from delta_prop import Propagator
+from delta_prop.auditing import audit, repair, repairs
+from delta_prop.auditing.repairing import log_id_of
 from delta_prop.cli import main
+from delta_prop.client import SyncProducer
 from delta_prop_sinks import StorageSink
+from delta_prop_wire.delta import Delta, create
+from delta_prop_wire.errors import UsageError
 from tests.delta_prop.client.threaded import served
 from tests.delta_prop.commands.support import created
 
@@ -111,6 +116,29 @@ def test_repair_goes_to_the_service_that_has_the_directory(
         assert "2 of 2 were said again" in capsys.readouterr().err
     store(command, file)
     assert command("audit", "--storage", file).status == 0
+
+
+def test_repair_does_not_go_to_the_service_of_another_log(
+    command: Command, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(file, "UPDATE vectors SET vector_id = 'ghost' WHERE vector_id = 'v7'")
+    found = list(audit(str(command.data), str(file)))
+    audited = ["audit", "--data", str(command.data), "--storage", str(file), "--repair"]
+    with (
+        served(propagator={"data": str(tmp_path / "other")}) as other,
+        SyncProducer(other.address, name="live") as p,
+    ):
+        p.publish(Delta("ghost", create([1.0]), "n"))
+        assert main([*audited, "--to", other.address]) == 2
+        told = capsys.readouterr().err.splitlines()[-1]
+        with pytest.raises(UsageError) as caught:
+            repair(repairs(found), p, data=str(command.data))
+        assert p.log_id is not None
+        ids = [p.log_id.hex(), log_id_of(str(command.data)).hex()]
+        tail = f" has log {ids[0]}, {str(command.data)!r} is log {ids[1]}: name the server of that directory"
+        assert told.endswith(other.address + tail)
+        assert str(caught.value).endswith(tail)
+        assert other.keys() == ["ghost"]
 
 
 def test_contents_in_json_lines_are_compared(command: Command, file: Path, tmp_path: Path) -> None:
