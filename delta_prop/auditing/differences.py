@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from delta_prop_wire.delta import Kind
+from delta_prop_wire.jsonlines import NOT_THERE
 from delta_prop_wire.topics import kind_name
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ class Difference(NamedTuple):
     """One difference. `op`, `vector`, `data`, `metadata`: the delta that mends it, metadata as JSON.
 
     `origin`, `counter`: the last delta that the log has of the vector, which that one goes behind; None where
-    it has none. `op` is None where the sink has set deltas of the vector aside: the mending delta would line
-    up behind those.
+    it has none, and the vector must still not be there. `op` is None where the sink has set deltas of the
+    vector aside: the mending delta would line up behind those.
     """
 
     namespace: str
@@ -93,8 +94,7 @@ class Difference(NamedTuple):
             mended["data"] = base64.b64encode(self.data).decode()
         if self.metadata is not None:
             mended["metadata"] = json.loads(self.metadata)
-        if self.origin is not None:
-            mended["expect"] = f"{self.origin}:{self.counter}"
+        mended["expect"] = NOT_THERE if self.origin is None else f"{self.origin}:{self.counter}"
         return told | {"mended_by": mended}
 
 

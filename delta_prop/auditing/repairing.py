@@ -45,7 +45,8 @@ def repairs(found: Iterable[Difference]) -> Iterator[Delta]:
 
     A vector that the log has is set again to what the log makes of it, one that it has not, or has deleted,
     is deleted again: also where only one sink held too much, every sink takes the delta and ends up right.
-    Each expects the last delta that the log has of its vector, and is refused where that has moved on.
+    Each expects the last delta that the log has of its vector (where it has none: the vector not to be
+    there), and is refused where that has moved on.
     """
     for one in found:
         delta = mending_delta(one.line())

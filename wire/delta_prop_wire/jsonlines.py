@@ -122,7 +122,7 @@ _FIELDS = frozenset(
     {"vector_id", "namespace", "op", "metadata", "topics", "priority", "source", "offset"}
     | {"id", "dot", "parents", "clock", "timestamp", "expect"}
 )
-_NOT_THERE = "absent"
+NOT_THERE = "absent"
 _DOT = re.compile(r"([0-9a-fA-F]{16}):([0-9]{1,19})")
 _ID = re.compile(r"[0-9a-fA-F]{32}")
 
@@ -263,11 +263,11 @@ def _dot(field: str, value: object) -> Dot:
 
 
 def _expect(value: object) -> Dot:
-    return ABSENT if value == _NOT_THERE else _dot("expect", value)
+    return ABSENT if value == NOT_THERE else _dot("expect", value)
 
 
 def _expected(expect: Dot) -> str:
-    return _NOT_THERE if expect == ABSENT else str(expect)
+    return NOT_THERE if expect == ABSENT else str(expect)
 
 
 def _parent(value: object) -> Dot | bytes:

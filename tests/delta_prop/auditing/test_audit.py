@@ -24,7 +24,7 @@ from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.algebra import State, apply
-from delta_prop_wire.delta import Delta, Dot, Source, create, delete, opaque, sparse_add
+from delta_prop_wire.delta import ABSENT, Delta, Dot, Kind, Source, create, delete, opaque, sparse_add
 from delta_prop_wire.encode import encode_batch, encode_vectors
 from delta_prop_wire.errors import UsageError
 from tests.broker.durable import LOG_ID, Clock, commit
@@ -63,12 +63,15 @@ def test_planted_differences_are_found_and_a_repair_mends_just_those(tmp_path: P
         held = {row[:2]: seen(row[2]) for row in service.rows()}
         found = check(list(audit(data, service.rows())))
         with SyncProducer(running.address, name="repair-index") as p:
-            p.publish(Delta(document(100), create([0.5] * 8), "docs"))  # meanwhile
-            outcome = repair(repairs(found), p)
-        assert (outcome.mended, outcome.moved_on, outcome.refused) == (99, 1, 0)
+            p.publish(*(Delta(one, create([0.5] * 8), "docs") for one in (document(100), "never-3")))
+            outcome = repair(repairs(found), p)  # what was published meanwhile stays
+        assert (outcome.mended, outcome.moved_on, outcome.refused) == (98, 2, 0)
         service.settle()
         after = {row[:2]: seen(row[2]) for row in service.rows()}
         assert {name[1] for name, row in after.items() if row != held.get(name)} == set(planted())
+        (kept,) = (row[2] for row in service.rows() if row[1] == "never-3")
+        assert kept.vector is not None
+        assert kept.vector.tolist() == [0.5] * 8
         assert list(audit(data, service.rows())) == []
     assert list(audit(data, str(service.file))) == []
 
@@ -105,6 +108,10 @@ def test_right_sink_has_no_differences_and_a_spoiled_row_is_one(
         assert apply(held[name][0], delta.operation, delta.metadata).content == now.content
         assert now.key is not None
         assert delta.expect == Dot(*now.key[1:])
+        held[name] = history_states(rows, ends)[name]
+        held["n", "never made"] = held[name]
+        (extra,) = repairs(compared(folder, held, come, memory_bytes_max=memory))
+        assert (extra.vector_id, extra.operation.kind, extra.expect) == ("never made", Kind.DELETE, ABSENT)
 
 
 def test_compacted_log_tells_of_what_was_deleted(tmp_path: Path) -> None:

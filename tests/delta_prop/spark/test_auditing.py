@@ -70,10 +70,10 @@ def test_what_is_planted_is_found_and_a_repair_mends_just_that(spark: SparkSessi
             audit(spark, data, contents_of(spark, service.rows())), auditing.audit(data, service.rows())
         )
         with SyncProducer(running.address, name="repair-index") as p:
-            p.publish(Delta(document(100), create([0.5] * 8), "docs"))  # meanwhile
-            outcome = repair(found, p)
-        assert (outcome.mended, outcome.moved_on, outcome.refused) == (99, 1, 0)
-        assert outcome.told[0].startswith(f"docs {document(100)}: ")
+            p.publish(*(Delta(one, create([0.5] * 8), "docs") for one in (document(100), "never-3")))
+            outcome = repair(found, p)  # what was published meanwhile stays
+        assert (outcome.mended, outcome.moved_on, outcome.refused) == (98, 2, 0)
+        assert {line.split(": ")[0] for line in outcome.told} == {f"docs {document(100)}", "docs never-3"}
         service.settle()
         after = {row[:2]: seen(row[2]) for row in service.rows()}
         assert {name[1] for name, row in after.items() if row != held.get(name)} == set(planted())
