@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from delta_prop.auditing.folding import Span
 from delta_prop.commands.opened import open_log
 from delta_prop.commands.quarantine import quarantined
+from delta_prop.cursors import read_cursors
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from delta_prop.auditing.stored import Rows, StoredFile
+    from delta_prop.route.quarantine import Quarantine
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.files.snapshot import Snapshot
 
@@ -88,10 +90,28 @@ def check_come(come: int, begin: int, end: int) -> None:
         )
 
 
+def known_sinks(path: str) -> dict[str, Quarantine | None]:
+    """The sinks that a data directory remembers, and what they have set aside.
+
+    Raises UsageError, QuarantineDamaged, OSError.
+    """
+    disk, log, _ = open_log(path)
+    known: dict[str, Quarantine | None] = dict.fromkeys(read_cursors(disk, log.log_id))
+    return known | quarantined(disk, log.log_id, log.epoch_end)
+
+
 def set_aside(path: str, name: str | None) -> frozenset[str]:
-    """The keys of the vectors of which a sink's quarantine holds deltas; none where it has no name."""
+    """The keys of the vectors of which a sink's quarantine holds deltas; none where it has no name.
+
+    Raises UsageError where no such sink is remembered.
+    """
     if name is None:
         return frozenset()
-    disk, log, _ = open_log(path)
-    kept = quarantined(disk, log.log_id, log.epoch_end).get(name)
+    known = known_sinks(path)
+    if name not in known:
+        told = ", ".join(sorted(known)) or "none"
+        raise UsageError(
+            f"no sink named {name!r:.100} is remembered in {path!r:.300}; sinks that are: {told}"
+        )
+    kept = known[name]
     return frozenset() if kept is None else frozenset("\0".join(one.vector) for one in kept.records())

@@ -175,6 +175,16 @@ class SyncProducer:
         """The log of the service; None before it has answered."""
         return self._out.log_id
 
+    @property
+    def open_offers(self) -> int:
+        """Calls whose outcome is not known yet."""
+        return self._out.open_offers
+
+    @property
+    def waits_for(self) -> Exception | None:
+        """What stands in the way of what is open: why there is no connection, or a refusal that may pass."""
+        return (self._cause if self._wire is None else None) or self._out.waits_for
+
     def offer(self, *deltas: Delta, after: Sequence[SyncReceipt | Cause] = ()) -> SyncReceipt:
         """Send deltas of one priority without waiting for the outcome. Waits for room where too much is open.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from delta_prop.auditing.audit import audit
 from delta_prop.auditing.contents import Lines
+from delta_prop.auditing.reach import known_sinks, set_aside
 from delta_prop.auditing.repairing import (
     Repaired,
     log_id_of,
@@ -21,6 +22,7 @@ from delta_prop.auditing.repairing import (
 from delta_prop.auditing.stored import Scratch, StoredFile
 from delta_prop.client.known_service import OtherLog
 from delta_prop.commands import edge
+from delta_prop.commands.waiting import Waiting
 from delta_prop.spark.command.checking import (
     check_directory,
     check_output,
@@ -28,7 +30,7 @@ from delta_prop.spark.command.checking import (
     remote_of,
 )
 from delta_prop.spark.command.shown import ROWS_MAX, put_rows
-from delta_prop.spark.jobs.formats import format_of
+from delta_prop.spark.jobs.formats import FORMATS
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 OK, FAILED = 0, 1
 SHOWN = ("difference", "namespace", "vector_id", "reason")
 """What of a difference is shown to people."""
+_JSON = tuple(end for end, kind in FORMATS.items() if kind == "json")
 
 
 def run_audit(options: Namespace) -> int:
@@ -53,14 +56,14 @@ def run_audit(options: Namespace) -> int:
     _check_local(options)
     check_output(options)
     check_directory(options.data, writes=options.repair and target is None)
+    name = sink_name(options)
     if options.contents is not None:
-        check_tables([options.contents], options)
+        check_tables([options.contents], options, "JSON lines")
     else:
         with StoredFile(options.storage):
             pass  # or it is told what is wrong with the file
-    check_sends(target, options)
     sink = options.storage if options.contents is None else Lines(options.contents)
-    found = audit(options.data, sink, come=options.come, name=sink_name(options))
+    found = audit(options.data, sink, come=options.come, name=name)
     counts: Counter[str] = Counter()
     progress = edge.Progress()
     progress.tell("the sink is compared with the log")
@@ -80,8 +83,11 @@ def run_audit(options: Namespace) -> int:
 
 
 def _check_local(options: Namespace) -> None:
-    if options.contents is not None and format_of(options.contents) != "json":
-        raise UsageError(f"--contents {options.contents!r:.300}: only JSON lines are read without --spark")
+    if options.contents is not None and not options.contents.rstrip("/").lower().endswith(_JSON):
+        raise UsageError(
+            f"--contents {options.contents!r:.300}: only JSON lines are read without --spark: name a file or "
+            f"a folder that ends in {' or '.join(_JSON)}"
+        )
     if options.output is not None and options.output.endswith(".parquet"):
         raise UsageError(f"--output {options.output!r:.300}: only JSON lines are written without --spark")
 
@@ -121,15 +127,11 @@ def checked_target(options: Namespace) -> Remote | None:
 
 
 def sink_name(options: Namespace) -> str | None:
-    """What the sink is attached as, as far as it is known."""
-    return options.sink or (None if options.storage is None else "storage")
-
-
-def check_sends(target: Remote | None, options: Namespace) -> None:
-    """Whether the service takes a repair. Raises Refused, Unreachable."""
-    if target is not None:
-        with _producer(target, options):
-            pass
+    """What the sink is attached as, as far as it is known. Raises UsageError where none is of that name."""
+    if options.sink is not None:
+        set_aside(options.data, options.sink)
+        return str(options.sink)
+    return "storage" if options.storage is not None and "storage" in known_sinks(options.data) else None
 
 
 def mend(deltas: Iterable[Delta], options: Namespace, target: Remote | None) -> Repaired:
@@ -170,7 +172,22 @@ def _producer(target: Remote, options: Namespace) -> Iterator[SyncProducer]:
         target.addresses, name=options.producer, token=target.token, tls=target.tls, log_id=wanted
     )
     try:
-        with producer:
+        with _waiting_of(producer).told_beside(), producer:
             yield producer
     except OtherLog as other:
         raise other_log(", ".join(target.addresses), other.log_id, options.data, wanted) from None
+
+
+def _waiting_of(producer: SyncProducer) -> Waiting:
+    waiting, dealt_with = Waiting(), 0
+
+    def busy() -> bool:
+        nonlocal dealt_with
+        counts, before = producer.statistics(), dealt_with
+        dealt_with = counts.acknowledged + counts.refused
+        if dealt_with != before:
+            waiting.moved()
+        return producer.log_id is None or producer.open_offers > 0
+
+    waiting.ask, waiting.busy = lambda: producer.waits_for, busy
+    return waiting

@@ -1,8 +1,8 @@
-"""What `publish` waits for: told to people within seconds where nothing moves, and again now and then."""
+"""What `publish` and a repair wait for: told within seconds where nothing moves, and again now and then."""
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
@@ -11,7 +11,7 @@ from delta_prop.commands import edge
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 WAIT_S = 3.0
 """How long nothing has to move before it is told."""
@@ -54,6 +54,12 @@ class Waiting:
             tasks.cancel_scope.cancel()
         if failure is not None:
             raise failure
+
+    @contextmanager
+    def told_beside(self) -> Iterator[None]:
+        """The same for what blocks; `ask` and `busy` are called in another thread."""
+        with edge.repeated(lambda: self._look(edge.now()), _LOOK_S):
+            yield
 
     async def _run(self) -> None:
         while True:

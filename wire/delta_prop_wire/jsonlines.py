@@ -123,6 +123,7 @@ _FIELDS = frozenset(
     | {"id", "dot", "parents", "clock", "timestamp", "expect"}
 )
 NOT_THERE = "absent"
+"""What a line expects of a vector that is not to be there."""
 _DOT = re.compile(r"([0-9a-fA-F]{16}):([0-9]{1,19})")
 _ID = re.compile(r"[0-9a-fA-F]{32}")
 

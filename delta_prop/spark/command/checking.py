@@ -29,15 +29,16 @@ if TYPE_CHECKING:
 _ARGUMENTS = {"tlsCa": "--tls-ca", "tlsCertificate": "--tls-certificate", "tlsKey": "--tls-key"}
 
 
-def check_tables(paths: list[str], options: Namespace) -> None:
-    """Whether tables are there, as far as they are files of this machine; how they are read and named."""
+def check_tables(paths: list[str], options: Namespace, kinds: str = "Parquet, CSV or JSON lines") -> None:
+    """Whether tables are there, as far as they are files of this machine; how they are read and named.
+
+    `kinds`: of which kinds they may be.
+    """
     for path in paths:
         format_of(path, getattr(options, "format", None))
         here = _path_here(path, options.master)
         if here is not None and not any(letter in here for letter in "*?[{") and not edge.is_there(here):
-            raise UsageError(
-                f"no table at {path!r:.300}: name a file or a folder of Parquet, CSV or JSON lines"
-            )
+            raise UsageError(f"no table at {path!r:.300}: name a file or a folder of {kinds}")
     namespace = getattr(options, "namespace", None)
     if namespace is not None and (fault := name_fault("--namespace", namespace, NAMESPACE_BYTES_MAX)):
         raise UsageError(fault)

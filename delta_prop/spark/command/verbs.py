@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from delta_prop.commands import edge
 from delta_prop.commands.audit import (
     SHOWN,
-    check_sends,
     checked_target,
     mend,
     note_found,
@@ -201,6 +200,7 @@ def run_audit(options: Namespace) -> int:
     check_spark()
     check_output(options)
     check_directory(options.data, writes=options.repair and target is None)
+    name = sink_name(options)
     if options.contents is not None:
         check_tables([options.contents], options)
 
@@ -210,11 +210,10 @@ def run_audit(options: Namespace) -> int:
     log = log_to_audit(options.data)
     if options.storage is not None:
         reached_in(options.storage, options.data, log)  # or it is told what is wrong with the file
-    check_sends(target, options)
     with _spark(options, progress) as spark:
         progress.tell("the sink is compared with the log")
         sink = options.storage if options.contents is None else read_table(spark, options.contents)
-        found = audit(spark, options.data, sink, come=options.come, name=sink_name(options)).localCheckpoint()
+        found = audit(spark, options.data, sink, come=options.come, name=name).localCheckpoint()
         kinds = found.groupBy("difference").count().collect()
         counts = Counter({row.difference: row["count"] for row in kinds})
         progress.end()

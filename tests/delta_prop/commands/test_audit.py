@@ -7,6 +7,7 @@ import re
 import sqlite3
 import sys
 from contextlib import closing
+from functools import partialmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,8 @@ from delta_prop import Propagator
 from delta_prop.auditing import audit, repair, repairs
 from delta_prop.auditing.repairing import log_id_of
 from delta_prop.cli import main
-from delta_prop.client import SyncProducer
+from delta_prop.client import ClientSettings, SyncProducer
+from delta_prop.commands import waiting
 from delta_prop_sinks import StorageSink
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import UsageError
@@ -141,6 +143,22 @@ def test_repair_does_not_go_to_the_service_of_another_log(
         assert other.keys() == ["ghost"]
 
 
+def test_differences_are_told_before_an_absent_service_is_waited_for(
+    command: Command, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "WAIT_S", 0.5)
+    monkeypatch.setattr(ClientSettings, "__init__", partialmethod(ClientSettings.__init__, open_s_max=1.5))
+    execute(file, *SPOIL)
+    done = command("audit", "--storage", file, "--repair", "--to", "127.0.0.1:1")
+    assert done.status == 1
+    assert [line.split()[0] for line in done.out.splitlines()] == ["difference", "missing", "corrupted"]
+    found, waits, failed = done.err.splitlines()
+    assert found == "delta-prop: 2 differences: 1 corrupted, 1 missing"
+    assert waits.startswith("delta-prop: waits, as nothing was answered for ")
+    assert "no connection" in waits
+    assert "none of 127.0.0.1:1 has answered for 1.5 s" in failed
+
+
 def test_contents_in_json_lines_are_compared(command: Command, file: Path, tmp_path: Path) -> None:
     held = tmp_path / "held"
     held.mkdir()
@@ -172,7 +190,9 @@ def test_contents_in_json_lines_are_compared(command: Command, file: Path, tmp_p
         ("--storage y --output x.parquet", "only JSON lines are written without --spark"),
         ("--storage y --master local[4]", "--master, --spark-log: they are Spark's; add --spark"),
         ("--storage y", "no storage file at 'y': name the one that the storage sink writes"),
-        ("--contents none.jsonl", "no table at 'none.jsonl': name a file or a folder"),
+        ("--contents none.jsonl", "no table at 'none.jsonl': name a file or a folder of JSON lines"),
+        ("--contents none", "--contents 'none': only JSON lines are read without --spark: name a file or a "),
+        ("--contents odd.jsonl --sink nosuch", "no sink named 'nosuch' is remembered in "),
         ("--contents odd.jsonl", "odd.jsonl, line 2: "),
         ("", "one of the arguments --storage --contents is required"),
         ("--spark --storage y", "pyspark is not installed: pip install 'delta-prop[spark]'"),
@@ -195,8 +215,10 @@ def test_mistake_is_told_in_one_line(
 
 def test_vector_in_the_quarantine_is_told_and_left_alone(command: Command, file: Path) -> None:
     execute(file, *SPOIL)
-    done = command("audit", "--storage", file, "--sink", "other", "--json")
+    done = command("audit", "--storage", file, "--sink", "storage", "--json")
     assert [one["difference"] for one in done.lines] == ["missing", "corrupted"]
+    done = command("audit", "--storage", file, "--sink", "other")
+    assert (done.status, done.err.count("sinks that are: storage\n")) == (2, 1)
 
 
 def test_sample_of_the_page_is_what_is_printed(

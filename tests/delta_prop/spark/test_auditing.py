@@ -128,4 +128,6 @@ def test_vectors_in_a_sinks_quarantine_are_known(tmp_path: Path) -> None:
 
     anyio.run(run)
     assert set_aside(str(tmp_path), "picky") == {"n\0b"}
-    assert set_aside(str(tmp_path), "storage") == frozenset()
+    assert set_aside(str(tmp_path), None) == frozenset()
+    with pytest.raises(UsageError, match=r"no sink named 'storage' is remembered in .*: picky$"):
+        set_aside(str(tmp_path), "storage")
