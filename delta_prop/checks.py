@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
@@ -205,6 +206,13 @@ def check_instance(field: str, value: object, kind: type[T], cure: str) -> T:
     raise UsageError(
         f"{field}: a {module}{found.__qualname__} is not a {kind.__name__}: create one with {cure}"
     )
+
+
+def path_of(field: str, path: str | PurePath) -> str:
+    """A path on this machine. Raises UsageError."""
+    if isinstance(path, str | PurePath) and str(path):
+        return str(path)
+    raise UsageError(f"{field} {path!r:.60}: give a path")
 
 
 def cause_of(named: Cause) -> Dot | bytes:

@@ -5,7 +5,9 @@ What the log makes of each vector and what the sink holds come sorted by key, an
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack, contextmanager
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from delta_prop.auditing.contents import Lines, rows_of_states
@@ -13,9 +15,11 @@ from delta_prop.auditing.differences import Difference, difference, judge
 from delta_prop.auditing.folding import RUN_BYTES_MAX, fold_log
 from delta_prop.auditing.reach import audited_log, check_come, reached_by, set_aside
 from delta_prop.auditing.stored import Scratch, StoredFile, lines_of
+from delta_prop.checks import path_of
+from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
+    from collections.abc import Container, Iterator
 
     from delta_prop.auditing.differences import Held, Known
     from delta_prop.auditing.folding import Folded, Span
@@ -24,8 +28,8 @@ if TYPE_CHECKING:
 
 
 def audit(
-    data: str,
-    sink: str | Lines | Iterable[tuple[str, str, State]],
+    data: str | PurePath,
+    sink: str | PurePath | Lines | Iterable[tuple[str, str, State]],
     *,
     come: int | None = None,
     name: str | None = None,
@@ -42,6 +46,34 @@ def audit(
 
     Raises UsageError where the file, or the log, cannot tell; Refused, LogDamaged, OSError.
     """
+    data = path_of("data", data)
+    if isinstance(sink, PurePath):
+        sink = str(sink)
+    if isinstance(sink, bytes | dict) or not isinstance(sink, str | Lines | Iterable) or sink == "":
+        raise UsageError(
+            f"sink {sink!r:.60}: give a storage sink's file, Lines(PATH), or what another sink holds, as "
+            "index.rows() does"
+        )
+    if come is not None:
+        _check_number("come", come, 0)
+    _check_number("memory_bytes_max", memory_bytes_max, 1)
+    if not isinstance(name, str | None):
+        raise UsageError(f"name {name!r:.60}: give what the sink is attached as, a text")
+    return _audit(data, sink, come, name, memory_bytes_max)
+
+
+def _check_number(field: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(f"{field} {value!r:.60}: give a whole number from {least} on")
+
+
+def _audit(
+    data: str,
+    sink: str | Lines | Iterable[tuple[str, str, State]],
+    come: int | None,
+    name: str | None,
+    memory_bytes_max: int,
+) -> Iterator[Difference]:
     with ExitStack() as exits:
         scratch = exits.enter_context(Scratch())
         rows: Rows

@@ -10,22 +10,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from delta_prop.auditing.stored import FORMS, signed
+from delta_prop.checks import path_of
+from delta_prop_wire.algebra import State
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import PurePath
 
     from delta_prop.auditing.stored import Row
-    from delta_prop_wire.algebra import State
 
 NOWHERE = -1
 """The offset of a row that tells none."""
 
 
 def rows_of_states(states: Iterable[tuple[str, str, State]]) -> Iterator[Row]:
-    """States as a sink of this process gives them: namespace, vector id, state."""
-    for namespace, vector_id, state in states:
+    """States as a sink of this process gives them: namespace, vector id, state. Raises UsageError."""
+    for row in states:
+        if not isinstance(row, tuple) or len(row) != 3 or not all(map(isinstance, row, (str, str, State))):
+            raise UsageError(
+                f"sink: {row!r:.60} is no row: give (namespace, vector_id, State) for each vector"
+            )
+        namespace, vector_id, state = row
         value: bytes | None = None
         if state.vector is not None:
             kind, value = Kind.CREATE, state.vector.astype("<f4", copy=False).tobytes()
@@ -41,8 +48,8 @@ def rows_of_states(states: Iterable[tuple[str, str, State]]) -> Iterator[Row]:
 class Lines:
     """A table in JSON lines, with the columns of a replay. `tell_metadata`: True if a line tells some."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str | PurePath) -> None:
+        self.path = path_of("path", path)
         self.tell_metadata = False
 
     def rows(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[Row]:

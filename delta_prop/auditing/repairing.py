@@ -8,24 +8,30 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from delta_prop.auditing.differences import Difference
+from delta_prop.checks import check_instance, path_of
+from delta_prop.client import SyncProducer
 from delta_prop.commands.asking import open_directory
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.jsonlines import delta_from_line
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
+    from pathlib import PurePath
 
-    from delta_prop.auditing.differences import Difference
-    from delta_prop.client import SyncProducer, SyncReceipt
+    from delta_prop.client import SyncReceipt
     from delta_prop_wire.delta import Delta
 
 OPEN_MAX = 1_000
 """So many deltas of a repair are sent before the first is answered."""
 TOLD_MAX = 100
+_DELTAS = "what repairs() gives"
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -48,10 +54,17 @@ def repairs(found: Iterable[Difference]) -> Iterator[Delta]:
     Each expects the last delta that the log has of its vector (where it has none: the vector not to be
     there), and is refused where that has moved on.
     """
-    for one in found:
+    for one in _many("found", found, "what audit() gives"):
+        check_instance("found", one, Difference, "audit()")
         delta = mending_delta(one.line())
         if delta is not None:
             yield delta
+
+
+def _many(field: str, given: Iterable[T], cure: str) -> Iterable[T]:
+    if isinstance(given, str | bytes | dict) or not isinstance(given, Iterable):
+        raise UsageError(f"{field} {given!r:.60}: give {cure}")
+    return given
 
 
 def mending_delta(line: dict[str, object]) -> Delta | None:
@@ -60,7 +73,9 @@ def mending_delta(line: dict[str, object]) -> Delta | None:
     return None if told is None else delta_from_line(json.dumps(told, ensure_ascii=False))
 
 
-def repair(deltas: Iterable[Delta], producer: SyncProducer, *, data: str | None = None) -> Repaired:
+def repair(
+    deltas: Iterable[Delta], producer: SyncProducer, *, data: str | PurePath | None = None
+) -> Repaired:
     """Send deltas of a repair through the service, and wait for the outcome of all.
 
     `data`: the directory that was audited: nothing is sent where the service has another log, of which these
@@ -68,7 +83,9 @@ def repair(deltas: Iterable[Delta], producer: SyncProducer, *, data: str | None 
 
     Raises UsageError, Refused, Unreachable.
     """
-    met = producer.log_id
+    check_instance("producer", producer, SyncProducer, "delta_prop.client.SyncProducer(…)")
+    deltas, met = _many("deltas", deltas, _DELTAS), producer.log_id
+    data = None if data is None else path_of("data", data)
     if data is not None and met is not None and met != (wanted := log_id_of(data)):
         raise other_log("the producer's service", met, data, wanted)
     repaired = Repaired()
@@ -96,10 +113,15 @@ def other_log(told: str, log_id: bytes, data: str, wanted: bytes) -> UsageError:
     )
 
 
-async def repair_directory(deltas: Iterable[Delta], data: str) -> Repaired:
-    """Write deltas of a repair into a data directory that nobody serves. Raises LogBusy, Refused, OSError."""
+async def repair_directory(deltas: Iterable[Delta], data: str | PurePath) -> Repaired:
+    """Write deltas of a repair into a data directory that nobody serves.
+
+    Raises UsageError where it holds no log; LogBusy, Refused, OSError.
+    """
     from delta_prop.embedded import Propagator
 
+    data, deltas = path_of("data", data), _many("deltas", deltas, _DELTAS)
+    open_directory(data)  # or it would be made
     repaired = Repaired()
     async with Propagator(data=data) as propagator:
         for delta in deltas:

@@ -20,6 +20,7 @@ from delta_prop.auditing.repairing import (
     repair_directory,
 )
 from delta_prop.auditing.stored import Scratch, StoredFile
+from delta_prop.client import SyncProducer
 from delta_prop.client.known_service import OtherLog
 from delta_prop.commands import edge
 from delta_prop.commands.waiting import Waiting
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterable, Iterator
 
-    from delta_prop.client import SyncProducer
     from delta_prop.spark.options import Remote
     from delta_prop_wire.delta import Delta
 
@@ -164,8 +164,6 @@ def note_repaired(repaired: Repaired, counts: Counter[str]) -> int:
 @contextmanager
 def _producer(target: Remote, options: Namespace) -> Iterator[SyncProducer]:
     """Open one to the service of the audited log alone. Raises UsageError, Refused, Unreachable."""
-    from delta_prop.client import SyncProducer
-
     options.producer = options.producer or edge.drawn_name()
     wanted = log_id_of(options.data)
     producer = SyncProducer(

@@ -46,13 +46,6 @@ def place_of(place: Place) -> str | Remote:
     raise UsageError(f"place {place!r:.60}: give a data directory, or a service as delta://host:port")
 
 
-def path_of(field: str, path: str | PurePath) -> str:
-    """A path on this machine. Raises UsageError."""
-    if isinstance(path, str | PurePath) and str(path):
-        return str(path)
-    raise UsageError(f"{field} {path!r:.60}: give a path")
-
-
 def at_of(at: When, usual: At = LATEST, *, name: str = "at", ends: bool = False) -> At:
     """An offset or a time as the log's readers name it. Raises UsageError.
 

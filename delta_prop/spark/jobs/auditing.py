@@ -15,7 +15,8 @@ from delta_prop import auditing
 from delta_prop.auditing.differences import Difference
 from delta_prop.auditing.reach import check_come, lost_beginning, reached_by, set_aside
 from delta_prop.auditing.stored import StoredFile
-from delta_prop.spark.arguments import check_session, check_table, path_of
+from delta_prop.checks import path_of
+from delta_prop.spark.arguments import check_session, check_table
 from delta_prop.spark.jobs.replaying import placed, read_parts
 from delta_prop.spark.reads.segments import states_of
 from delta_prop.spark.states.buckets import BLOBS_DDL, buckets_for, spread_held
@@ -25,6 +26,7 @@ from delta_prop.spark.states.stored import stored_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import PurePath
 
     import pyarrow as pa
     from pyspark.sql import SparkSession
@@ -99,7 +101,7 @@ def repairs(found: DataFrame) -> Iterator[Delta]:
     return auditing.repairs(found_in(found.where("op is not null")))
 
 
-def repair(found: DataFrame, producer: SyncProducer, *, data: str | None = None) -> Repaired:
+def repair(found: DataFrame, producer: SyncProducer, *, data: str | PurePath | None = None) -> Repaired:
     """Send these deltas through the service, and wait for all outcomes; see `delta_prop.auditing.repair`.
 
     Raises UsageError, Refused, Unreachable.

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from delta_prop.spark.arguments import at_of, check_session, path_of
+from delta_prop.checks import path_of
+from delta_prop.spark.arguments import at_of, check_session
 from delta_prop.spark.jobs.replaying import STATES, replayed
 from delta_prop.spark.reads.segments import states_of
 from delta_prop.spark.states.buckets import buckets_for

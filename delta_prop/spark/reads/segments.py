@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from delta_prop.checks import path_of
 from delta_prop.commands.edge import existing_disk
 from delta_prop.commands.opened import open_log
 from delta_prop.commands.places import EARLIEST, LATEST, check_within, offset_of
-from delta_prop.spark.arguments import at_of, check_session, path_of
+from delta_prop.spark.arguments import at_of, check_session
 from delta_prop.spark.reads.beyond import check_reached
 from delta_prop.spark.reads.rows import merged
 from delta_prop_broker.log.beside.follow import Follower

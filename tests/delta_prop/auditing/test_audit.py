@@ -9,14 +9,15 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+import anyio
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop.auditing import Difference, Repaired, audit, repair, repairs
+from delta_prop.auditing import Difference, Lines, Repaired, audit, repair, repair_directory, repairs
 from delta_prop.auditing.reach import audited_log
 from delta_prop.auditing.repairing import mending_delta
 from delta_prop.client import SyncProducer
@@ -34,6 +35,9 @@ from tests.delta_prop.auditing.comparing import compared, history_states
 from tests.delta_prop.auditing.planted import Service, document, planted, spoil_file, spoil_index
 from tests.delta_prop.client.threaded import served
 from tests.delta_prop.spark.logs import COMPACTING, write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MIB = 1024 * 1024
 
@@ -180,3 +184,32 @@ def test_what_cannot_be_audited_is_told(tmp_path: Path) -> None:
     assert "come to offset 2, the log ends at 1: it is ahead" in told(other, [], come=2)
     (tmp_path / "broken.db").write_bytes((tmp_path / "vectors.db").read_bytes()[:5_000])
     assert "cannot be read" in told(str(tmp_path / "log"), str(tmp_path / "broken.db"))
+
+
+def test_wrong_types_are_told_by_the_arguments_name(tmp_path: Path) -> None:
+    write(tmp_path / "log", [Step([Delta("a", create([1.0]))], 1, 0)])
+    log, wrong = str(tmp_path / "log"), cast("Any", 5)
+    unopened = SyncProducer("localhost:1", name="repair")
+    calls: dict[str, Callable[[], object]] = {
+        "data 5: give a path": lambda: audit(wrong, wrong),
+        "sink 5: give a storage sink's file, ": lambda: audit(log, wrong),
+        "sink b'x': give": lambda: audit(log, cast("Any", b"x")),
+        "sink: 1 is no row: give (namespace, vector_id, State)": lambda: list(audit(log, cast("Any", [1]))),
+        "path 5: give a path": lambda: Lines(wrong),
+        "come 'x': give a whole number from 0 on": lambda: audit(log, [], come=cast("Any", "x")),
+        "name 5: give what the sink is attached as": lambda: audit(log, [], name=wrong),
+        "memory_bytes_max 0: give a whole number from 1 on": lambda: audit(log, [], memory_bytes_max=0),
+        "found 5: give what audit() gives": lambda: list(repairs(wrong)),
+        "found: a int is not a Difference": lambda: list(repairs([wrong])),
+        "deltas 5: give what repairs() gives": lambda: repair(wrong, unopened),
+        "producer: a int is not a SyncProducer": lambda: repair([], wrong),
+        "data 5: give a path ": lambda: repair([], unopened, data=wrong),
+        "data 5: give a path  ": lambda: anyio.run(repair_directory, [], wrong),
+        "deltas 5: give what repairs() gives ": lambda: anyio.run(repair_directory, wrong, log),
+        "5 is no Delta": lambda: anyio.run(repair_directory, [wrong], log),
+        "is no data directory: name": lambda: anyio.run(repair_directory, [], str(tmp_path)),
+    }
+    for said, call in calls.items():
+        with pytest.raises(UsageError) as caught:
+            call()
+        assert said.strip() in str(caught.value)
