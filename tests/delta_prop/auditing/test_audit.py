@@ -22,6 +22,8 @@ from delta_prop.auditing import Difference, Lines, Repaired, audit, repair, repa
 from delta_prop.auditing.reach import audited_log
 from delta_prop.auditing.repairing import mending_delta
 from delta_prop.client import SyncProducer
+from delta_prop.cursors import write_cursors
+from delta_prop.route.status import KeptCursor
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.settings import LogSettings
@@ -171,9 +173,11 @@ def test_audit_leaves_no_file_open(tmp_path: Path, back: int) -> None:
     """Neither one read to its end nor one broken off, of runs that were set aside."""
     history = [Step([Delta(f"v{at % 20}", opaque(b"x" * 500), "n")], 1, 0) for at in range(40)]
     write(tmp_path, [*history, Step([Delta("late", create([1.0]), "n")], 2, back)])
+    with audited_log(str(tmp_path)) as log:
+        write_cursors(log.disk, log.log_id, {"one": KeptCursor(30, 30)})
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        assert len(list(audit(str(tmp_path), [], come=30, name="none", memory_bytes_max=2_000))) == 20
+        assert len(list(audit(str(tmp_path), [], come=30, name="one", memory_bytes_max=2_000))) == 20
     broken_off = audit(str(tmp_path), [], memory_bytes_max=2_000)
     next(broken_off)
     assert len(os.listdir("/proc/self/fd")) > before + 10, "runs were set aside"
