@@ -47,12 +47,18 @@ class Span:
 
 @dataclass(slots=True)
 class Folded:
-    """The runs of one pass. Iterate over the states as often as is wanted."""
+    """The runs of one pass. Iterate over the states as often as is wanted, then close it."""
 
     snapshot: Snapshot | None
     before: list[Run] = field(default_factory=list)
     ahead: list[Run] = field(default_factory=list)
     behind: list[Run] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Let go of what was set aside. Raises OSError."""
+        for run in (*self.before, *self.ahead, *self.behind):
+            run.rows.drop()
+            run.changes.drop()
 
     def at_sink(self) -> Iterator[tuple[str, Known]]:
         """By key, in order, what the sink should hold. Raises LogDamaged, OSError."""
@@ -100,10 +106,13 @@ class _Pass:
                 if place.logged.offset >= span.end:
                     break
                 self._take(place.logged)
+            for runs in (self._before, self._ahead, self._behind):
+                runs.close(aside=False)
+        except BaseException:
+            self._made.close()
+            raise
         finally:
             follower.close()
-        for runs in (self._before, self._ahead, self._behind):
-            runs.close(aside=False)
         return self._made
 
     def _take(self, logged: LoggedBatch) -> None:
@@ -150,9 +159,9 @@ class _Runs:
             return
         kinds = (f"{self._name}-{len(self._made)}-{kind}.run" for kind in ("rows", "changes"))
         run = Run(*(Frameset(self._scratch, kind) if aside else Frameset() for kind in kinds))
+        self._made.append(run)  # before it is written, which may fail
         for _ in self._builder.close(run, Folding()):
             pass
-        self._made.append(run)
 
 
 def _merged(snapshot: Snapshot | None, runs: list[Run]) -> Iterator[tuple[str, Known]]:
