@@ -110,15 +110,15 @@ def pass_on(told: Receipt, receipt: Receipt) -> None:
         receipt.refuse(withdrawn())
 
 
-def join(work: Sequenced, parked: Entry) -> Refused | None:
+def join(work: Sequenced, parked: Entry, have: int) -> Refused | None:
     """Let the same dots wait for the outcome of their first copy; return the refusal if they cannot.
 
-    One effect, and both are told. `parked` is the first copy's entry.
+    One effect, and both are told. `parked` is the first copy's entry, `have` their origin's watermark.
     """
     first = parked.item
     assert isinstance(first, Sequenced)
     if work.batch.last != first.batch.last:
-        return cut_otherwise(work.batch, parked)
+        return cut_otherwise(work.batch, parked, have)
     if work.batch.crc != first.batch.crc:
         return dot_reused(work.batch)
     if first.repeats >= REPEATS_MAX:

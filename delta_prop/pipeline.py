@@ -537,7 +537,7 @@ class Chain:
         parked = self.orderer.parked(entry)
         if parked is not None:
             assert isinstance(work, Sequenced), "a draft has its place to itself"
-            if (refusal := join(work, parked)) is not None:
+            if (refusal := join(work, parked, self.orderer.have.get(entry.origin, 0))) is not None:
                 self._refuse(work, refusal)
             return
         refusals = self.orderer.park(entry, self._now)

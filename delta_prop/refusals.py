@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from delta_prop_wire.delta import Dot
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from delta_prop.published import Published
     from delta_prop.receipt import Receipt
     from delta_prop_wire.batch import Batch
-    from delta_prop_wire.delta import Dot
 
 
 REPEATS_MAX = 100
@@ -67,14 +67,14 @@ def overlap(batch: Batch, have: int) -> Refused:
     )
 
 
-def cut_otherwise(batch: Batch, parked: Entry) -> Refused:
+def cut_otherwise(batch: Batch, parked: Entry, have: int) -> Refused:
     """These dots are pending in another cut."""
     return Refused(
         ErrorCode.OVERLAP,
         f"counters {batch.base} to {batch.last} are pending as {parked.first} to {parked.last}: "
         "repeat that cut, or wait for its outcome",
         retry_after_ms=100,
-        details={"watermark": parked.previous},
+        details={"watermark": have},
     )
 
 
@@ -117,13 +117,13 @@ def unreadable(error: Exception) -> Refused:
     )
 
 
-def void_before(batch: Batch, code: ErrorCode) -> Refused:
-    """A repeat of what was refused for good."""
+def void_before(batch: Batch, counter: int, code: ErrorCode) -> Refused:
+    """A repeat of what was refused for good, from this counter on."""
     return Remembered(
         code,
-        f"counters {batch.base} to {batch.last} were refused for good before, so these dots are void: "
-        "send a corrected delta under a new dot",
-        details={"dot": batch.dot(0)},
+        f"of counters {batch.base} to {batch.last} some were refused for good before, from {counter} on, and "
+        "are void: send a corrected delta under a new dot",
+        details={"dot": Dot(batch.origin, counter)},
     )
 
 
@@ -170,8 +170,8 @@ def repeats_scattered(places_max: int, frames_max: int) -> Refused:
     """Refuse repeated ids that would take too long to compare with their first copies."""
     return Refused(
         ErrorCode.TOO_LARGE,
-        f"the first copies of its ids are scattered over more than {places_max} places, {frames_max} frames "
-        "of the log, or in quite another order: send fewer deltas at once",
+        f"the first copies of its ids lie in more than about {places_max} places of the log, or {frames_max} "
+        "stretches: send fewer deltas at once",
         field="id",
     )
 

@@ -57,11 +57,11 @@ def answer_repeat(batch: Batch, state: OriginState, log: Log) -> Published:
     same = None if batch.epoch == 0 else state.same_frame(batch)
     if same is False:
         raise other_bytes(batch, state, log)
-    code = state.void(batch)
+    counter, code = state.first_void(batch) or (0, None)
     if code is ErrorCode.OUTCOME_UNKNOWN:  # under ids that were known, of deltas that were gone
         raise outcome_unknown(batch)
     if code is not None and code is not ErrorCode.DOT_REUSED:
-        raise void_before(batch, code)
+        raise void_before(batch, counter, code)
     firsts = {row: state.first_offset(batch.counter(row)) for row in range(batch.count)} if same else {}
     if not same or None in firsts.values():
         try:
@@ -169,7 +169,7 @@ class _Comparison:
         if void.code is ErrorCode.DOT_REUSED or (whole and not same and batch.epoch and void.crc is not None):
             raise other_bytes(batch, self._state, self._log)
         if void.firsts is None:
-            raise void_before(batch, void.code)
+            raise void_before(batch, batch.counter(row), void.code)
         for one in range(count):
             first = void.firsts[there + one]
             copy = None if first is None or same else _batch_at(self._log, first)

@@ -5,7 +5,7 @@ What the log makes of each vector and what the sink holds come sorted by key, an
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from delta_prop.auditing.contents import Lines, rows_of_states
@@ -72,7 +72,7 @@ def compare(
 ) -> Iterator[Difference]:
     """Every difference between a sink's rows and what is made of a log. Raises as `audit` does."""
     check_come(span.come, span.begin, span.end)
-    with closing(fold_log(span, scratch.disk, run_bytes_max=memory_bytes_max)) as folded:
+    with fold_log(span, scratch.disk, run_bytes_max=memory_bytes_max) as folded:
         yield from _differences(rows, folded, aside, moved=span.come < span.end)
 
 

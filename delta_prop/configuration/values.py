@@ -158,6 +158,8 @@ def converted(value: object, kind: Any, path: str) -> Any:
         return _chosen(value, _by_name(get_args(kind)), path)
     if origin is tuple:
         return _several(value, get_args(kind)[0], path)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _chosen(value, _by_name(kind), path)
     if is_dataclass(kind):
         if not isinstance(value, dict):
             raise fault(path, value, f"{shown(value)} is no table: give keys and values below [{path}]")

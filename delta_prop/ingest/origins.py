@@ -7,7 +7,7 @@ order are one comparison; here stands what surrounds it.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import partial
@@ -158,9 +158,12 @@ class OriginState:
         self._void_lasts.append(last)
         self._void_codes.append(code)
 
-    def void(self, batch: Batch) -> ErrorCode | None:
-        """Why some of these dots are void, None if none is."""
-        return self._void(batch.base, batch.last)
+    def first_void(self, batch: Batch) -> tuple[int, ErrorCode] | None:
+        """Return the first of these counters whose dot is void, and why; None if none is."""
+        place = bisect_left(self._void_lasts, batch.base)
+        if place == len(self._void_bases) or self._void_bases[place] > batch.last:
+            return None
+        return max(batch.base, self._void_bases[place]), ErrorCode(self._void_codes[place])
 
     def outcome(self, counter: int) -> int | ErrorCode | None:
         """Where the delta with this counter stands, or why its dot is void; None where memory does not tell.

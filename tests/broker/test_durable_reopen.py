@@ -276,7 +276,7 @@ def test_half_a_reserve_is_none() -> None:
     assert reserve.take(0)
     assert disk.paths() == [RESERVE_PATH]
     for bad in ({"reserve_bytes": -1}, {"free_bytes_min": -1}):
-        with pytest.raises(UsageError, match="below 0"):
+        with pytest.raises(UsageError, match="at least 0"):
             replace(SMALL, **bad)  # type: ignore[arg-type]
 
 

@@ -34,7 +34,7 @@ def test_every_limit_is_above_zero(name: str, value: Any) -> None:
         ({"pacing_until": 0.9}, "they must rise"),
         ({"pacing_from": 1.0}, "below 1"),
         ({"retry_s_first": 6.0}, "waits grow"),
-        ({"rate_min": 20_000.0}, "initial=10000"),
+        ({"rate_min": 20_000.0}, "rate_initial 10000.0"),
         ({"rate_law": "guess"}, "drain, specification"),
         ({"queue_deltas_max": "many"}, "give a number"),
         ({"log_bytes_max": MIB}, "one frame may have"),

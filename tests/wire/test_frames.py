@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from delta_prop_wire import delta as d
@@ -283,6 +283,8 @@ FRAMES = st.one_of(
 
 
 @given(frames=st.lists(FRAMES, min_size=1, max_size=3), at=st.integers(0, 300))
+@example(frames=[Ack(0, ranges=(AckRange(0, 0, 0),), credit=Credit(0, 0), response=Welcome((), ()))], at=0)
+@example(frames=[Ack(0, ranges=(AckRange(0, 0, 0),), credit=Credit(0, 0), more=True)], at=0)
 def test_frames_survive_the_journey(frames: list[Frame], at: int) -> None:
     raw = b"".join(encode(frame) for frame in frames)
     assert received(raw[:at], raw[at:]) == frames

@@ -105,12 +105,12 @@ def _said(fields: dict[str, Any]) -> dict[str, Any]:
 # --- Ack
 
 
-_NO_OTHERS = (None, None, None, 0, 0)
+_NO_OTHERS = (None, None, None, None, False, 0, 0)
 
 
 def _pack_ack(ack: Ack) -> bytes:
     """The short way of what a server says most, offsets and credit; all else the long way."""
-    others = ack.cursor, ack.processed, ack.correlation_id, ack.stream, ack.partition
+    others = ack.cursor, ack.processed, ack.correlation_id, ack.response, ack.more, ack.stream, ack.partition
     if ack.credit is None or not ack.ranges or others != _NO_OTHERS:
         return _packed(_ack_fields(ack))
     return pack({"ranges": ack.ranges, "credit": ack.credit})

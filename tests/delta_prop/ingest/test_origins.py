@@ -141,9 +141,12 @@ def test_void_runs_are_known_with_their_codes_and_bounded() -> None:
     state = OriginState("p", 1, 0.0)
     state.note_void(batch(5, 3), ErrorCode.INVALID_DELTA)
     state.note_void(batch(10), ErrorCode.CONFLICT)
-    told = [state.void(batch(counter)) for counter in (4, 5, 7, 8, 10, 11)]
-    assert told == [None, *[ErrorCode.INVALID_DELTA] * 2, None, ErrorCode.CONFLICT, None]
-    assert state.void(batch(1, 20)) is ErrorCode.CONFLICT
+    told = [state.first_void(batch(counter)) for counter in (4, 5, 7, 8, 10, 11)]
+    invalid, conflict = ErrorCode.INVALID_DELTA, ErrorCode.CONFLICT
+    assert told == [None, (5, invalid), (7, invalid), None, (10, conflict), None]
+    assert state.first_void(batch(1, 20)) == (5, invalid)
+    assert state.first_void(batch(6, 20)) == (6, invalid)
+    assert state.first_void(batch(8, 20)) == (10, conflict)
     one = batch(20)
     for _ in range(VOIDS_MAX):
         state.note_void(one, ErrorCode.INVALID_DELTA)

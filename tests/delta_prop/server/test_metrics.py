@@ -77,7 +77,8 @@ class Whole:
         return self.counted
 
     def groups(self) -> list[dict[str, Any]]:
-        return [{"name": "g", "lag": 7, "lag_s": 3.5}, {"name": "begins", "lag": None, "lag_s": None}]
+        read = {"name": "g", "lag": 7, "lag_s": 3.5, "has_member": True, "standing_by": 2}
+        return [read, {"name": "begins", "lag": None, "lag_s": None, "has_member": False, "standing_by": 0}]
 
     async def refresh(self) -> None:
         pass
@@ -89,7 +90,7 @@ class Whole:
         states = [(False, False), (True, True), (True, False)]
         told = {"client": "c", "lag": 5, "lag_s": 2.5}
         return [
-            {"number": number, "subscribed": subscribed, "behind": behind} | told
+            {"number": number, "subscribed": subscribed, "behind": behind, "standing_by": False} | told
             for number, (subscribed, behind) in enumerate(states)
         ]
 

@@ -70,7 +70,8 @@ CHAIN = (
             edit(
                 Appender.sequenced,
                 (
-                    "if not refusal.voids or refusal.code is ErrorCode.UNAUTHORIZED:\n                raise",
+                    "if not refusal.voids or refusal.code is ErrorCode.UNAUTHORIZED or _is_split(work):\n"
+                    "                raise",
                     "raise",
                 ),
             ),

@@ -6,7 +6,7 @@ Each line of text is the code's own; where that changes, the table's test says w
 from __future__ import annotations
 
 from delta_prop.client.lane import Lane
-from delta_prop.server.intake import Intake
+from delta_prop.server.intake import Intake, ranges_of
 from delta_prop.server.outlet import Outlet
 from delta_prop_simulations.disasters.mutants.mutant import Mutant, edit
 
@@ -46,10 +46,10 @@ PROTOCOL = (
         "an acknowledgement names the delta's offset",
         (
             edit(
-                Intake._add_ranges,
+                ranges_of,
                 (
-                    "AckRange(entry.first, entry.last, offset)",
-                    "AckRange(entry.first, entry.last, offset + 1)",
+                    "first + published.count - 1, published.offset)",
+                    "first + published.count - 1, published.offset + 1)",
                 ),
             ),
         ),
