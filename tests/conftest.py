@@ -7,7 +7,6 @@ Java, in one worker, which starts Spark once.
 
 from __future__ import annotations
 
-import gc
 import secrets
 import warnings
 from functools import partial
@@ -17,12 +16,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from delta_prop.spark.java import missing
-from tests.open_files import open_below
 from tests.quiet import in_the_room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -121,15 +118,6 @@ def _alone(item: pytest.Item) -> bool:
 def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
     """Has a line printed at the end of the run."""
     return partial(record_property, TOLD)
-
-
-@pytest.fixture
-def tmp_path(tmp_path: Path) -> Iterator[Path]:
-    """A folder of the test's own; it fails where it leaves files open there, as a worker runs thousands."""
-    yield tmp_path
-    if open_below(tmp_path):
-        gc.collect()  # what a cycle kept
-    assert not (left := open_below(tmp_path)), f"left open: {left}"
 
 
 @pytest.fixture(scope="session")
