@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delta_prop.auditing.folding import Span
-from delta_prop.commands.opened import open_log
+from delta_prop.commands.opened import opened_log, snapshot_before
 from delta_prop.commands.quarantine import quarantined
 from delta_prop.cursors import read_cursors
 from delta_prop_wire.errors import UsageError
@@ -48,12 +48,7 @@ class AuditedLog:
 @contextmanager
 def audited_log(path: str) -> Iterator[AuditedLog]:
     """The log in a data directory as it is now. Raises UsageError, LogDamaged, OSError."""
-    disk, log, _ = open_log(path)
-    with ExitStack() as exits:
-        exits.callback(log.close)
-        snapshot = log.snapshot() if log.first_offset else None
-        if snapshot is not None:
-            exits.callback(snapshot.close)
+    with opened_log(path) as (disk, log, _), snapshot_before(log) as snapshot:
         begin = log.first_offset if snapshot is None else snapshot.offset
         whole = log.first_offset == 0 if snapshot is None else snapshot.facts.begin == 0
         if not whole:
@@ -95,10 +90,9 @@ def known_sinks(path: str) -> dict[str, Quarantine | None]:
 
     Raises UsageError, QuarantineDamaged, OSError.
     """
-    disk, log, _ = open_log(path)
-    log.close()
-    known: dict[str, Quarantine | None] = dict.fromkeys(read_cursors(disk, log.log_id))
-    return known | quarantined(disk, log.log_id, log.epoch_end)
+    with opened_log(path) as (disk, log, _):
+        known: dict[str, Quarantine | None] = dict.fromkeys(read_cursors(disk, log.log_id))
+        return known | quarantined(disk, log.log_id, log.epoch_end)
 
 
 def set_aside(path: str, name: str | None) -> frozenset[str]:
