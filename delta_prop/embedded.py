@@ -17,7 +17,7 @@ import anyio.lowlevel
 from delta_prop.attached import Start
 from delta_prop.attachments import Attachments, OnLogFull, Place, Terms
 from delta_prop.backpressure.controller import INTERVAL_S
-from delta_prop.checks import check_instance, parse_topics, timeout_or
+from delta_prop.checks import check_data, check_instance, parse_topics, timeout_or
 from delta_prop.config import Settings
 from delta_prop.fullness import RoomWatch
 from delta_prop.gathering import Gathering
@@ -41,7 +41,6 @@ from delta_prop.service_log import ServiceLog
 from delta_prop.statistics import Statistics
 from delta_prop.turns import Turn
 from delta_prop.world import real_world
-from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Dot
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import PRODUCER_ID_BITS, ErrorCode
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
     from delta_prop.route.late import Replayed
     from delta_prop.route.quarantine import SetAside
     from delta_prop_broker.log.parts.recovered import RecoveryReport
+    from delta_prop_broker.log.settings import LogSettings
     from delta_prop_sinks.sink import Sink
 
     S = TypeVar("S", bound=Sink)
@@ -84,12 +84,11 @@ class Propagator(Publishing):
     ) -> None:
         """`data`: the directory that the log is kept in, within `log`; without it, in memory."""
         super().__init__()
-        self.settings = check_instance("settings", settings or Settings(), Settings, "delta_prop.Settings(…)")
+        settings = Settings() if settings is None else settings
+        self.settings = check_instance("settings", settings, Settings, "delta_prop.Settings(…)")
         self.recovery: RecoveryReport | None = None
         """What was found in the data directory at the last start, or when its log had failed since."""
-        self._data = None if data is None else str(data)
-        log = check_instance("log", log or LogSettings(), LogSettings, "delta_prop.LogSettings(…)")
-        self._log_settings = log
+        self._data, self._log_settings = check_data(data, log)
         self._given_world = world
         self._exit = AsyncExitStack()
         self._subscriptions = 0
