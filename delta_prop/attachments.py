@@ -25,6 +25,7 @@ from delta_prop.route.status import FeedLimits, KeptCursor
 from delta_prop.route.subscription import Subscription
 from delta_prop.route.table import Nothing, Table, Taker
 from delta_prop_broker.log.durable import DurableLog
+from delta_prop_sinks.bounds import check_sink_name
 from delta_prop_sinks.sink import HoldsVectors, Rebuilds, TakesControlRows
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
@@ -118,8 +119,17 @@ class Attachments:
         """The name under which a sink can be attached. Raises UsageError."""
         if not isinstance(name, str):
             raise UsageError(f"{sink!r:.80} has no name: give a sink, whose contract is in delta_prop.sinks")
-        if any(one.sink is sink for one in self.attached.values()):
-            raise UsageError("this sink is attached already, under another name: make another one")
+        check_sink_name(name)
+        for verb in ("open", "apply", "aclose"):
+            if not callable(getattr(sink, verb, None)):
+                raise UsageError(
+                    f"{sink!r:.80} has no method {verb}: give a sink, whose contract is in delta_prop.sinks"
+                )
+        for one in self.attached.values():
+            if one.sink is sink:
+                raise UsageError(
+                    f"this sink is attached already, as {one.name!r}: detach it first, or make another one"
+                )
         if name in self.attached:
             raise UsageError(f"a sink named {name!r} is attached already: detach it, or give another name")
         return name

@@ -145,6 +145,8 @@ def _checked_rows(
 ) -> NDArray[np.float32]:
     if isinstance(ids, str):
         raise UsageError(f"ids {ids!r:.80} is one text: give a list of texts, one a row")
+    if not hasattr(ids, "__len__"):
+        raise UsageError(f"ids: a {type(ids).__name__} has no length: give a list of texts, one a row")
     check_whole("priority", priority, max(Priority))
     rows = _numbers(matrix)
     if rows.ndim != 2 or len(rows) != len(ids):

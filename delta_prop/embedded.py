@@ -41,6 +41,7 @@ from delta_prop.service_log import ServiceLog
 from delta_prop.statistics import Statistics
 from delta_prop.turns import Turn
 from delta_prop.world import real_world
+from delta_prop_sinks.bounds import check_sink_name, check_texts
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Dot
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import PRODUCER_ID_BITS, ErrorCode
@@ -256,7 +257,7 @@ class Propagator(Publishing):
         where its quarantine cannot be read, what the sink raises.
         """
         self._check_open()
-        name = self._sinks.check_free(name or getattr(sink, "name", None), sink)
+        name = self._sinks.check_free(getattr(sink, "name", None) if name is None else name, sink)
         if not all(isinstance(one, bool) for one in (required, pacing, rebuild)):
             raise UsageError(
                 f"required={required!r}, pacing={pacing!r}, rebuild={rebuild!r}: give True or False"
@@ -361,7 +362,7 @@ class Propagator(Publishing):
         if isinstance(published, Receipt):
             published = await settled(published, limit)
         offset = published.next_offset if isinstance(published, Published) else published
-        if not isinstance(offset, int):
+        if type(offset) is not int or offset < 0:
             raise UsageError(f"{published!r:.80}: give what publish returned, a receipt, or an offset")
         if offset > self._log.reached(AckLevel.DURABLE):
             try:
@@ -415,6 +416,7 @@ class Propagator(Publishing):
         self._gathering.send()
         self._subscriptions += 1
         parsed = parse_topics(topics or "*")
+        name = f"subscription-{self._subscriptions}" if name is None else check_sink_name(name)
         begin: Start = self._log.visible if start == "latest" else start
 
         async def attach(subscription: Subscription) -> Feed:
@@ -428,7 +430,7 @@ class Propagator(Publishing):
                 on_progress=subscription.note_progress,
             )
 
-        return Subscription(name or f"subscription-{self._subscriptions}", attach, self._sinks.detach)
+        return Subscription(name, attach, self._sinks.detach)
 
     def head(self, vector_id: str, namespace: str = DEFAULT_NAMESPACE) -> Dot | None:
         """The dot of a vector's last delta, for `expect=`; None where none is known.
@@ -438,6 +440,7 @@ class Propagator(Publishing):
         self._check_open()
         self._gathering.send()
         self._chain.check_running()
+        check_texts(vector_id=vector_id, namespace=namespace)
         dot = self._chain.appender.vectors.head(namespace, vector_id)
         if dot is None and self._chain.appender.vectors.may_lack(namespace):
             head = self._sinks.load_head(namespace, vector_id)
