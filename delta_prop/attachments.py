@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("delta_prop")
 
+SLOW_CLOSE_S = 1.5
+"""How long a close waits before it says for which sinks."""
+
 OnLogFull: TypeAlias = Literal["refuse", "needs_snapshot"]
 """When a required sink keeps the log full: producers are refused, or the sink loses its place."""
 
@@ -290,10 +293,22 @@ class Attachments:
                 failures.append(failure)
 
         with anyio.CancelScope(shield=True):
-            async with anyio.create_task_group() as closing:
-                for attached in list(self.attached.values()):
-                    closing.start_soon(close, attached)
+            async with anyio.create_task_group() as telling:
+                telling.start_soon(self._tell_slow_close)
+                async with anyio.create_task_group() as closing:
+                    for attached in list(self.attached.values()):
+                        closing.start_soon(close, attached)
+                telling.cancel_scope.cancel()
         return failures
+
+    async def _tell_slow_close(self) -> None:
+        """Say for which sinks a close waits, once it has waited a while."""
+        await anyio.sleep(SLOW_CLOSE_S)
+        logger.warning(
+            "closing waits for sinks, for up to %g s (close_timeout_s): %s",
+            self._settings.close_timeout_s,
+            self.told(list(self.attached)),
+        )
 
     async def _close(self, attached: Attached, *, goes: bool = False) -> None:
         """`goes`: somebody detaches it, so that the log keeps nothing for it any more."""
