@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,16 +47,16 @@ class AuditedLog:
 def audited_log(path: str) -> Iterator[AuditedLog]:
     """The log in a data directory as it is now. Raises UsageError, LogDamaged, OSError."""
     disk, log, _ = open_log(path)
-    snapshot = log.snapshot() if log.first_offset else None
-    try:
+    with ExitStack() as exits:
+        exits.callback(log.close)
+        snapshot = log.snapshot() if log.first_offset else None
+        if snapshot is not None:
+            exits.callback(snapshot.close)
         begin = log.first_offset if snapshot is None else snapshot.offset
         whole = log.first_offset == 0 if snapshot is None else snapshot.facts.begin == 0
         if not whole:
             raise lost_beginning(path)
         yield AuditedLog(log.log_id, begin, max(log.visible, begin), disk, snapshot)
-    finally:
-        if snapshot is not None:
-            snapshot.close()
 
 
 def lost_beginning(path: str) -> UsageError:
@@ -93,5 +93,6 @@ def set_aside(path: str, name: str | None) -> frozenset[str]:
     if name is None:
         return frozenset()
     disk, log, _ = open_log(path)
+    log.close()
     kept = quarantined(disk, log.log_id, log.epoch_end).get(name)
     return frozenset() if kept is None else frozenset("\0".join(one.vector) for one in kept.records())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -83,7 +84,9 @@ def log_to_count(place: str | Remote, since: At, until: At) -> tuple[Log, list[d
     remote = remote_of(place)
     if remote is None:
         assert isinstance(place, str)
-        return log_of(place, since=since, until=until), all_sinks(*open_log(place)[:2])
+        disk, log, _ = open_log(place)
+        with closing(log):
+            return log_of(place, since=since, until=until), all_sinks(disk, log)
     return served_range(remote, since=since, until=until), []
 
 

@@ -6,6 +6,7 @@ snapshot tells what that came to. Every task must see the directory under the sa
 
 from __future__ import annotations
 
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
@@ -157,16 +158,17 @@ def spark_parts(
 def log_of(path: str, *, since: At = EARLIEST, until: At = LATEST) -> Log:
     """The deltas from one place up to another. Raises UsageError, Refused, LogDamaged, OSError."""
     disk, log, _ = open_log(path)
-    begin, end = offset_of(since, log), min(offset_of(until, log), log.visible)
-    check_reached("offset", begin, log.visible)
-    if begin < log.first_offset:
-        raise Refused(
-            ErrorCode.CURSOR_TOO_OLD,
-            f"offset {begin} is no longer in the log, which starts at {log.first_offset}",
-            details={"offset": begin, "start_offset": log.first_offset},
-        )
-    parts = _segment_parts(disk, path, log, begin, end)
-    return Log(log.log_id, log.epoch, begin, max(begin, end), log.first_offset == 0, parts)
+    with closing(log):
+        begin, end = offset_of(since, log), min(offset_of(until, log), log.visible)
+        check_reached("offset", begin, log.visible)
+        if begin < log.first_offset:
+            raise Refused(
+                ErrorCode.CURSOR_TOO_OLD,
+                f"offset {begin} is no longer in the log, which starts at {log.first_offset}",
+                details={"offset": begin, "start_offset": log.first_offset},
+            )
+        parts = _segment_parts(disk, path, log, begin, end)
+        return Log(log.log_id, log.epoch, begin, max(begin, end), log.first_offset == 0, parts)
 
 
 def states_of(path: str, *, at: At = LATEST) -> Log:
@@ -177,20 +179,20 @@ def states_of(path: str, *, at: At = LATEST) -> Log:
     OSError.
     """
     disk, log, _ = open_log(path)
-    snapshot = log.snapshot() if log.first_offset else None
-    before: list[SnapshotPart] = []
-    if snapshot is None:
-        begin = log.first_offset
-    else:
-        try:
+    with ExitStack() as exits:
+        exits.callback(log.close)
+        snapshot = log.snapshot() if log.first_offset else None
+        before: list[SnapshotPart] = []
+        if snapshot is None:
+            begin = log.first_offset
+        else:
+            exits.callback(snapshot.close)
             check_within(at, snapshot)
             begin, before = snapshot.offset, _snapshot_parts(path, snapshot)
-        finally:
-            snapshot.close()
-    end = max(_end_of(at, log), begin)
-    whole = log.first_offset == 0 if snapshot is None else snapshot.begin == 0
-    parts: list[Part] = [*before, *_segment_parts(disk, path, log, begin, end)]
-    return Log(log.log_id, log.epoch, begin, end, whole, parts)
+        end = max(_end_of(at, log), begin)
+        whole = log.first_offset == 0 if snapshot is None else snapshot.begin == 0
+        parts: list[Part] = [*before, *_segment_parts(disk, path, log, begin, end)]
+        return Log(log.log_id, log.epoch, begin, end, whole, parts)
 
 
 def _end_of(at: At, log: DurableLog) -> int:
