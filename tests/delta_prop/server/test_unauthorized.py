@@ -6,7 +6,7 @@ What differs is in the audit alone. A frame that needs no right, such as a heart
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -306,11 +306,10 @@ async def test_over_tls(mutual: bool, caplog: pytest.LogCaptureFixture) -> None:
             bare = Tls(authorities=made.authority)
             heard: list[Frame] = []
             with suppress(ConnectionError, Misconfigured):
-                stream = await network.connect(address.host, address.port, tls=bare)
-                client = Raw(stream)
-                await client.send(hello(token="s-both"))
-                while (frame := await client.next()) is not None:
-                    heard.append(frame)
-                await stream.aclose()
+                async with aclosing(await network.connect(address.host, address.port, tls=bare)) as stream:
+                    client = Raw(stream)
+                    await client.send(hello(token="s-both"))
+                    while (frame := await client.next()) is not None:
+                        heard.append(frame)
             assert heard == []
             assert scene.audited() == []
