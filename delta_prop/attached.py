@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from functools import partial
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
@@ -183,7 +184,10 @@ class Attached:
         holds nothing whole, or the log no longer has what comes next; with `forced` whatever it holds.
         Raises Refused, what the sink raises.
         """
-        resume = await self.sink.open(self)
+        opening = self.sink.open(self)
+        if not isawaitable(opening):
+            raise UsageError(f"sink {self.name!r}: its open() is a plain function: make it an `async def`")
+        resume = await opening
         try:
             if resume is not None and not isinstance(resume, ResumePoint):
                 raise UsageError(f"sink {self.name!r}: open() gave {resume!r:.80}, not a ResumePoint or None")

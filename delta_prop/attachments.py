@@ -25,6 +25,7 @@ from delta_prop.route.status import FeedLimits, KeptCursor
 from delta_prop.route.subscription import Subscription
 from delta_prop.route.table import Nothing, Table, Taker
 from delta_prop_broker.log.durable import DurableLog
+from delta_prop_sinks.bounds import check_sink_name
 from delta_prop_sinks.sink import HoldsVectors, Rebuilds, TakesControlRows
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
     from delta_prop_wire.topics import Topic
 
 logger = logging.getLogger("delta_prop")
+
+SLOW_CLOSE_S = 1.5
+"""How long a close waits before it says for which sinks."""
 
 OnLogFull: TypeAlias = Literal["refuse", "needs_snapshot"]
 """When a required sink keeps the log full: producers are refused, or the sink loses its place."""
@@ -118,8 +122,17 @@ class Attachments:
         """The name under which a sink can be attached. Raises UsageError."""
         if not isinstance(name, str):
             raise UsageError(f"{sink!r:.80} has no name: give a sink, whose contract is in delta_prop.sinks")
-        if any(one.sink is sink for one in self.attached.values()):
-            raise UsageError("this sink is attached already, under another name: make another one")
+        check_sink_name(name)
+        for verb in ("open", "apply", "aclose"):
+            if not callable(getattr(sink, verb, None)):
+                raise UsageError(
+                    f"{sink!r:.80} has no method {verb}: give a sink, whose contract is in delta_prop.sinks"
+                )
+        for one in self.attached.values():
+            if one.sink is sink:
+                raise UsageError(
+                    f"this sink is attached already, as {one.name!r}: detach it first, or make another one"
+                )
         if name in self.attached:
             raise UsageError(f"a sink named {name!r} is attached already: detach it, or give another name")
         return name
@@ -280,10 +293,22 @@ class Attachments:
                 failures.append(failure)
 
         with anyio.CancelScope(shield=True):
-            async with anyio.create_task_group() as closing:
-                for attached in list(self.attached.values()):
-                    closing.start_soon(close, attached)
+            async with anyio.create_task_group() as telling:
+                telling.start_soon(self._tell_slow_close)
+                async with anyio.create_task_group() as closing:
+                    for attached in list(self.attached.values()):
+                        closing.start_soon(close, attached)
+                telling.cancel_scope.cancel()
         return failures
+
+    async def _tell_slow_close(self) -> None:
+        """Say for which sinks a close waits, once it has waited a while."""
+        await anyio.sleep(SLOW_CLOSE_S)
+        logger.warning(
+            "closing waits for sinks, for up to %g s (close_timeout_s): %s",
+            self._settings.close_timeout_s,
+            self.told(list(self.attached)),
+        )
 
     async def _close(self, attached: Attached, *, goes: bool = False) -> None:
         """`goes`: somebody detaches it, so that the log keeps nothing for it any more."""

@@ -17,7 +17,7 @@ import anyio.lowlevel
 from delta_prop.attached import Start
 from delta_prop.attachments import Attachments, OnLogFull, Place, Terms
 from delta_prop.backpressure.controller import INTERVAL_S
-from delta_prop.checks import check_instance, parse_topics, timeout_or
+from delta_prop.checks import check_data, check_instance, parse_topics, timeout_or
 from delta_prop.config import Settings
 from delta_prop.fullness import RoomWatch
 from delta_prop.gathering import Gathering
@@ -41,7 +41,7 @@ from delta_prop.service_log import ServiceLog
 from delta_prop.statistics import Statistics
 from delta_prop.turns import Turn
 from delta_prop.world import real_world
-from delta_prop_broker.log.settings import LogSettings
+from delta_prop_sinks.bounds import check_sink_name, check_texts
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Dot
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import PRODUCER_ID_BITS, ErrorCode
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from delta_prop.route.late import Replayed
     from delta_prop.route.quarantine import SetAside
     from delta_prop_broker.log.parts.recovered import RecoveryReport
+    from delta_prop_broker.log.settings import LogSettings
     from delta_prop_sinks.sink import Sink
 
     S = TypeVar("S", bound=Sink)
@@ -84,12 +85,11 @@ class Propagator(Publishing):
     ) -> None:
         """`data`: the directory that the log is kept in, within `log`; without it, in memory."""
         super().__init__()
-        self.settings = check_instance("settings", settings or Settings(), Settings, "delta_prop.Settings(…)")
+        settings = Settings() if settings is None else settings
+        self.settings = check_instance("settings", settings, Settings, "delta_prop.Settings(…)")
         self.recovery: RecoveryReport | None = None
         """What was found in the data directory at the last start, or when its log had failed since."""
-        self._data = None if data is None else str(data)
-        log = check_instance("log", log or LogSettings(), LogSettings, "delta_prop.LogSettings(…)")
-        self._log_settings = log
+        self._data, self._log_settings = check_data(data, log)
         self._given_world = world
         self._exit = AsyncExitStack()
         self._subscriptions = 0
@@ -257,7 +257,7 @@ class Propagator(Publishing):
         where its quarantine cannot be read, what the sink raises.
         """
         self._check_open()
-        name = self._sinks.check_free(name or getattr(sink, "name", None), sink)
+        name = self._sinks.check_free(getattr(sink, "name", None) if name is None else name, sink)
         if not all(isinstance(one, bool) for one in (required, pacing, rebuild)):
             raise UsageError(
                 f"required={required!r}, pacing={pacing!r}, rebuild={rebuild!r}: give True or False"
@@ -362,7 +362,7 @@ class Propagator(Publishing):
         if isinstance(published, Receipt):
             published = await settled(published, limit)
         offset = published.next_offset if isinstance(published, Published) else published
-        if not isinstance(offset, int):
+        if type(offset) is not int or offset < 0:
             raise UsageError(f"{published!r:.80}: give what publish returned, a receipt, or an offset")
         if offset > self._log.reached(AckLevel.DURABLE):
             try:
@@ -416,6 +416,7 @@ class Propagator(Publishing):
         self._gathering.send()
         self._subscriptions += 1
         parsed = parse_topics(topics or "*")
+        name = f"subscription-{self._subscriptions}" if name is None else check_sink_name(name)
         begin: Start = self._log.visible if start == "latest" else start
 
         async def attach(subscription: Subscription) -> Feed:
@@ -429,7 +430,7 @@ class Propagator(Publishing):
                 on_progress=subscription.note_progress,
             )
 
-        return Subscription(name or f"subscription-{self._subscriptions}", attach, self._sinks.detach)
+        return Subscription(name, attach, self._sinks.detach)
 
     def head(self, vector_id: str, namespace: str = DEFAULT_NAMESPACE) -> Dot | None:
         """The dot of a vector's last delta, for `expect=`; None where none is known.
@@ -439,6 +440,7 @@ class Propagator(Publishing):
         self._check_open()
         self._gathering.send()
         self._chain.check_running()
+        check_texts(vector_id=vector_id, namespace=namespace)
         dot = self._chain.appender.vectors.head(namespace, vector_id)
         if dot is None and self._chain.appender.vectors.may_lack(namespace):
             head = self._sinks.load_head(namespace, vector_id)

@@ -7,7 +7,10 @@ time, chance, a thread or a socket come in.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,6 +72,12 @@ class Tls:
     key: str | None = None
     authorities: str | None = None
     server_name: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("certificate", "key", "authorities", "server_name"):
+            value = getattr(self, name)
+            if not isinstance(value, str | PurePath | None):
+                raise UsageError(f"{name} {value!r:.60} is a {type(value).__name__}: give text")
 
 
 class Stream(Protocol):

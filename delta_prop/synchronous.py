@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from inspect import isawaitable
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -51,6 +52,7 @@ class SyncPropagator:
         self._propagator = Propagator(settings)
         self._exit = ExitStack()
         self._portal: BlockingPortal | None = None
+        self._loop_thread = 0
 
     def __enter__(self) -> SyncPropagator:
         with ExitStack() as stack:  # undone in order if the propagator cannot open
@@ -58,6 +60,7 @@ class SyncPropagator:
             running: AbstractContextManager[Propagator] = portal.wrap_async_context_manager(self._propagator)
             stack.enter_context(running)
             self._exit = stack.pop_all()
+        self._loop_thread = portal.call(get_ident)
         self._portal = portal
         return self
 
@@ -75,6 +78,10 @@ class SyncPropagator:
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Run a function of no arguments on the loop's thread: a sink's `search` or `get`, for instance."""
+        if not callable(function):
+            raise UsageError(
+                f"{function!r:.80} cannot be called: give a function, as in call(lambda: cache.get(…))"
+            )
         return self._running().call(_awaited, function)
 
     def attach(
@@ -245,6 +252,11 @@ class SyncPropagator:
     def _running(self) -> BlockingPortal:
         if self._portal is None:
             raise UsageError("the propagator is not open: use it inside `with SyncPropagator() as p:`")
+        if get_ident() == self._loop_thread:
+            raise UsageError(
+                "a SyncPropagator was called on its own loop's thread, which would wait for itself: call it "
+                "from another thread, not within `call`, `nonblocking` functions or sinks"
+            )
         return self._portal
 
 

@@ -46,7 +46,9 @@ def _loaded(context: ssl.SSLContext, tls: Tls) -> ssl.SSLContext:
         if tls.certificate is not None:
             context.load_cert_chain(tls.certificate, tls.key, _no_password)
     except OSError as error:  # ssl's own are such too
-        files = " and ".join(one for one in (tls.authorities, tls.certificate, tls.key) if one is not None)
+        files = " and ".join(
+            str(one) for one in (tls.authorities, tls.certificate, tls.key) if one is not None
+        )
         why = error.strerror or getattr(error, "reason", None) or error
         raise UsageError(f"TLS cannot use {files}: {why}; certificates and keys are PEM files") from error
     return context

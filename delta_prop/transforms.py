@@ -63,6 +63,11 @@ class Transforms:
         """Know `function` as `name`, reading vectors from the attached sink `reads`."""
         if not name:
             raise UsageError("a transform needs a name")
+        for field, value in (("name", name), ("reads", reads)):
+            if not isinstance(value, str):
+                raise UsageError(f"{field} {value!r:.60} is a {type(value).__name__}: give text")
+        if not callable(function):
+            raise UsageError(f"{function!r:.80} cannot be called: give transform {name!r} a function")
         self._known[name] = _Transform(function, reads, nonblocking)
 
     async def publish(

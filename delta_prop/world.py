@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import anyio
 import anyio.to_thread
 
+from delta_prop.local_places import check_data_directory
 from delta_prop.ports import World
 from delta_prop.sockets import SocketNetwork
 from delta_prop_broker.local_disk import LocalDisk
@@ -180,10 +181,16 @@ def real_world() -> World:
         new_threads=WorkerThread,
         own_thread=own_thread,
         background_thread=background_thread,
-        open_disk=LocalDisk,
+        open_disk=_disk_at,
         network=SocketNetwork(),
         soon=_soon(),
     )
+
+
+def _disk_at(path: str) -> LocalDisk:
+    """The disk of a data directory, there or to be made. Raises UsageError where it cannot be."""
+    check_data_directory(path)
+    return LocalDisk(path)
 
 
 def _waker() -> Callable[[Callable[[], object]], object]:

@@ -133,6 +133,8 @@ class Incoming:
 
     def ack(self, offset: int) -> None:
         """Everything up to this offset is done with. Raises UsageError beyond what was handed out."""
+        if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+            raise UsageError(f"offset {offset!r:.60}: give that of a delta that came, a whole number")
         if offset >= self._handed:
             raise UsageError(
                 f"offset {offset} was not delivered yet (the next one is {self._handed}): acknowledge what "

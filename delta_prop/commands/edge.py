@@ -13,7 +13,6 @@ import shutil
 import signal
 import stat
 import sys
-import tempfile
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -185,70 +184,6 @@ def existing_disk(path: str) -> LocalDisk:
 def disk_at(path: str) -> LocalDisk:
     """The disk of a data directory, there or not."""
     return LocalDisk(path)
-
-
-def check_data_directory(path: str, mark: str) -> None:
-    """Check that a data directory can be written to, or made; what is tried leaves nothing behind.
-
-    `mark`: a file that each data directory has. Raises UsageError.
-    """
-    place = Path(path).absolute()
-    if _is_there(place, path) and not place.is_dir():
-        raise UsageError(f"{path!r} is not a directory: name another one for the data, or a new one")
-    above = place
-    while not _is_there(above, path):
-        above = above.parent
-    if not above.is_dir():
-        raise UsageError(f"{path!r} cannot be made, as '{above}' is not a directory: name another one")
-    if not os.path.lexists(place / mark):
-        _try_to_make_in(above, path)
-    elif not _may(place, os.R_OK | os.W_OK | os.X_OK):
-        raise UsageError(f"{path!r} cannot be written to: {_OWN_IT}")
-
-
-def check_file_place(path: str) -> None:
-    """Check that a file can be written there; what is tried leaves nothing behind. Raises UsageError."""
-    place = Path(os.path.realpath(path))  # a link may name a file that is to be made
-    if not _is_there(place, path):
-        if not place.parent.is_dir():
-            raise UsageError(f"{path!r}: there is no folder '{place.parent}': make it, or name another")
-        _try_to_make_in(place.parent, path)
-    elif not place.is_file():
-        raise UsageError(
-            f"{path!r} is {'a directory' if place.is_dir() else 'a device or pipe'}: name a file"
-        )
-    elif not _may(place, os.R_OK | os.W_OK):
-        raise UsageError(f"{path!r} cannot be read and written: {_OWN_IT}")
-
-
-_OWN_IT = "let the user of this process do so, or name another one"
-
-
-def _kind_of(place: Path) -> str:
-    return "a directory" if place.is_dir() else "a device or pipe"
-
-
-def _may(place: Path, what: int) -> bool:
-    return os.access(place, what, effective_ids=os.access in os.supports_effective_ids)
-
-
-def _is_there(place: Path, path: str) -> bool:
-    try:
-        place.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise UsageError(f"{path!r} cannot be used ({error.strerror}): name another one") from None
-    return True
-
-
-def _try_to_make_in(folder: Path, path: str) -> None:
-    try:
-        os.rmdir(tempfile.mkdtemp(prefix=".delta-prop-", dir=folder))
-    except OSError as error:
-        raise UsageError(
-            f"{path!r}: nothing can be made in '{folder}' ({error.strerror}): {_OWN_IT}"
-        ) from None
 
 
 @contextmanager

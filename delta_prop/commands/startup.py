@@ -15,6 +15,7 @@ from delta_prop.checks import parse_topics
 from delta_prop.commands import edge
 from delta_prop.configuration import ForwardTerms, make_sinks
 from delta_prop.configuration.values import placed
+from delta_prop.local_places import check_data_directory, check_file_place
 from delta_prop.ports import Tls
 from delta_prop.route.rebuild import can_be_rebuilt
 from delta_prop.server.access import Access
@@ -22,7 +23,6 @@ from delta_prop.server.service import check_open_to_others
 from delta_prop.server.tokens import Usual
 from delta_prop.tls_contexts import client_context, server_context
 from delta_prop_broker.log.files.identity import check_format
-from delta_prop_broker.log.files.names import FORMAT_PATH
 from delta_prop_sinks import JsonLinesSink, StorageSink
 from delta_prop_wire.errors import DeltaPropError, UsageError
 
@@ -66,7 +66,7 @@ async def judge(configuration: Configuration, world: World, *, beside: bool = Fa
         _check_files(one, f"sinks[{place}]")
     if configuration.data is not None:
         with _at("data"):
-            edge.check_data_directory(configuration.data, FORMAT_PATH)
+            check_data_directory(configuration.data)
         check_format(edge.disk_at(configuration.data))
     for key in ("http_port", "port"):
         await _try_to_listen(configuration, world, key, beside=beside)
@@ -135,7 +135,7 @@ def _check_files(attachment: Attachment, section: str) -> None:
     path: str | None = getattr(terms, "path", None)
     if path is not None:
         with _at(f"{section}.path"):
-            edge.check_file_place(path)
+            check_file_place(path)
             if isinstance(sink, StorageSink | JsonLinesSink):
                 sink.check_file()
     if isinstance(terms, ForwardTerms) and terms.authorities is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 import numpy as np
 
-from delta_prop_sinks.bounds import check_at_least
+from delta_prop_sinks.bounds import check_at_least, check_sink_name, check_texts
 from delta_prop_sinks.runs import SETTING_KINDS, Run, Unfolded, fold_new
 from delta_prop_sinks.sink import ResumePoint
 from delta_prop_sinks.table import (
@@ -116,7 +116,7 @@ class CacheSink:
         check_at_least(1, entries_max=entries_max, bytes_max=bytes_max)
         if mode not in ("refresh", "invalidate"):
             raise UsageError(f'mode {mode!r} is not "refresh" or "invalidate"')
-        self.name = name
+        self.name = check_sink_name(name)
         self.entries_max = entries_max
         self.bytes_max = bytes_max
         self.mode = mode
@@ -228,6 +228,7 @@ class CacheSink:
         """The cached state, None where there is none: nothing is loaded."""
         ref = (namespace, vector_id)
         if ref not in self._order:
+            check_texts(namespace=namespace, vector_id=vector_id)
             self._misses += 1
             return None
         self._hits += 1

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import anyio.lowlevel
 
+from delta_prop_sinks.bounds import check_sink_name
 from delta_prop_sinks.sink import SinkFailure, TryAgain
 from delta_prop_wire.errors import UsageError
 
@@ -72,7 +73,7 @@ class CallbackSink:
             raise UsageError(f'per {per!r} is not "delta" or "delivery"')
         if not isinstance(nonblocking, bool):
             raise UsageError(f"nonblocking={nonblocking!r:.80}: give True or False")
-        self.name = name
+        self.name = check_sink_name(name)
         self.per = per
         self.nonblocking = nonblocking
         self._function = function

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from delta_prop_sinks.bounds import check_sink_name
 from delta_prop_sinks.sink import StopSink, TryAgain
 from delta_prop_wire.errors import Refused, UsageError
 
@@ -45,7 +46,7 @@ class ForwardSink:
             raise UsageError(
                 f'link {link!r:.80}: give a ForwardLink, as in ForwardSink(ForwardLink("host:port"))'
             )
-        self.name = name
+        self.name = check_sink_name(name)
         self._link = link
         self._context: SinkContext | None = None
         self._forwarded = 0

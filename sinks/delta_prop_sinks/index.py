@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import numpy as np
 
+from delta_prop_sinks.bounds import check_kind, check_path, check_sink_name, check_texts
 from delta_prop_sinks.linking import Linked, LinkedStatistics, Linker
 from delta_prop_sinks.resident import Resident
 from delta_prop_sinks.scoring import Metric, Scorer, checked_query, median_norm, refresh_norms
@@ -90,12 +91,16 @@ class IndexSink:
         linked: bool | Linked = False,
         path: str | Path | None = None,
     ) -> None:
-        self.name = name
-        self.resident = Resident() if resident is None else resident
+        self.name = check_sink_name(name)
+        self.resident = Resident() if resident is None else check_kind("resident", resident, Resident)
         self._context: SinkContext | None = None
         self._searches = 0
         self._states_end = 0  # behind the last delta that the states of a rebuild count in
         self._rebuilds = 0  # of the vectors, as far as this index has followed
+        if not isinstance(linked, bool | Linked):
+            raise UsageError(f"linked={linked!r:.60}: give True or False, or settings as Linked(metric=…)")
+        if path is not None:
+            check_path(path)
         if path is not None and not linked:
             raise UsageError("path: only a linked index has a file; add linked=True, or leave path out")
         self._linker = Linker(Linked() if linked is True else linked, path) if linked else None
@@ -331,6 +336,7 @@ class IndexSink:
         A linked index may miss a neighbour of the metric it is linked for, but none that is unlinked or among
         the last to have changed.
         """
+        check_texts(namespace=namespace)
         table = self.resident.tables.get(namespace)
         vector = checked_query(query, k, metric, None if table is None else table.dimension, namespace)
         self._searches += 1

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import anyio
 
+from delta_prop_sinks.bounds import check_path, check_sink_name
 from delta_prop_sinks.sink import ResumePoint, StopSink, TryAgain
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Delta, Dot, Kind, Priority
@@ -58,7 +59,8 @@ class JsonLinesSink:
     """
 
     def __init__(self, path: str | Path, *, name: str = "jsonlines", fsync: bool = False) -> None:
-        self.name = name
+        self.name = check_sink_name(name)
+        check_path(path)
         self.path = Path(path)
         self.fsync = fsync
         self._context: SinkContext | None = None

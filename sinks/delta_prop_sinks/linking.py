@@ -13,6 +13,7 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 
+from delta_prop_sinks.bounds import check_number
 from delta_prop_sinks.graph_file import GraphFile
 from delta_prop_sinks.hnsw import GraphFailed, Space, require_usearch
 from delta_prop_sinks.links import Links
@@ -69,6 +70,8 @@ class Linked:
                 f"metric: {self.metric!r} is not one of {', '.join(get_args(Space))}; "
                 "other metrics are searched exactly, whatever is linked"
             )
+        for name in ("unlinked_rows_max", "drift_share_max"):
+            check_number(name, getattr(self, name))
         for name in (
             "graph_rows_min",
             "recent_rows",
@@ -78,7 +81,7 @@ class Linked:
             "room_s_max",
             "save_s",
         ):
-            if not getattr(self, name) > 0:
+            if not check_number(name, getattr(self, name)) > 0:
                 raise UsageError(f"{name}: {getattr(self, name)!r} is not above 0")
         if not 0 <= self.drift_share_max < 0.5:
             raise UsageError(

@@ -16,7 +16,14 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 
-from delta_prop_sinks.bounds import check_above_zero, check_at_least
+from delta_prop_sinks.bounds import (
+    check_above_zero,
+    check_at_least,
+    check_kind,
+    check_path,
+    check_sink_name,
+    check_texts,
+)
 from delta_prop_sinks.resident import Resident
 from delta_prop_sinks.sink import RejectDelta, ResumePoint, SinkFailure, StopSink, TryAgain
 from delta_prop_sinks.storage_file import FileFailed, FileLost, StorageFile
@@ -91,18 +98,19 @@ class StorageSink:
         image_rows_min: int = 100_000,
         image_s: float = 300.0,
     ) -> None:
+        check_path(path)
         if mode not in ("behind", "through"):
             raise UsageError(f'mode {mode!r} is not "behind" or "through"')
         check_above_zero(flush_s=flush_s, close_s=close_s)
         check_at_least(1, rows_unflushed_max=rows_unflushed_max, wal_bytes_max=wal_bytes_max)
         check_at_least(1, image_rows_min=image_rows_min)
         check_at_least(0, image_s=image_s)
-        self.name = name
+        self.name = check_sink_name(name)
         self.mode = mode
         self.flush_s = flush_s
         self.rows_unflushed_max = rows_unflushed_max
         self.close_s = close_s
-        self.resident = Resident() if resident is None else resident
+        self.resident = Resident() if resident is None else check_kind("resident", resident, Resident)
         if self.resident.stored:
             raise UsageError("the resident vectors have a storage sink already: give this one its own")
         self.resident.stored = True
@@ -325,8 +333,11 @@ class StorageSink:
         """A vector's state as of the last apply, a tombstone (not alive) included; None: never heard of."""
         context = self._opened()
         state = self.resident.state(namespace, vector_id)
-        if state is not None or self.resident.complete:
+        if state is not None:
             return state
+        check_texts(namespace=namespace, vector_id=vector_id)
+        if self.resident.complete:
+            return None
         rows = await self._run(context, lambda: self._file.read([(namespace, vector_id)]))
         # While the file was read, an apply may have brought the vector back and changed it.
         state = self.resident.state(namespace, vector_id)

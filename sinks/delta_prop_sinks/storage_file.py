@@ -422,12 +422,23 @@ class StorageFile:
                 uri, uri=True, isolation_level=None, check_same_thread=False, timeout=timeout
             )
         except sqlite3.OperationalError as error:
-            raise UsageError(
-                f"{self.path} cannot be opened ({error}): check that its folder exists"
-            ) from None
+            raise UsageError(f"{self.path} cannot be opened ({error}): {self._cure()}") from None
         self._connections.append(connection)
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         return connection
+
+    def _cure(self) -> str:
+        """What to do where the file cannot be opened."""
+        path, folder = self.path, self.path.resolve().parent
+        if path.is_dir():
+            return "it is a directory: name a file"
+        if not folder.exists():
+            return f"its folder {folder} does not exist: create it, or name another file"
+        if not folder.is_dir():
+            return f"{folder} is not a directory: name another file"
+        if not path.exists():
+            return f"no file can be created in {folder}: let this user write there, or name another file"
+        return f"let this user read and write it and create files in {folder}, or name another file"
 
     def _check(self) -> None:
         writer = self._writer

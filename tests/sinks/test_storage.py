@@ -523,7 +523,11 @@ def test_foreign_files_are_refused_unharmed(tmp_path: Path) -> None:
     anyio.run(touch, damaged)
     damaged.write_bytes(damaged.read_bytes()[:4096] + b"\x99" * 40_000)
     refused(damaged, r"cannot be opened \(.*\): mend it")
-    refused(tmp_path / "no" / "folder.db", "check that its folder exists")
+    refused(tmp_path / "no" / "folder.db", "its folder .*no does not exist: create it")
+    refused(text / "v.db", "text.* is not a directory: name another file")
+    refused(Path("/proc/x.db"), "no file can be created in /proc: let this user write there")
+    with pytest.raises(UsageError, match="it is a directory: name a file"):
+        anyio.run(StorageSink(tmp_path).open, FakeLog())
     anyio.run(touch, newer)
     with sqlite3.connect(newer) as connection:
         connection.execute("PRAGMA user_version = 9")

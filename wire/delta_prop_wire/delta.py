@@ -263,6 +263,10 @@ def offset(amount: float) -> Operation:
 
 def transform(name: str) -> Operation:
     """Apply the function registered under `name`; resolved into a dense delta before it is queued."""
+    if not isinstance(name, str):
+        from delta_prop_wire.errors import InvalidDelta
+
+        raise InvalidDelta("name", f"{name!r:.80} is a {type(name).__name__}: give text")
     return Operation(Kind.TRANSFORM, data=name.encode())
 
 

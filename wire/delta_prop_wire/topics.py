@@ -50,6 +50,8 @@ class Topic(NamedTuple):
         """Read the text form. Raises UsageError with the forms there are."""
         if text == "*":
             return ALL
+        if not isinstance(text, str):
+            raise UsageError(f'topic {text!r:.80} is a {type(text).__name__}: give text, such as "ns:docs"')
         for kind, prefix in _PREFIXES.items():
             if text.startswith(prefix):
                 value: str | int | None = text[len(prefix) :]

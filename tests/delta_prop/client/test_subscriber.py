@@ -287,6 +287,11 @@ def test_only_what_was_delivered_can_be_acknowledged() -> None:
             await read(s, 1)
             with pytest.raises(UsageError, match="was not delivered yet"):
                 s.ack(1)
+            for wrong in ("x", -1, True, None):
+                with pytest.raises(UsageError, match=rf"offset '?{wrong}'?: give that of a delta that came"):
+                    s.ack(wrong)  # type: ignore[arg-type]
+            with pytest.raises(UsageError, match="topic 5 is a int: give text"):
+                await s.add(5)  # type: ignore[arg-type]
             s.ack(0)
             await read(s, 1)
             assert s.cursor is not None

@@ -49,10 +49,11 @@ class Command:
         place = ["--data", str(self.data)]
         if self.places is not None and arguments[0] in OVER_0XD3:
             place = [OVER_0XD3[str(arguments[0])], self.places.to]
-        before = open_below(self.data.parent)
+        folder = self._input.parent
+        before = open_below(folder)
         status = main([*map(str, arguments), *place])
         if not any(one.name == "server" for one in threading.enumerate()):  # which opens files meanwhile
-            assert len(open_below(self.data.parent)) <= len(before), "a verb left files open"
+            assert len(open_below(folder)) <= len(before), "a verb left files open"
         shown = self._capsys.readouterr()
         return Done(status, shown.out, shown.err)
 

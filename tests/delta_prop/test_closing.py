@@ -1,0 +1,34 @@
+"""What a propagator says while it closes."""
+
+from __future__ import annotations
+
+import pytest
+
+from delta_prop import Propagator, Settings
+from delta_prop.testing import RecordedPropagator, run_propagator, run_virtual, virtual_world
+from delta_prop_sinks import CacheSink, CallbackSink
+from tests.delta_prop.support import Gate, made
+
+
+def test_a_slow_close_says_for_which_sink_it_waits(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with Propagator(Settings(close_timeout_s=8), world=virtual_world()) as p:
+            await p.attach(CacheSink())
+            await p.attach(CallbackSink(Gate(), name="slow"))
+            await p.publish(made("a"), made("b"))
+
+    with caplog.at_level("INFO", "delta_prop"):
+        run_virtual(main)
+    (warning,) = (one for one in caplog.records if one.levelname == "WARNING")
+    assert warning.getMessage() == (
+        "closing waits for sinks, for up to 8 s (close_timeout_s): 'slow' is working, 2 deltas behind"
+    )
+
+
+def test_a_quick_close_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(p: RecordedPropagator) -> None:
+        await p.attach(CacheSink())
+        await p.publish(made("a"))
+
+    run_propagator(main)
+    assert not caplog.records
