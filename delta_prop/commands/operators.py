@@ -296,11 +296,12 @@ def _add_token(verbs: Any) -> None:
 
 
 def _new_token(options: Namespace) -> int:
-    from delta_prop.commands.tokens import Typed, expiry, new
+    from delta_prop.commands.tokens import Literal, expiry, new, number
 
     rights = {right: getattr(options, right) for right in ("publish", "subscribe", "forward", "admin")}
     rights |= {"namespaces": options.namespace, "operations": options.operation}
-    typed = {key: getattr(options, key) for key in ("rate", "burst")}
-    typed["expires"] = None if options.expires is None else expiry(options.expires)
-    rights |= {key: Typed(text) for key, text in typed.items() if text is not None}
+    for key in ("rate", "burst"):
+        text = getattr(options, key)
+        rights[key] = None if text is None else Literal(number(f"--{key}", text))
+    rights["expires"] = None if options.expires is None else Literal(expiry(options.expires))
     return new(options.name, rights, as_json=options.json)
