@@ -288,6 +288,11 @@ class Subscriber:
         return self._in.warning
 
     @property
+    def waits_for(self) -> Exception | None:
+        """Why there is no connection, where that is known."""
+        return None if self._state == "not open yet" else self._link.cause
+
+    @property
     def reconnects(self) -> int:
         """How often the connection was made anew."""
         return self._link.reconnects

@@ -14,6 +14,7 @@ import signal
 import stat
 import sys
 import tempfile
+import threading
 import time
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
@@ -28,7 +29,7 @@ from delta_prop_wire.errors import UsageError
 from delta_prop_wire.jsonlines import LINE_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from typing import TextIO
 
     from typing_extensions import Buffer
@@ -41,6 +42,24 @@ pause = time.sleep
 
 draw = secrets.token_bytes
 """That many random bytes."""
+
+
+@contextmanager
+def every(seconds: float, function: Callable[[], None]) -> Iterator[None]:
+    """Call a function so often, on a thread of its own, until the block ends."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(seconds):
+            function()
+
+    thread = threading.Thread(target=run, name="every", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def wall_us() -> int:

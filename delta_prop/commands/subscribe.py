@@ -19,6 +19,7 @@ from delta_prop.client import Subscriber
 from delta_prop.commands import edge
 from delta_prop.commands.opened import open_log
 from delta_prop.commands.places import EARLIEST, LATEST, offset_of, parse_at, place_of
+from delta_prop.commands.waiting import waiting_for
 from delta_prop.group_places import Group, GroupBusy
 from delta_prop_broker.log.beside.follow import Follower
 from delta_prop_wire.errors import Refused, UsageError
@@ -110,7 +111,7 @@ async def _group(disk: Disk, name: str, log_id: bytes) -> Group:
 async def _subscribe_from(link: Link, wanted: Wanted, at: At | None) -> None:
     """The same of a server."""
     try:
-        async with Subscriber(
+        subscriber = Subscriber(
             link.addresses,
             *(wanted.topics or ("*",)),
             start=None if at is None else place_of(at),
@@ -119,7 +120,8 @@ async def _subscribe_from(link: Link, wanted: Wanted, at: At | None) -> None:
             name="delta-prop subscribe",
             token=link.token,
             tls=link.tls,
-        ) as subscriber:
+        )
+        async with waiting_for(subscriber), subscriber:
             await _write_from(subscriber, wanted)
     except Refused as refused:
         if refused.code is not ErrorCode.BAD_REQUEST:

@@ -26,6 +26,7 @@ from delta_prop.commands.places import (
     parse_span_s,
     place_of,
 )
+from delta_prop.commands.waiting import waiting_for
 from delta_prop.dates import shown_time
 from delta_prop.recorded_traffic import SALT_BYTES, TrafficWriter
 from delta_prop_broker.log.beside.follow import Follower
@@ -124,7 +125,7 @@ async def _record_server(link: Link, to: str, part: _Part) -> None:
         token=link.token,
         tls=link.tls,
     )
-    async with subscriber:
+    async with waiting_for(subscriber), subscriber:
         part.ends_at(subscriber.log_end, followed=True)
         with _recording(to) as recording, anyio.move_on_after(part.span_s):
             while True:

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import socket
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
 import pytest
 
+from delta_prop.cli import FAILED, main
+from delta_prop.client import Subscriber, jobs
+from delta_prop.client.addresses import Address
+from delta_prop.client.settings import ClientSettings
+from delta_prop.commands import waiting
 from delta_prop.commands.places import parse_at
+from delta_prop.commands.web import Web
 from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -21,4 +36,49 @@ from delta_prop_wire.errors import UsageError
 def test_what_is_wrong_with_a_time_is_said(text: str, said: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_at("--start", text, 0)
+    assert said in str(caught.value)
+
+
+@contextmanager
+def mute() -> Iterator[str]:
+    """A port that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("verb", ["subscribe", "record", "jobs", "status", "jobs list", "groups"])
+def test_each_command_that_connects_says_soon_what_it_waits_for(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(waiting, "WAIT_S", 0.3)
+    quick = ClientSettings(open_s_max=1.0, silence_s_max=1.0, handshake_s_max=1.0, heartbeat_s=0.3)
+    for module in ("subscribe", "traffic"):
+        monkeypatch.setattr(f"delta_prop.commands.{module}.Subscriber", partial(Subscriber, settings=quick))
+    real = jobs.decide
+    monkeypatch.setattr("delta_prop.commands.jobs.decide", lambda *a, **k: real(*a, **k, timeout_s=1.0))
+    monkeypatch.setattr("delta_prop.commands.top.Web", partial(Web, timeout_s=1.0))
+    with mute() as address:
+        arguments = {
+            "subscribe": ["subscribe", "--from", address],
+            "record": ["trace", "record", "--from", address, "--to", str(tmp_path / "out")],
+            "jobs": ["jobs", "show", "nightly", "--to", address],
+            "status": ["status", "--http", address],
+            "jobs list": ["jobs", "list", "--http", address],
+            "groups": ["groups", "list", "--http", address],
+        }[verb]
+        assert main(arguments) == FAILED
+    first, *_ = capsys.readouterr().err.splitlines()
+    port = "http=" if "--http" in arguments else "port="
+    assert first.startswith("delta-prop: waits, as nothing was answered for ")
+    assert ": no answer has come yet: is HOST:PORT " in first
+    assert f"`serve` prints as {port}" in first
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("h:99999", "a port from 1 to 65535"), ("http://h:1/", "such as 127.0.0.1:7374")],
+)
+def test_an_address_has_its_bound_and_the_usual_port(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Address.parse(text, 7374)
     assert said in str(caught.value)
