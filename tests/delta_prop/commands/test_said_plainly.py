@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,10 +19,13 @@ from delta_prop.commands import waiting
 from delta_prop.commands.places import parse_at
 from delta_prop.commands.web import Web
 from delta_prop_wire.errors import UsageError
+from tests.delta_prop.commands.served import served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.delta_prop.commands.support import Command
 
 
 @pytest.mark.parametrize(
@@ -82,3 +87,17 @@ def test_an_address_has_its_bound_and_the_usual_port(text: str, said: str) -> No
     with pytest.raises(UsageError) as caught:
         Address.parse(text, 7374)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("verb", [["publish", "--to"], ["subscribe", "--from"]])
+def test_what_cannot_work_is_told_once(command: Command, verb: list[str]) -> None:
+    with served(command.data) as places:
+        done = subprocess.run(
+            [sys.executable, "-m", "delta_prop", *verb, places.told_at],
+            input="",
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr.count("is an HTTP port")) == (2, 1), done.stderr
