@@ -177,8 +177,10 @@ def remove_content(path: str) -> None:
 
 def existing_disk(path: str) -> LocalDisk:
     """The disk of a data directory that is there. Raises UsageError."""
-    if not Path(path).is_dir():
+    if not _is_there(Path(path), path) or not Path(path).is_dir():
         raise UsageError(f"no data directory at {path!r}: name the one that `publish --data DIR` made")
+    if not _may(Path(path), os.R_OK | os.X_OK):
+        raise UsageError(f"{path!r} cannot be read: {_OWN_IT}")
     return LocalDisk(path)
 
 
@@ -315,15 +317,31 @@ def open_standard_streams() -> None:
 
 def put(line: str) -> None:
     """One line to standard output, which a reader gets at once."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    with _standard_output_told():
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
 
 
 def put_all(lines: Iterator[str]) -> None:
     """Many lines that are there already; nobody waits for the first."""
-    for line in lines:
-        sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    for line in lines:  # whose own failures are not those of standard output
+        with _standard_output_told():
+            sys.stdout.write(line + "\n")
+    flush_standard_output()
+
+
+def flush_standard_output() -> None:
+    """Hand on what was printed. Raises OSError that names standard output."""
+    with _standard_output_told():
+        sys.stdout.flush()
+
+
+@contextmanager
+def _standard_output_told() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from None
 
 
 def note(line: str) -> None:
@@ -409,7 +427,7 @@ async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
 def output(name: str | None) -> Iterator[Output]:
     """A new file of that name, or standard output. Raises UsageError where the file is there already."""
     if name is None or name == "-":
-        sys.stdout.flush()
+        flush_standard_output()
         yield _standard_output()
         return
     with _made(name, name) as descriptor:
@@ -465,7 +483,7 @@ def _there_already(name: str) -> UsageError:
 
 def _standard_output() -> Output:
     try:
-        return Output(sys.stdout.fileno())
+        return _StandardOutput(sys.stdout.fileno())
     except OSError:  # a program has put something else in its place
         return _Replaced()
 
@@ -497,6 +515,13 @@ class Output:
         self._waiting, self._bytes = [], 0
         while raw:
             raw = raw[os.write(self._descriptor, raw) :]
+
+
+class _StandardOutput(Output):
+    def flush(self) -> None:
+        """Hand on everything. Raises OSError that names standard output."""
+        with _standard_output_told():
+            super().flush()
 
 
 class _Replaced(Output):

@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop.cli import FAILED, main
+from delta_prop.cli import FAILED, _told, main
 from delta_prop.client import Subscriber, jobs
 from delta_prop.client.addresses import Address
 from delta_prop.client.settings import ClientSettings
-from delta_prop.commands import waiting
+from delta_prop.commands import edge, waiting
 from delta_prop.commands.places import parse_at
 from delta_prop.commands.web import Web
 from delta_prop_wire.errors import UsageError
 from tests.delta_prop.commands.served import served
+from tests.delta_prop.commands.support import Command, many
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from tests.delta_prop.commands.support import Command
 
 
 @pytest.mark.parametrize(
@@ -101,3 +100,62 @@ def test_what_cannot_work_is_told_once(command: Command, verb: list[str]) -> Non
             check=False,
         )
     assert (done.returncode, done.stderr.count("is an HTTP port")) == (2, 1), done.stderr
+
+
+def test_what_is_wrong_with_standard_output_is_said(command: Command) -> None:
+    assert command.publish(many(3)).status == 0
+    for verb in (["log", "show"], ["log", "export"], ["status"], ["subscribe", "--start", "earliest"]):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "delta_prop", *verb, "--data", str(command.data)],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+        said = "standard output cannot be written (No space left on device): make room, or write elsewhere"
+        assert (done.returncode, done.stderr) == (FAILED, f"delta-prop: {said}\n"), verb
+
+
+def test_a_file_of_which_nothing_else_is_known_gets_a_cure(capsys: pytest.CaptureFixture[str]) -> None:
+    _told(PermissionError(13, "Permission denied", "d1"))
+    assert capsys.readouterr().err == (
+        "delta-prop: 'd1' cannot be used (Permission denied): let the user of this process do so, or name "
+        "another one\n"
+    )
+
+
+def test_publish_beside_a_server_names_it_as_the_way(command: Command) -> None:
+    with served(command.data):
+        assert "send to the server that has it, with --to HOST:PORT" in command.publish(many(1)).err
+
+
+def test_a_job_that_is_not_there_is_to_be_looked_up(command: Command) -> None:
+    assert command.publish(many(1)).status == 0
+    assert "see `delta-prop jobs list`, or run it" in command("jobs", "abort", "nosuch").err
+
+
+def test_a_directory_that_cannot_be_read_gets_a_cure(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert command.publish(many(1)).status == 0
+    monkeypatch.setattr(edge, "_may", lambda place, what: False)
+    for verb in (["status"], ["log", "verify"], ["get", "a"], ["sinks", "pause", "s"]):
+        done = command(*verb)
+        assert (done.status, done.err) == (
+            2,
+            f"delta-prop: {str(command.data)!r} cannot be read: let the user of this process do so, or name "
+            "another one\n",
+        ), verb
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "loop", "/dev/null", "/proc"])
+def test_what_is_no_data_directory_gets_a_cure(command: Command, name: str, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    command.data = tmp_path / name
+    for verb in (["status"], ["log", "show"]):
+        done = command(*verb)
+        assert (done.status, done.err.count("\n")) == (2, 1)
+        assert "name " in done.err
+        assert "Errno" not in done.err
