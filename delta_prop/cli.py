@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from delta_prop.commands.operators import add_operator_verbs
-from delta_prop.commands.parsers import add_verbs
+from delta_prop.commands.parsers import add_verbs, unused_arguments
 from delta_prop.commands.serving import add_server_verbs
 from delta_prop.commands.tracing import add_trace_verbs
 from delta_prop.spark.command.commands import add_audit_verb, add_spark_verbs
@@ -34,6 +34,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what was wrong and where help is; exit status 2."""
+        if message.endswith("expected one argument"):
+            message += " (one that begins with - as OPTION=VALUE)"
         self.exit(WRONG_USE, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
 
 
@@ -53,7 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         open_standard_streams()
     try:
         given = sys.argv[1:] if arguments is None else list(arguments)
-        options = make_parser().parse_args(given)
+        parser = make_parser()
+        options = parser.parse_args(given)
+        unused = unused_arguments(options)
+        if unused is not None:
+            parser.error(unused)
         options.command = shlex.join([PROGRAM, *given])
         if options.verb != "demo":  # which is for eyes alone, and follows the terminal
             _write_utf8()

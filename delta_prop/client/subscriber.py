@@ -46,7 +46,7 @@ Place: TypeAlias = str | int | datetime | Cursor
 
 LAST_ACK_S_MAX = 1.0
 """How long the end waits until what was dealt with is said."""
-GROUP_BYTES_MAX = 255
+GROUP_BYTES_MAX = 64
 WAIT_MS_MAX = 60_000
 MEMBER_BYTES = 16
 

@@ -160,6 +160,11 @@ def holds_nothing(path: str) -> bool:
     return not place.is_dir() or not any(place.iterdir())
 
 
+def is_within(path: str, directory: str) -> bool:
+    """True if that lies below the directory, whatever links lead there."""
+    return Path(os.path.realpath(directory)) in Path(os.path.realpath(path)).parents
+
+
 def missing_directories(path: str) -> list[str]:
     """The directories on the way to `path` that are not there, the deepest first."""
     place = Path(path).absolute()

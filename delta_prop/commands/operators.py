@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import SUPPRESS
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,10 @@ def _add_sinks(verbs: Any, run: Runner) -> None:
         from delta_prop.commands.look import forget, sinks
         from delta_prop.commands.steer import rebuild, reset, set_paused
 
+        if getattr(options, "below_http", None) is not None:
+            parser.error(
+                f"{options.sinks_verb} works on a directory, also beside its server: give --data DIR"
+            )
         data = getattr(options, "below_data", None) or options.data
         if options.server is not None and options.sinks_verb is None:
             return _sinks_of_a_server(options, run)
@@ -89,7 +94,8 @@ def _below(verbs: Any, name: str, help_: str, example: str) -> ArgumentParser:
     parser = verb_parser(verbs, name, help_, example)
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("--data", metavar="DIR", type=directory, dest="below_data", help="the data directory")
-    parser.set_defaults(below_data=None)
+    parser.add_argument("--http", dest="below_http", help=SUPPRESS)  # which is refused with a cure
+    parser.set_defaults(below_data=None, below_http=None)
     return parser
 
 

@@ -18,7 +18,7 @@ from delta_prop.client.settings import ClientSettings
 from delta_prop.commands import edge, waiting
 from delta_prop.commands.places import parse_at
 from delta_prop.commands.web import Web
-from delta_prop_wire.errors import UsageError
+from delta_prop_wire.errors import InvalidDelta, UsageError
 from tests.delta_prop.commands.served import served
 from tests.delta_prop.commands.support import Command, many
 
@@ -159,3 +159,46 @@ def test_what_is_no_data_directory_gets_a_cure(command: Command, name: str, tmp_
         assert (done.status, done.err.count("\n")) == (2, 1)
         assert "name " in done.err
         assert "Errno" not in done.err
+
+
+def test_a_copy_does_not_lie_in_what_it_copies(command: Command, tmp_path: Path) -> None:
+    assert command.publish(many(1)).status == 0
+    (tmp_path / "link").symlink_to(command.data)
+    for to in (command.data / "sub", tmp_path / "link" / "sub"):
+        done = command("log", "export", "--to", to)
+        assert (done.status, "lies in the data directory" in done.err) == (2, True)
+        assert main(["log", "restore", "--from", str(command.data), "--data", str(to)]) == 2
+    assert not list(command.data.glob("sub*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["sinks", "pause", "s", "--http", "localhost:1"], "pause works on a directory"),
+        (["trace", "record", "--data", "d", "--to", "t", "--for", "-5s"], "begins with - as OPTION=VALUE"),
+        (["publish", "--data", "d", "--tls"], "--tls: with --data nothing is connected to"),
+        (["status", "--data", "d", "--token-file", "t"], "leave that out, or give --http"),
+        (
+            ["trace", "record", "--data", "d", "--to", "t", "--start", "latest", "--until", "earliest"],
+            "nothing",
+        ),
+        (
+            ["trace", "record", "--data", "d", "--to", "t", "--start", "9", "--until", "9"],
+            "nothing lies between",
+        ),
+        (["trace", "record", "--data", "d", "--to", "t", "--start", "1h", "--until", "2h"], "nothing lies"),
+    ],
+)
+def test_what_has_no_effect_is_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_bounds_are_named(command: Command) -> None:
+    line = '{"op":"sparse","vector_id":"a","indices":[99999999999999],"values":[1.0]}'
+    assert "to 4294967295" in command.publish([line]).err
+    for length in (65, 300):
+        with pytest.raises(InvalidDelta, match="allowed are 1 to 64"):
+            Subscriber("h:1", "*", group="g" * length)
