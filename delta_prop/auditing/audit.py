@@ -72,8 +72,8 @@ def compare(
 ) -> Iterator[Difference]:
     """Every difference between a sink's rows and what is made of a log. Raises as `audit` does."""
     check_come(span.come, span.begin, span.end)
-    folded = fold_log(span, scratch.disk, run_bytes_max=memory_bytes_max)
-    return _differences(rows, folded, aside, moved=span.come < span.end)
+    with fold_log(span, scratch.disk, run_bytes_max=memory_bytes_max) as folded:
+        yield from _differences(rows, folded, aside, moved=span.come < span.end)
 
 
 def _differences(rows: Rows, folded: Folded, aside: Container[str], *, moved: bool) -> Iterator[Difference]:

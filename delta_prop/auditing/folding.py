@@ -6,6 +6,7 @@ are large, and merged. The states behind two places of the log come of one pass 
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,7 @@ class Span:
 
 @dataclass(slots=True)
 class Folded:
-    """The runs of one pass. Iterate over the states as often as is wanted."""
+    """The runs of one pass. Iterate over the states as often as is wanted, until they are dropped."""
 
     snapshot: Snapshot | None
     before: list[Run] = field(default_factory=list)
@@ -62,16 +63,31 @@ class Folded:
         """The same at the end of the log."""
         return _merged(self.snapshot, [*self.before, *self.behind])
 
+    def drop(self) -> None:
+        """Let go of all runs. Raises OSError."""
+        for runs in (self.before, self.ahead, self.behind):
+            while runs:
+                run = runs.pop()
+                run.rows.drop()
+                run.changes.drop()
 
-def fold_log(span: Span, scratch: Disk, *, run_bytes_max: int = RUN_BYTES_MAX) -> Folded:
+
+@contextmanager
+def fold_log(span: Span, scratch: Disk, *, run_bytes_max: int = RUN_BYTES_MAX) -> Iterator[Folded]:
     """Read the log once, or twice where forwarded deltas have come out of order.
 
     Raises Refused (CURSOR_TOO_OLD) where a writer has let go of what comes next, LogDamaged, OSError.
     """
+    folded = Folded(span.snapshot)
     try:
-        return _Pass(span, scratch, run_bytes_max, in_order=True).run()
-    except _OutOfOrder:
-        return _Pass(span, scratch, run_bytes_max, in_order=False).run()
+        try:
+            _Pass(span, folded, scratch, run_bytes_max, in_order=True).run()
+        except _OutOfOrder:
+            folded.drop()
+            _Pass(span, folded, scratch, run_bytes_max, in_order=False).run()
+        yield folded
+    finally:
+        folded.drop()
 
 
 class _OutOfOrder(Exception):
@@ -79,20 +95,21 @@ class _OutOfOrder(Exception):
 
 
 class _Pass:
-    """One pass over the log."""
+    """One pass over the log, whose runs go to `made`."""
 
-    def __init__(self, span: Span, scratch: Disk, run_bytes_max: int, *, in_order: bool) -> None:
+    def __init__(
+        self, span: Span, made: Folded, scratch: Disk, run_bytes_max: int, *, in_order: bool
+    ) -> None:
         self._span = span
         self._in_order = in_order
-        self._made = Folded(span.snapshot)
         self._lamport = 0 if span.snapshot is None else span.snapshot.lamport
-        made = (("before", self._made.before), ("ahead", self._made.ahead), ("behind", self._made.behind))
+        kinds = (("before", made.before), ("ahead", made.ahead), ("behind", made.behind))
         self._before, self._ahead, self._behind = (
-            _Runs(f"{name}-{in_order:d}", runs, scratch, run_bytes_max, in_order=in_order)
-            for name, runs in made
+            _Runs(name, runs, scratch, run_bytes_max, in_order=in_order) for name, runs in kinds
         )
 
-    def run(self) -> Folded:
+    def run(self) -> None:
+        """Raises as `fold_log` does, _OutOfOrder."""
         span = self._span
         follower = Follower(span.disk, span.begin, synced=span.end)
         try:
@@ -104,7 +121,6 @@ class _Pass:
             follower.close()
         for runs in (self._before, self._ahead, self._behind):
             runs.close(aside=False)
-        return self._made
 
     def _take(self, logged: LoggedBatch) -> None:
         if self._in_order and not (logged.lamport > self._lamport and logged.known_ids is KnownIds.NONE):
@@ -150,9 +166,9 @@ class _Runs:
             return
         kinds = (f"{self._name}-{len(self._made)}-{kind}.run" for kind in ("rows", "changes"))
         run = Run(*(Frameset(self._scratch, kind) if aside else Frameset() for kind in kinds))
+        self._made.append(run)
         for _ in self._builder.close(run, Folding()):
             pass
-        self._made.append(run)
 
 
 def _merged(snapshot: Snapshot | None, runs: list[Run]) -> Iterator[tuple[str, Known]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delta_prop.auditing.folding import Span
-from delta_prop.commands.opened import open_log
+from delta_prop.commands.opened import opened_log, snapshot_before
 from delta_prop.commands.quarantine import quarantined
 from delta_prop_wire.errors import UsageError
 
@@ -46,17 +46,12 @@ class AuditedLog:
 @contextmanager
 def audited_log(path: str) -> Iterator[AuditedLog]:
     """The log in a data directory as it is now. Raises UsageError, LogDamaged, OSError."""
-    disk, log, _ = open_log(path)
-    snapshot = log.snapshot() if log.first_offset else None
-    try:
+    with opened_log(path) as (disk, log, _), snapshot_before(log) as snapshot:
         begin = log.first_offset if snapshot is None else snapshot.offset
         whole = log.first_offset == 0 if snapshot is None else snapshot.facts.begin == 0
         if not whole:
             raise lost_beginning(path)
         yield AuditedLog(log.log_id, begin, max(log.visible, begin), disk, snapshot)
-    finally:
-        if snapshot is not None:
-            snapshot.close()
 
 
 def lost_beginning(path: str) -> UsageError:
@@ -92,6 +87,6 @@ def set_aside(path: str, name: str | None) -> frozenset[str]:
     """The keys of the vectors of which a sink's quarantine holds deltas; none where it has no name."""
     if name is None:
         return frozenset()
-    disk, log, _ = open_log(path)
-    kept = quarantined(disk, log.log_id, log.epoch_end).get(name)
+    with opened_log(path) as (disk, log, _):
+        kept = quarantined(disk, log.log_id, log.epoch_end).get(name)
     return frozenset() if kept is None else frozenset("\0".join(one.vector) for one in kept.records())

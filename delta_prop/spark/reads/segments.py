@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from delta_prop.commands.edge import existing_disk
-from delta_prop.commands.opened import open_log
+from delta_prop.commands.opened import opened_log, snapshot_before
 from delta_prop.commands.places import EARLIEST, LATEST, check_within, offset_of
 from delta_prop.spark.arguments import at_of, check_session, path_of
 from delta_prop.spark.reads.beyond import check_reached
@@ -156,16 +156,16 @@ def spark_parts(
 
 def log_of(path: str, *, since: At = EARLIEST, until: At = LATEST) -> Log:
     """The deltas from one place up to another. Raises UsageError, Refused, LogDamaged, OSError."""
-    disk, log, _ = open_log(path)
-    begin, end = offset_of(since, log), min(offset_of(until, log), log.visible)
-    check_reached("offset", begin, log.visible)
-    if begin < log.first_offset:
-        raise Refused(
-            ErrorCode.CURSOR_TOO_OLD,
-            f"offset {begin} is no longer in the log, which starts at {log.first_offset}",
-            details={"offset": begin, "start_offset": log.first_offset},
-        )
-    parts = _segment_parts(disk, path, log, begin, end)
+    with opened_log(path) as (disk, log, _):
+        begin, end = offset_of(since, log), min(offset_of(until, log), log.visible)
+        check_reached("offset", begin, log.visible)
+        if begin < log.first_offset:
+            raise Refused(
+                ErrorCode.CURSOR_TOO_OLD,
+                f"offset {begin} is no longer in the log, which starts at {log.first_offset}",
+                details={"offset": begin, "start_offset": log.first_offset},
+            )
+        parts = _segment_parts(disk, path, log, begin, end)
     return Log(log.log_id, log.epoch, begin, max(begin, end), log.first_offset == 0, parts)
 
 
@@ -176,20 +176,16 @@ def states_of(path: str, *, at: At = LATEST) -> Log:
     none. Raises UsageError, Refused (CURSOR_TOO_OLD) where the place is before what is kept, LogDamaged,
     OSError.
     """
-    disk, log, _ = open_log(path)
-    snapshot = log.snapshot() if log.first_offset else None
     before: list[SnapshotPart] = []
-    if snapshot is None:
-        begin = log.first_offset
-    else:
-        try:
+    with opened_log(path) as (disk, log, _), snapshot_before(log) as snapshot:
+        if snapshot is None:
+            begin = log.first_offset
+        else:
             check_within(at, snapshot)
             begin, before = snapshot.offset, _snapshot_parts(path, snapshot)
-        finally:
-            snapshot.close()
-    end = max(_end_of(at, log), begin)
-    whole = log.first_offset == 0 if snapshot is None else snapshot.begin == 0
-    parts: list[Part] = [*before, *_segment_parts(disk, path, log, begin, end)]
+        end = max(_end_of(at, log), begin)
+        whole = log.first_offset == 0 if snapshot is None else snapshot.begin == 0
+        parts: list[Part] = [*before, *_segment_parts(disk, path, log, begin, end)]
     return Log(log.log_id, log.epoch, begin, end, whole, parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 import tracemalloc
@@ -152,6 +153,21 @@ def test_memory_taken_is_bounded(tmp_path: Path) -> None:
     assert size > 18 * MIB
     assert found > 1_000
     assert peak < 12 * MIB
+
+
+@pytest.mark.parametrize("back", [0, 3], ids=["in order", "out of order"])
+def test_audit_leaves_no_file_open(tmp_path: Path, back: int) -> None:
+    """Neither one read to its end nor one broken off, of runs that were set aside."""
+    history = [Step([Delta(f"v{at % 20}", opaque(b"x" * 500), "n")], 1, 0) for at in range(40)]
+    write(tmp_path, [*history, Step([Delta("late", create([1.0]), "n")], 2, back)])
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        assert len(list(audit(str(tmp_path), [], come=30, name="none", memory_bytes_max=2_000))) == 20
+    broken_off = audit(str(tmp_path), [], memory_bytes_max=2_000)
+    next(broken_off)
+    assert len(os.listdir("/proc/self/fd")) > before + 10, "runs were set aside"
+    broken_off.close()  # type: ignore[attr-defined]
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_what_cannot_be_audited_is_told(tmp_path: Path) -> None:

@@ -19,11 +19,20 @@ if TYPE_CHECKING:
     from tests.delta_prop.commands.support import Command
 
 
-def spoil(command: Command, offset: int, count: int) -> int:
-    """Change one byte in the body of the frame at `offset` of `count` frames of one size."""
+FRAMES, ROWS = 5, 4
+
+
+def publish_frames(command: Command) -> None:
+    """Publish frames of one size, each of several rows: an import's lines share one."""
+    for _ in range(FRAMES):
+        command.publish(same_size(ROWS))
+
+
+def spoil(command: Command, number: int) -> int:
+    """Change one byte in the body of a frame of `publish_frames`; return where that frame begins."""
     path = command.segment()
     raw = bytearray(path.read_bytes())
-    position = len(raw) // count * offset
+    position = len(raw) // FRAMES * number
     raw[position + 80] ^= 1
     path.write_bytes(raw)
     return position
@@ -72,16 +81,16 @@ def test_a_torn_tail_that_was_never_synced_is_no_damage(command: Command) -> Non
 
 
 def test_damage_is_told_with_file_and_offsets(command: Command) -> None:
-    command.publish(same_size(10))
-    position = spoil(command, 4, 10)
+    publish_frames(command)
+    position = spoil(command, 2)
     done = command("log", "verify", "--json")
     assert done.status == 1
     damage = done.lines[0]["first_damage"]
     assert command.data / damage["file"] == command.segment()
-    assert (damage["position"], damage["first_offset"], damage["next_offset"]) == (position, 4, 5)
+    assert (damage["position"], damage["first_offset"], damage["next_offset"]) == (position, 8, 12)
     done = command("log", "verify")
     assert done.status == 1
-    assert f"byte {position}, offset 4 to 5" in done.err
+    assert f"byte {position}, offset 8 to 12" in done.err
     assert command("status").status == 1
     refused = command.publish(same_size(1))
     assert refused.status == 1
@@ -90,17 +99,17 @@ def test_damage_is_told_with_file_and_offsets(command: Command) -> None:
 
 
 def test_export_goes_around_damage_when_it_is_told_to(command: Command, tmp_path: Path) -> None:
-    command.publish(same_size(10))
-    spoil(command, 4, 10)
+    publish_frames(command)
+    spoil(command, 2)
     refused = command("log", "export", "--output", tmp_path / "a")
     assert refused.status == 1
-    assert "offset 4" in refused.err
+    assert "offset 8 to 12" in refused.err
     done = command("log", "export", "--around-damage", "--output", tmp_path / "b")
     assert done.status == 0
     assert "left out" in done.err
-    assert "offset 4 to 5" in done.err
+    assert "offset 8 to 12" in done.err
     lines = [json.loads(line) for line in (tmp_path / "b").read_text().splitlines()]
-    assert [line["offset"] for line in lines] == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+    assert [line["offset"] for line in lines] == [*range(8), *range(12, FRAMES * ROWS)]
 
 
 def test_an_export_can_be_published_again(command: Command, tmp_path: Path) -> None:

@@ -333,8 +333,9 @@ class Terminal(AbstractContextManager["Terminal"]):
         return self.process.wait(WAIT_S_MAX)
 
     def _read(self) -> bool:
-        ready, _, _ = select.select([self._terminal], [], [], WAIT_S_MAX)
-        assert ready, f"nothing came for {WAIT_S_MAX} s: {self.shown}"
+        poll = select.poll()  # `select.select` knows no file descriptor above 1,023
+        poll.register(self._terminal, select.POLLIN)
+        assert poll.poll(WAIT_S_MAX * 1000), f"nothing came for {WAIT_S_MAX} s: {self.shown}"
         chunk = b""
         with suppress(OSError):  # Linux tells the end of the other side so
             chunk = os.read(self._terminal, 65536)

@@ -62,9 +62,10 @@ def at_the_gate(
         sink = HeldSink()
         async with Propagator(settings, world=virtual_world()) as p:
             await p.attach(sink, pacing=True)
-            for row in range(MAILBOX):
-                assert p.offer(made(f"first-{row}")).acknowledged
+            first = [p.offer(made(f"first-{row}")) for row in range(MAILBOX)]
             closed = p.offer(made("closed"))
+            assert p.statistics().queue.depth == 1  # who looks has sent what was offered in this turn
+            assert all(receipt.acknowledged for receipt in first)
             assert not closed.done
             assert closed.withdraw()
             await main(p, sink)
@@ -93,6 +94,7 @@ def test_critical_work_overtakes_what_waits_at_the_gate() -> None:
         low = [p.offer(made(f"low-{row}", priority=Priority.LOW)) for row in range(200)]
         await anyio.sleep(1)
         critical = [p.offer(made(f"critical-{row}", priority=Priority.CRITICAL)) for row in range(30)]
+        assert p.statistics().queue.depth == 230
         assert not any(receipt.done for receipt in low + critical)
         sink.opened.set()
         await all_done(low + critical)
@@ -177,10 +179,11 @@ def test_a_small_batch_does_not_pass_a_large_one_that_waits() -> None:
         sink.opened.set()
         await p.wait_visible(MAILBOX)
         sink.opened = anyio.Event()
-        for row in range(MAILBOX - 2):
-            assert p.offer(made(f"again-{row}")).acknowledged
+        again = [p.offer(made(f"again-{row}")) for row in range(MAILBOX - 2)]
         large = p.offer(*(made(f"large-{row}") for row in range(5)))
         small = p.offer(made("small"))
+        assert p.statistics().queue.depth == 6
+        assert all(receipt.acknowledged for receipt in again)
         assert not large.done
         assert not small.done  # there is room for it, and not for the one before it
         sink.opened.set()
@@ -213,6 +216,7 @@ def test_a_publish_that_gives_up_at_the_gate_leaves_nothing_behind() -> None:
         await anyio.sleep(5)
         assert p.pressure().level is Level.OK
         receipts = [p.offer(made(f"more-{row}")) for row in range(MAILBOX)]
+        assert p.statistics().queue.depth == 0
         assert all(receipt.acknowledged for receipt in receipts)
 
     at_the_gate(main)

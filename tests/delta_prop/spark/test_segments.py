@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
 
-from delta_prop.commands.places import At  # noqa: E402
+from delta_prop.commands.places import EARLIEST, LATEST, At  # noqa: E402
+from delta_prop.spark.jobs.counting import log_to_count  # noqa: E402
 from delta_prop.spark.reads import segments  # noqa: E402
 from delta_prop.spark.reads.segments import log_of, states_of  # noqa: E402
 from delta_prop.spark.states.buckets import buckets_for, folded, spread  # noqa: E402
@@ -144,6 +146,20 @@ def test_a_log_that_has_lost_its_beginning_begins_with_its_snapshot(tmp_path: Pa
     with pytest.raises(Refused, match="offset 0 is no longer in the log"):
         log_of(str(tmp_path), since=At(offset=0))
     assert offsets(log_of(str(tmp_path)))[-1] == 159
+
+
+def test_planning_leaves_no_file_open(tmp_path: Path) -> None:
+    write(tmp_path, PLAIN)
+    write(tmp_path / "compacted", PLAIN, COMPACTING)
+    before = len(os.listdir("/proc/self/fd"))
+    log_to_count(str(tmp_path), EARLIEST, LATEST)
+    for path in (tmp_path, tmp_path / "compacted"):
+        states_of(str(path))
+        with pytest.raises(UsageError):
+            states_of(str(path), at=At(offset=1_000))
+    with pytest.raises(Refused):
+        log_of(str(tmp_path / "compacted"), since=At(offset=0))
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_log_without_a_snapshot_is_not_whole(tmp_path: Path) -> None:
