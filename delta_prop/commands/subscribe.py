@@ -18,9 +18,9 @@ from delta_prop.checks import parse_topics
 from delta_prop.client import Subscriber
 from delta_prop.commands import edge
 from delta_prop.commands.opened import opened_log
-from delta_prop.commands.places import EARLIEST, LATEST, offset_of, parse_at, place_of
+from delta_prop.commands.places import EARLIEST, LATEST, name_fault, offset_of, parse_at, place_of
 from delta_prop.commands.waiting import waiting_for
-from delta_prop.group_places import Group, GroupBusy
+from delta_prop.group_places import NAME_BYTES_MAX, Group, GroupBusy
 from delta_prop_broker.log.beside.follow import Follower
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.jsonlines import to_line
@@ -64,6 +64,9 @@ async def subscribe(wanted: Wanted) -> int:
     """Write the lines. Raises UsageError, Refused (CURSOR_TOO_OLD), LogDamaged, OSError."""
     if wanted.count is not None and wanted.count < 1:
         raise UsageError(f"--count {wanted.count}: give 1 or more")
+    fault = None if wanted.group is None else name_fault("group", wanted.group, NAME_BYTES_MAX)
+    if fault is not None:
+        raise UsageError(fault)
     topics = parse_topics(wanted.topics or "*")
     at = None if wanted.start is None else parse_at("--start", wanted.start, edge.wall_us())
     if not isinstance(wanted.place, str):
