@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from delta_prop.commands.operators import add_operator_verbs
-from delta_prop.commands.parsers import add_verbs
+from delta_prop.commands.parsers import add_verbs, unused_arguments
 from delta_prop.commands.serving import add_server_verbs
 from delta_prop.commands.tracing import add_trace_verbs
 from delta_prop.spark.command.commands import add_audit_verb, add_spark_verbs
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 OK, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
 PROGRAM = "delta-prop"
 VERBS_GROUP = "delta_prop.verbs"
+STANDARD_OUTPUT = "standard output"
+"""The file that a failure to print names."""
 SPOILABLE = ("storage", "index", "cache", "subscriber", "audit", "replica")
 
 
@@ -32,6 +34,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what was wrong and where help is; exit status 2."""
+        if message.endswith("expected one argument"):
+            message += " (one that begins with - as OPTION=VALUE)"
         self.exit(WRONG_USE, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
 
 
@@ -51,12 +55,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         open_standard_streams()
     try:
         given = sys.argv[1:] if arguments is None else list(arguments)
-        options = make_parser().parse_args(given)
+        parser = make_parser()
+        options = parser.parse_args(given)
+        unused = unused_arguments(options)
+        if unused is not None:
+            parser.error(unused)
         options.command = shlex.join([PROGRAM, *given])
         if options.verb != "demo":  # which is for eyes alone, and follows the terminal
             _write_utf8()
         status: int = options.run(options)
-        sys.stdout.flush()
+        _flush()
     except SystemExit as end:  # argparse has said it
         return int(end.code or OK)
     except KeyboardInterrupt:
@@ -176,6 +184,13 @@ def _write_utf8() -> None:
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
+def _flush() -> None:
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, STANDARD_OUTPUT) from None
+
+
 def _has_uvloop() -> bool:
     try:
         import uvloop  # noqa: F401
@@ -191,9 +206,23 @@ def _told(error: Exception) -> int:
     failures = list(_apart(error))
     if not all(isinstance(one, DeltaPropError | OSError) for one in failures):
         raise error
-    for line in dict.fromkeys(str(one) or type(one).__name__ for one in failures):
+    if any(isinstance(one, OSError) and one.filename == STANDARD_OUTPUT for one in failures):
+        _reader_gone()
+    for line in dict.fromkeys(map(_line, failures)):
         print(f"delta-prop: {line}", file=sys.stderr)
     return WRONG_USE if all(isinstance(one, UsageError) for one in failures) else FAILED
+
+
+def _line(failure: Exception) -> str:
+    """What people are told of a failure: what a file has to do with it, and a cure."""
+    if not isinstance(failure, OSError) or not failure.strerror or failure.filename is None:
+        return str(failure) or type(failure).__name__
+    if failure.filename == STANDARD_OUTPUT:
+        return f"{STANDARD_OUTPUT} cannot be written ({failure.strerror}): make room, or write elsewhere"
+    cure = "look what is there, or name another one"
+    if isinstance(failure, PermissionError):
+        cure = "let the user of this process do so, or name another one"
+    return f"{failure.filename!r} cannot be used ({failure.strerror}): {cure}"
 
 
 def _apart(error: Exception) -> Iterator[Exception]:

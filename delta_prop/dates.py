@@ -15,7 +15,12 @@ EXAMPLES = "a time like 2026-01-31T12:00:00Z, today or yesterday, or how long ag
 CLOCKS_DIFFER_S = 60
 """By so much the clock of a service may be ahead of this one."""
 
+TIME_US_MAX = (datetime(9999, 12, 31, tzinfo=UTC) - EPOCH) // US
+"""The last time that is shown."""
+_TIME_US_MIN = (datetime(1, 1, 2, tzinfo=UTC) - EPOCH) // US
+
 _SPAN = re.compile(r"([0-9]{1,10}(?:\.[0-9]{1,6})?)([smhdw])( ago)?")
+_LONG_SPAN = re.compile(r"[0-9]+(?:\.[0-9]*)?[smhdw](?: ago)?")
 _DAY_US = 86_400 * 1_000_000
 
 
@@ -43,12 +48,27 @@ def time_of(text: str, now_us: int) -> int | None:
         return words[text]
     ago_us = span_us(text.removesuffix(" ago"))
     if ago_us is not None:
-        return now_us - ago_us
+        time_us = now_us - ago_us
+        return time_us if time_us >= _TIME_US_MIN else None
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
         return None
     return ((time if time.tzinfo is not None else time.replace(tzinfo=UTC)) - EPOCH) // US
+
+
+def time_fault(text: str) -> str:
+    """What is wrong with a text that is no time, to stand before what to give; nothing where it is not
+    even like one.
+    """
+    if _LONG_SPAN.fullmatch(text):
+        return "is too long a time, or too finely divided (10 digits, 6 of a fraction): "
+    try:
+        datetime.fromisoformat(text)
+    except ValueError as error:
+        why = str(error)  # "month must be in 1..12", or no more than that it is none
+        return "" if why.startswith("Invalid isoformat") else f"is no time, {why}: "
+    return ""
 
 
 def check_past(option: str, text: object, time_us: int, now_us: int) -> None:

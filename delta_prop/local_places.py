@@ -34,6 +34,15 @@ def check_data_directory(path: str) -> None:
         raise UsageError(f"{path!r} cannot be written to: {_OWN_IT}")
 
 
+def check_there(path: str) -> None:
+    """Check that a data directory is there and can be read. Raises UsageError."""
+    place = Path(path)
+    if not _is_there(place, path) or not place.is_dir():
+        raise UsageError(f"no data directory at {path!r}: name the one that `publish --data DIR` made")
+    if not _may(place, os.R_OK | os.X_OK):
+        raise UsageError(f"{path!r} cannot be read: {_OWN_IT}")
+
+
 def check_file_place(path: str) -> None:
     """Check that a file can be written there; what is tried leaves nothing behind. Raises UsageError."""
     place = Path(os.path.realpath(path))  # a link may name a file that is to be made
@@ -42,9 +51,7 @@ def check_file_place(path: str) -> None:
             raise UsageError(f"{path!r}: there is no folder '{place.parent}': make it, or name another")
         _try_to_make_in(place.parent, path)
     elif not place.is_file():
-        raise UsageError(
-            f"{path!r} is {'a directory' if place.is_dir() else 'a device or pipe'}: name a file"
-        )
+        raise UsageError(f"{path!r} is {_kind_of(place)}: name a file")
     elif not _may(place, os.R_OK | os.W_OK):
         raise UsageError(f"{path!r} cannot be read and written: {_OWN_IT}")
 

@@ -83,7 +83,7 @@ def speaks_no_tls(where: str, first: bytes = b"") -> Misconfigured:
     if first and _HTTP.startswith(first[: len(_HTTP)]):
         return Misconfigured(
             f"{where} does not speak TLS, but plain HTTP: connect without tls=, at the command line without "
-            f"--tls…; the port of the protocol is the one that {_PROTOCOL_PORT}"
+            f"--tls…, where HTTP is meant; the port of the protocol is the one that {_PROTOCOL_PORT}"
         )
     return Misconfigured(
         f"{where} does not speak TLS: connect without tls=, at the command line without --tls…, or give the "

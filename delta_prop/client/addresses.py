@@ -25,23 +25,25 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @classmethod
-    def parse(cls, text: str) -> Address:
-        """Read `host`, `host:port` or `[IPv6]:port`. Raises UsageError."""
+    def parse(cls, text: str, usual: int = PORT) -> Address:
+        """Read `host`, `host:port` or `[IPv6]:port`; `usual`: the port where none is named. Raises
+        UsageError.
+        """
         if not isinstance(text, str):
-            raise _unfit(text)
+            raise _unfit(text, usual)
         if text.startswith("["):
             host, closed, rest = text[1:].partition("]")
             if not closed or (rest and not rest.startswith(":")):
-                raise _unfit(text)
-            port = rest[1:] if rest else str(PORT)
+                raise _unfit(text, usual)
+            port = rest[1:] if rest else str(usual)
         else:
             host, colon, port = text.partition(":")
-            port = port if colon else str(PORT)
+            port = port if colon else str(usual)
         number = int(port) if port.isascii() and port.isdigit() and len(port) <= 5 else 0
         if not host or any(letter.isspace() or letter == "/" for letter in host):
-            raise _unfit(text)
+            raise _unfit(text, usual)
         if not 1 <= number <= _PORT_MAX:
-            raise _unfit(text)
+            raise _unfit(text, usual, f"and a port from 1 to {_PORT_MAX}, ")
         return cls(host, number)
 
 
@@ -58,5 +60,7 @@ def parse_addresses(addresses: str | Iterable[str]) -> tuple[Address, ...]:
     return tuple(dict.fromkeys(map(Address.parse, texts)))
 
 
-def _unfit(text: object) -> UsageError:
-    return UsageError(f"address {text!r:.80}: give host:port, such as 127.0.0.1:{PORT} or [::1]:{PORT}")
+def _unfit(text: object, usual: int = PORT, more: str = "") -> UsageError:
+    return UsageError(
+        f"address {text!r:.80}: give host:port, {more}such as 127.0.0.1:{usual} or [::1]:{usual}"
+    )

@@ -34,7 +34,8 @@ class Asking:
     """Asks a service one thing. `client`: a name for people; `cure`: what to do when nobody answers.
 
     `check` looks at each welcome, and raises where that service cannot answer. `unheard`: what a refusal
-    means when an earlier attempt may have had its effect; None: what it says.
+    means when an earlier attempt may have had its effect; None: what it says. `failed` hears of each
+    attempt that failed.
     """
 
     client: str
@@ -44,6 +45,7 @@ class Asking:
     cure: str
     check: Callable[[Welcome], None] | None = None
     unheard: Callable[[Refused], Response | None] | None = None
+    failed: Callable[[Exception], None] | None = None
 
     def ask(self, addresses: str | Iterable[str], request: Request) -> Response:
         """The answer. Raises Refused, Unreachable, UsageError."""
@@ -71,6 +73,8 @@ class Asking:
                 if not refused.retryable:
                     raise
                 cause, wait_s = refused, (refused.retry_after_ms or 0) / 1000
+            if self.failed is not None:
+                self.failed(cause)
             wait_s = max(wait_s, backoff.next_s(random.random()) if turn % len(where) == 0 else 0.0)
             if time.monotonic() + wait_s >= deadline:
                 raise self._given_up(where, cause, time.monotonic() - began) from None

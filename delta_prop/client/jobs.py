@@ -24,7 +24,7 @@ from delta_prop_wire.requests import PARTS_MAX
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from delta_prop.ports import Tls
 
@@ -43,10 +43,11 @@ def decide(
     token: str | None = None,
     tls: Tls | None = None,
     timeout_s: float = 30.0,
+    failed: Callable[[Exception], None] | None = None,
 ) -> JobStatus:
     """Have a job published (COMMIT, with all `parts` that count), or dropped and forgotten (ABORT), or ask
     how it is (QUERY). `run`: with ABORT, drop only what this run of the job has staged (`attempt_of`), if
-    anything; what another driver stages under the same name stays.
+    anything; what another driver stages under the same name stays. `failed`: told of each failed attempt.
 
     Once this returns the decision is on disk. Raises Refused (UNKNOWN_JOB, JOB_DECIDED, …; nothing is decided
     then), Unreachable (nobody knows), UsageError.
@@ -60,7 +61,9 @@ def decide(
             return JobStatus(JobState.ABORTED)  # as was asked before, and not heard
         return None
 
-    asking = Asking("decides a job", token, tls, timeout_s, _CURE, check=check_stages, unheard=unheard)
+    asking = Asking(
+        "decides a job", token, tls, timeout_s, _CURE, check=check_stages, unheard=unheard, failed=failed
+    )
     status = asking.ask(addresses, Decide(job, decision, named, run))
     assert isinstance(status, JobStatus)
     return status

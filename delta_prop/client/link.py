@@ -122,11 +122,13 @@ class Link:
                 cause = await self._connect(address)
             except Reconnect as again:
                 after_s, cause = again.after_s, again.cause or ConnectionError("it asked to connect again")
-            is_news = isinstance(cause, Misconfigured) and str(cause) != warned
-            warned = str(cause) if is_news else warned
-            logger.log(logging.WARNING if is_news else logging.INFO, "%s: %s", address, cause)
             if not self.welcomed.is_set():
-                lasting.note(cause)
+                lasting.note(cause)  # what it raises its caller tells
+            if isinstance(cause, Misconfigured) and str(cause) != warned:
+                warned = str(cause)
+                logger.warning("%s", cause)  # which names the address
+            else:
+                logger.info("%s: %s", address, cause)
             self.cause = cause
             if self._answered:
                 since, limit_s = self._now(), self._settings.offline_s_max

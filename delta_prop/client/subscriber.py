@@ -46,7 +46,7 @@ Place: TypeAlias = str | int | datetime | Cursor
 
 LAST_ACK_S_MAX = 1.0
 """How long the end waits until what was dealt with is said."""
-GROUP_BYTES_MAX = 255
+GROUP_BYTES_MAX = 64
 WAIT_MS_MAX = 60_000
 MEMBER_BYTES = 16
 
@@ -286,6 +286,11 @@ class Subscriber:
     def warning(self) -> Backpressure | None:
         """How near the reader is to the end of what the log keeps; None: it is not."""
         return self._in.warning
+
+    @property
+    def waits_for(self) -> Exception | None:
+        """Why there is no connection, where that is known."""
+        return None if self._state == "not open yet" else self._link.cause
 
     @property
     def reconnects(self) -> int:

@@ -9,6 +9,7 @@ from delta_prop.group_places import DIRECTORY as GROUPS
 from delta_prop.quarantine_file import DIRECTORY as QUARANTINE
 from delta_prop_broker.log.beside.copying import copy_log
 from delta_prop_broker.log.files.names import DIRECTORY
+from delta_prop_wire.errors import UsageError
 
 OK = 0
 
@@ -19,6 +20,8 @@ def copy(data: str, to: str) -> int:
     Raises UsageError, LogDamaged, FormatUnknown, CopyFailed, OSError; there is no new directory then.
     """
     source = open_disk(data)
+    if edge.is_within(to, data):
+        raise UsageError(f"{to!r} lies in the data directory {data!r}: name a new directory outside of it")
     with edge.new_directory(to) as target:
         copied = copy_log(
             source,

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 import anyio
 import anyio.lowlevel
 
+from delta_prop.local_places import check_there
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.jsonlines import LINE_BYTES_MAX
@@ -159,6 +160,11 @@ def holds_nothing(path: str) -> bool:
     return not place.is_dir() or not any(place.iterdir())
 
 
+def is_within(path: str, directory: str) -> bool:
+    """True if that lies below the directory, whatever links lead there."""
+    return Path(os.path.realpath(directory)) in Path(os.path.realpath(path)).parents
+
+
 def missing_directories(path: str) -> list[str]:
     """The directories on the way to `path` that are not there, the deepest first."""
     place = Path(path).absolute()
@@ -176,8 +182,7 @@ def remove_content(path: str) -> None:
 
 def existing_disk(path: str) -> LocalDisk:
     """The disk of a data directory that is there. Raises UsageError."""
-    if not Path(path).is_dir():
-        raise UsageError(f"no data directory at {path!r}: name the one that `publish --data DIR` made")
+    check_there(path)
     return LocalDisk(path)
 
 
@@ -250,15 +255,31 @@ def open_standard_streams() -> None:
 
 def put(line: str) -> None:
     """One line to standard output, which a reader gets at once."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    with _standard_output_told():
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
 
 
 def put_all(lines: Iterator[str]) -> None:
     """Many lines that are there already; nobody waits for the first."""
-    for line in lines:
-        sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    for line in lines:  # whose own failures are not those of standard output
+        with _standard_output_told():
+            sys.stdout.write(line + "\n")
+    flush_standard_output()
+
+
+def flush_standard_output() -> None:
+    """Hand on what was printed. Raises OSError that names standard output."""
+    with _standard_output_told():
+        sys.stdout.flush()
+
+
+@contextmanager
+def _standard_output_told() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from None
 
 
 def note(line: str) -> None:
@@ -351,7 +372,7 @@ async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
 def output(name: str | None) -> Iterator[Output]:
     """A new file of that name, or standard output. Raises UsageError where the file is there already."""
     if name is None or name == "-":
-        sys.stdout.flush()
+        flush_standard_output()
         yield _standard_output()
         return
     with _made(name, name) as descriptor:
@@ -407,7 +428,7 @@ def _there_already(name: str) -> UsageError:
 
 def _standard_output() -> Output:
     try:
-        return Output(sys.stdout.fileno())
+        return _StandardOutput(sys.stdout.fileno())
     except OSError:  # a program has put something else in its place
         return _Replaced()
 
@@ -439,6 +460,13 @@ class Output:
         self._waiting, self._bytes = [], 0
         while raw:
             raw = raw[os.write(self._descriptor, raw) :]
+
+
+class _StandardOutput(Output):
+    def flush(self) -> None:
+        """Hand on everything. Raises OSError that names standard output."""
+        with _standard_output_told():
+            super().flush()
 
 
 class _Replaced(Output):

@@ -14,6 +14,7 @@ from delta_prop.commands import edge
 from delta_prop.commands.look import shown
 from delta_prop.commands.opened import open_disk
 from delta_prop.commands.top import web_of
+from delta_prop.commands.waiting import NO_PORT, Waiting
 from delta_prop.server.job_files import JobFiles, job_told, stem_of
 from delta_prop.server.job_rules import decided_before, none_here
 from delta_prop.server.part_file import path_of
@@ -55,7 +56,7 @@ def show(place: Link | str, job: str, *, as_json: bool) -> int:
         if found is None:
             raise none_here(job)
     else:
-        found = _told(job, decide(place.addresses, job, Decision.QUERY, token=place.token, tls=place.tls))
+        found = _told(job, _decided_by(place, job, Decision.QUERY))
     if as_json:
         edge.put(json.dumps(found))
     else:
@@ -71,9 +72,22 @@ def abort(place: Link | str, job: str) -> int:
     if isinstance(place, str):
         _abort_in(open_disk(place), job)
     else:
-        decide(place.addresses, job, Decision.ABORT, token=place.token, tls=place.tls)
+        _decided_by(place, job, Decision.ABORT)
     edge.put(f"aborted: job {job!r}; what was staged of it is gone")
     return OK
+
+
+def _decided_by(link: Link, job: str, decision: Decision) -> JobStatus:
+    """What a server answers; why none comes is told meanwhile."""
+    failures: list[Exception | None] = [None]
+
+    def failed(cause: Exception) -> None:
+        failures[0] = cause
+
+    waiting = Waiting(NO_PORT)
+    waiting.ask = lambda: failures[0]
+    with waiting.told_beside():
+        return decide(link.addresses, job, decision, token=link.token, tls=link.tls, failed=failed)
 
 
 def _abort_in(disk: Disk, job: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import SUPPRESS
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,10 @@ def _add_sinks(verbs: Any, run: Runner) -> None:
         from delta_prop.commands.look import forget, sinks
         from delta_prop.commands.steer import rebuild, reset, set_paused
 
+        if getattr(options, "below_http", None) is not None:
+            parser.error(
+                f"{options.sinks_verb} works on a directory, also beside its server: give --data DIR"
+            )
         data = getattr(options, "below_data", None) or options.data
         if options.server is not None and options.sinks_verb is None:
             return _sinks_of_a_server(options, run)
@@ -89,7 +94,8 @@ def _below(verbs: Any, name: str, help_: str, example: str) -> ArgumentParser:
     parser = verb_parser(verbs, name, help_, example)
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("--data", metavar="DIR", type=directory, dest="below_data", help="the data directory")
-    parser.set_defaults(below_data=None)
+    parser.add_argument("--http", dest="below_http", help=SUPPRESS)  # which is refused with a cure
+    parser.set_defaults(below_data=None, below_http=None)
     return parser
 
 
@@ -296,11 +302,12 @@ def _add_token(verbs: Any) -> None:
 
 
 def _new_token(options: Namespace) -> int:
-    from delta_prop.commands.tokens import Typed, expiry, new
+    from delta_prop.commands.tokens import Literal, expiry, new, number
 
     rights = {right: getattr(options, right) for right in ("publish", "subscribe", "forward", "admin")}
     rights |= {"namespaces": options.namespace, "operations": options.operation}
-    typed = {key: getattr(options, key) for key in ("rate", "burst")}
-    typed["expires"] = None if options.expires is None else expiry(options.expires)
-    rights |= {key: Typed(text) for key, text in typed.items() if text is not None}
+    for key in ("rate", "burst"):
+        text = getattr(options, key)
+        rights[key] = None if text is None else Literal(number(f"--{key}", text))
+    rights["expires"] = None if options.expires is None else Literal(expiry(options.expires))
     return new(options.name, rights, as_json=options.json)

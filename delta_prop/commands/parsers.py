@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     Runner = Callable[[Callable[[], Awaitable[int]]], int]
 
 AT_HELP = "an offset, a time like 2026-01-31T12:00:00Z (UTC, unless it says otherwise), or 1h for an hour ago"
+_CONNECTION = ("--token-file", "--tls", "--tls-ca", "--tls-name", "--tls-certificate", "--tls-key")
 ACK_LEVELS = ("memory", "logged", "durable")
 
 
@@ -42,6 +43,18 @@ def place_arguments(parser: ArgumentParser, option: str, help_: str, *, required
     places = parser.add_mutually_exclusive_group(required=required)
     places.add_argument("--data", metavar="DIR", type=directory, help="the data directory")
     server_arguments(parser, option, help_, beside=places)
+    parser.set_defaults(connects_by=option)
+
+
+def unused_arguments(options: Namespace) -> str | None:
+    """What is said of how to connect where a directory is named and nothing connects; None: all is well."""
+    option: str | None = getattr(options, "connects_by", None)
+    if option is None or options.server is not None:
+        return None
+    given = [name for name in _CONNECTION if getattr(options, name[2:].replace("-", "_"))]
+    if not given:
+        return None
+    return f"{', '.join(given)}: with --data nothing is connected to: leave that out, or give {option}"
 
 
 def server_arguments(parser: ArgumentParser, option: str, help_: str, *, beside: Any = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop.dates import EPOCH, EXAMPLES, US, check_past, shown_time, span_us, time_of
+from delta_prop.dates import EPOCH, EXAMPLES, US, check_past, shown_time, span_us, time_fault, time_of
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
@@ -41,7 +41,7 @@ def parse_at(option: str, text: str, now_us: int, *, ends: bool = True, future: 
     time_us = time_of(text, now_us)
     if time_us is None:
         names = "earliest, latest, " if ends else ""
-        raise UsageError(f"{option} {text!r:.60}: give {names}an offset, {EXAMPLES}")
+        raise UsageError(f"{option} {text!r:.60}: {time_fault(text)}give {names}an offset, {EXAMPLES}")
     if not future:
         check_past(option, text, time_us, now_us)
     return At(time_us=time_us)

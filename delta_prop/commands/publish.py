@@ -21,6 +21,7 @@ from delta_prop.commands.places import name_fault
 from delta_prop.commands.sending import Kept, LocalSender, RemoteSender, of_line
 from delta_prop.commands.waiting import Waiting
 from delta_prop.embedded import Propagator
+from delta_prop_broker.log.damage import LogBusy
 from delta_prop_wire.delta import AckLevel, Source
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.jsonlines import delta_from_line
@@ -92,11 +93,14 @@ async def publish(job: Job) -> int:
 async def _sender(job: Job, name: str, waiting: Waiting) -> AsyncIterator[Sender]:
     """Who sends, and says what it waits for. Raises UsageError, Refused, OSError."""
     if isinstance(job.to, str):
-        async with Propagator(data=job.to) as p:
-            level = AckLevel.DURABLE if job.level is None else job.level
-            local = LocalSender(p, name, level)
-            waiting.ask = local.waits_for
-            yield local
+        try:
+            async with Propagator(data=job.to) as p:
+                level = AckLevel.DURABLE if job.level is None else job.level
+                local = LocalSender(p, name, level)
+                waiting.ask = local.waits_for
+                yield local
+        except LogBusy as busy:
+            raise LogBusy(f"{busy}, or send to the server that has it, with --to HOST:PORT") from None
     else:
         link = job.to
         producer = Producer(

@@ -18,8 +18,9 @@ from delta_prop.checks import parse_topics
 from delta_prop.client import Subscriber
 from delta_prop.commands import edge
 from delta_prop.commands.opened import opened_log
-from delta_prop.commands.places import EARLIEST, LATEST, offset_of, parse_at, place_of
-from delta_prop.group_places import Group, GroupBusy
+from delta_prop.commands.places import EARLIEST, LATEST, name_fault, offset_of, parse_at, place_of
+from delta_prop.commands.waiting import waiting_for
+from delta_prop.group_places import NAME_BYTES_MAX, Group, GroupBusy
 from delta_prop_broker.log.beside.follow import Follower
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.jsonlines import to_line
@@ -63,6 +64,9 @@ async def subscribe(wanted: Wanted) -> int:
     """Write the lines. Raises UsageError, Refused (CURSOR_TOO_OLD), LogDamaged, OSError."""
     if wanted.count is not None and wanted.count < 1:
         raise UsageError(f"--count {wanted.count}: give 1 or more")
+    fault = None if wanted.group is None else name_fault("group", wanted.group, NAME_BYTES_MAX)
+    if fault is not None:
+        raise UsageError(fault)
     topics = parse_topics(wanted.topics or "*")
     at = None if wanted.start is None else parse_at("--start", wanted.start, edge.wall_us())
     if not isinstance(wanted.place, str):
@@ -110,7 +114,7 @@ async def _group(disk: Disk, name: str, log_id: bytes) -> Group:
 async def _subscribe_from(link: Link, wanted: Wanted, at: At | None) -> None:
     """The same of a server."""
     try:
-        async with Subscriber(
+        subscriber = Subscriber(
             link.addresses,
             *(wanted.topics or ("*",)),
             start=None if at is None else place_of(at),
@@ -119,7 +123,8 @@ async def _subscribe_from(link: Link, wanted: Wanted, at: At | None) -> None:
             name="delta-prop subscribe",
             token=link.token,
             tls=link.tls,
-        ) as subscriber:
+        )
+        async with waiting_for(subscriber), subscriber:
             await _write_from(subscriber, wanted)
     except Refused as refused:
         if refused.code is not ErrorCode.BAD_REQUEST:

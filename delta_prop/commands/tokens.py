@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands import edge
-from delta_prop.dates import shown_time, span_us, time_of
+from delta_prop.dates import TIME_US_MAX, shown_time, span_us, time_fault, time_of
 from delta_prop.server.tokens import TOKEN_RANDOM_BYTES, Usual, digest_of, parse_tokens, token_from
 from delta_prop_wire.errors import UsageError
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 OK = 0
+_DIGITS_MAX = 20
 
 
 def new(name: str, rights: Mapping[str, Any], *, as_json: bool) -> int:
@@ -35,28 +37,38 @@ def new(name: str, rights: Mapping[str, Any], *, as_json: bool) -> int:
 
 
 def expiry(text: str) -> str:
-    """When a token expires, as TOML writes it: a time, or how long from now on. Raises UsageError.
-
-    What is neither is left to the rules of the file.
-    """
+    """When a token expires, as TOML writes it: a time, or how long from now on. Raises UsageError."""
     now_us = edge.wall_us()
     ahead_us = span_us(text)
     time_us = time_of(text, now_us) if ahead_us is None else now_us + ahead_us
-    if time_us is None:
-        return text
+    if time_us is None or time_us > TIME_US_MAX:
+        raise UsageError(
+            f"--expires {text!r:.60}: {time_fault(text)}give a time like 2027-01-31T00:00:00Z, or "
+            "how long from now on, like 30d"
+        )
     if time_us <= now_us:
         raise UsageError(
             f"--expires {text!r:.60}: has passed, as it is {shown_time(now_us)} now: give a later time"
         )
-    return text if ahead_us is None else shown_time(time_us)
+    return shown_time(time_us)
 
 
-class Typed(str):
-    """What stands in the file as it was typed: a number, a time."""
+def number(option: str, text: str) -> str:
+    """A number as TOML writes it; which ones are allowed the rules of the file say. Raises UsageError."""
+    with suppress(ValueError):
+        if len(text) <= _DIGITS_MAX:
+            return str(int(text))
+    with suppress(ValueError):
+        return str(float(text))
+    raise UsageError(f"{option} {text!r:.60} is not a number: give one like 100")
+
+
+class Literal(str):
+    """What TOML writes without quotes: a number, a time."""
 
     __slots__ = ()
 
 
 def _toml(value: object) -> str:
     # JSON writes texts, lists of texts and true as TOML does.
-    return value if isinstance(value, Typed) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, Literal) else json.dumps(value, ensure_ascii=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -10,21 +11,28 @@ import anyio
 from delta_prop.commands import edge
 from delta_prop.commands.look import flat, shown
 from delta_prop.commands.screen import Shot, screen, shown_lag
+from delta_prop.commands.waiting import NO_HTTP_PORT, Waiting
 from delta_prop.commands.web import NotTold, Web
 from delta_prop.world import real_world
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from delta_prop.commands.connecting import Link
 
 OK, FAILED = 0, 1
 DRAW_S = 1.0
 
 
-def web_of(link: Link) -> Web:
-    """The HTTP port that somebody named. Raises UsageError."""
+@asynccontextmanager
+async def web_of(link: Link) -> AsyncIterator[Web]:
+    """The HTTP port that somebody named; that it is silent is told. Raises UsageError."""
     network = real_world().network
     assert network is not None
-    return Web(network, link)
+    waiting = Waiting(NO_HTTP_PORT)
+    async with waiting.told(), Web(network, link) as web:
+        waiting.busy = lambda: not web.answered
+        yield web
 
 
 async def status(link: Link, *, as_json: bool) -> int:

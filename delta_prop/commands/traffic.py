@@ -26,6 +26,7 @@ from delta_prop.commands.places import (
     parse_span_s,
     place_of,
 )
+from delta_prop.commands.waiting import waiting_for
 from delta_prop.dates import shown_time
 from delta_prop.recorded_traffic import SALT_BYTES, TrafficWriter
 from delta_prop_broker.log.beside.follow import Follower
@@ -61,12 +62,29 @@ async def record(wanted: Wanted) -> int:
     start = None if wanted.start is None else parse_at("--start", wanted.start, edge.wall_us())
     until = None if wanted.until is None else parse_at("--until", wanted.until, edge.wall_us(), future=True)
     span_s = inf if wanted.span is None else parse_span_s("--for", wanted.span)
+    if until is not None and _is_empty(start, until):
+        raise UsageError(
+            f"--until {wanted.until}: nothing lies between --start and there: give a later place"
+        )
     part = _Part(start, until, span_s)
     if isinstance(wanted.place, str):
         await _record_directory(wanted.place, wanted.to, part)
     else:
         await _record_server(wanted.place, wanted.to, part)
     return OK
+
+
+def _is_empty(start: At | None, until: At) -> bool:
+    """True if nothing can lie between, whatever the log holds."""
+    if start is None or start == EARLIEST:
+        return False
+    if until == EARLIEST:
+        return True
+    if start.offset is not None and until.offset is not None:
+        return until.offset <= start.offset
+    if start.time_us is not None and until.time_us is not None:
+        return until.time_us <= start.time_us
+    return start == until == LATEST
 
 
 class _Part:
@@ -123,7 +141,7 @@ async def _record_server(link: Link, to: str, part: _Part) -> None:
         token=link.token,
         tls=link.tls,
     )
-    async with subscriber:
+    async with waiting_for(subscriber), subscriber:
         part.ends_at(subscriber.log_end, followed=True)
         with _recording(to) as recording, anyio.move_on_after(part.span_s):
             while True:

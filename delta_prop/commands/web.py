@@ -39,14 +39,15 @@ class Web:
         """`link` names one address. Raises UsageError where that is none."""
         self._network = network
         (text,) = link.addresses
-        address = Address.parse(text)
-        names_port = ":" in text.rpartition("]")[2]
-        self._address = address if names_port else address._replace(port=HTTP_PORT)
+        self._address = Address.parse(text, HTTP_PORT)
         self._tls = link.tls
         self.name = str(self._address)
+        self._has_token = link.token is not None
         self._headers = [("Host", self.name), ("Accept", "application/json")]
         if link.token is not None:
             self._headers.append(("Authorization", f"Bearer {link.token}"))
+        self.answered = False
+        """True once it has told something by HTTP."""
         self._timeout_s = timeout_s
         self._stream: Stream | None = None
         self._greeted = False  # this connection has told something by HTTP
@@ -73,13 +74,16 @@ class Web:
                     status, body = await self._asked(path)
         except TimeoutError:
             await self._close()
-            raise NotTold(f"{self.name} did not answer within {self._timeout_s:g} s: is it busy?") from None
+            raise NotTold(
+                f"{self.name} did not answer within {self._timeout_s:g} s: is it busy, or not "
+                "the HTTP port that `serve` prints as http=…?"
+            ) from None
         except (OSError, h11.RemoteProtocolError) as error:
             await self._close()
             raise NotTold(
                 f"{self.name} cannot be asked ({error}): name the HTTP port that `serve` told as http=…"
             ) from None
-        return _read(self.name, path, status, body)
+        return _read(self.name, path, status, body, has_token=self._has_token)
 
     async def _asked(self, path: str) -> tuple[int, bytes]:
         """Ask, and take the whole answer. Raises OSError, RemoteProtocolError."""
@@ -121,7 +125,7 @@ class Web:
                 fault = no_http(self.name, first, secured=self._tls is not None)
                 if fault is not None:
                     raise fault
-                self._greeted = True
+                self._greeted = self.answered = True
             self._connection.receive_data(bytes(buffer[:count]))
         return event
 
@@ -132,13 +136,16 @@ class Web:
                 await stream.aclose()
 
 
-def _read(name: str, path: str, status: int, body: bytes) -> Any:
+def _read(name: str, path: str, status: int, body: bytes, *, has_token: bool) -> Any:
     try:
         told = json.loads(body)
     except ValueError:
         told = None
     if status in (401, 403):
-        raise NotTold(f"{name} tells {path} to who has an admin's token alone: give --token-file FILE")
+        cure = "give --token-file FILE"
+        if has_token:
+            cure = "the one given is no admin's, or not known there: make one with `token new NAME --admin`"
+        raise NotTold(f"{name} tells {path} to who has an admin's token alone: {cure}")
     if status != 200 or not isinstance(told, dict | list):
         why = told.get("error") if isinstance(told, dict) else None
         raise NotTold(f"{name} answers {path} with status {status}{f': {why}' if why else ''}")

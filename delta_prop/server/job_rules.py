@@ -142,7 +142,7 @@ def none_here(job: str) -> Refused:
     return Refused(
         ErrorCode.UNKNOWN_JOB,
         f"no job {job!r:.80} is staged here: it was never begun, was sent to another service, or was dropped "
-        "because nobody decided of it in time; run it again",
+        "because nobody decided of it in time: see `delta-prop jobs list`, or run it again",
     )
 
 

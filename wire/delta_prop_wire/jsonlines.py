@@ -225,12 +225,18 @@ def _numbers(field: str, value: object) -> NDArray[np.float32]:
         refuse(field, f"a number too large; numbers are within {FLOAT_BOUND}: clamp it")
 
 
+INDEX_MAX = 0xFFFFFFFF
+
+
 def _indices(value: object) -> NDArray[np.uint32]:
     if not isinstance(value, (list, tuple)):
         refuse("indices", f"{value!r:.40} is not a list: give a list of whole numbers")
     for place, index in enumerate(value):
-        if type(index) is not int or not 0 <= index < 1 << 32:
-            refuse("indices", f"{index!r:.40} at place {place} is not a whole number from 0: count from 0")
+        if type(index) is not int or not 0 <= index <= INDEX_MAX:
+            refuse(
+                "indices",
+                f"{index!r:.40} at place {place} is not a whole number from 0 to {INDEX_MAX}: count from 0",
+            )
     return np.array(value, np.uint32)
 
 

@@ -63,9 +63,15 @@ def test_as_json_both_are_one_object_and_no_two_tokens_are_alike(capsys: pytest.
         (["importer"], "may do nothing"),
         (["importer", "--publish"], "token[0].namespaces: give the names"),
         (["a b", "--admin"], "token[0].name: 'a b'"),
-        (["a", "--admin", "--rate", "fast"], "no TOML"),
-        (["a", "--admin", "--rate", "1\nadmin = true"], "no TOML"),
-        (["a", "--admin", "--expires", "tomorrow"], "no TOML"),
+        (["a", "--admin", "--rate", "fast"], "--rate 'fast' is not a number"),
+        (["a", "--publish", "--namespace", "*", "--rate", "1\nadmin = true"], "is not a number"),
+        (["a", "--publish", "--namespace", "*", "--burst", "1\nadmin = true"], "is not a number"),
+        (
+            ["a", "--publish", "--namespace", "*", "--expires", "2127-01-01T00:00:00Z\nadmin = true"],
+            "give a time",
+        ),
+        (["a", "--admin", "--expires", "5parsecs"], "--expires '5parsecs': give a time like 2027-"),
+        (["a", "--admin", "--expires", "9999999999d"], "--expires '9999999999d': "),
         (["a", "--publish", "--namespace", "x", "--operation", "drop"], "token[0].operations[0]: 'drop'"),
     ],
 )

@@ -119,6 +119,11 @@ def test_what_is_no_answer_is_told_in_a_sentence(
     assert str(told.value).startswith("10.0.0.9:7374 ")
 
 
+def test_who_gave_a_token_that_is_none_is_told_so() -> None:
+    with pytest.raises(NotTold, match=r"the one given is no admin's.* `token new NAME --admin`"):
+        ask(Scripted([b"HTTP/1.1 401 X\r\nContent-Length: 0\r\n\r\n"]), "/", token="t")
+
+
 def test_nobody_there() -> None:
     with pytest.raises(NotTold, match=r"name the HTTP port that `serve` told as http=…"):
         ask(Scripted(), "/", host="10.0.0.9:1")
