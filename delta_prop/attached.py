@@ -74,6 +74,7 @@ class Attached:
         self.required = self.gives_way = False
         self.has_past = False  # holds deltas of an earlier log
         self.rebuild: str | None = None  # why it has to be rebuilt before it gets deltas
+        self.gate: anyio.Event | None = None  # until this is set it is brought nothing
         self._log = log
         self._world = world
         self._appender = appender
@@ -260,6 +261,8 @@ class Attached:
         feed = self.require_feed()
         try:
             with self._scope:
+                if self.gate is not None:
+                    await self.gate.wait()
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._background)
                     tasks.start_soon(self._deliver)
@@ -275,7 +278,8 @@ class Attached:
         that fails on and on is not waited for.
         """
         feed, deadline = self.require_feed(), self._world.clock.now() + timeout_s
-        if feed.state is not FeedState.BREAKER_OPEN:
+        begun = self.gate is None or self.gate.is_set()
+        if begun and feed.state is not FeedState.BREAKER_OPEN:
             with anyio.move_on_after(0.6 * timeout_s), suppress(Refused):
                 await feed.wait(self._log.visible)  # if it had stopped, statistics say why
         self._scope.cancel()
