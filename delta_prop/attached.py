@@ -228,7 +228,7 @@ class Attached:
             self.reported = stopped
             if stopped >= kept.reported:  # else it lost something since, and reads on from its own
                 stopped = max(stopped, kept.dealt_with)
-        if self.has_past and self._log.level > AckLevel.MEMORY and self._log.next_offset:
+        if self.has_past and self._log.level > AckLevel.MEMORY:
             raise self._of_another_log(cursor, rebuilds=rebuilds)
         # Beside a log in memory a cursor of another log is normal: the sink keeps its data and
         # begins with the new log; Lamport numbers go on above what it holds.
@@ -347,9 +347,10 @@ class Attached:
             )
 
     def _of_another_log(self, cursor: Cursor, *, rebuilds: bool) -> Refused:
+        empty = "" if self._log.next_offset else ", which is empty"
         return HoldsOtherData(
             f"sink {self.name!r} holds data of another log ({cursor.log_id.hex()}, up to offset "
-            f"{cursor.next_offset}), this one is {self._log.log_id.hex()}",
+            f"{cursor.next_offset}), this one is {self._log.log_id.hex()}{empty}",
             rebuilds=rebuilds,
             details={"offset": cursor.next_offset},
         )

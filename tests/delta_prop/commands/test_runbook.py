@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 import numpy as np
+import pytest
 
 from delta_prop.client import Producer
 from delta_prop_wire.delta import Delta, create
@@ -231,3 +232,26 @@ def test_no_sink_is_rebuilt_while_another_cannot_start(tmp_path: Path) -> None:
         "storage`"
     )
     assert len(stored(tmp_path / "facts.db")) == 55, "the store is as it was"
+
+
+@pytest.mark.parametrize("sink", ["storage", "jsonlines"])
+def test_data_of_another_log_are_not_taken_by_an_empty_one(tmp_path: Path, sink: str) -> None:
+    machine = Machine(tmp_path)
+    port, http_port = machine.ports
+    (tmp_path / "delta-prop.toml").write_text(
+        f"server = {{ port = {port}, http_port = {http_port} }}\n[[sinks]]\nkind = '{sink}'\npath = 'held'\n"
+    )
+    with machine.server():
+        machine.run(Step("delta-prop serve --config delta-prop.toml --data facts", []))
+        anyio.run(publish, port, 0, 5)
+        machine.end()
+        held = (tmp_path / "held").read_bytes()
+        told = machine.run(Step("delta-prop serve --config delta-prop.toml --data fcats", []))
+        assert "holds data of another log (" in told[0]
+        assert "which is empty: nothing was rebuilt; if this is the right directory, " in told[0]
+        assert (tmp_path / "held").read_bytes() == held
+        assert not (tmp_path / "fcats").exists()
+        if sink == "storage":
+            command = "delta-prop serve --config delta-prop.toml --data fcats --rebuild storage"
+            assert f"start with `{command}`, which replaces" in told[0]
+            assert machine.run(Step(command, [])) == [f"ready port={port} http={http_port}"]
