@@ -168,7 +168,7 @@ class _Serving:
             tls=self._configuration.served_tls,
             connections_max=server.http_connections_max,
         )
-        with listening("http_port"):
+        with listening("http_port", server.host):
             _, http_port = await tasks.start(port.run)
         return int(http_port)
 
@@ -188,7 +188,7 @@ class _Serving:
                     await self._attach(p)
                 service = Service(p, wanted.server, access=self._access, tls=wanted.served_tls)
                 async with anyio.create_task_group() as tasks:
-                    with listening("port"):
+                    with listening("port", wanted.server.host):
                         address = await tasks.start(service.run)
                     self._service = overview.service = service
                     keep()
