@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delta_prop.auditing.folding import Span
-from delta_prop.commands.opened import open_log
+from delta_prop.commands.opened import opened_log, snapshot_before
 from delta_prop.commands.quarantine import quarantined
 from delta_prop_wire.errors import UsageError
 
@@ -46,12 +46,7 @@ class AuditedLog:
 @contextmanager
 def audited_log(path: str) -> Iterator[AuditedLog]:
     """The log in a data directory as it is now. Raises UsageError, LogDamaged, OSError."""
-    disk, log, _ = open_log(path)
-    with ExitStack() as exits:
-        exits.callback(log.close)
-        snapshot = log.snapshot() if log.first_offset else None
-        if snapshot is not None:
-            exits.callback(snapshot.close)
+    with opened_log(path) as (disk, log, _), snapshot_before(log) as snapshot:
         begin = log.first_offset if snapshot is None else snapshot.offset
         whole = log.first_offset == 0 if snapshot is None else snapshot.facts.begin == 0
         if not whole:
@@ -92,7 +87,6 @@ def set_aside(path: str, name: str | None) -> frozenset[str]:
     """The keys of the vectors of which a sink's quarantine holds deltas; none where it has no name."""
     if name is None:
         return frozenset()
-    disk, log, _ = open_log(path)
-    log.close()
-    kept = quarantined(disk, log.log_id, log.epoch_end).get(name)
+    with opened_log(path) as (disk, log, _):
+        kept = quarantined(disk, log.log_id, log.epoch_end).get(name)
     return frozenset() if kept is None else frozenset("\0".join(one.vector) for one in kept.records())

@@ -352,10 +352,17 @@ class Input:
                 if stat.S_ISDIR(os.fstat(self._descriptors[-1]).st_mode):
                     raise IsADirectoryError(0, "it is a directory")
             except OSError as error:
+                self.close()
                 raise UsageError(
                     f"{name!r} cannot be read ({error.strerror}): name files of JSON lines, or - for "
                     "standard input"
                 ) from None
+
+    def close(self) -> None:
+        """Let go of the files; standard input stays."""
+        while self._descriptors:
+            if descriptor := self._descriptors.pop():
+                os.close(descriptor)
 
     async def lines(self) -> AsyncIterator[bytes]:
         """Each line without its end; of one that is too long as much as shows that."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from delta_prop.commands import edge
 from delta_prop.commands.asking import ask
 from delta_prop.commands.look import all_sinks
-from delta_prop.commands.opened import open_log
+from delta_prop.commands.opened import opened_log
 from delta_prop.commands.places import offset_of, parse_at
 from delta_prop.commands.top import web_of
 from delta_prop.group_places import GroupBusy, read_place, reset_group
@@ -29,8 +29,8 @@ def list_of_directory(data: str, *, as_json: bool) -> int:
     """Every group of a directory; exit status 1 where a place is damaged. Raises UsageError, LogDamaged,
     OSError.
     """
-    disk, log, _ = open_log(data)
-    found = [one for one in all_sinks(disk, log) if one["kind"] == "group"]
+    with opened_log(data) as (disk, log, _):
+        found = [one for one in all_sinks(disk, log) if one["kind"] == "group"]
     told = [
         {"name": one["name"], "offset": one["offset"], "lag": one["lag"]}
         | ({"damage": one["damage"]} if "damage" in one else {})
@@ -53,15 +53,16 @@ def reset(data: str, name: str, to: str, *, force: bool) -> int:
 
     What is meant is fixed here: a request that is carried out later, or twice, means the same offset.
     """
-    disk, log, _ = open_log(data)
-    first, end = log.first_offset, log.visible
-    offset = offset_of(parse_at("--to", to, edge.wall_us()), log)
-    log.close()
-    if not first <= offset <= end:
-        raise UsageError(f"--to {to:.40}: give earliest, latest, a time or an offset from {first} to {end}")
-    if read_place(disk, name, log.log_id) is None:
-        known = ", ".join(one["name"] for one in all_sinks(disk, log) if one["kind"] == "group") or "none"
-        raise UsageError(f"no group named {name!r} has a place; groups that have: {known}")
+    with opened_log(data) as (disk, log, _):
+        first, end = log.first_offset, log.visible
+        offset = offset_of(parse_at("--to", to, edge.wall_us()), log)
+        if not first <= offset <= end:
+            raise UsageError(
+                f"--to {to:.40}: give earliest, latest, a time or an offset from {first} to {end}"
+            )
+        if read_place(disk, name, log.log_id) is None:
+            known = ", ".join(one["name"] for one in all_sinks(disk, log) if one["kind"] == "group") or "none"
+            raise UsageError(f"no group named {name!r} has a place; groups that have: {known}")
     try:
         _reset(disk, name, log.log_id, offset, wait_s=0.0 if force else WAIT_S)
     except GroupBusy:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from delta_prop.commands import edge
-from delta_prop.commands.opened import open_log
+from delta_prop.commands.opened import opened_log
 from delta_prop_broker.log.files.names import FORMAT_PATH, LOCK_PATH
 from delta_prop_wire.errors import DeltaPropError
 
@@ -42,8 +42,8 @@ def _remove_log(data: str) -> None:
     lock = disk.lock(LOCK_PATH)
     try:
         if FORMAT_PATH in disk.list(""):
-            _, log, report = open_log(data)
-            log.close()
+            with opened_log(data) as (_, log, report):
+                pass  # what it knows of itself is enough
             if log.next_offset or report.bytes:
                 return
         edge.remove_content(data)

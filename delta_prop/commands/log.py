@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands import edge
-from delta_prop.commands.opened import open_disk, open_log, snapshot_told
+from delta_prop.commands.opened import open_disk, opened_log, snapshot_told
 from delta_prop.commands.places import EARLIEST, LATEST, offset_of, parse_at
 from delta_prop.dates import shown_time
 from delta_prop_broker.log.beside.inspect import (
@@ -53,8 +54,9 @@ def show(part: Part, *, as_json: bool) -> int:
     """One line a row, voids too. Raises UsageError, LogDamaged, OSError."""
     lines = (json.dumps(row, ensure_ascii=False) if as_json else _table_line(row) for row in _rows(part))
     if not as_json:
-        _, log, _ = open_log(part.data)
-        if (held := snapshot_told(log)) is not None:
+        with opened_log(part.data) as (_, log, _):
+            held = snapshot_told(log)
+        if held is not None:
             edge.put(f"snapshot at offset {held['offset']}: {held['rows']:,} rows, {held['bytes']:,} bytes")
         edge.put(_table_line(dict(zip(_HEADS, _HEADS, strict=True))))
     edge.put_all(lines)
@@ -62,18 +64,18 @@ def show(part: Part, *, as_json: bool) -> int:
 
 
 def _rows(part: Part) -> Iterator[dict[str, Any]]:
-    disk, log, _ = open_log(part.data)
-    start = EARLIEST if part.start is None else parse_at("--start", part.start, edge.wall_us())
-    begin, left = offset_of(start, log), part.count
-    _note_let_go(disk, begin)
-    for place in log.frames(begin):
-        for row in _told(place):
-            if row["offset"] < begin:
-                continue
-            if left == 0:
-                return
-            left = None if left is None else left - 1
-            yield row
+    with opened_log(part.data) as (disk, log, _):
+        start = EARLIEST if part.start is None else parse_at("--start", part.start, edge.wall_us())
+        begin, left = offset_of(start, log), part.count
+        _note_let_go(disk, begin)
+        for place in log.frames(begin):
+            for row in _told(place):
+                if row["offset"] < begin:
+                    continue
+                if left == 0:
+                    return
+                left = None if left is None else left - 1
+                yield row
 
 
 def _told(place: Place) -> Iterator[dict[str, Any]]:
@@ -220,14 +222,15 @@ def export(part: Part, *, output: str | None, frames: bool, around: bool) -> int
     """
     start = EARLIEST if part.start is None else parse_at("--start", part.start, edge.wall_us())
     disk = open_disk(part.data)
-    if around:
-        places = _around(disk)
-    else:
-        _, log, _ = open_log(part.data)
-        places = log.frames(log.first_offset)
-    if start != LATEST and start.time_us is None:
-        _note_let_go(disk, start.offset or 0)
-    with edge.output(output) as out:
+    with ExitStack() as exits:
+        if around:
+            places = _around(disk)
+        else:
+            _, log, _ = exits.enter_context(opened_log(part.data))
+            places = log.frames(log.first_offset)
+        if start != LATEST and start.time_us is None:
+            _note_let_go(disk, start.offset or 0)
+        out = exits.enter_context(edge.output(output))
         for place, rows in _chosen(places, start, part.count):
             if frames:
                 out.write(place.logged.head, place.logged.batch.body)

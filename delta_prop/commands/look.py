@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands import edge
 from delta_prop.commands.asking import waiting_requests
-from delta_prop.commands.opened import open_disk, open_log, snapshot_told
+from delta_prop.commands.opened import open_disk, opened_log, snapshot_told
 from delta_prop.commands.quarantine import quarantined
 from delta_prop.commands.screen import shown_lag
 from delta_prop.cursors import read_cursors, write_cursors
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.durable import DurableLog
+    from delta_prop_broker.log.parts.recovered import RecoveryReport
 
 OK, FAILED = 0, 1
 
@@ -44,28 +45,10 @@ def status(data: str, *, as_json: bool) -> int:
     writer = edge.lock_holder(data, LOCK_PATH)
     told: dict[str, Any] = {"data": data, "health": "sound", "writer": writer}
     try:
-        _, log, report = open_log(data)
+        with opened_log(data) as (_, log, report):
+            told |= _status_of(disk, log, report)
     except LogDamaged as damage:
         told |= {"health": "damaged", "damage": str(damage)}
-    else:
-        told |= {"log_id": log.log_id.hex(), "epoch": log.epoch, "closed": report.clean}
-        told |= {"first_offset": log.first_offset, "next_offset": log.visible}
-        told |= {"segments": report.segments, "bytes": report.bytes, "bytes_free": disk.free_bytes()}
-        told["bytes_room"] = max(told["bytes_free"] - log.settings.free_bytes_min, 0)  # of the defaults
-        known = all_sinks(disk, log)
-        told |= {"sinks": len(known), "snapshot": None}
-        told["lags"] = lags_of(known, "name")
-        damaged = [one["damage"] for one in known if "damage" in one]
-        told |= {"health": "damaged", "damage": "; ".join(damaged)} if damaged else {}
-        try:
-            told["snapshot"] = snapshot_told(log)
-        except LogDamaged as damage:
-            told |= {"health": "damaged", "damage": str(damage)}
-        counts = quarantined(disk, log.log_id, log.epoch_end)
-        told["quarantined"] = {name: len(held) for name, held in counts.items() if len(held)}
-        told["jobs"] = JobFiles(disk).count()
-        jump = read_times(disk, DIRECTORY, report.notes).jump
-        told["clock_jump"] = jump and {name[:-3]: shown_time(us) for name, us in jump._asdict().items()}
     if as_json:
         edge.put(json.dumps(told))
     else:
@@ -73,6 +56,29 @@ def status(data: str, *, as_json: bool) -> int:
         lines = told | lags if "log_id" in told else told
         edge.put_all(f"{name:13}  {shown(value)}" for name, value in lines.items())
     return OK if told["health"] == "sound" else FAILED
+
+
+def _status_of(disk: Disk, log: DurableLog, report: RecoveryReport) -> dict[str, Any]:
+    """What there is to say of a log that opens. Raises LogDamaged, OSError."""
+    told: dict[str, Any] = {"log_id": log.log_id.hex(), "epoch": log.epoch, "closed": report.clean}
+    told |= {"first_offset": log.first_offset, "next_offset": log.visible}
+    told |= {"segments": report.segments, "bytes": report.bytes, "bytes_free": disk.free_bytes()}
+    told["bytes_room"] = max(told["bytes_free"] - log.settings.free_bytes_min, 0)  # of the defaults
+    known = all_sinks(disk, log)
+    told |= {"sinks": len(known), "snapshot": None}
+    told["lags"] = lags_of(known, "name")
+    damaged = [one["damage"] for one in known if "damage" in one]
+    told |= {"health": "damaged", "damage": "; ".join(damaged)} if damaged else {}
+    try:
+        told["snapshot"] = snapshot_told(log)
+    except LogDamaged as damage:
+        told |= {"health": "damaged", "damage": str(damage)}
+    counts = quarantined(disk, log.log_id, log.epoch_end)
+    told["quarantined"] = {name: len(held) for name, held in counts.items() if len(held)}
+    told["jobs"] = JobFiles(disk).count()
+    jump = read_times(disk, DIRECTORY, report.notes).jump
+    told["clock_jump"] = jump and {name[:-3]: shown_time(us) for name, us in jump._asdict().items()}
+    return told
 
 
 def flat(told: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -102,8 +108,8 @@ def sinks(data: str, *, as_json: bool) -> int:
 
     Raises UsageError, LogDamaged, OSError.
     """
-    disk, log, _ = open_log(data)
-    found = all_sinks(disk, log)
+    with opened_log(data) as (disk, log, _):
+        found = all_sinks(disk, log)
     if as_json:
         edge.put_all(map(json.dumps, found))
         return _judged(found)

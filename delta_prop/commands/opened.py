@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands.edge import existing_disk, pause
@@ -12,7 +13,10 @@ from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from delta_prop_broker.disk import Disk
+    from delta_prop_broker.log.files.snapshot import Snapshot
     from delta_prop_broker.log.parts.recovered import RecoveryReport
 
 _TRIES = 5
@@ -27,8 +31,20 @@ def open_disk(path: str) -> Disk:
     return disk
 
 
-def open_log(path: str) -> tuple[Disk, DurableLog, RecoveryReport]:
-    """The log as far as it is synced. Raises UsageError, LogDamaged, FormatUnknown, OSError."""
+@contextmanager
+def opened_log(path: str) -> Iterator[tuple[Disk, DurableLog, RecoveryReport]]:
+    """The log as far as it is synced; its files are closed at the end, and what it knows of itself stays.
+
+    Raises UsageError, LogDamaged, FormatUnknown, OSError.
+    """
+    disk, log, report = _open_log(path)
+    try:
+        yield disk, log, report
+    finally:
+        log.close()
+
+
+def _open_log(path: str) -> tuple[Disk, DurableLog, RecoveryReport]:
     disk = open_disk(path)
     for tried in range(_TRIES):
         try:
@@ -43,6 +59,20 @@ def open_log(path: str) -> tuple[Disk, DurableLog, RecoveryReport]:
         else:
             return disk, log, report
     raise AssertionError
+
+
+@contextmanager
+def snapshot_before(log: DurableLog) -> Iterator[Snapshot | None]:
+    """The snapshot that stands for what the log no longer tells; None where that is nothing, or not kept.
+
+    Its file is closed at the end. Raises LogDamaged, OSError.
+    """
+    snapshot = log.snapshot() if log.first_offset else None
+    try:
+        yield snapshot
+    finally:
+        if snapshot is not None:
+            snapshot.close()
 
 
 def snapshot_told(log: DurableLog) -> dict[str, Any] | None:

@@ -84,6 +84,7 @@ async def publish(job: Job) -> int:
         if import_ is not None:
             import_.progress.end()
             edge.put(json.dumps(import_.told()))
+        source.close()
     return FAILED if import_.totals.refused else OK
 
 

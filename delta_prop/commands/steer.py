@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from delta_prop.commands import edge
 from delta_prop.commands.asking import ask, open_directory
-from delta_prop.commands.opened import open_log
+from delta_prop.commands.opened import opened_log
 from delta_prop.commands.places import offset_of, parse_at
 from delta_prop.cursors import read_cursors
 from delta_prop.group_places import read_groups
@@ -41,9 +41,8 @@ def reset(data: str, name: str, to: str) -> int:
             "data and a name of its own"
         )
     at = parse_at("--to", to, edge.wall_us())
-    _, log, _ = open_log(data)
-    first, end, offset = log.first_offset, log.visible, offset_of(at, log)
-    log.close()
+    with opened_log(data) as (_, log, _):
+        first, end, offset = log.first_offset, log.visible, offset_of(at, log)
     if not first <= offset <= end:
         raise UsageError(f"--to {to:.40}: give earliest, latest, a time or an offset from {first} to {end}")
     ask(data, "reset", name, (offset,), f"reset of sink {name!r} to offset {offset}")

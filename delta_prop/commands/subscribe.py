@@ -17,7 +17,7 @@ import anyio.lowlevel
 from delta_prop.checks import parse_topics
 from delta_prop.client import Subscriber
 from delta_prop.commands import edge
-from delta_prop.commands.opened import open_log
+from delta_prop.commands.opened import opened_log
 from delta_prop.commands.places import EARLIEST, LATEST, offset_of, parse_at, place_of
 from delta_prop.group_places import Group, GroupBusy
 from delta_prop_broker.log.beside.follow import Follower
@@ -68,20 +68,20 @@ async def subscribe(wanted: Wanted) -> int:
     if not isinstance(wanted.place, str):
         await _subscribe_from(wanted.place, wanted, at)
         return OK
-    disk, log, _ = open_log(wanted.place)
-    group = None if wanted.group is None else await _group(disk, wanted.group, log.log_id)
-    if group is not None:  # the log went on while this stood by
-        log.close()
-        disk, log, _ = open_log(wanted.place)
+    group = None
+    if wanted.group is not None:
+        with opened_log(wanted.place) as (disk, log, _):
+            log_id = log.log_id
+        group = await _group(disk, wanted.group, log_id)
     try:
-        if group is None or group.next_offset is None:
-            begin = offset_of(at or (LATEST if group is None else EARLIEST), log)
-        else:
-            begin = group.next_offset
-        _check(begin, log)
+        with opened_log(wanted.place) as (disk, log, _):  # not before: it went on while this stood by
+            if group is None or group.next_offset is None:
+                begin = offset_of(at or (LATEST if group is None else EARLIEST), log)
+            else:
+                begin = group.next_offset
+            _check(begin, log)
         if group is not None:
             group.next_offset = begin
-        log.close()
         with closing(Follower(disk, begin, synced=log.visible)) as follower:
             await _Reading(wanted, topics, group, follower).run()
     finally:

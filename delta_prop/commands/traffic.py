@@ -17,7 +17,7 @@ import anyio.lowlevel
 
 from delta_prop.client import Subscriber
 from delta_prop.commands import edge
-from delta_prop.commands.opened import open_log
+from delta_prop.commands.opened import opened_log
 from delta_prop.commands.places import (
     EARLIEST,
     LATEST,
@@ -100,9 +100,8 @@ class _Part:
 
 
 async def _record_directory(data: str, to: str, part: _Part) -> None:
-    disk, log, _ = open_log(data)
-    begin, end = offset_of(part.start or EARLIEST, log), log.visible
-    log.close()
+    with opened_log(data) as (disk, log, _):
+        begin, end = offset_of(part.start or EARLIEST, log), log.visible
     if begin > end:
         raise UsageError(f"--start {begin}: the log ends at offset {end}: give that, or latest")
     part.ends_at(end, followed=False)

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands import edge
-from delta_prop.commands.opened import open_log
+from delta_prop.commands.opened import opened_log, snapshot_before
 from delta_prop.commands.places import LATEST, check_within, parse_at
 from delta_prop_wire.algebra import State, fold
 from delta_prop_wire.delta import Delta, Kind, Operation, metadata_only, namespace_of, opaque
@@ -37,33 +37,33 @@ def get(data: str, vector_id: str, *, namespace: str | None, at: str | None) -> 
     """
     namespace = namespace or namespace_of(vector_id)
     end_at = LATEST if at is None else parse_at("--at", at, edge.wall_us())
-    _, log, _ = open_log(data)
-    snapshot = log.snapshot() if log.first_offset else None
-    begin = log.first_offset if snapshot is None else snapshot.offset
-    if snapshot is not None:
-        check_within(end_at, snapshot)
-    end = log.visible if end_at.offset is None else min(end_at.offset + 1, log.visible)
-    if end_at.offset is not None and end_at.offset >= log.visible:
-        edge.note(f"--at {at} is beyond the log, which ends before offset {log.visible}: this is the present")
-    if end_at.time_us is not None:
-        end = log.offset_at(end_at.time_us + 1)
-    state, last = _kept(snapshot, namespace, vector_id)
-    span = (begin, begin if end_at.earliest else end)
-    elsewhere: set[str] = set()
-    places = list(_places(log, namespace, vector_id, span, elsewhere))
-    offsets = [logged.offset + row for logged, row in places]
-    state = _folded(places, state, whole=begin == 0)
-    if not places and state.key is None:
-        _note_elsewhere(snapshot, namespace, vector_id, elsewhere)
-    told: dict[str, Any] = {"vector_id": vector_id, "namespace": namespace}
-    if state.alive:
-        told |= delta_to_json(Delta(vector_id, _whole(state), namespace, metadata=state.metadata))
-        del told["op"]
-    told |= {"alive": state.alive, "deltas": len(offsets), "last_offset": max(offsets, default=last)}
-    if snapshot is not None:
-        told["snapshot_at"] = begin  # deltas before it are in this, and not counted
-        begin = snapshot.facts.begin
-        snapshot.close()
+    with opened_log(data) as (_, log, _), snapshot_before(log) as snapshot:
+        begin = log.first_offset if snapshot is None else snapshot.offset
+        if snapshot is not None:
+            check_within(end_at, snapshot)
+        end = log.visible if end_at.offset is None else min(end_at.offset + 1, log.visible)
+        if end_at.offset is not None and end_at.offset >= log.visible:
+            edge.note(
+                f"--at {at} is beyond the log, which ends before offset {log.visible}: this is the present"
+            )
+        if end_at.time_us is not None:
+            end = log.offset_at(end_at.time_us + 1)
+        state, last = _kept(snapshot, namespace, vector_id)
+        span = (begin, begin if end_at.earliest else end)
+        elsewhere: set[str] = set()
+        places = list(_places(log, namespace, vector_id, span, elsewhere))
+        offsets = [logged.offset + row for logged, row in places]
+        state = _folded(places, state, whole=begin == 0)
+        if not places and state.key is None:
+            _note_elsewhere(snapshot, namespace, vector_id, elsewhere)
+        told: dict[str, Any] = {"vector_id": vector_id, "namespace": namespace}
+        if state.alive:
+            told |= delta_to_json(Delta(vector_id, _whole(state), namespace, metadata=state.metadata))
+            del told["op"]
+        told |= {"alive": state.alive, "deltas": len(offsets), "last_offset": max(offsets, default=last)}
+        if snapshot is not None:
+            told["snapshot_at"] = begin  # deltas before it are in this, and not counted
+            begin = snapshot.facts.begin
     if begin:
         told["log_starts_at"] = begin  # what came before is not in this
     edge.put(json.dumps(told, ensure_ascii=False))

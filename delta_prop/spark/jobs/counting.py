@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -10,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from delta_prop.commands.look import all_sinks
-from delta_prop.commands.opened import open_log
+from delta_prop.commands.opened import opened_log
 from delta_prop.commands.places import EARLIEST, LATEST
 from delta_prop.spark.arguments import at_of, check_session, place_of
 from delta_prop.spark.reads.segments import log_of, spark_parts
@@ -84,8 +83,7 @@ def log_to_count(place: str | Remote, since: At, until: At) -> tuple[Log, list[d
     remote = remote_of(place)
     if remote is None:
         assert isinstance(place, str)
-        disk, log, _ = open_log(place)
-        with closing(log):
+        with opened_log(place) as (disk, log, _):
             return log_of(place, since=since, until=until), all_sinks(disk, log)
     return served_range(remote, since=since, until=until), []
 

@@ -6,7 +6,6 @@ snapshot tells what that came to. Every task must see the directory under the sa
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from delta_prop.commands.edge import existing_disk
-from delta_prop.commands.opened import open_log
+from delta_prop.commands.opened import opened_log, snapshot_before
 from delta_prop.commands.places import EARLIEST, LATEST, check_within, offset_of
 from delta_prop.spark.arguments import at_of, check_session, path_of
 from delta_prop.spark.reads.beyond import check_reached
@@ -157,8 +156,7 @@ def spark_parts(
 
 def log_of(path: str, *, since: At = EARLIEST, until: At = LATEST) -> Log:
     """The deltas from one place up to another. Raises UsageError, Refused, LogDamaged, OSError."""
-    disk, log, _ = open_log(path)
-    with closing(log):
+    with opened_log(path) as (disk, log, _):
         begin, end = offset_of(since, log), min(offset_of(until, log), log.visible)
         check_reached("offset", begin, log.visible)
         if begin < log.first_offset:
@@ -168,7 +166,7 @@ def log_of(path: str, *, since: At = EARLIEST, until: At = LATEST) -> Log:
                 details={"offset": begin, "start_offset": log.first_offset},
             )
         parts = _segment_parts(disk, path, log, begin, end)
-        return Log(log.log_id, log.epoch, begin, max(begin, end), log.first_offset == 0, parts)
+    return Log(log.log_id, log.epoch, begin, max(begin, end), log.first_offset == 0, parts)
 
 
 def states_of(path: str, *, at: At = LATEST) -> Log:
@@ -178,21 +176,17 @@ def states_of(path: str, *, at: At = LATEST) -> Log:
     none. Raises UsageError, Refused (CURSOR_TOO_OLD) where the place is before what is kept, LogDamaged,
     OSError.
     """
-    disk, log, _ = open_log(path)
-    with ExitStack() as exits:
-        exits.callback(log.close)
-        snapshot = log.snapshot() if log.first_offset else None
-        before: list[SnapshotPart] = []
+    before: list[SnapshotPart] = []
+    with opened_log(path) as (disk, log, _), snapshot_before(log) as snapshot:
         if snapshot is None:
             begin = log.first_offset
         else:
-            exits.callback(snapshot.close)
             check_within(at, snapshot)
             begin, before = snapshot.offset, _snapshot_parts(path, snapshot)
         end = max(_end_of(at, log), begin)
         whole = log.first_offset == 0 if snapshot is None else snapshot.begin == 0
         parts: list[Part] = [*before, *_segment_parts(disk, path, log, begin, end)]
-        return Log(log.log_id, log.epoch, begin, end, whole, parts)
+    return Log(log.log_id, log.epoch, begin, end, whole, parts)
 
 
 def _end_of(at: At, log: DurableLog) -> int:

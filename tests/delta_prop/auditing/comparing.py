@@ -12,6 +12,7 @@ from delta_prop.auditing.stored import Scratch
 from delta_prop_wire.algebra import State
 from tests.broker.histories import Name
 from tests.broker.histories import Rows as HistoryRows
+from tests.open_files import open_below
 
 if TYPE_CHECKING:
     from delta_prop.auditing import Difference
@@ -27,8 +28,11 @@ def compared(
     """The differences of a sink with these rows, some of which may be ahead of its cursor."""
     states = [(*name, state) for name, (state, _) in held.items()]
     rows = [(*row[:-1], held[row[0], row[1]][1]) for row in rows_of_states(states)]
-    with Scratch() as scratch, scratch.sorted_rows(rows, "rows") as told, audited_log(folder) as log:
-        return list(compare(told, log.span(come, told), scratch, aside, memory_bytes_max))
+    with Scratch() as scratch:
+        with scratch.sorted_rows(rows, "rows") as told, audited_log(folder) as log:
+            found = list(compare(told, log.span(come, told), scratch, aside, memory_bytes_max))
+        assert not open_below(scratch.path)
+        return found
 
 
 def history_states(rows: HistoryRows, ends: dict[Name, int]) -> Held:

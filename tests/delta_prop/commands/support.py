@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from delta_prop.cli import main
+from tests.open_files import open_below
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +49,10 @@ class Command:
         place = ["--data", str(self.data)]
         if self.places is not None and arguments[0] in OVER_0XD3:
             place = [OVER_0XD3[str(arguments[0])], self.places.to]
+        before = open_below(self.data.parent)
         status = main([*map(str, arguments), *place])
+        if not any(one.name == "server" for one in threading.enumerate()):  # which opens files meanwhile
+            assert len(open_below(self.data.parent)) <= len(before), "a verb left files open"
         shown = self._capsys.readouterr()
         return Done(status, shown.out, shown.err)
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -268,7 +269,8 @@ async def import_into_a_full_log(
                 required=False,
             )
             try:
-                await running.run(edge.Input([str(source)]))
+                with closing(edge.Input([str(source)])) as lines:
+                    await running.run(lines)
                 await p.wait_visible(count)
             except Refused as refusal:
                 ended = refusal.code

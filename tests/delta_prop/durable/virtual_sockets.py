@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import socket
 from collections import deque
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,7 +40,9 @@ class Blocking:
         """Let the blocking client use these."""
         monkeypatch.setattr(blocking, "time", SimpleNamespace(monotonic=self.loop.time, sleep=self.wait))
         monkeypatch.setattr(blocking, "random", SimpleNamespace(random=self._chance.random))
-        sockets = SimpleNamespace(create_connection=self.connect, IPPROTO_TCP=6, TCP_NODELAY=1)
+        sockets = SimpleNamespace(
+            create_connection=self.connect, gaierror=socket.gaierror, IPPROTO_TCP=6, TCP_NODELAY=1
+        )
         monkeypatch.setattr(blocking, "socket", sockets)
         selectors = SimpleNamespace(
             DefaultSelector=lambda: VirtualSelector(self), EVENT_READ=1, EVENT_WRITE=2

@@ -14,7 +14,7 @@ import pytest
 
 from delta_prop.client import ClientSettings, SyncProducer
 from delta_prop.client.jobs import Decision, JobPart, JobState, JobStatus, StagedPart, decide
-from delta_prop.commands.opened import open_log
+from delta_prop.commands.opened import opened_log
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.server.jobs import JOB, at_fault, block_of, counts, published, rows, stage
@@ -66,8 +66,8 @@ class Life:
 
 def keys_of(data: Path) -> list[str]:
     """What the log has, once its server has ended."""
-    _, log, _ = open_log(str(data))
-    return [key for one in whole(log) if not one.batch.is_control for key in one.batch.keys]
+    with opened_log(str(data)) as (_, log, _):
+        return [key for one in whole(log) if not one.batch.is_control for key in one.batch.keys]
 
 
 def task(life: Life, part: int, attempt: int, kill_after: int | None) -> StagedPart:

@@ -6,7 +6,7 @@ What differs is in the audit alone. A frame that needs no right, such as a heart
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -113,7 +113,6 @@ SCOPES: dict[str, tuple[Frame, str, str]] = {  # the frame, whose token, what th
     "batch of another operation": (batch(kind="create"), "writer", "may not publish operation 'create'"),
     "delta of another operation": (delta(kind="create"), "writer", "may not publish operation 'create'"),
     "topic of another namespace": (subscribe("ns:mail"), "reader", "may not read namespace 'mail'"),
-    "hello of a forwarder": (hello(source=Source.REPLICA), "writer", "may not forward"),
     "batch by a reader": (batch(), "reader", "may not publish"),
     "delta by a reader": (delta(), "reader", "may not publish"),
     "delta with a dot by a reader": (delta(dot=True), "reader", "may not publish"),
@@ -306,11 +305,19 @@ async def test_over_tls(mutual: bool, caplog: pytest.LogCaptureFixture) -> None:
             bare = Tls(authorities=made.authority)
             heard: list[Frame] = []
             with suppress(ConnectionError, Misconfigured):
-                stream = await network.connect(address.host, address.port, tls=bare)
-                client = Raw(stream)
-                await client.send(hello(token="s-both"))
-                while (frame := await client.next()) is not None:
-                    heard.append(frame)
-                await stream.aclose()
+                async with aclosing(await network.connect(address.host, address.port, tls=bare)) as stream:
+                    client = Raw(stream)
+                    await client.send(hello(token="s-both"))
+                    while (frame := await client.next()) is not None:
+                        heard.append(frame)
             assert heard == []
             assert scene.audited() == []
+
+
+def test_a_token_that_may_not_forward_opens_no_connection_to_do_so(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(scene: Scene) -> None:
+        async with connected(scene.address, scene.network) as client:
+            await client.send(hello(source=Source.REPLICA, token="s-writer"), Heartbeat(1))
+            await scene.refused(client, "writer", "may not forward")
+
+    at_the_server(story, caplog)

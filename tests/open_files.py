@@ -1,0 +1,21 @@
+"""Which files this process has open, as far as the system tells."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_DESCRIPTORS = "/proc/self/fd"
+
+
+def open_below(folder: Path) -> list[str]:
+    """The open files in a folder, those that were removed too; none where the system does not tell."""
+    found = []
+    for number in os.listdir(_DESCRIPTORS) if os.path.isdir(_DESCRIPTORS) else ():
+        with suppress(OSError):  # closed meanwhile
+            found.append(os.readlink(f"{_DESCRIPTORS}/{number}"))
+    return [name for name in found if name.startswith(f"{folder}/")]
