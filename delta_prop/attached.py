@@ -75,6 +75,7 @@ class Attached:
         self.required = self.gives_way = False
         self.has_past = False  # holds deltas of an earlier log
         self.rebuild: str | None = None  # why it has to be rebuilt before it gets deltas
+        self.gate: anyio.Event | None = None  # until this is set it is brought nothing
         self._log = log
         self._world = world
         self._appender = appender
@@ -231,7 +232,7 @@ class Attached:
             self.reported = stopped
             if stopped >= kept.reported:  # else it lost something since, and reads on from its own
                 stopped = max(stopped, kept.dealt_with)
-        if self.has_past and self._log.level > AckLevel.MEMORY and self._log.next_offset:
+        if self.has_past and self._log.level > AckLevel.MEMORY:
             raise self._of_another_log(cursor, rebuilds=rebuilds)
         # Beside a log in memory a cursor of another log is normal: the sink keeps its data and
         # begins with the new log; Lamport numbers go on above what it holds.
@@ -264,6 +265,8 @@ class Attached:
         feed = self.require_feed()
         try:
             with self._scope:
+                if self.gate is not None:
+                    await self.gate.wait()
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._background)
                     tasks.start_soon(self._deliver)
@@ -279,7 +282,8 @@ class Attached:
         that fails on and on is not waited for.
         """
         feed, deadline = self.require_feed(), self._world.clock.now() + timeout_s
-        if feed.state is not FeedState.BREAKER_OPEN:
+        begun = self.gate is None or self.gate.is_set()
+        if begun and feed.state is not FeedState.BREAKER_OPEN:
             with anyio.move_on_after(0.6 * timeout_s), suppress(Refused):
                 await feed.wait(self._log.visible)  # if it had stopped, statistics say why
         self._scope.cancel()
@@ -347,9 +351,10 @@ class Attached:
             )
 
     def _of_another_log(self, cursor: Cursor, *, rebuilds: bool) -> Refused:
+        empty = "" if self._log.next_offset else ", which is empty"
         return HoldsOtherData(
             f"sink {self.name!r} holds data of another log ({cursor.log_id.hex()}, up to offset "
-            f"{cursor.next_offset}), this one is {self._log.log_id.hex()}",
+            f"{cursor.next_offset}), this one is {self._log.log_id.hex()}{empty}",
             rebuilds=rebuilds,
             details={"offset": cursor.next_offset},
         )

@@ -6,6 +6,7 @@ The chain hands batches to `route`; each sink's feed takes it from there at its 
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -112,6 +113,7 @@ class Attachments:
         self._table: Table[Taker] = Table()
         self._outlets: dict[Taker, None] = {}  # a set that keeps its order
         self._cursors: dict[str, KeptCursor] = dict(kept)
+        self._gate: anyio.Event | None = None  # of the sinks that are attached together at present
         self.quarantines = Quarantines(disk, log, world)
         for name, cursor in kept.items():
             self._remember(name, cursor)
@@ -137,6 +139,18 @@ class Attachments:
             raise UsageError(f"a sink named {name!r} is attached already: detach it, or give another name")
         return name
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Sinks that are attached meanwhile get deltas, and are rebuilt, from the end of the scope on; where
+        it fails none is touched.
+        """
+        self._gate = gate = anyio.Event()
+        try:
+            yield
+            gate.set()
+        finally:
+            self._gate = None
+
     async def attach(
         self,
         name: str,
@@ -153,7 +167,7 @@ class Attachments:
             quarantine, keeper = await self.quarantines.open(name, terms.limits)
         topics = frozenset(map(str, terms.topics))
         attached = Attached(name, sink, self._log, self._world, topics, appender=self._appender)
-        attached.quarantine = quarantine
+        attached.quarantine, attached.gate = quarantine, self._gate
         rebuilds, kept = can_be_rebuilt(sink, terms.topics), self._cursors.get(name, KeptCursor(0, 0))
         begin, keeps_cursor = await attached.open(terms.start, kept, rebuilds=rebuilds, forced=terms.rebuild)
         try:

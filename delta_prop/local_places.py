@@ -56,6 +56,13 @@ def check_file_place(path: str) -> None:
         raise UsageError(f"{path!r} cannot be read and written: {_OWN_IT}")
 
 
+def check_apart(path: str, data: str) -> None:
+    """Check that a file is neither a data directory nor above it. Raises UsageError."""
+    place, directory = Path(os.path.realpath(path)), Path(os.path.realpath(data))
+    if place == directory or place in directory.parents:
+        raise UsageError(f"{path!r} is or holds the data directory: name another file")
+
+
 def _kind_of(place: Path) -> str:
     return "a directory" if place.is_dir() else "a device or pipe"
 

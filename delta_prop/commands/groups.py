@@ -73,7 +73,11 @@ def reset(data: str, name: str, to: str, *, force: bool) -> int:
             ) from None
         if edge.lock_holder(data, LOCK_PATH) is None:
             raise UsageError(f"group {name!r} is read by `subscribe --data`: end that one first") from None
-        ask(data, "reset-group", name, (offset,), f"reset of group {name!r} to offset {offset}")
+        what, done = (
+            f"reset of group {name!r} to offset {offset}",
+            f"group {name!r} goes on at offset {offset}",
+        )
+        ask(data, "reset-group", name, (offset,), what, done=done)
     else:
         edge.put(f"done: group {name!r} goes on at offset {offset}")
     return OK

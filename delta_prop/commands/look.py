@@ -63,6 +63,7 @@ def _status_of(disk: Disk, log: DurableLog, report: RecoveryReport) -> dict[str,
     told: dict[str, Any] = {"log_id": log.log_id.hex(), "epoch": log.epoch, "closed": report.clean}
     told |= {"first_offset": log.first_offset, "next_offset": log.visible}
     told |= {"segments": report.segments, "bytes": report.bytes, "bytes_free": disk.free_bytes()}
+    told["bytes_room"] = max(told["bytes_free"] - log.settings.free_bytes_min, 0)  # of the defaults
     known = all_sinks(disk, log)
     told |= {"sinks": len(known), "snapshot": None}
     told["lags"] = lags_of(known, "name")

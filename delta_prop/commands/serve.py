@@ -92,16 +92,24 @@ async def serve(configuration: Configuration, *, command: str = "delta-prop serv
 class SinksHoldOtherData(DeltaPropError):
     """Sinks hold what the log does not have, as beside a log from a backup."""
 
-    def __init__(self, refusals: Mapping[str, HoldsOtherData], command: str) -> None:
+    def __init__(
+        self, refusals: Mapping[str, HoldsOtherData], command: str, paths: Mapping[str, str]
+    ) -> None:
+        """`paths`: where sinks have their data, of those that have a place."""
         what = "; ".join(one.what for one in refusals.values())
-        options = " ".join(f"--rebuild {quote(name)}" for name, one in refusals.items() if one.rebuilds)
-        cures = [f"`{command} {options}` replaces what is held by what the log has"] if options else []
-        cures += [
-            f"{name!r} cannot be rebuilt: move its data away, so that it begins anew, or name another place"
+        cures = [
+            f"move {paths.get(name, 'its data')} away, as sink {name!r} cannot be rebuilt and begins anew "
+            "then"
             for name, one in refusals.items()
             if not one.rebuilds
         ]
-        super().__init__(f"{what}: if this is the right directory, {'; '.join(cures)}")
+        options = " ".join(f"--rebuild {quote(name)}" for name, one in refusals.items() if one.rebuilds)
+        start = f"{command} {options}".rstrip()
+        replaces = ", which replaces what is held by what the log has" if options else ""
+        cures.append(f"start with `{start}`{replaces}")
+        super().__init__(
+            f"{what}: nothing was rebuilt; if this is the right directory, {', then '.join(cures)}"
+        )
 
 
 class _Serving:
@@ -160,7 +168,7 @@ class _Serving:
             tls=self._configuration.served_tls,
             connections_max=server.http_connections_max,
         )
-        with listening("http_port"):
+        with listening("http_port", server.host):
             _, http_port = await tasks.start(port.run)
         return int(http_port)
 
@@ -176,10 +184,11 @@ class _Serving:
         async with Propagator(wanted.settings, data=wanted.data, log=wanted.log, world=self._world) as p:
             overview.propagator = p
             try:
-                await self._attach(p)
+                with p.inside().sinks.together():
+                    await self._attach(p)
                 service = Service(p, wanted.server, access=self._access, tls=wanted.served_tls)
                 async with anyio.create_task_group() as tasks:
-                    with listening("port"):
+                    with listening("port", wanted.server.host):
                         address = await tasks.start(service.run)
                     self._service = overview.service = service
                     keep()
@@ -201,7 +210,8 @@ class _Serving:
                 if not refusals:  # else it may be for want of a sink that is to be rebuilt
                     raise
         if refusals:
-            raise SinksHoldOtherData(refusals, self._command)
+            paths = {one.terms.name: one.terms.path for one in self._sinks if hasattr(one.terms, "path")}
+            raise SinksHoldOtherData(refusals, self._command, paths)
 
     def _say_ready(self, port: int, http_port: int, propagator: Propagator) -> None:
         wanted = self._configuration

@@ -15,7 +15,7 @@ from delta_prop.checks import parse_topics
 from delta_prop.commands import edge
 from delta_prop.configuration import ForwardTerms, make_sinks
 from delta_prop.configuration.values import placed
-from delta_prop.local_places import check_data_directory, check_file_place
+from delta_prop.local_places import check_apart, check_data_directory, check_file_place
 from delta_prop.ports import Tls
 from delta_prop.route.rebuild import can_be_rebuilt
 from delta_prop.server.access import Access
@@ -63,7 +63,7 @@ async def judge(configuration: Configuration, world: World, *, beside: bool = Fa
             server_context(configuration.served_tls)
     sinks = make_sinks(configuration.sinks)
     for place, one in enumerate(sinks):
-        _check_files(one, f"sinks[{place}]")
+        _check_files(one, f"sinks[{place}]", configuration.data)
     if configuration.data is not None:
         with _at("data"):
             check_data_directory(configuration.data)
@@ -74,16 +74,18 @@ async def judge(configuration: Configuration, world: World, *, beside: bool = Fa
 
 
 @contextmanager
-def listening(key: str) -> Iterator[None]:
+def listening(key: str, host: str) -> Iterator[None]:
     """Tell what can be done where nothing can listen. Raises CannotListen."""
     try:
         yield
     except OSError as error:
         option = f"--{key.replace('_', '-')}"
+        what = f"server.{key}"
         cure = f"stop what has it, or give another one with {option} (or server.{key}), 0 for any"
         if not is_taken(error):
+            what = what if isinstance(error, PermissionError) else f"server.host {host!r}"
             cure = f"name an address of this machine with --host, and with {option} a port you may have"
-        raise CannotListen(f"{error.strerror or error}: {cure}") from None
+        raise CannotListen(f"{what}: {error.strerror or error}: {cure}") from None
 
 
 def is_taken(error: OSError) -> bool:
@@ -94,7 +96,7 @@ def is_taken(error: OSError) -> bool:
 async def _try_to_listen(configuration: Configuration, world: World, key: str, *, beside: bool) -> None:
     network, server = world.network, configuration.server
     assert network is not None
-    with listening(key):
+    with _at("server", "host"), listening(key, server.host):
         try:
             listener = await network.listen(server.host, getattr(server, key))
         except OSError as error:
@@ -125,7 +127,7 @@ def _access(configuration: Configuration, world: World) -> Access:
             raise UsageError(f"{file!r} cannot be read ({error.strerror}): name a file of tokens") from None
 
 
-def _check_files(attachment: Attachment, section: str) -> None:
+def _check_files(attachment: Attachment, section: str, data: str | None) -> None:
     sink, terms = attachment.sink, attachment.terms
     if terms.rebuild and not can_be_rebuilt(sink, parse_topics(terms.topics)):
         raise UsageError(
@@ -136,6 +138,8 @@ def _check_files(attachment: Attachment, section: str) -> None:
     if path is not None:
         with _at(f"{section}.path"):
             check_file_place(path)
+            if data is not None:
+                check_apart(path, data)
             if isinstance(sink, StorageSink | JsonLinesSink):
                 sink.check_file()
     if isinstance(terms, ForwardTerms) and terms.authorities is not None:

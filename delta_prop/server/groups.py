@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("delta_prop.server")
 
-AWAY_S = 5.0
-"""How long what was read of groups that are away is good enough for who asks."""
+AWAY_SHARE = 10
+"""What was read of groups that are away is good enough for so many times as long as reading it took."""
 KEEP_S = 1.0
 """How often a place is written down, at most."""
 GROUPS_MAX = 10_000
@@ -128,7 +128,9 @@ class Groups:
         self._prepared = False
         self._away: dict[str, int] = {}  # groups that nobody reads for here, as they were read last
         self._away_until = -inf
+        self._released: dict[str, int] = {}  # places written down since those that are away were read
         self._bell = anyio.Event()
+        self._left = anyio.Event()  # a group has no reader any more: others are to see its place at once
 
     def join(
         self, name: str, member: Member, begin: Callable[[], int], *, identity: bytes | None = None
@@ -179,6 +181,7 @@ class Groups:
         if held.place is not None:  # a log that was recovered may have lost what came last
             held.place = min(held.place, self._log.next_offset)
         self._bell.set()
+        self._left.set()
         _hand_on(held)
 
     async def reset(self, name: str, offset: int) -> bool:
@@ -207,9 +210,10 @@ class Groups:
                     await self._bell.wait()
                 self._bell = anyio.Event()
                 self._look_elsewhere()
+                self._left = anyio.Event()
                 if not await self._keep(threads):
                     self._bell.set()
-                await anyio.sleep(KEEP_S)
+                await self._pause(threads)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._keep(threads)
@@ -230,13 +234,17 @@ class Groups:
         disk, now = self._disk, self._world.clock.now()
         if disk is None or now < self._away_until:
             return
-        self._away_until = now + AWAY_S
+        self._away_until, self._released = inf, {}  # one reads for all
         try:
             found = await threads.run(lambda: read_groups(disk, self._log.log_id))
         except OSError as error:
             logger.warning("the places of groups cannot be read: %s", error)
         else:
             self._away = {name: place for name, place in found.items() if isinstance(place, int)}
+            self._away |= self._released  # which may be newer than what was read
+        finally:
+            read = self._world.clock.now()
+            self._away_until = read + AWAY_SHARE * (read - now)
 
     def places(self) -> dict[str, GroupStatistics]:
         """Every group, those that are away as `look` has read them."""
@@ -256,6 +264,17 @@ class Groups:
             if one.member is not joining.member:
                 held.standby[held.standby.index(one)] = joining
                 one.member.fence(_fenced(name))
+
+    async def _pause(self, threads: Threads) -> None:
+        """Write nothing for a while, but the places of groups whose reader leaves."""
+        until = self._world.clock.now() + KEEP_S
+        while True:
+            with anyio.move_on_after(until - self._world.clock.now()):
+                await self._left.wait()
+            if not self._left.is_set():
+                return
+            self._left = anyio.Event()
+            await self._keep(threads, left=True)
 
     def _take(self, name: str) -> _Held:
         try:
@@ -319,12 +338,14 @@ class Groups:
                 "have an operator forget some",
             )
 
-    async def _keep(self, threads: Threads) -> bool:
-        """Write down what has changed, as far as it is on stable storage; whether that was all."""
+    async def _keep(self, threads: Threads, *, left: bool = False) -> bool:
+        """Write down what has changed, as far as it is on stable storage; whether that was all. `left`: only
+        of groups that nobody reads for.
+        """
         safe = self._log.reached(AckLevel.DURABLE)
         for name, held in list(self._held.items()):
             group, place = held.group, held.place
-            if group is None or held.settled:
+            if group is None or held.settled or (left and held.reader is not None):
                 continue
             # What is not synced may be gone with the next power cut, and other deltas come in its place.
             group.next_offset = place if place is None else min(place, safe)
@@ -336,6 +357,8 @@ class Groups:
                     "the place of group %r could not be written, which is tried again: %s", name, error
                 )
             if held.reader is None and held.written:
+                if held.place is not None:
+                    self._away[name] = self._released[name] = held.place
                 group.release()
                 del self._held[name]
         return all(held.settled for held in self._held.values())

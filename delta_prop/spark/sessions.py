@@ -44,9 +44,12 @@ def session(
     edge.set_default("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark.sql import SparkSession
 
+    from delta_prop.spark.source import register
+
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in {**_DEFAULTS, **(settings or {})}.items():
         builder = builder.config(key, value)
     found: SparkSession = builder.getOrCreate()
     found.sparkContext.setLogLevel("ERROR")
+    register(found)  # Spark looks for sources only where a shell finds its Python: not in a path with a space
     return found

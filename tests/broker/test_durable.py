@@ -298,10 +298,14 @@ def test_a_disk_that_runs_short_refuses_before_it_is_full_and_goes_on_when_there
     writer = Writer(log)
     refusal = until_refused(writer)
     assert refusal.code is ErrorCode.LOG_FULL
-    assert "20000 stay free" in refusal.message
+    assert "20000 stay free: make room for " in refusal.message
+    more = int(refusal.message.partition("make room for ")[2].split()[0])
     assert 20_000 <= disk.free_bytes() < 22_000
     assert contents(log) == writer.appended
-    disk.capacity_bytes = 60_000
+    disk.capacity_bytes = 40_000 + more - 1
+    with pytest.raises(Refused, match="make room for 1 bytes more"):
+        writer.append()
+    disk.capacity_bytes += 1
     writer.append()
     assert commit(log)
     assert log.failure is None

@@ -72,12 +72,12 @@ def too_slow(unwritten_bytes: int, bytes_max: int) -> Refused:
     )
 
 
-def disk_full(free_bytes: int, kept_bytes: int) -> Refused:
-    """Of a disk on which `kept_bytes` stay free."""
+def disk_full(free_bytes: int, kept_bytes: int, needed_bytes: int) -> Refused:
+    """Of a disk on which `kept_bytes` stay free, and which is to have `needed_bytes` with them."""
     return Refused(
         ErrorCode.LOG_FULL,
         f"the disk has {free_bytes} bytes left, of which {kept_bytes} stay free: "
-        "make room, or let the log keep less",
+        f"make room for {needed_bytes - free_bytes} bytes more, or let the log keep less",
         retry_after_ms=RETRY_AFTER_MS * 20,
         details={"free_bytes": free_bytes, "blocked_by": None, FULL: "disk"},
     )

@@ -78,7 +78,7 @@ def test_group_of_a_server_is_moved_under_its_member(command: Command) -> None:
             refused = command("groups", "reset", "g", "--to", "3")
             assert (refused.status, "end that one, or give --force" in refused.err) == (2, True)
             done = command("groups", "reset", "g", "--to", "3", "--force")
-            assert done.out == "done: reset of group 'g' to offset 3\n"
+            assert done.out == "done: group 'g' goes on at offset 3\n"
             _until(lambda: seen[5:] == [3, 4])
         finally:
             end.set()

@@ -68,6 +68,7 @@ def test_status_says_how_a_directory_is(command: Command) -> None:
     }
     assert (told["first_offset"], told["next_offset"], told["segments"]) == (0, 3, 1)
     assert told["bytes"] == command.segment().stat().st_size
+    assert told["bytes_room"] == max(told["bytes_free"] - 64 * 2**20, 0)
     shown = dict(line.split(maxsplit=1) for line in command("status").out.splitlines())
     assert shown["next_offset"] == "3"
     assert shown["writer"] == "none"

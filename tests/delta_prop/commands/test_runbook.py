@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 import numpy as np
+import pytest
 
 from delta_prop.client import Producer
 from delta_prop_wire.delta import Delta, create
@@ -201,8 +202,11 @@ def test_the_runbook_works_for_every_kind_of_sink_at_once(tmp_path: Path) -> Non
         for step in lose_all_but_a_backup(machine):
             printed = until_rebuilt(machine, step) if "sinks --http" in step.command else machine.run(step)
             if "is ahead" in "".join(printed):
-                assert "`delta-prop serve --config delta-prop.toml --rebuild storage` replaces" in printed[0]
-                assert "'jsonlines' cannot be rebuilt: move its data away" in printed[0]
+                assert printed[0].endswith(
+                    f"if this is the right directory, move {tmp_path / 'lines'} away, as sink 'jsonlines' "
+                    "cannot be rebuilt and begins anew then, then start with `delta-prop serve --config "
+                    "delta-prop.toml --rebuild storage`, which replaces what is held by what the log has"
+                )
                 (tmp_path / "lines").rename(tmp_path / "lines.lost")
             elif "sinks --http" in step.command:
                 names = ("storage", "index", "cache", "jsonlines")
@@ -212,3 +216,42 @@ def test_the_runbook_works_for_every_kind_of_sink_at_once(tmp_path: Path) -> Non
     lines = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
     assert {row["vector_id"] for row in lines} == set(EXPECTED)
     assert len(lines) == 50
+
+
+def test_no_sink_is_rebuilt_while_another_cannot_start(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    configure(machine, "[[sinks]]\nkind = 'jsonlines'\npath = 'lines'\n")
+    with machine.server():
+        for step in lose_all_but_a_backup(machine)[:3]:
+            machine.run(step)
+        told = machine.run(Step("delta-prop serve --config delta-prop.toml --rebuild storage", []))
+    assert len(told) == 1
+    assert told[0].endswith(
+        f"if this is the right directory, move {tmp_path / 'lines'} away, as sink 'jsonlines' cannot be "
+        "rebuilt and begins anew then, then start with `delta-prop serve --config delta-prop.toml --rebuild "
+        "storage`"
+    )
+    assert len(stored(tmp_path / "facts.db")) == 55, "the store is as it was"
+
+
+@pytest.mark.parametrize("sink", ["storage", "jsonlines"])
+def test_data_of_another_log_are_not_taken_by_an_empty_one(tmp_path: Path, sink: str) -> None:
+    machine = Machine(tmp_path)
+    port, http_port = machine.ports
+    (tmp_path / "delta-prop.toml").write_text(
+        f"server = {{ port = {port}, http_port = {http_port} }}\n[[sinks]]\nkind = '{sink}'\npath = 'held'\n"
+    )
+    with machine.server():
+        machine.run(Step("delta-prop serve --config delta-prop.toml --data facts", []))
+        anyio.run(publish, port, 0, 5)
+        machine.end()
+        held = (tmp_path / "held").read_bytes()
+        told = machine.run(Step("delta-prop serve --config delta-prop.toml --data fcats", []))
+        assert "holds data of another log (" in told[0]
+        assert "which is empty: nothing was rebuilt; if this is the right directory, " in told[0]
+        assert (tmp_path / "held").read_bytes() == held
+        assert not (tmp_path / "fcats").exists()
+        if sink == "storage":
+            command = "delta-prop serve --config delta-prop.toml --data fcats --rebuild storage"
+            assert f"start with `{command}`, which replaces" in told[0]
+            assert machine.run(Step(command, [])) == [f"ready port={port} http={http_port}"]

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from delta_prop import local_places
 from delta_prop.cli import FAILED, _told, main
 from delta_prop.client import Subscriber, jobs
 from delta_prop.client.addresses import Address
 from delta_prop.client.settings import ClientSettings
-from delta_prop.commands import edge, waiting
+from delta_prop.commands import waiting
 from delta_prop.commands.places import parse_at
 from delta_prop.commands.web import Web
 from delta_prop_wire.errors import InvalidDelta, UsageError
@@ -140,7 +141,7 @@ def test_a_directory_that_cannot_be_read_gets_a_cure(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert command.publish(many(1)).status == 0
-    monkeypatch.setattr(edge, "_may", lambda place, what: False)
+    monkeypatch.setattr(local_places, "_may", lambda place, what: False)
     for verb in (["status"], ["log", "verify"], ["get", "a"], ["sinks", "pause", "s"]):
         done = command(*verb)
         assert (done.status, done.err) == (

@@ -52,8 +52,15 @@ WRONG = [
     (
         "server = { host = '192.0.2.1', port = 0, http_port = 0, allow_anonymous = true }\ndata = 'new'",
         1,
-        "name an address of this machine with --host",
+        "server.host '192.0.2.1': cannot listen on 192.0.2.1:0: Cannot assign requested address: name an",
     ),
+    (
+        "server = { host = 'no.invalid', port = 0, http_port = 0, allow_anonymous = true }\ndata = 'new'",
+        2,
+        "server.host 'no.invalid'",
+    ),
+    (f"{PORTS}data = 'dd'\n{STORAGE}'dd'", 2, "sinks[0].path: 'FOLDER/dd' is or holds the data directory"),
+    (f"{PORTS}data = 'dd/log'\n{LINES}'./dd'", 2, "sinks[0].path: 'FOLDER/dd' is or holds the data direc"),
     (f"{PORTS}data = 'file'", 2, "data: 'FOLDER/file' is not a directory: name another one"),
     (f"{PORTS}data = 'file/below'", 2, "data: 'FOLDER/file/below' cannot be made, as 'FOLDER/file' is not a"),
     (f"{PORTS}data = '/proc/facts'", 2, "data: '/proc/facts': nothing can be made in '/proc' (No such file"),

@@ -7,6 +7,7 @@ import inspect
 from pathlib import Path
 from typing import Any, cast
 
+import anyio
 import pytest
 
 from delta_prop.client.forwarding import ForwardLink
@@ -139,3 +140,33 @@ def test_start_counts_for_a_sink_that_is_not_remembered(
 
     run_virtual(main)
     assert len((tmp_path / "lines").read_text().splitlines()) == lines
+
+
+def test_sinks_attached_together_get_nothing_where_one_fails(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = virtual_world()
+        async with Propagator(world=world) as p:
+            await p.publish(Delta("v", create([1.0])))
+            sinks = p.inside().sinks
+            first = CacheSink(mode="refresh")
+
+            async def attach_twice() -> None:
+                with sinks.together():
+                    await p.attach(first, start="earliest")
+                    await anyio.sleep(1)
+                    await p.attach(first)
+
+            with pytest.raises(UsageError):
+                await attach_twice()
+            assert p.statistics().sinks["cache"].applied == 0
+            before = world.clock.now()
+        assert world.clock.now() - before < 1, "nobody waits for what never began"
+
+        async with Propagator(world=virtual_world()) as p:
+            await p.publish(Delta("v", create([1.0])))
+            with p.inside().sinks.together():
+                await p.attach(CacheSink(mode="refresh"), start="earliest")
+            await p.wait_visible(1)
+            assert p.statistics().sinks["cache"].applied == 1
+
+    run_virtual(main)

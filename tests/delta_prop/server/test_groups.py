@@ -354,3 +354,55 @@ def test_a_damaged_place_is_told() -> None:
             assert groups.statistics() == {}
 
     run_virtual(main)
+
+
+def test_a_group_is_told_at_its_true_place_from_the_moment_its_reader_leaves() -> None:
+    async def main() -> None:
+        disk, reader = SimDisk(), Reader()
+        threads = virtual_world().new_threads()
+        async with running(disk, log_of(disk)) as groups:
+            await groups.look(threads)
+            place(groups, "g", reader)
+            await anyio.sleep(1.5)
+            groups.commit("g", 5, reader)
+            await anyio.sleep(0.3)
+            groups.leave("g", reader)
+            for _ in range(20):
+                await groups.look(threads)
+                assert groups.places()["g"].next_offset == 5
+                await anyio.sleep(0.1)
+            assert groups.statistics() == {}, "the file tells it by now"
+
+    run_virtual(main)
+
+
+def test_a_place_is_written_down_at_once_when_the_reader_leaves() -> None:
+    async def main() -> None:
+        disk, reader = SimDisk(), Reader()
+        async with running(disk, log_of(disk)) as groups:
+            place(groups, "g", reader)
+            await anyio.sleep(0.1)
+            groups.commit("g", 5, reader)
+            groups.leave("g", reader)
+            await anyio.sleep(0.1)
+            assert read_group(disk, "g", LOG_ID) == 5
+
+    run_virtual(main)
+
+
+def test_a_reset_by_another_process_is_told_at_once() -> None:
+    async def main() -> None:
+        disk, reader = SimDisk(), Reader()
+        threads = virtual_world().new_threads()
+        async with running(disk, log_of(disk)) as groups:
+            place(groups, "g", reader)
+            groups.commit("g", 5, reader)
+            groups.leave("g", reader)
+            await anyio.sleep(2)
+            await groups.look(threads)
+            assert groups.places()["g"].next_offset == 5
+            reset_group(disk, "g", LOG_ID, 0)
+            await groups.look(threads)
+            assert groups.places()["g"].next_offset == 0
+
+    run_virtual(main)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
@@ -16,3 +20,21 @@ pytestmark = pytest.mark.spark
 def test_workers_are_this_python(spark: SparkSession) -> None:
     found = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect()
     assert found == [sys.executable]
+
+
+def test_session_finds_the_format_where_its_python_is_in_a_path_with_a_space(tmp_path: Path) -> None:
+    python = tmp_path / "new folder" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    read = 'print(*{"vector_id"}.intersection(session().read.format("delta_prop").load().columns))'
+    done = subprocess.run(
+        [sys.executable, "-c", f"from delta_prop.spark import session\n{read}"],
+        env=os.environ | {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "vector_id\n"), done.stderr[-2000:]

@@ -194,7 +194,7 @@ class Keeping(LogState):
                 return None
         except OSError as error:
             return refusals.disk_unasked(error)
-        return refusals.disk_full(self._free.bytes, kept)
+        return refusals.disk_full(self._free.bytes, kept, needed)
 
     def _no_room(self, size: int) -> Refused | None:
         found = self._room.find(size, readable=self._readable(), end=self.next_offset)
