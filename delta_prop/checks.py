@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy as np
 
 from delta_prop.published import Published
-from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.bounds import (
     check_indices,
     check_name,
@@ -211,30 +210,11 @@ def check_instance(field: str, value: object, kind: type[T], cure: str) -> T:
     )
 
 
-def path_of(field: str, path: str | PurePath) -> str:
+def path_of(field: str, path: object) -> str:
     """A path on this machine. Raises UsageError."""
     if isinstance(path, str | PurePath) and str(path):
         return str(path)
     raise UsageError(f"{field} {path!r:.60}: give a path")
-
-
-def check_data(data: object, log: object) -> tuple[str | None, LogSettings]:
-    """The data directory, None for a log in memory, and the settings of its log. Raises UsageError."""
-    if log is not None:
-        check_instance("log", log, LogSettings, "delta_prop.LogSettings(…)")
-        if data is None:
-            raise UsageError(
-                "log: LogSettings are for a log in a directory: give data=DIR too; one in memory has its "
-                "bounds in Settings(log_deltas_max=…, log_bytes_max=…)"
-            )
-    if data is None:
-        return None, LogSettings()
-    if not isinstance(data, str | PurePath):
-        raise UsageError(f"data {data!r:.60}: a {type(data).__name__} is not a path: give text or a Path")
-    path = str(data)
-    if not path or "\0" in path:
-        raise UsageError(f"data {path!r:.60} names no directory: give a path, or leave data out")
-    return path, log if isinstance(log, LogSettings) else LogSettings()
 
 
 def cause_of(named: Cause) -> Dot | bytes:

@@ -17,7 +17,7 @@ import anyio.lowlevel
 from delta_prop.attached import Start
 from delta_prop.attachments import Attachments, OnLogFull, Place, Terms
 from delta_prop.backpressure.controller import INTERVAL_S
-from delta_prop.checks import check_data, check_instance, parse_topics, timeout_or
+from delta_prop.checks import check_instance, parse_topics, timeout_or
 from delta_prop.config import Settings
 from delta_prop.fullness import RoomWatch
 from delta_prop.gathering import Gathering
@@ -37,7 +37,7 @@ from delta_prop.receipt import Published, Receipt
 from delta_prop.refusals import closed, lost
 from delta_prop.route.feed import Feed
 from delta_prop.route.subscription import Subscription
-from delta_prop.service_log import ServiceLog
+from delta_prop.service_log import ServiceLog, check_data
 from delta_prop.statistics import Statistics
 from delta_prop.turns import Turn
 from delta_prop.world import real_world

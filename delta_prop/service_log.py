@@ -14,6 +14,7 @@ import anyio
 import anyio.lowlevel
 
 from delta_prop.checkpointing import Checkpointer
+from delta_prop.checks import check_instance, path_of
 from delta_prop.committing import Committer
 from delta_prop.compacting import compact
 from delta_prop.compressing import compress_sealed
@@ -23,7 +24,9 @@ from delta_prop.log_times import LogTimes
 from delta_prop.reopening import Reopening
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.memory import MemoryLog
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.delta import AckLevel
+from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -36,7 +39,6 @@ if TYPE_CHECKING:
     from delta_prop.turns import Turn
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.parts.recovered import RecoveryReport
-    from delta_prop_broker.log.settings import LogSettings
     from delta_prop_wire.errors import Refused
 
 logger = logging.getLogger("delta_prop")
@@ -302,3 +304,20 @@ def _take_reserve(log: DurableLog) -> None:
         log.reserve.take(log.settings.free_bytes_min)
     except OSError as error:
         logger.warning("the reserve on the disk could not be taken, which is tried again: %s", error)
+
+
+def check_data(data: object, log: object) -> tuple[str | None, LogSettings]:
+    """The data directory, None for a log in memory, and the settings of its log. Raises UsageError."""
+    if log is not None:
+        check_instance("log", log, LogSettings, "delta_prop.LogSettings(…)")
+        if data is None:
+            raise UsageError(
+                "log: LogSettings are for a log in a directory: give data=DIR too; one in memory has its "
+                "bounds in Settings(log_deltas_max=…, log_bytes_max=…)"
+            )
+    if data is None:
+        return None, LogSettings()
+    path = path_of("data", data)
+    if "\0" in path:
+        raise UsageError(f"data {path!r:.60} names no directory: give a path, or leave data out")
+    return path, log if isinstance(log, LogSettings) else LogSettings()

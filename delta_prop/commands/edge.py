@@ -162,7 +162,9 @@ def holds_nothing(path: str) -> bool:
 
 def is_within(path: str, directory: str) -> bool:
     """True if that lies below the directory, whatever links lead there."""
-    return Path(os.path.realpath(directory)) in Path(os.path.realpath(path)).parents
+    with suppress(ValueError):  # no path has a null byte; whoever uses it says so
+        return Path(os.path.realpath(directory)) in Path(os.path.realpath(path)).parents
+    return False
 
 
 def missing_directories(path: str) -> list[str]:

@@ -31,7 +31,7 @@ def in_virtual_time(story: Callable[[Propagator, Raw], Awaitable[None]], *, data
         network = VirtualNetwork(1)
         world = virtual_world(1, network=network, disk=SimDisk(1))
         async with (
-            Propagator(data=data, log=LogSettings(compact=False), world=world) as p,
+            Propagator(data=data, log=data and LogSettings(compact=False), world=world) as p,
             serving(p) as (_, address),
             connected(address, network) as client,
         ):
