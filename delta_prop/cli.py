@@ -214,7 +214,7 @@ def _told(error: Exception) -> int:
 
 
 def _line(failure: Exception) -> str:
-    """What people are told of a failure: what a file has to do with it, and a cure."""
+    """Return the line for people about a failure: what a file has to do with it, and a cure."""
     if not isinstance(failure, OSError) or not failure.strerror or failure.filename is None:
         return str(failure) or type(failure).__name__
     if failure.filename == STANDARD_OUTPUT:

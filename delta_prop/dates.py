@@ -30,7 +30,7 @@ def shown_time(time_us: int) -> str:
 
 
 def span_us(text: str) -> int | None:
-    """How long `90s`, `10m`, `1.5h`, `2d` and `1w` are, in microseconds; None where it is no span."""
+    """Convert `90s`, `10m`, `1.5h`, `2d` or `1w` to microseconds; None where it is no span."""
     found = _SPAN.fullmatch(text)
     if found is None or found[3]:
         return None

@@ -76,7 +76,7 @@ class RoomWatch:
             logger.warning("%s; %s", full, full.reason)
 
     def full(self) -> Full | None:
-        """What is full; None while something is taken."""
+        """The resource that is full; None while something is taken."""
         refusal = self._refusal
         if refusal is None or self._age_s < FULL_S:
             return None

@@ -29,7 +29,7 @@ class GroupBusy(UsageError):
 
 
 class Place(NamedTuple):
-    """Where a group goes on, and how often an operator has set that."""
+    """A group's place, and how often an operator has set it."""
 
     next_offset: int
     resets: int = 0
@@ -61,7 +61,7 @@ class Group:
         self.next_offset = None if self._kept is None else self._kept.next_offset
         """Where the group goes on; None where it begins."""
         self.resets = 0 if self._kept is None else self._kept.resets
-        """How often an operator has set that."""
+        """The number of times that an operator has set the place."""
 
     def keep(self) -> None:
         """Write down `next_offset` and `resets`, if they have changed; durable then. Raises OSError."""
@@ -119,7 +119,7 @@ def _read_or_why(disk: Disk, name: str, log_id: bytes) -> int | UsageError | Non
 
 
 def read_group(disk: Disk, name: str, log_id: bytes) -> int | None:
-    """Where a group goes on, as `read_place` reads it."""
+    """A group's place, as `read_place` reads it."""
     place = read_place(disk, name, log_id)
     return None if place is None else place.next_offset
 

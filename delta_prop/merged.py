@@ -358,7 +358,7 @@ def shares(whole: Published, calls: Iterable[Call]) -> list[Published]:
 
 
 def likeness(call: Call) -> tuple[int | None, str, int, Priority, AckLevel]:
-    """What calls have in common that may be columns; of one that says more than numbers the kind is None."""
+    """The traits of calls that may be columns; of one that says more than numbers the kind is None."""
     if isinstance(call, MatrixDraft):
         return call.kind, call.namespace, call.matrix.shape[1], call.priority, call.ack_level
     delta = call.deltas[0]

@@ -104,7 +104,7 @@ def refuse_request(disk: Disk, path: str, why: str) -> None:
 
 
 def take_refusal(disk: Disk, path: str) -> str | None:
-    """Why a request that is gone was refused, once; None where it was not. Raises OSError."""
+    """Return why a request that is gone was refused, once; None where it was not. Raises OSError."""
     raw = read_small(disk, path + _REFUSED)
     if raw is None:
         return None

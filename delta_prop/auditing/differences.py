@@ -49,14 +49,14 @@ class Held(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What the log makes of a vector: its state, and the offset of its last delta."""
+    """A vector as the log has it: its state, and the offset of its last delta."""
 
     state: State
     offset: int
 
 
 class Verdict(NamedTuple):
-    """What kind of difference there is, and why."""
+    """The kind of a difference, and its cause."""
 
     difference: str
     reason: str
@@ -163,7 +163,7 @@ def _mending(state: State, held: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _detail(wanted: State, held: Held) -> str | None:
-    """What is wrong with a row of the sink, at its first place; None where nothing is."""
+    """Find the first thing that is wrong with a row of the sink; None where nothing is."""
     kind = Kind.DELETE if not wanted.alive else Kind.OPAQUE if wanted.vector is None else Kind.CREATE
     if held.kind is not kind:
         return f"it is {_NAMES[held.kind]}, not {_NAMES[kind]}"

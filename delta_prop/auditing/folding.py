@@ -33,7 +33,7 @@ RUN_BYTES_MAX = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What is folded: the snapshot, None where there is none, and the log from `begin` up to `end`.
+    """The input of a fold: the snapshot, None where there is none, and the log from `begin` up to `end`.
 
     `come`: how far the sink has come. `ahead`: up to which offset the sink has a vector beyond that.
     """

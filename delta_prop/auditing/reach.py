@@ -57,7 +57,7 @@ def audited_log(path: str) -> Iterator[AuditedLog]:
 
 
 def lost_beginning(path: str) -> UsageError:
-    """What is said of a log that cannot tell of all."""
+    """The message about a log that cannot tell of all."""
     return UsageError(f"the log in {path!r} lost its beginning without a snapshot: it cannot tell of all")
 
 

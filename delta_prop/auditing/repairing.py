@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Repaired:
-    """What became of a repair. `moved_on`: vectors that changed since the audit, left as they are; `refused`:
+    """The outcome of a repair. `moved_on`: vectors that changed since the audit, left as they are; `refused`:
     why, by vector. Of both the first hundred are named.
     """
 

@@ -45,7 +45,7 @@ _WORD, _SIGN = 1 << 64, 1 << 63
 
 
 class Come(NamedTuple):
-    """How far a sink has come: of which log, behind which offset."""
+    """A sink's progress: of which log, behind which offset."""
 
     log_id: bytes
     next_offset: int
@@ -210,7 +210,7 @@ def signed(number: int) -> int:
 
 
 def kind_of(form: object, value: object) -> Kind:
-    """What a row is; bytes where it says that it is a vector and cannot be one."""
+    """Read a row's contents; bytes where it says that it is a vector and cannot be one."""
     kind = _KINDS.get(form, Kind.OPAQUE) if isinstance(form, int) else Kind.OPAQUE
     if kind == Kind.CREATE and not (isinstance(value, bytes) and value and len(value) % 4 == 0):
         return Kind.OPAQUE

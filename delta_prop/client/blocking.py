@@ -182,7 +182,7 @@ class SyncProducer:
 
     @property
     def waits_for(self) -> Exception | None:
-        """What stands in the way of what is open: why there is no connection, or a refusal that may pass."""
+        """The obstacle for what is open: why there is no connection, or a refusal that may pass."""
         return (self._cause if self._wire is None else None) or self._out.waits_for
 
     def offer(self, *deltas: Delta, after: Sequence[SyncReceipt | Cause] = ()) -> SyncReceipt:
@@ -511,7 +511,7 @@ def _connected(address: Address, timeout_s: float) -> socket.socket:
 
 
 def _first_bytes(sock: ssl.SSLSocket, error: ssl.SSLError) -> bytes:
-    """What a server that does not speak TLS answered: TLS has read five bytes, the rest still lies there."""
+    """Read the answer of a server that does not speak TLS, which has taken five bytes of it."""
     if error.reason != "WRONG_VERSION_NUMBER":
         return b""
     with suppress(OSError):

@@ -315,7 +315,7 @@ def _in_doubt(logged: LoggedBatch) -> Refused:
 
 
 def _as_failure(error: DeltaPropError) -> Exception:
-    """What a call raises: a refusal that lasts ends the sink, all else passes.
+    """Return what a call raises: a refusal that lasts ends the sink, all else passes.
 
     What is misconfigured may be so at the other service, so that it passes once it is mended there.
     """

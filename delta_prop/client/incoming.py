@@ -71,7 +71,7 @@ class Incoming:
         self.standing_by = False
         """True while another member reads for the group."""
         self.member: bytes | None = None
-        """Who this is in its group, over all connections."""
+        """The identity of this member of its group, over all connections."""
         self._resets = 0  # of the group's place, by operators, as far as told
         self.received = 0
         self.delivered = 0

@@ -89,7 +89,7 @@ class Link:
         """Set once a service has answered."""
         self.reconnects = 0
         self.cause: Exception | None = None
-        """Why there is no connection at present."""
+        """The reason why there is no connection at present."""
         self._addresses = addresses
         self._user = user
         self._now = world.clock.now

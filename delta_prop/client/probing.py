@@ -32,7 +32,7 @@ class Probing:
         self._until = 0.0
 
     def wait_s(self, now: float) -> float:
-        """How long nothing goes, as the batch that asks is under way; 0: one may go."""
+        """Return how long nothing goes, as the batch that asks is under way; 0: one may go."""
         if self._frame is None:
             return 0.0
         if now >= self._until:

@@ -213,7 +213,7 @@ class Producer:
 
     @property
     def waits_for(self) -> Exception | None:
-        """What stands in the way of what is open: why there is no connection, or a refusal that may pass."""
+        """The obstacle for what is open: why there is no connection, or a refusal that may pass."""
         if self._state == "not open yet":
             return None
         return self._link.cause or self._out.waits_for

@@ -90,7 +90,7 @@ class Session:
     # --- what comes in
 
     def frames(self, now: float) -> Iterator[Frame]:
-        """What came whole. Raises PeerError; Misconfigured where no server of this protocol answers."""
+        """Yield whole frames. Raises PeerError; Misconfigured where no server of this protocol answers."""
         if not self._greeted:
             self._check_first_bytes()
         while (frame := self.connection.next_event()) is not NEED_BYTES:

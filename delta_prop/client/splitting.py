@@ -17,7 +17,7 @@ SINGLES_MAX = 256
 
 
 def around(frame: OpenFrame, row: int | None) -> Sequence[OpenFrame]:
-    """What comes before the refused row, that row, and what follows. None: which one is not known.
+    """Cut a frame into what comes before the refused row, that row, and the rest. None: it is not known.
 
     Whenever a part is refused again, twice as many rows from the refused one on go by themselves, so that a
     batch of bad rows alone costs few rounds. A single row is void at once, and holds up nobody.

@@ -249,7 +249,7 @@ class Subscriber:
 
     @property
     def started(self) -> bool:
-        """Whether the service has answered."""
+        """True if the service has answered."""
         return self._in.started
 
     @property
@@ -289,7 +289,7 @@ class Subscriber:
 
     @property
     def waits_for(self) -> Exception | None:
-        """Why there is no connection, where that is known."""
+        """The reason why there is no connection, where that is known."""
         return None if self._state == "not open yet" else self._link.cause
 
     @property

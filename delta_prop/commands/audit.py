@@ -127,7 +127,7 @@ def checked_target(options: Namespace) -> Remote | None:
 
 
 def sink_name(options: Namespace) -> str | None:
-    """What the sink is attached as, as far as it is known. Raises UsageError where none is of that name."""
+    """Return the name that the sink has here, if known. Raises UsageError where none is of that name."""
     if options.sink is not None:
         set_aside(options.data, options.sink)
         return str(options.sink)

@@ -78,7 +78,7 @@ def abort(place: Link | str, job: str) -> int:
 
 
 def _decided_by(link: Link, job: str, decision: Decision) -> JobStatus:
-    """What a server answers; why none comes is told meanwhile."""
+    """Return a server's answer; meanwhile print why none comes."""
     failures: list[Exception | None] = [None]
 
     def failed(cause: Exception) -> None:

@@ -59,7 +59,7 @@ def status(data: str, *, as_json: bool) -> int:
 
 
 def _status_of(disk: Disk, log: DurableLog, report: RecoveryReport) -> dict[str, Any]:
-    """What there is to say of a log that opens. Raises LogDamaged, OSError."""
+    """Describe a log that opens. Raises LogDamaged, OSError."""
     told: dict[str, Any] = {"log_id": log.log_id.hex(), "epoch": log.epoch, "closed": report.clean}
     told |= {"first_offset": log.first_offset, "next_offset": log.visible}
     told |= {"segments": report.segments, "bytes": report.bytes, "bytes_free": disk.free_bytes()}
@@ -154,7 +154,7 @@ def all_sinks(disk: Disk, log: DurableLog) -> list[dict[str, Any]]:
 
 
 def _lag(log: DurableLog, offset: int | None) -> dict[str, Any]:
-    """How many deltas, and how long ago the oldest of them was appended, by the clock of this machine."""
+    """Return a lag: how many deltas, and how old the oldest of them is, by the clock of this machine."""
     if offset is None:
         return {"lag": None, "lag_s": None}
     if offset >= log.visible:

@@ -47,7 +47,7 @@ def place_arguments(parser: ArgumentParser, option: str, help_: str, *, required
 
 
 def unused_arguments(options: Namespace) -> str | None:
-    """What is said of how to connect where a directory is named and nothing connects; None: all is well."""
+    """Find an option for connections beside a directory, where nothing connects; None: there is none."""
     option: str | None = getattr(options, "connects_by", None)
     if option is None or options.server is not None:
         return None

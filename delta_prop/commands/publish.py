@@ -91,7 +91,7 @@ async def publish(job: Job) -> int:
 
 @asynccontextmanager
 async def _sender(job: Job, name: str, waiting: Waiting) -> AsyncIterator[Sender]:
-    """Who sends, and says what it waits for. Raises UsageError, Refused, OSError."""
+    """Open the sender, which says what it waits for. Raises UsageError, Refused, OSError."""
     if isinstance(job.to, str):
         try:
             async with Propagator(data=job.to) as p:

@@ -191,7 +191,7 @@ def shown_s(seconds: float) -> str:
 
 
 def shown_lag(seconds: float | None) -> str:
-    """How long somebody is behind."""
+    """Return a lag in seconds as text."""
     return "-" if seconds is None else shown_s(seconds)
 
 

@@ -62,7 +62,7 @@ class Sender(Protocol):
         ...
 
     def waits_for(self) -> Exception | None:
-        """What stands in the way of the lines that are open; None where that is not known."""
+        """The obstacle for the lines that are open; None where that is not known."""
         ...
 
     def log_end(self) -> int | None:
@@ -192,7 +192,7 @@ class RemoteSender:
         self._producer = producer
 
     def waits_for(self) -> Exception | None:
-        """Why there is no connection, or the refusal that stands in the way."""
+        """The reason why there is no connection, or the refusal that stands in the way."""
         return self._producer.waits_for
 
     async def send(self, number: int, delta: Delta, then: Then) -> None:

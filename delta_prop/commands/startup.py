@@ -38,7 +38,7 @@ class CannotListen(DeltaPropError):
 
 
 class Startable(NamedTuple):
-    """What a server starts with."""
+    """The parts that a server starts with."""
 
     access: Access
     sinks: tuple[Attachment, ...]
@@ -116,7 +116,7 @@ def _at(section: str, *names: str) -> Iterator[None]:
 
 
 def _access(configuration: Configuration, world: World) -> Access:
-    """Who may do what. Raises UsageError where the tokens cannot be read."""
+    """Read the rights of each token. Raises UsageError where the tokens cannot be read."""
     file = configuration.access.tokens
     server = configuration.server
     usual = Usual(server.token_rate, server.token_burst)

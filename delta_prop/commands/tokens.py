@@ -64,7 +64,7 @@ def number(option: str, text: str) -> str:
 
 
 class Literal(str):
-    """What TOML writes without quotes: a number, a time."""
+    """Return a value as TOML writes it without quotes: a number, a time."""
 
     __slots__ = ()
 

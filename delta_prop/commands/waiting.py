@@ -38,7 +38,7 @@ class Waiting:
         self._told_at = 0.0
 
     def moved(self) -> None:
-        """What was waited for came."""
+        """Note that what was waited for came."""
         now = edge.now()
         if self._told is not None:
             edge.note(f"goes on after {now - self._since:.0f} s")

@@ -62,7 +62,7 @@ class Web:
         await self._close()
 
     async def get(self, path: str) -> Any:
-        """What stands at a path, as JSON. Raises NotTold, Misconfigured."""
+        """Return the JSON at a path. Raises NotTold, Misconfigured."""
         try:
             with anyio.fail_after(self._timeout_s):
                 try:

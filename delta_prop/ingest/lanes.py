@@ -165,7 +165,7 @@ class Lanes:
             self._times_above_high += 1
 
     def shortage(self, now: float) -> Refused | None:
-        """Why what found no room last would find none now; None while there is room."""
+        """The reason why what found no room last would find none now; None while there is room."""
         if self._short_of is None:
             return None
         count, size = self._short_of

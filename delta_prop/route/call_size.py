@@ -28,7 +28,7 @@ class CallSize:
         self._rows_max: int | None = None  # None: whatever there is, as nothing has failed lately
 
     def split(self, deliveries: list[Delivery]) -> tuple[list[Delivery], list[Delivery]]:
-        """What the next call is to bring, and what is left behind that."""
+        """Split deliveries into what the next call brings, and the rest."""
         left = self._rows_max
         if left is None:
             return deliveries, []

@@ -77,7 +77,7 @@ def is_paused(name: str, applied: int) -> Refused:
 
 
 def is_stuck(apply_s_max: float) -> str:
-    """Why nothing more is brought to a sink whose call does not end."""
+    """The reason why nothing more is brought to a sink whose call does not end."""
     return (
         f"a call was broken off after {apply_s_max:g} s (apply_s_max), and does not end: what blocks in a "
         "thread goes on until it returns, so give it a time limit of its own"

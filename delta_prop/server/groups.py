@@ -60,7 +60,7 @@ class Joined(NamedTuple):
 
 
 class Member(Protocol):
-    """Who reads for a group, or stands by."""
+    """A member of a group, which reads for it or stands by."""
 
     def take_over(self, joined: Joined) -> None:
         """It stood by, and reads for the group from now on."""
@@ -78,7 +78,7 @@ class GroupStatistics(NamedTuple):
 
 
 class _Joining(NamedTuple):
-    """Who reads, or stands by. `identity`: of the client, over all its connections; None: not told."""
+    """A member that reads, or stands by. `identity`: of the client, over all its connections; None: none."""
 
     member: Member
     identity: bytes | None
@@ -107,7 +107,7 @@ class _Held:
         return kept == (None if self.place is None else (self.place, self.resets))
 
     def joined(self, *, standby: bool = False) -> Joined:
-        """What a member is told."""
+        """The answer to a member."""
         assert self.place is not None, "the first member gives it one"
         return Joined(self.place, self.resets, standby)
 

@@ -404,7 +404,7 @@ class Intake:
 
 
 def ranges_of(first: int, published: Published) -> tuple[AckRange, ...]:
-    """Where the rows are of a batch whose sequences begin at `first`."""
+    """Return where the rows are of a batch whose sequences begin at `first`."""
     if not published.duplicates:
         assert published.offset is not None
         return (AckRange(first, first + published.count - 1, published.offset),)

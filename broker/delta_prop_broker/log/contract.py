@@ -71,7 +71,7 @@ class Log(Protocol):
         """
 
     def shortage(self) -> Refused | None:
-        """Why nothing can be appended at present for want of room; None while there is room, as far as is
+        """The reason why nothing can be appended for want of room; None while there is room, as far as is
         known. What was refused last for that is asked for again: nobody else gives way for a question.
         """
 
@@ -117,7 +117,7 @@ class Log(Protocol):
         """How near what lies at `offset` is to going: at 1 it may, unless somebody needs it."""
 
     def age_s(self, offset: int) -> float | None:
-        """How long ago the row at an offset was appended, in seconds, or the oldest that is still held where
+        """Return how long ago the row at an offset was appended, in seconds, or the oldest still held where
         it is gone; 0 from `visible` on; None where that cannot be told at present.
         """
 

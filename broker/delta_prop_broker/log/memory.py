@@ -117,7 +117,7 @@ class MemoryLog:
         return None if too_large or self._find_room(count, size) else self._full(count, size)
 
     def shortage(self) -> Refused | None:
-        """Why what found no room last would find none now; None while there is room."""
+        """The reason why what found no room last would find none now; None while there is room."""
         if self._short_of is None or self._find_room(*self._short_of):
             self._short_of = None
             return None
@@ -205,7 +205,7 @@ class MemoryLog:
         return self.fill(offset)
 
     def age_s(self, offset: int) -> float | None:
-        """How long ago the row at an offset was appended, in seconds, by the marks of `mark_time`; of rows
+        """Return how long ago the row at an offset came, in seconds, by the marks of `mark_time`; of rows
         that are gone, the oldest there is.
         """
         if offset >= self.next_offset:

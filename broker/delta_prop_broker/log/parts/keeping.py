@@ -152,7 +152,7 @@ class Keeping(LogState):
         )
 
     def shortage(self) -> Refused | None:
-        """Why nothing can be appended at present for want of room: the disk is full, or what was refused last
+        """The reason why nothing can be appended for want of room: the disk is full, or what was refused last
         for that would be refused again. None while there is room, as far as is known.
         """
         refusal = self._disk_full(0) if self.failure is None else refusals.stopped(self.failure)

@@ -73,7 +73,7 @@ class Reading(LogState):
         return self._segments.offset_at(time_us, self.visible)
 
     def age_s(self, offset: int) -> float | None:
-        """How long ago the row at an offset was appended, by log time; 0 from `visible` on; None where that
+        """Return how long ago the row at an offset came, by log time; 0 from `visible` on; None where that
         cannot be read at present.
         """
         if offset >= self.visible:
