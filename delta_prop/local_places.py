@@ -85,6 +85,5 @@ def _try_to_make_in(folder: Path, path: str) -> None:
     try:
         os.rmdir(tempfile.mkdtemp(prefix=".delta-prop-", dir=folder))
     except OSError as error:
-        raise UsageError(
-            f"{path!r}: nothing can be made in '{folder}' ({error.strerror}): {_OWN_IT}"
-        ) from None
+        cure = _OWN_IT if isinstance(error, PermissionError) else "name another one"
+        raise UsageError(f"{path!r}: nothing can be made in '{folder}' ({error.strerror}): {cure}") from None

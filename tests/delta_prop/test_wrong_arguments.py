@@ -54,7 +54,7 @@ def test_a_place_where_no_directory_can_be_is_told_with_its_cure(tmp_path: Path)
             raise AssertionError("it opened")
 
     for data, told in (
-        ("/proc/x", r"'/proc/x': nothing can be made in '/proc' .*: let the user of this process do so"),
+        ("/proc/x", r"'/proc/x': nothing can be made in '/proc' .*: name another one"),
         (file, "five.jsonl' is not a directory: name another one for the data"),
         (file / "below", "five.jsonl' is not a directory: name another one"),
     ):
