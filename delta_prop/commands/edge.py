@@ -131,6 +131,8 @@ def read_token(path: str) -> str:
         token = ""
     if not 1 <= len(token) <= TOKEN_BYTES_MAX:
         raise UsageError(f"{path!r} holds no token: put one into its first line, as it was made")
+    if " " in token:
+        raise UsageError(f"the first line of {path!r} holds more than a token: put the token alone there")
     return token
 
 

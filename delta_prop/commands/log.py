@@ -17,7 +17,7 @@ from delta_prop_broker.log.beside.inspect import (
     inspect_snapshots,
     start_offset,
 )
-from delta_prop_broker.log.damage import LogDamaged
+from delta_prop_broker.log.damage import REPAIR, LogDamaged
 from delta_prop_broker.log.files.names import DIRECTORY
 from delta_prop_broker.log.files.snapshot import SnapshotFacts, snapshot_path
 from delta_prop_wire.control_rows import ControlType, control_type, refused_code
@@ -121,7 +121,7 @@ def verify(data: str, *, as_json: bool) -> int:
     A torn tail that was never synced is none: a writer may be at it, or was killed. Raises FormatUnknown,
     OSError.
     """
-    disk = open_disk(data)
+    disk = open_disk(data, damaged=True)
     found = _looked_over(disk)
     if found.damages:  # the writer may have removed a segment between two looks: what stays is damage
         found = _looked_over(disk)
@@ -147,9 +147,11 @@ def verify(data: str, *, as_json: bool) -> int:
     if found.torn is not None:
         edge.put(f"behind them {found.torn.path}, byte {found.torn.position}: {found.torn.reason}")
     for damage in found.damages[:_TOLD_MAX]:
-        edge.note(str(damage))
+        edge.note(damage.description)
     if len(found.damages) > _TOLD_MAX:
         edge.note(f"and {len(found.damages) - _TOLD_MAX} more")
+    if found.damages:
+        edge.note(f"nothing was changed; {REPAIR}")
     return FAILED if found.damages else OK
 
 
@@ -221,7 +223,7 @@ def export(part: Part, *, output: str | None, frames: bool, around: bool) -> int
     UsageError, OSError.
     """
     start = EARLIEST if part.start is None else parse_at("--start", part.start, edge.wall_us())
-    disk = open_disk(part.data)
+    disk = open_disk(part.data, damaged=around)
     with ExitStack() as exits:
         if around:
             places = _around(disk)

@@ -23,10 +23,19 @@ _TRIES = 5
 _TRY_AGAIN_S = 0.05
 
 
-def open_disk(path: str) -> Disk:
-    """The disk of a data directory. Raises UsageError where there is none."""
+def open_disk(path: str, *, damaged: bool = False) -> Disk:
+    """The disk of a data directory, with `damaged` one whose format file cannot be read too.
+
+    Raises UsageError where there is none, LogDamaged, FormatUnknown, FormatOutdated, OSError.
+    """
     disk = existing_disk(path)
-    if not check_format(disk) and not disk.list("streams"):
+    try:
+        formatted = check_format(disk)
+    except LogDamaged:
+        if not damaged:
+            raise
+        formatted = True
+    if not formatted and not disk.list("streams"):
         raise UsageError(f"{path!r} is no data directory: name the one that `publish --data DIR` made")
     return disk
 

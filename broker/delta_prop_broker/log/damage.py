@@ -6,17 +6,19 @@ from shlex import quote
 
 from delta_prop_wire.errors import DeltaPropError
 
-CURE = (
-    "nothing was changed; `delta-prop log verify` lists all damage, `delta-prop log export` writes out "
-    "what can be read, a copy of the file from a backup or another machine repairs it"
+REPAIR = (
+    "`delta-prop log export --around-damage` writes out what can be read, a copy of the file from a backup "
+    "or another machine repairs it"
 )
+CURE = f"nothing was changed; `delta-prop log verify` lists all damage, {REPAIR}"
 
 
 class LogDamaged(DeltaPropError):
     """Bytes that were on stable storage cannot be read as what was written.
 
     `path` names the file, `position` the first wrong byte's frame in it (None: the file as a whole),
-    `offset` to `end` (exclusive) the deltas that are lost or in doubt (None: not known).
+    `offset` to `end` (exclusive) the deltas that are lost or in doubt (None: not known); `description` is the
+    message without the cure.
     """
 
     def __init__(
@@ -25,7 +27,8 @@ class LogDamaged(DeltaPropError):
     ) -> None:  # fmt: skip
         where = "" if position is None else f", byte {position}"
         what = "" if offset is None else f", offset {offset}" + ("" if end is None else f" to {end}")
-        super().__init__(f"damage in {path}{where}{what}: {reason}; {CURE}")
+        self.description = f"damage in {path}{where}{what}: {reason}"
+        super().__init__(f"{self.description}; {CURE}")
         self.path = path
         self.reason = reason
         self.position = position

@@ -91,11 +91,32 @@ def test_damage_is_told_with_file_and_offsets(command: Command) -> None:
     done = command("log", "verify")
     assert done.status == 1
     assert f"byte {position}, offset 8 to 12" in done.err
+    assert "--around-damage" in done.err
+    assert "log verify" not in done.err
     assert command("status").status == 1
     refused = command.publish(same_size(1))
     assert refused.status == 1
     assert "log verify" in refused.err
     assert refused.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", [b"5", b"[]", b"null", b'{"format": "x"}', b"", b"\xff"])
+def test_a_damaged_format_file_hides_neither_the_log_nor_the_cure(
+    command: Command, tmp_path: Path, content: bytes
+) -> None:
+    publish_frames(command)
+    sound = (command.data / "format").read_bytes()
+    (command.data / "format").write_bytes(content)
+    refused = command("status")
+    assert refused.status == 1
+    assert f"its {len(content)} bytes are no format file" in refused.err
+    assert "of any data directory which the same version made" in refused.err
+    done = command("log", "verify", "--json")
+    assert (done.status, done.lines[0]["damages"], done.lines[0]["deltas"]) == (1, 1, FRAMES * ROWS)
+    assert command("log", "export", "--around-damage", "--output", tmp_path / "out").status == 0
+    assert len((tmp_path / "out").read_text().splitlines()) == FRAMES * ROWS
+    (command.data / "format").write_bytes(sound)
+    assert command("log", "verify").status == 0
 
 
 def test_export_goes_around_damage_when_it_is_told_to(command: Command, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ _CRC = struct.Struct("<I")
 _MAGIC = b"dp-logid"
 _VERSION = 1
 _SMALL_FILE_BYTES = 1 << 20
+_FORMAT_CURE = " (that of any data directory which the same version made has the right bytes)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +96,12 @@ def read_format(disk: Disk) -> Format | None:
     try:
         told = json.loads(raw)
         found = Format(int(told["format"]), str(told.get("made_by", "")), bool(told.get("unfinished")))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LogDamaged(FORMAT_PATH, f"it is no format file: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise LogDamaged(FORMAT_PATH, f"its {len(raw)} bytes are no format file{_FORMAT_CURE}") from None
     if found.number > FORMAT:  # whatever else stands in it
         raise FormatUnknown(FORMAT_PATH, found.number, FORMAT, found.made_by)
     if raw != _format_file(found) or found.number < OLDEST_FORMAT:
-        raise LogDamaged(FORMAT_PATH, "its parts do not fit their checksum")
+        raise LogDamaged(FORMAT_PATH, f"its parts do not fit their checksum{_FORMAT_CURE}")
     return found
 
 
