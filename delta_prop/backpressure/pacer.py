@@ -95,7 +95,8 @@ class Pacer:
 
     With no pacing sink, `admits` is one comparison and `note` another. Where a batch is larger than
     the bucket, it goes when the bucket is full, and those behind it wait the longer: over any time t no
-    more is admitted than rate * t and one interval's worth, or one batch if that is more.
+    more is admitted than rate * t and one interval's worth, or one batch if that is more. Where the rate
+    falls, the part of an interval's worth by which it falls may go besides such a batch.
     """
 
     def __init__(self) -> None:
