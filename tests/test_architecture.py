@@ -6,6 +6,7 @@ The rules themselves stand in tools/architecture.py, once; ruff's list in pyproj
 from __future__ import annotations
 
 import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -24,11 +25,26 @@ from tools.architecture import (
 )
 
 ROOT = Path(__file__).parents[1]
+TOP_LEVEL = {
+    *(".ci", ".gitignore", "CHANGELOG.md", "LICENSE", "LICENSES.md", "README.md", "pyproject.toml", "run"),
+    *("benchmarks", "broker", "changes", "delta_prop", "docs", "examples", "simulations", "sinks", "tests"),
+    *("tools", "wire", "pyspark_delta_prop.py", "requirements.lock", "requirements-spark.lock"),
+}
+FILE_BYTES_MAX = 1 << 20
 DOCSTRING = '"""A planted file. It does nothing."""\n'
 
 
 def test_the_checkout_keeps_its_rules() -> None:
     assert [str(one) for one in violations(ROOT)] == []
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the tree was copied without its history")
+def test_nothing_was_committed_by_mistake() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, timeout=60, check=True)
+    paths = [Path(name) for name in listed.stdout.decode().split("\0") if name]
+    assert {path.parts[0] for path in paths} == TOP_LEVEL
+    present = [path for path in paths if (ROOT / path).exists()]
+    assert [path for path in present if (ROOT / path).stat().st_size > FILE_BYTES_MAX] == []
 
 
 def test_a_forbidden_import_in_the_real_tree_is_found(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_never_more_than_rate_times_time_and_a_burst(
             assert 0 < wait_s <= 50 + 0.1  # 5,000 deltas at 100 a second, and a full bucket
         largest = max(count for _, count in asked[: turn + 1])
         bursts = [rate * INTERVAL_S for rate in rates]
-        assert total <= allowed + max(max(bursts), max(bursts) - min(bursts) + largest) * 1.000001
+        assert total <= allowed + max(*bursts, max(bursts) - min(bursts) + largest) * 1.000001
         law.rate = rates[turn % len(rates)]
         pacer.step(now, {"a": Measure(0, 0, 1)})
     # Whatever was held back goes when the wait is over.
