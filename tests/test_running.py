@@ -29,6 +29,8 @@ from delta_prop.config import Settings
 from delta_prop.server.settings import ServerSettings
 from delta_prop_broker.log.damage import LogBusy
 from delta_prop_broker.log.files.identity import FORMAT
+from delta_prop_sinks.storage_file import SCHEMA_VERSION
+from delta_prop_wire.spec import VERSION
 from tests.test_packaging import fresh_environment, install_wheel
 
 if TYPE_CHECKING:
@@ -343,7 +345,12 @@ def test_a_directory_of_a_later_format_is_refused_as_the_page_says(tmp_path: Pat
     assert done.returncode == 1
     assert is_like(done.stderr.strip(), shown.strip()), done.stderr
     assert [path.name for path in data.iterdir()] == ["format"]
-    assert f"format {FORMAT}" in PAGE
+    for number in (
+        f"format {FORMAT}, in the file `format`",
+        f"version {VERSION}, in each frame",
+        f"format {SCHEMA_VERSION}, in `user_version`",
+    ):
+        assert f" {number} |" in PAGE
 
 
 def test_the_error_of_a_second_process_is_where_the_page_says() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from delta_prop.checks import check_timeout
 from delta_prop.client.addresses import parse_addresses
 from delta_prop.client.arguments import check_connection
 from delta_prop.client.backoff import Backoff
-from delta_prop.client.blocking import Wire
+from delta_prop.client.blocking import CHANCE, Wire
 from delta_prop.client.errors import Unreachable
 from delta_prop.client.settings import ClientSettings
 from delta_prop.misconfigured import Lasting, Misconfigured
@@ -75,7 +74,7 @@ class Asking:
                 cause, wait_s = refused, (refused.retry_after_ms or 0) / 1000
             if self.failed is not None:
                 self.failed(cause)
-            wait_s = max(wait_s, backoff.next_s(random.random()) if turn % len(where) == 0 else 0.0)
+            wait_s = max(wait_s, backoff.next_s(CHANCE.random()) if turn % len(where) == 0 else 0.0)
             if time.monotonic() + wait_s >= deadline:
                 raise self._given_up(where, cause, time.monotonic() - began) from None
             time.sleep(wait_s)

@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 PUSH_ROWS = 1_000
 """So many rows may be offered before a call looks at the connection by itself."""
+CHANCE = random.SystemRandom()
+"""Of waits. Python's own generator is the program's, which may have seeded it."""
 FAULTS_MAX = 5
 
 
@@ -116,7 +118,7 @@ class SyncProducer:
             token=token,
             source=member_of("source", source, Source),
             ack_level=None if ack_level is None else check_level(ack_level),
-            chance=random.random,
+            chance=CHANCE.random,
             log_id=log_id,
             job=job,
             priority=priority,
@@ -383,7 +385,7 @@ class SyncProducer:
         address = self._addresses[self._turn % len(self._addresses)]
         self._turn += 1
         if self._turn % len(self._addresses) == 0:
-            self._not_before = now + self._backoff.next_s(random.random())
+            self._not_before = now + self._backoff.next_s(CHANCE.random())
         timeout_s = min(self.settings.connect_s_max, max(deadline - now, 0.05))
         wire = Wire(address, timeout_s, self._context, self._server_name, self.settings)
         self._wire = wire

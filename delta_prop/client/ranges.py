@@ -5,7 +5,6 @@ No event loop and no thread. A connection that rests for long between two batche
 
 from __future__ import annotations
 
-import random
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from delta_prop.client.addresses import parse_addresses
 from delta_prop.client.arguments import check_connection, settings_of
 from delta_prop.client.backoff import Backoff
-from delta_prop.client.blocking import FAULTS_MAX, Wire
+from delta_prop.client.blocking import CHANCE, FAULTS_MAX, Wire
 from delta_prop.client.errors import Reconnect, Unreachable
 from delta_prop.client.producing import check_stages
 from delta_prop.client.wanted_range import CREDIT_BYTES, WantedRange
@@ -191,7 +190,7 @@ class _Tries:
             if self._faults >= FAULTS_MAX:
                 raise Refused(error.code, error.message) from None
         if (self._turn + 1) % len(addresses) == 0:
-            wait_s = max(wait_s, self._backoff.next_s(random.random()))
+            wait_s = max(wait_s, self._backoff.next_s(CHANCE.random()))
         if time.monotonic() + wait_s - self._since >= self._limit_s:
             if isinstance(cause, Refused | UsageError):
                 raise cause from None

@@ -69,7 +69,7 @@ def plain_to_tls(data: Path) -> Iterator[Target]:
 @contextmanager
 def plain_to_http(data: Path) -> Iterator[Target]:
     with served(data) as places:
-        yield Target(places.told_at, ("HTTP", "port=…"))
+        yield Target(places.told_at, ("is an HTTP port", "port=…"))
 
 
 @contextmanager
@@ -87,13 +87,13 @@ def tls_to_plain(data: Path) -> Iterator[Target]:
 @contextmanager
 def tls_to_http(data: Path) -> Iterator[Target]:
     with served(data) as places:
-        yield Target(places.told_at, ("HTTP", "port=…"), trusting())
+        yield Target(places.told_at, ("does not speak TLS, but plain HTTP", "port=…"), trusting())
 
 
 @contextmanager
 def tls_to_http_of_tls(data: Path) -> Iterator[Target]:
     with served(data, tls=server_tls()) as places:
-        yield Target(places.told_at, ("HTTP", "port=…"), trusting())
+        yield Target(places.told_at, ("is an HTTP port", "port=…"), trusting())
 
 
 @contextmanager

@@ -14,8 +14,8 @@ BATCHES = 52
 NO_ROOM = (ErrorCode.LOG_FULL, ErrorCode.QUEUE_FULL, ErrorCode.LOG_FAILED)
 
 
-def no_room(code: ErrorCode = ErrorCode.LOG_FULL) -> Refused:
-    return Refused(code, "the disk is full", retry_after_ms=1000)
+def no_room(code: ErrorCode = ErrorCode.LOG_FULL, after_s: float = 1.0) -> Refused:
+    return Refused(code, "the disk is full", retry_after_ms=round(1000 * after_s))
 
 
 def sent_apart(wire: Wire, count: int = BATCHES) -> None:
@@ -59,6 +59,18 @@ def test_each_try_is_one_batch_until_it_is_acknowledged(code: ErrorCode) -> None
         wire.answer()
     assert wire.out.waits_for is None
     assert after(wire, 0.0) == [*range(2, BATCHES + 1)]
+    wire.settle()
+    check(wire)
+
+
+@pytest.mark.parametrize("after_s", [0.02, 7.0])
+def test_it_waits_as_long_as_it_was_told(after_s: float) -> None:
+    wire = Wire()
+    sent_apart(wire, 3)
+    for told_s in (after_s, 2 * after_s, after_s / 2):
+        refuse_all(wire, no_room(after_s=told_s))
+        assert after(wire, 0.9 * told_s) == []
+        assert after(wire, 0.1 * told_s + 0.001) == [1]
     wire.settle()
     check(wire)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import subprocess
 import sys
 from contextlib import closing
 from functools import partialmethod
@@ -75,6 +76,16 @@ def test_right_file_has_no_differences(command: Command, file: Path) -> None:
     done = command("audit", "--storage", file)
     assert (done.status, done.out, done.err) == (0, "", "delta-prop: no differences\n")
     assert command("audit", "--storage", file, "--repair").status == 0
+
+
+def test_nothing_of_spark_is_loaded_and_no_java_is_looked_for(command: Command, file: Path) -> None:
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(['pyspark', 'py4j', 'pyarrow', 'pandas'])); "
+        "from delta_prop.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    audit = [sys.executable, "-c", program, "audit", "--data", str(command.data), "--storage", str(file)]
+    done = subprocess.run(audit, capture_output=True, text=True, check=False, env={"PATH": ""}, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "delta-prop: no differences\n")
 
 
 def test_differences_are_shown_written_and_mended_in_the_directory(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from delta_prop.group_places import Group, read_place
 from delta_prop_broker.local_disk import LocalDisk
 from tests.delta_prop.commands.served import Places, served
 from tests.delta_prop.commands.support import many
+from tests.page_samples import alike, sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,11 +92,37 @@ def test_group_of_a_server_is_moved_under_its_member(command: Command) -> None:
     assert place.resets == 1
 
 
-async def _read(places: Places, seen: list[int], end: threading.Event) -> None:
+def test_sample_of_the_page_is_what_is_printed(command: Command) -> None:
+    command.publish(many(5))
+    block, told = sample("delta-prop groups list"), list[str]()
+    with served(command.data) as places:
+        seen: list[int] = []
+        end = threading.Event()
+        member = threading.Thread(target=anyio.run, args=(_read, places, seen, end, "indexer"))
+        member.start()
+        try:
+            _until(lambda: "1 standing by" in _of_server(command, places, "groups", "list"))
+            for line in (one for one in block if one.startswith("$ ")):
+                told.append(line)
+                _, *words = shlex.split(line[2:])
+                if "--http" in words:
+                    told += _of_server(command, places, *words[:2]).splitlines()
+                    continue
+                done = command(*words[: words.index("--data")])
+                told += (done.out + done.err).splitlines()
+                end.set()  # which is the cure that the page goes on with
+                member.join(20)
+        finally:
+            end.set()
+            member.join(20)
+    assert [alike(line) for line in told] == [alike(line) for line in block]
+
+
+async def _read(places: Places, seen: list[int], end: threading.Event, group: str = "g") -> None:
     """Two members, which note what they get."""
 
     async def read() -> None:
-        async with Subscriber(places.to, "*", group="g") as s:
+        async with Subscriber(places.to, "*", group=group) as s:
             async for one in s:
                 seen.append(one.offset)
 

@@ -12,7 +12,6 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
@@ -21,11 +20,12 @@ import pytest
 
 from delta_prop.client import Producer
 from delta_prop_wire.delta import Delta, create
+from tests.page_samples import PAGE, alike
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-PAGE = Path(__file__).parents[3] / "docs" / "operating.md"
 WAIT_S = 60.0
 
 
@@ -47,11 +47,6 @@ def steps() -> list[Step]:
             else:
                 found[-1].printed.append(line)
     return found
-
-
-def alike(line: str) -> str:
-    """A line without its numbers, and the blanks that depend on them."""
-    return re.sub(r"\s+", " ", re.sub(r"[\d,]*\d", "N", line)).strip()
 
 
 class Machine:

@@ -13,6 +13,7 @@ from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.commands.support import many
+from tests.page_samples import alike, printed_in, sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +46,9 @@ def test_publish_says_what_it_waits_for_and_that_it_goes_on(
     assert waits.startswith("delta-prop: waits, as nothing was answered for ")
     assert ": LOG_FULL: the disk has 0 bytes left, " in waits
     assert goes_on.startswith("delta-prop: goes on after ")
+    page = printed_in(sample("delta-prop publish changes.jsonl --to localhost:7373"))
+    assert [alike(line) for line in (waits, goes_on)] == [alike(line) for line in page[:2]]
+    assert alike(done.out).startswith(alike(page[2].partition("…")[0]))
 
 
 def told(

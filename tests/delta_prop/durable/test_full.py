@@ -5,6 +5,7 @@ The disk, the log within its own bounds, the queue before it.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import anyio
@@ -12,16 +13,18 @@ import anyio
 from delta_prop import LogSettings, Propagator, Settings
 from delta_prop.client import Producer
 from delta_prop.client.settings import ClientSettings
+from delta_prop.commands.look import flat, shown
 from delta_prop.server.metrics import Metrics
 from delta_prop.server.overview import Overview
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
-from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
+from delta_prop.testing import Conditions, VirtualNetwork, run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.frames import Level
 from tests.delta_prop.support import made
+from tests.page_samples import alike, printed_in, sample
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -37,14 +40,16 @@ LOG = LogSettings(
     reserve_bytes=0,
 )
 CALLS = 52
+UNDER_WAY_S = 0.1
+"""How long a frame is under way: longer than all those calls take, so all go before one is refused."""
 WAITING = ClientSettings(publish_s_max=3_000, delivery_s_max=3_000)
 
 
 class Site:
     """A server and the world of its clients."""
 
-    def __init__(self, log: LogSettings, settings: Settings) -> None:
-        network = VirtualNetwork(1, host="server")
+    def __init__(self, log: LogSettings, settings: Settings, latency_s: float) -> None:
+        network = VirtualNetwork(1, Conditions(latency_s=latency_s), host="server")
         self.disk = SimDisk(1, capacity_bytes=ROOM)
         self.world: World = virtual_world(1, disk=self.disk, network=network)
         self.clients = virtual_world(2, network=network.at("client"))
@@ -68,9 +73,10 @@ def with_site(
     *,
     log: LogSettings = LOG,
     settings: Settings | None = None,
+    latency_s: float = 0.0005,
 ) -> None:
     async def main() -> None:
-        site = Site(log, settings or Settings())
+        site = Site(log, settings or Settings(), latency_s)
         async with site.propagator as p, anyio.create_task_group() as tasks:
             service = Service(p, ServerSettings(host="server", port=7373, allow_anonymous=True))
             site.overview.propagator, site.overview.service = p, service
@@ -111,6 +117,13 @@ async def is_told(site: Site, what: str, since_s: float) -> None:
     assert f'delta_prop_full_seconds{{what="{what}"}} {full.seconds}' in text
 
 
+def told_by_the_page(site: Site) -> list[str]:
+    """What the commands of the page print: the answer of `/readyz`, and what `status` has of it."""
+    full = {"full": site.overview.status()["full"]}
+    answer = json.dumps({"ready": False, "reason": site.overview.ready()})
+    return [answer, *(f"{name}  {shown(value)}" for name, value in flat(full))]
+
+
 async def is_well(site: Site) -> None:
     await anyio.sleep(0.3)
     assert site.propagator.statistics().full is None
@@ -126,17 +139,19 @@ def test_a_full_disk_is_told_by_everybody_and_each_try_is_one_frame() -> None:
         began_s = site.world.clock.now()
         await offered_in_batches(producer)
         await anyio.sleep(57)
-        print("nacks", site.nacks(), site.overview.counters().nacks)
+        print(f"{site.nacks()} refusals of {CALLS} batches in 57 s")
         await is_told(site, "disk", began_s)
         full = site.propagator.statistics().full
         assert full is not None
         assert "bytes left" in full.reason
-        assert CALLS <= site.nacks() < 2 * CALLS + 70, "what was under way, then one frame a try"
+        page = printed_in(sample("curl -s localhost:7374/readyz"))
+        assert [alike(line) for line in told_by_the_page(site)] == [alike(line) for line in page]
+        assert CALLS < site.nacks() <= CALLS + 57, "what was under way, then one frame a try"
         site.make_room()
         await producer.flush(3)
         await is_well(site)
 
-    with_site(story)
+    with_site(story, latency_s=UNDER_WAY_S)
 
 
 def test_a_disk_that_others_fill_is_told_though_nobody_publishes() -> None:
