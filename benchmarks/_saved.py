@@ -45,6 +45,10 @@ def _told(path: Path) -> dict[str, Any] | None:
     """What a benchmark wrote into this file; None where another program did."""
     try:
         told = json.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error.strerror}): name a file that --json wrote, or a folder of them"
+        ) from error
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(told, dict) or "format" not in told or "bench" not in told:

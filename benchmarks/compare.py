@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         old, new = read([given.old]), read([given.new])
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         parser.error(str(error))
     found = changes(old, new)
     if not found:

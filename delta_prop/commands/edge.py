@@ -330,6 +330,11 @@ class Input:
                     "standard input"
                 ) from None
 
+    @property
+    def is_typed(self) -> bool:
+        """True if lines come from a terminal too."""
+        return 0 in self._descriptors and os.isatty(0)
+
     def close(self) -> None:
         """Let go of the files; standard input stays."""
         while self._descriptors:

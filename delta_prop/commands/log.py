@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands import edge
 from delta_prop.commands.opened import open_disk, opened_log, snapshot_told
-from delta_prop.commands.places import EARLIEST, LATEST, offset_of, parse_at
+from delta_prop.commands.places import EARLIEST, LATEST, parse_at, reached_offset
 from delta_prop.dates import shown_time
 from delta_prop_broker.log.beside.inspect import (
     inspect,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from delta_prop.commands.places import At
     from delta_prop_broker.disk import Disk
+    from delta_prop_broker.log.durable import DurableLog
     from delta_prop_broker.log.files.frames import Place
     from delta_prop_wire.batch import Batch
 
@@ -52,30 +54,25 @@ class Part:
 
 def show(part: Part, *, as_json: bool) -> int:
     """One line a row, voids too. Raises UsageError, LogDamaged, OSError."""
-    lines = (json.dumps(row, ensure_ascii=False) if as_json else _table_line(row) for row in _rows(part))
-    if not as_json:
-        with opened_log(part.data) as (_, log, _):
+    start = EARLIEST if part.start is None else parse_at("--start", part.start, edge.wall_us())
+    with opened_log(part.data) as (disk, log, _):
+        begin = reached_offset(start, log)
+        if not as_json:
             held = snapshot_told(log)
-        if held is not None:
-            edge.put(f"snapshot at offset {held['offset']}: {held['rows']:,} rows, {held['bytes']:,} bytes")
-        edge.put(_table_line(dict(zip(_HEADS, _HEADS, strict=True))))
-    edge.put_all(lines)
+            if held is not None:
+                edge.put(
+                    f"snapshot at offset {held['offset']}: {held['rows']:,} rows, {held['bytes']:,} bytes"
+                )
+            edge.put(_table_line(dict(zip(_HEADS, _HEADS, strict=True))))
+        _note_let_go(disk, begin)
+        rows = islice(_rows(log, begin), part.count)
+        edge.put_all(json.dumps(row, ensure_ascii=False) if as_json else _table_line(row) for row in rows)
     return OK
 
 
-def _rows(part: Part) -> Iterator[dict[str, Any]]:
-    with opened_log(part.data) as (disk, log, _):
-        start = EARLIEST if part.start is None else parse_at("--start", part.start, edge.wall_us())
-        begin, left = offset_of(start, log), part.count
-        _note_let_go(disk, begin)
-        for place in log.frames(begin):
-            for row in _told(place):
-                if row["offset"] < begin:
-                    continue
-                if left == 0:
-                    return
-                left = None if left is None else left - 1
-                yield row
+def _rows(log: DurableLog, begin: int) -> Iterator[dict[str, Any]]:
+    for place in log.frames(begin):
+        yield from (row for row in _told(place) if row["offset"] >= begin)
 
 
 def _told(place: Place) -> Iterator[dict[str, Any]]:

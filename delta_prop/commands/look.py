@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from delta_prop.commands import edge
 from delta_prop.commands.asking import waiting_requests
 from delta_prop.commands.opened import open_disk, opened_log, snapshot_told
-from delta_prop.commands.quarantine import quarantined
+from delta_prop.commands.quarantine import quarantine_told, quarantined
 from delta_prop.commands.screen import shown_lag
 from delta_prop.cursors import read_cursors, write_cursors
 from delta_prop.dates import shown_time
@@ -171,6 +171,7 @@ def forget(data: str, name: str) -> int:
     """
     disk = open_disk(data)
     if forget_group(disk, name):
+        edge.put(f"done: group {name!r} is forgotten")
         return OK
     try:
         lock = disk.lock(LOCK_PATH)
@@ -182,10 +183,12 @@ def forget(data: str, name: str) -> int:
         if identity is None or (name not in cursors and read_small(disk, path_of(name)) is None):
             known = ", ".join(sorted(cursors)) or "none"
             raise UsageError(f"no sink or group named {name!r} is remembered; sinks that are: {known}")
+        lost = quarantine_told(disk, identity, name)
         cursors.pop(name, None)
         write_cursors(disk, identity.log_id, cursors)
         remove_kept(disk, name)
         forget_requests(disk, name)
     finally:
         lock.release()
+    edge.put(f"done: sink {name!r} is forgotten; its quarantine {lost}")
     return OK

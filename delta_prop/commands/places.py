@@ -65,6 +65,19 @@ def offset_of(at: At, log: DurableLog) -> int:
     return log.first_offset if at.earliest else log.visible
 
 
+def reached_offset(at: At, log: DurableLog) -> int:
+    """The offset that is meant, where the log has come so far. Raises UsageError."""
+    offset = offset_of(at, log)
+    check_reached(offset, log)
+    return offset
+
+
+def check_reached(offset: int, log: DurableLog) -> None:
+    """Refuse an offset behind the end of the log. Raises UsageError."""
+    if offset > log.visible:
+        raise UsageError(f"--start {offset}: the log ends at offset {log.visible}: give that, or latest")
+
+
 def place_of(at: At) -> Place:
     """Where that is, as a subscriber says it."""
     if at.time_us is not None:

@@ -73,6 +73,8 @@ async def publish(job: Job) -> int:
     if fault:
         raise UsageError(fault)
     source = edge.Input(job.files)
+    if source.is_typed:
+        edge.note("reading deltas from standard input; end with Ctrl-D")
     import_: _Import | None = None
     waiting = Waiting()
     try:

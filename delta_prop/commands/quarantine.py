@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from delta_prop.commands import edge
 from delta_prop.commands.asking import ask, open_directory, waiting_requests
 from delta_prop.dates import shown_time
-from delta_prop.quarantine_file import read_all, read_kept
+from delta_prop.quarantine_file import QuarantineDamaged, read_all, read_kept
 from delta_prop.quarantines import bring_back
 from delta_prop.route.quarantine import Quarantine
 from delta_prop_wire.errors import UsageError
@@ -49,6 +49,19 @@ class Chosen:
 def quarantined(disk: Disk, log_id: bytes, epoch_end: EpochEnd) -> dict[str, Quarantine]:
     """What each sink has set aside, by its name. Raises QuarantineDamaged, OSError."""
     return {kept.sink: _filled(kept) for kept in read_all(disk, epoch_end) if kept.log_id == log_id}
+
+
+def quarantine_told(disk: Disk, log: Identity, sink: str) -> str:
+    """How much a sink's quarantine holds, for people. Raises OSError."""
+    try:
+        kept = read_kept(disk, sink, log.epoch_end)
+    except QuarantineDamaged:
+        return "could not be read"
+    records = [] if kept is None or kept.log_id != log.log_id else _filled(kept).records()
+    if not records:
+        return "was empty"
+    rejected = sum(one.behind == one.offset for one in records)
+    return f"had rejected: {rejected:,}, lined up behind that: {len(records) - rejected:,}"
 
 
 def _filled(kept: Kept) -> Quarantine:

@@ -18,7 +18,15 @@ from delta_prop.checks import parse_topics
 from delta_prop.client import Subscriber
 from delta_prop.commands import edge
 from delta_prop.commands.opened import opened_log
-from delta_prop.commands.places import EARLIEST, LATEST, name_fault, offset_of, parse_at, place_of
+from delta_prop.commands.places import (
+    EARLIEST,
+    LATEST,
+    check_reached,
+    name_fault,
+    offset_of,
+    parse_at,
+    place_of,
+)
 from delta_prop.commands.waiting import waiting_for
 from delta_prop.group_places import NAME_BYTES_MAX, Group, GroupBusy
 from delta_prop_broker.log.beside.follow import Follower
@@ -33,7 +41,6 @@ if TYPE_CHECKING:
     from delta_prop.commands.connecting import Link
     from delta_prop.commands.places import At
     from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.durable import DurableLog
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.topics import Topic
 
@@ -83,7 +90,7 @@ async def subscribe(wanted: Wanted) -> int:
                 begin = offset_of(at or (LATEST if group is None else EARLIEST), log)
             else:
                 begin = group.next_offset
-            _check(begin, log)
+            check_reached(begin, log)
         if group is not None:
             group.next_offset = begin
         with closing(Follower(disk, begin, synced=log.visible)) as follower:
@@ -165,11 +172,6 @@ async def _until_its_turn(subscriber: Subscriber, wanted: Wanted) -> None:
         subscriber.check()
         await anyio.sleep(POLL_S)
     edge.note(f"reading for group {wanted.group!r} now, from offset {subscriber.received}")
-
-
-def _check(begin: int, log: DurableLog) -> None:
-    if begin > log.visible:
-        raise UsageError(f"--start {begin}: the log ends at offset {log.visible}: give that, or latest")
 
 
 class _Reading:

@@ -21,10 +21,10 @@ from delta_prop.commands.opened import opened_log
 from delta_prop.commands.places import (
     EARLIEST,
     LATEST,
-    offset_of,
     parse_at,
     parse_span_s,
     place_of,
+    reached_offset,
 )
 from delta_prop.commands.waiting import waiting_for
 from delta_prop.dates import shown_time
@@ -119,9 +119,7 @@ class _Part:
 
 async def _record_directory(data: str, to: str, part: _Part) -> None:
     with opened_log(data) as (disk, log, _):
-        begin, end = offset_of(part.start or EARLIEST, log), log.visible
-    if begin > end:
-        raise UsageError(f"--start {begin}: the log ends at offset {end}: give that, or latest")
+        begin, end = reached_offset(part.start or EARLIEST, log), log.visible
     part.ends_at(end, followed=False)
     with closing(Follower(disk, begin, synced=end)) as follower, _recording(to) as recording:
         for place in follower.read():

@@ -33,8 +33,9 @@ def show(path: str, *, as_json: bool) -> int:
     summary = Summary()
     for batch in traffic.batches():
         summary.add(batch)
-    told = summary.told(traffic.ended_us)
+    told = summary.told()
     told["began"] = shown_time(traffic.began_us)
+    told["ended"] = None if traffic.ended_us is None else shown_time(traffic.ended_us)
     told["whole"] = traffic.fault is None
     if as_json:
         edge.put(json.dumps(told))
@@ -81,13 +82,13 @@ class Summary:
         if self._unmerged >= HASHES_MAX:
             self._merge()
 
-    def told(self, ended_us: int | None) -> dict[str, Any]:
+    def told(self) -> dict[str, Any]:
         """What there was."""
         self._merge()
         told: dict[str, Any] = {"batches": self._batches, "deltas": self._deltas, "bytes": self._bytes}
         if self._first_us is None:
             return told
-        span_s = (max(self._last_us, ended_us or 0) - self._first_us) / _SECOND_US
+        span_s = (self._last_us - self._first_us) / _SECOND_US
         told |= {"first": shown_time(self._first_us), "last": shown_time(self._last_us)}
         told |= {"span_s": round(span_s, 3), "deltas_per_s": round(self._deltas / max(span_s, 1.0), 1)}
         told |= {"busiest_second": max(self._busiest, self._in_second)}

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands import edge
 from delta_prop.commands.opened import opened_log, snapshot_before
-from delta_prop.commands.places import LATEST, check_within, parse_at
+from delta_prop.commands.places import LATEST, check_within, name_fault, parse_at
 from delta_prop_wire.algebra import State, fold
 from delta_prop_wire.delta import Delta, Kind, Operation, metadata_only, namespace_of, opaque
+from delta_prop_wire.errors import UsageError
 from delta_prop_wire.jsonlines import delta_to_json
+from delta_prop_wire.spec import VECTOR_ID_BYTES_MAX
 from delta_prop_wire.states import state_of
 from delta_prop_wire.twins import Identified, without_effect
 
@@ -35,6 +37,9 @@ def get(data: str, vector_id: str, *, namespace: str | None, at: str | None) -> 
     `at`: as of an offset, that one counted, or as of a time. Raises UsageError, Refused (CURSOR_TOO_OLD)
     where that is before what is kept one by one, LogDamaged, OSError.
     """
+    fault = name_fault("vector_id", vector_id, VECTOR_ID_BYTES_MAX)
+    if fault is not None:
+        raise UsageError(fault)
     namespace = namespace or namespace_of(vector_id)
     end_at = LATEST if at is None else parse_at("--at", at, edge.wall_us())
     with opened_log(data) as (_, log, _), snapshot_before(log) as snapshot:

@@ -74,6 +74,11 @@ def test_an_odd_number_is_refused_with_its_bounds(
         ("restart", ("--directory", "/nonexistent"), "there is no directory /nonexistent"),
         ("restart", ("--keep", "/dev/null/x"), "/dev/null/x cannot be made"),
         ("restart", ("--vectors", "0", "--starts", "0"), "nothing is left to measure"),
+        (
+            "compare",
+            ("/nonexistent/a", "b"),
+            "/nonexistent/a cannot be read (No such file or directory): name",
+        ),
         ("report", ("--to", "/nonexistent/page.md"), "there is no directory /nonexistent"),
         ("report", ("--keep", "/dev/null/x"), "/dev/null/x cannot be made"),
     ],

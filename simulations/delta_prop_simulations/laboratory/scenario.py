@@ -101,7 +101,7 @@ class Mix:
         for one in fields(self):
             _within(one.name, getattr(self, one.name), 0.0, 1_000_000.0)
         if not any(self.shares.values()):
-            raise UsageError("opaque = 0: all shares are 0, so there is nothing to send; give one")
+            raise UsageError("every share is 0, so there is nothing to send: give one above 0")
 
     @property
     def shares(self) -> dict[Kind, float]:

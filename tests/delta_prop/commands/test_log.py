@@ -164,6 +164,20 @@ def test_nothing_is_exported_from_behind_the_end(place: str, command: Command, t
     assert (tmp_path / "e").read_bytes() == b""
 
 
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [("99", "--start 99: the log ends at offset 2: give that, or latest"), ("-1", "--start '-1'")],
+)
+def test_show_from_no_place_of_the_log_is_refused_before_it_prints(
+    place: str, said: str, command: Command
+) -> None:
+    command.publish(many(2))
+    done = command("log", "show", f"--start={place}")
+    assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)
+    assert said in done.err
+    assert command("log", "show", "--start=2").status == 0  # the place of the next one
+
+
 # --- a log that let go of what it had
 
 

@@ -105,7 +105,8 @@ def test_a_sink_is_listed_and_forgotten(command: Command) -> None:
     shown = dict(line.split(maxsplit=1) for line in command("status").out.splitlines())
     assert shown["lags.audit.deltas"] == "2"
     assert float(shown["lags.audit.seconds"]) > 0
-    assert command("sinks", "forget", "audit").status == 0
+    done = command("sinks", "forget", "audit")
+    assert (done.status, done.out) == (0, "done: sink 'audit' is forgotten; its quarantine was empty\n")
     assert command("sinks", "--json").lines == []
     done = command("sinks", "forget", "audit")
     assert done.status == 2
@@ -134,7 +135,8 @@ def test_one_damaged_place_of_a_group_hides_nothing_else(command: Command) -> No
     told = done.lines[0]
     assert (done.status, told["health"], told["next_offset"], told["sinks"]) == (1, "damaged", 3, 2)
     assert "spoilt" in told["damage"]
-    assert command("sinks", "forget", "spoilt").status == 0
+    done = command("sinks", "forget", "spoilt")
+    assert (done.status, done.out) == (0, "done: group 'spoilt' is forgotten\n")
     assert command("status").status == command("sinks").status == 0
 
 

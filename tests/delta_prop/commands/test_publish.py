@@ -369,6 +369,23 @@ def test_lines_that_trickle_in_are_acknowledged_as_they_come(command: Command) -
     assert process.returncode == 0
 
 
+def test_lines_of_a_terminal_are_asked_for(command: Command) -> None:
+    terminal, there = os.openpty()
+    arguments = ["publish", "--data", str(command.data)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "delta_prop", *arguments],
+        stdin=there,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        os.close(there)
+        os.write(terminal, created("v").encode() + b"\n\x04")
+        out, err = process.communicate(timeout=60)
+    os.close(terminal)
+    assert err == b"delta-prop: reading deltas from standard input; end with Ctrl-D\n"
+    assert json.loads(out)["acknowledged"] == 1
+
+
 def test_a_reader_who_goes_away_gets_no_traceback(command: Command) -> None:
     with started(command, "--acks") as process:
         assert process.stdin is not None

@@ -162,7 +162,9 @@ def until_left(count: int) -> Callable[[Propagator], Awaitable[None]]:
 def test_a_forgotten_sink_takes_its_quarantine_along(world: World) -> None:
     command = world.command
     command("quarantine", "replay", "adds", "1")
-    assert command("sinks", "forget", "adds").status == 0
+    done = command("sinks", "forget", "adds")
+    told = "done: sink 'adds' is forgotten; its quarantine had rejected: 2, lined up behind that: 1\n"
+    assert (done.status, done.out) == (0, told)
     assert command("quarantine", "list", "--json").lines == []
     assert not list((command.data / "quarantine").iterdir())
     assert not list((command.data / "requests").iterdir())

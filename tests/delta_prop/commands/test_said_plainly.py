@@ -203,3 +203,15 @@ def test_bounds_are_named(command: Command) -> None:
     for length in (65, 300):
         with pytest.raises(InvalidDelta, match="allowed are 1 to 64"):
             Subscriber("h:1", "*", group="g" * length)
+
+
+@pytest.mark.parametrize(("vector_id", "said"), [("", "0 bytes"), ("v" * 513, "513 bytes")])
+def test_get_of_an_id_that_none_can_have_is_refused_with_the_bound(
+    vector_id: str, said: str, command: Command
+) -> None:
+    command.publish(many(1))
+    done = command("get", vector_id)
+    assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "vector_id" in done.err
+    assert said in done.err
+    assert "allowed are 1 to 512" in done.err

@@ -138,3 +138,19 @@ def test_what_is_no_recording_is_told(tmp_path: Path, capsys: pytest.CaptureFixt
     for path, why in (("a", "no recording"), ("b", "cannot be read")):
         assert main(["trace", "show", str(tmp_path / path)]) == 2
         assert why in capsys.readouterr().err
+
+
+def test_the_rate_is_that_of_the_time_that_is_shown(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command.publish(many(300))
+    to = tmp_path / "a.trace"
+    hour_later = traffic.edge.wall_us() + 3_600_000_000
+    monkeypatch.setattr(traffic.edge, "wall_us", lambda: hour_later)
+    command("trace", "record", "--to", to)
+    command._capsys.readouterr()
+    assert main(["trace", "show", str(to), "--json"]) == 0
+    told = json.loads(command._capsys.readouterr().out)
+    assert told["span_s"] < 60
+    assert told["deltas_per_s"] == round(300 / max(told["span_s"], 1.0), 1)
+    assert told["ended"] > told["last"]

@@ -48,6 +48,7 @@ MISTAKES = {
     ("rate = 1000", "rats = 1000"): r"source\[0\].rats: there is no such key: did you mean rate?",
     ("rate = 1000", "rate = 0"): r"source\[0\].rate = 0.*give 0.001 to",
     ("rate = 1000", 'rate = "fast"'): r"source\[0\].rate: \"fast\" is no number",
+    ("batch = 20", "batch = 20\ndeltas = {mix = {dense = 0}}"): r"^source\[0\].deltas.mix: every share is 0",
     ("batch = 20", "batch = 2000"): r"source\[0\].batch = 2000: give 1 to 1000",
     ('duration = "3s"', 'duration = "5 days"'): "duration: .* is no time: give seconds",
     ('duration = "3s"', "durations = 5"): "durations: there is no such key: did you mean duration?",
