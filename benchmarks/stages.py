@@ -74,6 +74,11 @@ def main(arguments: list[str] | None = None) -> int:
     return results.finish(given.json)
 
 
+def _tell(what: str) -> None:
+    """Say what is measured now: the first table takes half a minute to come."""
+    print(what, file=sys.stderr, flush=True)
+
+
 # --- stages, CPU time
 
 
@@ -125,6 +130,7 @@ def _created() -> LoggedBatch:
 
 def _stages(size: int, rounds: int, *, quick: bool) -> dict[str, list[float]]:
     """CPU µs a delta of each stage, round by round, for batches of `size`."""
+    _tell(f"stages, batches of {size}: {rounds} rounds")
     calls = (400 if quick else 2_000) if size == 1 else (50 if quick else 200)
     batches = _batches(size, calls)
     bodies = [bytes(batch.body) for batch in batches]
@@ -147,7 +153,8 @@ def _stages(size: int, rounds: int, *, quick: bool) -> dict[str, list[float]]:
 def cpu_us_rounds(rounds: int, stages: Mapping[str, Callable[[], int]]) -> dict[str, list[float]]:
     """CPU µs a call of each stage, round by round; each stage runs once a round, after what it prepares."""
     taken: dict[str, list[float]] = {name: [] for name in stages}
-    for _ in range(rounds):
+    for turn in range(1, rounds + 1):
+        _tell(f"round {turn} of {rounds}")
         for name, stage in stages.items():
             if isinstance(stage, _Applying):
                 stage.prepare()
@@ -268,13 +275,15 @@ async def _measure_total(results: Results, given: argparse.Namespace) -> None:
     rounds = 5
     samples = (1_000 if given.quick else given.samples) // rounds
     rows = []
+    _tell("the whole way, open loop")
     async with Bench(*SINKS, linger_ms=0) as bench:
         gc.collect()
         gc.freeze()
         for level in (AckLevel.LOGGED, AckLevel.DURABLE):
             name = level.name.lower()
             peaks, runs = [], []
-            for _ in range(rounds):
+            for turn in range(1, rounds + 1):
+                _tell(f"{name}, round {turn} of {rounds}")
                 peak = await bench.closed_loop(1, level, flight=1, seconds=0.1 if given.quick else 0.3)
                 peaks.append(peak.rate)
                 rate = peak.rate * OPEN_LOOP_SHARE

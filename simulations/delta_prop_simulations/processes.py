@@ -1,6 +1,7 @@
 """Work on all cores: each piece in a process of its own kind, what comes out as soon as it is there.
 
-The one place of the simulations that starts processes. Who stops asking ends them.
+The one place of the simulations that starts processes. Who stops asking ends them; they end with who started
+them too, however that ends.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from itertools import islice
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 T = TypeVar("T")
 
@@ -28,28 +31,55 @@ def in_processes(works: Iterable[Callable[[], T]], jobs: int) -> Iterator[T]:
     """Do all of these, at most `jobs` at a time, and give what each returns, in the order in which they end.
 
     Works are functions of modules, or partial ones. With one job they are done here, in their order. What a
-    work raises ends all of it.
+    work raises ends all of it. SIGTERM raises SystemExit meanwhile, as Ctrl-C raises KeyboardInterrupt.
     """
     if jobs <= 1:
         for work in works:
             yield work()
         return
     left = iter(works)
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_ignore_interrupts)
+    with _ended_in_order():
+        pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_begin_worker)
+        try:
+            open_works: set[Future[T]] = {pool.submit(work) for work in islice(left, _AHEAD * jobs)}
+            while open_works:
+                done, open_works = wait(open_works, return_when=FIRST_COMPLETED)
+                open_works |= {pool.submit(work) for work in islice(left, len(done))}
+                for one in done:
+                    yield one.result()
+        finally:
+            _end(pool)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Have SIGTERM raise SystemExit, unless the program handles it or this is not its main thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _exit)
     try:
-        open_works: set[Future[T]] = {pool.submit(work) for work in islice(left, _AHEAD * jobs)}
-        while open_works:
-            done, open_works = wait(open_works, return_when=FIRST_COMPLETED)
-            open_works |= {pool.submit(work) for work in islice(left, len(done))}
-            for one in done:
-                yield one.result()
+        yield
     finally:
-        _end(pool)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _ignore_interrupts() -> None:
-    """Ctrl-C goes to the whole group; who started these processes ends them."""
+def _exit(number: int, _frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _begin_worker() -> None:
+    """Leave Ctrl-C, which goes to the whole group, to who started this process, and end with that one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)  # killed, it could not end its workers, and nobody asks for what they do any more
 
 
 def _end(pool: ProcessPoolExecutor) -> None:

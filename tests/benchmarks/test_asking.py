@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as bench
-from benchmarks import peers, pipeline, restart
+from benchmarks import peers, pipeline, restart, stages
 from benchmarks._arguments import named
 
 ROOT = Path(__file__).parents[2]
@@ -203,3 +203,17 @@ def test_an_interruption_is_told_in_one_line(
     monkeypatch.setattr(import_module("benchmarks.mix"), "main", main)
     assert bench.main(["mix"]) == 130
     assert capsys.readouterr().err == "./run bench mix: interrupted\n"
+
+
+def test_stages_tell_what_runs_before_it_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def begun(_size: int, _count: int) -> list[object]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stages, "_batches", begun)
+    with pytest.raises(KeyboardInterrupt):
+        stages.main(["--quick"])
+    assert capsys.readouterr().err == "stages, batches of 1: 5 rounds\n"
+    stages.cpu_us_rounds(2, {"order": lambda: 1})
+    assert capsys.readouterr().err == "round 1 of 2\nround 2 of 2\n"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from functools import partial
 
@@ -10,6 +13,14 @@ import pytest
 
 from delta_prop_simulations.processes import cores, in_processes
 
+WAIT_S = 60.0
+SLEEPERS = """
+import os, time
+from functools import partial
+from delta_prop_simulations.processes import in_processes
+for worker in in_processes([os.getpid, *[partial(time.sleep, 600.0)] * 4], 2):
+    print(worker, flush=True)
+"""
 SQUARES = [partial(pow, one, 2) for one in range(5)]
 
 
@@ -39,3 +50,24 @@ def test_who_stops_asking_ends_what_is_under_way() -> None:
 def test_what_a_work_raises_is_raised_here() -> None:
     with pytest.raises(ValueError, match="invalid literal"):
         list(in_processes([partial(int, "many"), *SQUARES], 2))
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)])
+def test_workers_end_with_who_started_them(number: signal.Signals, status: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLEEPERS],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(number)
+    try:
+        out, err = process.communicate(timeout=WAIT_S)  # which ends once nobody has these files
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert (process.returncode, out) == (status, "")
+    assert "Traceback" not in err

@@ -6,11 +6,11 @@ The right program stands first, and must break nothing; each mutant must be foun
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
+from delta_prop.commands import edge
 from delta_prop_simulations.disasters.mutants import MUTANTS
 from delta_prop_simulations.disasters.mutants.hunt import SEEDS_MAX, Hunt, hunt
 from delta_prop_simulations.processes import cores, in_processes
@@ -45,7 +45,7 @@ def run(options: Namespace) -> int:
             print(f"{mutant.name}: {mutant.what}; promised: {mutant.promise}")
         return 0
     names = chosen(options.names)
-    found = list(_hunts(names, options.seeds, options.jobs, told=not options.json))
+    found = list(_hunts(names, options.seeds, options.jobs))
     right = joined(one for one in found if one.mutant is None)
     hunts = sorted((one for one in found if one.mutant), key=lambda one: names.index(one.mutant or ""))
     if options.json:
@@ -63,13 +63,17 @@ def chosen(names: Sequence[str]) -> list[str]:
     return [name for name in MUTANTS if not names or name in names]
 
 
-def _hunts(names: Sequence[str], seeds: int, jobs: int, *, told: bool) -> Iterator[Hunt]:
+def _hunts(names: Sequence[str], seeds: int, jobs: int) -> Iterator[Hunt]:
     works = [partial(hunt, name, range(seeds)) for name in names]
     works += [partial(hunt, None, range(at, min(at + _BLOCK, seeds))) for at in range(0, seeds, _BLOCK)]
-    for done, one in enumerate(in_processes(works, jobs), 1):
-        if told and sys.stderr.isatty():
-            print(f"\r{done} of {len(works)}", end="" if done < len(works) else "\n", file=sys.stderr)
-        yield one
+    progress = edge.Progress()
+    progress.tell(f"0 of {len(works)} hunts")
+    try:
+        for done, one in enumerate(in_processes(works, jobs), 1):
+            progress.tell(f"{done} of {len(works)} hunts")
+            yield one
+    finally:
+        progress.end()
 
 
 def joined(parts: Iterable[Hunt]) -> Hunt:

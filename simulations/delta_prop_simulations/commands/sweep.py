@@ -1,6 +1,7 @@
 """`delta-prop simulate sweep`: many runs of disasters, or one of them looked at closely.
 
-Exit status 1 where any found something, or did nothing.
+Exit status 1 where any found something, or did nothing; one that is broken off tells what it has, and ends
+with the status of the signal.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def _plan_in(path: str) -> Plan:
 
 def _run_many(options: Namespace) -> int:
     summary, progress = Summary(), edge.Progress()
-    broken_off = False
+    progress.tell(f"0 of {options.seeds:,} seeds")
     try:
         for part in sweep(options.first, options.seeds, options.jobs or cores()):
             summary.add_all(part)
@@ -95,16 +96,11 @@ def _run_many(options: Namespace) -> int:
                 f"{summary.seeds:,} of {options.seeds:,} seeds, {summary.deltas:,} deltas, "
                 f"{len(summary.found)} found"
             )
-    except KeyboardInterrupt:
-        broken_off = True
-    finally:
+    finally:  # of a sweep that is broken off too
         progress.end()
-    if options.json:
-        edge.put(json.dumps(_as_json(summary)))
-    else:
-        for line in _told(summary, options.seeds):
-            edge.put(line)
-    return 1 if summary.found or broken_off else 0
+        lines = [json.dumps(_as_json(summary))] if options.json else _told(summary, options.seeds)
+        edge.put_all(iter(lines))
+    return int(bool(summary.found))
 
 
 def _told(summary: Summary, wanted: int) -> list[str]:

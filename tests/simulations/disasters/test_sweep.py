@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from delta_prop.cli import main
+from delta_prop_simulations.commands import mutants
 from delta_prop_simulations.commands import sweep as command
 from delta_prop_simulations.disasters import sweep as sweep_module
 from delta_prop_simulations.disasters.drawing import draw
@@ -51,6 +52,23 @@ def test_a_sweep_tells_what_struck_what_was_found_and_how_to_see_it_again(false_
     assert told_json == {"seeds": 4, "deltas": 40, "virtual_s": 10.0, "found": [], "struck": {"kill": 8}}
 
 
+@pytest.mark.parametrize(("what", "said"), [("sweep", "0 of 4 seeds"), ("mutants", "0 of 2")])
+def test_a_terminal_is_told_at_once_what_runs(what, said, monkeypatch, capsys) -> None:
+    """Before the first process has been started."""
+    monkeypatch.setattr(command.edge.sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+
+    def none(*_):
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(command, "sweep", none)
+    monkeypatch.setattr(mutants, "in_processes", none)
+    named = ["ack-one-off"] if what == "mutants" else []
+    assert main(["simulate", what, *named, "--seeds", "4"]) == 130
+    assert said in capsys.readouterr().err
+
+
 def test_one_seed_is_shown_with_the_end_of_its_trace_and_its_plan_can_be_kept(
     false_runs, capsys, tmp_path
 ) -> None:
@@ -69,13 +87,17 @@ def test_one_seed_is_shown_with_the_end_of_its_trace_and_its_plan_can_be_kept(
     assert main(["simulate", "sweep", "--show"]) == 2
 
 
-def test_who_breaks_it_off_is_told_what_was_found_until_then(false_runs, capsys, monkeypatch) -> None:
+@pytest.mark.parametrize(("end", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+def test_who_breaks_it_off_is_told_what_was_found_until_then(
+    end, status, false_runs, capsys, monkeypatch
+) -> None:
     def broken_off(first: int, count: int, jobs: int):
         yield sweep_module.run_seeds(range(4, 6))
-        raise KeyboardInterrupt
+        raise end
 
     monkeypatch.setattr(command, "sweep", broken_off)
-    assert main(["simulate", "sweep", "--jobs", "1"]) == 1
-    told = capsys.readouterr().out
-    assert "seed 5: lost" in told
-    assert "2 seeds of 100, broken off" in told
+    assert main(["simulate", "sweep", "--jobs", "1"]) == status
+    told = capsys.readouterr()
+    assert "seed 5: lost" in told.out
+    assert "2 seeds of 100, broken off" in told.out
+    assert told.err == ("interrupted\n" if status == 130 else "")
