@@ -113,6 +113,21 @@ def host_fault(host: str) -> str | None:
     return None
 
 
+@contextmanager
+def root_log_dropped() -> Iterator[None]:
+    """What is logged without a logger's name is dropped, as libraries do that were surprised."""
+
+    def drop(_: logging.LogRecord) -> bool:
+        return False
+
+    root = logging.getLogger()
+    root.addFilter(drop)  # records of other loggers do not come by here
+    try:
+        yield
+    finally:
+        root.removeFilter(drop)
+
+
 class Errors:
     """The standard error of other processes, line by line, through a thread that ends with this process."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands import edge
@@ -30,7 +30,7 @@ from delta_prop.spark.command.checking import (
     target_of,
 )
 from delta_prop.spark.command.spark_log import SparkLog
-from delta_prop.spark.edge import on_terminal
+from delta_prop.spark.edge import on_terminal, root_log_dropped
 from delta_prop.spark.java import check_java, check_packages
 from delta_prop.spark.reach import job_of
 from delta_prop_wire.delta import DEFAULT_NAMESPACE
@@ -264,21 +264,24 @@ def _spark(options: Namespace, progress: edge.Progress | None = None) -> Iterato
 
     settings = {"spark.ui.showConsoleProgress": str(on_terminal()).lower()}
     spark, log = None, SparkLog(shown=options.spark_log)
+    # Both PySpark's handler of Ctrl-C and py4j log a traceback of the call that it breaks off.
+    logged = nullcontext() if options.spark_log else root_log_dropped()
     progress = progress or edge.Progress()
     progress.tell("Spark is starting, which takes some seconds")
-    try:
-        with log.of_what_starts():
-            spark = session("delta-prop spark", master=options.master, settings=settings)
-        progress.end()
-        yield spark
-    except (PySparkException, Py4JError) as error:
-        log.drain()
-        raise told(error, log.last()) from error
-    finally:
-        progress.end()
-        if spark is not None:
-            spark.stop()
-        log.drain()
+    with logged:
+        try:
+            with log.of_what_starts():
+                spark = session("delta-prop spark", master=options.master, settings=settings)
+            progress.end()
+            yield spark
+        except (PySparkException, Py4JError) as error:
+            log.drain()
+            raise told(error, log.last()) from error
+        finally:
+            progress.end()
+            if spark is not None:
+                spark.stop()
+            log.drain()
 
 
 def told(error: Exception, logged: str = "") -> DeltaPropError:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +37,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
+
+
+SPARK_S = 120.0
+"""How long Spark may take to start, or to end."""
 
 
 @pytest.fixture
@@ -351,6 +359,43 @@ def test_without_java_one_line_says_what_brings_it(
         "delta-prop: Spark needs Java 17 or later, and JAVA_HOME=/nowhere holds no bin/java"
     )
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.spark
+def test_a_job_that_is_interrupted_at_a_terminal_ends_in_a_word(command: Command) -> None:
+    command.publish([created(f"v{at}", 1.0) for at in range(30)])
+    terminal, there = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "delta_prop", "spark", "stats", "--data", str(command.data)],
+        stdout=subprocess.DEVNULL,
+        stderr=there,
+        env=os.environ | {"TERM": "xterm"},
+        start_new_session=True,
+    )
+    os.close(there)
+    try:
+        said = read_until(terminal, b"seconds\r\x1b[K")  # it has started
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        said = read_until(terminal, b"")
+        assert process.wait(SPARK_S) == 130
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+    assert said.rpartition(b"\x1b[K")[2] == b"interrupted\r\n"
+    assert said.count(b"\n") == 1
+
+
+def read_until(terminal: int, mark: bytes) -> bytes:
+    """What comes up to a mark, or without one until nobody writes any more."""
+    said, until = b"", time.monotonic() + SPARK_S
+    while not mark or mark not in said:
+        assert select.select([terminal], [], [], max(until - time.monotonic(), 0))[0], said
+        try:
+            said += os.read(terminal, 65_536)
+        except OSError:  # the last one has closed it
+            break
+    return said
 
 
 def test_what_spark_writes_is_kept_from_people_but_our_lines(capfd: pytest.CaptureFixture[str]) -> None:
