@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands.edge import existing_disk, pause
-from delta_prop_broker.log.damage import LogDamaged
+from delta_prop_broker.log.damage import LogDamaged, naming
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.files.identity import check_format
 from delta_prop_broker.log.settings import LogSettings
@@ -48,7 +48,8 @@ def opened_log(path: str) -> Iterator[tuple[Disk, DurableLog, RecoveryReport]]:
     """
     disk, log, report = _open_log(path)
     try:
-        yield disk, log, report
+        with naming(path):
+            yield disk, log, report
     finally:
         log.close()
 
