@@ -32,7 +32,7 @@ def copy(data: str, to: str) -> int:
             draw=edge.draw,
             pause=edge.pause,
         )
-    edge.put(
+    edge.confirm(
         f"{to}: offsets {copied.first_offset} to {copied.next_offset}, {copied.bytes:,} bytes in "
         f"{copied.segments} segments, {copied.files} files beside; epoch {copied.epoch} begins behind them"
     )

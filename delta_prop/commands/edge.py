@@ -5,6 +5,7 @@ The only module of the commands that touches them.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import os
@@ -246,12 +247,16 @@ def lock_holder(data: str, path: str) -> int | None:
 
 def open_standard_streams() -> None:
     """Open as /dev/null what a caller has closed (`0<&-`, `1>&-`): else the next file opened would take its
-    number, and what is printed could end up in the log.
+    number, and what is printed could end up in the log. Standard output is then for reading alone, so that
+    whoever prints there is told that nobody gets it.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest number that is free
         pass
     os.close(descriptor)
     if sys.stdout is None:
+        reading = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(reading, 1)
+        os.close(reading)
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
@@ -259,31 +264,54 @@ def open_standard_streams() -> None:
 
 def put(line: str) -> None:
     """One line to standard output, which a reader gets at once."""
-    with _standard_output_told():
+    with _named():
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
+
+
+def confirm(line: str) -> None:
+    """One line that says what was done, which nobody misses where standard output is closed."""
+    if not _is_closed():
+        put(line)
+
+
+def check_standard_output() -> None:
+    """Check that standard output is not closed, for what is to print later. Raises OSError that names it."""
+    if _is_closed():
+        with _named():
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
+def _is_closed() -> bool:
+    """True if standard output is closed, in whose place `open_standard_streams` put what can only be read."""
+    try:
+        flags = fcntl.fcntl(sys.stdout.fileno(), fcntl.F_GETFL)
+    except OSError:  # a program has put something else in its place
+        return False
+    return flags & os.O_ACCMODE == os.O_RDONLY
 
 
 def put_all(lines: Iterator[str]) -> None:
     """Many lines that are there already; nobody waits for the first."""
     for line in lines:  # whose own failures are not those of standard output
-        with _standard_output_told():
+        with _named():
             sys.stdout.write(line + "\n")
     flush_standard_output()
 
 
 def flush_standard_output() -> None:
     """Hand on what was printed. Raises OSError that names standard output."""
-    with _standard_output_told():
+    with _named():
         sys.stdout.flush()
 
 
 @contextmanager
-def _standard_output_told() -> Iterator[None]:
+def _named(what: str = "standard output") -> Iterator[None]:
+    """Have a failure of the system name what it is about."""
     try:
         yield
     except OSError as error:
-        raise OSError(error.errno, error.strerror, "standard output") from None
+        raise OSError(error.errno, error.strerror, what) from None
 
 
 def note(line: str) -> None:
@@ -469,7 +497,7 @@ class Output:
 class _StandardOutput(Output):
     def flush(self) -> None:
         """Hand on everything. Raises OSError that names standard output."""
-        with _standard_output_told():
+        with _named():
             super().flush()
 
 
