@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 import anyio
 import anyio.lowlevel
 
-from delta_prop.local_places import check_there
+from delta_prop.local_places import THE_ONE_WRITTEN, check_there
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.jsonlines import LINE_BYTES_MAX
@@ -185,9 +185,9 @@ def remove_content(path: str) -> None:
             one.unlink()
 
 
-def existing_disk(path: str) -> LocalDisk:
-    """The disk of a data directory that is there. Raises UsageError."""
-    check_there(path)
+def existing_disk(path: str, cure: str = THE_ONE_WRITTEN) -> LocalDisk:
+    """The disk of a data directory that is there. Raises UsageError, with this cure where it is not."""
+    check_there(path, cure)
     return LocalDisk(path)
 
 
@@ -345,11 +345,11 @@ class Input:
     """
 
     def __init__(self, names: list[str]) -> None:
-        self._descriptors: list[int] = []
+        self._files: list[tuple[str, int]] = []
         for name in names:
             try:
-                self._descriptors.append(0 if name == "-" else os.open(name, os.O_RDONLY))
-                if stat.S_ISDIR(os.fstat(self._descriptors[-1]).st_mode):
+                self._files.append((name, descriptor := 0 if name == "-" else os.open(name, os.O_RDONLY)))
+                if stat.S_ISDIR(os.fstat(descriptor).st_mode):
                     raise IsADirectoryError(0, "it is a directory")
             except OSError as error:
                 self.close()
@@ -360,15 +360,18 @@ class Input:
 
     def close(self) -> None:
         """Let go of the files; standard input stays."""
-        while self._descriptors:
-            if descriptor := self._descriptors.pop():
+        while self._files:
+            if descriptor := self._files.pop()[1]:
                 os.close(descriptor)
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """Each line without its end; of one that is too long as much as shows that."""
-        for descriptor in self._descriptors:
+        """Each line without its end; of one that is too long as much as shows that.
+
+        Raises OSError that names the file.
+        """
+        for name, descriptor in self._files:
             waiting, skipping = b"", False
-            async for chunk in _chunks(descriptor):
+            async for chunk in _chunks(descriptor, "standard input" if name == "-" else name):
                 *whole, waiting = (waiting + chunk).split(b"\n")
                 for line in whole:
                     if not skipping:
@@ -383,8 +386,8 @@ class Input:
                 yield waiting
 
 
-async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
-    """What a file or pipe gives, without blocking the loop on a pipe."""
+async def _chunks(descriptor: int, name: str) -> AsyncIterator[bytes]:
+    """What a file or pipe gives, without blocking the loop on a pipe. Raises OSError that names it."""
     waits = not stat.S_ISREG(os.fstat(descriptor).st_mode)
     while True:
         if waits:
@@ -394,7 +397,8 @@ async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
                 waits = False
         else:
             await anyio.lowlevel.checkpoint()
-        chunk = os.read(descriptor, _CHUNK_BYTES)
+        with _named(name):
+            chunk = os.read(descriptor, _CHUNK_BYTES)
         if not chunk:
             return
         yield chunk

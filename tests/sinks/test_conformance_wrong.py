@@ -69,6 +69,10 @@ def test_what_waits_behind_a_shield_is_told_in_virtual_time(backend: Any) -> Non
         ({"make": None}, "make is None, which cannot be called"),
         ({"probe": 5}, "probe is 5, which cannot be called: give a function, or None"),
         ({"probe": lambda sink: 7}, r"probe\(sink\) gave 7, which cannot be awaited: make it `async def`"),
+        (
+            {"make": lambda: CallbackSink(print)},
+            r"a CallbackSink has no get\(\), so nothing would be compared: give",
+        ),
         ({"expected": len}, "expected is what the probe must see, and without a probe it checks nothing"),
         ({"failing": True}, "failing is True, which cannot be called: give a function, or None"),
         ({"deadline_s": -1}, "deadline_s is -1: give a number of seconds above 0"),
