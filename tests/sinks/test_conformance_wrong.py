@@ -14,11 +14,11 @@ from delta_prop_sinks import CallbackSink, NotConforming, check_sink
 from delta_prop_sinks.conformance import RULES
 from delta_prop_wire.delta import Delta, delete
 from delta_prop_wire.errors import UsageError
-from tests.sinks import wrong_forwarded, wrong_sinks
+from tests.sinks import wrong_blocking, wrong_forwarded, wrong_sinks
 from tests.sinks.right_sinks import Plain, Prompt, Store, Target, Through
 from tests.sinks.wrong_sinks import HangsBehindAShield, HangsWhenClosed
 
-WRONG = (*wrong_sinks.WRONG, *wrong_forwarded.WRONG)
+WRONG = (*wrong_sinks.WRONG, *wrong_forwarded.WRONG, *wrong_blocking.WRONG)
 
 
 def told(kind: type[Plain], backend: Literal["asyncio", "trio"] = "asyncio") -> str:
@@ -71,7 +71,7 @@ def test_what_waits_behind_a_shield_is_told_in_virtual_time(backend: Any) -> Non
         ({"probe": lambda sink: 7}, r"probe\(sink\) gave 7, which cannot be awaited: make it `async def`"),
         (
             {"make": lambda: CallbackSink(print)},
-            r"a CallbackSink has no get\(\), so nothing would be compared: give",
+            r"probe is missing, and a CallbackSink has no get\(\), so that nothing it holds would be",
         ),
         ({"expected": len}, "expected is what the probe must see, and without a probe it checks nothing"),
         ({"failing": True}, "failing is True, which cannot be called: give a function, or None"),
