@@ -35,7 +35,7 @@ def check_data_directory(path: str) -> None:
 
 
 THE_ONE_WRITTEN = "name the one that `publish --data DIR` made"
-"""What to do where there is no data directory."""
+"""The cure where there is no data directory."""
 
 
 def check_there(path: str, cure: str = THE_ONE_WRITTEN) -> None:

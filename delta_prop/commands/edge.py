@@ -270,7 +270,7 @@ def put(line: str) -> None:
 
 
 def confirm(line: str) -> None:
-    """One line that says what was done, which nobody misses where standard output is closed."""
+    """Print a line that says what was done; nobody misses it where standard output is closed."""
     if not _is_closed():
         put(line)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     """Where it begins in the log, and its arguments."""
 
 _GIVEN = {"delta": ("offset", "delta"), "delivery": ("delivery",)}
-"""What the function gets, by `per`."""
+"""Arguments of the function, by `per`."""
 _CALLS_MAX = 100
 """Calls that are got ready for the thread at a time; deltas are decoded by the event loop."""
 _ASIDE_S_MAX = 0.02

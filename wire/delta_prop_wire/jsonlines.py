@@ -125,7 +125,7 @@ _FIELDS = frozenset(
 NOT_THERE = "absent"
 """What a line expects of a vector that is not to be there."""
 _JSON_WORDS = {list: "an array", str: "text", int: "a number", float: "a number"}
-"""What a line holds in place of an object; null, true and false are their own words."""
+"""Names of values that are no object; null, true and false are their own."""
 _DOT = re.compile(r"([0-9a-fA-F]{16}):([0-9]{1,19})")
 _ID = re.compile(r"[0-9a-fA-F]{32}")
 

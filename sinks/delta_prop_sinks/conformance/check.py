@@ -71,7 +71,7 @@ async def check_sink(
 
 
 async def _failure(settings: Settings, watch: LoopWatch) -> Exception | None:
-    """What ends the story too early: raised behind the task group, which would wrap it."""
+    """Play the story; return what ended it early, to be raised behind the task group, which would wrap it."""
     before = Leftovers()
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:

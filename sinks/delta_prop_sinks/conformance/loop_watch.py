@@ -132,17 +132,17 @@ class InStretches(Generic[T]):
 
     @property
     def cr_frame(self) -> FrameType | None:
-        """That of the call."""
+        """The call's frame."""
         return self._call.cr_frame  # type: ignore[attr-defined, no-any-return]
 
     @property
     def cr_await(self) -> object:
-        """What the call waits for."""
+        """The awaitable that the call waits for."""
         return self._call.cr_await  # type: ignore[attr-defined]
 
 
 def _place_of(frame: FrameType | None) -> str:
-    """Where the sink's own code is, which the kit has called; nothing where the kit itself runs."""
+    """Return the line of the sink that the kit's call has come to; nothing where the kit itself runs."""
     found = ""
     while frame is not None and not frame.f_code.co_filename.startswith(_KIT):
         code = frame.f_code
