@@ -232,4 +232,4 @@ class _Serving:
             },
         )
         edge.settle_memory()
-        edge.put(f"ready port={port} http={http_port}")
+        edge.confirm(f"ready port={port} http={http_port}")
