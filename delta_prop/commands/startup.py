@@ -96,13 +96,12 @@ def is_taken(error: OSError) -> bool:
 
 
 async def _check_open_to_others(configuration: Configuration, world: World, access: Access) -> None:
-    with _at("server", "host"):
-        try:
-            check_open_to_others(configuration.server, access)
-        except UsageError:
-            with suppress(CannotListen):  # a name that has no address is the first mistake
-                await _try_to_listen(configuration, world, "port", beside=True)
-            raise
+    try:
+        check_open_to_others(configuration.server, access)
+    except UsageError as error:
+        with suppress(CannotListen):  # a name that has no address is the first mistake
+            await _try_to_listen(configuration, world, "port", beside=True)
+        raise placed(error, "server", ("host",)) from None
 
 
 async def _try_to_listen(configuration: Configuration, world: World, key: str, *, beside: bool) -> None:

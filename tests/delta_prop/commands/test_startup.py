@@ -115,6 +115,7 @@ def test_both_refuse_the_same_in_one_line(
     shown = capfd.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1), shown.err
     assert said.replace("FOLDER", str(folder)) in shown.err
+    assert "server: server" not in shown.err
     assert everything(folder) == before
 
 
