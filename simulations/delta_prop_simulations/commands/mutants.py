@@ -67,8 +67,8 @@ def _hunts(names: Sequence[str], seeds: int, jobs: int) -> Iterator[Hunt]:
     works = [partial(hunt, name, range(seeds)) for name in names]
     works += [partial(hunt, None, range(at, min(at + _BLOCK, seeds))) for at in range(0, seeds, _BLOCK)]
     progress = edge.Progress()
-    progress.tell(f"0 of {len(works)} hunts")
     try:
+        progress.tell(f"0 of {len(works)} hunts")
         for done, one in enumerate(in_processes(works, jobs), 1):
             progress.tell(f"{done} of {len(works)} hunts")
             yield one

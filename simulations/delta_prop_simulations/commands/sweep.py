@@ -88,8 +88,8 @@ def _plan_in(path: str) -> Plan:
 
 def _run_many(options: Namespace) -> int:
     summary, progress = Summary(), edge.Progress()
-    progress.tell(f"0 of {options.seeds:,} seeds")
     try:
+        progress.tell(f"0 of {options.seeds:,} seeds")
         for part in sweep(options.first, options.seeds, options.jobs or cores()):
             summary.add_all(part)
             progress.tell(
