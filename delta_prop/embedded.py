@@ -47,7 +47,7 @@ from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import PRODUCER_ID_BITS, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
     from pathlib import Path
     from types import TracebackType
 
@@ -458,7 +458,7 @@ class Propagator(Publishing):
         lanes = self._chain.lanes
         return self._room.press(self._sinks.pacing.pressure(lanes.depth, lanes.capacity_deltas))
 
-    async def pressure_changes(self) -> AsyncIterator[Pressure]:
+    async def pressure_changes(self) -> AsyncGenerator[Pressure, None]:
         """The pressure now, and again whenever its level, its cause or its rate (by a tenth) changes."""
         self._check_open()
         told: Pressure | None = None

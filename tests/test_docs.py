@@ -63,6 +63,11 @@ def test_the_programs_of_the_readme_run_and_print_what_it_says(tmp_path: Path) -
         check_program(program, printed, tmp_path)
 
 
+def test_the_program_for_notebooks_does(tmp_path: Path) -> None:
+    for program, printed in programs(ROOT / "docs" / "running.md"):
+        check_program(program, printed, tmp_path)
+
+
 def test_the_programs_of_the_page_on_clients_do(tmp_path: Path) -> None:
     for number, (program, printed) in enumerate(programs(ROOT / "docs" / "client.md")):
         with served() as service:
