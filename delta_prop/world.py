@@ -68,6 +68,10 @@ class SystemRandomness:
         return SystemRandomness()
 
 
+this_thread = threading.get_ident
+"""The thread that runs, as a number."""
+
+
 class WorkerThread:
     """Runs blocking calls one at a time, off the event loop."""
 

@@ -137,8 +137,8 @@ def test_function_that_raises_is_refused_by_name(nonblocking: bool) -> None:
         assert refused.code is ErrorCode.PROCESSING_FAILED
         assert refused.details == {"transform": "unit", "vector_id": "v", "namespace": "default"}
         assert refused.message == (
-            "transform 'unit' failed at 'v' in namespace 'default': ZeroDivisionError: its norm is 0: correct "
-            "the function or the vector, then publish again"
+            "transform 'unit' failed at 'v' in namespace 'default': ZeroDivisionError: its norm is 0: "
+            "correct the function or the vector, then publish again"
         )
         assert isinstance(refused.__cause__, ZeroDivisionError)
         assert p.statistics().log.next_offset == 1
