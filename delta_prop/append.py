@@ -6,7 +6,7 @@ If the log refuses, nothing has changed. Pure but for the log it is handed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby, takewhile
+from itertools import chain, groupby, takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from delta_prop.entries import clock_of_refused
 from delta_prop.id_repeats import IdRepeats
 from delta_prop.ingest.origins import OWN
 from delta_prop.ingest.refused_ids import RefusedIds
+from delta_prop.ingest.work import Draft
 from delta_prop.order.clock import OriginClocks
 from delta_prop.published import Published, RowPlace
 from delta_prop.splitting import new_rows, of_row, split
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from delta_prop.ingest.origins import Origins, OriginState
     from delta_prop.ingest.seen_ids import SeenIds
     from delta_prop.ingest.vectors import Vectors
-    from delta_prop.ingest.work import Draft, MatrixDraft, Sequenced
+    from delta_prop.ingest.work import MatrixDraft, Sequenced
     from delta_prop.merged import Joined, Merged
     from delta_prop.splitting import Piece
     from delta_prop_broker.log.contract import Log
@@ -388,7 +389,7 @@ class Appender:
                 count=batch.count,
                 code=refusal.code,
                 epoch=batch.epoch,
-                clock=clock_of_refused(batch),
+                clock=clock_of_refused(batch, refusal),
                 previous=batch.previous,
                 counters=None if counters is None else counters.tolist(),
                 priority=batch.priority,
@@ -474,14 +475,18 @@ class Appender:
     # --- clocks
 
     def _changed_clock(self, draft: Draft | MatrixDraft | Merged | Joined, origin: int) -> list[Dot]:
-        """The heads that the draft builds on and that its origin has not said before."""
+        """The heads that the draft builds on, and what its rows' clocks name, that its origin has not said
+        before.
+        """
+        named = draft.clock if isinstance(draft, Draft) else ()
         writers = self.vectors.writers
-        if writers == 0 or (writers == 1 and self._watermarks.get(origin, 0)):
+        if not named and (writers == 0 or (writers == 1 and self._watermarks.get(origin, 0))):
             return []
+        heads = (head for _, head in self.vectors.other_heads(origin, iter(draft.vectors())))
         changed: dict[int, int] = {}
-        for _, head in self.vectors.other_heads(origin, iter(draft.vectors())):
-            if head.counter > changed.get(head.origin, 0) and not self._clocks.saw(origin, (), head):
-                changed[head.origin] = head.counter
+        for seen in chain(heads, named):
+            if seen.counter > changed.get(seen.origin, 0) and not self._clocks.saw(origin, (), seen):
+                changed[seen.origin] = seen.counter
         return [Dot(*entry) for entry in changed.items()]
 
     def _count_conflicts(self, batch: Batch) -> None:

@@ -122,6 +122,8 @@ class Attachments:
 
     def check_free(self, name: object, sink: object) -> str:
         """The name under which a sink can be attached. Raises UsageError."""
+        if isinstance(sink, type):
+            raise UsageError(f"{sink.__name__} is a class: attach a sink made from it, as {sink.__name__}()")
         if not isinstance(name, str):
             raise UsageError(f"{sink!r:.80} has no name: give a sink, whose contract is in delta_prop.sinks")
         check_sink_name(name)
@@ -448,7 +450,11 @@ class Attachments:
     def told(self, names: Sequence[str]) -> str:
         """What these sinks are doing, for people."""
         told = [self.attached[name].require_feed().statistics() for name in names if name in self.attached]
-        return ", ".join(f"{one.name!r} is {one.state}, {one.lag} deltas behind" for one in told)
+        return ", ".join(
+            f"{one.name!r} is {one.state}, {one.lag} deltas behind"
+            + (f" ({' '.join(one.reason.split()):.300})" if one.reason else "")
+            for one in told
+        )
 
     async def wait(self, names: Sequence[str], first: int, offset: int, *, committed: bool) -> None:
         """Wait until these sinks have dealt with all below `offset`.

@@ -7,6 +7,7 @@ is imported when it runs, so that help comes at once.
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import shlex
 import sys
@@ -54,19 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         open_standard_streams()
     try:
-        given = sys.argv[1:] if arguments is None else list(arguments)
-        parser = make_parser()
-        options = parser.parse_args(given)
-        unused = unused_arguments(options)
-        if unused is not None:
-            parser.error(unused)
-        options.command = shlex.join([PROGRAM, *given])
-        if options.verb != "demo":  # which is for eyes alone, and follows the terminal
-            _write_utf8()
-        status: int = options.run(options)
+        try:
+            status = _run_verb(sys.argv[1:] if arguments is None else list(arguments))
+        except SystemExit as end:  # argparse has said it
+            status = int(end.code or OK)
         _flush()
-    except SystemExit as end:  # argparse has said it
-        return int(end.code or OK)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -74,6 +67,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _reader_gone()
     except Exception as error:
         return _told(error)
+    return status
+
+
+def _run_verb(given: list[str]) -> int:
+    parser = make_parser()
+    options = parser.parse_args(given)
+    unused = unused_arguments(options)
+    if unused is not None:
+        parser.error(unused)
+    options.command = shlex.join([PROGRAM, *given])
+    if options.verb != "demo":  # which is for eyes alone, and follows the terminal
+        _write_utf8()
+    status: int = options.run(options)
     return status
 
 
@@ -141,7 +147,7 @@ def _demo(options: argparse.Namespace) -> int:
 
     def write(text: str) -> None:
         sys.stdout.write(text)
-        sys.stdout.flush()
+        _flush()
 
     chosen = Options(
         path=options.path,
@@ -217,6 +223,8 @@ def _line(failure: Exception) -> str:
     """Return the line for people about a failure: what a file has to do with it, and a cure."""
     if not isinstance(failure, OSError) or not failure.strerror or failure.filename is None:
         return str(failure) or type(failure).__name__
+    if failure.filename == STANDARD_OUTPUT and failure.errno == errno.EBADF:
+        return f"{STANDARD_OUTPUT} is closed, so nothing was written there: open it, or redirect it to a file"
     if failure.filename == STANDARD_OUTPUT:
         return f"{STANDARD_OUTPUT} cannot be written ({failure.strerror}): make room, or write elsewhere"
     cure = "look what is there, or name another one"

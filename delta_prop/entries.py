@@ -46,7 +46,7 @@ def entry_of(work: Sequenced, have: int = 0) -> Entry:
         first=batch.base,
         last=batch.last,
         previous=previous,
-        clock=batch.clock if work.void is None else clock_of_refused(batch),
+        clock=batch.clock if work.void is None else clock_of_refused(batch, work.void),
         # A void takes its place as soon as what its clock names is there: nothing depends on its rows.
         parents=() if work.void else tuple(dict.fromkeys(parent for _, parent in batch.parents)),
         count=batch.count,
@@ -154,8 +154,13 @@ def fault_of(batch: Batch) -> Refused | None:
     return None
 
 
-def clock_of_refused(batch: Batch) -> tuple[Dot, ...]:
-    """Return what a void keeps of a refused batch's clock: all of it, or nothing where that is at fault."""
+def clock_of_refused(batch: Batch, refusal: Refused) -> tuple[Dot, ...]:
+    """Return what a void keeps of a refused batch's clock: all of it, or nothing where that is at fault.
+
+    At fault is what breaks the format's bounds, or a server's own that it was refused for.
+    """
+    if refusal.field == "clock":
+        return ()
     few = batch.clock_entries <= CLOCK_ENTRIES_MAX  # else they are not even decoded
     return batch.clock if few and clock_is_sound(batch.clock) else ()
 

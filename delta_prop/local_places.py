@@ -34,11 +34,15 @@ def check_data_directory(path: str) -> None:
         raise UsageError(f"{path!r} cannot be written to: {_OWN_IT}")
 
 
-def check_there(path: str) -> None:
-    """Check that a data directory is there and can be read. Raises UsageError."""
+THE_ONE_WRITTEN = "name the one that `publish --data DIR` made"
+"""The cure where there is no data directory."""
+
+
+def check_there(path: str, cure: str = THE_ONE_WRITTEN) -> None:
+    """Check that a data directory is there and can be read. Raises UsageError, with this cure where not."""
     place = Path(path)
     if not _is_there(place, path) or not place.is_dir():
-        raise UsageError(f"no data directory at {path!r}: name the one that `publish --data DIR` made")
+        raise UsageError(f"no data directory at {path!r}: {cure}")
     if not _may(place, os.R_OK | os.X_OK):
         raise UsageError(f"{path!r} cannot be read: {_OWN_IT}")
 

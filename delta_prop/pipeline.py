@@ -174,7 +174,7 @@ class Chain:
         has lost what was before. `bounded`: this owner may have so many only. Raises Refused.
         """
         self.check_running()
-        self.origins.check_room([claim.origin for claim in claims], owner, bounded=bounded)
+        self.origins.check_claims(claims, owner, bounded=bounded)
         grants = []
         for origin, epoch, _ in claims:
             watermark = self.orderer.have.get(origin, 0)

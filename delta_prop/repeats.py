@@ -55,9 +55,9 @@ def answer_repeat(batch: Batch, state: OriginState, log: Log) -> Published:
     and contents have to be the same, of any other all that its producer said.
     """
     same = None if batch.epoch == 0 else state.same_frame(batch)
-    if same is False:
-        raise other_bytes(batch, state, log)
     counter, code = state.first_void(batch) or (0, None)
+    if same is False and code is not None:  # the log has nothing of what was refused but its checksum
+        raise other_bytes(batch, state, log)
     if code is ErrorCode.OUTCOME_UNKNOWN:  # under ids that were known, of deltas that were gone
         raise outcome_unknown(batch)
     if code is not None and code is not ErrorCode.DOT_REUSED:
@@ -166,7 +166,8 @@ class _Comparison:
         batch, void = self._batch, read_void(logged)
         same = void.crc == batch.crc
         whole = (batch.base, batch.last) == (logged.base, logged.last)
-        if void.code is ErrorCode.DOT_REUSED or (whole and not same and batch.epoch and void.crc is not None):
+        said = whole and void.firsts is None and void.crc is not None
+        if void.code is ErrorCode.DOT_REUSED or (said and not same and batch.epoch):
             raise other_bytes(batch, self._state, self._log)
         if void.firsts is None:
             raise void_before(batch, batch.counter(row), void.code)

@@ -15,6 +15,7 @@ import anyio
 import numpy as np
 
 from delta_prop.route.status import text_of
+from delta_prop_sinks.callback import is_async
 from delta_prop_wire.delta import Dot, Source, dense
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
@@ -69,6 +70,11 @@ class Transforms:
                 raise UsageError(f"{field} {value!r:.60} is a {type(value).__name__}: give text")
         if not callable(function):
             raise UsageError(f"{function!r:.80} cannot be called: give transform {name!r} a function")
+        if is_async(function):
+            raise UsageError(
+                f"{function!r:.80} is asynchronous: give transform {name!r} a plain function, which is "
+                "called in a thread and may block"
+            )
         self._known[name] = _Transform(function, reads, nonblocking)
 
     async def publish(

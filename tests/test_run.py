@@ -143,6 +143,17 @@ def test_spark_is_installed_once_for_tests_where_there_is_a_java_that_runs_it(
     assert (checkout.root / "additions").exists() == bool(wanted)
 
 
+@pytest.mark.parametrize(
+    "arguments", [["bench"], ["bench", "--help"], ["bench", "spark", "-h"], ["test", "--help"]]
+)
+def test_help_installs_no_spark(checkout: Checkout, arguments: list[str]) -> None:
+    checkout.add_command("java", "#!/bin/sh\necho 'openjdk version \"17.0.1\"' >&2\n")
+    assert checkout.run(*arguments).returncode == 0
+    assert checkout.set_ups == 1
+    assert checkout.run("bench", "mix").returncode == 0
+    assert checkout.set_ups == 2
+
+
 def test_spark_that_cannot_be_installed_is_told_and_hinders_nothing(checkout: Checkout) -> None:
     checkout.add_command("java", "#!/bin/sh\necho 'openjdk version \"17.0.1\"' >&2\n")
     checkout.run("python")
@@ -257,7 +268,8 @@ def test_a_set_up_that_fails_leaves_no_stamp_and_says_why(
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert set_up.main(tmp_path, "the recipe") == 1
     assert not (tmp_path / ".venv" / "stamp").exists()
-    told = capsys.readouterr().err
+    first, told = capsys.readouterr().err.splitlines(keepends=True)
+    assert re.fullmatch(r"\./run: installing [0-9]+ packages into \.venv, which takes a minute .*\n", first)
     assert told.startswith("./run: this Python has no ensurepip")
     assert told.endswith("sudo apt-get install -y python3-venv\n")
 
@@ -278,6 +290,18 @@ def test_mending_in_place_that_fails_leaves_no_stamp(tmp_path: Path, monkeypatch
     assert set_up.main(tmp_path, "the recipe") == 1
     assert [step[1:4] for step in steps] == [["-m", "pip", "install"]]
     assert not (tmp_path / ".venv" / "stamp").exists()
+
+
+def test_adding_spark_is_told_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / ".venv").mkdir()
+    lock = "pyspark==4 --hash=sha256:00\npy4j==1 --hash=sha256:00\n"
+    (tmp_path / "requirements-spark.lock").write_text(lock)
+    told: list[str] = []
+    monkeypatch.setattr(set_up.SetUp, "_call", lambda *_: told.append(capsys.readouterr().err))
+    assert set_up.main(tmp_path, "the recipe", "spark") == 0
+    assert told == ["./run: installing 2 packages for spark into .venv, which takes a minute or so\n"]
 
 
 def test_the_registry_that_the_user_named_is_the_one_in_use(tmp_path: Path) -> None:

@@ -121,6 +121,7 @@ EDGE = (
     "simulations/delta_prop_simulations/disk*.py",
     "simulations/delta_prop_simulations/processes.py",
     "simulations/delta_prop_simulations/files.py",
+    "sinks/delta_prop_sinks/conformance/loop_watch.py",
     "sinks/delta_prop_sinks/graph_file.py",
     "sinks/delta_prop_sinks/jsonlines.py",
     "sinks/delta_prop_sinks/storage_file.py",

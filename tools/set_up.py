@@ -117,6 +117,7 @@ class SetUp:
         in_place = stamp.exists() and self._may_be_mended(stamp.read_text())
         stamp.unlink(missing_ok=True)
         self._log.write_text("")
+        self._progress.announce(f"{len(locked_blocks(self._requirements.read_text()))} packages")
         uv = shutil.which("uv")
         if not (uv and self._with_uv(uv, in_place)):
             self._with_pip(in_place)
@@ -129,7 +130,9 @@ class SetUp:
         """Install a further lock's packages, which are all that it needs beside those that are there."""
         requirements = self._root / f"requirements-{addition}.lock"
         names = locked_blocks(requirements.read_text())
-        self._progress.say(f"installing {len(names)} packages for {addition}")
+        what = f"{len(names)} packages for {addition}"
+        self._progress.announce(what)
+        self._progress.say(f"installing {what}")
         last = ["--no-deps", "--require-hashes", "--no-build-isolation", "-r", str(requirements)]
         uv = shutil.which("uv")
         try:
@@ -256,12 +259,18 @@ class SetUp:
 
 
 class Progress:
-    """One line that rewrites itself on a terminal; silence elsewhere."""
+    """One line that rewrites itself on a terminal; elsewhere one line when it begins."""
 
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty()
         self._start = time.monotonic()
         self._what = ""
+
+    def announce(self, what: str) -> None:
+        """Say elsewhere, before anything is installed, what will be."""
+        if not self._shown:
+            text = f"./run: installing {what} into .venv, which takes a minute or so"
+            print(text, file=sys.stderr, flush=True)
 
     def say(self, what: str) -> None:
         """Name the step that runs from now on."""

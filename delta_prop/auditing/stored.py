@@ -95,7 +95,14 @@ class Rows:
         try:
             yield
         except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
+                raise self._not_ours("; if this was it, rebuild it from the log") from error
             raise self._unreadable(str(error)) from error
+
+    def _not_ours(self, more: str = "") -> UsageError:
+        return UsageError(
+            f"{self.path} is no storage sink's file: name the one that the storage sink writes{more}"
+        )
 
     def _unreadable(self, why: str) -> UsageError:
         return UsageError(
@@ -143,7 +150,7 @@ class StoredFile(Rows):
         application = ask("PRAGMA application_id").fetchone()[0]
         version = ask("PRAGMA user_version").fetchone()[0]
         if application != APPLICATION_ID:
-            raise UsageError(f"{self.path} is no storage sink's file: name another one")
+            raise self._not_ours()
         if version == REBUILDING_VERSION:
             raise UsageError(f"{self.path} is being rebuilt, what it holds is void: wait until that is done")
         if version != SCHEMA_VERSION:

@@ -53,12 +53,12 @@ def ask(
     path = put_request(disk, OperatorRequest(verb, sink, identity.log_id.hex(), offsets), edge.wall_us())
     writer = edge.lock_holder(data, LOCK_PATH)
     if writer is None:
-        edge.put(f"recorded: {what}; it is done when a service next opens {data!r}")
+        edge.confirm(f"recorded: {what}; it is done when a service next opens {data!r}")
         return
     until = edge.now() + WAIT_S
     while path in read_requests(disk):
         if edge.now() > until:
-            edge.put(
+            edge.confirm(
                 f"recorded: {what}; process {writer} has not done it within {WAIT_S:g} s (is the sink "
                 "attached, does it stand?) and does it when it can"
             )
@@ -67,4 +67,4 @@ def ask(
     refusal = take_refusal(disk, path)
     if refusal is not None:
         raise NotDone(f"{what} was not done: {refusal}")
-    edge.put(f"done: {done or what}")
+    edge.confirm(f"done: {done or what}")

@@ -36,7 +36,7 @@ async def check(file: str) -> int:
         raise UsageError(f"{file}: {error}") from None
     sinks = ", ".join(one.name for one in configuration.sinks) or "none"
     gib = configuration.memory_bytes_max() / (1 << 30)
-    edge.put(f"{file}: sound; sinks: {sinks}; memory: at most {gib:,.1f} GiB, sinks' own on top")
+    edge.confirm(f"{file}: sound; sinks: {sinks}; memory: at most {gib:,.1f} GiB, sinks' own on top")
     return OK
 
 

@@ -5,6 +5,7 @@ The only module of the commands that touches them.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import os
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 import anyio
 import anyio.lowlevel
 
-from delta_prop.local_places import check_there
+from delta_prop.local_places import THE_ONE_WRITTEN, check_there
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.jsonlines import LINE_BYTES_MAX
@@ -184,9 +185,9 @@ def remove_content(path: str) -> None:
             one.unlink()
 
 
-def existing_disk(path: str) -> LocalDisk:
-    """The disk of a data directory that is there. Raises UsageError."""
-    check_there(path)
+def existing_disk(path: str, cure: str = THE_ONE_WRITTEN) -> LocalDisk:
+    """The disk of a data directory that is there. Raises UsageError, with this cure where it is not."""
+    check_there(path, cure)
     return LocalDisk(path)
 
 
@@ -246,12 +247,16 @@ def lock_holder(data: str, path: str) -> int | None:
 
 def open_standard_streams() -> None:
     """Open as /dev/null what a caller has closed (`0<&-`, `1>&-`): else the next file opened would take its
-    number, and what is printed could end up in the log.
+    number, and what is printed could end up in the log. Standard output is then for reading alone, so that
+    whoever prints there is told that nobody gets it.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest number that is free
         pass
     os.close(descriptor)
     if sys.stdout is None:
+        reading = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(reading, 1)
+        os.close(reading)
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
@@ -259,31 +264,54 @@ def open_standard_streams() -> None:
 
 def put(line: str) -> None:
     """One line to standard output, which a reader gets at once."""
-    with _standard_output_told():
+    with _named():
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
+
+
+def confirm(line: str) -> None:
+    """Print a line that says what was done; nobody misses it where standard output is closed."""
+    if not _is_closed():
+        put(line)
+
+
+def check_standard_output() -> None:
+    """Check that standard output is not closed, for what is to print later. Raises OSError that names it."""
+    if _is_closed():
+        with _named():
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
+def _is_closed() -> bool:
+    """True if standard output is closed, in whose place `open_standard_streams` put what can only be read."""
+    try:
+        flags = fcntl.fcntl(sys.stdout.fileno(), fcntl.F_GETFL)
+    except OSError:  # a program has put something else in its place
+        return False
+    return flags & os.O_ACCMODE == os.O_RDONLY
 
 
 def put_all(lines: Iterator[str]) -> None:
     """Many lines that are there already; nobody waits for the first."""
     for line in lines:  # whose own failures are not those of standard output
-        with _standard_output_told():
+        with _named():
             sys.stdout.write(line + "\n")
     flush_standard_output()
 
 
 def flush_standard_output() -> None:
     """Hand on what was printed. Raises OSError that names standard output."""
-    with _standard_output_told():
+    with _named():
         sys.stdout.flush()
 
 
 @contextmanager
-def _standard_output_told() -> Iterator[None]:
+def _named(what: str = "standard output") -> Iterator[None]:
+    """Have a failure of the system name what it is about."""
     try:
         yield
     except OSError as error:
-        raise OSError(error.errno, error.strerror, "standard output") from None
+        raise OSError(error.errno, error.strerror, what) from None
 
 
 def note(line: str) -> None:
@@ -317,11 +345,11 @@ class Input:
     """
 
     def __init__(self, names: list[str]) -> None:
-        self._descriptors: list[int] = []
+        self._files: list[tuple[str, int]] = []
         for name in names:
             try:
-                self._descriptors.append(0 if name == "-" else os.open(name, os.O_RDONLY))
-                if stat.S_ISDIR(os.fstat(self._descriptors[-1]).st_mode):
+                self._files.append((name, descriptor := 0 if name == "-" else os.open(name, os.O_RDONLY)))
+                if stat.S_ISDIR(os.fstat(descriptor).st_mode):
                     raise IsADirectoryError(0, "it is a directory")
             except OSError as error:
                 self.close()
@@ -332,15 +360,18 @@ class Input:
 
     def close(self) -> None:
         """Let go of the files; standard input stays."""
-        while self._descriptors:
-            if descriptor := self._descriptors.pop():
+        while self._files:
+            if descriptor := self._files.pop()[1]:
                 os.close(descriptor)
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """Each line without its end; of one that is too long as much as shows that."""
-        for descriptor in self._descriptors:
+        """Each line without its end; of one that is too long as much as shows that.
+
+        Raises OSError that names the file.
+        """
+        for name, descriptor in self._files:
             waiting, skipping = b"", False
-            async for chunk in _chunks(descriptor):
+            async for chunk in _chunks(descriptor, "standard input" if name == "-" else name):
                 *whole, waiting = (waiting + chunk).split(b"\n")
                 for line in whole:
                     if not skipping:
@@ -355,8 +386,8 @@ class Input:
                 yield waiting
 
 
-async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
-    """What a file or pipe gives, without blocking the loop on a pipe."""
+async def _chunks(descriptor: int, name: str) -> AsyncIterator[bytes]:
+    """What a file or pipe gives, without blocking the loop on a pipe. Raises OSError that names it."""
     waits = not stat.S_ISREG(os.fstat(descriptor).st_mode)
     while True:
         if waits:
@@ -366,7 +397,8 @@ async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
                 waits = False
         else:
             await anyio.lowlevel.checkpoint()
-        chunk = os.read(descriptor, _CHUNK_BYTES)
+        with _named(name):
+            chunk = os.read(descriptor, _CHUNK_BYTES)
         if not chunk:
             return
         yield chunk
@@ -469,7 +501,7 @@ class Output:
 class _StandardOutput(Output):
     def flush(self) -> None:
         """Hand on everything. Raises OSError that names standard output."""
-        with _standard_output_told():
+        with _named():
             super().flush()
 
 

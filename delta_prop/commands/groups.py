@@ -79,7 +79,7 @@ def reset(data: str, name: str, to: str, *, force: bool) -> int:
         )
         ask(data, "reset-group", name, (offset,), what, done=done)
     else:
-        edge.put(f"done: group {name!r} goes on at offset {offset}")
+        edge.confirm(f"done: group {name!r} goes on at offset {offset}")
     return OK
 
 

@@ -73,7 +73,7 @@ def abort(place: Link | str, job: str) -> int:
         _abort_in(open_disk(place), job)
     else:
         _decided_by(place, job, Decision.ABORT)
-    edge.put(f"aborted: job {job!r}; what was staged of it is gone")
+    edge.confirm(f"aborted: job {job!r}; what was staged of it is gone")
     return OK
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from delta_prop.commands import edge
 from delta_prop.commands.opened import open_disk, opened_log, snapshot_told
 from delta_prop.commands.places import EARLIEST, LATEST, offset_of, parse_at
+from delta_prop.cursors import cursors_damage
 from delta_prop.dates import shown_time
 from delta_prop_broker.log.beside.inspect import (
     inspect,
@@ -185,7 +186,7 @@ def _looked_over(disk: Disk) -> _Found:
         else:
             told.damages.append(found)
     end = max([told.following, *(damage.end or 0 for damage in told.damages)])
-    for one in saved:
+    for one in (*saved, *filter(None, [cursors_damage(disk)])):
         if isinstance(one, LogDamaged):
             told.damages.append(one)
         elif one.offset > end:

@@ -10,7 +10,7 @@ from delta_prop.commands.asking import waiting_requests
 from delta_prop.commands.opened import open_disk, opened_log, snapshot_told
 from delta_prop.commands.quarantine import quarantined
 from delta_prop.commands.screen import shown_lag
-from delta_prop.cursors import read_cursors, write_cursors
+from delta_prop.cursors import cursors_damage, read_cursors, write_cursors
 from delta_prop.dates import shown_time
 from delta_prop.group_places import forget_group, read_groups
 from delta_prop.operator_requests import forget_requests
@@ -68,6 +68,7 @@ def _status_of(disk: Disk, log: DurableLog, report: RecoveryReport) -> dict[str,
     told |= {"sinks": len(known), "snapshot": None}
     told["lags"] = lags_of(known, "name")
     damaged = [one["damage"] for one in known if "damage" in one]
+    damaged += _damage_of_cursors(disk)
     told |= {"health": "damaged", "damage": "; ".join(damaged)} if damaged else {}
     try:
         told["snapshot"] = snapshot_told(log)
@@ -104,15 +105,29 @@ def shown(value: object) -> str:
 
 
 def sinks(data: str, *, as_json: bool) -> int:
-    """Everybody whose place is kept beside the log; exit status 1 where a group's place is damaged.
+    """Everybody whose place is kept beside the log; exit status 1 where some places are damaged.
 
     Raises UsageError, LogDamaged, OSError.
     """
     with opened_log(data) as (disk, log, _):
-        found = all_sinks(disk, log)
+        found, damaged = all_sinks(disk, log), _damage_of_cursors(disk)
+    _put_sinks(found, as_json=as_json)
+    for damage in damaged:
+        edge.note(damage)
+    return FAILED if damaged or any("damage" in one for one in found) else OK
+
+
+def _damage_of_cursors(disk: Disk) -> list[str]:
+    """Describe the damage of the cursors' file with its cure, if there is one."""
+    damage = cursors_damage(disk)
+    cure = "put a copy of the file from a backup in its place, or remove it, and sinks are remembered anew"
+    return [] if damage is None else [f"{damage.description}: {cure}"]
+
+
+def _put_sinks(found: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
         edge.put_all(map(json.dumps, found))
-        return _judged(found)
+        return
     edge.put(
         f"{'name':24}  {'kind':6}  {'offset':>12}  {'lag':>12}  {'lag time':>8}  {'quarantined':>11}  "
         "log kept  notes"
@@ -125,11 +140,6 @@ def sinks(data: str, *, as_json: bool) -> int:
         states = [state for state in ("rebuilding", "paused") if one.get(state)]
         notes = ", ".join(states + asked + ([one["damage"]] if "damage" in one else []))
         edge.put(f"{one['name']:24}  {one['kind']:6}  {numbers}  {needed:8}  {notes}".rstrip())
-    return _judged(found)
-
-
-def _judged(found: list[dict[str, Any]]) -> int:
-    return FAILED if any("damage" in one for one in found) else OK
 
 
 def all_sinks(disk: Disk, log: DurableLog) -> list[dict[str, Any]]:

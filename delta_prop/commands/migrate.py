@@ -35,9 +35,9 @@ def migrate(data: str, *, as_json: bool) -> int:
     finally:
         progress.end()
     if as_json:
-        edge.put(json.dumps(_to_json(migrated, plans)))
+        edge.confirm(json.dumps(_to_json(migrated, plans)))
     else:
-        edge.put(f"{data}: {_outcome(migrated)}")
+        edge.confirm(f"{data}: {_outcome(migrated)}")
     return OK
 
 

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands.edge import existing_disk, pause
-from delta_prop_broker.log.damage import LogDamaged
+from delta_prop.local_places import THE_ONE_WRITTEN
+from delta_prop_broker.log.damage import LogDamaged, naming
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.files.identity import check_format
 from delta_prop_broker.log.settings import LogSettings
@@ -23,12 +24,14 @@ _TRIES = 5
 _TRY_AGAIN_S = 0.05
 
 
-def open_disk(path: str, *, damaged: bool = False) -> Disk:
+def open_disk(path: str, *, damaged: bool = False, cure: str = THE_ONE_WRITTEN) -> Disk:
     """The disk of a data directory, with `damaged` one whose format file cannot be read too.
+
+    `cure`: what to do where there is none.
 
     Raises UsageError where there is none, LogDamaged, FormatUnknown, FormatOutdated, OSError.
     """
-    disk = existing_disk(path)
+    disk = existing_disk(path, cure)
     try:
         formatted = check_format(disk)
     except LogDamaged:
@@ -36,7 +39,7 @@ def open_disk(path: str, *, damaged: bool = False) -> Disk:
             raise
         formatted = True
     if not formatted and not disk.list("streams"):
-        raise UsageError(f"{path!r} is no data directory: name the one that `publish --data DIR` made")
+        raise UsageError(f"{path!r} is no data directory: {cure}")
     return disk
 
 
@@ -48,7 +51,8 @@ def opened_log(path: str) -> Iterator[tuple[Disk, DurableLog, RecoveryReport]]:
     """
     disk, log, report = _open_log(path)
     try:
-        yield disk, log, report
+        with naming(path):
+            yield disk, log, report
     finally:
         log.close()
 

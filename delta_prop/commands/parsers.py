@@ -281,9 +281,9 @@ def _verify(options: Namespace) -> int:
 
 
 def _restore(options: Namespace) -> int:
-    from delta_prop.commands.copies import copy
+    from delta_prop.commands.copies import restore
 
-    return copy(options.source, options.data)
+    return restore(options.source, options.data)
 
 
 def _migrate(options: Namespace) -> int:

@@ -84,7 +84,7 @@ async def publish(job: Job) -> int:
     finally:  # what was in flight at an interruption has its answer when the sender is closed
         if import_ is not None:
             import_.progress.end()
-            edge.put(json.dumps(import_.told()))
+            edge.confirm(json.dumps(import_.told()))
         source.close()
     return FAILED if import_.totals.refused else OK
 

@@ -165,7 +165,7 @@ def act(chosen: Chosen, verb: Literal["replay", "drop"]) -> int:
             raise UsageError(f"offset {offset} was not rejected: replay it")
     count = len(chosen.offsets) or sum(one.behind == one.offset for one in quarantine.records())
     if not count:
-        edge.put(f"nothing to {verb}: the quarantine of sink {chosen.sink!r} is empty")
+        edge.confirm(f"nothing to {verb}: the quarantine of sink {chosen.sink!r} is empty")
         return OK
     waits = sum(
         one.behind != one.offset and (chosen.all or one.behind in chosen.offsets)

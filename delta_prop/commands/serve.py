@@ -215,9 +215,10 @@ class _Serving:
 
     def _say_ready(self, port: int, http_port: int, propagator: Propagator) -> None:
         wanted = self._configuration
-        found = str(propagator.recovery).splitlines()
-        for line in found:
-            logger.info("%s", line)
+        recovery = propagator.recovery
+        damaged = [] if recovery is None else recovery.notes
+        for line in str(recovery).splitlines():
+            logger.log(logging.WARNING if line in damaged else logging.INFO, "%s", line)
         logger.info(
             "serving",
             extra={
@@ -231,4 +232,4 @@ class _Serving:
             },
         )
         edge.settle_memory()
-        edge.put(f"ready port={port} http={http_port}")
+        edge.confirm(f"ready port={port} http={http_port}")

@@ -6,12 +6,13 @@ What only a moment decides, a port that is taken or a directory that another pro
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from errno import EADDRINUSE
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop.checks import parse_topics
+from delta_prop.client.addresses import parse_addresses
 from delta_prop.commands import edge
 from delta_prop.configuration import ForwardTerms, make_sinks
 from delta_prop.configuration.values import placed
@@ -19,7 +20,7 @@ from delta_prop.local_places import check_apart, check_data_directory, check_fil
 from delta_prop.ports import Tls
 from delta_prop.route.rebuild import can_be_rebuilt
 from delta_prop.server.access import Access
-from delta_prop.server.service import check_open_to_others
+from delta_prop.server.service import check_open_to_others, is_loopback
 from delta_prop.server.tokens import Usual
 from delta_prop.tls_contexts import client_context, server_context
 from delta_prop_broker.log.files.identity import check_format
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from delta_prop.configuration import Attachment, Configuration
     from delta_prop.ports import World
+    from delta_prop.server.settings import ServerSettings
 
 
 class CannotListen(DeltaPropError):
@@ -52,8 +54,7 @@ async def judge(configuration: Configuration, world: World, *, beside: bool = Fa
     """
     access = _access(configuration, world)
     server = configuration.server
-    with _at("server", "host"):
-        check_open_to_others(server, access)
+    await _check_open_to_others(configuration, world, access)
     if server.port == server.http_port != 0:
         raise UsageError(
             f"server.http_port: {server.http_port} is server.port too: give each its own, or 0 for any free"
@@ -64,6 +65,7 @@ async def judge(configuration: Configuration, world: World, *, beside: bool = Fa
     sinks = make_sinks(configuration.sinks)
     for place, one in enumerate(sinks):
         _check_files(one, f"sinks[{place}]", configuration.data)
+        _check_leads_elsewhere(one, f"sinks[{place}]", server)
     if configuration.data is not None:
         with _at("data"):
             check_data_directory(configuration.data)
@@ -91,6 +93,15 @@ def listening(key: str, host: str) -> Iterator[None]:
 def is_taken(error: OSError) -> bool:
     """True if somebody else has the port."""
     return error.errno == EADDRINUSE
+
+
+async def _check_open_to_others(configuration: Configuration, world: World, access: Access) -> None:
+    try:
+        check_open_to_others(configuration.server, access)
+    except UsageError as error:
+        with suppress(CannotListen):  # a name that has no address is the first mistake
+            await _try_to_listen(configuration, world, "port", beside=True)
+        raise placed(error, "server", ("host",)) from None
 
 
 async def _try_to_listen(configuration: Configuration, world: World, key: str, *, beside: bool) -> None:
@@ -125,6 +136,26 @@ def _access(configuration: Configuration, world: World) -> Access:
             return Access(world, None if file is None else partial(edge.file_bytes, file), usual)
         except OSError as error:
             raise UsageError(f"{file!r} cannot be read ({error.strerror}): name a file of tokens") from None
+        except UsageError as error:
+            raise UsageError(f"{file!r}: {error}") from None
+
+
+def _check_leads_elsewhere(attachment: Attachment, section: str, server: ServerSettings) -> None:
+    """Refuse to forward a log to the server that has it. Raises UsageError."""
+    if not isinstance(attachment.terms, ForwardTerms):
+        return
+    for to in parse_addresses(attachment.terms.to):
+        if to.port == server.port and _is_same_host(to.host, server.host):
+            raise UsageError(f"{section}.to: {to} is this server itself: name another one")
+
+
+def _is_same_host(host: str, listening: str) -> bool:
+    """True if `listening` takes connections to `host`, as far as can be told without a name service."""
+    if not is_loopback(host):
+        return host == listening
+    return listening in (host, "0.0.0.0", "::") or (
+        "localhost" in (host, listening) and is_loopback(listening)
+    )
 
 
 def _check_files(attachment: Attachment, section: str, data: str | None) -> None:

@@ -67,6 +67,7 @@ async def subscribe(wanted: Wanted) -> int:
     fault = None if wanted.group is None else name_fault("group", wanted.group, NAME_BYTES_MAX)
     if fault is not None:
         raise UsageError(fault)
+    edge.check_standard_output()  # now, as a line may be long in coming
     topics = parse_topics(wanted.topics or "*")
     at = None if wanted.start is None else parse_at("--start", wanted.start, edge.wall_us())
     if not isinstance(wanted.place, str):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 OK = 0
 _DIGITS_MAX = 20
+_OPTIONS = {"name": "NAME", "namespaces": "--namespace", "operations": "--operation"}
 
 
 def new(name: str, rights: Mapping[str, Any], *, as_json: bool) -> int:
@@ -27,13 +28,44 @@ def new(name: str, rights: Mapping[str, Any], *, as_json: bool) -> int:
     table = {"name": name, "sha256": digest_of(token).hex()} | dict(rights)
     lines = [f"{key} = {_toml(value)}" for key, value in table.items() if value not in (None, False, [])]
     text = "\n".join(["[[token]]", *lines])
-    parse_tokens(text, Usual())
+    _check_rights(name, rights)
+    try:
+        parse_tokens(text, Usual())
+    except UsageError as error:
+        raise _of_options(error) from None
     if as_json:
         edge.put(json.dumps({"name": name, "token": token, "toml": text}))
         return OK
     edge.put(text + "\n")
     edge.note(f"the token of {name}, shown this once: {token}")
     return OK
+
+
+def _check_rights(name: str, rights: Mapping[str, Any]) -> None:
+    """Check what options must stand together: as the file's rules do, in the words of options."""
+    given = {key for key, value in rights.items() if value}
+    if not given & {"publish", "subscribe", "forward", "admin"}:
+        raise UsageError(
+            f"token {name!r:.80} may do nothing: give --publish, --subscribe, --forward or --admin"
+        )
+    whole = {"publish", "namespaces"} <= given and rights["namespaces"] == ["*"] and "operations" not in given
+    if "forward" in given and not whole:
+        raise UsageError(
+            f"--forward: {name!r:.80} would hand on whole logs: give --publish and --namespace '*', and no "
+            "--operation"
+        )
+    if given & {"publish", "subscribe"} and "namespaces" not in given:
+        raise UsageError(
+            "--namespace: give the names that it is for, as --namespace docs --namespace 'img-*', or "
+            "--namespace '*' for all"
+        )
+
+
+def _of_options(error: UsageError) -> UsageError:
+    """Name the option in place of the key that it gives in the file."""
+    path, _, what = str(error).partition(": ")
+    key = path.removeprefix("token[0].").partition("[")[0]
+    return UsageError(f"{_OPTIONS.get(key, f'--{key}')}: {what}") if path.startswith("token[0].") else error
 
 
 def expiry(text: str) -> str:

@@ -223,7 +223,7 @@ class _Recording:
         self._write(self._writer.end(edge.wall_us()))
         self._out.sync()
         self._progress.end()
-        edge.put(json.dumps(self._told()))
+        edge.confirm(json.dumps(self._told()))
 
     def _write(self, raw: bytes) -> None:
         if raw:

@@ -51,7 +51,13 @@ def _by_place(variable: str) -> list[str]:
 
 def _override(table: dict[str, Any], variable: str, value: FromEnvironment) -> None:
     """Put one value where its variable's name says. Raises UsageError."""
-    *above, last = variable.removeprefix(ENVIRONMENT_PREFIX).lower().split(_SEPARATOR)
+    place = variable.removeprefix(ENVIRONMENT_PREFIX)
+    if place.startswith("_"):
+        raise UsageError(
+            f"{variable}: two underscores stand between a section and its key, as in "
+            "DELTA_PROP_SERVER__PORT: correct its name; what is of no section, as data, give in the file"
+        )
+    *above, last = place.lower().split(_SEPARATOR)
     here: Any = table
     path = ""
     for part, below in zip(above, [*above[1:], last], strict=True):

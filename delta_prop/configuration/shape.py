@@ -18,6 +18,8 @@ from delta_prop_wire.errors import UsageError
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LogFormat: TypeAlias = Literal["auto", "json", "text"]
+SEGMENT_BYTES_MIN = 64 * 1024
+"""A smaller segment would make a file of almost every frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,11 @@ class Configuration:
             raise UsageError(
                 "tls.authorities: without tls.certificate and tls.key nothing is encrypted, and nobody asked "
                 "for a certificate: add them"
+            )
+        if self.log.segment_bytes_max < SEGMENT_BYTES_MIN:
+            raise UsageError(
+                f"log.segment_bytes_max {self.log.segment_bytes_max}: each segment is a file: give at least "
+                f"{SEGMENT_BYTES_MIN}"
             )
         if self.settings.queue_bytes_max < self.server.frame_bytes_max:
             raise UsageError(

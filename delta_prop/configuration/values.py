@@ -68,7 +68,10 @@ class OneOfKinds(Protocol):
 
 def fault(path: str, value: object, what: str) -> UsageError:
     """What is wrong with the value at a path."""
-    source = f" ({value.variable})" if isinstance(value, FromEnvironment) else ""
+    first = value
+    while isinstance(first, dict | list) and first:  # keys of the file stand before those of variables
+        first = next(iter(first.values())) if isinstance(first, dict) else first[0]
+    source = f" ({first.variable})" if isinstance(first, FromEnvironment) else ""
     return UsageError(f"{path}{source}: {what}")
 
 
@@ -195,6 +198,8 @@ def _chosen(value: object, choices: Mapping[str, T], path: str) -> T:
 
 def _several(value: object, kind: Any, path: str) -> tuple[Any, ...]:
     """A list; from the environment a list in TOML, or one text with commas between."""
+    if is_dataclass(kind):
+        return _tables(value, kind, path)
     if isinstance(value, FromEnvironment):
         variable, parts = value.variable, [part.strip() for part in value.split(",")]
         if value.startswith("["):
@@ -203,11 +208,23 @@ def _several(value: object, kind: Any, path: str) -> tuple[Any, ...]:
     elif isinstance(value, str):
         value = [value]
     if not isinstance(value, list) or not value:
-        how = "give a list of at least one"
-        if isinstance(value, dict) or is_dataclass(kind):
-            how = f"write [[{path}]] above the keys of each"
+        raise fault(path, value, f"{shown(value)}: give a list of at least one")
+    return _each(value, kind, path)
+
+
+def _tables(value: object, kind: Any, path: str) -> tuple[Any, ...]:
+    """Return several tables of one kind. Raises UsageError."""
+    if not isinstance(value, list) or not value or not all(isinstance(one, dict) for one in value):
+        how = f"write [[{path}]] above the keys of each"
+        names = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
+        if names and issubclass(kind, OneOfKinds):
+            how += f", and kind = {shown(names[0])} below it"
         raise fault(path, value, f"{shown(value)}: {how}")
-    return tuple(converted(one, kind, f"{path}[{place}]") for place, one in enumerate(value))
+    return _each(value, kind, path)
+
+
+def _each(values: list[Any], kind: Any, path: str) -> tuple[Any, ...]:
+    return tuple(converted(one, kind, f"{path}[{place}]") for place, one in enumerate(values))
 
 
 def _toml_list(value: FromEnvironment, path: str) -> list[Any]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from delta_prop_wire.batch import Batch
+    from delta_prop_wire.frames import OriginClaim
 
 OWN = ""
 """Owner of the service's own origins, which are never idle."""
@@ -345,9 +346,7 @@ class Origins:
 
         Raises Refused (RATE_LIMITED) while no more epochs are set aside, BAD_REQUEST where none are left.
         """
-        epoch = max(self._present(origin), self._epochs_above) + 1
-        self._check_set_aside(origin, epoch)
-        return self._grant(origin, owner, epoch, now, watermark)
+        return self._grant(origin, owner, self._next_epoch(origin), now, watermark)
 
     def claim(self, origin: int, epoch: int, owner: str, now: float, watermark: int) -> OriginState:
         """Grant the epoch that a producer holds (0: none, so a new one) while nobody has a later one.
@@ -356,9 +355,20 @@ class Origins:
         is lost. Raises Refused (FENCED, UNAUTHORIZED; BAD_REQUEST for one that would leave too few; as
         `hello` does). Ask `check_room` before.
         """
+        return self._grant(origin, owner, self._claimed_epoch(origin, epoch, owner), now, watermark)
+
+    def check_claims(self, claims: Sequence[OriginClaim], owner: str, *, bounded: bool) -> None:
+        """Raise Refused as `check_room` and `claim` would, before any is granted: so that a hello which is
+        refused fences nobody.
+        """
+        self.check_room([claim.origin for claim in claims], owner, bounded=bounded)
+        for claim in claims:
+            self._claimed_epoch(claim.origin, claim.epoch, owner)
+
+    def _claimed_epoch(self, origin: int, epoch: int, owner: str) -> int:
         self.check_owner(origin, owner)
         if epoch == 0:
-            return self.hello(origin, owner, now, watermark)
+            return self._next_epoch(origin)
         present = self._present(origin)
         if epoch < present:
             raise fenced_by(origin, epoch, present)
@@ -366,7 +376,7 @@ class Origins:
             if epoch > CLAIMED_MAX:
                 raise not_believed(origin, epoch)
             self._check_set_aside(origin, epoch)
-        return self._grant(origin, owner, epoch, now, watermark)
+        return epoch
 
     def note_forwarded(self, origin: int, owner: str, epoch: int, now: float, watermark: int) -> None:
         """Note an origin of which another service's log tells for the first time. Ask `check_room` before."""
@@ -377,6 +387,11 @@ class Origins:
         self._epochs_until = epochs_until
         if epochs_until >= self.epochs_wanted:
             self.epochs_wanted = 0
+
+    def _next_epoch(self, origin: int) -> int:
+        epoch = max(self._present(origin), self._epochs_above) + 1
+        self._check_set_aside(origin, epoch)
+        return epoch
 
     def _present(self, origin: int) -> int:
         known = self._active.get(origin)

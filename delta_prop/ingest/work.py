@@ -114,8 +114,13 @@ class Draft:
 
     @property
     def parents(self) -> set[Dot | bytes]:
-        """What the rows name as parents."""
-        return {parent for delta in self.deltas for parent in delta.parents}
+        """What must be there before the rows: their parents, and the entries of their clocks."""
+        return {parent for delta in self.deltas for parent in (*delta.parents, *delta.clock)}
+
+    @property
+    def clock(self) -> set[Dot]:
+        """The entries of the rows' clocks."""
+        return {entry for delta in self.deltas for entry in delta.clock}
 
     def name_receipts(self) -> None:
         """Name as parents what `after` holds, which has dots by now, so that sinks know of it too.

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from delta_prop.server.access import Access
     from delta_prop.server.look import Look
 
+UNAUTHORIZED_TEXT = (
+    "no token that allows this: send one that does with the header `Authorization: Bearer TOKEN`"
+)
 REQUEST_S_MAX = 10.0
 SEND_S_MAX = 10.0
 HEAD_BYTES_MAX = 16 * 1024
@@ -150,8 +153,8 @@ class HttpPort:
         if page not in (self._health, self._readiness):
             try:
                 self._check(request, peer)
-            except Unauthorized as refused:
-                return _mistake(401, refused.message, ("WWW-Authenticate", 'Bearer realm="delta-prop"'))
+            except Unauthorized:
+                return _mistake(401, UNAUTHORIZED_TEXT, ("WWW-Authenticate", 'Bearer realm="delta-prop"'))
         return await page(request)
 
     def _check(self, request: _Request, peer: str) -> None:

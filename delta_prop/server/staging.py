@@ -152,6 +152,7 @@ class StagingIntake(Intake):
                     f"{attempt.head.origin:016x}, and not of {claim.origin:016x}: one priority, and one "
                     "producer, for each part",
                 )
+        for claim in claims[-1:]:
             attempt.head = attempt.head._replace(origin=claim.origin)
         return [OriginGrant(claim.origin, 0, attempt.kept) for claim in claims]
 

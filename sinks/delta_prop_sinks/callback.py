@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from inspect import isawaitable, iscoroutinefunction
+from inspect import isawaitable, iscoroutinefunction, signature
 from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     Call: TypeAlias = tuple[int, tuple[object, ...]]
     """Where it begins in the log, and its arguments."""
 
+_GIVEN = {"delta": ("offset", "delta"), "delivery": ("delivery",)}
+"""Arguments of the function, by `per`."""
 _CALLS_MAX = 100
 """Calls that are got ready for the thread at a time; deltas are decoded by the event loop."""
 _ASIDE_S_MAX = 0.02
@@ -69,15 +71,16 @@ class CallbackSink:
     ) -> None:
         if not callable(function):
             raise UsageError(f"{function!r:.80} cannot be called: give a function")
-        if per not in ("delta", "delivery"):
+        if per not in _GIVEN:
             raise UsageError(f'per {per!r} is not "delta" or "delivery"')
         if not isinstance(nonblocking, bool):
             raise UsageError(f"nonblocking={nonblocking!r:.80}: give True or False")
+        _check_takes(function, _GIVEN[per])
         self.name = check_sink_name(name)
         self.per = per
         self.nonblocking = nonblocking
         self._function = function
-        self._blocks = not (nonblocking or _is_async(function))
+        self._blocks = not (nonblocking or is_async(function))
         self._exit = AsyncExitStack()  # of the thread
         self._thread: Threads | None = None
         self._now: Callable[[], float]  # once it is open
@@ -186,7 +189,22 @@ class CallbackSink:
                 self._applied = max(self._applied, delivery.next_offset)
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
+def _check_takes(function: Callable[..., Any], given: tuple[str, ...]) -> None:
+    """Check that a function can be called with these, as far as it tells. Raises UsageError."""
+    try:
+        takes = signature(function)
+    except (TypeError, ValueError):  # some that are written in C have none
+        return
+    try:
+        takes.bind(*given)
+    except TypeError as error:
+        raise UsageError(
+            f"{function!r:.80} cannot take what it gets, {error}: give a function of ({', '.join(given)})"
+        ) from None
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """True if a call gives what is to be awaited, as far as can be told before the call."""
     while isinstance(function, partial):
         function = function.func
     return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)

@@ -25,6 +25,23 @@ def test_a_slow_close_says_for_which_sink_it_waits(caplog: pytest.LogCaptureFixt
     )
 
 
+def test_a_slow_close_says_why_the_sink_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(*_: object) -> None:
+        raise ValueError("a wrong row\nof many words")
+
+    async def main() -> None:
+        async with Propagator(Settings(close_timeout_s=8), world=virtual_world()) as p:
+            await p.attach(CallbackSink(fails, name="fails"))
+            await p.publish(made("a"))
+
+    with caplog.at_level("INFO", "delta_prop"):
+        run_virtual(main)
+    said = next(one.getMessage() for one in caplog.records if one.getMessage().startswith("closing"))
+    assert said.endswith(
+        "'fails' is retrying, 1 deltas behind (TryAgain: ValueError: a wrong row of many words)"
+    )
+
+
 def test_a_quick_close_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def main(p: RecordedPropagator) -> None:
         await p.attach(CacheSink())

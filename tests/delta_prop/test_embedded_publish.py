@@ -121,6 +121,24 @@ def test_a_parent_that_never_comes_is_named_in_time() -> None:
     run_propagator(main)
 
 
+def test_what_a_clock_names_comes_before_a_delta_without_a_dot_and_is_said_of_it() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        never = Dot(77, 1)
+        refusal = await refused(p.publish(made("child", clock=(never,))))
+        assert (refusal.code, refusal.details["missing"]) == (ErrorCode.DEP_TIMEOUT, [str(never)])
+        producer = p.producer("other")
+        first = (await producer.publish(made("first"))).last_dot
+        assert first is not None
+        second = Dot(first.origin, first.counter + 1)
+        child = p.offer(made("child", clock=(second,)))
+        assert child.state is State.PENDING
+        await producer.publish(made("second"))
+        await child
+        assert p._log.read(2, rows_max=1, bytes_max=1 << 20)[0].batch.clock == (second,)
+
+    run_propagator(main)
+
+
 # --- causes
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from delta_prop import LogSettings, Propagator
@@ -196,6 +197,29 @@ def test_any_cut_of_any_log_is_told_exactly(
         else:
             assert told.result().duplicates == {row: base + row for row in range(count)}
         base += count
+
+
+FEW = st.lists(st.integers(1, 3), min_size=6, max_size=6)
+
+
+@given(first=FEW, again=FEW, names=st.lists(st.integers(0, 5), min_size=18, max_size=18))
+@example(first=[3], again=[2, 1], names=[0, 1, 0])
+def test_any_cut_of_rows_with_known_ids_is_told_where_each_first_was(
+    first: list[int], again: list[int], names: list[int]
+) -> None:
+    bench = Bench()
+    origin = bench.hello("p")
+    rows = [replace(made(f"v{name}", float(name)), id=bytes(15) + bytes([name])) for name in names]
+    for base, count in zip(accumulate(first, initial=0), first, strict=False):
+        bench.send(batch_of(origin, base + 1, *rows[base : base + count]))
+    firsts = [bench.chain.outcome(origin, 1 + names.index(name)) for name in names]
+    for base, count in zip(accumulate(again, initial=0), again, strict=False):
+        if base + count <= sum(first):
+            told = bench.send(batch_of(origin, base + 1, *rows[base : base + count]))
+            assert told.result().duplicates == {row: firsts[base + row] for row in range(count)}
+            other = replace(rows[base], vector_id="wrong")
+            told = bench.send(batch_of(origin, base + 1, other, *rows[base + 1 : base + count]))
+            assert code_of(told) is ErrorCode.DOT_REUSED
 
 
 @pytest.mark.parametrize("fault", ["read", "flip"])

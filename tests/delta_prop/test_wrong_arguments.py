@@ -118,6 +118,11 @@ class Plain(CacheSink):
         """Nothing."""
 
 
+async def doubled(vector: Any) -> Any:
+    """Compute what a plain function should."""
+    return vector * 2
+
+
 CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "subscribe 5": (lambda p: p.subscribe(5), "topic 5 is a int: give text"),
     "subscribe None": (lambda p: p.subscribe(None), "topic None is a NoneType: give text"),
@@ -127,6 +132,11 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda p: p.publish_many((one for one in "ab"), [[1.0], [2.0]]),
         "a generator has no length",
     ),
+    "class": (
+        lambda p: p.attach(type("Named", (CacheSink,), {"name": "n"})),
+        r"Named is a class: attach a sink made from it, as Named\(\)",
+    ),
+    "class without name": (lambda p: p.attach(StorageSink), "StorageSink is a class: attach a sink made"),
     "no open": (lambda p: p.attach(Without()), "has no method open: give a sink"),
     "plain open": (lambda p: p.attach(Plain(name="p")), r"'p': its open\(\) is a plain function: make it an"),
     "no name": (lambda p: p.attach(CacheSink(name="d"), name=""), 'name "" names no sink'),
@@ -134,6 +144,10 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "function": (
         lambda p: p.register_transform("n", None, reads="cache"),
         "None cannot be called: give transform",
+    ),
+    "async transform": (
+        lambda p: p.register_transform("n", doubled, reads="cache"),
+        "is asynchronous: give transform 'n' a plain function, which is called in a thread and may block",
     ),
     "transform 5": (lambda p: p.register_transform(5, abs, reads="cache"), "name 5 is a int: give text"),
     "reads 5": (lambda p: p.register_transform("n", abs, reads=5), "reads 5 is a int: give text"),

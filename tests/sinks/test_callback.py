@@ -87,6 +87,25 @@ def test_wrong_use_is_told() -> None:
         CallbackSink(print, nonblocking="no")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("per", "function", "told"),
+    [
+        ("delta", lambda delta: None, r"too many positional arguments: .* of \(offset, delta\)"),
+        ("delta", lambda offset, delta, more: None, r"missing a required argument: 'more'"),
+        ("delta", partial(lambda tag: None, "tag"), r"too many positional arguments"),
+        ("delivery", lambda offset, delta: None, r"missing a required argument: 'delta': .* of \(delivery\)"),
+    ],
+)
+def test_a_function_that_cannot_take_what_it_gets_is_refused(per: Any, function: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        CallbackSink(function, per=per)
+
+
+@pytest.mark.parametrize("function", [print, [].append, lambda *_: None, lambda a, b, c=1: None, type, max])
+def test_a_function_is_taken_that_can_be_called_or_tells_no_signature(function: Any) -> None:
+    CallbackSink(function, per="delivery" if function.__name__ == "append" else "delta")
+
+
 def test_a_plain_function_is_called_in_a_thread_of_its_own_and_others_by_the_loop() -> None:
     seen: dict[str, list[int]] = {}
 

@@ -124,6 +124,8 @@ _FIELDS = frozenset(
 )
 NOT_THERE = "absent"
 """What a line expects of a vector that is not to be there."""
+_JSON_WORDS = {list: "an array", str: "text", int: "a number", float: "a number"}
+"""Names of values that are no object; null, true and false are their own."""
 _DOT = re.compile(r"([0-9a-fA-F]{16}):([0-9]{1,19})")
 _ID = re.compile(r"[0-9a-fA-F]{32}")
 
@@ -133,7 +135,7 @@ _ID = re.compile(r"[0-9a-fA-F]{32}")
 
 def _parsed(line: str | bytes) -> dict[str, Any]:
     if len(line) > LINE_BYTES_MAX:
-        refuse("line", f"{len(line)} characters; allowed are {LINE_BYTES_MAX}: split the delta")
+        refuse("line", f"more than {LINE_BYTES_MAX} bytes: split the delta")
     try:
         text = line if isinstance(line, str) else str(line, "utf-8-sig")
         fields = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
@@ -146,7 +148,8 @@ def _parsed(line: str | bytes) -> dict[str, Any]:
     except ValueError:  # a whole number of more digits than Python converts
         refuse("line", "a number of too many digits: shorten it")
     if not isinstance(fields, dict):
-        refuse("line", f"a JSON {type(fields).__name__}: write one object a line")
+        what = _JSON_WORDS.get(type(fields)) or json.dumps(fields)
+        refuse("line", f"{what}, not an object: write one object a line")
     return fields
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from shlex import quote
+from typing import TYPE_CHECKING
 
 from delta_prop_wire.errors import DeltaPropError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 REPAIR = (
     "`delta-prop log export --around-damage` writes out what can be read, a copy of the file from a backup "
@@ -16,24 +21,44 @@ CURE = f"nothing was changed; `delta-prop log verify` lists all damage, {REPAIR}
 class LogDamaged(DeltaPropError):
     """Bytes that were on stable storage cannot be read as what was written.
 
-    `path` names the file, `position` the first wrong byte's frame in it (None: the file as a whole),
-    `offset` to `end` (exclusive) the deltas that are lost or in doubt (None: not known); `description` is the
-    message without the cure.
+    `path` names the file below the data directory, which `naming` adds to the message, `position` the first
+    wrong byte's frame in it (None: the file as a whole), `offset` to `end` (exclusive) the deltas that are
+    lost or in doubt (None: not known).
     """
 
     def __init__(
         self, path: str, reason: str, *, position: int | None = None, offset: int | None = None,
         end: int | None = None,
     ) -> None:  # fmt: skip
-        where = "" if position is None else f", byte {position}"
-        what = "" if offset is None else f", offset {offset}" + ("" if end is None else f" to {end}")
-        self.description = f"damage in {path}{where}{what}: {reason}"
-        super().__init__(f"{self.description}; {CURE}")
+        super().__init__(path, reason)
         self.path = path
         self.reason = reason
         self.position = position
         self.offset = offset
         self.end = end
+        self.directory: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.description}; {CURE}"
+
+    @property
+    def description(self) -> str:
+        """The message without the cure."""
+        path = self.path if self.directory is None else f"{self.directory}/{self.path}"
+        where = "" if self.position is None else f", byte {self.position}"
+        what = "" if self.offset is None else f", offset {self.offset}"
+        what += "" if self.offset is None or self.end is None else f" to {self.end}"
+        return f"damage in {path}{where}{what}: {self.reason}"
+
+
+@contextmanager
+def naming(directory: str) -> Iterator[None]:
+    """Have damage found meanwhile say in which data directory its file lies. Raises LogDamaged."""
+    try:
+        yield
+    except LogDamaged as damage:
+        damage.directory = directory
+        raise
 
 
 class CodecMissing(DeltaPropError):

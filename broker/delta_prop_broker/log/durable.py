@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.log.damage import LogBusy, LogDamaged
+from delta_prop_broker.log.damage import LogBusy, LogDamaged, naming
 from delta_prop_broker.log.files import ahead
 from delta_prop_broker.log.files.identity import check_format, write_identity
 from delta_prop_broker.log.files.names import DIRECTORY, IDENTITY, LOCK_PATH
@@ -65,7 +65,7 @@ class DurableLog(Appending, Committing, Reading):
             return recover(disk, DIRECTORY, draw=draw, made_by=settings.made_by, read_only=read_only)
 
         try:
-            with tells_full_disk(disk):
+            with naming(disk.name), tells_full_disk(disk):
                 recovered = recovering() if read_only else reserve.use(recovering)
             times = read_times(disk, DIRECTORY, recovered.report.notes)
             log = cls(

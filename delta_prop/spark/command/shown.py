@@ -83,15 +83,15 @@ def put_job(producer: str, status: JobStatus | None) -> None:
     if status is not None:
         told["state"] = status.state.name.lower()
         told |= {name: getattr(status, name) for name in ("deltas", "published", "duplicates", "refused")}
-    edge.put(json.dumps(told, ensure_ascii=False))
+    edge.confirm(json.dumps(told, ensure_ascii=False))
 
 
 def put_rebuilt(file: str, made: Rebuilt, *, as_json: bool) -> None:
     """What a storage sink's file was given."""
     if as_json:
-        edge.put(json.dumps({"storage": file, **made._asdict()}, ensure_ascii=False))
+        edge.confirm(json.dumps({"storage": file, **made._asdict()}, ensure_ascii=False))
         return
-    edge.put(
+    edge.confirm(
         f"{file}: {made.rows:,} rows, {made.alive:,} of them alive; its sink goes on from offset "
         f"{made.next_offset}"
     )

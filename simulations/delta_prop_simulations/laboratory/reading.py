@@ -13,8 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from delta_prop.config import Settings
 from delta_prop.configuration.values import check_keys, converted, fault, join, made_of, shown, suggested
 from delta_prop_broker.log.settings import LogSettings
-from delta_prop_simulations.laboratory.scenario import AlternativeSpec, Event, Scenario, Service
+from delta_prop_simulations.laboratory.scenario import (
+    AlternativeSpec,
+    Event,
+    Scenario,
+    Service,
+    SourceSpec,
+)
 from delta_prop_simulations.laboratory.topology import Cut, FaultSpec, LinkSpec, ReaderSpec, Stall
+from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,6 +65,8 @@ def read_setups(
         _replay(table, trace)
     alternatives = _alternatives(table.pop("alternative", []))
     base = _scenario(table)
+    if duration is None:  # a shorter one for once leaves out what begins later
+        _check_times(base)
     setups = [Setup(base.base, base.about, base)]
     for place, one in enumerate(alternatives):
         path = f"alternative[{place}]"
@@ -66,6 +75,8 @@ def read_setups(
         changed = _changed(table, one, path) | given
         try:
             setups.append(Setup(one.name, one.about, _scenario(changed)))
+            if duration is None:
+                _check_times(setups[-1].scenario)
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
     return setups
@@ -110,6 +121,7 @@ def _scenario(table: dict[str, Any]) -> Scenario:
     sinks = [
         replace(sink, at=tuple(events.get(f"sink[{place}]", ()))) for place, sink in enumerate(scenario.sink)
     ]
+    _check_levels(scenario.source, service)
     return replace(
         scenario,
         service=service,
@@ -118,6 +130,30 @@ def _scenario(table: dict[str, Any]) -> Scenario:
         fault=tuple(faults),
         reader=tuple(readers),
     )
+
+
+def _check_times(scenario: Scenario) -> None:
+    """See that nothing begins when the scenario is over, but for what may strike while all come to rest: cuts
+    of links and stalls of readers. Raises UsageError.
+    """
+    begins = {f"source[{place}].start": one.start for place, one in enumerate(scenario.source)}
+    begins |= {f"fault[{place}].from": one.begin for place, one in enumerate(scenario.fault)}
+    begins |= {f"reader[{place}].from": one.begin for place, one in enumerate(scenario.reader)}
+    for place, sink in enumerate(scenario.sink):
+        begins |= {f"sink[{place}].at[{event}].from": one.begin for event, one in enumerate(sink.at)}
+    for path, begin in begins.items():
+        if begin >= scenario.duration:
+            raise UsageError(f"{path} = {begin}: give a time below duration, which is {scenario.duration}")
+
+
+def _check_levels(sources: tuple[SourceSpec, ...], service: Service) -> None:
+    """See that the log can keep what sources ask for. Raises UsageError."""
+    for place, one in enumerate(sources):
+        if service.log is None and one.ack_level not in (None, AckLevel.MEMORY):
+            raise UsageError(
+                f"source[{place}].ack_level = {one.ack_level.name.lower()}: a log in memory acknowledges as "
+                "memory alone: leave it out, or add [service.log] for a log on disk"
+            )
 
 
 def _tables(table: dict[str, Any], name: str) -> list[Any]:
@@ -268,3 +304,5 @@ def _leave_out(table: dict[str, Any], name: str, path: str) -> None:
         raise UsageError(f"{path}: there is no {name!r}{suggested(own, names)}; give one as sink.NAME")
     assert isinstance(found, list)
     table[kind] = [one for one in found if one.get("name") != own]
+    if not table[kind] and kind in ("source", "sink"):
+        raise UsageError(f"{path}: without {name!r} no {kind} is left: leave at least one in")

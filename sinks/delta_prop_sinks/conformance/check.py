@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop_sinks.conformance import forwarded, losses, rebuilding, story
+from delta_prop_sinks.conformance.loop_watch import LoopWatch
 from delta_prop_sinks.conformance.player import Player, Settings
 from delta_prop_sinks.conformance.steps import Leftovers
 from delta_prop_wire.errors import UsageError
@@ -41,7 +42,8 @@ async def check_sink(
     `forgets` allows it None, for a cache. `probe(sink)` gives what other readers see, comparable, however
     often a delta was delivered. `expected(rows)` gives what the probe must see after these rows (`Applied`),
     each once, in the order they were applied in; where it sees states, these are folded in the order of
-    `key`. Without `expected`, the probe only shows whether repeats change anything. It needs a `probe`.
+    `key`. Without `expected`, the probe only shows whether repeats change anything. It needs a `probe`, as
+    does a sink without `get`.
 
     `failing(n)` makes the sink's target fail from its n-th operation on, 1 for the next; None mends it.
     With or without it the thread port that the sink is lent fails at times.
@@ -54,24 +56,41 @@ async def check_sink(
     for name, seconds in (("pause_s", pause_s), ("deadline_s", deadline_s)):
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
             raise UsageError(f"{name} is {seconds!r:.80}: give a number of seconds above 0")
-    before = Leftovers()
-    failure: Exception | None = None
+    settings = Settings(make, probe, expected, failing, forgets, pause_s, deadline_s)
     freezes = not gc.get_freeze_count()
     if freezes:  # what there was before is not the sinks' to let go of, and need not be looked through
         gc.freeze()
     try:
-        async with anyio.create_task_group() as tasks:
-            try:
-                settings = Settings(make, probe, expected, failing, forgets, pause_s, deadline_s)
-                await _play(Player(settings, tasks), before)
-            except Exception as error:  # raised behind the group, which would wrap it
-                failure = error
-            tasks.cancel_scope.cancel()
+        with LoopWatch().running() as watch:
+            failure = await _failure(settings, watch)
     finally:
         if freezes:
             gc.unfreeze()
     if failure is not None:
         raise failure
+
+
+async def _failure(settings: Settings, watch: LoopWatch) -> Exception | None:
+    """Play the story; return what ended it early, to be raised behind the task group, which would wrap it."""
+    before = Leftovers()
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        try:
+            player = Player(settings, tasks, watch)
+            _check_seen(player.sink, settings)
+            await _play(player, before)
+        except Exception as error:
+            failure = error
+        tasks.cancel_scope.cancel()
+    return failure
+
+
+def _check_seen(sink: Sink, settings: Settings) -> None:
+    if settings.probe is None and not hasattr(sink, "get"):
+        raise UsageError(
+            f"probe is missing, and a {type(sink).__name__} has no get(), so that nothing it holds would be "
+            "compared: give a probe that gives what its readers see"
+        )
 
 
 def _check_given(make: object, probe: object, expected: object, failing: object) -> None:

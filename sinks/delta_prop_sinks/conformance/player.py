@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 import anyio.lowlevel
 
+from delta_prop_sinks.conformance.loop_watch import InStretches
 from delta_prop_sinks.conformance.rules import NotConforming
 from delta_prop_sinks.conformance.steps import cancelled_at, let_go, reference, watched
 from delta_prop_sinks.conformance.world import FalseLog, Shadow, lamport_below, offsets_of
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
+    from delta_prop_sinks.conformance.loop_watch import LoopWatch
     from delta_prop_sinks.conformance.world import Applied, Ref
     from delta_prop_sinks.sink import Sink
 
@@ -74,11 +76,12 @@ class _Beside:
 class Player:
     """One sink at a time, and what the service would remember of it."""
 
-    def __init__(self, settings: Settings, tasks: TaskGroup) -> None:
+    def __init__(self, settings: Settings, tasks: TaskGroup, watch: LoopWatch) -> None:
         self.settings = settings
+        self._watch = watch
         self._tasks = tasks
         self._beside: _Beside | None = None
-        self.log = FalseLog()
+        self.log = FalseLog(watch)
         self.shadow = Shadow()
         self.sink = self.make()
         self.start = 0
@@ -107,9 +110,14 @@ class Player:
 
     async def call(self, what: str, call: Callable[[], Awaitable[T]], part: str = "deadline") -> T:
         """Await a call of the sink, within the deadline."""
-        limit = self.settings.deadline_s
-        with anyio.move_on_after(limit) as scope:
+
+        async def made() -> T:
             return await call()
+
+        limit = self.settings.deadline_s
+        self._watch.begin(what)
+        with anyio.move_on_after(limit) as scope:
+            return await InStretches(made(), self._watch)
         assert scope.cancelled_caught
         raise NotConforming(part, f"{what} had not ended after {limit:g} s")
 

@@ -6,6 +6,8 @@ from delta_prop_wire.errors import DeltaPropError
 
 RULES = {
     "name": "a sink has a name that operators can use, and statistics() gives a snapshot that stays as it is",
+    "blocking": "all calls run on the event loop, so what blocks goes to context.threads.run(function), and "
+    "long work gives way now and then",
     "order": "apply() takes all rows that are meant, no others, in the order they come in",
     "repeats": "a row that is delivered again, alone or among others, has the effect of one",
     "resume": "open() tells the offset below which everything is in the sink, never a lower one than before, "

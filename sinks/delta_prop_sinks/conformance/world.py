@@ -24,6 +24,7 @@ from delta_prop_wire.states import encode_states
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+    from delta_prop_sinks.conformance.loop_watch import LoopWatch
     from delta_prop_wire.algebra import Key
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.delta import Delta
@@ -74,7 +75,8 @@ class FalseClock:
 class Fault:
     """One failure to come: which call of a thread, and whether the call is made before it is told to fail."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: LoopWatch) -> None:
+        self._watch = watch
         self.calls = 0
         self.inside = 0
         self.turns = TURNS
@@ -99,7 +101,8 @@ class Fault:
             await anyio.lowlevel.checkpoint()
         if fails and not self._after:
             raise OSError(5, "Input/output error (the conformance kit's)")
-        result = function()
+        with self._watch.aside():
+            result = function()
         if fails:
             raise OSError(5, "Input/output error, behind the call (the conformance kit's)")
         return result
@@ -136,9 +139,10 @@ class FalseLog:
     log_start = 0
     topics = frozenset("*")
 
-    def __init__(self) -> None:
+    def __init__(self, watch: LoopWatch) -> None:
         self.clock = FalseClock()
-        self.fault = Fault()
+        self._watch = watch
+        self.fault = Fault(watch)
         self.threads = FalseThreads(self.fault)
         self.batches: list[LoggedBatch] = []
         self.next_offset = 0
@@ -167,7 +171,7 @@ class FalseLog:
     @asynccontextmanager
     async def own_thread(self) -> AsyncIterator[FalseThreads]:
         """A thread for functions of the sink's owner: what they do does not fail unless they do."""
-        yield FalseThreads(Fault())
+        yield FalseThreads(Fault(self._watch))
 
     @asynccontextmanager
     async def background_thread(self) -> AsyncIterator[FalseThreads]:

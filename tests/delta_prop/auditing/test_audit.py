@@ -203,7 +203,12 @@ def test_what_cannot_be_audited_is_told(tmp_path: Path) -> None:
     assert "is no storage sink's file" in told(other, str(tmp_path / "mine.db"))
     assert "come to offset 2, the log ends at 1: it is ahead" in told(other, [], come=2)
     (tmp_path / "broken.db").write_bytes((tmp_path / "vectors.db").read_bytes()[:5_000])
-    assert "cannot be read" in told(str(tmp_path / "log"), str(tmp_path / "broken.db"))
+    broken = told(str(tmp_path / "log"), str(tmp_path / "broken.db"))
+    assert "cannot be read" in broken
+    assert "put a copy in its place, or rebuild it from the log" in broken
+    (tmp_path / "dp.toml").write_text("[server]\nport = 7431\n" * 100)
+    wrong = told(str(tmp_path / "log"), str(tmp_path / "dp.toml"))
+    assert "dp.toml is no storage sink's file: name the one that the storage sink writes; if this" in wrong
 
 
 def test_wrong_types_are_told_by_the_arguments_name(tmp_path: Path) -> None:

@@ -77,8 +77,40 @@ def test_what_is_printed_is_utf8_whatever_the_locale(
     assert '"v\\udcff"' in told
 
 
-def test_closed_standard_streams_are_empty_ones(command: Command) -> None:
-    verb = [sys.executable, "-m", "delta_prop", "publish", "--data", str(command.data)]
-    done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>/dev/null', "sh", *verb], timeout=60, check=False)
-    assert done.returncode == 0
+def run_closed(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The command, whose standard input and output are closed."""
+    verb = [sys.executable, "-m", "delta_prop", *map(str, arguments)]
+    shell = ["sh", "-c", 'exec "$@" <&- >&-', "sh"]
+    return subprocess.run([*shell, *verb], timeout=60, check=False, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "log export",
+        "log show --json",
+        "subscribe --start earliest",
+        "token new a --publish --namespace docs",
+        "status",
+    ],
+)
+def test_what_prints_fails_where_standard_output_is_closed(verb: str, command: Command) -> None:
+    command.publish(many(3))
+    done = run_closed(*verb.split(), *([] if verb.startswith("token") else ["--data", command.data]))
+    assert (done.returncode, done.stderr) == (
+        1,
+        "delta-prop: standard output is closed, so nothing was written there: open it, or redirect it "
+        "to a file\n",
+    )
+
+
+def test_what_need_not_print_works_where_standard_streams_are_closed(
+    command: Command, tmp_path: Path
+) -> None:
+    lines = tmp_path / "lines"
+    lines.write_text(created("v1"))
+    for verb in (("publish",), ("publish", lines), ("log", "export", "--to", tmp_path / "backup")):
+        done = run_closed(*verb, "--data", command.data)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert len(command("log", "show", "--json").lines) == 1
     assert command("log", "verify").status == 0

@@ -69,7 +69,7 @@ def test_the_files_that_a_server_would_read_are_tried(
     file = tmp_path / "dp.toml"
     for text, said in (
         ("access.tokens = 'none'", f"access.tokens: '{tmp_path}/none' cannot be read"),
-        ("access.tokens = 'dp.toml'", "access.tokens: access: "),
+        ("access.tokens = 'dp.toml'", f"access.tokens: '{file}': access: "),
         ("tls = { certificate = 'none', key = 'none' }", "tls: "),
     ):
         file.write_text(text)

@@ -70,6 +70,17 @@ def test_an_export_changes_nothing_and_takes_no_lock(command: Command, tmp_path:
     assert not list(tmp_path.glob("*.partial"))
 
 
+@pytest.mark.parametrize("source", ["nosuch", "."])
+def test_what_is_restored_from_is_a_copy(
+    source: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = command("log", "restore", "--from", source)
+    assert done.status == 2
+    assert "name the copy that `log export --to DIR` made" in done.err
+    assert "publish" not in done.err
+
+
 def test_mistakes_have_one_line_with_the_cure(command: Command, tmp_path: Path) -> None:
     backup, full = tmp_path / "backup", tmp_path / "full"
     full.mkdir()

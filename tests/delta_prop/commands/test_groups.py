@@ -73,6 +73,7 @@ def test_group_of_a_server_is_moved_under_its_member(command: Command) -> None:
         member.start()
         try:
             _until(lambda: len(seen) == 5)
+            _until(lambda: command("groups", "list", "--json").lines != [])  # its place is written soon
             (told,) = command("groups", "list", "--json").lines
             assert told["name"] == "g"
             assert "a member reads, 1 standing by" in _of_server(command, places, "groups", "list")

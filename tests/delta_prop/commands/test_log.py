@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 FRAMES, ROWS = 5, 4
+LATER = b'{"format": 3, "made_by": "later"}'
 
 
 def publish_frames(command: Command) -> None:
@@ -117,6 +118,27 @@ def test_a_damaged_format_file_hides_neither_the_log_nor_the_cure(
     assert len((tmp_path / "out").read_text().splitlines()) == FRAMES * ROWS
     (command.data / "format").write_bytes(sound)
     assert command("log", "verify").status == 0
+
+
+@pytest.mark.parametrize("verb", [("status",), ("log", "show"), ("publish", "/dev/null")])
+def test_what_is_wrong_with_a_directory_names_it(verb: tuple[str, ...], command: Command) -> None:
+    command.publish(many(3))
+    mark = command.data / "streams/default/0/log"
+    sound = mark.read_bytes()
+    mark.write_bytes(bytes(8))
+    done = command(*verb)
+    assert f"damage in {mark}: its 8 bytes do not fit their checksum" in done.out + done.err
+    mark.write_bytes(sound)
+    segment = command.segment()
+    segment.write_bytes(segment.read_bytes()[:30] + b"?" + segment.read_bytes()[31:])
+    if verb == ("log", "show"):
+        assert f"damage in {segment}, byte " in command(*verb).err
+    for format_, said in (
+        (b"{}", f"damage in {command.data}/format: "),
+        (LATER, f"{command.data}/format says"),
+    ):
+        (command.data / "format").write_bytes(format_)
+        assert said in command(*verb).err
 
 
 def test_export_goes_around_damage_when_it_is_told_to(command: Command, tmp_path: Path) -> None:

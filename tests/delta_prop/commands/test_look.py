@@ -10,8 +10,11 @@ import anyio
 from delta_prop.embedded import Propagator
 from delta_prop_sinks import CallbackSink
 from tests.delta_prop.commands.support import created, many
+from tests.delta_prop.server.process import served
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.delta_prop.commands.support import Command
 
 STORY = [
@@ -136,6 +139,27 @@ def test_one_damaged_place_of_a_group_hides_nothing_else(command: Command) -> No
     assert "spoilt" in told["damage"]
     assert command("sinks", "forget", "spoilt").status == 0
     assert command("status").status == command("sinks").status == 0
+
+
+def test_damaged_cursors_are_told_by_whoever_looks_and_serve_warns(command: Command, tmp_path: Path) -> None:
+    command.publish(many(3))
+    assert command("log", "verify").err == ""
+    (command.data / "cursors").write_bytes(b"garbage\n")
+    what = "its 8 bytes do not fit their checksum, so it is not used: sinks that keep no cursor of their own"
+    told = command("status", "--json")
+    assert (told.status, told.lines[0]["health"], told.lines[0]["next_offset"]) == (1, "damaged", 3)
+    assert what in told.lines[0]["damage"]
+    for arguments in (["sinks"], ["sinks", "--json"], ["log", "verify"]):
+        done = command(*arguments)
+        assert (done.status, what in done.err) == (1, True), (arguments, done)
+        assert "a copy of the file from a backup" in done.err
+    assert command("log", "verify", "--json").lines[0]["first_damage"]["file"] == "cursors"
+    with served(command.data, errors=tmp_path / "errors"):
+        pass
+    (line,) = [line for line in (tmp_path / "errors").read_text().splitlines() if what in line]
+    assert json.loads(line)["level"] == "warning"
+    (command.data / "cursors").unlink()
+    assert command("log", "verify").status == command("sinks").status == command("status").status == 0
 
 
 def test_a_place_beyond_the_end_is_answered_with_the_present_and_a_word(command: Command) -> None:

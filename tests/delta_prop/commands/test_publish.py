@@ -21,6 +21,7 @@ from delta_prop_broker.local_disk import LocalDisk, LocalFile
 from delta_prop_sinks import CallbackSink
 from delta_prop_wire.codec import NEED_BYTES, Decoder
 from delta_prop_wire.errors import Refused
+from delta_prop_wire.jsonlines import LINE_BYTES_MAX
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.commands.support import created, many
 
@@ -174,6 +175,17 @@ def test_a_line_that_is_too_long_is_refused_and_passed_over(
     told = acks(done)
     assert "split" in told[1]["message"]
     assert told[2]["offset"] == 0
+
+
+def test_a_line_that_is_too_long_is_told_with_its_bound_alone(command: Command) -> None:
+    told = acks(command.publish(["x" * (LINE_BYTES_MAX + 2_000_000)], "--acks"))
+    assert told[1]["message"] == f"line: more than {LINE_BYTES_MAX} bytes: split the delta"
+
+
+def test_a_file_that_cannot_be_read_is_named(command: Command) -> None:
+    done = command("publish", "/proc/self/mem")  # opens, and fails at its first page
+    assert done.status == 1
+    assert "'/proc/self/mem' cannot be used (Input/output error)" in done.err
 
 
 def test_a_directory_in_use_is_refused_in_one_line(command: Command) -> None:

@@ -24,6 +24,7 @@ HOST = "127.0.0.1"
 PORTS = "server = { port = 0, http_port = 0 }\n"
 STORAGE = "[[sinks]]\nkind = 'storage'\npath = "
 LINES = "[[sinks]]\nkind = 'jsonlines'\npath = "
+ITSELF = "server = { port = 7001 }\ndata = 'new'\n[[sinks]]\nkind = 'forward'\nto = "
 NOBODY = 65534
 
 
@@ -33,6 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("x")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "other.toml").write_text("access.tokens = 'tokens.toml'")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "gone").symlink_to(tmp_path / "none" / "s.db")
     (tmp_path / "text").write_text("not a database, whatever the name says " * 100)
@@ -47,6 +49,9 @@ def everything(folder: Path) -> set[str]:
 WRONG = [
     ("server = { host = '0.0.0.0', port = 0 }\ndata = 'new'", 2, "server.host '0.0.0.0' can be reached by "),
     ("server = { host = '127.0.0.1.example.com' }\ndata = 'new'", 2, "server.host '127.0.0.1.example.com'"),
+    ("server = { host = 'no.invalid' }\ndata = 'new'", 2, "server.host 'no.invalid' is not known here"),
+    (f"{ITSELF}'localhost:7001'", 2, "sinks[0].to: localhost:7001 is this server itself: name another one"),
+    (f"{ITSELF}['a:1', '127.0.0.1:7001']", 2, "sinks[0].to: 127.0.0.1:7001 is this server itself"),
     ("server = { port = 7001, http_port = 7001 }\ndata = 'new'", 2, "server.http_port: 7001 is server.port"),
     ("server = { port = 7374 }\ndata = 'new'", 2, "server.http_port: 7374 is server.port too: give each"),
     (
@@ -85,6 +90,11 @@ WRONG = [
     ),
     (f"{PORTS}data = 'new'\n{LINES}'a'\nrebuild = true", 2, "sinks[0].rebuild: sink 'jsonlines' cannot be"),
     (f"{PORTS}data = 'new'\naccess.tokens = 'none'", 2, "access.tokens: 'FOLDER/none' cannot be read (No"),
+    (
+        f"{PORTS}data = 'new'\naccess.tokens = 'other.toml'",
+        2,
+        "access.tokens: 'FOLDER/other.toml': access: unknown key",
+    ),
     (f"{PORTS}data = 'new'\naccess.tokens = 'folder'", 2, "access.tokens: 'FOLDER/folder' cannot be read (I"),
     (f"{PORTS}data = 'new'\ntls = {{ certificate = 'none', key = 'none' }}", 2, "tls: TLS cannot use "),
     (f"{PORTS}[data]\nx = 1", 2, "data: {'x': 1} is no text"),
@@ -105,6 +115,7 @@ def test_both_refuse_the_same_in_one_line(
     shown = capfd.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1), shown.err
     assert said.replace("FOLDER", str(folder)) in shown.err
+    assert "server: server" not in shown.err
     assert everything(folder) == before
 
 
@@ -179,6 +190,12 @@ def test_a_configuration_that_is_no_text_is_told(
         shown = capfd.readouterr()
         assert (shown.out, shown.err.count("\n")) == ("", 1), shown.err
         assert f"the configuration '{name}' cannot be read (" in shown.err
+
+
+def test_a_forward_to_another_server_is_sound(folder: Path) -> None:
+    for to in ("127.0.0.1:7002", "127.0.0.2:7001", "another.invalid:7001"):
+        (folder / "dp.toml").write_text(f"{ITSELF}'{to}'")
+        assert main(["config", "check", "dp.toml"]) == 0, to
 
 
 def test_an_endless_configuration_is_not_read_to_its_end(capfd: pytest.CaptureFixture[str]) -> None:

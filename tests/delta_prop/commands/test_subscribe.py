@@ -77,7 +77,7 @@ def test_a_log_whose_mark_is_lost_is_no_empty_one(lost: str, command: Command) -
     assert offsets(command, *ALL) == shown
     assert offsets(command, "--group", "g", "--no-follow") == shown
     assert (
-        f"mark: {'the file is missing' if lost == 'missing' else 'it is empty'};"
+        f"mark: {'the file is missing' if lost == 'missing' else 'it is empty'}\n"
         in command("log", "verify").err
     )
 

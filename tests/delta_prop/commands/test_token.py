@@ -60,9 +60,15 @@ def test_as_json_both_are_one_object_and_no_two_tokens_are_alike(capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["importer"], "may do nothing"),
-        (["importer", "--publish"], "token[0].namespaces: give the names"),
-        (["a b", "--admin"], "token[0].name: 'a b'"),
+        (["importer"], "'importer' may do nothing: give --publish, --subscribe, --forward or --admin"),
+        (["importer", "--publish"], "--namespace: give the names that it is for, as --namespace docs --na"),
+        (
+            ["west", "--forward"],
+            "--forward: 'west' would hand on whole logs: give --publish and --namespace '*",
+        ),
+        (["a b", "--admin"], "NAME: 'a b': give 1 to 64 letters"),
+        (["a", "--admin", "--burst", "0"], "--burst: 0: give a whole number of deltas from 1"),
+        (["a", "--publish", "--namespace", "b*c"], "--namespace: 'b*c': a * stands at the end alone"),
         (["a", "--admin", "--rate", "fast"], "--rate 'fast' is not a number"),
         (["a", "--publish", "--namespace", "*", "--rate", "1\nadmin = true"], "is not a number"),
         (["a", "--publish", "--namespace", "*", "--burst", "1\nadmin = true"], "is not a number"),
@@ -72,7 +78,7 @@ def test_as_json_both_are_one_object_and_no_two_tokens_are_alike(capsys: pytest.
         ),
         (["a", "--admin", "--expires", "5parsecs"], "--expires '5parsecs': give a time like 2027-"),
         (["a", "--admin", "--expires", "9999999999d"], "--expires '9999999999d': "),
-        (["a", "--publish", "--namespace", "x", "--operation", "drop"], "token[0].operations[0]: 'drop'"),
+        (["a", "--publish", "--namespace", "x", "--operation", "drop"], "--operation: 'drop': give one"),
     ],
 )
 def test_a_mistake_shows_no_token(

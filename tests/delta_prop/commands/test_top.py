@@ -138,7 +138,8 @@ def test_a_mistake_gets_one_line(
 def test_a_token_file_that_says_more_than_a_token_gets_one_line(
     places: Places, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "token").write_text("the token of reader, shown once: dp_abc\n")
+    assert main(["token", "new", "reader", "--admin"]) == 0
+    (tmp_path / "token").write_text(capsys.readouterr().err)
     assert main(["top", "--once", "--http", places.told_at, "--token-file", str(tmp_path / "token")]) == 2
     assert "holds more than a token: put the token alone there" in capsys.readouterr().err
 

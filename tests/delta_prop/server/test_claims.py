@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from delta_prop.server.service import Address
 
 pytestmark = pytest.mark.anyio
+OTHER = ORIGIN + 8
 PATH = f"{DIRECTORY}/{IDENTITY}"
 
 
@@ -175,3 +176,17 @@ async def test_a_delta_of_an_origin_that_another_claimed_is_of_an_unknown_one() 
         await other.send(DeltaFrame(1, Delta("v", opaque(b"x"), dot=Dot(ORIGIN, 1)), ack_wanted=True))
         nack = await other.until(Nack)
         assert (nack.code, nack.details) == (ErrorCode.UNKNOWN_ORIGIN, {"origin": ORIGIN})
+
+
+@pytest.mark.parametrize("wrong", [CLAIMED_MAX + 1, 1])
+async def test_hello_that_is_refused_for_one_claim_grants_none(wrong: int) -> None:
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as holder:
+        await holder.hello(ORIGIN, OTHER)
+        async with connected(address) as other:
+            await other.hello(OTHER)
+            claims = (OriginClaim(ORIGIN, 0), OriginClaim(OTHER, wrong))
+            await other.send(Subscribe(2, Hello(origins=claims)))
+            assert (await other.until(Nack)).code in (ErrorCode.BAD_REQUEST, ErrorCode.FENCED)
+        await holder.send(opaque_batch(1, 2))
+        await holder.told(2)
+        assert await granted(address, 0) == 2

@@ -250,6 +250,7 @@ def test_with_tokens_all_but_health_is_an_admins(path: str, caplog: pytest.LogCa
         answers.append(await client.answer())
         assert {(one.status, one.body) for one in answers} == {(401, answers[0].body)}
         assert answers[0].json["code"] == "UNAUTHORIZED"
+        assert answers[0].json["error"].endswith("with the header `Authorization: Bearer TOKEN`")
         assert answers[0].headers["www-authenticate"].startswith("Bearer")
         assert (await site.ask("HEAD", path)).status == 401
 

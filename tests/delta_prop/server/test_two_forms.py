@@ -487,6 +487,8 @@ def test_structure_comes_first_then_rate_rights_clock_and_bounds(form: Callable[
     few = ServerSettings(clock_entries_max=1)
     long = replace(INSIDE, clock=((ORIGIN, 1), (SECOND, 1)))
     assert Server(settings=few).take(form(long, NEXT)) == Answer(INVALID, "clock")
+    waiting = replace(INSIDE, clock=((ORIGIN, 9), (SECOND, 9)))  # it is refused before that is waited for
+    assert Server(settings=few).take(form(waiting, NEXT)) == Answer(INVALID, "clock")
     assert Server(SCOPED, few).take(form(replace(long, namespace=b"m"), NEXT)) == unauthorized
 
 

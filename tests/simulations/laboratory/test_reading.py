@@ -6,6 +6,7 @@ import pytest
 
 from delta_prop_simulations.laboratory.reading import parse_duration, read_setups
 from delta_prop_simulations.laboratory.scenario import Between, Event
+from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import UsageError
 from tests.simulations.laboratory.scenes import TWO_SINKS, setup
 
@@ -70,7 +71,43 @@ MISTAKES = {
     ("noise = 0.3", '[[alternative]]\nname="x"\nset={"sink.slow.nose"=1}'): "alternative.*did you mean noise",
     ("noise = 0.3", '[[alternative]]\nname="x"\nwithout=["sink.x"]'): "there is no 'sink.x'.*quick, slow",
     ("[[source]]", "[[["): "this is no TOML",
+    (
+        "noise = 0.3",
+        '[[alternative]]\nname="x"\nwithout=["sink.slow", "sink.quick"]',
+    ): r"alternative\[0\].without: without 'sink.quick' no sink is left: leave at least one in",
+    (
+        "[[sink]]",
+        '[[alternative]]\nname="x"\nwithout=["source.web"]\n[[sink]]',
+    ): r"alternative\[0\].without: without 'source.web' no source is left",
+    ("batch = 20", 'start = "3s"'): r"source\[0\].start = 3.0: .* below duration, which is 3.0",
+    (
+        "noise = 0.3",
+        'at = [{from = 4, for = 1, what = "fails"}]',
+    ): r"sink\[1\].at\[0\].from = 4.0: .* below duration",
+    ("noise = 0.3", '[[alternative]]\nname="x"\nset={"source.web.start"="3s"}'): r"\[0\]: source\[0\].start",
+    (
+        "noise = 0.3",
+        '[[machine]]\nname="a"\n[[fault]]\nmachine="a"\nwhat="kill"\nfrom=9',
+    ): r"fault\[0\].from = 9.0",
+    (
+        "batch = 20",
+        'ack_level = "durable"',
+    ): r"source\[0\].ack_level = durable: a log in memory.*\[service.log\]",
+    (
+        "noise = 0.3",
+        '[[alternative]]\nname="x"\nset={"source.web.ack_level"="logged"}',
+    ): r"alternative\[0\]: source\[0\].ack_level = logged",
 }
+
+
+def test_a_shorter_duration_leaves_out_what_begins_later() -> None:
+    text = TWO_SINKS.replace("batch = 20", 'start = "2s"')
+    assert setup(text, duration=1.0).scenario.source[0].start == 2.0
+
+
+def test_a_log_on_disk_makes_durable() -> None:
+    text = TWO_SINKS.replace("batch = 20", 'ack_level = "durable"') + "[service.log]\n"
+    assert setup(text).scenario.source[0].ack_level is AckLevel.DURABLE
 
 
 @pytest.mark.parametrize(("change", "told"), MISTAKES.items(), ids=lambda one: str(one)[:40])

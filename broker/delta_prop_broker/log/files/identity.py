@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop_broker.log.damage import FormatOutdated, FormatUnknown, LogDamaged
+from delta_prop_broker.log.damage import FormatOutdated, FormatUnknown, LogDamaged, naming
 from delta_prop_broker.log.files.names import FORMAT_PATH, TEMPORARY
 from delta_prop_broker.log.files.writing import write_all
 from delta_prop_wire.crc import crc32c
@@ -82,7 +82,8 @@ def check_format(disk: Disk, *, oldest: int = FORMAT) -> bool:
 
     Raises FormatUnknown, FormatOutdated, LogDamaged, OSError.
     """
-    found = read_format(disk)
+    with naming(disk.name):
+        found = read_format(disk)
     if found is not None and (found.number < oldest or found.unfinished):
         raise FormatOutdated(disk.name, found.number, FORMAT, unfinished=found.unfinished)
     return found is not None
@@ -99,7 +100,7 @@ def read_format(disk: Disk) -> Format | None:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise LogDamaged(FORMAT_PATH, f"its {len(raw)} bytes are no format file{_FORMAT_CURE}") from None
     if found.number > FORMAT:  # whatever else stands in it
-        raise FormatUnknown(FORMAT_PATH, found.number, FORMAT, found.made_by)
+        raise FormatUnknown(f"{disk.name}/{FORMAT_PATH}", found.number, FORMAT, found.made_by)
     if raw != _format_file(found) or found.number < OLDEST_FORMAT:
         raise LogDamaged(FORMAT_PATH, f"its parts do not fit their checksum{_FORMAT_CURE}")
     return found
