@@ -5,7 +5,7 @@ Pure, and blind to what the service holds; what depends on that is checked where
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -89,7 +89,9 @@ def _check_tuples(delta: Delta, row: int) -> None:
 def is_transform(delta: Delta) -> bool:
     """Whether a delta has to be resolved before it is queued. Raises UsageError for what is no delta."""
     if not isinstance(delta, Delta):
-        raise UsageError(f"{delta!r:.80} is no Delta: make one with Delta(vector_id, operation)")
+        if isinstance(delta, list | tuple | Iterator):
+            raise UsageError(f"a {type(delta).__name__} is not a Delta: unpack it, as in publish(*deltas)")
+        raise UsageError(f"{delta!r:.80} is not a Delta: create one with Delta(vector_id, operation)")
     if not isinstance(delta.operation, Operation):
         raise InvalidDelta(
             "operation", f"{delta.operation!r:.80} is no operation: make one with create, sparse, scale…"

@@ -40,14 +40,14 @@ from delta_prop.route.subscription import Subscription
 from delta_prop.service_log import ServiceLog, check_data
 from delta_prop.statistics import Statistics
 from delta_prop.turns import Turn
-from delta_prop.world import real_world
+from delta_prop.world import real_world, this_thread
 from delta_prop_sinks.bounds import check_sink_name, check_texts
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Dot
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import PRODUCER_ID_BITS, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
     from pathlib import Path
     from types import TracebackType
 
@@ -97,7 +97,7 @@ class Propagator(Publishing):
     # --- life
 
     async def __aenter__(self) -> Propagator:
-        if self._open:
+        if self._open_on:
             raise UsageError("this propagator is open already: make another one")
         self._world = self._given_world or real_world()
         self._turn = Turn(self._world.clock.now, self._world.soon)
@@ -149,7 +149,7 @@ class Propagator(Publishing):
                 await self._service_log.close()
             raise
         self._bell, self._stepped, self._armed = anyio.Event(), anyio.Event(), False
-        self._open = True
+        self._open_on = this_thread()
         self._tasks.start_soon(self._tick)
         self._tasks.start_soon(self._turn.run)
         self._tasks.start_soon(self._gathering.run)
@@ -168,7 +168,7 @@ class Propagator(Publishing):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        self._open, self._closing = False, True
+        self._open_on, self._closing = 0, True
         try:
             failures = await self._finish()
         except BaseException as broken_off:  # the interpreter's own: no task stays, and none of its scopes
@@ -458,11 +458,11 @@ class Propagator(Publishing):
         lanes = self._chain.lanes
         return self._room.press(self._sinks.pacing.pressure(lanes.depth, lanes.capacity_deltas))
 
-    async def pressure_changes(self) -> AsyncIterator[Pressure]:
+    async def pressure_changes(self) -> AsyncGenerator[Pressure, None]:
         """The pressure now, and again whenever its level, its cause or its rate (by a tenth) changes."""
         self._check_open()
         told: Pressure | None = None
-        while self._open:
+        while self._open_on:
             now = self.pressure()
             if told is None or differs(told, now):
                 told = now

@@ -24,6 +24,7 @@ from delta_prop.producer import Producer
 from delta_prop.receipt import Published, Receipt, State
 from delta_prop.refusals import late
 from delta_prop.transforms import Transforms
+from delta_prop.world import this_thread
 from delta_prop_wire.bounds import check_level
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Delta, Kind, Priority, Source
 from delta_prop_wire.errors import Refused, UsageError
@@ -68,7 +69,9 @@ class Publishing:
         self._transforms = Transforms()
         self._line = Line()
         self._yielded_at = 0.0
-        self._open = self._closing = False
+        self._open_on = 0
+        """The thread of the event loop, for as long as it is open; else 0."""
+        self._closing = False
 
     async def wait_visible(
         self,
@@ -118,8 +121,7 @@ class Publishing:
         `task.cancel()`) once the delta has its place gets the cancellation although it has happened, or will.
         Use `timeout_s`, or `offer`, whose receipt tells always.
         """
-        if self._closing or not self._open:
-            self._check_open()
+        self._check_open()
         if timeout_s is not None:
             check_timeout(timeout_s)
         if len(deltas) == 1 and not after and may_be_merged(deltas[0]):
@@ -205,14 +207,20 @@ class Publishing:
         return self._log.level if asked is None else check_level(asked)
 
     def _check_open(self) -> None:
+        if this_thread() == self._open_on:  # one comparison, as every call asks
+            return
         if self._closing:
             raise Refused(
                 ErrorCode.SHUTTING_DOWN,
                 "the propagator is closing: publish before the `async with` ends, or in the next one",
                 retry_after_ms=1000,
             )
-        if not self._open:
+        if not self._open_on:
             raise UsageError("the propagator is not open: use it inside `async with Propagator() as p:`")
+        raise UsageError(
+            "the propagator was called from another thread than that of its event loop: use SyncPropagator, "
+            "or anyio.from_thread.run(p.publish, delta) in a thread that anyio started"
+        )
 
     def _draft(
         self, deltas: Sequence[Delta], after: Sequence[Named], ack_level: AckLevel | str | None

@@ -5,23 +5,31 @@ Every call may come from any thread; each waits under the deadline of the verb b
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
+import atexit
+import logging
+from contextlib import suppress
 from functools import partial
 from inspect import isawaitable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+import anyio
 
 from delta_prop.embedded import Propagator
-from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind
-from delta_prop_wire.errors import UsageError
+from delta_prop.loop_thread import LoopThread
+from delta_prop.world import waker
+from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind, Priority, Source
+from delta_prop_wire.errors import Refused, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+    from concurrent.futures import Future
+    from pathlib import Path
     from types import TracebackType
 
     import numpy as np
+    from anyio.abc import TaskStatus
+    from anyio.from_thread import BlockingPortal
     from numpy.typing import ArrayLike, NDArray
 
     from delta_prop.attached import Start
@@ -31,44 +39,97 @@ if TYPE_CHECKING:
     from delta_prop.producer import Producer
     from delta_prop.published import Delivered
     from delta_prop.publishing import Named
-    from delta_prop.receipt import Published
+    from delta_prop.receipt import Published, Receipt
     from delta_prop.route.late import Replayed
     from delta_prop.route.quarantine import SetAside
-    from delta_prop.route.subscription import Subscription
     from delta_prop.statistics import Statistics
+    from delta_prop_broker.log.parts.recovered import RecoveryReport
+    from delta_prop_broker.log.settings import LogSettings
     from delta_prop_sinks.sink import Sink
     from delta_prop_wire.delta import AckLevel, Delta, Dot
+    from delta_prop_wire.spec import ErrorCode
 
     S = TypeVar("S", bound=Sink)
 
 T = TypeVar("T")
 
+logger = logging.getLogger("delta_prop")
+
+_ALL_VISIBLE = "every sink has everything"
+
 
 class SyncPropagator:
-    """`with SyncPropagator() as p: p.publish(delta)`. See `Propagator` for what each verb promises."""
+    """`with SyncPropagator() as p: p.publish(delta)`. See `Propagator` for what each verb promises.
 
-    def __init__(self, settings: Settings | None = None, *, backend: str = "asyncio") -> None:
+    Where one block is too short, as for cells of a notebook, `open` and `close` do the same. What is still
+    open when the interpreter ends is closed then, within `close_timeout_s` for each step of that.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        data: str | Path | None = None,
+        log: LogSettings | None = None,
+        backend: str = "asyncio",
+    ) -> None:
+        """`data`: the directory that the log is kept in, within `log`; without it, in memory.
+        `backend`: of anyio, `asyncio` or `trio`.
+        """
         self._backend = backend
-        self._propagator = Propagator(settings)
-        self._exit = ExitStack()
-        self._portal: BlockingPortal | None = None
-        self._loop_thread = 0
+        self._propagator = Propagator(settings, data=data, log=log)
+        self._loop: LoopThread | None = None
+        self._life: Future[None]
+        self._leave: Callable[[], object]
+        self._left_open = ""
+        """Set by the exit of the interpreter: what the sinks have got by then."""
+
+    # --- life
+
+    def open(self) -> SyncPropagator:
+        """Open; return itself. `close` ends it, at the latest when the interpreter exits."""
+        if self._loop is not None:
+            raise UsageError("this propagator is open already: make another one")
+        loop = LoopThread(self._backend)
+        try:
+            self._life, self._leave = loop.portal.start_task(self._live)
+        except BaseException:
+            loop.stop(cancel=True)
+            raise
+        self._loop = loop
+        atexit.register(self._close_at_exit)
+        return self
+
+    def close(self) -> None:
+        """Bring sinks what the log holds, close them and the log; where it is closed, do nothing. Raises what
+        sinks or the log raise at that.
+        """
+        if self._loop is not None:
+            self._running()  # refuses a call that would wait for itself
+            self._end()
 
     def __enter__(self) -> SyncPropagator:
-        with ExitStack() as stack:  # undone in order if the propagator cannot open
-            portal = stack.enter_context(start_blocking_portal(self._backend))
-            running: AbstractContextManager[Propagator] = portal.wrap_async_context_manager(self._propagator)
-            stack.enter_context(running)
-            self._exit = stack.pop_all()
-        self._loop_thread = portal.call(get_ident)
-        self._portal = portal
-        return self
+        return self.open()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._portal = None
-        self._exit.__exit__(kind, error, trace)
+        try:
+            self.close()
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"closing the propagator failed too: {failure!r}")
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that were given, or the usual ones."""
+        return self._propagator.settings
+
+    @property
+    def recovery(self) -> RecoveryReport | None:
+        """The report of what was found in the data directory at the last start or recovery of the log."""
+        return self._propagator.recovery
 
     @overload
     def call(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T: ...
@@ -118,6 +179,14 @@ class SyncPropagator:
         """Let a sink go."""
         self._running().call(self._propagator.detach, name)
 
+    def forget(self, name: str) -> None:
+        """Remember nothing of a detached sink."""
+        self.call(partial(self._propagator.forget, name))
+
+    def sink(self, name: str) -> Sink:
+        """Return the attached sink of that name."""
+        return self.call(partial(self._propagator.sink, name))
+
     def restart(self, name: str) -> None:
         """Let a stopped sink go on; one whose breaker is open is tried at once."""
         self.call(partial(self._propagator.restart, name))
@@ -154,6 +223,18 @@ class SyncPropagator:
         """How pressed producers are now."""
         return self.call(self._propagator.pressure)
 
+    def pressure_changes(self) -> Iterator[Pressure]:
+        """Iterate over the pressure now and whenever it changes; close the iterator to end it."""
+        changes = self._propagator.pressure_changes()
+        return self._read(changes, changes.aclose)
+
+    def offer(
+        self, *deltas: Delta, after: Sequence[Named] = (), ack_level: AckLevel | str | None = None
+    ) -> Receipt:
+        """Send deltas without waiting for their outcome; `call(receipt.wait)` waits for it."""
+        offer = partial(self._propagator.offer, *deltas, after=after, ack_level=ack_level)
+        return self.call(lambda: [offer()])[0]  # `call` would wait for a bare receipt
+
     def publish(
         self,
         *deltas: Delta,
@@ -175,6 +256,8 @@ class SyncPropagator:
         indices: ArrayLike | None = None,
         namespace: str = DEFAULT_NAMESPACE,
         kind: Kind | None = None,
+        priority: Priority = Priority.NORMAL,
+        ack_level: AckLevel | str | None = None,
         timeout_s: float | None = None,
     ) -> Published:
         """Publish whole vectors, or with `indices` parts of them, as columns."""
@@ -185,6 +268,8 @@ class SyncPropagator:
             indices=indices,
             namespace=namespace,
             kind=kind,
+            priority=priority,
+            ack_level=ack_level,
             timeout_s=timeout_s,
         )
         return self._running().call(publish)
@@ -193,9 +278,11 @@ class SyncPropagator:
         """Publish under a producer's own dots."""
         return self._running().call(partial(producer.publish, *deltas, timeout_s=timeout_s))
 
-    def producer(self, name: str) -> Producer:
+    def producer(
+        self, name: str, *, ack_level: AckLevel | str | None = None, source: Source = Source.LOCAL
+    ) -> Producer:
         """A named handle, for `publish_as`."""
-        return self._running().call(self._propagator.producer, name)
+        return self.call(partial(self._propagator.producer, name, ack_level=ack_level, source=source))
 
     def register_transform(
         self,
@@ -210,7 +297,7 @@ class SyncPropagator:
 
     def wait_visible(
         self,
-        published: Published | int,
+        published: Published | Receipt | int,
         *,
         sinks: Iterable[str] | None = None,
         committed: bool = False,
@@ -222,9 +309,16 @@ class SyncPropagator:
         )
         self._running().call(wait)
 
-    def subscribe(self, *topics: str, start: Start = "latest") -> Iterator[Delivered]:
+    def outcome(self, dot: Dot, *, timeout_s: float | None = None) -> int | ErrorCode | None:
+        """Return the offset of the delta with this dot, or why it has none; None if it has not happened."""
+        return self._running().call(partial(self._propagator.outcome, dot, timeout_s=timeout_s))
+
+    def subscribe(
+        self, *topics: str, start: Start = "latest", name: str | None = None
+    ) -> Iterator[Delivered]:
         """Iterate over deltas as they come; close the iterator to end it."""
-        return self._read(self.call(partial(self._propagator.subscribe, *topics, start=start)))
+        subscription = self.call(partial(self._propagator.subscribe, *topics, start=start, name=name))
+        return self._read(subscription, subscription.close)
 
     def head(self, vector_id: str, namespace: str = DEFAULT_NAMESPACE) -> Dot | None:
         """The dot of a vector's last delta."""
@@ -234,30 +328,81 @@ class SyncPropagator:
         """A snapshot of everything."""
         return self.call(self._propagator.statistics)
 
-    def _read(self, subscription: Subscription) -> Iterator[Delivered]:
+    # --- inside
+
+    async def _live(self, *, task_status: TaskStatus[Callable[[], object]]) -> None:
+        """Hold the propagator open, in one task, until it is to leave."""
+        leave, wake = anyio.Event(), waker()
+        async with self._propagator as p:
+            task_status.started(lambda: wake(leave.set))
+            await leave.wait()
+            if self._left_open:
+                try:
+                    end = p.statistics().log.next_offset
+                    await p.wait_visible(end, timeout_s=self.settings.close_timeout_s / 2)
+                except (Refused, TimeoutError) as failure:
+                    self._left_open = str(failure)
+
+    def _end(self, limit_s: float | None = None) -> None:
+        """Close, waiting for up to `limit_s`. Raises TimeoutError then, else what the propagator raises."""
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        atexit.unregister(self._close_at_exit)
+        try:
+            with suppress(RuntimeError):  # the loop has ended, and its tasks with it
+                self._leave()
+            self._life.result(limit_s)
+        finally:
+            if self._life.done() or limit_s is None:  # else it does not hear
+                loop.stop(cancel=not self._life.done())
+
+    def _close_at_exit(self) -> None:
+        """Close what the program has left open; say so where a sink has not got everything."""
+        if self._loop is None or not self._loop.is_running:
+            return
+        self._left_open, limit_s = _ALL_VISIBLE, 3 * self.settings.close_timeout_s
+        try:
+            self._end(limit_s)  # of which what sinks lack, the log, and the sinks' end have a third each
+        except Exception as failure:
+            self._left_open = str(failure) or f"its event loop has been blocked for {limit_s:g} s"
+        if self._left_open != _ALL_VISIBLE:
+            logger.warning(
+                "a SyncPropagator was left open, and closed by the exit of the program: %s: end it yourself, "
+                "with close() or a `with` block",
+                self._left_open,
+            )
+
+    def _read(self, items: AsyncIterator[T], close: Callable[[], Awaitable[None]]) -> Iterator[T]:
         portal = self._running()
         try:
-            while self._portal is portal:
+            while self._is_open(portal):
                 try:
-                    yield portal.call(subscription.__anext__)
+                    yield portal.call(items.__anext__)
                 except StopAsyncIteration:
                     return
                 except RuntimeError:
-                    if self._portal is portal:
+                    if self._is_open(portal):
                         raise  # else it was closed just now, from another thread
         finally:
-            if self._portal is portal:
-                portal.call(subscription.close)
+            if self._is_open(portal):
+                portal.call(close)
+
+    def _is_open(self, portal: BlockingPortal) -> bool:
+        return self._loop is not None and self._loop.portal is portal
 
     def _running(self) -> BlockingPortal:
-        if self._portal is None:
-            raise UsageError("the propagator is not open: use it inside `with SyncPropagator() as p:`")
-        if get_ident() == self._loop_thread:
+        if self._loop is None:
+            raise UsageError(
+                "the propagator is not open: use it inside `with SyncPropagator() as p:`, or between open() "
+                "and close()"
+            )
+        if get_ident() == self._loop.ident:
             raise UsageError(
                 "a SyncPropagator was called on its own loop's thread, which would wait for itself: call it "
                 "from another thread, not within `call`, `nonblocking` functions or sinks"
             )
-        return self._portal
+        return self._loop.portal
 
 
 async def _awaited(function: Callable[[], Any]) -> Any:

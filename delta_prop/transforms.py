@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import anyio
 import numpy as np
 
+from delta_prop.route.status import text_of
 from delta_prop_sinks.callback import is_async
 from delta_prop_wire.delta import Dot, Source, dense
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
@@ -85,7 +86,9 @@ class Transforms:
         publish: Callable[[Delta], Awaitable[Published]],
         threads: Threads,
     ) -> Published:
-        """Resolve and publish. Raises InvalidDelta for an unknown name or vector, Refused (CONFLICT)."""
+        """Resolve and publish. Raises InvalidDelta for an unknown name or vector, Refused: CONFLICT;
+        PROCESSING_FAILED from what the function raises.
+        """
         name = delta.operation.data.decode()
         transform = self._known.get(name)
         if transform is None:
@@ -106,7 +109,10 @@ class Transforms:
                     state = await state
                 vector, dot = _read(state, delta)
                 call = partial(transform.function, vector.copy())
-                result = call() if transform.nonblocking else await threads.run(call)
+                try:
+                    result = call() if transform.nonblocking else await threads.run(call)
+                except Exception as failure:
+                    raise _failed(name, delta, failure) from failure
                 resolved = replace(delta, operation=dense(result), expect=dot, source=Source.TRANSFORM)
                 try:
                     return await publish(resolved)
@@ -119,6 +125,15 @@ class Transforms:
             "try again when it is quieter",
             retry_after_ms=100,
         )
+
+
+def _failed(name: str, delta: Delta, failure: Exception) -> Refused:
+    return Refused(
+        ErrorCode.PROCESSING_FAILED,
+        f"transform {name!r} failed at {delta.vector_id!r} in namespace {delta.namespace!r}: "
+        f"{text_of(failure)}: correct the function or the vector, then publish again",
+        details={"transform": name, "vector_id": delta.vector_id, "namespace": delta.namespace},
+    )
 
 
 def _read(state: object, delta: Delta) -> tuple[NDArray[np.float32], Dot]:

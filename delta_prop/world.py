@@ -68,6 +68,10 @@ class SystemRandomness:
         return SystemRandomness()
 
 
+this_thread = threading.get_ident
+"""The thread that runs, as a number."""
+
+
 class WorkerThread:
     """Runs blocking calls one at a time, off the event loop."""
 
@@ -92,7 +96,7 @@ class OwnThread:
         self._calls: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()
         self._waited_for: set[_Call[Any]] = set()
         self._niceness = niceness
-        self._wake = _waker()
+        self._wake = waker()
         # A daemon, so that an interpreter which dies in the middle of a call is not held up by it.
         self._thread = threading.Thread(target=self._work, name=f"delta-prop {name}", daemon=True)
         self._thread.start()
@@ -193,7 +197,7 @@ def _disk_at(path: str) -> LocalDisk:
     return LocalDisk(path)
 
 
-def _waker() -> Callable[[Callable[[], object]], object]:
+def waker() -> Callable[[Callable[[], object]], object]:
     """What other threads call to have something done on the running loop."""
     try:
         return asyncio.get_running_loop().call_soon_threadsafe

@@ -63,10 +63,15 @@ def test_the_programs_of_the_readme_run_and_print_what_it_says(tmp_path: Path) -
         check_program(program, printed, tmp_path)
 
 
+def test_the_program_for_notebooks_does(tmp_path: Path) -> None:
+    for program, printed in programs(ROOT / "docs" / "running.md"):
+        check_program(program, printed, tmp_path)
+
+
 def test_the_programs_of_the_page_on_clients_do(tmp_path: Path) -> None:
-    for number, (program, printed) in enumerate(programs(ROOT / "docs" / "client.md")):
-        with served() as service:
-            service.store(tmp_path / f"{number}.db")
+    with served() as service:  # one after the other, as a reader runs them
+        service.store(tmp_path / "vectors.db")
+        for program, printed in programs(ROOT / "docs" / "client.md"):
             check_program(program.replace("127.0.0.1:7373", service.address), printed, tmp_path)
 
 

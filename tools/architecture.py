@@ -104,6 +104,7 @@ EDGE = (
     "delta_prop/commands/logs.py",
     "delta_prop/demo/edge.py",
     "delta_prop/local_places.py",
+    "delta_prop/loop_thread.py",
     "delta_prop/readiness.py",
     "delta_prop/sockets.py",
     "delta_prop/spark/edge.py",

@@ -12,6 +12,7 @@ from delta_prop.client.arguments import check_connection
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.blocking import CHANCE, Wire
 from delta_prop.client.errors import Unreachable
+from delta_prop.client.outage import Outage
 from delta_prop.client.settings import ClientSettings
 from delta_prop.misconfigured import Lasting, Misconfigured
 from delta_prop.tls_contexts import client_context
@@ -56,6 +57,7 @@ class Asking:
         deadline = began + self.timeout_s
         context = None if self.tls is None else client_context(self.tls)
         backoff, lasting, turn, unheard = Backoff(), Lasting(len(where)), 0, False
+        outage = Outage(where)
         while True:
             address = where[turn % len(where)]
             turn += 1
@@ -75,8 +77,10 @@ class Asking:
             if self.failed is not None:
                 self.failed(cause)
             wait_s = max(wait_s, backoff.next_s(CHANCE.random()) if turn % len(where) == 0 else 0.0)
-            if time.monotonic() + wait_s >= deadline:
-                raise self._given_up(where, cause, time.monotonic() - began) from None
+            now = time.monotonic()
+            if now + wait_s >= deadline:
+                raise self._given_up(where, cause, now - began) from None
+            outage.lasts(cause, now - began, deadline - now)
             time.sleep(wait_s)
 
     def _ask_at(

@@ -27,6 +27,7 @@ from delta_prop.client.arguments import check_connection, member_of, settings_of
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.errors import Reconnect, Unreachable
 from delta_prop.client.offer import Columns, Offer
+from delta_prop.client.outage import Outage
 from delta_prop.client.producing import Producing
 from delta_prop.client.refusing import late, left_over
 from delta_prop.client.session import Session
@@ -131,6 +132,9 @@ class SyncProducer:
         self._not_before = 0.0
         self._last: Address | None = None
         self._cause: Exception | None = None
+        self._outage = Outage(self._addresses)
+        self._offline_at: float | None = None
+        """When the first try began since a service answered last."""
         self._faults = 0
         self._lasting = Lasting(len(self._addresses))
         self._offered_rows = 0
@@ -341,6 +345,9 @@ class SyncProducer:
             if time.monotonic() >= deadline:
                 self._out.check_open()
                 return False
+            if self._wire is None and self._offline_at is not None:
+                now = time.monotonic()
+                self._outage.lasts(self._cause, now - self._offline_at, deadline - now)
 
     def _round(self, now: float, deadline: float, until: Callable[[], bool]) -> None:
         """Connect, or send and take in once. Raises why the connection is of no use any more."""
@@ -374,7 +381,8 @@ class SyncProducer:
         for frame in session.frames(now) if count else ():
             if isinstance(frame, Ack) and frame.welcome is not None:
                 self._producing.welcomed(frame.welcome, same_address=self._last in (None, wire.address))
-                self._last = wire.address
+                self._last, self._offline_at = wire.address, None
+                self._outage.ended()
             elif self._producing.take(frame, session.connection.frame_bytes, now):
                 self._backoff.reset()
                 self._faults = 0
@@ -386,6 +394,8 @@ class SyncProducer:
         self._turn += 1
         if self._turn % len(self._addresses) == 0:
             self._not_before = now + self._backoff.next_s(CHANCE.random())
+        if self._offline_at is None:
+            self._offline_at = now
         timeout_s = min(self.settings.connect_s_max, max(deadline - now, 0.05))
         wire = Wire(address, timeout_s, self._context, self._server_name, self.settings)
         self._wire = wire

@@ -6,6 +6,7 @@ anew and decides again.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from delta_prop.client.asking import Asking
@@ -28,8 +29,6 @@ from delta_prop_wire.requests import STARTS_MAX
 from delta_prop_wire.spec import COUNTER_MAX, NAMESPACE_BYTES_MAX, VECTOR_ID_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from delta_prop.ports import Tls
 
 __all__ = [
@@ -82,6 +81,8 @@ def find_offsets(
 
     Raises Refused (BAD_REQUEST of a log in memory), Unreachable, UsageError.
     """
+    if not isinstance(times_us, Iterable):
+        raise UsageError(f"times_us {times_us!r:.40} is a {type(times_us).__name__}: give a list of times")
     times = tuple(times_us)
     if len(times) > STARTS_MAX:
         raise UsageError(f"times_us: {len(times)} times, allowed are {STARTS_MAX}: ask several times")

@@ -122,6 +122,7 @@ class ForwardLink:
                 network=network,
                 tls=self._tls,
                 settings=self._settings,
+                warns=False,  # it is told below, and the tries go on for ever
             )
             try:
                 await self._link.run()

@@ -12,6 +12,7 @@ import anyio
 
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.errors import Reconnect, Unreachable
+from delta_prop.client.outage import Outage
 from delta_prop.client.session import Session
 from delta_prop.misconfigured import Lasting, Misconfigured
 from delta_prop_wire.errors import DeltaPropError, PeerError, Refused, UsageError
@@ -84,7 +85,9 @@ class Link:
         network: Network,
         tls: Tls | None,
         settings: ClientSettings,
+        warns: bool = True,
     ) -> None:
+        """`warns`: say so in the log while no service answers."""
         self.welcomed = anyio.Event()
         """Set once a service has answered."""
         self.reconnects = 0
@@ -97,6 +100,7 @@ class Link:
         self._network = network
         self._tls = tls
         self._settings = settings
+        self._outage = Outage(addresses) if warns else None
         self._bell = anyio.Event()
         self._last: Address | None = None  # that answered
         self._pages: list[Welcome] = []  # of an answer to a hello that is not whole yet
@@ -137,8 +141,11 @@ class Link:
                 backoff.reset()
                 self._faults = 0
             turn += 1
-            if self._now() - since >= limit_s:
+            since_s = self._now() - since
+            if since_s >= limit_s:
                 raise self._unreachable(limit_s, cause) from None
+            if self._outage is not None and str(cause) != warned:
+                self._outage.lasts(cause, since_s, limit_s - since_s)
             if turn % len(self._addresses) == 0 or after_s:
                 await anyio.sleep(max(after_s, backoff.next_s(self._chance())))
 
@@ -210,6 +217,8 @@ class Link:
             self._user.welcomed(welcome, same_address=self._last in (None, address))
             self._last, self._answered, self.cause = address, True, None
             self.welcomed.set()
+            if self._outage is not None:
+                self._outage.ended()
         elif self._user.take(frame, size, now):
             self._got_on = True
 

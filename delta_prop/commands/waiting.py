@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from delta_prop.client import outage
 from delta_prop.commands import edge
 from delta_prop_wire.errors import Refused
 
@@ -49,20 +50,21 @@ class Waiting:
     async def told(self) -> AsyncIterator[None]:
         """Tell, until the block ends, what is waited for."""
         failure: BaseException | None = None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._run)
-            try:
-                yield
-            except (Exception, KeyboardInterrupt) as error:  # a task group would wrap it
-                failure = error
-            tasks.cancel_scope.cancel()
+        with _told_once():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._run)
+                try:
+                    yield
+                except (Exception, KeyboardInterrupt) as error:  # a task group would wrap it
+                    failure = error
+                tasks.cancel_scope.cancel()
         if failure is not None:
             raise failure
 
     @contextmanager
     def told_beside(self) -> Iterator[None]:
         """The same for what blocks; `ask` and `busy` are called in another thread."""
-        with edge.repeated(lambda: self._look(edge.now()), _LOOK_S):
+        with _told_once(), edge.repeated(lambda: self._look(edge.now()), _LOOK_S):
             yield
 
     async def _run(self) -> None:
@@ -90,6 +92,16 @@ class Waiting:
         if isinstance(cause, Refused):
             return str(cause)
         return f"no connection ({str(cause) or type(cause).__name__}), which is tried again"
+
+
+@contextmanager
+def _told_once() -> Iterator[None]:
+    """Keep the client's own warning back: people read it here, with what else is waited for."""
+    was, outage.logger.disabled = outage.logger.disabled, True
+    try:
+        yield
+    finally:
+        outage.logger.disabled = was
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from delta_prop import LogSettings
 from delta_prop.config import Settings
 from delta_prop.synchronous import SyncPropagator
 from delta_prop_sinks import CacheSink, CallbackSink, IndexSink, StorageSink
@@ -73,6 +74,62 @@ def test_outside_the_block_nothing_works_and_the_message_says_so() -> None:
         p.publish(made("a"))
     with pytest.raises(UsageError, match="with SyncPropagator"):
         p.statistics()
+
+
+def test_open_and_close_are_the_block() -> None:
+    p = SyncPropagator().open()
+    with pytest.raises(UsageError, match="open already"):
+        p.open()
+    with pytest.raises(UsageError, match="on its own loop's thread"):
+        p.call(p.close)
+    assert p.publish(made("a")).offset == 0
+    p.close()
+    p.close()
+    with pytest.raises(UsageError, match="not open"):
+        p.publish(made("b"))
+
+
+def test_block_that_raised_names_what_failed_at_its_end() -> None:
+    class Ill(CallbackSink):
+        async def aclose(self) -> None:
+            raise OSError("its disk is gone")
+
+    def program() -> None:
+        with SyncPropagator() as p:
+            p.attach(Ill(lambda *_: None))
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine") as caught:
+        program()
+    assert caught.value.__notes__ == ["closing the propagator failed too: OSError('its disk is gone')"]
+    with pytest.raises(OSError, match="its disk is gone"), SyncPropagator() as p:
+        p.attach(Ill(lambda *_: None))
+
+
+def test_log_in_a_directory_lasts(tmp_path: Path) -> None:
+    log = LogSettings(segment_bytes_max=1 << 20)
+    with SyncPropagator(data=tmp_path / "facts", log=log) as p:
+        published = p.publish(made("a"), ack_level="durable")
+    with SyncPropagator(data=tmp_path / "facts", log=log) as p:
+        assert p.recovery is not None
+        assert published.dot is not None
+        assert p.outcome(published.dot) == 0
+        assert p.publish(made("b")).offset == 1
+
+
+def test_offers_and_their_receipts() -> None:
+    with SyncPropagator() as p:
+        sink = p.attach(CallbackSink(lambda *_: None, name="heard"))
+        assert p.sink("heard") is sink
+        receipt = p.offer(made("a"))
+        p.wait_visible(receipt)
+        assert p.call(receipt.wait).offset == 0
+        assert p.publish_many(["b"], [[1.0, 2.0]], ack_level="memory").offset == 1
+        p.detach("heard")
+        p.forget("heard")
+        changes = p.pressure_changes()
+        assert next(changes) == p.pressure()
+        changes.close()  # type: ignore[attr-defined]
 
 
 def test_threads_publish_side_by_side() -> None:

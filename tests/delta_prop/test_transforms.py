@@ -124,6 +124,29 @@ def test_what_it_cannot_work_on_is_named(delta: Delta, words: str) -> None:
     run(story)
 
 
+@pytest.mark.parametrize("nonblocking", [False, True])
+def test_function_that_raises_is_refused_by_name(nonblocking: bool) -> None:
+    def ill(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+        raise ZeroDivisionError("its norm is 0")
+
+    async def story(p: RecordedPropagator, _: CacheSink) -> None:
+        p.register_transform("unit", ill, reads="cache", nonblocking=nonblocking)
+        with pytest.raises(Refused) as caught:
+            await p.publish(Delta("v", transform("unit")))
+        refused = caught.value
+        assert refused.code is ErrorCode.PROCESSING_FAILED
+        assert refused.details == {"transform": "unit", "vector_id": "v", "namespace": "default"}
+        assert refused.message == (
+            "transform 'unit' failed at 'v' in namespace 'default': ZeroDivisionError: its norm is 0: "
+            "correct the function or the vector, then publish again"
+        )
+        assert isinstance(refused.__cause__, ZeroDivisionError)
+        assert p.statistics().log.next_offset == 1
+        await p.publish(Delta("v", transform("double")))
+
+    run(story)
+
+
 def test_misuse_is_told() -> None:
     async def story(p: RecordedPropagator, _: CacheSink) -> None:
         with pytest.raises(UsageError, match="alone"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,10 @@ async def _awaited(call: Callable[[Any], Any], p: RecordedPropagator) -> None:
         await answer
 
 
+def _call_with(call: Callable[[Any], Any], wrong: object, _: RecordedPropagator) -> Any:
+    return call(wrong)
+
+
 class Without:
     """A sink that has a name alone."""
 
@@ -176,3 +181,39 @@ def test_calls_on_the_loop_of_a_sync_propagator() -> None:
         with pytest.raises(UsageError, match="on its own loop's thread, which would wait for itself"):
             p.call(lambda: p.publish(made("a")))
         assert p.publish(made("a")).offset == 0
+
+
+OTHER_THREAD = "from another thread than that of its event loop.*SyncPropagator.*anyio.from_thread"
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_calls_from_another_thread_than_the_loops(backend: str) -> None:
+    async def main() -> None:
+        async with Propagator() as p:
+            calls: list[Callable[[], object]] = [
+                lambda: p.offer(made("a")),
+                lambda: p.publish(made("a")).send(None),
+                lambda: p.publish_many(["a"], [[1.0]]).send(None),
+                lambda: p.head("a"),
+            ]
+            for call in calls:
+                with pytest.raises(UsageError, match=OTHER_THREAD):
+                    await anyio.to_thread.run_sync(call)
+            receipt = await anyio.to_thread.run_sync(anyio.from_thread.run_sync, p.offer, made("a"))
+            assert (await receipt).offset == 0
+        with pytest.raises(UsageError, match="is not open"):
+            p.offer(made("a"))
+
+    anyio.run(main, backend=backend)
+
+
+def test_a_list_where_deltas_are_wanted_is_told_to_unpack_it() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        for wrong in ([made("a")], (made("a"), made("b")), iter([made("a")])):
+            for call in (p.offer, p.publish):
+                with pytest.raises(UsageError, match=r"is not a Delta: unpack it, as in publish\(\*deltas\)"):
+                    await _awaited(partial(_call_with, call, wrong), p)
+        with pytest.raises(UsageError, match="5 is not a Delta: create one with"):
+            p.offer(5)  # type: ignore[arg-type]
+
+    run_propagator(main)

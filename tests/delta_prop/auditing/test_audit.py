@@ -231,7 +231,7 @@ def test_wrong_types_are_told_by_the_arguments_name(tmp_path: Path) -> None:
         "data 5: give a path ": lambda: repair([], unopened, data=wrong),
         "data 5: give a path  ": lambda: anyio.run(repair_directory, [], wrong),
         "deltas 5: give what repairs() gives ": lambda: anyio.run(repair_directory, wrong, log),
-        "5 is no Delta": lambda: anyio.run(repair_directory, [wrong], log),
+        "5 is not a Delta": lambda: anyio.run(repair_directory, [wrong], log),
         "is no data directory: name": lambda: anyio.run(repair_directory, [], str(tmp_path)),
     }
     for said, call in calls.items():

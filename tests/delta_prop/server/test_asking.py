@@ -227,8 +227,8 @@ def test_names_that_no_fact_has_are_refused_before_anybody_is_asked(key: str) ->
         facts.get("127.0.0.1:1", "a", key)
 
 
-@pytest.mark.parametrize("times", [[-1], [1 << 63], [1.5], [True], [1] * 65])
-def test_times_that_are_none_are_refused_before_anybody_is_asked(times: list[Any]) -> None:
+@pytest.mark.parametrize("times", [5, [-1], [1 << 63], [1.5], [True], [1] * 65])
+def test_times_that_are_none_are_refused_before_anybody_is_asked(times: Any) -> None:
     with pytest.raises(UsageError, match="times_us"):
         facts.find_offsets("127.0.0.1:1", times)
 

@@ -1,0 +1,45 @@
+"""Says that a service does not answer while a client goes on trying, and that it answers again.
+
+A client may try for minutes, and its program would stand still for that long without a word.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delta_prop.client.addresses import Address
+
+logger = logging.getLogger("delta_prop.client.outage")
+
+WARN_S = 3.0
+"""How long a service may go without an answer before it is worth a warning."""
+
+
+class Outage:
+    """Warns once of each outage of a service."""
+
+    def __init__(self, addresses: Sequence[Address]) -> None:
+        self._names = ", ".join(map(str, addresses))
+        self._warned = False
+
+    def lasts(self, cause: Exception | None, since_s: float, left_s: float) -> None:
+        """Note that there has been no answer for `since_s`, and that the tries go on for `left_s`."""
+        if not self._warned and since_s >= WARN_S:
+            self._warned = True
+            logger.warning(
+                "%s: no answer for %.0f s (%s): trying for another %.0f s",
+                self._names,
+                since_s,
+                str(cause) or type(cause).__name__,
+                left_s,
+            )
+
+    def ended(self) -> None:
+        """Note that a service has answered."""
+        if self._warned:
+            self._warned = False
+            logger.warning("%s: answers again", self._names)

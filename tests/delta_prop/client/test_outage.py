@@ -1,0 +1,134 @@
+"""Clients that nobody answers: within seconds one warning says so, and another one that it is over."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from delta_prop.client import ClientSettings, Producer, Subscriber, SyncProducer, Unreachable, facts
+from delta_prop.client import outage as outages
+from delta_prop.client.outage import Outage
+from delta_prop.commands.waiting import Waiting
+from delta_prop_wire.delta import Delta, opaque
+from tests.delta_prop.client.serving import ADDRESS, Site, with_service
+from tests.delta_prop.client.threaded import served
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address where nobody listens, as long as the test lasts."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.name == outages.logger.name]
+
+
+def test_outage_is_told_once_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    outage = Outage(["a:1", "b:2"])  # type: ignore[list-item]
+    outage.ended()
+    for since_s in (0.0, 2.9, 3.2, 9.0):
+        outage.lasts(OSError("refused"), since_s, 30 - since_s)
+    outage.ended()
+    outage.ended()
+    outage.lasts(TimeoutError(), 4.0, 1.0)
+    assert said(caplog) == [
+        "a:1, b:2: no answer for 3 s (refused): trying for another 27 s",
+        "a:1, b:2: answers again",
+        "a:1, b:2: no answer for 4 s (TimeoutError): trying for another 1 s",
+    ]
+    assert {one.levelname for one in caplog.records} == {"WARNING"}
+
+
+@pytest.mark.parametrize("kind", ["producer", "subscriber"])
+def test_async_clients_tell_it(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(site: Site) -> None:
+        await site.stop()
+        client = (
+            Producer(ADDRESS, name="p", world=site.world)
+            if kind == "producer"
+            else Subscriber(ADDRESS, "*", world=site.world)
+        )
+        async with anyio.create_task_group() as tasks:
+
+            async def come_back() -> None:
+                await anyio.sleep(2.5)
+                assert said(caplog) == []
+                await anyio.sleep(6)
+                assert len(said(caplog)) == 1
+                await tasks.start(site.run)
+
+            tasks.start_soon(come_back)
+            async with client:
+                waits, again = said(caplog)
+                assert waits.startswith(f"{ADDRESS}: no answer for ")
+                assert "trying for another 2" in waits
+                assert again == f"{ADDRESS}: answers again"
+            tasks.cancel_scope.cancel()
+
+    with_service(story)
+
+
+def test_sync_producer_tells_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, nobody: str
+) -> None:
+    monkeypatch.setattr(outages, "WARN_S", 0.2)
+    with (
+        pytest.raises(Unreachable),
+        SyncProducer(nobody, name="p", settings=ClientSettings(open_s_max=1.0)),
+    ):
+        pass
+    (waits,) = said(caplog)
+    assert waits.startswith(f"{nobody}: no answer for 0 s ([Errno 111] Connection refused): trying for ")
+    caplog.clear()
+    with served() as service, SyncProducer(service.address, name="p") as p:
+        p.publish(Delta("a", opaque(b"a")))
+        service.break_off()
+        p.publish(Delta("b", opaque(b"b")))
+    assert said(caplog) == []
+
+
+def test_command_that_tells_it_itself_does_not_tell_it_twice(caplog: pytest.LogCaptureFixture) -> None:
+    async def command() -> None:
+        async with Waiting().told():
+            Outage([]).lasts(None, 9.0, 9.0)
+
+    anyio.run(command)
+    with Waiting().told_beside():
+        Outage([]).lasts(None, 9.0, 9.0)
+    assert said(caplog) == []
+    Outage([]).lasts(None, 9.0, 9.0)
+    assert len(said(caplog)) == 1
+
+
+def test_question_tells_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, nobody: str
+) -> None:
+    monkeypatch.setattr(outages, "WARN_S", 0.2)
+    with pytest.raises(Unreachable):
+        facts.describe(nobody, timeout_s=1.0)
+    assert len(said(caplog)) == 1
+
+
+def test_program_without_logging_set_up_shows_it(nobody: str) -> None:
+    program = f"""
+from delta_prop.client import ClientSettings, SyncProducer, outage
+outage.WARN_S = 0.2
+SyncProducer({nobody!r}, name="p", settings=ClientSettings(open_s_max=1.0)).__enter__()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60
+    )
+    first, *_, last = done.stderr.splitlines()
+    assert first.startswith(f"{nobody}: no answer for 0 s (")
+    assert "Unreachable" in last
