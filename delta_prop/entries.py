@@ -14,6 +14,7 @@ from delta_prop.ingest.work import Sequenced
 from delta_prop.order.orderer import Entry
 from delta_prop.published import State
 from delta_prop.refusals import REPEATS_MAX, cut_otherwise, dot_reused, too_many_repeats, withdrawn
+from delta_prop.repeats import same_rows
 from delta_prop_wire.bounds import clock_is_sound
 from delta_prop_wire.delta import Priority, origin_lane
 from delta_prop_wire.encode import encode_void
@@ -120,7 +121,8 @@ def join(work: Sequenced, parked: Entry, have: int) -> Refused | None:
     if work.batch.last != first.batch.last:
         return cut_otherwise(work.batch, parked, have)
     if work.batch.crc != first.batch.crc:
-        return dot_reused(work.batch)
+        same = same_rows(work.batch, first.batch)
+        return cut_otherwise(work.batch, parked, have) if same else dot_reused(work.batch)
     if first.repeats >= REPEATS_MAX:
         return too_many_repeats(work.batch)
     first.repeats += 1

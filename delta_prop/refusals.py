@@ -72,7 +72,7 @@ def cut_otherwise(batch: Batch, parked: Entry, have: int) -> Refused:
     return Refused(
         ErrorCode.OVERLAP,
         f"counters {batch.base} to {batch.last} are pending as {parked.first} to {parked.last}: "
-        "repeat that cut, or wait for its outcome",
+        "send those again as they were, or wait for their outcome",
         retry_after_ms=100,
         details={"watermark": have},
     )

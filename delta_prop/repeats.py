@@ -200,6 +200,12 @@ def _shared(batch: Batch, row: int, logged: Batch, there: int) -> int:
     return most
 
 
+def same_rows(batch: Batch, other: Batch) -> bool:
+    """True if two batches under the same dots say the same of each row."""
+    count = batch.count
+    return other.count == _shared(batch, 0, other, 0) == count and _same_rows(batch, 0, other, 0, count)
+
+
 def _same_rows(batch: Batch, row: int, logged: Batch, there: int, count: int) -> bool:
     """True if rows under the same dots are the same in everything that their producer said of them."""
     if (batch.base, batch.last, batch.crc) == (logged.base, logged.last, logged.crc):

@@ -196,10 +196,9 @@ class Outlet:
         """`dealt_with`; None while it stands by."""
         return None if self.standing_by else self.dealt_with
 
-    @property
-    def told_all(self) -> bool:
-        """True if there is nothing left to deliver."""
-        return self.standing_by or self.dealt_with >= self._log.visible
+    def has_to_deliver(self, subscription: int) -> bool:
+        """True if it has this subscription, and something is left to deliver."""
+        return subscription in self._wanted and not (self.standing_by or self.dealt_with >= self._log.visible)
 
     @property
     def warning(self) -> Backpressure | None:

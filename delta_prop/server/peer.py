@@ -454,7 +454,7 @@ class Peer:
             self._unauthorized(refused, "Unsubscribe", correlation_id=frame.sequence)
             return
         visible = self._hub.inside.log.visible
-        if frame.drain and self.outlet is not None and not self.outlet.told_all:
+        if frame.drain and self.outlet is not None and self.outlet.has_to_deliver(frame.subscription):
             self._leaving.append((visible, frame))
         else:
             self._leave(frame)

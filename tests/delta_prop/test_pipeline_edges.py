@@ -99,6 +99,18 @@ def test_a_session_writes_under_its_own_origins_only() -> None:
     assert bench.send(batch_of(origin, 1, made("v"))).result().offset == 0
 
 
+def test_rows_that_wait_are_overlapped_by_the_same_rows_in_other_bytes() -> None:
+    bench = Bench()
+    origin = bench.hello("p")
+    first = bench.send(batch_of(origin, 2, made("b")))
+    other = bench.send(batch_of(origin, 2, made("b"), ack_level=AckLevel.DURABLE))
+    assert code_of(other) is ErrorCode.OVERLAP
+    assert other.refusal().retry_after_ms
+    assert code_of(bench.send(batch_of(origin, 2, made("c")))) is ErrorCode.DOT_REUSED
+    bench.send(batch_of(origin, 1, made("a")))
+    assert first.result().offset == 1
+
+
 def test_repeats_of_a_pending_batch_are_bounded() -> None:
     bench = Bench()
     origin = bench.hello("p")

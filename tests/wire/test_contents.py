@@ -84,6 +84,7 @@ FULL = Delta(
         replace(FULL, operation=d.opaque(b"x")),
         replace(FULL, metadata=None),
         replace(FULL, metadata={"a": [1, {"b": None}], "c": 1}),
+        replace(FULL, metadata={"a": [1.0, {"b": None}], "c": True}),
         replace(FULL, metadata={"a": [{"b": None}, 1], "c": True}),
         replace(FULL, metadata={"a": [1, {}], "c": True}),
         replace(FULL, topics=("t",)),
@@ -112,6 +113,12 @@ def test_zeros_of_either_sign_and_numbers_that_are_none_are_told_apart_by_their_
         batch([Delta("v", d.create([0.0]))]), 0, batch([Delta("v", d.create([-0.0]))]), 0
     )
     assert same_contents(none, 0, none, 0)
+
+
+def test_zeros_of_either_sign_are_two_values_in_metadata() -> None:
+    zero, again, minus = (batch([replace(FULL, metadata={"z": number})]) for number in (0.0, 0.0, -0.0))
+    assert same_contents(zero, 0, again, 0)
+    assert not same_contents(zero, 0, minus, 0)
 
 
 def test_operands_are_not_looked_at_where_they_do_not_count() -> None:

@@ -5,6 +5,7 @@ Pure. A stretch of rows is compared by columns, so the cost hardly depends on ho
 
 from __future__ import annotations
 
+from math import copysign
 from typing import TYPE_CHECKING, Any
 
 from delta_prop_wire.layout import Column
@@ -94,12 +95,17 @@ def _same_metadata(one: Batch, mine: slice, other: Batch, theirs: slice) -> bool
 
 
 def _same_json(one: Any, other: Any) -> bool:
-    """True if two values are the same as JSON: members in any order, and true is not 1."""
+    """True if two values are the same, members in any order.
+
+    True, 1 and 1.0 are three values, 0.0 and -0.0 are two.
+    """
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same_json(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_same_json, one, other))
-    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other and copysign(1.0, one) == copysign(1.0, other)
+    return type(one) is type(other) and bool(one == other)
 
 
 def _same_topics(one: Batch, mine: slice, other: Batch, theirs: slice) -> bool:
