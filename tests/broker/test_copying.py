@@ -45,6 +45,8 @@ def copied(
 class Watched:
     """A disk to read from, on which something happens before each call."""
 
+    name = "source"
+
     def __init__(self, disk: SimDisk, happen: Callable[[], object]) -> None:
         self._disk = disk
         self._happen = happen

@@ -60,7 +60,7 @@ VARIANTS: dict[str, tuple[str, list[tuple[Any, ...]], list[tuple[Any, ...]]]] = 
         [("through", 1 << 30, "asyncio"), ("behind", 1 << 30, "trio")],
     ),
     "test_storage_and_index_of_the_same_vectors": ("linked", [(True,)], [(False,)]),
-    "test_index": ("linked", [(False,)], [(True,)]),
+    "test_index": ("linked", [(False,), (True,)], []),
     "test_cache": (
         "mode entries_max",
         [("refresh", 8), ("invalidate", 100_000)],

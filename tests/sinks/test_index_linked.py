@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_prop.testing import run_virtual
-from delta_prop_sinks import IndexSink, Linked, Resident, StorageSink, TryAgain, check_sink
+from delta_prop_sinks import IndexSink, Linked, Resident, StorageSink, TryAgain
 from delta_prop_sinks.hnsw import GraphFailed
 from delta_prop_sinks.sink import Backlog
 from delta_prop_wire.delta import Delta, create, delete, dense, opaque, scale, sparse_add
@@ -103,10 +103,6 @@ async def filled(count: int, settings: Linked = SMALL, **arguments: Any) -> tupl
 async def apply_new(log: Log, index: IndexSink, *deltas: Delta) -> None:
     log.append(*deltas)
     await index.apply([log.deliveries()[-1]])
-
-
-def test_the_linked_index_keeps_the_contract() -> None:
-    run_virtual(check_sink, lambda: IndexSink(linked=Linked(graph_rows_min=1)))
 
 
 @pytest.mark.parametrize("metric", ["cosine", "l2"])

@@ -5,7 +5,6 @@ Where nothing is taken back for a plan, later mends keep it whole as well.
 
 from __future__ import annotations
 
-from delta_prop.pipeline import Chain
 from delta_prop.producer import _before
 from delta_prop.settling import Settling
 from delta_prop_simulations.disasters.mutants import MUTANTS
@@ -39,16 +38,5 @@ UNDONE = (
     MUTANTS["watermark-of-a-failed-log"],
     MUTANTS["doubt-told-as-refused"],
     MUTANTS["folded-for-each-batch"],
-    Mutant(
-        "queued-before-a-hello",
-        "what was queued before its producer said hello gets its place beside what the producer sends anew",
-        "a delta that is refused has not happened",
-        (
-            edit(
-                Chain._comes_again,
-                ("return state is not None and state.claims != work.claims", "return False"),
-            ),
-        ),
-    ),
     MUTANTS["judged-too-early"],
 )
