@@ -18,6 +18,7 @@ from delta_prop_simulations.disasters.host import AGAIN_S, troubles
 from delta_prop_simulations.disasters.node import Node
 from delta_prop_simulations.disk_faults import SimCrash
 from delta_prop_simulations.threads import ThreadFaults
+from delta_prop_sinks import TryAgain
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
@@ -246,6 +247,9 @@ class Striker:
                 await node.attach_again(sink)
             except Refused as refused:
                 if refused.code is not ErrorCode.SHUTTING_DOWN:
+                    raise
+            except TryAgain:
+                if not life.over:  # its process was killed while it opened
                     raise
             except OSError:
                 if troubles(node.machine) == before:
