@@ -277,6 +277,8 @@ class Orderer:
         origin, counter = parent
         if origin == entry.origin and counter <= entry.last:
             return False  # the run's own order sees to it
+        if origin < 0:  # a stand-in, whose watermark is forgotten once it is done with
+            return self._waiters.run(origin, 0) is not None
         return self.have.get(origin, 0) < counter
 
     def _needs(self, entry: Entry) -> tuple[Sequence[tuple[int, int]], Sequence[bytes]]:

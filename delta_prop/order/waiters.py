@@ -222,8 +222,9 @@ class Waiters:
 
     def _discard_needs(self, entry: Entry) -> None:
         for origin, counter in entry.needs:
-            if self._have.get(origin, 0) < counter:
-                waiters = self._origins[origin]
+            # Nobody waits for an origin whose watermark has been forgotten: what it had came before that.
+            waiters = self._origins.get(origin)
+            if waiters is not None and self._have.get(origin, 0) < counter:
                 waiters.awaited -= 1
                 self._tidy(origin, waiters)
         for delta_id in entry.needs_ids:

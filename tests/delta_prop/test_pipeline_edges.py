@@ -81,6 +81,30 @@ def test_what_waits_behind_a_draft_that_is_withdrawn_still_waits_for_the_one_bef
     assert (first.result().offset, third.result().offset) == (1, 2)
 
 
+@pytest.mark.parametrize("named", ["parents", "clock"])
+@pytest.mark.parametrize("ending", ["comes", "never", "withdrawn"])
+def test_draft_behind_another_outlives_it_and_waits_for_its_own_cause(named: str, ending: str) -> None:
+    bench = Bench()
+    one, other = bench.hello("one"), bench.hello("other")
+    first = bench.publish(made("v", **{named: (Dot(one, 1),)}))
+    second = bench.publish(made("v", **{named: (Dot(other, 1),)}))
+    third = bench.publish(made("v"))
+    bench.send(batch_of(one, 1, made("one")))
+    assert first.result().offset == 1
+    assert (second.state, third.state) == (State.PENDING, State.PENDING)
+    if ending == "comes":
+        bench.send(batch_of(other, 1, made("other")))
+        assert (second.result().offset, third.result().offset) == (3, 4)
+    elif ending == "withdrawn":
+        assert second.withdraw()
+        assert third.result().offset == 2
+    else:
+        bench.chain.tick(1_000.0)
+        assert (code_of(second), code_of(third)) == (ErrorCode.DEP_TIMEOUT, ErrorCode.DEP_TIMEOUT)
+        assert second.refusal().details["missing"] == [str(Dot(other, 1))]
+    assert bench.publish(made("v")).acknowledged
+
+
 def test_a_known_id_is_told_before_its_vector_is_looked_at() -> None:
     bench = Bench()
     origin = bench.hello("p")
