@@ -80,5 +80,5 @@ def fenced_by(origin: int, epoch: int, present: int) -> Refused:
         ErrorCode.FENCED,
         f"origin {origin:016x} writes under epoch {epoch}, but another producer of that "
         f"name has said hello since and holds {present}: stop this one, or give it its own name",
-        details={"epoch": present},
+        details={"origin": origin, "epoch": present},
     )

@@ -68,7 +68,7 @@ def pending_full(missing: Missing, shortage: Shortage) -> Refused:
     return Refused(
         ErrorCode.PENDING_FULL,
         f"it waits for {missing}, and of {shortage.capacity} {shortage.what} {shortage.depth} are used: "
-        "send what it waits for first, then this again under the same dot",
+        "send what it waits for first, then this again, under its dot if it has one",
         retry_after_ms=RETRY_AFTER_MS,
         details={
             "depth": shortage.depth,
@@ -81,7 +81,7 @@ def pending_full(missing: Missing, shortage: Shortage) -> Refused:
 
 def timed_out(missing: Missing, waited_s: float, ids_kept_since: str | None) -> Refused:
     """What it waits for has not come in time."""
-    message = f"waited {waited_s:g} s for {missing}: send that first, then this again under the same dot"
+    message = f"waited {waited_s:g} s for {missing}: send that, then this again, under its dot if it has one"
     details: dict[str, object] = {"missing": missing.names, "blocked_by": missing.holder}
     if missing.ids:
         since = ids_kept_since or "the log's beginning"
@@ -97,7 +97,7 @@ def held_behind(root: Entry, cause: Refused, missing: Missing) -> Refused:
     return Refused(
         code,
         f"it stands behind {holder}, which was refused ({cause.code.name}), and waits for {missing}: "
-        "send it again, under the same dot, after that one",
+        "send it again after that one, under its dot if it has one",
         retry_after_ms=cause.retry_after_ms if cause.retry_after_ms is not None else RETRY_AFTER_MS,
         details={"blocked_by": holder, "missing": missing.names},
     )
