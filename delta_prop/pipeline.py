@@ -31,8 +31,8 @@ from delta_prop.order.orderer import Entry, Orderer, Refusal, Verdict
 from delta_prop.orphans import Orphans
 from delta_prop.receipt import Published, Receipt, State
 from delta_prop.refusals import (
+    claimed_since,
     closing,
-    fenced,
     lost,
     overlap,
     parent_refused,
@@ -161,8 +161,7 @@ class Chain:
         self.origins.check_room(granted, owner)
         for origin in granted:
             state = self.origins.hello(origin, owner, now, self.orderer.have.get(origin, 0))
-            held = [Refusal(entry, fenced(state.epoch)) for entry in self.orderer.take_origin(origin)]
-            self._refuse_all(held)
+            self._refuse_pending(origin, state.epoch)
             grants.append(Grant(origin, state.epoch, self.orderer.have.get(origin, 0)))
         return grants
 
@@ -180,15 +179,16 @@ class Chain:
             watermark = self.orderer.have.get(origin, 0)
             state = self.origins.claim(origin, epoch, owner, now, watermark)
             state.claims += 1
-            refusal = fenced(state.epoch) if state.epoch != epoch else said_hello_again()
-            self._refuse_all([Refusal(entry, refusal) for entry in self.orderer.take_origin(origin)])
+            self._refuse_pending(origin, state.epoch)
             grants.append(Grant(origin, state.epoch, self.orderer.have.get(origin, 0)))
         return grants
 
+    def _refuse_pending(self, origin: int, epoch: int) -> None:
+        pending = self.orderer.take_origin(origin)
+        self._refuse_all([Refusal(one, claimed_since(one.item, epoch)) for one in pending])  # type: ignore[arg-type]
+
     def outcome(self, origin: int, counter: int) -> int | ErrorCode | None:
-        """The offset of a dot that was dealt with, or why it has none; None where that is not known. Raises
-        Refused (LOG_FAILED).
-        """
+        """Return a dot's offset, the code of a void one, None if not known. Raises Refused (LOG_FAILED)."""
         self.check_running()
         return outcome_of(origin, counter, self.origins.get(origin), self.log)
 

@@ -9,6 +9,7 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
+    from delta_prop.ingest.work import Sequenced
     from delta_prop.order.orderer import Entry
     from delta_prop.published import Published
     from delta_prop.receipt import Receipt
@@ -46,13 +47,19 @@ def withdrawn() -> Refused:
     return Refused(ErrorCode.INVALID_DELTA, "withdrawn by its producer")
 
 
-def fenced(epoch: int) -> Refused:
+def claimed_since(work: Sequenced, epoch: int) -> Refused:
+    """What was pending when its origin was claimed under `epoch`. That fences no forwarder."""
+    same = work.forwards or work.batch.epoch == epoch
+    return said_hello_again() if same else fenced(work.batch.origin, epoch)
+
+
+def fenced(origin: int, epoch: int) -> Refused:
     """The origin has another holder since."""
     return Refused(
         ErrorCode.FENCED,
         f"another producer of that name has said hello since and holds epoch {epoch}: "
         "stop this one, or give it its own name",
-        details={"epoch": epoch},
+        details={"origin": origin, "epoch": epoch},
     )
 
 

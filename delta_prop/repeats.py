@@ -97,7 +97,7 @@ def _look_up(batch: Batch, places: dict[int, int | None], log: Log) -> None:
 def other_bytes(batch: Batch, state: OriginState, log: Log) -> Refused:
     """The refusal of a batch whose dots were used for other bytes."""
     if 0 < batch.epoch < state.epoch:
-        return fenced(state.epoch)
+        return fenced(batch.origin, state.epoch)
     known = outcome_of(batch.origin, batch.base, state, log) if batch.count == 1 else None
     return dot_reused(batch, known)
 

@@ -94,9 +94,10 @@ def held_behind(root: Entry, cause: Refused, missing: Missing) -> Refused:
     """It stands behind a delta that was refused; `cause` is that refusal."""
     code = cause.code if cause.retryable else ErrorCode.DEP_TIMEOUT
     holder = str(DotRange(root.origin, root.first, root.first))
+    more = f", and waits for {missing}" if missing.names else ""
     return Refused(
         code,
-        f"it stands behind {holder}, which was refused ({cause.code.name}), and waits for {missing}: "
+        f"it stands behind {holder}, which was refused ({cause.code.name}){more}: "
         "send it again after that one, under its dot if it has one",
         retry_after_ms=cause.retry_after_ms if cause.retry_after_ms is not None else RETRY_AFTER_MS,
         details={"blocked_by": holder, "missing": missing.names},

@@ -135,6 +135,22 @@ def test_rows_that_wait_are_overlapped_by_the_same_rows_in_other_bytes() -> None
     assert first.result().offset == 1
 
 
+@pytest.mark.parametrize(("claimed", "code"), [(1, "DEP_TIMEOUT"), (6, "FENCED"), (0, "FENCED")])
+def test_claim_refuses_what_waits_by_the_epoch_that_it_grants(claimed: int, code: str) -> None:
+    bench = Bench()
+    origin = make_origin(77, Priority.NORMAL)
+    bench.owners[origin] = "p"
+    bench.chain.claim([OriginClaim(origin)], "p", 0.0)
+    waits = bench.send(batch_of(origin, 3, made("c")))
+    forwarded = bench.send(batch_of(origin, 5, made("e"), epoch=3), source=Source.REPLICA, lamport=9)
+    (grant,) = bench.chain.claim([OriginClaim(origin, claimed)], "p", 1.0)
+    assert code_of(waits).name == code
+    if code == "FENCED":
+        assert waits.refusal().details == {"origin": origin, "epoch": grant.epoch}
+    assert code_of(forwarded) is ErrorCode.DEP_TIMEOUT
+    assert forwarded.refusal().retry_after_ms == 0
+
+
 def test_repeats_of_a_pending_batch_are_bounded() -> None:
     bench = Bench()
     origin = bench.hello("p")
