@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -31,6 +30,7 @@ from delta_prop_broker.log.damage import LogBusy
 from delta_prop_broker.log.files.identity import FORMAT
 from delta_prop_sinks.storage_file import SCHEMA_VERSION
 from delta_prop_wire.spec import VERSION
+from tests.net.ports import free_ports
 from tests.test_packaging import fresh_environment, install_wheel
 
 if TYPE_CHECKING:
@@ -44,11 +44,6 @@ UNIT, CONTAINER, CONFIG = (
 )
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 START_S_MAX = 60.0
-
-
-def free_ports() -> tuple[int, int]:
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        return one.getsockname()[1], other.getsockname()[1]
 
 
 @dataclass

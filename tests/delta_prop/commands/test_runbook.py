@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import pytest
 
 from delta_prop.client import Producer
 from delta_prop_wire.delta import Delta, create
+from tests.net.ports import free_ports
 from tests.page_samples import PAGE, alike
 
 if TYPE_CHECKING:
@@ -116,12 +116,6 @@ class Machine:
 
     def _here(self, text: str) -> str:
         return text.replace("7373", str(self.ports[0])).replace("7374", str(self.ports[1]))
-
-
-def free_ports() -> tuple[int, int]:
-    """Two ports that nobody has."""
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
-        return one.getsockname()[1], two.getsockname()[1]
 
 
 async def publish(port: int, first: int, count: int) -> None:
