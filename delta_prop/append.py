@@ -15,7 +15,6 @@ from delta_prop.entries import clock_of_refused
 from delta_prop.id_repeats import IdRepeats
 from delta_prop.ingest.origins import OWN
 from delta_prop.ingest.refused_ids import RefusedIds
-from delta_prop.ingest.work import Draft
 from delta_prop.order.clock import OriginClocks
 from delta_prop.published import Published, RowPlace
 from delta_prop.splitting import new_rows, of_row, split
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from delta_prop.ingest.origins import Origins, OriginState
     from delta_prop.ingest.seen_ids import SeenIds
     from delta_prop.ingest.vectors import Vectors
-    from delta_prop.ingest.work import MatrixDraft, Sequenced
+    from delta_prop.ingest.work import Draft, MatrixDraft, Sequenced
     from delta_prop.merged import Joined, Merged
     from delta_prop.splitting import Piece
     from delta_prop_broker.log.contract import Log
@@ -478,13 +477,12 @@ class Appender:
         """The heads that the draft builds on, and what its rows' clocks name, that its origin has not said
         before.
         """
-        named = draft.clock if isinstance(draft, Draft) else ()
         writers = self.vectors.writers
-        if not named and (writers == 0 or (writers == 1 and self._watermarks.get(origin, 0))):
+        if not draft.clock and (writers == 0 or (writers == 1 and self._watermarks.get(origin, 0))):
             return []
         heads = (head for _, head in self.vectors.other_heads(origin, iter(draft.vectors())))
         changed: dict[int, int] = {}
-        for seen in chain(heads, named):
+        for seen in chain(heads, draft.clock):
             if seen.counter > changed.get(seen.origin, 0) and not self._clocks.saw(origin, (), seen):
                 changed[seen.origin] = seen.counter
         return [Dot(*entry) for entry in changed.items()]

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("delta_prop")
 
 SLOW_CLOSE_S = 1.5
-"""How long a close waits before it says for which sinks."""
+"""Seconds that a close waits before it says for which sinks."""
 
 OnLogFull: TypeAlias = Literal["refuse", "needs_snapshot"]
 """When a required sink keeps the log full: producers are refused, or the sink loses its place."""

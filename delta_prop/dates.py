@@ -58,8 +58,8 @@ def time_of(text: str, now_us: int) -> int | None:
 
 
 def time_fault(text: str) -> str:
-    """What is wrong with a text that is no time, to stand before what to give; nothing where it is not
-    even like one.
+    """Say what is wrong with a text that looks like a time and is none, to stand before the cure; else
+    nothing.
     """
     if _LONG_SPAN.fullmatch(text):
         return "is too long a time, or too finely divided (10 digits, 6 of a fraction): "

@@ -1,4 +1,4 @@
-"""What can be made at a place of this machine: judged before anything is made there, and nothing is left.
+"""Judges what can be made at a place of this machine, before anything is made; what it tries leaves nothing.
 
 The one judge of data directories and files, for a start of the service and for a program that embeds it.
 """

@@ -5,7 +5,7 @@ Values only. What has to be looked at row by row stays with its caller, who send
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -162,6 +162,7 @@ def _is_table(numbers: NDArray[np.generic], kind: np.dtype[np.generic], rows: in
 class Merged:
     """A draft of one call or more, of one kind, namespace, width, lane and level."""
 
+    clock: ClassVar[frozenset[Dot]] = frozenset()
     __slots__ = (
         "_checked", "_indices", "_names", "_values",
         "ack_level", "alone", "count", "keys", "kind", "namespace", "priority", "receipt", "size", "width",
@@ -257,6 +258,7 @@ class Merged:
 class Joined:
     """A draft of several calls of one valid delta each, of one lane and level; else they may differ."""
 
+    clock: ClassVar[frozenset[Dot]] = frozenset()
     __slots__ = ("_deltas", "ack_level", "alone", "count", "priority", "receipt", "size")
 
     def __init__(self, calls: Sequence[Draft]) -> None:

@@ -88,7 +88,7 @@ def _parents(work: Sequenced | Draft | MatrixDraft) -> Iterable[tuple[int, Dot |
     """Yield (row, parent) for each parent that a row names."""
     if isinstance(work, Sequenced):
         return work.batch.parents
-    if not work.parents:
+    if not work.causes:
         return ()
     deltas = getattr(work, "deltas", ())
     return ((row, parent) for row, delta in enumerate(deltas) for parent in delta.parents)

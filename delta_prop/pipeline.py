@@ -507,7 +507,7 @@ class Chain:
             return
         waits: set[Dot | bytes] = {Dot(entry.origin, entry.last) for entry in named_in(draft, Entry)}
         waits |= self._standing.before(draft)
-        waits |= draft.parents
+        waits |= draft.causes
         if not waits:
             self._append_draft(draft, None)
             return

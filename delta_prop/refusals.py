@@ -48,7 +48,7 @@ def withdrawn() -> Refused:
 
 
 def claimed_since(work: Sequenced, epoch: int) -> Refused:
-    """What was pending when its origin was claimed under `epoch`. That fences no forwarder."""
+    """Refuse what was pending when its origin was claimed under `epoch`. That fences no forwarder."""
     same = work.forwards or work.batch.epoch == epoch
     return said_hello_again() if same else fenced(work.batch.origin, epoch)
 

@@ -165,9 +165,9 @@ class _Comparison:
         """Compare rows whose dots are void, as their ids had been accepted before, or for good."""
         batch, void = self._batch, read_void(logged)
         same = void.crc == batch.crc
-        whole = (batch.base, batch.last) == (logged.base, logged.last)
-        said = whole and void.firsts is None and void.crc is not None
-        if void.code is ErrorCode.DOT_REUSED or (said and not same and batch.epoch):
+        refused = void.firsts is None  # else their ids were known, and the first deltas tell what they said
+        comparable = (batch.base, batch.last) == (logged.base, logged.last) and void.crc is not None
+        if void.code is ErrorCode.DOT_REUSED or (refused and comparable and not same and batch.epoch):
             raise other_bytes(batch, self._state, self._log)
         if void.firsts is None:
             raise void_before(batch, batch.counter(row), void.code)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("delta_prop.client.outage")
 
 WARN_S = 3.0
-"""How long a service may go without an answer before it is worth a warning."""
+"""Seconds that a service may go without an answer before it is worth a warning."""
 
 
 class Outage:

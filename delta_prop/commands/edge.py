@@ -392,7 +392,7 @@ class Input:
 
 
 async def _chunks(descriptor: int, name: str) -> AsyncIterator[bytes]:
-    """What a file or pipe gives, without blocking the loop on a pipe. Raises OSError that names it."""
+    """Read a file or pipe by pieces, without blocking the loop on a pipe. Raises OSError that names it."""
     waits = not stat.S_ISREG(os.fstat(descriptor).st_mode)
     while True:
         if waits:

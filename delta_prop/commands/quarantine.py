@@ -52,7 +52,7 @@ def quarantined(disk: Disk, log_id: bytes, epoch_end: EpochEnd) -> dict[str, Qua
 
 
 def quarantine_told(disk: Disk, log: Identity, sink: str) -> str:
-    """How much a sink's quarantine holds, for people. Raises OSError."""
+    """Describe how much a sink's quarantine holds, for people. Raises OSError."""
     try:
         kept = read_kept(disk, sink, log.epoch_end)
     except QuarantineDamaged:

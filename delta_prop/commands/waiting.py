@@ -1,4 +1,4 @@
-"""What a command waits for: told to people within seconds where nothing moves, and again now and then."""
+"""Says what a command waits for: to people within seconds where nothing moves, and again now and then."""
 
 from __future__ import annotations
 

@@ -113,9 +113,9 @@ class Draft:
         return None if first is None else [delta.id or b"" for delta in self.deltas]
 
     @property
-    def parents(self) -> set[Dot | bytes]:
-        """What must be there before the rows: their parents, and the entries of their clocks."""
-        return {parent for delta in self.deltas for parent in (*delta.parents, *delta.clock)}
+    def causes(self) -> set[Dot | bytes]:
+        """The deltas that must come before the rows: their parents, and the entries of their clocks."""
+        return {cause for delta in self.deltas for cause in (*delta.parents, *delta.clock)}
 
     @property
     def clock(self) -> set[Dot]:
@@ -174,6 +174,7 @@ class MatrixDraft:
     indices: NDArray[np.uint32] | None = None
     checked: bool = True
     forwards: ClassVar[bool] = False
+    clock: ClassVar[frozenset[Dot]] = frozenset()
 
     @property
     def count(self) -> int:
@@ -187,7 +188,7 @@ class MatrixDraft:
         return numbers + DELTA_OVERHEAD_BYTES * len(self.keys)
 
     @property
-    def parents(self) -> set[Dot | bytes]:
+    def causes(self) -> set[Dot | bytes]:
         """None are named."""
         return set()
 

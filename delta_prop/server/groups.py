@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("delta_prop.server")
 
 AWAY_SHARE = 10
-"""What was read of groups that are away is good enough for so many times as long as reading it took."""
+"""Times as long as reading took, for which what was read of groups that are away is good enough."""
 KEEP_S = 1.0
 """How often a place is written down, at most."""
 GROUPS_MAX = 10_000

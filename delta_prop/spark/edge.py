@@ -115,7 +115,7 @@ def host_fault(host: str) -> str | None:
 
 @contextmanager
 def root_log_dropped() -> Iterator[None]:
-    """What is logged without a logger's name is dropped, as libraries do that were surprised."""
+    """Drop what is logged without a logger's name, as libraries do that were surprised."""
 
     def drop(_: logging.LogRecord) -> bool:
         return False

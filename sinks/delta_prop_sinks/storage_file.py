@@ -428,7 +428,7 @@ class StorageFile:
         return connection
 
     def _cure(self) -> str:
-        """What to do where the file cannot be opened."""
+        """Return the cure where the file cannot be opened."""
         path, folder = self.path, self.path.resolve().parent
         if path.is_dir():
             return "it is a directory: name a file"

@@ -123,7 +123,7 @@ _FIELDS = frozenset(
     | {"id", "dot", "parents", "clock", "timestamp", "expect"}
 )
 NOT_THERE = "absent"
-"""What a line expects of a vector that is not to be there."""
+"""The `expect` of a line whose vector is not to be there."""
 _JSON_WORDS = {list: "an array", str: "text", int: "a number", float: "a number"}
 """Names of values that are no object; null, true and false are their own."""
 _DOT = re.compile(r"([0-9a-fA-F]{16}):([0-9]{1,19})")

@@ -30,7 +30,7 @@ _ARGUMENTS = {"tlsCa": "--tls-ca", "tlsCertificate": "--tls-certificate", "tlsKe
 
 
 def check_tables(paths: list[str], options: Namespace, kinds: str = "Parquet, CSV or JSON lines") -> None:
-    """Whether tables are there, as far as they are files of this machine; how they are read and named.
+    """Check that tables are there, as far as they are files of this machine; how they are read and named.
 
     `kinds`: of which kinds they may be.
     """
