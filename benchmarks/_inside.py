@@ -6,6 +6,7 @@ checks and the log in a directory are as the product has them; keys are drawn at
 
 from __future__ import annotations
 
+import atexit
 import random
 import shutil
 import tempfile
@@ -205,6 +206,8 @@ class Bench:
     async def _fill(self, stack: AsyncExitStack) -> None:
         folder = Path(tempfile.mkdtemp(prefix="delta-prop-bench-"))
         stack.callback(_remove, folder)
+        # A thread that a signal left alone may make the folder again: no thread runs when this does.
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
         log = LogSettings(level=AckLevel.LOGGED, keep_bytes_max=256 * MIB, compact=False)
         self.propagator = await stack.enter_async_context(
             Propagator(self._settings, data=folder / "log", log=log)
