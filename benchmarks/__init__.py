@@ -1,1 +1,1 @@
-"""Benchmarks: each guards a number that the documentation states. Not in the wheel."""
+"""Benchmarks: each one guards a number in the documentation. They are not in the wheel."""

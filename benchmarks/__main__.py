@@ -1,6 +1,6 @@
 """Runs one benchmark by name: `./run bench NAME [arguments]` calls `main()` of benchmarks/NAME.py.
 
-It knows none of them: a benchmark exists when its file does.
+It has no list of benchmarks: a benchmark exists when its file does.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _INTERRUPTED, _TERMINATED = (128 + one for one in (signal.SIGINT, signal.SIGTERM
 
 
 def main(arguments: list[str]) -> int:
-    """Run benchmarks/NAME.py with the arguments behind its name; the exit status."""
+    """Run benchmarks/NAME.py with the arguments after its name; return the exit status."""
     names = benchmark_names(Path(__file__).parent)
     if arguments and arguments[0] in ("-h", "--help"):
-        print(told(names))
+        print(format_usage(names))
         return 0
     if not arguments:
-        print(told(names), file=sys.stderr)
+        print(format_usage(names), file=sys.stderr)
         return 2
     if arguments[0] not in names:
-        there = ", ".join(names) or "none"
-        print(f"./run bench: no benchmark '{arguments[0]}'; there are: {there}", file=sys.stderr)
+        known = ", ".join(names) or "none"
+        print(f"./run bench: no benchmark '{arguments[0]}'; there are: {known}", file=sys.stderr)
         return 2
     return _run(arguments[0], arguments[1:])
 
@@ -44,32 +44,32 @@ def _run(name: str, arguments: list[str]) -> int:
         status = _TERMINATED
         interrupt(frame)
 
-    # Either signal ends what the benchmark has started before the benchmark ends.
+    # On either signal the benchmark ends the processes that it started before it ends itself.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, terminate)
     sys.argv = [f"./run bench {name}", *arguments]
     try:
-        # Under its own name, so that processes of its own find what it hands them.
+        # The benchmark is imported under its module name, so that its processes can unpickle its functions.
         return int(import_module(f"benchmarks.{name}").main())
     except KeyboardInterrupt:
-        if status == _INTERRUPTED:  # who ends it by SIGTERM knows
+        if status == _INTERRUPTED:  # the sender of SIGTERM needs no message
             print(f"./run bench {name}: interrupted", file=sys.stderr)
         return status
 
 
 def benchmark_names(folder: Path) -> list[str]:
-    """The benchmarks of a folder; a leading underscore marks a helper."""
+    """Return the names of the benchmarks in a folder; a leading underscore marks a helper."""
     return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
 
 
-def told(names: list[str]) -> str:
-    """How to run one, and what each is."""
+def format_usage(names: list[str]) -> str:
+    """Return the usage text: the command, and one line for each benchmark."""
     lines = ["usage: ./run bench NAME [arguments]", ""]
     for name in names:
         tree = ast.parse((Path(__file__).parent / f"{name}.py").read_text())
         lines.append(f"  {name:12} {(ast.get_docstring(tree) or '').partition(chr(10))[0]}")
     return "\n".join(
-        [*lines, "", "./run bench NAME --help tells its arguments, and what its exit status means."]
+        [*lines, "", "./run bench NAME --help lists its arguments and the meaning of its exit status."]
     )
 
 

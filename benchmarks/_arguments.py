@@ -1,4 +1,4 @@
-"""What a benchmark is asked for: read, checked and refused in one line, before anything is measured."""
+"""Command line arguments of a benchmark: checked before anything is measured, refused in one line."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ FAILED = "something failed, or a goal is far short: by more than three times"
 
 
 class Arguments(argparse.ArgumentParser):
-    """The parser of one benchmark; `failed`: what its exit status 1 means."""
+    """The parser of one benchmark; `failed` is the meaning of its exit status 1."""
 
     def __init__(self, bench: str, about: str | None, *, failed: str = FAILED) -> None:
-        told = f"exit status: 0; 1: {failed}; 2: an argument was refused; 130: it was interrupted"
-        super().__init__(prog=f"./run bench {bench}", description=about, epilog=told)
+        statuses = f"exit status: 0; 1: {failed}; 2: an argument was refused; 130: it was interrupted"
+        super().__init__(prog=f"./run bench {bench}", description=about, epilog=statuses)
 
     def error(self, message: str) -> NoReturn:
-        """Refuse in one line."""
+        """Print the error in one line and exit with status 2."""
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
-def whole(least: int, most: int = 1_000_000_000) -> Callable[[str], int]:
-    """A whole number within these bounds."""
+def bounded_int(least: int, most: int = 1_000_000_000) -> Callable[[str], int]:
+    """Return an argument type: an integer within these bounds."""
 
     def read(text: str) -> int:
         try:
@@ -34,14 +34,14 @@ def whole(least: int, most: int = 1_000_000_000) -> Callable[[str], int]:
         except ValueError:
             value = least - 1
         if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text} is no whole number from {least:,} to {most:,}")
+            raise argparse.ArgumentTypeError(f"{text} is not an integer from {least:,} to {most:,}")
         return value
 
     return read
 
 
-def amount(least: float, most: float) -> Callable[[str], float]:
-    """A number within these bounds, such as of seconds."""
+def bounded_float(least: float, most: float) -> Callable[[str], float]:
+    """Return an argument type: a number within these bounds, such as a number of seconds."""
 
     def read(text: str) -> float:
         try:
@@ -49,39 +49,39 @@ def amount(least: float, most: float) -> Callable[[str], float]:
         except ValueError:
             value = float("nan")
         if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text} is no number from {least:g} to {most:,g}")
+            raise argparse.ArgumentTypeError(f"{text} is not a number from {least:g} to {most:,g}")
         return value
 
     return read
 
 
-def named(names: Sequence[str]) -> Callable[[str], list[str]]:
-    """Those of the names that are asked for: one of them, or all that have a part, or one of several parts
-    with commas between them; nothing: all.
+def select_names(names: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return an argument type that selects some of `names`: one exact name, or all that contain the text, or
+    any of several texts separated by commas. An empty text selects all.
     """
 
     def read(text: str) -> list[str]:
         if not text:
             return list(names)
-        if found := _having(text, names):
+        if found := _names_containing(text, names):
             return found
         wanted: set[str] = set()
         for part in text.split(","):
-            having = _having(part, names) if part else []
-            if not having:
-                raise argparse.ArgumentTypeError(f"no name has '{part}': there are {'; '.join(names)}")
-            wanted |= set(having)
+            matching = _names_containing(part, names) if part else []
+            if not matching:
+                raise argparse.ArgumentTypeError(f"no name contains '{part}': choose from {'; '.join(names)}")
+            wanted |= set(matching)
         return [name for name in names if name in wanted]
 
     return read
 
 
-def _having(part: str, names: Sequence[str]) -> list[str]:
+def _names_containing(part: str, names: Sequence[str]) -> list[str]:
     return [part] if part in names else [name for name in names if part in name]
 
 
 def writable_file(text: str) -> Path:
-    """A file that can be written, there or not."""
+    """Return the path of a file that can be written; it need not exist."""
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a directory")
@@ -93,7 +93,7 @@ def writable_file(text: str) -> Path:
 
 
 def writable_directory(text: str) -> Path:
-    """A directory that is there, and can be written into."""
+    """Return the path of an existing directory that can be written into."""
     path = Path(text)
     if not path.is_dir():
         raise argparse.ArgumentTypeError(f"there is no directory {text}")
@@ -102,10 +102,10 @@ def writable_directory(text: str) -> Path:
     return path
 
 
-def kept_directory(text: str) -> Path:
-    """The same, made where it is not there."""
+def created_directory(text: str) -> Path:
+    """Return the path of a directory that can be written into; create it if it does not exist."""
     try:
         Path(text).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise argparse.ArgumentTypeError(f"{text} cannot be made: {error.strerror}") from error
+        raise argparse.ArgumentTypeError(f"{text} cannot be created: {error.strerror}") from error
     return writable_directory(text)

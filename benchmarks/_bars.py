@@ -1,4 +1,4 @@
-"""Bars as an SVG document of their own: one value a row, on a straight or a logarithmic axis. Pure."""
+"""Bar charts as SVG documents: one value per row, on a linear or a logarithmic axis. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html import escape
 from math import log10
 from typing import TYPE_CHECKING
 
-from delta_prop_simulations.report.dress import colours
+from delta_prop_simulations.report.style import colours
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,24 +25,24 @@ _STYLE = (
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One row. `told`: what stands behind the bar."""
+    """One row. `label` is printed after the bar."""
 
     name: str
     value: float
-    told: str
+    label: str
     colour: int = 0
 
 
 def bars(title: str, rows: Sequence[Bar], ticks: Sequence[float], *, logarithmic: bool = False) -> str:
-    """The document. `ticks` rise; bars begin at the first and end at the last at most.
+    """Return the document. `ticks` ascend; bars start at the first tick and end at the last one at most.
 
-    On a logarithmic axis they begin at 1, to the left or to the right.
+    On a logarithmic axis bars start at 1 and extend to the left or to the right.
     """
 
     def at(value: float) -> float:
         low, high = ticks[0], ticks[-1]
-        held = min(max(value, low), high)
-        share = log10(held / low) / log10(high / low) if logarithmic else (held - low) / (high - low)
+        clamped = min(max(value, low), high)
+        share = log10(clamped / low) / log10(high / low) if logarithmic else (clamped - low) / (high - low)
         return NAMES + share * (WIDTH - NAMES - RIGHT)
 
     bottom = TOP + ROW * len(rows)
@@ -65,5 +65,5 @@ def bars(title: str, rows: Sequence[Bar], ticks: Sequence[float], *, logarithmic
             f'<rect class="bar c{row.colour}" x="{left:.1f}" y="{y}" width="{max(right - left, 1):.1f}" '
             f'height="{BAR}"/>'
         )
-        parts.append(f'<text x="{max(right, begin) + 6:.0f}" y="{y + 12}">{escape(row.told)}</text>')
+        parts.append(f'<text x="{max(right, begin) + 6:.0f}" y="{y + 12}">{escape(row.label)}</text>')
     return "".join([*parts, "</svg>\n"])

@@ -1,7 +1,7 @@
-"""Records every answer that callers got, and holds each against the log once it is recovered and at rest.
+"""Records every answer that callers got, and compares each with the log once it is recovered and at rest.
 
-A row is known by its key, which no other row has, so neither dots nor offsets have to be believed. Pure but
-for `read_places`, which reads a log frame by frame from its files, with nothing opened or recovered.
+A row is identified by its key, which no other row has, so the check trusts neither dots nor offsets. Pure
+but for `read_log_index`, which reads a log frame by frame from its files and neither opens nor recovers it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from benchmarks._crash_check import Verdict
-from delta_prop_broker.log.beside.inspect import inspect
-from delta_prop_broker.log.damage import LogDamaged
+from delta_prop_broker.log.corruption import LogCorrupted
+from delta_prop_broker.log.readonly.inspect import inspect
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
@@ -20,31 +20,31 @@ from delta_prop_wire.spec import ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from delta_prop.published import Published
+    from delta_prop.outcomes import PublishAck
     from delta_prop_broker.disk import Disk
     from delta_prop_wire.errors import DeltaPropError
 
 KINDS = {
-    "lost": "acknowledged, and not in the log",
-    "moved": "acknowledged at another offset than it has",
+    "lost": "acknowledged, but not in the log",
+    "moved": "acknowledged at a different offset than it has",
     "nowhere": "acknowledged without an offset",
     "twice": "more than once in the log",
-    "happened": "refused as not having happened, and in the log",
-    "vague": "told that it may have happened, while there was time for the exact answer",
-    "nameless": "told that it may have happened, without the dot to ask by",
-    "outcome": "asked for by its dot, and answered wrongly",
-    "counted": "counted by the watermark of a hello, and lost",
+    "happened": "refused as not having happened, but in the log",
+    "vague": "answered that it may have happened, while there was time for the exact answer",
+    "nameless": "answered that it may have happened, without the dot for an outcome query",
+    "outcome": "queried by its dot, and answered wrongly",
+    "counted": "covered by the watermark of a hello, but lost",
     "late": "answered after its deadline",
     "unanswered": "never answered",
     "damage": "the log at rest is damaged",
-    "stuck": "the service or a caller did not come to its end",
+    "stuck": "the service or a caller did not end",
 }
-"""What can be wrong, by the name under which it is counted."""
+"""Kind of violation, by the name under which it is counted: its description."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """One answer to one call. `offsets`: row by row, None where an acknowledgement named none."""
+    """One answer to one call. `offsets`: one per row, None where an acknowledgement had no offset."""
 
     kind: str
     at_s: float
@@ -57,12 +57,12 @@ class Answer:
 
 @dataclass(slots=True)
 class Call:
-    """Rows that share one fate, when they were asked for, and every answer to that.
+    """Rows that are accepted or refused together, the time they were sent, and every answer to them.
 
-    `level`: what an acknowledgement promises. `sent_s`: the last time they were sent; a refusal before that
-    says nothing of what follows. `asked`: what later questions by the dot were answered with, an offset, or
-    -1 for "not in the log". `excused`: nobody owes an answer, as the connection of a caller broke who does
-    not send twice.
+    `level`: the level that an acknowledgement promises. `sent_s`: the last time they were sent; a refusal
+    before that says nothing of what follows. `asked`: the answers to later outcome queries by the dot, an
+    offset, or -1 for "not in the log". `excused`: no answer is due, as the connection of a caller that does
+    not send twice broke.
     """
 
     caller: str
@@ -77,7 +77,7 @@ class Call:
 
 @dataclass(slots=True)
 class Welcome:
-    """The watermark that a hello was answered with."""
+    """The watermark in the answer to a hello."""
 
     caller: str
     origin: int
@@ -86,7 +86,7 @@ class Welcome:
 
 
 class Answers:
-    """The record of one run. `now`: the time in seconds."""
+    """The record of one run. `now` returns the time in seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.calls: list[Call] = []
@@ -94,35 +94,35 @@ class Answers:
         self._now = now
 
     def call(self, caller: str, keys: Sequence[str], level: AckLevel, timeout_s: float | None = None) -> Call:
-        """Note that rows are sent for the first time."""
+        """Record that rows are sent for the first time."""
         now = self._now()
         deadline = None if timeout_s is None else now + timeout_s
         call = Call(caller, list(keys), int(level), now, deadline)
         self.calls.append(call)
         return call
 
-    def sent_again(self, call: Call) -> None:
-        """Note that its caller sends it again, whatever it was told before."""
+    def note_resent(self, call: Call) -> None:
+        """Record that the caller sends the call again, whatever the earlier answers were."""
         call.sent_s = self._now()
 
-    def published(self, call: Call, told: Published) -> None:
-        """Note an acknowledgement as the library gives it."""
+    def note_published(self, call: Call, ack: PublishAck) -> None:
+        """Record an acknowledgement as the library returns it."""
         offsets: list[int | None] = []
-        fresh = told.offset
-        for row in range(told.count):
-            if row in told.duplicates:
-                offsets.append(told.duplicates[row])
+        fresh = ack.offset
+        for row in range(ack.count):
+            if row in ack.duplicates:
+                offsets.append(ack.duplicates[row])
             else:
                 offsets.append(fresh)
                 fresh = None if fresh is None else fresh + 1
-        self.acknowledged(call, offsets, duplicate=bool(told.duplicates))
+        self.note_acknowledged(call, offsets, duplicate=bool(ack.duplicates))
 
-    def acknowledged(self, call: Call, offsets: Sequence[int | None], *, duplicate: bool) -> None:
-        """Note an acknowledgement, row by row."""
+    def note_acknowledged(self, call: Call, offsets: Sequence[int | None], *, duplicate: bool) -> None:
+        """Record an acknowledgement, row by row."""
         call.answers.append(Answer("acknowledged", self._now(), list(offsets), duplicate))
 
-    def refused(self, call: Call, refusal: DeltaPropError) -> None:
-        """Note a refusal: it has not happened, or by its code nobody knows yet."""
+    def note_refused(self, call: Call, refusal: DeltaPropError) -> None:
+        """Record a refusal: the call has not happened or, by its code, the outcome is unknown."""
         answer = Answer("refused", self._now(), code=type(refusal).__name__, text=str(refusal))
         call.answers.append(answer)
         if not isinstance(refusal, Refused):
@@ -134,161 +134,161 @@ class Answers:
         if isinstance(dot, list | tuple) and len(dot) == 2:
             answer.dot = (int(dot[0]), int(dot[1]))
 
-    def welcomed(self, caller: str, origin: int, watermark: int) -> None:
-        """Note what a hello was answered with."""
+    def note_welcome(self, caller: str, origin: int, watermark: int) -> None:
+        """Record the watermark in the answer to a hello."""
         self.welcomes.append(Welcome(caller, origin, watermark, self._now()))
 
-    def plain(self) -> dict[str, Any]:
-        """Return the record as JSON can hold it."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON values."""
         return {"calls": list(map(asdict, self.calls)), "welcomes": list(map(asdict, self.welcomes))}
 
-    def take(self, plain: Mapping[str, Any]) -> None:
-        """Add the record that another process kept."""
-        for one in plain["calls"]:
+    def merge(self, data: Mapping[str, Any]) -> None:
+        """Add the record of another process."""
+        for one in data["calls"]:
             answers = [Answer(**answer) for answer in one["answers"]]
             for answer in answers:
                 answer.dot = None if answer.dot is None else (answer.dot[0], answer.dot[1])
             self.calls.append(Call(**{**one, "answers": answers}))
-        self.welcomes += [Welcome(**one) for one in plain["welcomes"]]
+        self.welcomes += [Welcome(**one) for one in data["welcomes"]]
 
 
 @dataclass(slots=True)
-class Places:
-    """A log as its files hold it: the offsets of each key, the key of each dot, counters by origin."""
+class LogIndex:
+    """The content of a log's files: the offsets of each key, and the counters of each origin."""
 
     offsets: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     counters: defaultdict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    damage: list[str] = field(default_factory=list)
+    corruption: list[str] = field(default_factory=list)
     rows: int = 0
 
 
-def read_places(disk: Disk) -> Places:
-    """Read every row from the files of a data directory that nobody writes to."""
-    places = Places()
+def read_log_index(disk: Disk) -> LogIndex:
+    """Read every row from the files of a data directory that no process writes to."""
+    index = LogIndex()
     for found in inspect(disk):
-        if isinstance(found, LogDamaged):
-            places.damage.append(str(found))
+        if isinstance(found, LogCorrupted):
+            index.corruption.append(str(found))
             continue
         logged = found.logged
         batch = logged.batch
         for row in range(batch.count):
-            places.counters[batch.origin].add(batch.counter(row))
+            index.counters[batch.origin].add(batch.counter(row))
             if not batch.is_control:
-                places.offsets[batch.keys[row]].append(logged.offset + row)
-                places.rows += 1
-    return places
+                index.offsets[batch.keys[row]].append(logged.offset + row)
+                index.rows += 1
+    return index
 
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """What is known of the failures beneath a run.
+    """The failures of the disk during a run.
 
-    `spared`: the lowest level whose acknowledgements they spare. `decided_s`: when the log was recovered for
-    the last time; None: not known, so nobody is held to it. `undecided`: the log was closed, or stopped for
-    good, before that. `late_s`: how much after its deadline an answer may come, as what is under way then is
-    finished, on a machine that may be busy.
+    `spared`: the lowest level whose acknowledgements survive them. `decided_s`: the time of the log's last
+    recovery; None: unknown, so no answer is judged by it. `undecided`: the log was closed, or stopped for
+    good, before that. `grace_s`: the time after its deadline within which an answer may come, as work in
+    progress is finished, on a machine that may be busy.
     """
 
     spared: AckLevel = AckLevel.LOGGED
     decided_s: float | None = None
     undecided: bool = False
-    late_s: float = 0.5
+    grace_s: float = 0.5
 
 
-def judge(places: Places, answers: Answers, failures: Failures) -> Verdict:
-    """Hold every answer against the log at rest."""
+def judge(index: LogIndex, answers: Answers, failures: Failures) -> Verdict:
+    """Compare every answer with the log at rest."""
     verdict = Verdict()
-    for text in places.damage:
+    for text in index.corruption:
         verdict.add("damage", text)
     for call in answers.calls:
         for key in call.keys:
-            if len(places.offsets.get(key, ())) > 1:
-                verdict.add("twice", f"{call.caller}: {key} stands at {places.offsets[key]}")
+            if len(index.offsets.get(key, ())) > 1:
+                verdict.add("twice", f"{call.caller}: {key} is at {index.offsets[key]}")
         for answer in call.answers:
-            _judge_answer(verdict, places, call, answer, failures)
+            _judge_answer(verdict, index, call, answer, failures)
         if not call.answers and not call.excused:
             verdict.add("unanswered", f"{call.caller}: {call.keys[0]}, sent at {call.sent_s:.3f} s")
-        _judge_asked(verdict, places, call)
-    _judge_welcomes(verdict, places, answers.welcomes)
+        _judge_asked(verdict, index, call)
+    _judge_welcomes(verdict, index, answers.welcomes)
     return verdict
 
 
-def _judge_answer(verdict: Verdict, places: Places, call: Call, answer: Answer, failures: Failures) -> None:
-    what = f"{call.caller}: {call.keys[0]}, told at {answer.at_s:.3f} s"
-    if call.deadline_s is not None and answer.at_s > call.deadline_s + failures.late_s:
-        verdict.add("late", f"{what}, was to be told by {call.deadline_s:.3f} s")
+def _judge_answer(verdict: Verdict, index: LogIndex, call: Call, answer: Answer, failures: Failures) -> None:
+    what = f"{call.caller}: {call.keys[0]}, answered at {answer.at_s:.3f} s"
+    if call.deadline_s is not None and answer.at_s > call.deadline_s + failures.grace_s:
+        verdict.add("late", f"{what}, was due by {call.deadline_s:.3f} s")
     if answer.kind == "acknowledged":
-        _judge_acknowledged(verdict, places, call, answer, failures.spared)
+        _judge_acknowledged(verdict, index, call, answer, failures.spared)
     elif answer.kind == "unknown":
         _judge_unknown(verdict, call, answer, failures)
     elif failures.undecided and any(one.kind == "unknown" for one in call.answers):
-        pass  # what it says of a later sending decides nothing about the first
+        pass  # a refusal of a later send decides nothing about the first one
     elif answer is call.answers[-1] and answer.at_s >= call.sent_s:
-        there = {key: places.offsets[key] for key in call.keys if places.offsets.get(key)}
+        there = {key: index.offsets[key] for key in call.keys if index.offsets.get(key)}
         if there:
-            verdict.add("happened", f"{what} {answer.code} ({answer.text}), stands at {there}")
+            verdict.add("happened", f"{what} {answer.code} ({answer.text}), is at {there}")
 
 
 def _judge_acknowledged(
-    verdict: Verdict, places: Places, call: Call, answer: Answer, spared: AckLevel
+    verdict: Verdict, index: LogIndex, call: Call, answer: Answer, spared: AckLevel
 ) -> None:
-    again = " as a duplicate" if answer.duplicate else ""
-    for key, told in zip(call.keys, answer.offsets, strict=True):
-        what = f"{call.caller}: {key}, acknowledged{again} at {answer.at_s:.3f} s"
-        found = places.offsets.get(key, [])
-        if told is None:
-            verdict.add("nowhere", f"{what} without its offset, stands at {found}")
+    manner = " as a duplicate" if answer.duplicate else ""
+    for key, acked in zip(call.keys, answer.offsets, strict=True):
+        what = f"{call.caller}: {key}, acknowledged{manner} at {answer.at_s:.3f} s"
+        found = index.offsets.get(key, [])
+        if acked is None:
+            verdict.add("nowhere", f"{what} without its offset, is at {found}")
         if not found and call.level >= spared:
-            verdict.add("lost", f"{what} with offset {told}, is not in the log")
-        elif found and told is not None and told not in found:
-            verdict.add("moved", f"{what} with offset {told}, stands at {found}")
+            verdict.add("lost", f"{what} with offset {acked}, is not in the log")
+        elif found and acked is not None and acked not in found:
+            verdict.add("moved", f"{what} with offset {acked}, is at {found}")
 
 
 def _judge_unknown(verdict: Verdict, call: Call, answer: Answer, failures: Failures) -> None:
-    what = f"{call.caller}: {call.keys[0]}, told at {answer.at_s:.3f} s {answer.code} ({answer.text})"
+    what = f"{call.caller}: {call.keys[0]}, answered at {answer.at_s:.3f} s {answer.code} ({answer.text})"
     if answer.dot is None:
         verdict.add("nameless", what)
     if failures.undecided:
         return
-    if call.deadline_s is None or answer.at_s < call.deadline_s - failures.late_s:
+    if call.deadline_s is None or answer.at_s < call.deadline_s - failures.grace_s:
         verdict.add("vague", f"{what}, before its deadline")
-    elif failures.decided_s is not None and failures.decided_s < call.deadline_s - 2 * failures.late_s:
+    elif failures.decided_s is not None and failures.decided_s < call.deadline_s - 2 * failures.grace_s:
         verdict.add("vague", f"{what}, and the log was recovered at {failures.decided_s:.3f} s")
 
 
-def _judge_asked(verdict: Verdict, places: Places, call: Call) -> None:
-    found = [offset for key in call.keys for offset in places.offsets.get(key, [])]
+def _judge_asked(verdict: Verdict, index: LogIndex, call: Call) -> None:
+    found = [offset for key in call.keys for offset in index.offsets.get(key, [])]
     for asked in call.asked:
         if (asked >= 0) != bool(found) or (found and asked not in found):
-            told = "not in the log" if asked < 0 else f"at {asked}"
-            verdict.add("outcome", f"{call.caller}: {call.keys[0]}, by its dot {told}, stands at {found}")
+            claim = "not in the log" if asked < 0 else f"at {asked}"
+            verdict.add("outcome", f"{call.caller}: {call.keys[0]}, by its dot {claim}, is at {found}")
 
 
-def _judge_welcomes(verdict: Verdict, places: Places, welcomes: Iterable[Welcome]) -> None:
-    """What one hello has counted the next one counts too, and the log holds."""
+def _judge_welcomes(verdict: Verdict, index: LogIndex, welcomes: Iterable[Welcome]) -> None:
+    """Check that no hello's watermark is below an earlier one, and that the log holds all that they cover."""
     highest: dict[int, Welcome] = {}
     for one in sorted(welcomes, key=lambda welcome: welcome.at_s):
         before = highest.get(one.origin)
         if before is not None and one.watermark < before.watermark:
             verdict.add(
                 "counted",
-                f"{one.caller}: a hello was told watermark {before.watermark} at {before.at_s:.3f} s, the "
+                f"{one.caller}: a hello got watermark {before.watermark} at {before.at_s:.3f} s, the "
                 f"next one {one.watermark} at {one.at_s:.3f} s",
             )
         if before is None or one.watermark >= before.watermark:
             highest[one.origin] = one
     for origin, one in highest.items():
-        missing = set(range(1, one.watermark + 1)) - places.counters.get(origin, set())
+        missing = set(range(1, one.watermark + 1)) - index.counters.get(origin, set())
         if missing:
             verdict.add(
                 "counted",
-                f"{one.caller}: a hello was told watermark {one.watermark} at {one.at_s:.3f} s, counters "
+                f"{one.caller}: a hello got watermark {one.watermark} at {one.at_s:.3f} s, counters "
                 f"{sorted(missing)[:5]} are not in the log",
             )
 
 
-def counted(answers: Answers) -> Counter[str]:
-    """Count what callers were told, and how many rows they asked for."""
+def count_answers(answers: Answers) -> Counter[str]:
+    """Count the answers by kind, and the rows that callers sent."""
     counts: Counter[str] = Counter()
     for call in answers.calls:
         counts["rows"] += len(call.keys)

@@ -1,7 +1,7 @@
-"""Callers of every kind that publish while the log fails, each of whom records all that it is told.
+"""Callers of every kind that publish while the log fails; each records all answers that it gets.
 
-They use what the library offers to programs, in one process with the service or over the network; clients
-made of frames alone are `_crash_bare.py`.
+They use the library's public API, in one process with the service or over the network; `_crash_clients.py`
+has clients that send bare frames.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ if TYPE_CHECKING:
 
     from benchmarks._crash_answers import Answers, Call
     from delta_prop.client import Producer
-    from delta_prop.client.blocking import SyncProducer, SyncReceipt
+    from delta_prop.client.sync_producer import SyncProducer, SyncReceipt
     from delta_prop.embedded import Propagator
+    from delta_prop.outcomes import PublishAck
     from delta_prop.producer import Producer as Handle
-    from delta_prop.published import Published
     from delta_prop.receipt import Receipt
 
 TIMEOUT_S = 60.0
-"""How long a caller waits that wants the exact answer."""
+"""Timeout of a caller that wants the exact answer."""
 DIMENSION = 2
-_AGAIN_S = 0.02
+_RETRY_S = 0.02
 _REFUSALS = (Refused, UsageError)
-"""Answers that it has not happened; the second one where the service was closed meanwhile."""
+"""Answers that the call has not happened; the second one if the service was closed meanwhile."""
 
 
 class Pace(Protocol):
-    """The calls of one caller: how many, and how fast."""
+    """The number and the rate of one caller's calls."""
 
-    def going(self) -> bool:
+    def has_more(self) -> bool:
         """Return True while there is another call to make."""
         ...
 
     def next(self) -> int:
-        """Return the number of the call that is made now."""
+        """Return the number of the next call."""
         ...
 
     def pause_s(self) -> float:
-        """Return how long to rest before the next call."""
+        """Return the seconds to pause before the next call."""
         ...
 
 
-def made(caller: str, number: int, rows: int = 1, *, with_ids: bool = False) -> list[Delta]:
-    """Return the rows of a caller's call of this number: their keys are theirs alone."""
+def make_rows(caller: str, number: int, rows: int = 1, *, with_ids: bool = False) -> list[Delta]:
+    """Return the rows of a caller's call of this number; no other row has their keys."""
     deltas = []
     for row in range(rows):
         key = f"{caller}/{number}.{row}"
@@ -74,7 +74,7 @@ def keys_of(deltas: Sequence[Delta]) -> list[str]:
 
 @dataclass(slots=True)
 class Caller:
-    """One caller: its name, what it asks for, and where it records the answers."""
+    """One caller: its name, its options, and the record of its answers."""
 
     name: str
     answers: Answers
@@ -84,25 +84,25 @@ class Caller:
     timeout_s: float = TIMEOUT_S
     with_ids: bool = False
 
-    async def publish(self, publish: Callable[..., Awaitable[Published]]) -> None:
-        """Publish one call after the other, with `publish(*deltas, timeout_s=…)`; never one twice."""
-        while self.pace.going():
-            deltas = made(self.name, self.pace.next(), self.rows, with_ids=self.with_ids)
+    async def publish(self, publish: Callable[..., Awaitable[PublishAck]]) -> None:
+        """Publish one call after another, with `publish(*deltas, timeout_s=…)`; never send a call twice."""
+        while self.pace.has_more():
+            deltas = make_rows(self.name, self.pace.next(), self.rows, with_ids=self.with_ids)
             call = self.answers.call(self.name, keys_of(deltas), self.level, self.timeout_s)
             try:
-                self.answers.published(call, await publish(*deltas, timeout_s=self.timeout_s))
+                self.answers.note_published(call, await publish(*deltas, timeout_s=self.timeout_s))
             except _REFUSALS as refusal:
-                self.answers.refused(call, refusal)
+                self.answers.note_refused(call, refusal)
             await anyio.sleep(self.pace.pause_s())
 
     async def publish_embedded(self, propagator: Propagator) -> None:
         """Publish by `Propagator.publish`."""
         await self.publish(partial(propagator.publish, ack_level=self.level))
 
-    async def publish_many(self, publish_many: Callable[..., Awaitable[Published]]) -> None:
-        """Publish columns, with `publish_many(keys, matrix, timeout_s=…)`: a call is a frame of its own."""
+    async def publish_many(self, publish_many: Callable[..., Awaitable[PublishAck]]) -> None:
+        """Publish columns, with `publish_many(keys, matrix, timeout_s=…)`: each call is one frame."""
 
-        async def publish(*deltas: Delta, timeout_s: float) -> Published:
+        async def publish(*deltas: Delta, timeout_s: float) -> PublishAck:
             matrix = np.ones((len(deltas), DIMENSION), np.float32)
             return await publish_many(keys_of(deltas), matrix, timeout_s=timeout_s)
 
@@ -113,15 +113,15 @@ class Caller:
         await self.publish_many(partial(propagator.publish_many, ack_level=self.level))
 
     async def offer(self, offer: Callable[..., Receipt]) -> None:
-        """Offer one call after the other, and wait for the receipts beside that."""
+        """Offer one call after another, and wait for the receipts concurrently."""
         async with anyio.create_task_group() as tasks:
-            while self.pace.going():
-                deltas = made(self.name, self.pace.next(), self.rows, with_ids=self.with_ids)
+            while self.pace.has_more():
+                deltas = make_rows(self.name, self.pace.next(), self.rows, with_ids=self.with_ids)
                 call = self.answers.call(self.name, keys_of(deltas), self.level)
                 try:
                     receipt = offer(*deltas)
                 except _REFUSALS as refusal:
-                    self.answers.refused(call, refusal)
+                    self.answers.note_refused(call, refusal)
                 else:
                     tasks.start_soon(_note, self.answers, call, receipt)
                 await anyio.sleep(self.pace.pause_s())
@@ -131,8 +131,8 @@ class Caller:
         await self.offer(partial(propagator.offer, ack_level=self.level))
 
     async def publish_as(self, propagator: Propagator) -> None:
-        """Publish by a handle of the propagator's."""
-        handle = await opened(propagator, self.name, self.level)
+        """Publish through a producer handle of the propagator."""
+        handle = await open_producer(propagator, self.name, self.level)
         if handle is not None:
             await self.publish(handle.publish)
             mine = [call for call in self.answers.calls if call.caller == self.name]
@@ -140,54 +140,54 @@ class Caller:
                 await ask_by_dots(mine, lambda dot: handle.outcome(dot.counter))
 
     async def offer_as(self, propagator: Propagator) -> None:
-        """Offer a few batches by a handle that is left alone afterwards: it sends nothing again."""
-        while self.pace.going():
+        """Offer a few batches through a handle that is not used afterwards: nothing is sent again."""
+        while self.pace.has_more():
             caller = f"{self.name}-{self.pace.next()}"
-            handle = await opened(propagator, caller, self.level)
+            handle = await open_producer(propagator, caller, self.level)
             if handle is None:
                 return
             for batch in range(2):
-                deltas = made(caller, batch, self.rows)
+                deltas = make_rows(caller, batch, self.rows)
                 call = self.answers.call(caller, keys_of(deltas), self.level)
                 try:
                     receipt = handle.offer(*deltas)
-                    self.answers.published(call, await receipt.wait())
+                    self.answers.note_published(call, await receipt.wait())
                 except _REFUSALS as refusal:
-                    self.answers.refused(call, refusal)
+                    self.answers.note_refused(call, refusal)
                     break
             await anyio.sleep(self.pace.pause_s())
 
     def publish_blocking(self, producer: SyncProducer, rest: Callable[[float], object]) -> None:
-        """Publish, with time and with little of it, and offer in turn, by calls that block."""
+        """Publish with a long and with a short timeout, and offer, in turn, through blocking calls."""
         offered: list[tuple[Call, SyncReceipt]] = []
-        while self.pace.going():
+        while self.pace.has_more():
             number = self.pace.next()
-            deltas = made(self.name, number, self.rows)
+            deltas = make_rows(self.name, number, self.rows)
             timeout_s = (None, self.timeout_s, TIMEOUT_S)[number % 3]
             call = self.answers.call(self.name, keys_of(deltas), self.level, timeout_s)
             try:
                 if timeout_s is None:
                     offered.append((call, producer.offer(*deltas)))
                 else:
-                    self.answers.published(call, producer.publish(*deltas, timeout_s=timeout_s))
+                    self.answers.note_published(call, producer.publish(*deltas, timeout_s=timeout_s))
             except Refused as refusal:
-                self.answers.refused(call, refusal)
+                self.answers.note_refused(call, refusal)
             rest(self.pace.pause_s())
         for call, receipt in offered:
             try:
-                self.answers.published(call, receipt.result(TIMEOUT_S))
+                self.answers.note_published(call, receipt.result(TIMEOUT_S))
             except Refused as refusal:
-                self.answers.refused(call, refusal)
+                self.answers.note_refused(call, refusal)
 
 
-Makes = Callable[..., "Caller"]
-"""Makes a caller of a name, with what else it is to be."""
+MakeCaller = Callable[..., "Caller"]
+"""Makes a caller from a name and options."""
 
 
 def embedded_callers(
-    make: Makes, short_s: float
+    make: MakeCaller, short_s: float
 ) -> list[tuple[Caller, Callable[[Caller, Propagator], Awaitable[None]]]]:
-    """Return the callers within a service's process, each with the way it goes."""
+    """Return the callers within a service's process, each with the method that it runs."""
     logged = AckLevel.LOGGED
     return [
         (make("publish"), Caller.publish_embedded),
@@ -204,8 +204,8 @@ def embedded_callers(
     ]
 
 
-async def produce(producer: Producer, make: Makes, short_s: float) -> None:
-    """Have several callers use one client at once."""
+async def produce(producer: Producer, make: MakeCaller, short_s: float) -> None:
+    """Run several callers on one client concurrently."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(make("client-publish").publish, producer.publish)
         tasks.start_soon(make("client-short", timeout_s=short_s).publish, producer.publish)
@@ -218,20 +218,20 @@ async def produce(producer: Producer, make: Makes, short_s: float) -> None:
 
 async def _note(answers: Answers, call: Call, receipt: Receipt) -> None:
     try:
-        answers.published(call, await receipt.wait())
-    except Unreachable:  # nothing was refused, and nobody says whether it happened
+        answers.note_published(call, await receipt.wait())
+    except Unreachable:  # the call was not refused, and its outcome is unknown
         call.excused = True
     except Refused as refusal:
-        answers.refused(call, refusal)
+        answers.note_refused(call, refusal)
 
 
-async def opened(propagator: Propagator, name: str, level: AckLevel) -> Handle | None:
-    """Open a producer's handle, again and again where the log has failed; None once the service is closed."""
+async def open_producer(propagator: Propagator, name: str, level: AckLevel) -> Handle | None:
+    """Open a producer's handle; retry while the log has failed. Return None once the service is closed."""
     while True:
         try:
             return propagator.producer(name, ack_level=level)
         except Refused:
-            await anyio.sleep(_AGAIN_S)
+            await anyio.sleep(_RETRY_S)
         except UsageError:
             return None
 
@@ -239,9 +239,9 @@ async def opened(propagator: Propagator, name: str, level: AckLevel) -> Handle |
 async def ask_by_dots(
     answers: Iterable[Call], outcome: Callable[[Dot], Awaitable[int | ErrorCode | None]]
 ) -> None:
-    """Ask for the outcome of all that may have happened, of a service that is at rest."""
+    """Query the outcome of every call that may have happened, on a service that is at rest."""
     for call in answers:
         for answer in call.answers:
             if answer.kind == "unknown" and answer.dot is not None:
-                told = await outcome(Dot(*answer.dot))
-                call.asked.append(told if isinstance(told, int) and not isinstance(told, ErrorCode) else -1)
+                at = await outcome(Dot(*answer.dot))
+                call.asked.append(at if isinstance(at, int) and not isinstance(at, ErrorCode) else -1)

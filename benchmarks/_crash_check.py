@@ -1,7 +1,7 @@
-"""Whether a log, and a table fed from it, hold what was acknowledged: all of it, once, in place, alone.
+"""Checks that a log, and a table fed from it, hold each acknowledged delta once, at its offset, and no other.
 
-The log is read frame by frame from its files, with nothing opened or recovered, and the table straight from
-SQLite; both are compared with the acknowledgements and with what the producers are known to send.
+The log is read frame by frame from its files, without opening or recovering it, and the table directly from
+SQLite; both are compared with the acknowledgements and with the deltas that the producers are known to send.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks._crash_writer import DIMENSION, made, origin_of
+from benchmarks._crash_writer import DIMENSION, make_delta, origin_of
 from delta_prop_broker.local_disk import LocalDisk
-from delta_prop_broker.log.beside.inspect import inspect
-from delta_prop_broker.log.damage import LogDamaged
-from delta_prop_broker.log.files.names import DIRECTORY
+from delta_prop_broker.log.corruption import LogCorrupted
+from delta_prop_broker.log.files.paths import DIRECTORY
 from delta_prop_broker.log.files.snapshot import open_snapshot, snapshot_offsets
+from delta_prop_broker.log.readonly.inspect import inspect
 from delta_prop_wire.delta import Delta, Kind
-from delta_prop_wire.states import state_of
+from delta_prop_wire.state_rows import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,55 +31,56 @@ if TYPE_CHECKING:
 
     from delta_prop_wire.delta import Operation
 
-TOLD_MAX = 5
-"""How many violations of a kind are told in words; all are counted."""
+SHOWN_MAX = 5
+"""Violations of one kind that are described; all are counted."""
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What was found wrong, by kind.
+    """The violations found, by kind.
 
-    lost: acknowledged and not there; moved: there, at another offset; given twice: two acknowledgements with
+    lost: acknowledged, but absent; moved: present, at another offset; given twice: two acknowledgements with
     different offsets, or two that both said "new"; duplicate: one delta twice in the log; order: offsets that
-    do not follow, or a producer's lines out of order; hole: a line missing below a later one; corrupt:
-    damage, or another delta than was sent; forgotten: the service knows less of a producer than the log;
-    refused: a delta not taken; table: the SQLite file disagrees; start: the service did not start or end.
+    are not consecutive, or a producer's lines out of order; hole: a line missing below a later one; corrupt:
+    corruption, or another delta than was sent; forgotten: the service's watermark of a producer is below the
+    log's; refused: a delta not accepted; table: the SQLite file disagrees; start: the service did not start
+    or end.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
-    told: list[str] = field(default_factory=list)
+    examples: list[str] = field(default_factory=list)
 
     def add(self, kind: str, text: str) -> None:
-        """Note one violation."""
+        """Add one violation."""
         self.counts[kind] += 1
-        if self.counts[kind] <= TOLD_MAX:
-            self.told.append(f"{kind}: {text}")
+        if self.counts[kind] <= SHOWN_MAX:
+            self.examples.append(f"{kind}: {text}")
 
-    def take(self, other: Verdict) -> None:
-        """Note those of another."""
+    def merge(self, other: Verdict) -> None:
+        """Add the violations of another verdict."""
         self.counts += other.counts
-        self.told += other.told
+        self.examples += other.examples
 
     @property
     def total(self) -> int:
-        """How many violations there are."""
+        """The number of violations."""
         return sum(self.counts.values())
 
 
 @dataclass(slots=True)
 class History:
-    """What the world was told: for each producer and line the offset that was acknowledged."""
+    """The acknowledgements: for each producer and line the acknowledged offset."""
 
     acked: dict[tuple[str, int], int] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
     acks: int = 0
-    repeats: int = 0
+    duplicates: int = 0
     _new: set[tuple[str, int]] = field(default_factory=set)
 
     def note(self, lines: Iterable[str], verdict: Verdict, name: str = "") -> None:
-        """Take acknowledgements as they were printed; a line that was not printed to its end says nothing.
+        """Read printed acknowledgements; skip a line that was not printed in full.
 
-        `name`: the producer, where the lines do not say it.
+        `name`: the producer, if the lines do not name it.
         """
         for text in lines:
             try:
@@ -93,7 +94,7 @@ class History:
 
     def _note(self, name: str, line: int, offset: int | None, duplicate: bool, verdict: Verdict) -> None:
         self.acks += 1
-        self.repeats += duplicate
+        self.duplicates += duplicate
         key = name, line
         known = self.acked.get(key)
         if offset is None:
@@ -110,12 +111,6 @@ class History:
         self.acked.setdefault(key, offset)
         self.last[name] = max(self.last.get(name, 0), line)
 
-    def forget_above(self, ends: Mapping[str, int]) -> None:
-        """Forget what is known to be lost, so that a log that may lose goes on being judged."""
-        self.acked = {key: at for key, at in self.acked.items() if key[1] <= ends.get(key[0], 0)}
-        self._new &= self.acked.keys()
-        self.last = {name: min(line, ends.get(name, 0)) for name, line in self.last.items()}
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -128,8 +123,8 @@ class Row:
 
 
 @dataclass(slots=True)
-class Kept:
-    """A snapshot: each producer's last line below its offset, and the vectors that those lines made."""
+class LogSnapshot:
+    """A snapshot: each producer's last line below its offset, and the vectors that result from them."""
 
     offset: int
     lines: dict[int, int] = field(default_factory=dict)
@@ -138,33 +133,33 @@ class Kept:
 
 @dataclass(slots=True)
 class Log:
-    """A log as its files hold it."""
+    """The content of a log's files."""
 
     rows: list[Row] = field(default_factory=list)
-    damage: list[str] = field(default_factory=list)
+    corruption: list[str] = field(default_factory=list)
     segments: int = 0
-    kept: Kept | None = None
+    snapshot: LogSnapshot | None = None
 
     @property
     def next_offset(self) -> int:
-        """Where it ends."""
-        return self.rows[-1].offset + 1 if self.rows else 0 if self.kept is None else self.kept.offset
+        """The offset after the last row."""
+        return self.rows[-1].offset + 1 if self.rows else 0 if self.snapshot is None else self.snapshot.offset
 
     def ends(self, names: Iterable[str]) -> dict[str, int]:
-        """The last line of each producer."""
+        """Return the last line of each producer."""
         ends = {origin_of(name): 0 for name in names}
-        ends |= {} if self.kept is None else self.kept.lines
+        ends |= {} if self.snapshot is None else self.snapshot.lines
         for row in self.rows:
             ends[row.origin] = max(ends.get(row.origin, 0), row.line)
         return {name: ends[origin_of(name)] for name in names}
 
 
 def read_log(directory: Path) -> Log:
-    """Every row in the files of a data directory that nobody writes to."""
+    """Read every row from the files of a data directory that no process writes to."""
     log = Log()
     for found in inspect(LocalDisk(directory)):
-        if isinstance(found, LogDamaged):
-            log.damage.append(str(found))
+        if isinstance(found, LogCorrupted):
+            log.corruption.append(str(found))
             continue
         logged = found.logged
         batch = logged.batch
@@ -173,113 +168,120 @@ def read_log(directory: Path) -> Log:
             log.rows.append(Row(logged.offset + row, batch.origin, batch.base + row, delta))
     log.segments = len(list((directory / "streams/default/0").glob("*.log")))
     try:
-        log.kept = _read_kept(directory)
-    except LogDamaged as damage:
-        log.damage.append(str(damage))
+        log.snapshot = _read_snapshot(directory)
+    except LogCorrupted as damage:
+        log.corruption.append(str(damage))
     return log
 
 
-def _read_kept(directory: Path) -> Kept | None:
+def _read_snapshot(directory: Path) -> LogSnapshot | None:
     disk = LocalDisk(directory)
     offsets = snapshot_offsets(disk.list(DIRECTORY))
     if not offsets:
         return None
     snapshot = open_snapshot(disk, DIRECTORY, offsets[-1])
     snapshot.verify()
-    kept = Kept(snapshot.offset, {origin: mark.counter for origin, mark in snapshot.watermarks.items()})
+    found = LogSnapshot(
+        snapshot.offset, {origin: mark.counter for origin, mark in snapshot.watermarks.items()}
+    )
     for logged in snapshot.frames():
         for row, key in enumerate(logged.batch.keys):
-            kept.vectors[key] = state_of(logged.batch, row).vector
+            found.vectors[key] = state_of(logged.batch, row).vector
     snapshot.close()
-    return kept
+    return found
 
 
 def check_log(log: Log, history: History, names: Sequence[str]) -> Verdict:
-    """Compare a recovered log with the acknowledgements. Everything in it must be something that was sent."""
+    """Compare a recovered log with the acknowledgements. Every row in it must have been sent."""
     verdict = Verdict()
-    for text in log.damage:
+    for text in log.corruption:
         verdict.add("corrupt", text)
     named = {origin_of(name): name for name in names}
-    places: dict[tuple[str, int], int] = {}
+    offsets: dict[tuple[str, int], int] = {}
     last = dict.fromkeys(names, 0)
-    begin, kept = log.rows[0].offset if log.rows else 0, log.kept
-    if begin and (kept is None or kept.offset < begin):
-        verdict.add("lost", f"the log starts at {begin}, and no snapshot holds what was before")
-    if kept is not None:
-        check_kept(kept, names, verdict)
-    if begin and kept is not None:  # rows between the log's start and the snapshot stand in both
-        below = Counter(row.origin for row in log.rows if row.offset < kept.offset)
-        last |= {name: kept.lines.get(origin, 0) - below[origin] for origin, name in named.items()}
+    begin, snapshot = log.rows[0].offset if log.rows else 0, log.snapshot
+    if begin and (snapshot is None or snapshot.offset < begin):
+        verdict.add("lost", f"the log starts at {begin}, and no snapshot covers the rows before that")
+    if snapshot is not None:
+        check_snapshot(snapshot, names, verdict)
+    if begin and snapshot is not None:  # rows between the log's start and the snapshot are in both
+        below = Counter(row.origin for row in log.rows if row.offset < snapshot.offset)
+        last |= {name: snapshot.lines.get(origin, 0) - below[origin] for origin, name in named.items()}
     for expected, row in enumerate(log.rows, start=begin):
         name = named.get(row.origin)
         if name is None:
             verdict.add("corrupt", f"offset {row.offset} is of origin {row.origin:#x}, which sent nothing")
             continue
         if row.offset != expected:
-            verdict.add("order", f"offset {row.offset} stands where {expected} belongs")
-        if (name, row.line) in places:
-            first = places[name, row.line]
-            verdict.add("duplicate", f"{name} line {row.line} stands at {first} and at {row.offset}")
+            verdict.add("order", f"offset {row.offset} is in place of {expected}")
+        if (name, row.line) in offsets:
+            first = offsets[name, row.line]
+            verdict.add("duplicate", f"{name} line {row.line} is at {first} and at {row.offset}")
         elif row.line <= last[name]:
-            verdict.add("order", f"{name} line {row.line} stands behind its line {last[name]}")
+            verdict.add("order", f"{name} line {row.line} is after its line {last[name]}")
         elif row.line > last[name] + 1:
             verdict.add("hole", f"{name} line {row.line} follows its line {last[name]}")
-        if not _same(row.delta, made(name, row.line)):
+        if not _are_equal(row.delta, make_delta(name, row.line)):
             verdict.add("corrupt", f"offset {row.offset} is not what {name} sent as line {row.line}")
-        places.setdefault((name, row.line), row.offset)
+        offsets.setdefault((name, row.line), row.offset)
         last[name] = max(last[name], row.line)
     for key, offset in history.acked.items():
-        place = places.get(key)
-        if place is None and offset < begin and kept is not None and key[1] <= last_kept(kept, key[0]):
-            continue  # it is in the snapshot
-        if place is None:
+        found = offsets.get(key)
+        if (
+            found is None
+            and offset < begin
+            and snapshot is not None
+            and key[1] <= last_in_snapshot(snapshot, key[0])
+        ):
+            continue  # the snapshot covers the line
+        if found is None:
             verdict.add("lost", f"{key[0]} line {key[1]} was acknowledged at {offset} and is not in the log")
-        elif place != offset:
-            verdict.add("moved", f"{key[0]} line {key[1]} was acknowledged at {offset} and stands at {place}")
+        elif found != offset:
+            verdict.add("moved", f"{key[0]} line {key[1]} was acknowledged at {offset} and is at {found}")
     return verdict
 
 
-def last_kept(kept: Kept, name: str) -> int:
-    """The last line of a producer that a snapshot counts in."""
-    return kept.lines.get(origin_of(name), 0)
+def last_in_snapshot(snapshot: LogSnapshot, name: str) -> int:
+    """Return the last line of a producer that a snapshot covers."""
+    return snapshot.lines.get(origin_of(name), 0)
 
 
-def check_kept(kept: Kept, names: Sequence[str], verdict: Verdict) -> None:
-    """Each vector of a snapshot is the fold of its producer's lines up to the one it counts in."""
+def check_snapshot(snapshot: LogSnapshot, names: Sequence[str], verdict: Verdict) -> None:
+    """Check that each vector of a snapshot is the fold of its producer's lines that the snapshot covers."""
     seen = set()
     for name in names:
         values: dict[str, NDArray[np.float32]] = {}
-        for line in range(1, last_kept(kept, name) + 1):
-            delta = made(name, line)
+        for line in range(1, last_in_snapshot(snapshot, name) + 1):
+            delta = make_delta(name, line)
             before = values.get(delta.vector_id, np.zeros(DIMENSION, np.float32))
             values[delta.vector_id] = _step(before, delta.operation)
         for key, value in values.items():
             seen.add(key)
-            found = kept.vectors.get(key)
+            found = snapshot.vectors.get(key)
             if found is None or not np.array_equal(found, value):
                 verdict.add(
-                    "corrupt", f"{key} in the snapshot at {kept.offset} is not the fold of its deltas"
+                    "corrupt", f"{key} in the snapshot at {snapshot.offset} is not the fold of its deltas"
                 )
-    for key in kept.vectors.keys() - seen:
-        verdict.add("corrupt", f"{key} is in the snapshot at {kept.offset}, and nobody sent it")
+    for key in snapshot.vectors.keys() - seen:
+        verdict.add("corrupt", f"{key} is in the snapshot at {snapshot.offset}, but no producer sent it")
 
 
 def check_service(ready: Mapping[str, object], log: Log, names: Sequence[str]) -> Verdict:
-    """Compare what a service knows after its start with the log that it started from."""
+    """Compare a service's watermarks and next offset after its start with the log that it started from."""
     verdict = Verdict()
     watermarks = ready["watermarks"]
     assert isinstance(watermarks, dict)
     for name, line in log.ends(names).items():
         if watermarks.get(name) != line:
-            text = f"the service knows {name} up to line {watermarks.get(name)}, the log has {line}"
+            text = f"the service's watermark of {name} is line {watermarks.get(name)}, the log has {line}"
             verdict.add("forgotten", text)
     if ready["next_offset"] != log.next_offset:
-        text = f"the service goes on at {ready['next_offset']}, the log ends at {log.next_offset}"
+        text = f"the service continues at {ready['next_offset']}, the log ends at {log.next_offset}"
         verdict.add("order", text)
     return verdict
 
 
-def _same(one: Delta, other: Delta) -> bool:
+def _are_equal(one: Delta, other: Delta) -> bool:
     return (one.vector_id, one.operation) == (other.vector_id, other.operation)
 
 
@@ -288,14 +290,14 @@ def _same(one: Delta, other: Delta) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What a SQLite file of the storage sink holds: its cursor, and each vector with its last offset."""
+    """The content of a storage sink's SQLite file: its cursor, and each vector with its last offset."""
 
     cursor: int
     vectors: Mapping[str, tuple[int, NDArray[np.float32]]]
 
 
 def read_table(path: Path) -> Table | None:
-    """Read a copy of the file, as SQLite recovers it; None where it was not begun yet."""
+    """Read a copy of the file, as SQLite recovers it; return None if it has no tables yet."""
     connection = sqlite3.connect(path)
     try:
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'vectors'").fetchone()
@@ -310,9 +312,9 @@ def read_table(path: Path) -> Table | None:
 
 
 def check_table(table: Table, log: Log, *, finished: bool = False) -> Verdict:
-    """Each vector is the fold of its deltas up to the last one it had, no less than the cursor covers.
+    """Check that each vector is the fold of its deltas up to its offset, and includes all below the cursor.
 
-    `finished`: all of the log must be in the table.
+    `finished`: the table must cover the full log.
     """
     verdict = Verdict()
     if table.cursor > len(log.rows) or (finished and table.cursor != len(log.rows)):
@@ -333,7 +335,7 @@ def check_table(table: Table, log: Log, *, finished: bool = False) -> Verdict:
 
 
 def fold(rows: Iterable[Row], offset: int) -> NDArray[np.float32]:
-    """The vector that these deltas make, up to and with an offset."""
+    """Return the vector that results from these deltas, up to and including an offset."""
     value = np.zeros(DIMENSION, np.float32)
     for row in rows:
         if row.offset > offset:

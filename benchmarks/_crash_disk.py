@@ -1,8 +1,8 @@
-"""Rounds on a real disk that fails beneath a service which is not killed: it recovers in place.
+"""Rounds on a real disk that fails under a service which is not killed: the service recovers in place.
 
-Directories take turns: the server with clients over the network, and a process with callers of its own. Each
-directory lies on a small file system of its own, where one can be mounted, and lives through a few failures.
-After each, once all is quiet, every answer is held against the log, whose files this process reads.
+Directories alternate: the server with clients over the network, and a process with callers of its own. Each
+directory is on a small file system of its own, where one can be mounted, and goes through a few failures.
+After each, once no call is open, every answer is compared with the log, whose files this process reads.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from benchmarks._crash_answers import KINDS, Failures, counted, judge, read_places
+from benchmarks._crash_answers import KINDS, Failures, count_answers, judge, read_log_index
 from benchmarks._crash_check import Verdict
 from benchmarks._crash_load import Round, log_settings
 from benchmarks._crash_rounds import Life
-from benchmarks._disk_faults import ALWAYS, CALLS, FULL, Ballast, FailingCalls, Failure, build, drawn
-from benchmarks._images import Unusable, check_usable, mounted
+from benchmarks._disk_faults import ALWAYS, CALLS, FULL, Ballast, FailingCalls, Failure, build, draw_failure
+from benchmarks._images import UnusableError, check_usable, mount_image
 from benchmarks._measure import table, write_json
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_wire.delta import AckLevel
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
     import argparse
 
 IMAGE_BYTES = 64 * 1024 * 1024
-BUSY_S, LATE_S = 1.2, 5.0
+BUSY_S, GRACE_S = 1.2, 5.0
 ANSWER_S_MAX = 200.0
 END_S_MAX = 60.0
 SKIPPED = 77
-TOLD_MAX = 30
-"""How many violations are told in words; all are counted."""
+SHOWN_MAX = 30
+"""Violations that are described; all are counted."""
 SERVED, EMBEDDED = "server", "embedded"
 _METRIC = "delta_prop_log_failed "
 
 
 @dataclass(slots=True)
 class Totals:
-    """The sum of some rounds. `struck`: failures by kind that really came; `failures`: of the log."""
+    """The sum of several rounds. `struck`: failures of the disk, by kind; `failures`: failures of the log."""
 
     rounds: int = 0
     directories: int = 0
@@ -57,12 +57,12 @@ class Totals:
     failures: int = 0
     connections: int = 0
     struck: Counter[str] = field(default_factory=Counter)
-    told: Counter[str] = field(default_factory=Counter)
+    answers: Counter[str] = field(default_factory=Counter)
     verdict: Verdict = field(default_factory=Verdict)
 
 
 def run(given: argparse.Namespace, seed: int) -> int:
-    """Fail, check, print; the exit status."""
+    """Make disks fail, check, print; return the exit status."""
     totals = {name: Totals() for name in (SERVED, EMBEDDED)}
     left_out: list[str] = []
     with ExitStack() as stack:
@@ -71,42 +71,42 @@ def run(given: argparse.Namespace, seed: int) -> int:
         kinds = [*(CALLS if library is not None else ()), *([FULL] if mount is not None else [])]
         if not kinds:
             return SKIPPED
-        place = Place(mount or folder / "data", folder, library, kinds)
-        chance, done = random.Random(seed), 0
+        setup = DiskSetup(mount or folder / "data", folder, library, kinds)
+        rng, done = random.Random(seed), 0
         while done < given.rounds:
             name = (SERVED, EMBEDDED)[sum(one.directories for one in totals.values()) % 2]
             rounds = min(given.lives, given.rounds - done)
-            kind = Served if name == SERVED else Embedded
-            kind(place, totals[name], chance).live(range(done + 1, done + rounds + 1), given.rounds)
+            kind = ServedDirectory if name == SERVED else EmbeddedDirectory
+            kind(setup, totals[name], rng).live(range(done + 1, done + rounds + 1), given.rounds)
             done += rounds
     return report(f"failing disks, {given.rounds} rounds, seed {seed}", totals, left_out, given.json)
 
 
-def _library(folder: Path, left_out: list[str]) -> Path | None:
+def _library(folder: Path, skipped: list[str]) -> Path | None:
     try:
         return build(folder)
-    except Unusable as reason:
-        _leave_out(left_out, f"calls that fail: {reason}")
+    except UnusableError as reason:
+        _note_skipped(skipped, f"calls that fail: {reason}")
         return None
 
 
-def _mount(stack: ExitStack, folder: Path, left_out: list[str]) -> Path | None:
+def _mount(stack: ExitStack, folder: Path, skipped: list[str]) -> Path | None:
     try:
         check_usable("ext4")
-        return stack.enter_context(mounted("ext4", folder, IMAGE_BYTES)).mount
-    except Unusable as reason:
-        _leave_out(left_out, f"full file systems: {reason}")
+        return stack.enter_context(mount_image("ext4", folder, IMAGE_BYTES)).mount
+    except UnusableError as reason:
+        _note_skipped(skipped, f"full file systems: {reason}")
         return None
 
 
-def _leave_out(left_out: list[str], what: str) -> None:
-    left_out.append(what)
+def _note_skipped(skipped: list[str], what: str) -> None:
+    skipped.append(what)
     print(f"NOT RUN: {what}", file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where directories lie, and what can fail there."""
+class DiskSetup:
+    """The folders to use, and the kinds of failures that are possible."""
 
     data: Path
     scratch: Path
@@ -115,33 +115,33 @@ class Place:
 
 
 class _Directory:
-    """One directory from its first round to its last."""
+    """One data directory from its first round to its last."""
 
     name = ""
 
-    def __init__(self, place: Place, totals: Totals, chance: random.Random) -> None:
+    def __init__(self, setup: DiskSetup, totals: Totals, rng: random.Random) -> None:
         self.totals = totals
-        self.level = chance.choice((AckLevel.DURABLE, AckLevel.DURABLE, AckLevel.LOGGED))
-        self.roomy = chance.random() < 0.5
-        self.directory = place.data / "log"
-        self._place = place
-        self._chance = chance
-        self._ballast = Ballast(place.data / "ballast")
+        self.level = rng.choice((AckLevel.DURABLE, AckLevel.DURABLE, AckLevel.LOGGED))
+        self.has_reserve = rng.random() < 0.5
+        self.directory = setup.data / "log"
+        self._setup = setup
+        self._rng = rng
+        self._ballast = Ballast(setup.data / "ballast")
         self._failing: FailingCalls | None = None
         totals.directories += 1
 
     def live(self, numbers: range, rounds: int) -> None:
-        """Start, fail a few times, end well."""
-        place = self._place
-        place.data.mkdir(exist_ok=True)
+        """Start the service, make its disk fail a few times, end it cleanly."""
+        setup = self._setup
+        setup.data.mkdir(exist_ok=True)
         env: dict[str, str] = {}
-        if place.library is not None:
-            self._failing = FailingCalls(place.library, place.scratch / "faults", self.directory)
+        if setup.library is not None:
+            self._failing = FailingCalls(setup.library, setup.scratch / "faults", self.directory)
             env = self._failing.env
         life = self._start(env)
         try:
             if not self._is_ready(life):
-                self.totals.verdict.add("stuck", f"the service did not start: {life.complaint()}")
+                self.totals.verdict.add("stuck", f"the service did not start: {life.error_line()}")
                 return
             for number in numbers:
                 self._round(life, number, rounds)
@@ -155,7 +155,7 @@ class _Directory:
 
     def _round(self, life: Life, number: int, rounds: int) -> None:
         totals, before = self.totals, self.totals.verdict.total
-        failure = drawn(self._place.kinds[number % len(self._place.kinds)], self._chance, BUSY_S)
+        failure = draw_failure(self._setup.kinds[number % len(self._setup.kinds)], self._rng, BUSY_S)
         one = anyio.run(self._live_through, life, number, failure)
         struck = self._failing.struck if self._failing is not None and failure.kind != FULL else 0
         totals.rounds += 1
@@ -163,17 +163,17 @@ class _Directory:
         totals.failures += one.watched.failures
         totals.connections += one.connections
         totals.struck[failure.kind] += bool(struck or failure.kind == FULL)
-        totals.told += counted(one.answers)
-        if one.stuck:
-            totals.verdict.add("stuck", f"round {number}: {one.stuck}")
-        places = read_places(LocalDisk(self.directory))
-        failures = Failures(decided_s=one.watched.decided_s, late_s=LATE_S)
-        totals.verdict.take(judge(places, one.answers, failures))
-        found, told = totals.verdict.total - before, counted(one.answers)
-        answers = ", ".join(f"{told[kind]:,} {kind}" for kind in ("acknowledged", "refused", "unknown"))
-        said = f"round {number} of {rounds}, {self.name}: {failure}: log failed {one.watched.failures} times"
+        totals.answers += count_answers(one.answers)
+        if one.stuck_callers:
+            totals.verdict.add("stuck", f"round {number}: {one.stuck_callers}")
+        index = read_log_index(LocalDisk(self.directory))
+        failures = Failures(decided_s=one.watched.decided_s, grace_s=GRACE_S)
+        totals.verdict.merge(judge(index, one.answers, failures))
+        found, counts = totals.verdict.total - before, count_answers(one.answers)
+        answers = ", ".join(f"{counts[kind]:,} {kind}" for kind in ("acknowledged", "refused", "unknown"))
+        title = f"round {number} of {rounds}, {self.name}: {failure}: log failed {one.watched.failures} times"
         verdict = f"{found} VIOLATIONS" if found else "all true"
-        print(f"{said}, {answers}: {verdict}", file=sys.stderr, flush=True)
+        print(f"{title}, {answers}: {verdict}", file=sys.stderr, flush=True)
 
     async def _live_through(self, life: Life, number: int, failure: Failure) -> Round:
         one = Round(number, BUSY_S, self.level)
@@ -183,7 +183,7 @@ class _Directory:
         return one
 
     async def _fail(self, failure: Failure) -> None:
-        """Have the disk fail, for as long as it is to."""
+        """Make the disk fail for as long as the failure lasts."""
         await anyio.sleep(failure.after_s)
         if failure.kind == FULL:
             await anyio.to_thread.run_sync(self._ballast.fill)
@@ -191,15 +191,17 @@ class _Directory:
             self._ballast.free()
         elif self._failing is not None:
             self._failing.arm(failure.rules)
-            goes_on = failure.rules[0].times == ALWAYS
-            await anyio.sleep(failure.lasts_s if goes_on else BUSY_S - failure.after_s)
+            is_lasting = failure.rules[0].times == ALWAYS
+            await anyio.sleep(failure.lasts_s if is_lasting else BUSY_S - failure.after_s)
             self._failing.disarm()
 
     def _end(self, life: Life) -> None:
         life.terminate()
         status = life.wait(END_S_MAX)
         if status != 0:
-            self.totals.verdict.add("stuck", f"the service did not end well ({status}): {life.complaint()}")
+            self.totals.verdict.add(
+                "stuck", f"the service did not end cleanly ({status}): {life.error_line()}"
+            )
 
     def _start(self, env: dict[str, str]) -> Life:
         raise NotImplementedError
@@ -211,20 +213,22 @@ class _Directory:
         raise NotImplementedError
 
 
-class Served(_Directory):
+class ServedDirectory(_Directory):
     """`delta-prop serve`, with clients in this process."""
 
     name = SERVED
     _port = _http_port = 0
 
     def _start(self, env: dict[str, str]) -> Life:
-        config = self._place.scratch / "serve.toml"
-        bounds = "".join(f"{key} = {value}\n" for key, value in log_settings(roomy=self.roomy).items())
+        config = self._setup.scratch / "serve.toml"
+        bounds = "".join(
+            f"{key} = {value}\n" for key, value in log_settings(has_reserve=self.has_reserve).items()
+        )
         config.write_text(f"[log]\n{bounds}")
         return Life(
-            self._place.scratch / "errors",
+            self._setup.scratch / "errors",
             *("-m", "delta_prop", "serve", "--config", str(config), "--data", str(self.directory)),
-            *("--port", "0", "--http-port", "0", "--level", self.level.name.lower()),
+            *("--port", "0", "--http-port", "0", "--read-level", self.level.name.lower()),
             env=env,
         )
 
@@ -232,33 +236,33 @@ class Served(_Directory):
         line = life.first_line()
         if line is None or not line.startswith("ready "):
             return False
-        told = dict(word.split("=") for word in line.split()[1:])
-        self._port, self._http_port = int(told["port"]), int(told["http"])
+        ports = dict(word.split("=") for word in line.split()[1:])
+        self._port, self._http_port = int(ports["port"]), int(ports["http"])
         return True
 
     async def _load(self, life: Life, number: int, one: Round) -> None:
         async def failed() -> bool:
-            return await anyio.to_thread.run_sync(self._says_failed, abandon_on_cancel=True)
+            return await anyio.to_thread.run_sync(self._reports_failed, abandon_on_cancel=True)
 
-        await one.remote(self._port, failed)
+        await one.run_remote(self._port, failed)
 
-    def _says_failed(self) -> bool:
+    def _reports_failed(self) -> bool:
         url = f"http://127.0.0.1:{self._http_port}/metrics"
         with urllib.request.urlopen(url, timeout=10.0) as answer:
             lines: list[str] = answer.read().decode().splitlines()
         return any(float(line.split()[1]) == 1 for line in lines if line.startswith(_METRIC))
 
 
-class Embedded(_Directory):
-    """A process that publishes within itself."""
+class EmbeddedDirectory(_Directory):
+    """A process that runs the service and its callers."""
 
     name = EMBEDDED
 
     def _start(self, env: dict[str, str]) -> Life:
         return Life(
-            self._place.scratch / "errors",
+            self._setup.scratch / "errors",
             *("-m", "benchmarks._crash_load", str(self.directory), "--level", self.level.name.lower()),
-            *(["--roomy"] if self.roomy else []),
+            *(["--roomy"] if self.has_reserve else []),
             env=env,
         )
 
@@ -267,27 +271,30 @@ class Embedded(_Directory):
 
     async def _load(self, life: Life, number: int, one: Round) -> None:
         lines = len(life.lines)
-        life.tell(json.dumps({"number": number, "busy_s": BUSY_S, "level": self.level.name.lower()}))
+        life.send_word(json.dumps({"number": number, "busy_s": BUSY_S, "level": self.level.name.lower()}))
         deadline = time.monotonic() + ANSWER_S_MAX
-        while len(life.lines) == lines and life.is_alive and time.monotonic() < deadline:  # noqa: ASYNC110 - a thread
+        # A thread reads the process's output, so there is no event to wait for.
+        while len(life.lines) == lines and life.is_alive and time.monotonic() < deadline:  # noqa: ASYNC110
             await anyio.sleep(0.02)
         if len(life.lines) == lines:
-            one.stuck = f"the process says nothing: {life.complaint()}"
+            one.stuck_callers = f"the process printed nothing: {life.error_line()}"
             return
-        told = json.loads(life.lines[-1])
-        one.answers.take(told["answers"])
-        one.stuck, one.watched.failures = told["stuck"], told["failures"]
-        one.watched.decided_s = told["decided_s"]
+        printed = json.loads(life.lines[-1])
+        one.answers.merge(printed["answers"])
+        one.stuck_callers, one.watched.failures = printed["stuck"], printed["failures"]
+        one.watched.decided_s = printed["decided_s"]
 
     def _end(self, life: Life) -> None:
         life.close_input()
         status = life.wait(END_S_MAX)
         if status != 0:
-            self.totals.verdict.add("stuck", f"the process did not end well ({status}): {life.complaint()}")
+            self.totals.verdict.add(
+                "stuck", f"the process did not end cleanly ({status}): {life.error_line()}"
+            )
 
 
-def report(title: str, totals: dict[str, Totals], left_out: list[str], path: Path | str | None) -> int:
-    """Print what was found; the exit status."""
+def report(title: str, totals: dict[str, Totals], skipped: list[str], path: Path | str | None) -> int:
+    """Print the totals and the violations; return the exit status."""
     columns = {name: one for name, one in totals.items() if one.rounds}
     kinds = [kind for kind in (*CALLS, FULL) if any(one.struck[kind] for one in columns.values())]
     rows: list[tuple[object, ...]] = [
@@ -297,49 +304,45 @@ def report(title: str, totals: dict[str, Totals], left_out: list[str], path: Pat
         ("calls of the disk that failed", *(f"{one.calls_failed:,}" for one in columns.values())),
         ("failures of the log", *(one.failures for one in columns.values())),
         ("connections of bare clients", *(f"{one.connections:,}" for one in columns.values())),
-        *((text, *(f"{one.told[name]:,}" for one in columns.values())) for name, text in _TOLD.items()),
+        *((text, *(f"{one.answers[name]:,}" for one in columns.values())) for name, text in _LABELS.items()),
         *((kind, *(one.verdict.counts[kind] for one in columns.values())) for kind in KINDS),
     ]
     print(table(title, ("", *columns), rows))
-    for what in left_out:
+    for what in skipped:
         print(f"not run: {what}")
     for one in columns.values():
-        print("".join(f"{text}\n" for text in one.verdict.told[:TOLD_MAX]), end="")
-    # Where nothing failed, or nothing was promised, nothing could be broken.
+        print("".join(f"{text}\n" for text in one.verdict.examples[:SHOWN_MAX]), end="")
+    # A run in which nothing failed, or nothing was acknowledged, proves nothing.
     vacuous = [
         name
         for name, one in columns.items()
-        if 2 * one.failures < one.rounds or one.told["acknowledged"] < 100 * one.rounds
+        if 2 * one.failures < one.rounds or one.answers["acknowledged"] < 100 * one.rounds
     ]
     for name in vacuous:
-        print(f"{name}: too little failed, or was acknowledged, for the check to mean anything")
+        print(f"{name}: too few failures or acknowledgements for a meaningful check: run more rounds")
     violations = sum(one.verdict.total for one in columns.values())
     print(f"{violations} violations: " + ("FAILED" if violations or vacuous else "every answer is true"))
-    figures = {name: _plain(one) for name, one in columns.items()}
+    figures = {name: _to_json(one) for name, one in columns.items()}
     write_json(
         path,
-        {"title": title, "violations": violations, "vacuous": vacuous, "not run": left_out, **figures},
+        {"title": title, "violations": violations, "vacuous": vacuous, "not run": skipped, **figures},
     )
     return 1 if violations or vacuous or not columns else 0
 
 
-_TOLD = {
-    "rows": "rows asked for",
+_LABELS = {
+    "rows": "rows sent",
     "acknowledged": "  acknowledged",
     "duplicate": "    as duplicates",
     "refused": "  has not happened",
     "unknown": "  may have happened",
-    "asked": "    asked for by the dot",
-    "welcomes": "watermarks told by a hello",
+    "asked": "    outcome queries by the dot",
+    "welcomes": "watermarks in answers to a hello",
 }
 
 
-def _plain(totals: Totals) -> dict[str, Any]:
-    """Return what JSON can hold."""
+def _to_json(totals: Totals) -> dict[str, Any]:
+    """Return the totals as JSON values."""
     numbers = {key: value for key, value in asdict(totals).items() if isinstance(value, int)}
-    counts, told = dict(totals.verdict.counts), totals.verdict.told
-    return numbers | {
-        "struck": dict(totals.struck),
-        "told": dict(totals.told),
-        "verdict": {"counts": counts, "told": told},
-    }
+    verdict = {"counts": dict(totals.verdict.counts), "told": totals.verdict.examples}
+    return numbers | {"struck": dict(totals.struck), "told": dict(totals.answers), "verdict": verdict}

@@ -1,8 +1,8 @@
-"""The load of one round on a real disk: every kind of caller, for a time, until all have their outcomes.
+"""The load of one round on a real disk: callers of every kind, until all have their outcomes.
 
-Callers over the network run in the process that asks for it. Those within a service's process run in one of
+Callers over the network run in the calling process. Callers within a service's process run in a process of
 their own: `python -m benchmarks._crash_load DIR …` opens DIR, prints `{"ready": …}`, and for each JSON line
-on standard input lives through a round and prints what its callers were told.
+on standard input runs a round and prints the answers that its callers got.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import anyio
 import anyio.to_thread
 
 from benchmarks._crash_answers import Answers
-from benchmarks._crash_bare import BareBatches, BareDeltas, Site, Temper
 from benchmarks._crash_callers import Caller, ask_by_dots, embedded_callers, produce
-from benchmarks._crash_writer import say
+from benchmarks._crash_clients import BatchClient, DeltaClient, RefusalPolicy, Site
+from benchmarks._crash_writer import print_json
 from delta_prop.client import Producer
-from delta_prop.client.blocking import SyncProducer
 from delta_prop.client.settings import ClientSettings
+from delta_prop.client.sync_producer import SyncProducer
 from delta_prop.embedded import Propagator
 from delta_prop.world import real_world
 from delta_prop_broker.log.settings import LogSettings
@@ -43,21 +43,21 @@ SEGMENT_BYTES, LOG_BYTES = 256 * KIB, 40 * KIB * KIB
 CHECKPOINT_FRAMES = 500
 PAUSE_S, SHORT_S = 0.004, 0.04
 QUIET_S_MAX = 60.0
-"""How long after the last call all have their outcomes, and the log is back."""
-LOOK_S = 0.05
-CLIENT = ClientSettings(close_s_max=60.0)
+"""Seconds after the last call within which all callers have their outcomes and the log has recovered."""
+POLL_S = 0.05
+CLIENT = ClientSettings(close_timeout_s=60.0)
 
 
 @dataclass(slots=True)
-class Watched:
-    """What was seen of the log in one round, by looking again and again."""
+class LogWatch:
+    """The log's failures during one round, as polling sees them."""
 
     failures: int = 0
     failed: bool = False
     decided_s: float | None = None
 
     def note(self, *, failed: bool) -> None:
-        """Take what is seen now."""
+        """Record the current state."""
         self.failures += failed and not self.failed
         if self.failed and not failed:
             self.decided_s = time.monotonic()
@@ -65,14 +65,14 @@ class Watched:
 
 
 class TimedPace:
-    """Calls until a time, at moments drawn from a seed."""
+    """Allows calls until a time, at moments drawn from a seed."""
 
     def __init__(self, seed: str, ends_s: float) -> None:
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         self._ends_s = ends_s
         self._number = 0
 
-    def going(self) -> bool:
+    def has_more(self) -> bool:
         """See `Pace`."""
         return time.monotonic() < self._ends_s
 
@@ -83,16 +83,18 @@ class TimedPace:
 
     def pause_s(self) -> float:
         """See `Pace`."""
-        return self._chance.uniform(0, 2 * PAUSE_S)
+        return self._rng.uniform(0, 2 * PAUSE_S)
 
 
 class Round:
-    """One round: so many seconds of calls, then until it is quiet. Its callers' names are its own."""
+    """One round: `busy_s` seconds of calls, then a wait until no call is open. No other round has its
+    callers' names.
+    """
 
     def __init__(self, number: int, busy_s: float, level: AckLevel) -> None:
         self.answers = Answers(time.monotonic)
-        self.watched = Watched()
-        self.stuck = ""
+        self.watched = LogWatch()
+        self.stuck_callers = ""
         self.connections = 0
         self._number = number
         self._level = level
@@ -100,7 +102,7 @@ class Round:
         self._running: dict[str, None] = {}
 
     def make(self, name: str, **more: Any) -> Caller:
-        """Make a caller, at the level of the round if nothing else is said."""
+        """Make a caller, by default at the level of the round."""
         return Caller(
             f"{name}-{self._number}", self.answers, self._pace(name), **{"level": self._level, **more}
         )
@@ -114,28 +116,28 @@ class Round:
         async def noted() -> None:
             try:
                 await call(*given)
-            except (DeltaPropError, OSError) as error:  # it could not go on, whatever failed
-                self.stuck = f"{name}: {error!r}"
+            except (DeltaPropError, OSError) as error:  # the caller could not continue
+                self.stuck_callers = f"{name}: {error!r}"
             del self._running[name]
 
         self._running[name] = None
         tasks.start_soon(noted)
 
-    async def _until_quiet(self, tasks: TaskGroup, failed: Callable[[], Awaitable[bool]]) -> None:
-        """Look at the log until all callers have their outcomes and the log is back."""
+    async def _wait_until_quiet(self, tasks: TaskGroup, failed: Callable[[], Awaitable[bool]]) -> None:
+        """Poll the log until all callers have their outcomes and the log has recovered."""
         while self._running or self.watched.failed:
             self.watched.note(failed=await failed())
             if time.monotonic() > self._ends_s + QUIET_S_MAX:
-                self.stuck = f"{', '.join(self._running)}; the log has failed: {self.watched.failed}"
+                self.stuck_callers = f"{', '.join(self._running)}; the log has failed: {self.watched.failed}"
                 break
-            await anyio.sleep(LOOK_S)
+            await anyio.sleep(POLL_S)
         self.watched.note(failed=await failed())
         tasks.cancel_scope.cancel()
 
     # --- within the service's process
 
-    async def embedded(self, propagator: Propagator) -> None:
-        """Live through it with callers in this process."""
+    async def run_embedded(self, propagator: Propagator) -> None:
+        """Run the round with callers in this process."""
 
         async def failed() -> bool:
             reopening = propagator.statistics().reopening
@@ -144,23 +146,23 @@ class Round:
         async with anyio.create_task_group() as tasks:
             for caller, call in embedded_callers(self.make, SHORT_S):
                 self._start(tasks, caller.name, call, caller, propagator)
-            await self._until_quiet(tasks, failed)
+            await self._wait_until_quiet(tasks, failed)
         await ask_by_dots(self.answers.calls, propagator.outcome)
 
     # --- over the network
 
-    async def remote(self, port: int, failed: Callable[[], Awaitable[bool]]) -> None:
-        """Live through it with clients of a service on a port of this machine."""
+    async def run_remote(self, port: int, failed: Callable[[], Awaitable[bool]]) -> None:
+        """Run the round with clients of a service on a port of this machine."""
         network = real_world().network
         assert network is not None
         site = Site(network, ("127.0.0.1", port), time.monotonic)
-        bares: list[BareBatches | BareDeltas] = []
-        for temper in Temper:
-            name = f"bare-{temper.value}-{self._number}"
-            bares.append(BareBatches(name, self.answers, self._pace(name), site, temper))
+        bares: list[BatchClient | DeltaClient] = []
+        for policy in RefusalPolicy:
+            name = f"bare-{policy.value}-{self._number}"
+            bares.append(BatchClient(name, self.answers, self._pace(name), site, policy))
         for with_ids in (False, True):
             name = f"deltas-ids-{self._number}" if with_ids else f"deltas-{self._number}"
-            bares.append(BareDeltas(name, self.answers, self._pace(name), site, with_ids=with_ids))
+            bares.append(DeltaClient(name, self.answers, self._pace(name), site, with_ids=with_ids))
         async with anyio.create_task_group() as tasks:
             for bare in bares:
                 self._start(tasks, bare.name, bare.run)
@@ -168,7 +170,7 @@ class Round:
                 name = f"client-{level.name.lower()}-{self._number}"
                 self._start(tasks, name, self._produce, port, name, level)
             self._start(tasks, "sync", self._publish_blocking, port)
-            await self._until_quiet(tasks, failed)
+            await self._wait_until_quiet(tasks, failed)
         self.connections = sum(bare.connections for bare in bares)
 
     async def _produce(self, port: int, name: str, level: AckLevel) -> None:
@@ -180,7 +182,7 @@ class Round:
             await produce(producer, make, SHORT_S)
 
     async def _publish_blocking(self, port: int) -> None:
-        """The client without an event loop, on a thread that ends with the process."""
+        """Run the client without an event loop, on a daemon thread."""
         caller = self.make("sync", timeout_s=SHORT_S)
 
         def publish() -> None:
@@ -189,24 +191,24 @@ class Round:
 
         thread = threading.Thread(target=publish, daemon=True)
         thread.start()
-        while thread.is_alive():  # noqa: ASYNC110 - it has no event loop
-            await anyio.sleep(LOOK_S)
+        while thread.is_alive():  # noqa: ASYNC110 - the thread has no event loop
+            await anyio.sleep(POLL_S)
 
 
-def log_settings(*, roomy: bool) -> dict[str, Any]:
-    """Return the bounds of the log. `roomy`: it refuses before the disk is full, and holds a reserve."""
+def log_settings(*, has_reserve: bool) -> dict[str, Any]:
+    """Return the bounds of the log. `has_reserve`: it refuses before the disk is full, and has a reserve."""
     return {
         "segment_bytes_max": SEGMENT_BYTES,
         "bytes_max": LOG_BYTES,
-        "keep_bytes_max": LOG_BYTES,
+        "retention_bytes": LOG_BYTES,
         "checkpoint_frames": CHECKPOINT_FRAMES,
-        "free_bytes_min": 1024 * KIB if roomy else 0,
-        "reserve_bytes": 1024 * KIB if roomy else 0,
+        "free_bytes_min": 1024 * KIB if has_reserve else 0,
+        "reserve_bytes": 1024 * KIB if has_reserve else 0,
     }
 
 
 def main(arguments: list[str]) -> int:
-    """Live in this process, round after round."""
+    """Run rounds in this process until standard input ends."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks._crash_load", description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--roomy", action="store_true")
@@ -216,21 +218,21 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-async def _live(directory: Path, roomy: bool, level: AckLevel) -> None:
-    settings = LogSettings(level=level, **log_settings(roomy=roomy))
+async def _live(directory: Path, has_reserve: bool, level: AckLevel) -> None:
+    settings = LogSettings(read_level=level, **log_settings(has_reserve=has_reserve))
     async with Propagator(data=directory, log=settings) as propagator:
-        say(ready=True)
+        print_json(ready=True)
         read = partial(anyio.to_thread.run_sync, sys.stdin.readline, abandon_on_cancel=True)
         while line := await read():
             asked = json.loads(line)
             one = Round(asked["number"], asked["busy_s"], AckLevel[asked["level"].upper()])
-            await one.embedded(propagator)
+            await one.run_embedded(propagator)
             watched = one.watched
-            say(
-                answers=one.answers.plain(),
+            print_json(
+                answers=one.answers.to_json(),
                 failures=watched.failures,
                 decided_s=watched.decided_s,
-                stuck=one.stuck,
+                stuck=one.stuck_callers,
             )
 
 

@@ -1,4 +1,4 @@
-"""Lives of the process that gets killed, and what is checked between two of them."""
+"""Runs of the process that gets killed, and the checks between two runs."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from benchmarks._crash_check import (
     read_log,
     read_table,
 )
-from benchmarks._crash_writer import UNDER_WAY, made
-from benchmarks._processes import apart
+from benchmarks._crash_writer import ACTIVITIES, make_delta
+from benchmarks._processes import ignore_interrupts
 from delta_prop_wire.jsonlines import delta_to_json
 
 if TYPE_CHECKING:
@@ -40,32 +40,34 @@ READY_S_MAX = 30.0
 END_S_MAX = 60.0
 COMMAND_LINES = 20_000
 START_SHARE = 0.2
-"""How many of the deaths come while the process starts, or has only just begun."""
+"""The share of kills that come while the process starts, or shortly after."""
 _ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """How a directory is used: the ack level asked for, whether a SQLite file is fed from it."""
+class DirectoryOptions:
+    """Options of a directory: its ack level, whether it feeds a SQLite file, and its bounds."""
 
     level: str = "durable"
     storage: bool = False
     segment_bytes: int = 256 * 1024
     producers: tuple[str, ...] = ("p0", "p1", "p2", "p3")
     overlap_lines: int = 25
-    keep_bytes: int | None = None  # what is beyond that is compacted
+    keep_bytes: int | None = None  # the log beyond that is compacted
 
 
 class Life:
-    """One process on a directory. `lines` is what it has printed; the caller ends it with `kill`."""
+    """One process on a directory. `lines` holds the lines that it has printed; the caller ends it with
+    `kill`.
+    """
 
     def __init__(self, errors: Path, *arguments: str, env: Mapping[str, str] | None = None) -> None:
-        """`errors`: the file for what it says on its error output; `arguments`: Python's; `env`: what is
-        added to the environment.
+        """`errors`: the file for its standard error; `arguments`: Python's; `env`: variables added to the
+        environment.
         """
         self.began = time.monotonic()
         self._errors = errors.open("w+")
-        with apart():
+        with ignore_interrupts():
             self._process = subprocess.Popen(
                 [sys.executable, *arguments],
                 cwd=_ROOT,
@@ -82,28 +84,28 @@ class Life:
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """The process id."""
         return self._process.pid
 
     def ready(self) -> dict[str, object] | None:
-        """What it said when it was ready; None where it ended before."""
+        """Return the JSON that it prints when it is ready; None if it ended before."""
         line = self.first_line()
         return None if line is None else json.loads(line)
 
     def first_line(self) -> str | None:
-        """Return the first line that it prints, once it does; None if it ended before."""
+        """Wait for the first line that it prints and return it; None if it ended before."""
         self._first.wait(READY_S_MAX)
         return self.lines[0] if self.lines else None
 
-    def tell(self, word: str) -> None:
-        """Say `go` or `end`."""
+    def send_word(self, word: str) -> None:
+        """Write a line, such as `go` or `end`, to its standard input."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # its death is seen by its output
+        with suppress(BrokenPipeError):  # the end of its output shows that it died
             self._process.stdin.write(f"{word}\n")
             self._process.stdin.flush()
 
     def wait(self, timeout_s: float) -> int | None:
-        """Wait for its end by itself; its exit status, None where it does not come."""
+        """Wait until it ends by itself; return its exit status, or None after the timeout."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -115,17 +117,17 @@ class Life:
         return self._process.poll() is None
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send it SIGTERM."""
         self._process.terminate()
 
     def close_input(self) -> None:
-        """Say nothing more."""
+        """Close its standard input."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
 
     def kill(self) -> None:
-        """Kill it, and take in all that it had printed."""
+        """Kill it, and read the rest of its output."""
         self._process.kill()
         self._process.wait()
         self._reader.join()
@@ -136,14 +138,14 @@ class Life:
                 self._process.stdin.close()
         self._errors.close()
 
-    def complaint(self) -> str:
-        """What it said on its error output: the last line that names an error."""
+    def error_line(self) -> str:
+        """Return the last line of its standard error that names an error."""
         lines = Path(self._errors.name).read_text().strip().splitlines()
         named = [line.strip(" |+-") for line in lines if re.match(r"[ |+-]*[\w.]+: ", line)]
-        return (named or lines or ["it said nothing"])[-1]
+        return (named or lines or ["standard error is empty"])[-1]
 
     def freeze(self, timeout_s: float = 5.0) -> bool:
-        """Stop every thread where it is, a call to the disk finished first; False where one does not stop."""
+        """Stop every thread, after its current call to the disk; return False if a thread does not stop."""
         os.kill(self.pid, signal.SIGSTOP)
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -169,13 +171,13 @@ def _state(task: Path) -> str:
 
 @dataclass(slots=True)
 class Totals:
-    """What some rounds came to. Times in seconds."""
+    """The sum of several rounds. Times in seconds."""
 
     rounds: int = 0
     in_start: int = 0
     directories: int = 0
     acks: int = 0
-    repeats: int = 0
+    duplicates: int = 0
     rows: int = 0
     unacknowledged: int = 0
     rolls: int = 0
@@ -186,55 +188,55 @@ class Totals:
     verdict: Verdict = field(default_factory=Verdict)
 
 
-class Story:
-    """One directory from its first life to its last: what was acknowledged there, and what must hold."""
+class CrashRun:
+    """One directory from its first process to its last: its acknowledgements, and the checks against them."""
 
     def __init__(
         self,
         directory: Path,
-        terms: Terms,
+        options: DirectoryOptions,
         totals: Totals,
-        draw: random.Random,
+        rng: random.Random,
         *,
         life_s: tuple[float, float] = (0.05, 0.6),
         start_share: float = START_SHARE,
         die: Callable[[Life], None] = Life.kill,
-        spoil: Callable[[Path], None] = lambda _directory: None,
+        corrupt: Callable[[Path], None] = lambda _directory: None,
         scratch: Path | None = None,
     ) -> None:
-        """`die` ends a life in its midst; `spoil` may plant a fault while nobody runs; `scratch` is a place
-        for copies, which is not `directory`.
+        """`die` ends a process while it works; `corrupt` may plant a fault while no process runs; `scratch`
+        is a folder for copies outside `directory`.
         """
         self.directory = directory
-        self.terms = terms
+        self.options = options
         self.totals = totals
         self.history = History()
-        self._draw = draw
+        self._rng = rng
         self._life_s = life_s
         self._start_share = start_share
         self._die = die
-        self._spoil = spoil
+        self._corrupt = corrupt
         self._scratch = scratch or directory.with_name(directory.name + "-copy")
         self._under_way = self._scratch.with_name(f"{self._scratch.name}.under-way")
         self._lives = 0
         totals.directories += 1
 
     def round(self) -> bool:
-        """Start, check what is there, go on, die. False where it did not start: no round can follow."""
-        totals, draw = self.totals, self._draw
+        """Start, check the log, publish, die. Return False if it did not start: no round can follow."""
+        totals, rng = self.totals, self._rng
         totals.rounds += 1
-        self._spoil(self.directory)
+        self._corrupt(self.directory)
         table = self._copy_table()
         life = self._start()
         try:
-            if draw.random() < self._start_share:
+            if rng.random() < self._start_share:
                 totals.in_start += 1
-                self._sleep(life, draw.uniform(0.0, 0.6))
+                self._sleep(life, rng.uniform(0.0, 0.6))
                 return True
             if not self._check_start(life, table):
                 return False
-            life.tell("go")
-            self._sleep(life, draw.uniform(*self._life_s))
+            life.send_word("go")
+            self._sleep(life, rng.uniform(*self._life_s))
         finally:
             self._die(life)
             self._note(life)
@@ -242,48 +244,52 @@ class Story:
         return True
 
     def _note_under_way(self) -> None:
-        """Count what the death struck."""
+        """Count the activities that the kill interrupted."""
         if self._under_way.exists():
-            told = self._under_way.read_bytes()
-            self.totals.under_way.update(name for name, at in zip(UNDER_WAY, told, strict=True) if at)
+            flags = self._under_way.read_bytes()
+            self.totals.under_way.update(name for name, flag in zip(ACTIVITIES, flags, strict=True) if flag)
             self._under_way.unlink()
 
     def end(self) -> None:
-        """One more life that ends well, after which everything has arrived everywhere."""
-        self._spoil(self.directory)
+        """Run one more process that ends cleanly; check that all deltas are in the log and in the table."""
+        self._corrupt(self.directory)
         table = self._copy_table()
         life = self._start()
         try:
             if not self._check_start(life, table):
                 return
-            life.tell("end")
+            life.send_word("end")
             status = life.wait(END_S_MAX)
             if status != 0:
-                self.totals.verdict.add("start", f"a life did not end well ({status}): {life.complaint()}")
+                self.totals.verdict.add(
+                    "start", f"a process did not end cleanly ({status}): {life.error_line()}"
+                )
         finally:
             life.kill()
         log = read_log(self.directory / "log")
-        self.totals.verdict.take(check_log(log, self.history, self.terms.producers))
+        self.totals.verdict.merge(check_log(log, self.history, self.options.producers))
         table = self._copy_table()
         if table is not None:
-            self.totals.verdict.take(check_table(table, log, finished=True))
+            self.totals.verdict.merge(check_table(table, log, finished=True))
         self.totals.rows += log.next_offset
         self.totals.rolls += log.segments - 1
         self.totals.unacknowledged += log.next_offset - len(self.history.acked)
 
     def _start(self) -> Life:
         self._lives += 1
-        self.directory.mkdir(exist_ok=True)  # a cut may have taken it, with nothing acknowledged in it
-        last = {name: self.history.last.get(name, 0) for name in self.terms.producers}
-        begin = {name: max(line - self.terms.overlap_lines, 0) + 1 for name, line in last.items()}
+        self.directory.mkdir(
+            exist_ok=True
+        )  # a power cut may have removed it before its first acknowledgement
+        last = {name: self.history.last.get(name, 0) for name in self.options.producers}
+        begin = {name: max(line - self.options.overlap_lines, 0) + 1 for name, line in last.items()}
         errors = self._scratch.with_name(f"{self._scratch.name}.errors")
-        terms, seed = self.terms, self._draw.randrange(1 << 30)
+        options, seed = self.options, self._rng.randrange(1 << 30)
         return Life(
             errors,
             *("-m", "benchmarks._crash_writer", str(self.directory), "--begin", json.dumps(begin)),
-            *("--level", terms.level, "--seed", str(seed), "--segment-bytes", str(terms.segment_bytes)),
-            *(["--storage"] if terms.storage else []),
-            *([] if terms.keep_bytes is None else ["--keep-bytes", str(terms.keep_bytes)]),
+            *("--level", options.level, "--seed", str(seed), "--segment-bytes", str(options.segment_bytes)),
+            *(["--storage"] if options.storage else []),
+            *([] if options.keep_bytes is None else ["--keep-bytes", str(options.keep_bytes)]),
             *("--under-way", str(self._under_way)),
         )
 
@@ -291,7 +297,7 @@ class Story:
         totals = self.totals
         ready = life.ready()
         if ready is None or "ready" not in ready:
-            totals.verdict.add("start", f"the service did not start: {life.complaint()}")
+            totals.verdict.add("start", f"the service did not start: {life.error_line()}")
             return False
         totals.restarts_s.append(time.monotonic() - life.began)
         opened = ready["open_s"]
@@ -299,30 +305,30 @@ class Story:
         totals.opens_s.append(opened)
         totals.cuts += bool(ready["cut_bytes"])
         log = read_log(self.directory / "log")
-        totals.verdict.take(check_service(ready, log, self.terms.producers))
-        totals.verdict.take(self.judge(log))
+        totals.verdict.merge(check_service(ready, log, self.options.producers))
+        totals.verdict.merge(self.judge(log))
         if table is not None:
-            totals.verdict.take(check_table(table, log))
+            totals.verdict.merge(check_table(table, log))
         return True
 
     def judge(self, log: Log) -> Verdict:
-        """What is wrong with the log of this story."""
-        return check_log(log, self.history, self.terms.producers)
+        """Return the violations of a log of this directory."""
+        return check_log(log, self.history, self.options.producers)
 
     def _note(self, life: Life, name: str = "") -> None:
-        before, repeats = self.history.acks, self.history.repeats
+        acks, duplicates = self.history.acks, self.history.duplicates
         self.history.note(life.lines, self.totals.verdict, name)
-        self.totals.acks += self.history.acks - before
-        self.totals.repeats += self.history.repeats - repeats
+        self.totals.acks += self.history.acks - acks
+        self.totals.duplicates += self.history.duplicates - duplicates
 
     def _sleep(self, life: Life, time_s: float) -> None:
         if life.wait(time_s) is not None and life.lines:
-            self.totals.verdict.add("start", f"the service ended by itself: {life.complaint()}")
+            self.totals.verdict.add("start", f"the service ended by itself: {life.error_line()}")
 
     def _copy_table(self) -> Table | None:
-        """The SQLite file as it lies there, read from a copy: reading would recover it."""
+        """Read the SQLite file from a copy, as reading the original would recover it."""
         path = self.directory / "vectors.db"
-        if not self.terms.storage or not path.exists():
+        if not self.options.storage or not path.exists():
             return None
         shutil.rmtree(self._scratch, ignore_errors=True)
         self._scratch.mkdir()
@@ -332,35 +338,35 @@ class Story:
         return read_table(self._scratch / "vectors.db")
 
 
-class CommandStory(Story):
-    """The same by the command itself: `delta-prop publish`, one producer after the other, from line 1 on.
+class CommandCrashRun(CrashRun):
+    """A crash run of the command `delta-prop publish`: one producer after another, from line 1 on.
 
-    After each death the command is run without a line: it recovers the directory and closes it.
+    After each kill the command runs without input: it recovers the directory and closes it.
     """
 
     def round(self) -> bool:
-        """Publish, die, recover, check. False where the command failed."""
-        totals, draw = self.totals, self._draw
+        """Publish, die, recover, check. Return False if the command failed."""
+        totals, rng = self.totals, self._rng
         totals.rounds += 1
         self._lives += 1
-        name = self.terms.producers[self._lives % len(self.terms.producers)]
+        name = self.options.producers[self._lives % len(self.options.producers)]
         life = self._command("--producer", name, "--acks", str(self._lines(name)))
         try:
-            if draw.random() < self._start_share:
+            if rng.random() < self._start_share:
                 totals.in_start += 1
-                life.wait(draw.uniform(0.0, 1.0))
+                life.wait(rng.uniform(0.0, 1.0))
             elif life.ready() is None:
-                totals.verdict.add("start", f"the command did not start: {life.complaint()}")
+                totals.verdict.add("start", f"the command did not start: {life.error_line()}")
                 return False
             else:
-                life.wait(draw.uniform(*self._life_s))
+                life.wait(rng.uniform(*self._life_s))
         finally:
             self._die(life)
             self._note(life, name)
         return self._recover()
 
     def end(self) -> None:
-        """Count what is there; it was checked after the last death."""
+        """Count the rows of the log, which was checked after the last kill."""
         rows = read_log(self.directory / "log").rows
         self.totals.rows += len(rows)
         self.totals.unacknowledged += len(rows) - len(self.history.acked)
@@ -371,11 +377,11 @@ class CommandStory(Story):
             status = life.wait(END_S_MAX)
             self.totals.restarts_s.append(time.monotonic() - life.began)
             if status != 0:
-                self.totals.verdict.add("start", f"the command failed ({status}): {life.complaint()}")
+                self.totals.verdict.add("start", f"the command failed ({status}): {life.error_line()}")
                 return False
         finally:
             life.kill()
-        self.totals.verdict.take(self.judge(read_log(self.directory / "log")))
+        self.totals.verdict.merge(self.judge(read_log(self.directory / "log")))
         return True
 
     def _command(self, *arguments: str) -> Life:
@@ -386,6 +392,8 @@ class CommandStory(Story):
     def _lines(self, name: str) -> Path:
         path = self._scratch.with_name(f"{self._scratch.name}.{name}.jsonl")
         if not path.exists():
-            lines = (json.dumps(delta_to_json(made(name, line))) for line in range(1, COMMAND_LINES + 1))
+            lines = (
+                json.dumps(delta_to_json(make_delta(name, line))) for line in range(1, COMMAND_LINES + 1)
+            )
             path.write_text("".join(f"{line}\n" for line in lines))
         return path

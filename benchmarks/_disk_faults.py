@@ -1,7 +1,7 @@
-"""Failures of a real disk beneath another process: calls that fail, and a file system without room.
+"""Failures of a real disk under another process: calls that fail, and a full file system.
 
-Calls fail by a library that is built from `_failing_disk.c` and preloaded there; what it does is told through
-a small file that both processes map.
+A library built from `_failing_disk.c` and preloaded into that process makes its calls fail; a small file that
+both processes map controls it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks._images import Unusable
+from benchmarks._images import UnusableError
 
 if TYPE_CHECKING:
     import random
@@ -32,7 +32,7 @@ _CHUNK_BYTES_MAX = 16 * 1024 * 1024
 
 
 class Rule(NamedTuple):
-    """Calls of some classes: so many pass, then so many fail; with error 0 a write is cut short."""
+    """Calls of some classes: `skip` calls pass, then `times` calls fail; error 0 cuts writes short."""
 
     classes: int = 0
     skip: int = 0
@@ -44,8 +44,8 @@ NO_RULE = Rule()
 
 
 class Failure(NamedTuple):
-    """What befalls the disk in one round. `after_s`: from the beginning; `lasts_s`: how long it goes on,
-    where a number of calls does not end it. Kind "full" leaves no room on the file system.
+    """The disk's failure in one round. `after_s`: seconds after the start; `lasts_s`: its duration, unless a
+    number of calls ends it. Kind "full" fills the file system.
     """
 
     kind: str
@@ -58,8 +58,8 @@ class Failure(NamedTuple):
             return f"file system full for {self.lasts_s:.2f} s"
         first, then = self.rules
         often = f"for {self.lasts_s:.2f} s" if first.times == ALWAYS else f"{first.times} times"
-        again = "" if then.classes != WRITES | SYNCS | NAMES else f", and {then.skip} calls later"
-        return f"{self.kind} fails {often} after {first.skip} calls{again}"
+        second = "" if then.classes != WRITES | SYNCS | NAMES else f", and {then.skip} calls later"
+        return f"{self.kind} fails {often} after {first.skip} calls{second}"
 
 
 CALLS = {
@@ -69,46 +69,46 @@ CALLS = {
     "name": (NAMES, errno.EIO),
     "short write": (WRITES, 0),
 }
-"""Kinds of failures that a preloaded library makes: what it strikes, and with which error."""
+"""Kinds of failures that the preloaded library makes: the classes of calls that fail, and their error."""
 FULL = "full"
-"""The kind that takes a file system of one's own."""
+"""The kind that needs a file system of its own."""
 
 
-def drawn(kind: str, chance: random.Random, busy_s: float) -> Failure:
-    """Draw a failure of a kind within a round that is busy for so long."""
-    after_s, lasts_s = chance.uniform(0.2, 0.6) * busy_s, chance.uniform(0.1, 0.5)
+def draw_failure(kind: str, rng: random.Random, busy_s: float) -> Failure:
+    """Draw a failure of a kind for a round that is busy for `busy_s` seconds."""
+    after_s, lasts_s = rng.uniform(0.2, 0.6) * busy_s, rng.uniform(0.1, 0.5)
     if kind == FULL:
         return Failure(kind, after_s, lasts_s)
     classes, error = CALLS[kind]
-    times = 1 if kind == "short write" else chance.choice((1, 1, 3, ALWAYS))
-    first = Rule(classes, chance.randrange(4 if kind == "name" else 30), times, error)
+    times = 1 if kind == "short write" else rng.choice((1, 1, 3, ALWAYS))
+    first = Rule(classes, rng.randrange(4 if kind == "name" else 30), times, error)
     if kind == "short write":
         return Failure(kind, after_s, lasts_s, (first, Rule(WRITES, 0, 1, errno.ENOSPC)))
-    strikes_again = times > 0 and chance.random() < 0.4
-    then = Rule(WRITES | SYNCS | NAMES, chance.randrange(40), 1, errno.EIO) if strikes_again else NO_RULE
+    has_second = times > 0 and rng.random() < 0.4
+    then = Rule(WRITES | SYNCS | NAMES, rng.randrange(40), 1, errno.EIO) if has_second else NO_RULE
     return Failure(kind, after_s, lasts_s, (first, then))
 
 
 def build(folder: Path) -> Path:
-    """Build the library. Raises Unusable where that cannot be done here."""
+    """Build the library. Raises UnusableError if that is impossible on this machine."""
     if sys.platform != "linux":
-        raise Unusable(f"libraries are preloaded so on Linux, this is {sys.platform}")
+        raise UnusableError(f"LD_PRELOAD works on Linux only, this is {sys.platform}")
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise Unusable("there is no C compiler: install gcc, or name one in CC")
+        raise UnusableError("there is no C compiler: install gcc, or name one in CC")
     library = folder / "failing-disk.so"
     command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl", "-lpthread"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_S_MAX, check=False)
     except OSError as error:
-        raise Unusable(f"{compiler} cannot be run: {error}") from None
+        raise UnusableError(f"{compiler} cannot be run: {error}") from None
     if done.returncode:
-        raise Unusable(f"{compiler} failed: {done.stderr.strip()[-300:]}")
+        raise UnusableError(f"{compiler} failed: {done.stderr.strip()[-300:]}")
     return library
 
 
 class FailingCalls:
-    """The library in one process, whose data lie below a directory."""
+    """Control of the library in one process, whose data is below a directory."""
 
     def __init__(self, library: Path, file: Path, below: Path) -> None:
         file.write_bytes(bytes(_SHARED.size))
@@ -122,33 +122,33 @@ class FailingCalls:
 
     @property
     def struck(self) -> int:
-        """How many calls have failed since it was armed last."""
+        """The number of calls that have failed since it was last armed."""
         found: tuple[int] = _STRUCK.unpack_from(self._shared)
         return found[0]
 
     def arm(self, rules: tuple[Rule, Rule]) -> None:
-        """Have calls fail from now on."""
+        """Make calls fail from now on."""
         self.disarm()
         self._shared[:] = _SHARED.pack(0, 0, 0, 0, *rules[0], *rules[1])
         _ARMED.pack_into(self._shared, 0, 1)
 
     def disarm(self) -> None:
-        """Let all calls be done."""
+        """Let all calls succeed."""
         _ARMED.pack_into(self._shared, 0, 0)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Unmap the file."""
         self._shared.close()
 
 
 class Ballast:
-    """A file that takes all room of a file system."""
+    """A file that takes all free space of a file system."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def fill(self) -> None:
-        """Take what is left, down to the last block."""
+        """Take all free space, down to the last block."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             at, size = 0, _CHUNK_BYTES_MAX
@@ -162,6 +162,6 @@ class Ballast:
             os.close(descriptor)
 
     def free(self) -> None:
-        """Give it back."""
+        """Free the space."""
         with suppress(FileNotFoundError):
             self._path.unlink()

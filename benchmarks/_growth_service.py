@@ -1,6 +1,7 @@
-"""A service inside a process of its own that holds much, or little, and tells what a delta costs it then.
+"""A service in a process of its own that holds much, or little, and measures the cost of a delta.
 
-It is told by its pipe when to measure, so that several can be measured in turn; all it holds stays held.
+Its parent requests each measurement through a pipe, so that several services are measured in turn; a service
+keeps everything that it holds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import anyio
 import anyio.to_thread
 import numpy as np
 
-from benchmarks._processes import PROCESSES, end_forked, end_when_told, forked
+from benchmarks._processes import PROCESSES, end_forked, end_on_sigterm, fork
 from delta_prop.config import Settings
 from delta_prop.embedded import Propagator
 from delta_prop_broker.log.settings import LogSettings
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 DIMENSION, CHANGED = 16, 8
 ROWS, BUILD_ROWS = 100, 1_000
-FLIGHT_BATCHES = 20
+IN_FLIGHT_BATCHES = 20
 NAMESPACE = "vectors"
 ORIGIN = make_origin(producer_id_of("growth"), Priority.NORMAL)
 PENDING_ROWS = 10
@@ -43,57 +44,57 @@ _INDICES = np.arange(CHANGED, dtype=np.uint32) * 2
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What the service holds when it is measured."""
+class Holdings:
+    """The content of the service when it is measured."""
 
     name: str
     vectors: int = 10_000
     subscriptions: int = 1
-    """Each of one vector."""
+    """Subscriptions of one vector each."""
     sinks: int = 1
-    """Each takes everything."""
+    """Sinks that take everything."""
     logged: int = 0
-    """Deltas in the log besides those that made the vectors."""
+    """Deltas in the log besides those that created the vectors."""
     pending: int = 0
-    """Deltas that wait for others, which do not come."""
+    """Deltas that wait for others that never arrive."""
     heads_max: int = 0
-    """Vectors whose last dot is held; 0: as many as by default."""
+    """Maximum of vectors whose last dot is held; 0: the default."""
 
 
 class Service:
-    """The process, as its parent sees it."""
+    """The parent's handle of the process."""
 
-    def __init__(self, held: Held) -> None:
-        """Build; returns when it is built."""
+    def __init__(self, holdings: Holdings) -> None:
+        """Start the process; return when the service holds everything."""
         self._pipe, there = PROCESSES.Pipe()
-        self._process = forked(_run, held, there)
+        self._process = fork(_run, holdings, there)
         try:
-            self.built_s: float = self._hear()
+            self.built_s: float = self._receive()
         except BaseException:
             self.stop()
             raise
 
     def cpu_us(self, kind: Kind, deltas: int) -> float:
-        """CPU µs a delta, of all threads."""
+        """Measure the CPU µs per delta, of all threads."""
         self._pipe.send((kind, deltas))
-        return float(self._hear())
+        return float(self._receive())
 
     def stop(self) -> None:
-        """End it."""
+        """End the process."""
         with suppress(OSError):
-            self._pipe.send(None)  # its thread that reads waits for a word
+            self._pipe.send(None)  # the process's reader thread blocks on the pipe
         end_forked(self._process)
 
-    def _hear(self) -> Any:
+    def _receive(self) -> Any:
         if not self._pipe.poll(WAIT_S):
-            raise TimeoutError(f"a service says nothing for {WAIT_S} s")
-        told = self._pipe.recv()
-        if isinstance(told, str):
-            raise RuntimeError(told)
-        return told
+            raise TimeoutError(f"a service has sent nothing for {WAIT_S} s")
+        answer = self._pipe.recv()
+        if isinstance(answer, str):
+            raise RuntimeError(answer)
+        return answer
 
 
-class Taken:
+class CountingSink:
     """A sink that only counts."""
 
     def __init__(self, name: str = "taken") -> None:
@@ -102,23 +103,23 @@ class Taken:
 
     @property
     def name(self) -> str:
-        """What statistics call it."""
+        """Its name in statistics."""
         return self._name
 
     def statistics(self) -> int:
-        """How many rows came."""
+        """Return the number of rows that it got."""
         return self.count
 
     async def open(self, context: SinkContext) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Count."""
+        """Count the rows."""
         for delivery in deliveries:
             self.count += delivery.count
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 class Load:
@@ -132,21 +133,21 @@ class Load:
         self._numbers = np.random.default_rng(1)
 
     async def build(self) -> None:
-        """Every vector once."""
+        """Create every vector."""
         matrix = np.zeros((BUILD_ROWS, DIMENSION), np.float32)
-        for begin in range(0, self._vectors, BUILD_ROWS * FLIGHT_BATCHES):
+        for begin in range(0, self._vectors, BUILD_ROWS * IN_FLIGHT_BATCHES):
             some = [
                 self._encode(
                     [vector_id(number) for number in range(at, min(at + BUILD_ROWS, self._vectors))],
                     matrix[: min(BUILD_ROWS, self._vectors - at)],
                     Kind.CREATE,
                 )
-                for at in range(begin, min(begin + BUILD_ROWS * FLIGHT_BATCHES, self._vectors), BUILD_ROWS)
+                for at in range(begin, min(begin + BUILD_ROWS * IN_FLIGHT_BATCHES, self._vectors), BUILD_ROWS)
             ]
             await send(self._producer, some)
 
     def batches(self, kind: Kind, deltas: int) -> list[Batch]:
-        """So many deltas of vectors drawn from all."""
+        """Return batches of `deltas` deltas in all, of vectors drawn from all."""
         found = []
         matrix = np.ones((ROWS, DIMENSION if kind == Kind.DENSE else CHANGED), np.float32)
         for _ in range(deltas // ROWS):
@@ -155,7 +156,7 @@ class Load:
         return found
 
     async def measure(self, kind: Kind, deltas: int) -> float:
-        """CPU µs a delta until all are acknowledged and every sink has them."""
+        """Measure the CPU µs per delta until all are acknowledged and every sink has them."""
         batches = self.batches(kind, deltas)
         gc.collect()
         began = time.process_time()
@@ -174,66 +175,66 @@ class Load:
 
 
 async def send(producer: Producer, batches: Sequence[Batch]) -> None:
-    """Send all, few unacknowledged at a time; return when all are acknowledged."""
-    for at in range(0, len(batches), FLIGHT_BATCHES):
-        receipts = [producer.send_frame(batch) for batch in batches[at : at + FLIGHT_BATCHES]]
+    """Send all, with up to IN_FLIGHT_BATCHES unacknowledged; return when all are acknowledged."""
+    for at in range(0, len(batches), IN_FLIGHT_BATCHES):
+        receipts = [producer.send_frame(batch) for batch in batches[at : at + IN_FLIGHT_BATCHES]]
         for receipt in receipts:
             await receipt.wait()
 
 
 def vector_id(number: int) -> str:
-    """As long as most ids."""
+    """Return a vector id of typical length."""
     return f"vector-{number:08d}"
 
 
-def settings_of(held: Held) -> Settings:
-    """The product's own, with room for what is to be held, and no rate to slow it."""
+def settings_of(holdings: Holdings) -> Settings:
+    """Return the default settings, with capacity for the holdings and without a rate limit."""
     return Settings(
-        heads_max=held.heads_max or Settings().heads_max,
-        pending_deltas_max=max(10_000, 2 * held.pending),
-        pending_time_s_max=3_600.0,
+        heads_max=holdings.heads_max or Settings().heads_max,
+        pending_deltas_max=max(10_000, 2 * holdings.pending),
+        pending_timeout_s=3_600.0,
         rate_initial=1e9,
         rate_max=1e9,
     )
 
 
-def _run(held: Held, pipe: Connection) -> None:
-    end_when_told()
+def _run(holdings: Holdings, pipe: Connection) -> None:
+    end_on_sigterm()
     try:
-        anyio.run(_serve, held, pipe)
+        anyio.run(_serve, holdings, pipe)
     except KeyboardInterrupt:
         return
     except Exception as error:
-        pipe.send(f"{held.name}: {error!r}")
+        pipe.send(f"{holdings.name}: {error!r}")
 
 
-async def _serve(held: Held, pipe: Connection) -> None:
+async def _serve(holdings: Holdings, pipe: Connection) -> None:
     began = time.monotonic()
-    log = LogSettings(bytes_max=64 << 30, keep_bytes_max=32 << 30)
+    log = LogSettings(bytes_max=64 << 30, retention_bytes=32 << 30)
     async with AsyncExitStack() as exits:
         folder = exits.enter_context(tempfile.TemporaryDirectory(prefix="growth-"))
-        propagator = await exits.enter_async_context(Propagator(settings_of(held), data=folder, log=log))
-        load = Load(propagator, held.vectors)
+        propagator = await exits.enter_async_context(Propagator(settings_of(holdings), data=folder, log=log))
+        load = Load(propagator, holdings.vectors)
         await load.build()
         tasks = await exits.enter_async_context(anyio.create_task_group())
         exits.callback(tasks.cancel_scope.cancel)
-        await hold(propagator, held, tasks)
-        if held.logged:
-            await load.measure(Kind.DENSE, held.logged)
+        await hold(propagator, holdings, tasks)
+        if holdings.logged:
+            await load.measure(Kind.DENSE, holdings.logged)
         gc.freeze()
         pipe.send(time.monotonic() - began)
         while (asked := await anyio.to_thread.run_sync(pipe.recv)) is not None:
             pipe.send(await load.measure(*asked))
 
 
-async def hold(propagator: Propagator, held: Held, tasks: Any) -> None:
-    """Subscriptions, sinks, and what waits."""
-    for number in range(held.subscriptions):
-        topic = f"v:{vector_id(number * held.vectors // held.subscriptions)}"
+async def hold(propagator: Propagator, holdings: Holdings, tasks: Any) -> None:
+    """Add subscriptions, sinks, and pending deltas."""
+    for number in range(holdings.subscriptions):
+        topic = f"v:{vector_id(number * holdings.vectors // holdings.subscriptions)}"
         tasks.start_soon(_read, propagator, topic)
-    for number in range(held.sinks):
-        await propagator.attach(Taken(f"taken-{number}"), start="latest")
-    for number in range(held.pending // PENDING_ROWS):
+    for number in range(holdings.sinks):
+        await propagator.attach(CountingSink(f"taken-{number}"), start="latest")
+    for number in range(holdings.pending // PENDING_ROWS):
         waiting_for = Dot(make_origin(producer_id_of("never"), Priority.NORMAL), number + 1)
         producer = propagator.producer(f"waits-{number}")
         origin = make_origin(producer_id_of(producer.name), Priority.NORMAL)
@@ -243,10 +244,10 @@ async def hold(propagator: Propagator, held: Held, tasks: Any) -> None:
         ]
         producer.send_frame(encode_batch(deltas, origin=origin, base=1, ack_level=AckLevel.LOGGED))
     with anyio.fail_after(60):
-        # Every reader is to be there, and what waits, before anything is measured.
-        while propagator.statistics().pending.pending_deltas < held.pending:  # noqa: ASYNC110
+        # All readers and pending deltas must be in place before anything is measured.
+        while propagator.statistics().pending.pending_deltas < holdings.pending:  # noqa: ASYNC110
             await anyio.sleep(0.01)
-        while len(propagator.statistics().sinks) < held.sinks + held.subscriptions:  # noqa: ASYNC110
+        while len(propagator.statistics().sinks) < holdings.sinks + holdings.subscriptions:  # noqa: ASYNC110
             await anyio.sleep(0.01)
 
 

@@ -1,6 +1,6 @@
-"""File systems that lie in an image file each, on a loop device of their own. For Linux, as root.
+"""File systems in image files, each on a loop device of its own. For Linux, as root.
 
-They can be made small, and their power can be cut.
+They can be small, and a power cut of each can be simulated.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ _SHUTDOWN, _NO_FLUSH = 0x8004587D, 2
 _TOOL_S_MAX = 60.0
 
 
-class Unusable(Exception):
-    """Why something cannot be done on this machine."""
+class UnusableError(Exception):
+    """Something cannot be done on this machine; the text gives the reason."""
 
 
 def check_usable(kind: str) -> None:
-    """Raise Unusable where this file system cannot be made, mounted and cut here."""
+    """Raise UnusableError if this file system cannot be made, mounted and cut on this machine."""
     if sys.platform != "linux":
-        raise Unusable(f"loop devices are Linux's, this is {sys.platform}")
+        raise UnusableError(f"loop devices exist on Linux only, this is {sys.platform}")
     if os.geteuid() != 0:
-        raise Unusable("only root can mount an image: run it as root")
+        raise UnusableError("only root can mount an image: run it as root")
     for tool in ("mount", "umount", "losetup", f"mkfs.{kind}"):
         if shutil.which(tool) is None:
-            raise Unusable(f"{tool} is not installed")
+            raise UnusableError(f"{tool} is not installed")
     if not Path("/dev/loop-control").exists():
-        raise Unusable("there are no loop devices")
+        raise UnusableError("there are no loop devices")
     if kind not in Path("/proc/filesystems").read_text().split():
-        raise Unusable("the kernel has no such file system loaded")
+        raise UnusableError("the kernel has no such file system loaded")
 
 
 @dataclass(slots=True)
@@ -57,31 +57,31 @@ class Image:
 
     @property
     def mount(self) -> Path:
-        """Where it is mounted."""
+        """The mount point."""
         return self.folder / self.kind
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """The image file."""
         return self.folder / f"{self.kind}.image"
 
     def make(self) -> None:
-        """Make it, mounted."""
+        """Create and mount it."""
         with self.path.open("wb") as file:
             file.truncate(self.size)
         self.mount.mkdir()
         _run(f"mkfs.{self.kind}", "-q", str(self.path))
-        self.mount_again()
+        self.remount()
 
-    def mount_again(self) -> None:
-        """Mount it on a loop device that goes when it is unmounted."""
+    def remount(self) -> None:
+        """Mount it on a loop device that is removed when it is unmounted."""
         _run("mount", "-t", self.kind, "-o", "loop", str(self.path), str(self.mount))
 
     def cut(self, life: Life) -> None:
-        """Cut the power under a process."""
+        """Simulate a power cut under a process."""
         if not life.freeze():
             raise RuntimeError("a thread of the process did not stop: the cut would prove nothing")
-        # A sync that runs while the file system goes down may return as if it had been done.
+        # A sync that runs while the file system shuts down may return success without having synced.
         descriptor = os.open(self.mount, os.O_RDONLY)
         try:
             fcntl.ioctl(descriptor, _SHUTDOWN, struct.pack("I", _NO_FLUSH))
@@ -89,7 +89,7 @@ class Image:
             os.close(descriptor)
         life.kill()
         _run("umount", str(self.mount))
-        self.mount_again()
+        self.remount()
         self.cuts += 1
 
     def drop(self) -> None:
@@ -102,8 +102,8 @@ class Image:
 
 
 @contextmanager
-def mounted(kind: str, folder: Path, size: int = IMAGE_BYTES) -> Iterator[Image]:
-    """A new file system, gone at the end."""
+def mount_image(kind: str, folder: Path, size: int = IMAGE_BYTES) -> Iterator[Image]:
+    """Create and mount a file system; remove it at the end."""
     image = Image(kind, folder, size)
     try:
         image.make()

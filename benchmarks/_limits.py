@@ -1,6 +1,7 @@
-"""What this machine can do at most, for a service in Python: bytes over loopback TCP, bytes onto its disk.
+"""This machine's limits for a service in Python: bytes over loopback TCP, bytes onto its disk.
 
-Taken in every round of what is compared with it, as a shared machine's limits move by the minute.
+They are measured in every round that is compared with them, as a shared machine's limits change by the
+minute.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from benchmarks._processes import PROCESSES, end_forked, forked
+from benchmarks._processes import PROCESSES, end_forked, fork
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from pathlib import Path
 
 SECONDS = 0.4
-"""Of one way to send."""
+"""Duration of one TCP measurement."""
 MIB = 1 << 20
 
 
 def limits_mb_s(folder: Path) -> dict[str, float]:
-    """MB a second, by what was done; `tcp` and `sync` are the best of them."""
+    """Return MB per second by measurement; `tcp` is the best of the TCP ones, `sync` that of the disk."""
     ways = ("raw", "asyncio", "uvloop") if find_spec("uvloop") else ("raw", "asyncio")
     found = {f"tcp {way} {size >> 10} KiB": tcp_mb_s(way, size) for way in ways for size in (64 << 10, MIB)}
     best = max(found.values())
@@ -32,9 +33,9 @@ def limits_mb_s(folder: Path) -> dict[str, float]:
 
 
 def tcp_mb_s(way: str, size: int) -> float:
-    """One sender, one receiver, each a process: raw sockets, or the protocols of a loop."""
+    """Measure one sender and one receiver process: raw sockets, or the protocols of an event loop."""
     here, there = PROCESSES.Pipe()
-    receiver = forked(_receive, way, there)
+    receiver = fork(_receive, way, there)
     try:
         port = here.recv()
         began = time.monotonic()
@@ -43,7 +44,7 @@ def tcp_mb_s(way: str, size: int) -> float:
         else:
             _run(way, _send(port, size))
         if not here.poll(30):
-            raise RuntimeError("the receiver has said nothing")
+            raise RuntimeError("the receiver has sent no result")
         count, ended = here.recv()
         receiver.join(5)
     finally:
@@ -52,7 +53,7 @@ def tcp_mb_s(way: str, size: int) -> float:
 
 
 def sync_mb_s(folder: Path, count: int = 48) -> float:
-    """Writes of 1 MiB to a growing file, each synced; by the median of their times."""
+    """Measure writes of 1 MiB to a growing file, each synced, by the median of their times."""
     took = []
     path = folder / "synced"
     block = os.urandom(MIB)
@@ -82,14 +83,14 @@ async def _send(port: int, size: int) -> None:
         transport.write(block)
         await gate.opened.wait()
     transport.close()
-    await gate.gone
+    await gate.closed
 
 
 class _Gate(asyncio.Protocol):
     def __init__(self) -> None:
         self.opened = asyncio.Event()
         self.opened.set()
-        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def pause_writing(self) -> None:
         self.opened.clear()
@@ -99,7 +100,7 @@ class _Gate(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.opened.set()
-        self.gone.set_result(None)
+        self.closed.set_result(None)
 
 
 def _receive(way: str, pipe: Connection) -> None:
@@ -119,7 +120,7 @@ async def _receive_in_loop(pipe: Connection) -> None:
     sink = _Sink()
     server = await asyncio.get_running_loop().create_server(lambda: sink, "127.0.0.1", 0)
     pipe.send(server.sockets[0].getsockname()[1])
-    await sink.over
+    await sink.ended
     pipe.send((sink.count, time.monotonic()))
     server.close()
 
@@ -127,13 +128,13 @@ async def _receive_in_loop(pipe: Connection) -> None:
 class _Sink(asyncio.Protocol):
     def __init__(self) -> None:
         self.count = 0
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def data_received(self, data: bytes) -> None:
         self.count += len(data)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.over.set_result(None)
+        self.ended.set_result(None)
 
 
 def _run(way: str, work: Any) -> None:

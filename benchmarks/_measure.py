@@ -1,4 +1,4 @@
-"""How a benchmark measures: calibration, medians of interleaved rounds, tables, JSON for programs."""
+"""Measuring: calibration, medians of interleaved rounds, tables, JSON for programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Figure:
 
     @classmethod
     def of(cls, rounds: Sequence[float]) -> Figure:
-        """The figure of these rounds."""
+        """Return the figure of these rounds."""
         return cls(statistics.median(rounds), min(rounds), max(rounds))
 
     def __str__(self) -> str:
@@ -31,7 +31,7 @@ class Figure:
 
 
 def calibration_ns() -> float:
-    """What one turn of an empty-ish loop costs here, CPU ns: sets figures of two machines in relation."""
+    """Measure the CPU ns of one turn of a nearly empty loop, which relates the figures of two machines."""
     count = 200_000
     begin = time.process_time_ns()
     total = 0
@@ -41,9 +41,9 @@ def calibration_ns() -> float:
 
 
 def cpu_us(rounds: int, stages: Mapping[str, Callable[[], int]]) -> dict[str, Figure]:
-    """CPU µs per unit of each stage: interleaved rounds, each stage run once a round.
+    """Measure the CPU µs per unit of each stage, in interleaved rounds: each stage runs once per round.
 
-    A stage runs its work and returns how many units (calls or deltas) that was.
+    A stage runs its work and returns the number of units (calls or deltas).
     """
     taken: dict[str, list[float]] = {name: [] for name in stages}
     for _ in range(rounds):
@@ -55,13 +55,13 @@ def cpu_us(rounds: int, stages: Mapping[str, Callable[[], int]]) -> dict[str, Fi
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
-    """The sample below which `share` of all lie."""
+    """Return the sample below which `share` of all samples are."""
     ordered = sorted(samples)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A plain table, first column left, the others right."""
+    """Return a text table, first column left-aligned, the others right-aligned."""
     cells = [[str(cell) for cell in row] for row in (head, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     lines = [
@@ -75,7 +75,7 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> 
 
 
 def write_json(path: Path | str | None, figures: Mapping[str, object]) -> None:
-    """Write the figures for programs, where a path was given."""
+    """Write the figures as JSON, if a path is given."""
     if path is not None:
         with open(path, "w") as file:
             json.dump(

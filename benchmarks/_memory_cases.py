@@ -1,6 +1,6 @@
-"""What can be held, and how to hold much of it: each case measures what its own process grows by.
+"""Cases of memory use: each one measures the growth of a process as it adds things of one kind.
 
-A case opens a service, looks at the process, adds so many things, looks again; bytes that belong to no file.
+A case opens a service, measures the process, adds `things` things, and measures again; anonymous memory only.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 import numpy as np
 
-from benchmarks._growth_service import Taken, send, vector_id
+from benchmarks._growth_service import CountingSink, send, vector_id
 from benchmarks._peers_contract import Wire, connect
 from benchmarks._peers_ours import Ours, hello_of, next_frame, subscription_of
-from benchmarks._processes import end_when_told
+from benchmarks._processes import end_on_sigterm
 from benchmarks.sustained import private_mb
 from delta_prop.config import (
     BYTES_PER_HEAD,
@@ -29,7 +29,7 @@ from delta_prop.config import (
     Settings,
 )
 from delta_prop.embedded import Propagator
-from delta_prop_sinks import Resident, StorageSink
+from delta_prop_sinks import ResidentVectors, StorageSink
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Priority, make_origin, opaque, producer_id_of
 from delta_prop_wire.encode import encode_batch, encode_vectors
 from delta_prop_wire.topics import Topic, TopicKind
@@ -44,17 +44,17 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 PAYLOAD = bytes(128)
 KEYS = 1_000
-ROOMY = {"rate_initial": 1e9, "rate_max": 1e9, "pending_time_s_max": 3_600.0}
+LARGE_LIMITS = {"rate_initial": 1e9, "rate_max": 1e9, "pending_timeout_s": 3_600.0}
 FRAME_BYTES = 350
-"""Of a single delta: they are counted apart from what holds it."""
+"""Bytes of a single delta's frame, which the service's limits count separately."""
 STEP = 10_000
 CONNECTIONS, FIRST_CONNECTIONS = 75, 20
-"""Together fewer than a server takes from one address."""
+"""In sum below a server's limit of connections from one address."""
 WAIT_S = 60.0
 
 
 def held_bytes(process_id: int | None = None) -> float:
-    """What a process holds that is no file's; of this one, when nothing is left to be collected."""
+    """Return the anonymous memory of a process, by default this one, after a garbage collection."""
     gc.collect()
     return private_mb(process_id or os.getpid()) * MIB
 
@@ -69,7 +69,9 @@ def frames(
     parents: tuple[Dot, ...] = (),
     level: AckLevel = AckLevel.MEMORY,
 ) -> list[Batch]:
-    """Deltas of 128 B, of a thousand vectors, under dots of one producer; `parents`: of the first."""
+    """Return batches of deltas of 128 B, of a thousand vectors, under dots of one producer; `parents` are
+    those of the first delta.
+    """
     origin = make_origin(producer_id_of(name), Priority.NORMAL)
 
     def delta(number: int) -> Delta:
@@ -89,40 +91,40 @@ def frames(
 
 
 def settings(**more: int) -> Settings:
-    """The product's own, with the room that is asked for."""
-    return Settings(**{**ROOMY, **more})  # type: ignore[arg-type]
+    """Return the default settings with large limits and these changes."""
+    return Settings(**{**LARGE_LIMITS, **more})  # type: ignore[arg-type]
 
 
 async def logged(count: int, *, directory: bool) -> float:
-    """A delta in the log; in a directory what is still in memory of it."""
+    """Measure a delta in the log; in a directory, the part of it that stays in memory."""
     level = AckLevel.LOGGED if directory else AckLevel.MEMORY
     with tempfile.TemporaryDirectory() as folder:
         async with Propagator(settings(), data=folder if directory else None) as propagator:
             producer = propagator.producer("log")
             await send(producer, frames("log", STEP, 100, level=level))
             before, sent = held_bytes(), 0
-            while sent < count:  # batches that were sent are not to be held by us
+            while sent < count:  # each step drops its batches, so that only the service holds them
                 sent += STEP
                 await send(producer, frames("log", STEP, 100, first=1 + sent, level=level))
             return (held_bytes() - before) / sent
 
 
-class _Stuck(Taken):
-    """A sink that takes nothing before the end."""
+class _StuckSink(CountingSink):
+    """A sink whose calls do not return until `ended` is set."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.over = anyio.Event()
+        self.ended = anyio.Event()
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Wait until the end."""
-        await self.over.wait()
+        """Wait for `ended`."""
+        await self.ended.wait()
 
 
 async def in_mailbox(count: int) -> float:
-    """A delta, alone in its batch, that waits for a sink, beside what the log has of it."""
-    room = settings(mailbox_deltas_max=2 * count, mailbox_bytes_max=1 << 30)
-    async with Propagator(room) as propagator:
+    """Measure a delta, in a batch of one, that waits for a sink, without its share of the log."""
+    limits = settings(mailbox_deltas_max=2 * count, mailbox_bytes_max=1 << 30)
+    async with Propagator(limits) as propagator:
         producer = propagator.producer("mail")
         await send(producer, frames("mail", 1_000, 1))
         held = [held_bytes()]
@@ -130,13 +132,15 @@ async def in_mailbox(count: int) -> float:
             await send(producer, frames("mail", count, 1, first=1_001 + turn * count))
             held.append(held_bytes())
             if not turn:
-                stuck = await propagator.attach(_Stuck(), start="latest")
-        stuck.over.set()
+                stuck = await propagator.attach(_StuckSink(), start="latest")
+        stuck.ended.set()
     return (held[2] - 2 * held[1] + held[0]) / count
 
 
 async def pending(count: int) -> float:
-    """A delta, alone in its batch, that waits for one before it; the first for one that does not come."""
+    """Measure a delta, in a batch of one, that waits for the one before; the first waits for one that never
+    comes.
+    """
     async with Propagator(settings(pending_deltas_max=5 * count, pending_bytes_max=1 << 30)) as propagator:
         producer = propagator.producer("gap")
         before = held_bytes()
@@ -150,12 +154,12 @@ async def pending(count: int) -> float:
 
 
 async def seen_ids(count: int) -> float:
-    """An id that was seen lately."""
-    return await _beside_deltas(count, lambda at, rows: frames("ids", rows, rows, first=1 + at, ids=True))
+    """Measure a recently seen id."""
+    return await _grow_by_deltas(count, lambda at, rows: frames("ids", rows, rows, first=1 + at, ids=True))
 
 
 async def heads(count: int) -> float:
-    """A vector's last dot, its id with it."""
+    """Measure a vector's last dot with its id."""
     origin = make_origin(producer_id_of("heads"), Priority.NORMAL)
     nothing = np.zeros((1_000, 1), np.float32)
 
@@ -163,13 +167,13 @@ async def heads(count: int) -> float:
         keys = [vector_id(number) for number in range(at, at + rows)]
         return [encode_vectors(keys, nothing, namespace="n", origin=origin, base=1 + at)]
 
-    return await _beside_deltas(count, batches, name="heads")
+    return await _grow_by_deltas(count, batches, name="heads")
 
 
-async def _beside_deltas(
+async def _grow_by_deltas(
     count: int, batches: Callable[[int, int], list[Batch]], *, name: str = "ids"
 ) -> float:
-    """What a thing takes that deltas bring, in a log that keeps few of them."""
+    """Measure the memory of one thing that a delta adds, with a log that retains few deltas."""
     async with Propagator(settings(log_deltas_max=20_000, log_bytes_max=16 * MIB)) as propagator:
         producer = propagator.producer(name)
         step = 1_000
@@ -182,7 +186,7 @@ async def _beside_deltas(
 
 
 async def origins(count: int) -> float:
-    """A producer, which has an origin for each priority."""
+    """Measure a producer, which has an origin for each priority."""
     async with Propagator(settings(log_deltas_max=1_000, origins_max=5 * count + 10_000)) as propagator:
 
         async def add(first: int, last: int) -> None:
@@ -197,7 +201,7 @@ async def origins(count: int) -> float:
 
 
 async def subscriptions(count: int) -> float:
-    """A subscription of a vector, read by a task."""
+    """Measure a subscription of a vector, read by a task."""
     async with Propagator(settings()) as propagator, anyio.create_task_group() as tasks:
 
         async def read(number: int) -> None:
@@ -217,12 +221,12 @@ async def subscriptions(count: int) -> float:
 
 
 async def vectors(count: int) -> float:
-    """A vector of 16 numbers in a storage sink, its head beside it."""
+    """Measure a vector of 16 numbers in a storage sink, with its head."""
     origin = make_origin(producer_id_of("heads"), Priority.NORMAL)
     with tempfile.TemporaryDirectory() as folder:
         async with AsyncExitStack() as exits:
             propagator = await exits.enter_async_context(Propagator(settings(log_deltas_max=50_000)))
-            resident = Resident(resident_bytes_max=4 << 30)
+            resident = ResidentVectors(resident_bytes_max=4 << 30)
             await propagator.attach(StorageSink(Path(folder) / "vectors.db", resident=resident))
             producer = propagator.producer("heads")
             matrix = np.ones((1_000, 16), np.float32)
@@ -241,18 +245,18 @@ async def vectors(count: int) -> float:
 
 
 async def connections(count: int, *, subscribed: bool = False) -> float:
-    """A connection to the server that has said hello; with a group that reads a topic of its own."""
+    """Measure a connection that has said hello; if `subscribed`, with a group that reads its own topic."""
     with tempfile.TemporaryDirectory() as folder:
         server = Ours()
         try:
             server.start(Path(folder))
             (process,) = server.processes
             wires = [
-                _connected(server.port, number, subscribed=subscribed) for number in range(FIRST_CONNECTIONS)
+                _connect(server.port, number, subscribed=subscribed) for number in range(FIRST_CONNECTIONS)
             ]
             before = held_bytes(process.pid)
             wires += [
-                _connected(server.port, FIRST_CONNECTIONS + number, subscribed=subscribed)
+                _connect(server.port, FIRST_CONNECTIONS + number, subscribed=subscribed)
                 for number in range(count)
             ]
             grown = held_bytes(process.pid) - before
@@ -263,7 +267,7 @@ async def connections(count: int, *, subscribed: bool = False) -> float:
             server.stop()
 
 
-def _connected(port: int, number: int, *, subscribed: bool) -> Wire:
+def _connect(port: int, number: int, *, subscribed: bool) -> Wire:
     wire = Wire(connect(port))
     wire.send(hello_of(f"client-{number}"))
     next_frame(wire)
@@ -274,12 +278,12 @@ def _connected(port: int, number: int, *, subscribed: bool) -> Wire:
 
 
 class Case(NamedTuple):
-    """What is measured, how many of it are added, and what the service counts on."""
+    """One case: its name, its function, the number of things to add, and the service's own estimate."""
 
     name: str
     measure: Callable[[int], Awaitable[float]]
     things: int
-    counted_on: int | None = None
+    expected_bytes: int | None = None
 
 
 CASES = (
@@ -298,9 +302,9 @@ CASES = (
 
 
 def run(name: str, count: int, pipe: Connection) -> None:
-    """In a process of its own: tell the bytes of one, or what went wrong."""
+    """Run a case in this process: send the bytes of one thing, or the error, to the parent."""
     (case,) = (one for one in CASES if one.name == name)
-    end_when_told()
+    end_on_sigterm()
     try:
         pipe.send(anyio.run(case.measure, count))
     except KeyboardInterrupt:

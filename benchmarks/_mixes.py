@@ -1,7 +1,7 @@
 """Traffic of one namespace and one kind of operation, and of many interleaved, in rows of the same size.
 
-By row: each delta of a batch has another namespace or kind than the one before. By batch: each batch has one
-of each, another than the batch before.
+By row: each delta of a batch has a different namespace or kind than the one before. By batch: a batch has one
+namespace and one kind, and the next batch another.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NUMBERS = np.arange(DIMENSION, dtype=np.float32) / 8
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What is published."""
+    """The deltas that are published."""
 
     name: str
     namespaces: int
@@ -48,27 +48,26 @@ class Traffic:
     by_row: bool = False
 
     def batches(self, topic: str, rows: int, origin: int, level: AckLevel, epoch: int) -> Iterator[Batch]:
-        """So many batches that every choice has had its turn, all from counter 1."""
-        chance = random.Random(rows)
+        """Yield enough batches to use every choice, all from counter 1."""
+        rng = random.Random(rows)
         for number in range(TEMPLATES):
             deltas = [
-                self._delta(topic, number * rows + row if self.by_row else number, chance)
-                for row in range(rows)
+                self._delta(topic, number * rows + row if self.by_row else number, rng) for row in range(rows)
             ]
             yield encode_batch(deltas, origin=origin, base=1, epoch=epoch, ack_level=level)
 
     def first(self, topic: str) -> list[Delta]:
-        """What makes the vectors be there."""
+        """Return the deltas that create the vectors."""
         return [
             Delta(f"key-{key}", dense(_NUMBERS), namespace=f"{topic}-{space}")
             for space in range(self.namespaces)
             for key in range(KEYS // self.namespaces)
         ]
 
-    def _delta(self, topic: str, turn: int, chance: random.Random) -> Delta:
+    def _delta(self, topic: str, turn: int, rng: random.Random) -> Delta:
         kind = self.kinds[turn % len(self.kinds)]
         space = turn // len(self.kinds) % self.namespaces
-        key = chance.randrange(KEYS // self.namespaces)
+        key = rng.randrange(KEYS // self.namespaces)
         name = f"fact-{key}" if kind is Kind.OPAQUE else f"key-{key}"
         return Delta(name, _operation(kind), namespace=f"{topic}-{space}")
 
@@ -88,8 +87,8 @@ def _operation(kind: Kind) -> Operation:
     return opaque(_NUMBERS.tobytes())
 
 
-class OursWith(Ours):
-    """A server that runs already, and clients of one traffic."""
+class OursWithTraffic(Ours):
+    """A running server, with clients of one traffic."""
 
     def __init__(self, server: Ours, traffic: Traffic) -> None:
         super().__init__()
@@ -101,19 +100,19 @@ class OursWith(Ours):
         return _Publisher(self.port, topic, self.level, self.traffic)
 
     def consumer(self, topic: str, number: int, size: int) -> Consumer:
-        """See `Peer`: of everything."""
+        """See `Peer`. The consumer takes every topic."""
         return _Consumer(self.port, topic, f"{topic}-{number}", size)
 
 
 class _Frames:
-    """Frames made from batches that were encoded before."""
+    """Frames made from encoded batches."""
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self._templates = [encode(BatchFrame(1, batch, ack_wanted=True)) for batch in batches]
         self._turn = 0
 
     def frame(self, counter: int, payloads: bytes) -> bytearray:
-        """See `FrameMaker`: what it says was chosen before."""
+        """See `FrameMaker`. The batch is encoded already, so `payloads` is not used."""
         frame = bytearray(self._templates[self._turn])
         self._turn = (self._turn + 1) % TEMPLATES
         number_frame(frame, counter)
@@ -126,17 +125,17 @@ class _Publisher(RawPublisher):
         self._traffic = traffic
 
     def frames_of(self, topic: str, grant: OriginGrant, level: AckLevel, shape: tuple[int, int]) -> _Frames:
-        """Of the traffic; only the number of rows counts."""
+        """Return frames of the traffic; of `shape` only the number of rows is used."""
         return _Frames(self._traffic.batches(topic, shape[0], grant.origin, level, grant.epoch))
 
 
 class _Consumer(RawConsumer):
     def topic_of(self, topic: str) -> Topic:
-        """Everything."""
+        """Return the topic of everything."""
         return ALL
 
     def stamps_of(self, batch: Batch, size: int, counter: int) -> bytes:
-        """Rows are seen by their counters; they carry no time."""
+        """Check the rows by their counters; return zeros, as they carry no times."""
         if batch.base != counter:
-            raise RuntimeError(f"delta-prop: a batch from {batch.base}, wanted {counter}")
+            raise RuntimeError(f"delta-prop: a batch from {batch.base}, expected {counter}")
         return bytes(8 * batch.count)

@@ -1,6 +1,6 @@
-"""Bulk out of the log: a consumer that begins where much was written before, and reads until it is level.
+"""Bulk reads of the log: a consumer that subscribes at the start of a large backlog and reads to its end.
 
-It takes large pieces and goes from frame to frame; of each it sees that offsets and counters have no gap.
+It receives large pieces and walks from frame to frame; it checks that offsets and counters have no gap.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks._peers_contract import Wire, connect
 from benchmarks._peers_ours import hello_of, next_frame
-from benchmarks._processes import PROCESSES, end_forked, forked
+from benchmarks._processes import PROCESSES, end_forked, fork
 from delta_prop_wire.codec import encode
 from delta_prop_wire.frames import Ack, Start, StartAt, Subscribe, Subscription
 from delta_prop_wire.spec import HEADER_BYTES, STAMP_BYTES, FrameType
@@ -23,35 +23,37 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from benchmarks._peers_contract import Peer
-    from benchmarks._peers_scenes import Measured, Scene
+    from benchmarks._peers_scenes import Measurement, Scene
 
 PIECE_BYTES = 1 << 20
 _HEADER = struct.Struct(">4xQI")
 _ROWS = struct.Struct("<4xI16xQ")
-"""Of a body's header: how many rows, the counter of the first."""
+"""Fields of a body's header: the number of rows, the counter of the first."""
 _BODY_AT = HEADER_BYTES + STAMP_BYTES
 _HEAD_BYTES = _BODY_AT + _ROWS.size
 _KIND_AT = 2
 _BATCH = int(FrameType.BATCH)
 
 
-def caught_up(peer: Peer, scene: Scene, topic: str, fill: Callable[[Peer, Scene, str], Measured]) -> Measured:
-    """Fill the log as the scene says, with nobody there; then let one consumer read all of it."""
+def measure_catch_up(
+    peer: Peer, scene: Scene, topic: str, fill: Callable[[Peer, Scene, str], Measurement]
+) -> Measurement:
+    """Fill the log as the scene says, without consumers; then measure one consumer that reads all of it."""
     wire = Wire(connect(peer.port))
     begin = subscribe(wire, Start(StartAt.LATEST))
     wire.socket.close()
     filled = fill(peer, replace(scene, from_log=False, consumers=0), topic)
     here, there = PROCESSES.Pipe()
     cpu = peer.cpu_s()
-    reader = forked(_read, peer.port, begin, filled.payloads, there)
+    reader = fork(_read, peer.port, begin, filled.payloads, there)
     try:
-        told = here.recv() if here.poll(60) else "the consumer has said nothing"
+        result = here.recv() if here.poll(60) else "the consumer has sent no result"
         reader.join(5)
     finally:
         end_forked(reader)
-    if isinstance(told, str):
-        raise RuntimeError(told)
-    seconds, consumer_cpu_s = told
+    if isinstance(result, str):
+        raise RuntimeError(result)
+    seconds, consumer_cpu_s = result
     return replace(
         filled,
         deltas_a_second=filled.deltas / seconds,
@@ -61,7 +63,7 @@ def caught_up(peer: Peer, scene: Scene, topic: str, fill: Callable[[Peer, Scene,
 
 
 def subscribe(wire: Wire, start: Start) -> int:
-    """Say hello, subscribe to everything; the offset where it begins."""
+    """Say hello and subscribe to everything; return the start offset."""
     wire.send(hello_of("bulk"))
     next_frame(wire)
     wire.send(encode(Subscribe(2, Subscription(1, (ALL,), start, wait_ms_max=0))))
@@ -71,8 +73,8 @@ def subscribe(wire: Wire, start: Start) -> int:
     return granted.subscribed.start.next_offset
 
 
-class Walk:
-    """Goes from frame to frame through pieces of a stream that begins at this offset."""
+class FrameScanner:
+    """Walks from frame to frame through the pieces of a stream that starts at this offset."""
 
     def __init__(self, offset: int) -> None:
         self.rows = 0
@@ -82,12 +84,12 @@ class Walk:
         self._rest = b""
 
     @property
-    def unfinished(self) -> bool:
-        """Whether the last frame is not whole yet."""
+    def is_unfinished(self) -> bool:
+        """True while the last frame is incomplete."""
         return self._skip > 0 or bool(self._rest)
 
     def take(self, piece: memoryview) -> None:
-        """What came next. Raises RuntimeError where an offset or a counter is missing."""
+        """Scan the next piece. Raises RuntimeError if an offset or a counter is missing."""
         data: bytes | memoryview = self._rest + piece if self._rest else piece
         at, size = self._skip, len(data)
         while size - at >= HEADER_BYTES:
@@ -108,16 +110,16 @@ class Walk:
 
 def _read(port: int, begin: int, rows: int, pipe: Connection) -> None:
     try:
-        wire, walk = Wire(connect(port)), Walk(begin)
+        wire, scanner = Wire(connect(port)), FrameScanner(begin)
         buffer = memoryview(bytearray(PIECE_BYTES))
         cpu, began = time.process_time(), time.monotonic()
         subscribe(wire, Start(StartAt.OFFSET, begin))
-        walk.take(memoryview(wire.rest))
-        while walk.rows < rows or walk.unfinished:
+        scanner.take(memoryview(wire.unread))
+        while scanner.rows < rows or scanner.is_unfinished:
             count = wire.socket.recv_into(buffer)
             if not count:
                 raise ConnectionError("the server has closed the connection")
-            walk.take(buffer[:count])
+            scanner.take(buffer[:count])
         pipe.send((time.monotonic() - began, time.process_time() - cpu))
         wire.socket.close()
     except Exception as error:

@@ -1,7 +1,7 @@
-"""Publishing by single calls, as a program on asyncio does that knows one delta at a time: each is a task.
+"""Publishing by single calls, as an asyncio program does that has one delta at a time: each call is a task.
 
-The raw connection writes what each call says and hands out answers in turn; clients that gather calls take
-its place.
+The raw connection writes the bytes of each call and resolves calls in order; a client that batches calls can
+take its place.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _WRITE_BYTES_MAX = 8 * 1024 * 1024
 async def raw_calls(
     port: int, bytes_of: Callable[[bytes], bytes], acks_in: Callable[[bytes], int], *, hello: bytes = b""
 ) -> AsyncIterator[Call]:
-    """A connection that sends a call's bytes, and counts acknowledgements in what comes.
+    """Open a connection that sends a call's bytes, and counts acknowledgements in the bytes received.
 
-    A server that is to be told hello has a line of its own to say first.
+    With `hello`, the server's first line is skipped.
     """
     loop = asyncio.get_running_loop()
     transport, wire = await loop.create_connection(
@@ -39,10 +39,10 @@ async def raw_calls(
         transport.write(hello)
 
     def call(payload: bytes) -> asyncio.Future[None]:
-        told: asyncio.Future[None] = loop.create_future()
-        wire.waiting.append(told)
+        acked: asyncio.Future[None] = loop.create_future()
+        wire.waiting.append(acked)
         transport.write(bytes_of(payload))
-        return told
+        return acked
 
     try:
         yield call
@@ -50,10 +50,12 @@ async def raw_calls(
         transport.close()
 
 
-async def published_singly(
+async def publish_singly(
     call: Call, body: bytes, *, seconds: float, window: int
 ) -> tuple[int, int, list[int]]:
-    """Publish for so long, at most `window` unanswered: how many, until when, how long each took (ns)."""
+    """Publish for `seconds`, up to `window` unanswered. Return the number of calls, the end, each call's time
+    (ns).
+    """
     took: list[int] = []
     opening = asyncio.Event()
     open_calls = 0
@@ -78,7 +80,7 @@ async def published_singly(
 
 
 class _Wire(asyncio.Protocol):
-    """Answers come in the order of the calls."""
+    """A connection on which answers come in the order of the calls."""
 
     def __init__(self, acks_in: Callable[[bytes], int], *, greeted: bool) -> None:
         self.waiting: deque[asyncio.Future[None]] = deque()
@@ -96,11 +98,11 @@ class _Wire(asyncio.Protocol):
         if b"PING\r\n" in data:
             self._transport.write(b"PONG\r\n")
         for _ in range(self._acks_in(data)):
-            told = self.waiting.popleft()
-            if not told.done():
-                told.set_result(None)
+            acked = self.waiting.popleft()
+            if not acked.done():
+                acked.set_result(None)
 
     def connection_lost(self, error: Exception | None) -> None:
-        for told in self.waiting:
-            if not told.done():
-                told.set_exception(error or ConnectionError("the server has closed the connection"))
+        for acked in self.waiting:
+            if not acked.done():
+                acked.set_exception(error or ConnectionError("the server has closed the connection"))

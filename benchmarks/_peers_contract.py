@@ -1,6 +1,6 @@
-"""What a peer of the harness is: a server to start and stop, and clients that do no more than they must.
+"""The interface of a peer: a server to start and stop, and clients that do the minimum of work.
 
-Clients are blocking and in processes of their own, so that the server is what is measured.
+Clients block and run in processes of their own, so that the benchmark measures the server.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from benchmarks._processes import apart, end
+from benchmarks._processes import end, ignore_interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 WAIT_S_MAX = 30.0
-"""A client that hears nothing for so long gives up: something is lost."""
+"""A client that receives nothing for this time fails: something is lost."""
 RECEIVE_BYTES = 256 * 1024
 
 
@@ -33,32 +33,34 @@ class Publisher(Protocol):
     """One connection that sends."""
 
     acked: int
-    """How many payloads the server has acknowledged so far, at the durability that the peer declares."""
+    """The number of payloads that the server has acknowledged so far, at the durability that the peer
+    declares.
+    """
 
     def send(self, payload: bytes, count: int) -> None:
-        """Send it so many times, as the peer sends what is published in one call; wait for nothing."""
+        """Send the payload `count` times, as the peer sends the payloads of one call; do not wait."""
         ...
 
     def take_acks(self, *, wait: bool) -> None:
-        """Count what has been acknowledged; with `wait`, once something has come."""
+        """Count acknowledgements; with `wait`, block until something arrives."""
         ...
 
     def finish(self) -> None:
-        """All was acknowledged: say what is left to say, and close."""
+        """End the exchange after the last acknowledgement, and close."""
         ...
 
 
 class Consumer(Protocol):
-    """One connection that receives, and acknowledges what it got."""
+    """One connection that receives and acknowledges payloads."""
 
     def begin(self) -> None:
-        """Return when the server delivers whatever is published from now on."""
+        """Subscribe; return once the server delivers everything published from now on."""
         ...
 
     def receive(self) -> bytes:
-        """The first 8 bytes of each payload that came with the next bytes, end to end.
+        """Receive once; return the concatenated first 8 bytes of each complete payload, or nothing.
 
-        Each is seen to have the size that was said; nothing where no whole one has come.
+        The size of each payload is checked.
         """
         ...
 
@@ -68,11 +70,11 @@ class Consumer(Protocol):
 
 
 Call = Callable[[bytes], Awaitable[object]]
-"""Publishes one payload; returns when it is acknowledged."""
+"""Function that publishes one payload and returns when it is acknowledged."""
 
 
 class Peer:
-    """A server to be measured. It is handed to other processes, which have no use for `processes`."""
+    """A server to be measured. It is pickled for other processes, without `processes`."""
 
     name = ""
     durability = ""
@@ -86,7 +88,7 @@ class Peer:
         return {**self.__dict__, "processes": []}
 
     def missing(self) -> str | None:
-        """What is to be installed before this peer can be measured."""
+        """Return the name of the program to install before this peer can be measured, or None."""
         return None if shutil.which(self.program, path=PATHS) else self.program
 
     def start(self, folder: Path) -> None:
@@ -100,39 +102,39 @@ class Peer:
         self.processes = []
 
     def create(self, topic: str, consumers: int) -> None:
-        """Make a topic and so many durable consumers, each of which gets everything."""
+        """Create a topic and `consumers` durable consumers, each of which gets everything."""
         raise NotImplementedError
 
     def drop(self, topic: str) -> None:
-        """Throw the topic away."""
+        """Delete the topic."""
 
     def publisher(self, topic: str) -> Publisher:
-        """A connected publisher."""
+        """Connect a publisher."""
         raise NotImplementedError
 
     def consumer(self, topic: str, number: int, size: int) -> Consumer:
-        """A connected consumer of payloads of `size` bytes; `number` counts from 0."""
+        """Connect a consumer of payloads of `size` bytes; `number` counts from 0."""
         raise NotImplementedError
 
     def calls(self, topic: str) -> AbstractAsyncContextManager[Call]:
-        """A connection of an asyncio program that publishes by single calls, each a task of its own."""
+        """Open a connection of an asyncio program that publishes by single calls, each in a task."""
         raise NotImplementedError
 
     def counters(self) -> dict[str, float]:
-        """What the server has counted so far, where it tells."""
+        """Return the server's counters, if it exposes any."""
         return {}
 
     def cpu_s(self) -> float:
-        """Seconds of CPU that the server has used, all its threads."""
+        """Return the CPU seconds that the server has used, all its threads."""
         return sum(cpu_s(process.pid) for process in self.processes)
 
     def spawn(self, arguments: Sequence[str], folder: Path, **more: object) -> subprocess.Popen[bytes]:
-        """Start a process of this peer; what it says goes to a file `said` in `folder`."""
-        with (folder / "said").open("wb") as said, apart():
+        """Start a process of this peer; its output goes to a file `output` in `folder`."""
+        with (folder / "output").open("wb") as output, ignore_interrupts():
             process = subprocess.Popen(
                 [shutil.which(arguments[0], path=PATHS) or arguments[0], *arguments[1:]],
                 stdin=subprocess.DEVNULL,
-                stdout=said,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 **more,  # type: ignore[call-overload]
             )
@@ -140,7 +142,7 @@ class Peer:
         return process  # type: ignore[no-any-return]
 
     def wait_open(self, folder: Path) -> None:
-        """Return when the port can be connected to."""
+        """Wait until the port accepts connections."""
         began = time.monotonic()
         while time.monotonic() < began + WAIT_S_MAX:
             try:
@@ -152,20 +154,20 @@ class Peer:
             else:
                 return
         raise TimeoutError(
-            f"{self.name} does not answer on port {self.port}: {(folder / 'said').read_text()}"
+            f"{self.name} does not answer on port {self.port}: {(folder / 'output').read_text()}"
         )
 
 
 PATHS = os.pathsep.join((*os.get_exec_path(), "/usr/sbin", "/usr/local/bin"))
-"""Where servers are looked for: administrators' programs are often not on the path of others."""
+"""The search path for servers: it includes the folders of administrators' programs."""
 
 
 @dataclass(slots=True)
 class Wire:
-    """A blocking socket with a buffer of what came and was not used yet."""
+    """A blocking socket with a buffer of unread bytes."""
 
     socket: socket.socket
-    rest: bytes = b""
+    unread: bytes = b""
     _buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(RECEIVE_BYTES)))
 
     def send(self, data: Buffer) -> None:
@@ -173,29 +175,29 @@ class Wire:
         self.socket.sendall(data)
 
     def receive(self, *, wait: bool = True) -> bytes:
-        """What was left, and what has come since; nothing where nothing has come and nobody waits."""
+        """Return unread bytes and those that have arrived since; nothing if none has and `wait` is false."""
         try:
             count = self.socket.recv_into(self._buffer, 0, 0 if wait else socket.MSG_DONTWAIT)
         except BlockingIOError:
             if wait:
-                raise TimeoutError(f"the server has said nothing for {WAIT_S_MAX} s") from None
+                raise TimeoutError(f"the server has sent nothing for {WAIT_S_MAX} s") from None
             return b""
         if not count:
             raise ConnectionError("the server has closed the connection")
-        return self.rest + self._buffer[:count] if self.rest else bytes(self._buffer[:count])
+        return self.unread + self._buffer[:count] if self.unread else bytes(self._buffer[:count])
 
 
 def connect(port: int) -> socket.socket:
-    """A connection that sends at once and waits for nothing longer than it should."""
+    """Connect with TCP_NODELAY and a receive timeout."""
     found = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S_MAX)
-    found.settimeout(None)  # a timeout of Python's own costs a call of the system at each receive
+    found.settimeout(None)  # a Python timeout costs a system call at each receive
     found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(WAIT_S_MAX), 0))
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return found
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Return a port of this machine on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -203,7 +205,7 @@ def free_port() -> int:
 
 
 def cpu_s(process_id: int) -> float:
-    """Seconds that a process and its threads were on a CPU."""
+    """Return the seconds that a process and its threads were on a CPU."""
     spent_ns = 0
     for task in Path(f"/proc/{process_id}/task").iterdir():
         try:

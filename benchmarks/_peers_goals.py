@@ -1,13 +1,13 @@
-"""What delta-prop is to reach beside its peers, scene by scene, and beside the limits of the machine.
+"""The goals of delta-prop relative to its peers, scene by scene, and relative to the limits of the machine.
 
-A goal compares one figure of ours with the same of another in the same round, or with a limit of that round.
+A goal compares one figure of ours with another peer's in the same round, or with a limit of that round.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks._peers_scenes import Measured, Scene
+from benchmarks._peers_scenes import Measurement, Scene
 from benchmarks._results import Goal
 
 if TYPE_CHECKING:
@@ -43,16 +43,16 @@ SCENES = (
     LARGE_PUBLISH,
 )
 
-Rounds = dict[tuple[str, str], dict[int, Measured]]
-"""Scene and peer, then the rounds."""
+Rounds = dict[tuple[str, str], dict[int, Measurement]]
+"""By scene and peer, then by round."""
 Limits = dict[int, dict[str, float]]
-"""By round: MB a second."""
+"""By round, then by limit: MB per second."""
 SPEED, CPU, P50, P99 = "deltas_a_second", "server_cpu_us", "latency_p50_us", "latency_p99_us"
-_SAID = {SPEED: "rate", CPU: "server CPU a delta", P50: "p50", P99: "p99"}
+_LABELS = {SPEED: "rate", CPU: "server CPU a delta", P50: "p50", P99: "p99"}
 
 
 class Comparison(NamedTuple):
-    """A goal, and where its figure comes from; `theirs` is a peer, a limit, or nothing."""
+    """A goal, and the source of its figure; `theirs` is a peer, a limit, or empty."""
 
     row: str
     scene: Scene
@@ -64,14 +64,14 @@ class Comparison(NamedTuple):
 
     @property
     def goal(self) -> Goal:
-        """As it is judged."""
+        """The goal to be judged."""
         beside = f" / {self.theirs}" if self.theirs else ""
-        what = f"{self.scene.name}, {_SAID[self.figure]}: {self.ours}{beside}"
+        what = f"{self.scene.name}, {_LABELS[self.figure]}: {self.ours}{beside}"
         unit = "×" if self.theirs else "µs"
         return Goal(self.row, what, self.target, self.moonshot, unit, less=self.figure != SPEED)
 
     def ratios(self, rounds: Rounds, limits: Limits, size: int) -> list[float]:
-        """Of each round that has both."""
+        """Return the ratio of each round that has both figures."""
         ours = {
             number: getattr(one, self.figure)
             for number, one in rounds.get((self.scene.name, self.ours), {}).items()
@@ -116,14 +116,14 @@ COMPARISONS = (
 )
 
 
-def played_by(scene: Scene) -> set[str]:
-    """The peers that a goal of this scene asks for."""
+def peers_for(scene: Scene) -> set[str]:
+    """Return the peers that the goals of this scene compare."""
     return {peer for one in COMPARISONS if one.scene.name == scene.name for peer in (one.ours, one.theirs)}
 
 
-def judged(
+def judge(
     rounds: Rounds, limits: Limits, size: int, comparisons: Iterable[Comparison] = COMPARISONS
 ) -> Mapping[Goal, list[float]]:
-    """The goals whose scene was played, each with the ratio of every round."""
+    """Return the goals whose scene was measured, each with the ratio of every round."""
     scenes = {scene for scene, _ in rounds}
     return {one.goal: one.ratios(rounds, limits, size) for one in comparisons if one.scene.name in scenes}

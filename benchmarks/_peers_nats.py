@@ -1,6 +1,6 @@
 """NATS JetStream as a peer: file storage, push consumers that acknowledge all up to a message.
 
-Speaks the text protocol as far as the harness needs it.
+It implements the part of the text protocol that the harness needs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from benchmarks._peers_calls import raw_calls
-from benchmarks._peers_contract import Call
+    from benchmarks._peers_contract import Call
 
 _HELLO = b'CONNECT {"verbose":false,"pedantic":false,"headers":false}\r\n'
 _MESSAGE = re.compile(rb"MSG \S+ \S+ (?:(\S+) )?(\d+)\r\n")
@@ -30,7 +29,7 @@ jetstream {{ store_dir: "{folder}/js", max_file: 20GB, max_mem: 1GB }}
 
 
 class JetStream(Peer):
-    """Acknowledges what the page cache has; syncs every two minutes."""
+    """Acknowledges once the page cache has a message; syncs every two minutes."""
 
     name = "JetStream raw"
     durability = "page cache"
@@ -45,7 +44,7 @@ class JetStream(Peer):
         self.wait_open(folder)
 
     def create(self, topic: str, consumers: int) -> None:
-        """A stream, and push consumers."""
+        """Create a stream and push consumers."""
         self._ask(f"STREAM.CREATE.{topic}", {"name": topic, "subjects": [topic], "storage": "file"})
         for number in range(consumers):
             durable = {
@@ -55,8 +54,8 @@ class JetStream(Peer):
                 "ack_policy": "all",
                 "max_ack_pending": 20_000,
             }
-            asked = {"stream_name": topic, "config": durable}
-            self._ask(f"CONSUMER.DURABLE.CREATE.{topic}.c{number}", asked)
+            request = {"stream_name": topic, "config": durable}
+            self._ask(f"CONSUMER.DURABLE.CREATE.{topic}.c{number}", request)
 
     def drop(self, topic: str) -> None:
         """Delete the stream."""
@@ -72,25 +71,30 @@ class JetStream(Peer):
 
     def calls(self, topic: str) -> AbstractAsyncContextManager[Call]:
         """See `Peer`."""
-        publish = _publishing(topic.encode())
+        publish = _publish_encoder(topic.encode())
         return raw_calls(self.port, lambda one: publish(one, 1), acks_in, hello=_HELLO + b"SUB _r.acks 1\r\n")
 
-    def _ask(self, what: str, asked: object) -> None:
+    def _ask(self, subject: str, request: object) -> None:
         wire = Wire(connect(self.port))
-        body = json.dumps(asked).encode()
+        body = json.dumps(request).encode()
         wire.send(
-            _HELLO + b"SUB _r.ask 1\r\nPUB $JS.API.%b _r.ask %d\r\n%b\r\n" % (what.encode(), len(body), body)
+            _HELLO
+            + b"SUB _r.ask 1\r\nPUB $JS.API.%b _r.ask %d\r\n%b\r\n" % (subject.encode(), len(body), body)
         )
-        while not (said := _MESSAGE.search(wire.rest)) or len(wire.rest) < said.end() + int(said[2]):
-            wire.rest = wire.receive()
-        answer = json.loads(wire.rest[said.end() : said.end() + int(said[2])])
+        while not (header := _MESSAGE.search(wire.unread)) or len(wire.unread) < header.end() + int(
+            header[2]
+        ):
+            wire.unread = wire.receive()
+        answer = json.loads(wire.unread[header.end() : header.end() + int(header[2])])
         wire.socket.close()
         if "error" in answer:
-            raise RuntimeError(f"JetStream: {what}: {answer['error']}")
+            raise RuntimeError(f"JetStream: {subject}: {answer['error']}")
 
 
 def message_of(size: int) -> re.Pattern[bytes]:
-    """A whole message with a payload of this size: where to acknowledge it, the first 8 bytes."""
+    """Return a pattern of a complete message with a payload of this size: its reply subject, the first 8
+    bytes.
+    """
     return re.compile(rb"MSG \S+ \S+ (?:(\S+) )?%d\r\n(.{8}).{%d}\r\n" % (size, size - 8), re.DOTALL)
 
 
@@ -98,32 +102,32 @@ class _Publisher:
     def __init__(self, port: int, topic: bytes) -> None:
         self.acked = 0
         self._wire = Wire(connect(port))
-        self._publishing = _publishing(topic)
+        self._encode = _publish_encoder(topic)
         self._wire.send(_HELLO + b"SUB _r.acks 1\r\n")
         while b"\r\n" not in self._wire.receive():  # INFO, in one piece
             pass
 
     def send(self, payload: bytes, count: int) -> None:
-        self._wire.send(self._publishing(payload, count))
+        self._wire.send(self._encode(payload, count))
 
     def take_acks(self, *, wait: bool) -> None:
-        said = self._wire.receive(wait=wait)
-        self.acked += acks_in(said)
-        if b"PING\r\n" in said:
+        received = self._wire.receive(wait=wait)
+        self.acked += acks_in(received)
+        if b"PING\r\n" in received:
             self._wire.send(b"PONG\r\n")
 
     def finish(self) -> None:
         self._wire.socket.close()
 
 
-def acks_in(said: bytes) -> int:
-    """How many acknowledgements begin in these bytes, wherever they were cut."""
-    if b'"error"' in said or b"-ERR" in said:
-        raise RuntimeError(f"JetStream: {said[:300]!r}")
-    return said.count(b"{")
+def acks_in(received: bytes) -> int:
+    """Count the acknowledgements that start in these bytes, wherever the stream was split."""
+    if b'"error"' in received or b"-ERR" in received:
+        raise RuntimeError(f"JetStream: {received[:300]!r}")
+    return received.count(b"{")
 
 
-def _publishing(topic: bytes) -> Callable[[bytes, int], bytes]:
+def _publish_encoder(topic: bytes) -> Callable[[bytes, int], bytes]:
     def bytes_of(payload: bytes, count: int) -> bytes:
         return b"PUB %b _r.acks %d\r\n%b\r\n" % (topic, len(payload), payload) * count
 
@@ -138,9 +142,9 @@ class _Consumer:
 
     def begin(self) -> None:
         self._wire.send(_HELLO + b"SUB %b 1\r\nPING\r\n" % self._subject)
-        while b"PONG\r\n" not in self._wire.rest:
-            self._wire.rest = self._wire.receive()
-        self._wire.rest = b""
+        while b"PONG\r\n" not in self._wire.unread:
+            self._wire.unread = self._wire.receive()
+        self._wire.unread = b""
 
     def receive(self) -> bytes:
         data = self._wire.receive()
@@ -158,9 +162,9 @@ class _Consumer:
                 continue
             found.append(message[2])
             at, reply = message.end(), message[1]
-        self._wire.rest = data[at:]
+        self._wire.unread = data[at:]
         if reply is not None:
-            self._wire.send(b"PUB %b 4\r\n+ACK\r\n" % reply)  # it stands for all before it
+            self._wire.send(b"PUB %b 4\r\n+ACK\r\n" % reply)  # it acknowledges all messages before it too
         return b"".join(found)
 
     def close(self) -> None:

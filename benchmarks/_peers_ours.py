@@ -1,4 +1,4 @@
-"""delta-prop serve as a peer: the command as anyone runs it, and a client that does as little as others do.
+"""delta-prop serve as a peer: the command with default settings, and minimal clients.
 
 Opaque deltas of several vectors, under dots of one producer: deduplicated, ordered, logged.
 """
@@ -39,7 +39,7 @@ from delta_prop_wire.frames import (
 )
 from delta_prop_wire.layout import Column
 from delta_prop_wire.spec import CRC_BYTES, HEADER_BYTES, STAMP_BYTES, FrameType
-from delta_prop_wire.stamp import sent_rest
+from delta_prop_wire.stamp import pack_producer_rest
 from delta_prop_wire.topics import Topic, TopicKind
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ if TYPE_CHECKING:
 KEYS = 1_000
 """Vectors of a topic."""
 TEMPLATES = 50
-"""Different choices of them, taken in turn."""
+"""Different choices of vectors, used in turn."""
 ACK_DELTAS, ACK_S = 1_000, 0.005
-"""A consumer acknowledges so many at once, as a read of Redis has; the rest when so long has passed."""
-REPEATED = 10
-"""Frames that are sent once more in the end: none may reach a consumer again."""
+"""A consumer acknowledges after this many deltas, as many as a read of Redis returns, or after this time."""
+DUPLICATES = 10
+"""Frames that are sent a second time at the end: none may reach a consumer twice."""
 
 _HEADER = struct.Struct(">BBBBQI")
 _SEQUENCE = struct.Struct(">Q")
@@ -64,13 +64,13 @@ _COUNTER = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _SEQUENCE_AT = 4
 _BODY_AT = HEADER_BYTES + STAMP_BYTES
-_SENT_REST = sent_rest(0)
+_SENT_REST = pack_producer_rest(0)
 _COUNTER_AT = _BODY_AT + 24
 _BATCH, _ACK, _NACK = (int(kind) for kind in (FrameType.BATCH, FrameType.ACK, FrameType.NACK))
 
 
 class Ours(Peer):
-    """Acknowledges, and shows to consumers, what the page cache has."""
+    """Acknowledges, and delivers to consumers, once the page cache has a delta."""
 
     name = "delta-prop raw"
     durability = "page cache"
@@ -82,7 +82,7 @@ class Ours(Peer):
         self.http_port = 0
 
     def missing(self) -> str | None:
-        """Nothing: it is this checkout."""
+        """Return None: the program is this checkout."""
         return None
 
     def start(self, folder: Path) -> None:
@@ -97,23 +97,23 @@ class Ours(Peer):
                 "0",
                 "--http-port",
                 "0",
-                "--level",
+                "--read-level",
                 self.level.name.lower(),
             ],
             folder,
         )
         began = time.monotonic()
         while time.monotonic() < began + WAIT_S_MAX and self.processes[-1].poll() is None:
-            for line in (folder / "said").read_text().splitlines():
+            for line in (folder / "output").read_text().splitlines():
                 if line.startswith("ready "):
                     ports = dict(word.split("=") for word in line.split()[1:])
                     self.port, self.http_port = int(ports["port"]), int(ports["http"])
                     return
             time.sleep(0.05)
-        raise TimeoutError(f"{self.name} is not ready: {(folder / 'said').read_text()}")
+        raise TimeoutError(f"{self.name} is not ready: {(folder / 'output').read_text()}")
 
     def create(self, topic: str, consumers: int) -> None:
-        """A topic is a namespace, and a group begins when somebody joins: nothing is to be made."""
+        """Do nothing: a topic is a namespace, and a group starts with its first member."""
 
     def publisher(self, topic: str) -> Publisher:
         """See `Peer`."""
@@ -125,22 +125,22 @@ class Ours(Peer):
 
     @asynccontextmanager
     async def calls(self, topic: str) -> AsyncIterator[Call]:
-        """See `Peer`. The client's producer: it gathers what one turn of the loop publishes."""
+        """See `Peer`. The calls use the client's producer, which batches the calls of one event loop turn."""
         names = itertools.cycle([f"key-{number}" for number in range(KEYS)])
         address = f"127.0.0.1:{self.port}"
         async with Producer(address, name=topic, ack_level=self.level) as producer:
             yield lambda payload: producer.publish(Delta(next(names), opaque(payload), namespace=topic))
 
     def counters(self) -> dict[str, float]:
-        """From /metrics."""
+        """Return the counters of /metrics."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
-        told = (line.rpartition(" ") for line in lines if line.startswith("delta_prop_"))
-        return {name: float(value) for name, _, value in told}
+        fields = (line.rpartition(" ") for line in lines if line.startswith("delta_prop_"))
+        return {name: float(value) for name, _, value in fields}
 
 
 class OursDurable(Ours):
-    """Acknowledges, and shows to consumers, what is on stable storage."""
+    """Acknowledges, and delivers to consumers, once a delta is on stable storage."""
 
     name = "delta-prop durable raw"
     durability = "durable"
@@ -151,25 +151,24 @@ class FrameMaker(Protocol):
     """Makes the frames of one producer."""
 
     def frame(self, counter: int, payloads: bytes) -> bytearray:
-        """The next frame, its first row under this counter, its sequence too. `payloads`: end to end."""
+        """Return the next frame, with this counter and sequence for its first row; `payloads` are joined."""
         ...
 
 
 class Frames:
-    """Frames of one producer, made from templates: names are chosen before, what a batch says is put in."""
+    """Frames of one producer, made from templates that have the keys; payloads are filled in."""
 
     def __init__(self, topic: str, grant: OriginGrant, level: AckLevel, shape: tuple[int, int]) -> None:
-        """`shape`: rows, and bytes of each."""
+        """`shape`: the number of rows, and the bytes of each."""
         rows, size = shape
-        chance = random.Random(rows)
+        rng = random.Random(rows)
         self._templates: list[tuple[bytes, int, int]] = []
         for _ in range(TEMPLATES):
             deltas = [
-                Delta(f"key-{chance.randrange(KEYS)}", opaque(bytes(size)), namespace=topic)
-                for _ in range(rows)
+                Delta(f"key-{rng.randrange(KEYS)}", opaque(bytes(size)), namespace=topic) for _ in range(rows)
             ]
             batch = encode_batch(deltas, origin=grant.origin, base=1, epoch=grant.epoch, ack_level=level)
-            bounds = batch._bounds_in(Column.BLOBS)
+            bounds = batch._bounds_of_column(Column.BLOBS)
             assert bounds is not None
             frame = encode(BatchFrame(1, batch, ack_wanted=True))
             self._templates.append((frame, _BODY_AT + bounds[0], _BODY_AT + bounds[1]))
@@ -186,27 +185,27 @@ class Frames:
 
 
 def number_frame(frame: bytearray, counter: int) -> None:
-    """Make a frame that was encoded before the next one of its producer: number, dots, checksums."""
+    """Make an encoded frame the next one of its producer: set its sequence, counter and checksums."""
     _COUNTER.pack_into(frame, _COUNTER_AT, counter)
     _CRC.pack_into(frame, len(frame) - _CRC.size, crc32c(memoryview(frame)[_BODY_AT : -_CRC.size]))
     sign_head(frame, counter)
 
 
 def sign_head(frame: bytearray, sequence: int) -> None:
-    """Give a frame its sequence, and its stamp the checksum that belongs to that."""
+    """Set the sequence of a frame, and the checksum in its stamp."""
     _SEQUENCE.pack_into(frame, _SEQUENCE_AT, sequence)
     _CRC.pack_into(frame, HEADER_BYTES, crc32c(frame[:HEADER_BYTES] + _SENT_REST))
 
 
-def numbered(template: bytes, counter: int) -> Batch:
-    """The batch of such a frame, for a service inside the program."""
+def with_counter(template: bytes, counter: int) -> Batch:
+    """Return the batch of such a frame, for an embedded service."""
     frame = bytearray(template)
     number_frame(frame, counter)
     return Batch(bytes(frame[_BODY_AT:]))
 
 
 class RawPublisher:
-    """Each publisher is a producer of its own."""
+    """A publisher that is a producer of its own."""
 
     def __init__(self, port: int, topic: str, level: AckLevel) -> None:
         self.acked = 0
@@ -234,13 +233,13 @@ class RawPublisher:
         self._sent += count
         self._credit = Credit(self._credit.deltas - count, self._credit.bytes - len(frame))
         self._wire.send(frame)
-        if len(self._last) < REPEATED:
+        if len(self._last) < DUPLICATES:
             self._last.append(bytes(frame))
 
     def frames_of(
         self, topic: str, grant: OriginGrant, level: AckLevel, shape: tuple[int, int]
     ) -> FrameMaker:
-        """What makes frames of so many rows, and bytes of each."""
+        """Return a maker of frames of this shape: the number of rows, and the bytes of each."""
         return Frames(topic, grant, level, shape)
 
     def take_acks(self, *, wait: bool) -> None:
@@ -253,35 +252,35 @@ class RawPublisher:
                 break
             if kind == _ACK:
                 self.acked = max(self.acked, sequence)
-                told = msgpack.unpackb(data[begin : end - CRC_BYTES]).get("credit")
-                if told is not None:
-                    self._credit = Credit(self._credit.deltas + told[0], self._credit.bytes + told[1])
+                credit = msgpack.unpackb(data[begin : end - CRC_BYTES]).get("credit")
+                if credit is not None:
+                    self._credit = Credit(self._credit.deltas + credit[0], self._credit.bytes + credit[1])
             elif kind == _NACK:
                 raise RuntimeError(f"delta-prop: {msgpack.unpackb(data[begin : end - CRC_BYTES])}")
             at = end
-        self._wire.rest = data[at:]
+        self._wire.unread = data[at:]
 
     def finish(self) -> None:
-        """Send the first frames once more; return when each was answered as a repeat."""
+        """Send the first frames a second time; return when each was answered as a duplicate."""
         before = self._credit.deltas
         rows = sum(Batch(one[_BODY_AT:]).count for one in self._last)
         for frame in self._last:
-            repeat = bytearray(frame)  # the same payload under the next sequences
-            sign_head(repeat, self._sent + 1)
+            duplicate = bytearray(frame)  # the same payload under the next sequences
+            sign_head(duplicate, self._sent + 1)
             self._sent += Batch(frame[_BODY_AT:]).count
-            self._wire.send(repeat)
+            self._wire.send(duplicate)
         while self._credit.deltas < before + rows:
             self.take_acks(wait=True)
         self._wire.socket.close()
 
 
 class RawConsumer:
-    """A member of a group of its own, which commits what it got."""
+    """A member of a group of its own, which commits its cursor."""
 
     def __init__(self, port: int, topic: str, group: str, size: int) -> None:
         self._wire = Wire(connect(port))
         self._topic, self._group, self._size = topic, group, size
-        self._counter = 0  # of the last row that came: the producer's have no gap
+        self._counter = 0  # counter of the last received row: the producer's counters have no gap
         self._log = Cursor(bytes(16), 0, 0)
         self._unacked, self._acked_at = 0, 0.0
 
@@ -295,7 +294,7 @@ class RawConsumer:
         self._log = granted.subscribed.start
 
     def topic_of(self, topic: str) -> Topic:
-        """What is subscribed to."""
+        """Return the topic to subscribe to."""
         return Topic(TopicKind.NAMESPACE, topic)
 
     def stamps_of(self, batch: Batch, size: int, counter: int) -> bytes:
@@ -318,10 +317,10 @@ class RawConsumer:
                 self._unacked += batch.count
                 offset = sequence + batch.count
             elif kind == _NACK:
-                told = msgpack.unpackb(data[at + HEADER_BYTES : end - CRC_BYTES])
-                raise RuntimeError(f"delta-prop: {told}")
+                refusal = msgpack.unpackb(data[at + HEADER_BYTES : end - CRC_BYTES])
+                raise RuntimeError(f"delta-prop: {refusal}")
             at = end
-        self._wire.rest = data[at:]
+        self._wire.unread = data[at:]
         if offset and (self._unacked >= ACK_DELTAS or time.monotonic() - self._acked_at >= ACK_S):
             self._wire.send(commit_of(self._log, offset))
             self._unacked, self._acked_at = 0, time.monotonic()
@@ -332,39 +331,41 @@ class RawConsumer:
 
 
 def hello_of(client: str, *origins: int) -> bytes:
-    """What opens a connection; a producer claims its origin."""
+    """Return the frame that opens a connection; a producer claims its origin."""
     claims = tuple(OriginClaim(origin) for origin in origins)
     return encode(Subscribe(1, Hello(origins=claims, client=client)))
 
 
 def subscription_of(topic: Topic, group: str) -> bytes:
-    """Everything of a topic from now on, sent as soon as it is there: nothing is gathered."""
+    """Return a subscription to everything of a topic from now on, sent at once without lingering."""
     return encode(Subscribe(2, Subscription(1, (topic,), Start(StartAt.LATEST), group=group, wait_ms_max=0)))
 
 
 def commit_of(log: Cursor, offset: int) -> bytes:
-    """Everything below was dealt with."""
+    """Return a commit of `offset`: everything below is processed."""
     return encode(Ack(0, cursor=Cursor(log.log_id, log.epoch, offset)))
 
 
 def stamps_of(batch: Batch, size: int, counter: int) -> bytes:
-    """The first 8 bytes of each row. All have this size, a multiple of 8, and go on with this counter."""
+    """Return the first 8 bytes of each row. All rows must have this size, a multiple of 8, and the first one
+    this counter.
+    """
     stops, blobs = batch.column(Column.BLOB_ENDS), batch.column(Column.BLOBS)
-    if batch.base != counter or stops is None or blobs is None or stops != _stops(batch.count, size):
-        raise RuntimeError(f"delta-prop: a batch from {batch.base}, wanted {counter} and rows of {size} B")
+    if batch.base != counter or stops is None or blobs is None or stops != _row_ends(batch.count, size):
+        raise RuntimeError(f"delta-prop: a batch from {batch.base}, expected {counter} and rows of {size} B")
     return blobs.cast("Q")[:: size // 8].tobytes()
 
 
 @cache
-def _stops(rows: int, size: int) -> bytes:
-    """Where each row ends, as a batch tells it."""
+def _row_ends(rows: int, size: int) -> bytes:
+    """Return the row ends as a batch encodes them."""
     return struct.pack(f"<{rows}I", *range(size, (rows + 1) * size, size))
 
 
 def payloads_of(batch: Batch) -> list[bytes]:
-    """The bytes of each row, as the other clients give them out."""
-    bounds = batch._bounds_in(Column.BLOBS)
-    ends = batch._bounds_in(Column.BLOB_ENDS)
+    """Return the payload of each row."""
+    bounds = batch._bounds_of_column(Column.BLOBS)
+    ends = batch._bounds_of_column(Column.BLOB_ENDS)
     assert bounds is not None
     assert ends is not None
     blobs = bytes(batch.raw[bounds[0] : bounds[1]])
@@ -376,14 +377,14 @@ def payloads_of(batch: Batch) -> list[bytes]:
 
 
 def next_frame(wire: Wire) -> Frame:
-    """The next whole frame, decoded; what came behind it is kept."""
+    """Receive and decode the next frame; bytes after it stay unread."""
     end = HEADER_BYTES
-    while len(wire.rest) < end:
-        wire.rest = wire.receive()
-        if len(wire.rest) >= HEADER_BYTES:
-            end = HEADER_BYTES + _HEADER.unpack_from(wire.rest)[5]
-    frame = decode(wire.rest[:end])
-    wire.rest = wire.rest[end:]
+    while len(wire.unread) < end:
+        wire.unread = wire.receive()
+        if len(wire.unread) >= HEADER_BYTES:
+            end = HEADER_BYTES + _HEADER.unpack_from(wire.unread)[5]
+    frame = decode(wire.unread[:end])
+    wire.unread = wire.unread[end:]
     if isinstance(frame, Nack):
         raise RuntimeError(f"delta-prop: {frame}")
     return frame

@@ -1,6 +1,6 @@
 """Redis Streams as a peer: an append-only file, consumer groups.
 
-Speaks RESP as far as the harness needs it.
+It implements the part of RESP that the harness needs.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from benchmarks._peers_calls import raw_calls
-from benchmarks._peers_contract import Call
+    from benchmarks._peers_contract import Call
 
 _NO_ENTRIES = re.compile(rb"(?:\*-1|:\d+)\r\n|\*1\r\n\*2\r\n\$\d+\r\n[^\r]*\r\n\*\d+\r\n")
-"""Nothing in time; how many were acknowledged; what stands before the entries of a stream."""
+"""Replies without entries: none in time, the number acknowledged, the header before a stream's entries."""
 
 
 class RedisEverySecond(Peer):
-    """Acknowledges what the page cache has; syncs once a second."""
+    """Acknowledges once the page cache has an entry; syncs once per second."""
 
     name = "Redis everysec raw"
     durability = "page cache"
@@ -48,7 +47,7 @@ class RedisEverySecond(Peer):
         self.wait_open(folder)
 
     def create(self, topic: str, consumers: int) -> None:
-        """A stream with its groups."""
+        """Create a stream with its groups."""
         for number in range(max(consumers, 1)):
             self._ask(b"XGROUP", b"CREATE", topic.encode(), b"g%d" % number, b"0", b"MKSTREAM")
 
@@ -66,7 +65,7 @@ class RedisEverySecond(Peer):
 
     def calls(self, topic: str) -> AbstractAsyncContextManager[Call]:
         """See `Peer`."""
-        publish = _publishing(topic.encode())
+        publish = _publish_encoder(topic.encode())
         return raw_calls(self.port, lambda one: publish(one, 1), acks_in)
 
     def _ask(self, *words: bytes) -> None:
@@ -79,7 +78,7 @@ class RedisEverySecond(Peer):
 
 
 class RedisAlways(RedisEverySecond):
-    """Syncs before it acknowledges, once a turn of its loop."""
+    """Syncs before it acknowledges, once per turn of its event loop."""
 
     name = "Redis always raw"
     durability = "durable"
@@ -90,10 +89,10 @@ class _Publisher:
     def __init__(self, port: int, topic: bytes) -> None:
         self.acked = 0
         self._wire = Wire(connect(port))
-        self._publishing = _publishing(topic)
+        self._encode = _publish_encoder(topic)
 
     def send(self, payload: bytes, count: int) -> None:
-        self._wire.send(self._publishing(payload, count))
+        self._wire.send(self._encode(payload, count))
 
     def take_acks(self, *, wait: bool) -> None:
         self.acked += acks_in(self._wire.receive(wait=wait))
@@ -102,14 +101,14 @@ class _Publisher:
         self._wire.socket.close()
 
 
-def acks_in(said: bytes) -> int:
-    """How many acknowledgements begin in these bytes, wherever they were cut: each is an id."""
-    if b"-ERR" in said:
-        raise RuntimeError(f"Redis: {said[:300]!r}")
-    return said.count(b"$")
+def acks_in(received: bytes) -> int:
+    """Count the acknowledgements that start in these bytes, wherever the stream was split: each is an id."""
+    if b"-ERR" in received:
+        raise RuntimeError(f"Redis: {received[:300]!r}")
+    return received.count(b"$")
 
 
-def _publishing(topic: bytes) -> Callable[[bytes, int], bytes]:
+def _publish_encoder(topic: bytes) -> Callable[[bytes, int], bytes]:
     def bytes_of(payload: bytes, count: int) -> bytes:
         return _command(b"XADD", topic, b"*", b"d", payload) * count
 
@@ -117,7 +116,7 @@ def _publishing(topic: bytes) -> Callable[[bytes, int], bytes]:
 
 
 def entry_of(size: int) -> re.Pattern[bytes]:
-    """A whole entry with a payload of this size: its id, the first 8 bytes."""
+    """Return a pattern of a complete entry with a payload of this size: its id, the first 8 bytes."""
     return re.compile(
         rb"\*2\r\n\$\d+\r\n(\d+-\d+)\r\n\*2\r\n\$1\r\nd\r\n\$%d\r\n(.{8}).{%d}\r\n" % (size, size - 8),
         re.DOTALL,
@@ -129,7 +128,7 @@ class _Consumer:
         self._wire = Wire(connect(port))
         self._entry = entry_of(size)
         self._topic, self._group = topic, group
-        self._left = 0  # entries of the answer that is coming
+        self._left = 0  # entries still to come in the current reply
         self._read = _command(
             *(b"XREADGROUP", b"GROUP", group, b"c", b"COUNT", b"1000", b"BLOCK", b"1000"),
             *(b"STREAMS", topic, b">"),
@@ -142,10 +141,10 @@ class _Consumer:
         data = self._wire.receive()
         found: list[bytes] = []
         ids: list[bytes] = []
-        at, size, entry = 0, len(data), self._entry.match
+        at, size, match = 0, len(data), self._entry.match
         while at < size:
-            told = entry(data, at)
-            if told is None:
+            entry = match(data, at)
+            if entry is None:
                 other = _NO_ENTRIES.match(data, at)
                 if other is None:
                     break
@@ -155,10 +154,10 @@ class _Consumer:
                 elif other[0].startswith(b"*1"):
                     self._left = int(other[0].rpartition(b"*")[2])
                 continue
-            found.append(told[2])
-            ids.append(told[1])
-            at = told.end()
-        self._wire.rest = data[at:]
+            found.append(entry[2])
+            ids.append(entry[1])
+            at = entry.end()
+        self._wire.unread = data[at:]
         if ids:
             self._left -= len(ids)
             acks = _command(b"XACK", self._topic, self._group, *ids)

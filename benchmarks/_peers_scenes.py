@@ -1,6 +1,6 @@
 """One measurement: a publisher and consumers in processes of their own, against one server.
 
-Every payload begins with the time at which it was given to the client, ns of the machine's monotonic clock.
+Every payload starts with the time at which it was passed to the client, ns of the machine's monotonic clock.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks._measure import percentile
-from benchmarks._peers_bulk import caught_up
-from benchmarks._peers_calls import published_singly
+from benchmarks._peers_bulk import measure_catch_up
+from benchmarks._peers_calls import publish_singly
 from benchmarks._peers_contract import WAIT_S_MAX
-from benchmarks._processes import PROCESSES, end_forked, forked
+from benchmarks._processes import PROCESSES, end_forked, fork
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -30,43 +30,43 @@ if TYPE_CHECKING:
 
 PROCESSES.set_forkserver_preload([__name__, "benchmarks.peers"])
 _WARM_SHARE = 0.1
-"""Of the first samples of a latency, nothing is told."""
+"""The share of first latency samples that is discarded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What is published, how fast, to how many."""
+    """The payloads, their rate, and the number of consumers."""
 
     name: str
     consumers: int
     batch: int = 100
     rate: float = 0.0
-    """Calls a second, whatever is acknowledged; 0: as fast as the window allows."""
+    """Calls per second, regardless of acknowledgements; 0: as fast as the window allows."""
     pause_s: float = 0.0
-    """Between two calls, each of which waits for nothing; nothing else happens meanwhile."""
+    """Pause between two calls on an otherwise idle server."""
     pack: int = 1
     """Deltas that the application has put into one payload."""
     size: int = 0
-    """Bytes of a delta; 0: as many as those of the run."""
+    """Bytes of a delta; 0: the size of the run."""
     window: int = 4_000
     """Payloads that may be unacknowledged."""
     tasks: bool = False
-    """Each payload is published by a call of its own, in a task of its own."""
+    """True if each payload is published by a call of its own, in a task of its own."""
     from_log: bool = False
-    """All is written before the consumer comes."""
+    """True if all is written before the consumer subscribes."""
     sampled: int = 1
-    """Of so many payloads that come in one go, a consumer keeps the time of one: enough in a long run."""
+    """A consumer records the time of one in this many payloads: enough in a long run."""
     payloads_max: int = 3_000_000
     seconds_max: float = 1.5
 
     @property
-    def timed(self) -> bool:
-        """Whether it measures how long a payload takes, not how many go through."""
+    def is_timed(self) -> bool:
+        """True if it measures latency, not throughput."""
         return bool(self.rate or self.pause_s)
 
 
 @dataclass(slots=True)
-class Measured:
+class Measurement:
     """One round of a scene."""
 
     deltas: int
@@ -78,21 +78,21 @@ class Measured:
     latency_p99_us: float
     ack_p50_us: float
     server_cpu_us: float
-    """A delta, as those that follow."""
+    """Per delta, as are those that follow."""
     publisher_cpu_us: float
     consumer_cpu_us: float = 0.0
-    """Of the busiest."""
+    """CPU of the busiest consumer."""
     payloads: int = 0
     counters: dict[str, float] = field(default_factory=dict)
 
 
-def measure(peer: Peer, scene: Scene, topic: str, *, size: int = 128, window: int = 0) -> Measured:
-    """Play a scene against a server that runs; `window` is the scene's if 0.
+def measure(peer: Peer, scene: Scene, topic: str, *, size: int = 128, window: int = 0) -> Measurement:
+    """Measure a scene against a running server; a `window` of 0 means the scene's.
 
-    Raises RuntimeError with what a client has told.
+    Raises RuntimeError with a client's error.
     """
     if scene.from_log:
-        return caught_up(peer, scene, topic, partial(measure, size=size, window=window))
+        return measure_catch_up(peer, scene, topic, partial(measure, size=size, window=window))
     size, window = (scene.size or size) * scene.pack, window or scene.window
     peer.create(topic, scene.consumers)
     target = PROCESSES.Value("q", -1)
@@ -111,14 +111,14 @@ def measure(peer: Peer, scene: Scene, topic: str, *, size: int = 128, window: in
                 there,
             )
         pipes.append(here)
-        processes.append(forked(_run, *work))
+        processes.append(fork(_run, *work))
     try:
         for pipe in pipes:
-            _hear(pipe)
+            _receive_result(pipe)
         counted, cpu = peer.counters(), peer.cpu_s()
         for pipe in pipes:
             pipe.send("go")
-        told = [_hear(pipe, scene.seconds_max) for pipe in pipes]
+        results = [_receive_result(pipe, scene.seconds_max) for pipe in pipes]
         cpu, counters = peer.cpu_s() - cpu, peer.counters()
         for process in processes:
             process.join(5)
@@ -126,10 +126,10 @@ def measure(peer: Peer, scene: Scene, topic: str, *, size: int = 128, window: in
         for process in processes:
             end_forked(process)
     peer.drop(topic)
-    *received, sent = told
+    *received, sent = results
     last = max((one["last"] for one in received), default=sent["acked_at"])
     deltas = sent["count"] * scene.pack
-    return Measured(
+    return Measurement(
         deltas=deltas,
         lost=sum(sent["count"] - one["count"] for one in received),
         twice=sum(one["twice"] for one in received),
@@ -146,14 +146,14 @@ def measure(peer: Peer, scene: Scene, topic: str, *, size: int = 128, window: in
     )
 
 
-def _hear(pipe: Connection, seconds: float = 0.0) -> Any:
-    """What a client says, whose work takes so many seconds."""
+def _receive_result(pipe: Connection, seconds: float = 0.0) -> Any:
+    """Receive the result of a client whose work takes `seconds`."""
     if not pipe.poll(seconds + 2 * WAIT_S_MAX):
-        raise RuntimeError("a client has said nothing")
-    told = pipe.recv()
-    if isinstance(told, str) and told.startswith("failed"):
-        raise RuntimeError(told)
-    return told
+        raise RuntimeError("a client has sent no result")
+    result = pipe.recv()
+    if isinstance(result, str) and result.startswith("failed"):
+        raise RuntimeError(result)
+    return result
 
 
 # --- in processes of their own
@@ -175,28 +175,28 @@ def _consume(
     consumer.begin()
     pipe.send("ready")
     pipe.recv()
-    pipe.send(_received(consumer, target, sampled))
+    pipe.send(_receive_all(consumer, target, sampled))
     consumer.close()
 
 
-def _received(consumer: Consumer, target: Synchronized[int], sampled: int = 1) -> dict[str, float]:
-    """Take all that comes; what that says is worked out in the end."""
+def _receive_all(consumer: Consumer, target: Synchronized[int], sampled: int = 1) -> dict[str, float]:
+    """Receive everything; compute latencies and duplicates at the end."""
     stamps, times, counts = array("q"), array("q"), array("q")
     count, cpu = 0, time.process_time()
-    wanted = target.get_obj()  # written once, by the publisher, before its last call
-    while not 0 <= wanted.value <= count:
+    expected = target.get_obj()  # the publisher sets it once, before its last call
+    while not 0 <= expected.value <= count:
         taken = consumer.receive()
         if taken:
             times.append(time.monotonic_ns())
             count += len(taken) // 8
-            kept = taken if sampled == 1 else memoryview(taken).cast("q")[::sampled].tobytes()
-            counts.append(len(kept) // 8)
-            stamps.frombytes(kept)
+            samples = taken if sampled == 1 else memoryview(taken).cast("q")[::sampled].tobytes()
+            counts.append(len(samples) // 8)
+            stamps.frombytes(samples)
     cpu = time.process_time() - cpu
     given = np.array(stamps)
     took = np.repeat(np.array(times), np.array(counts)) - given
     p50, p99 = np.percentile(took[int(_WARM_SHARE * len(took)) :], (50, 99)) / 1e3
-    twice = int((np.diff(given) < 0).sum())  # what was published before came again
+    twice = int((np.diff(given) < 0).sum())  # an earlier payload arrived after a later one
     return {
         **{"count": count, "last": times[-1], "twice": twice, "cpu": cpu},
         **{"p50": float(p50), "p99": float(p99)},
@@ -206,7 +206,7 @@ def _received(consumer: Consumer, target: Synchronized[int], sampled: int = 1) -
 def _publish_singly(
     peer: Peer, topic: str, terms: tuple[Scene, int, int], target: Synchronized[int], pipe: Connection
 ) -> None:
-    """Nobody receives: what is measured is the calls."""
+    """Publish by single calls, without consumers: the calls are measured."""
     scene, size, window = terms
     target.get_obj().value = 0
     body = os.urandom(size - 8)
@@ -214,22 +214,20 @@ def _publish_singly(
     async def publish() -> None:
         async with peer.calls(topic) as call:
             gc.collect()
-            gc.freeze()  # what was imported is as much as the program likes; it is not to be walked again
+            gc.freeze()  # the collector must not scan imported modules during the measurement
             pipe.send("ready")
             pipe.recv()
             cpu, began = time.process_time(), time.monotonic_ns()
-            count, acked_at, took = await published_singly(
-                call, body, seconds=scene.seconds_max, window=window
-            )
-            told = {"count": count, "began": began, "acked_at": acked_at}
-            pipe.send({**told, "cpu": time.process_time() - cpu, "ack_p50": percentile(took, 0.5) / 1e3})
+            count, acked_at, took = await publish_singly(call, body, seconds=scene.seconds_max, window=window)
+            result = {"count": count, "began": began, "acked_at": acked_at}
+            pipe.send({**result, "cpu": time.process_time() - cpu, "ack_p50": percentile(took, 0.5) / 1e3})
 
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
         runner.run(publish())
 
 
 def _fast_loop() -> Any:
-    """The loop that clients of any peer run fastest on, where it is installed."""
+    """Return the event loop factory of uvloop, on which all clients run fastest, or None if not installed."""
     try:
         import uvloop
     except ImportError:
@@ -250,10 +248,10 @@ def _publish(
     pipe.recv()
     run = _Run(publisher, scene, os.urandom(size - 8), target)
     cpu, began = time.process_time(), time.monotonic_ns()
-    if scene.timed:
-        run.at_a_rate()
+    if scene.is_timed:
+        run.send_open_loop()
     else:
-        run.flat_out(window)
+        run.send_closed_loop(window)
     while publisher.acked < run.sent:
         run.take_acks(wait=True)
     acked_at, cpu = time.monotonic_ns(), time.process_time() - cpu
@@ -263,7 +261,7 @@ def _publish(
 
 
 class _Run:
-    """What one publisher does."""
+    """The run of one publisher."""
 
     def __init__(self, publisher: Publisher, scene: Scene, body: bytes, target: Synchronized[int]) -> None:
         self.sent = 0
@@ -272,11 +270,11 @@ class _Run:
         self._scene = scene
         self._body = body
         self._target = target
-        self._sent_at: list[tuple[int, int]] = []  # payloads sent so far, and when the last of them was
+        self._sent_at: list[tuple[int, int]] = []  # payloads sent so far, and the time of the last of them
         self._first_open = 0
 
-    def flat_out(self, window: int) -> None:
-        """As fast as the acknowledgements let it."""
+    def send_closed_loop(self, window: int) -> None:
+        """Send as fast as the acknowledgements allow."""
         scene, publisher = self._scene, self._publisher
         stop = time.monotonic_ns() + int(scene.seconds_max * 1e9)
         calls_max = scene.payloads_max // scene.batch
@@ -290,8 +288,8 @@ class _Run:
                 return
             self.take_acks(wait=False)
 
-    def at_a_rate(self) -> None:
-        """At given times, whatever is acknowledged."""
+    def send_open_loop(self) -> None:
+        """Send at fixed times, regardless of acknowledgements."""
         scene = self._scene
         step = int(1e9 * (scene.pause_s or 1 / scene.rate))
         calls = int(scene.seconds_max * 1e9 / step)
@@ -308,7 +306,7 @@ class _Run:
                     self.take_acks(wait=True)
 
     def take_acks(self, *, wait: bool) -> None:
-        """Take what has come, and note how long each call waited for it."""
+        """Read acknowledgements, and record how long each call waited for its own."""
         self._publisher.take_acks(wait=wait)
         acked, now = self._publisher.acked, time.monotonic_ns()
         while self._first_open < len(self._sent_at) and self._sent_at[self._first_open][0] <= acked:
@@ -319,6 +317,8 @@ class _Run:
         batch = self._scene.batch
         self.sent += batch
         if last:
-            self._target.get_obj().value = self.sent  # before it goes: consumers are to see the end
+            self._target.get_obj().value = (
+                self.sent
+            )  # set before the last send, so that consumers know the end
         self._sent_at.append((self.sent, now))
         self._publisher.send(now.to_bytes(8, "little") + self._body, batch)

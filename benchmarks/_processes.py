@@ -1,6 +1,6 @@
-"""Processes that a benchmark starts: they do not hear Ctrl-C, as the benchmark does, and it ends them.
+"""Processes that a benchmark starts: they ignore Ctrl-C, which the benchmark handles by ending them.
 
-A terminal sends Ctrl-C to all of them at once; each would end in its own way, in the middle of the others.
+A terminal sends SIGINT to all of them at once; without this each process would end in its own way and order.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ PROCESSES = multiprocessing.get_context("forkserver")
 
 
 @dataclass(slots=True)
-class _Starts:
-    """Whether the main thread starts a process just now, and was to be interrupted meanwhile."""
+class _StartState:
+    """True flags: the main thread is starting a process, and a SIGINT arrived meanwhile."""
 
-    held: bool = False
+    is_starting: bool = False
     interrupted: bool = False
 
 
-_starts = _Starts()
+_start_state = _StartState()
 
 
 @contextmanager
-def apart() -> Iterator[None]:
-    """What is started within does not hear Ctrl-C; and this process is not interrupted before it knows it."""
-    resource_tracker.ensure_running()  # started within, it would let signals through again
+def ignore_interrupts() -> Iterator[None]:
+    """Start processes within this block that ignore SIGINT; defer an interrupt of this process to its end."""
+    resource_tracker.ensure_running()  # a tracker started within the block would unblock SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     is_main = threading.current_thread() is threading.main_thread()
-    _starts.held = _starts.held or is_main
-    # The system hands it to another thread then, a library's for one, and its handler runs in this one.
+    _start_state.is_starting = _start_state.is_starting or is_main
+    # Another thread may still receive SIGINT; Python then runs the handler in the main thread.
     handler = signal.signal(signal.SIGINT, lambda *_: interrupt(None)) if is_main else None
     try:
         yield
@@ -49,37 +49,37 @@ def apart() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if is_main:
             signal.signal(signal.SIGINT, handler)
-            _starts.held = False
-            if _starts.interrupted:
-                _starts.interrupted = False
+            _start_state.is_starting = False
+            if _start_state.interrupted:
+                _start_state.interrupted = False
                 interrupt(None)
 
 
-def forked(work: Callable[..., None], *given: Any) -> ForkServerProcess:
-    """A Python process that does this work; it goes when this one does."""
+def fork(work: Callable[..., None], *given: Any) -> ForkServerProcess:
+    """Start a daemon process that runs `work`."""
     process = PROCESSES.Process(target=work, args=given, daemon=True)
-    with apart():
+    with ignore_interrupts():
         process.start()
     return process
 
 
 def interrupt(frame: FrameType | None) -> None:
-    """As Ctrl-C does: an event loop cancels what it runs, and then raises KeyboardInterrupt."""
-    if _starts.held:
-        _starts.interrupted = True
+    """Act as on Ctrl-C: an event loop cancels its main task, then raises KeyboardInterrupt."""
+    if _start_state.is_starting:
+        _start_state.interrupted = True
         return
     handler = signal.getsignal(signal.SIGINT)
     if callable(handler):
         handler(signal.SIGINT, frame)
 
 
-def end_when_told() -> None:
-    """In a process of `forked` that owns files or processes: SIGTERM ends it as Ctrl-C would."""
+def end_on_sigterm() -> None:
+    """Make SIGTERM act as Ctrl-C, for a process of `fork` that owns files or processes."""
     signal.signal(signal.SIGTERM, lambda _number, frame: interrupt(frame))
 
 
 def end(process: subprocess.Popen[Any]) -> None:
-    """Stop one process that was started here."""
+    """Terminate a process that was started here."""
     if process.poll() is not None:
         return
     process.terminate()
@@ -91,7 +91,7 @@ def end(process: subprocess.Popen[Any]) -> None:
 
 
 def end_forked(process: ForkServerProcess) -> None:
-    """The same of one of `forked`; at once where it owns nothing."""
+    """Terminate a process of `fork`."""
     process.terminate()
     process.join(END_S_MAX)
     process.kill()

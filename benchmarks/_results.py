@@ -1,6 +1,6 @@
-"""What a benchmark has found: figures by name, how far goals are reached, tables; as text and as JSON.
+"""Results of a benchmark: figures by name, verdicts on goals, tables; as text and as JSON.
 
-Every benchmark writes the same JSON, so that one report and one comparison can read all of them.
+Every benchmark writes the same JSON format, so that one report and one comparison can read all of them.
 """
 
 from __future__ import annotations
@@ -12,73 +12,73 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks._arguments import FAILED, Arguments, whole, writable_file
+from benchmarks._arguments import FAILED, Arguments, bounded_int, writable_file
 from benchmarks._measure import Figure, calibration_ns, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 GATE = 3.0
-"""Noise moves a figure of a shared machine, but not so far: beyond, the run fails."""
+"""Factor beyond which a run fails; the noise of a shared machine moves a figure by less."""
 FAR_BEYOND, REACHED, SHORT, FAR_SHORT = "far beyond", "reached", "short", "far short"
 NOT_MEASURED = "not measured"
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a figure is to be. Where `less`, smaller is better."""
+    """The target of a figure. With `less`, smaller is better."""
 
     row: str
     """Goals of one row belong together."""
     what: str
     target: float
     moonshot: float | None = None
-    """From where on it is far beyond the target."""
+    """The value from which on a figure is far beyond the target."""
     unit: str = "×"
     less: bool = False
 
-    def within(self, value: float, bound: float) -> bool:
-        """Whether a value is at least as good as a bound."""
+    def is_within(self, value: float, bound: float) -> bool:
+        """Return True if a value is at least as good as a bound."""
         return value <= bound if self.less else value >= bound
 
     def verdict(self, figure: Figure | None) -> str:
-        """In a word."""
+        """Return the verdict on a figure."""
         if figure is None:
             return NOT_MEASURED
-        if self.moonshot is not None and self.within(figure.median, self.moonshot):
+        if self.moonshot is not None and self.is_within(figure.median, self.moonshot):
             return FAR_BEYOND
-        if self.within(figure.median, self.target):
+        if self.is_within(figure.median, self.target):
             return REACHED
         gate = self.target * GATE if self.less else self.target / GATE
-        return SHORT if self.within(figure.median, gate) else FAR_SHORT
+        return SHORT if self.is_within(figure.median, gate) else FAR_SHORT
 
 
 @dataclass(slots=True)
 class Results:
-    """What one run of one benchmark has found."""
+    """The results of one run of one benchmark."""
 
     bench: str
     calibration_ns: float = field(default_factory=calibration_ns)
     load: float = field(default_factory=lambda: os.getloadavg()[0])
-    """The machine's, when it began."""
+    """The machine's load average when the run began."""
     tables: list[str] = field(default_factory=list)
     figures: dict[str, dict[str, Any]] = field(default_factory=dict)
     goals: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What a reader of the figures is to know."""
+    """Remarks for readers of the figures."""
     failures: list[str] = field(default_factory=list)
-    """What must not be, whatever the speed."""
+    """Errors that fail the run, whatever the speed."""
     more: dict[str, Any] = field(default_factory=dict)
     """Rounds and the like, for programs."""
 
     def figure(self, name: str, rounds: Sequence[float], unit: str, *, less: bool = False) -> Figure:
-        """Keep a figure; where `less`, smaller is better."""
+        """Add a figure and return it; with `less`, smaller is better."""
         found = Figure.of(rounds)
         self.figures[name] = {**asdict(found), "unit": unit, "less": less}
         return found
 
     def goal(self, goal: Goal, rounds: Sequence[float] | None) -> str:
-        """Judge a goal by its rounds; the verdict."""
+        """Judge a goal by its rounds; return the verdict."""
         figure = Figure.of(rounds) if rounds else None
         verdict = goal.verdict(figure)
         found = None if figure is None else asdict(figure)
@@ -86,12 +86,12 @@ class Results:
         return verdict
 
     @property
-    def failed(self) -> bool:
-        """Whether something went wrong, or is out of all proportion."""
+    def has_failed(self) -> bool:
+        """True if there is a failure, or a goal is far short."""
         return bool(self.failures) or any(goal["verdict"] == FAR_SHORT for goal in self.goals)
 
     def text(self) -> str:
-        """For people."""
+        """Return the results as text."""
         parts = [f"calibration: {self.calibration_ns:.0f} ns CPU a loop turn; load {self.load:.1f}\n"]
         parts += self.tables
         if self.goals:
@@ -101,16 +101,16 @@ class Results:
         return "\n".join(parts)
 
     def finish(self, path: Path | str | None) -> int:
-        """Print, write the JSON where a path was given; the exit status."""
+        """Print the results, write the JSON if a path is given; return the exit status."""
         print(self.text())
         if path is not None:
-            told = {"format": 1, "measured_at": time.strftime("%Y-%m-%d"), **asdict(self)}
-            Path(path).write_text(json.dumps(told, indent=1))
-        return int(self.failed)
+            document = {"format": 1, "measured_at": time.strftime("%Y-%m-%d"), **asdict(self)}
+            Path(path).write_text(json.dumps(document, indent=1))
+        return int(self.has_failed)
 
 
 def goal_table(goals: Sequence[dict[str, Any]]) -> str:
-    """Row by row: what was wanted, what was found."""
+    """Return the table of goals: target, moonshot, figure, verdict."""
     rows = []
     for goal in goals:
         bound, found = "<=" if goal["less"] else ">=", goal["found"]
@@ -123,28 +123,28 @@ def goal_table(goals: Sequence[dict[str, Any]]) -> str:
 
 
 def spread(figure: dict[str, Any] | None) -> str:
-    """A figure as JSON has it, for people."""
+    """Format a figure from JSON as a median with its range."""
     if figure is None:
         return "-"
     return "{} ({}-{})".format(*(number(figure[one]) for one in ("median", "low", "high")))
 
 
 def number(value: float) -> str:
-    """With as many digits as say something."""
+    """Format a number with its significant digits."""
     return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
 
 
 def options_of(
     bench: str, about: str | None, *, rounds: int, rounds_min: int = 1, failed: str = FAILED
 ) -> Arguments:
-    """The options that every benchmark has that writes results."""
+    """Return a parser with the options of every benchmark that writes results."""
     parser = Arguments(bench, about, failed=failed)
     parser.add_argument(
         "--rounds",
-        type=whole(rounds_min, 10_000),
+        type=bounded_int(rounds_min, 10_000),
         default=rounds,
         help=f"interleaved rounds, at least {rounds_min}; default: {rounds}",
     )
     parser.add_argument("--quick", action="store_true", help="a short run: rough figures")
-    parser.add_argument("--json", type=writable_file, metavar="FILE", help="write what was found to FILE too")
+    parser.add_argument("--json", type=writable_file, metavar="FILE", help="also write the results to FILE")
     return parser

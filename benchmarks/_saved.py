@@ -1,4 +1,4 @@
-"""Results that were written before: read again, put together, held against each other."""
+"""Saved results: reading, merging and comparing them."""
 
 from __future__ import annotations
 
@@ -8,62 +8,62 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks._results import GATE
-from benchmarks._shape import check, judged
+from benchmarks._shape import check, verdict_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 FAR_WORSE = "far worse"
 Run = dict[str, dict[str, Any]]
-"""By benchmark, what it wrote."""
+"""By benchmark, its results."""
 
 
 def read(places: Iterable[Path]) -> Run:
-    """Files, and all files of folders. Of a benchmark that wrote several, what they have together.
+    """Read files, and all JSON files of folders; merge several files of one benchmark.
 
-    Of a figure or goal that several have, the last file's. What else lies in a folder is left out. Raises
-    ValueError where nothing is there, or a file is not what a benchmark writes.
+    Of a figure or goal that several files have, the last file wins. Other JSON files in a folder are skipped.
+    Raises ValueError if there are no results, or a file is not one that a benchmark writes.
     """
     files = [
         path for place in places for path in (sorted(place.glob("*.json")) if place.is_dir() else [place])
     ]
     run: Run = {}
     for path in files:
-        told = _told(path)
-        if told is None:
+        results = _read_results(path)
+        if results is None:
             if path in places:
                 raise ValueError(f"{path} was not written by --json of a benchmark")
             continue
-        before = run.get(told["bench"])
-        run[told["bench"]] = told if before is None else _together(before, told)
+        before = run.get(results["bench"])
+        run[results["bench"]] = results if before is None else _merge(before, results)
     if not run:
         raise ValueError(f"no results in {', '.join(map(str, places)) or 'nothing'}: give what --json wrote")
     return run
 
 
-def _told(path: Path) -> dict[str, Any] | None:
-    """What a benchmark wrote into this file; None where another program did."""
+def _read_results(path: Path) -> dict[str, Any] | None:
+    """Read the results in this file; return None if another program wrote it."""
     try:
-        told = json.loads(path.read_text())
+        results = json.loads(path.read_text())
     except OSError as error:
         raise ValueError(
             f"{path} cannot be read ({error.strerror}): name a file that --json wrote, or a folder of them"
         ) from error
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(told, dict) or "format" not in told or "bench" not in told:
+    if not isinstance(results, dict) or "format" not in results or "bench" not in results:
         return None
     try:
-        check(told)
+        check(results)
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-    for goal in told["goals"]:
-        # Judged anew, as the words may have been others when it was written.
-        goal["verdict"] = judged(goal)
-    return told
+    for goal in results["goals"]:
+        # The verdict is computed again, as its wording may have changed since the file was written.
+        goal["verdict"] = verdict_of(goal)
+    return results
 
 
-def _together(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     goals = {(goal["row"], goal["what"]): goal for goal in (*first["goals"], *second["goals"])}
     return {
         **second,
@@ -78,7 +78,7 @@ def _together(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One figure, before and now."""
+    """One figure in the old and in the new run."""
 
     bench: str
     name: str
@@ -89,7 +89,7 @@ class Change:
 
     @property
     def ratio(self) -> float:
-        """How many times better it is now, below 1: worse."""
+        """The factor by which the new figure is better; below 1 it is worse."""
         old, new = (one["median"] for one in (self.before, self.now))
         if min(old, new) <= 0:
             return 1.0
@@ -97,7 +97,7 @@ class Change:
 
     @property
     def verdict(self) -> str:
-        """In a word; within the spread of the rounds nothing is known."""
+        """The verdict; empty while the rounds of both runs overlap."""
         if self.ratio < 1 / GATE:
             return FAR_WORSE
         apart = self.now["low"] > self.before["high"] or self.now["high"] < self.before["low"]
@@ -107,11 +107,11 @@ class Change:
 
 
 def changes(before: Run, now: Run) -> list[Change]:
-    """Every figure that both runs have."""
+    """Return every figure that both runs have."""
     return [
         Change(bench, name, figure["unit"], before[bench]["figures"][name], figure, figure["less"])
-        for bench, told in now.items()
+        for bench, results in now.items()
         if bench in before
-        for name, figure in told["figures"].items()
+        for name, figure in results["figures"].items()
         if name in before[bench]["figures"]
     ]

@@ -1,4 +1,4 @@
-"""What a file of results is to look like, field by field; says which one is not as it is to be. Pure."""
+"""The schema of a results file, field by field; errors name the invalid field. Pure."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
 FORMAT = 1
 
 
-def check(told: Mapping[str, Any]) -> None:
-    """Raise ValueError with the first field that is not as a benchmark writes it."""
-    if told["format"] != FORMAT:
-        raise ValueError(f"its format is {told['format']!r}, known is {FORMAT}")
+def check(results: Mapping[str, Any]) -> None:
+    """Raise ValueError with the first invalid field."""
+    if results["format"] != FORMAT:
+        raise ValueError(f"its format is {results['format']!r}, this version reads {FORMAT}")
     for name, is_right, what in _FIELDS:
-        if not is_right(told.get(name)):
+        if not is_right(results.get(name)):
             raise ValueError(f"{name} is not {what}")
-    for name, figure in told["figures"].items():
-        if not _is_figure(figure) or not _has(figure, unit=str, less=bool):
+    for name, figure in results["figures"].items():
+        if not _is_figure(figure) or not _has_value(figure, unit=str, less=bool):
             raise ValueError(f"figure '{name}' is not a median between low and high, with unit and less")
-    for at, goal in enumerate(told["goals"]):
+    for at, goal in enumerate(results["goals"]):
         if not _is_goal(goal):
             raise ValueError(f"goal {at + 1} is not row, what, target, moonshot, unit, less and found")
-    samples = told["more"].get("memory", [])
+    samples = results["more"].get("memory", [])
     if not _is_list(samples, lambda one: _is_list(one, _is_number) and len(one) == 2):
         raise ValueError("more.memory is not a list of pairs of numbers")
 
 
-def judged(goal: Mapping[str, Any]) -> str:
-    """The verdict over a goal that was written."""
-    wanted = {name: goal[name] for name in ("row", "what", "target", "moonshot", "unit", "less")}
-    return Goal(**wanted).verdict(None if goal["found"] is None else Figure(**goal["found"]))
+def verdict_of(goal: Mapping[str, Any]) -> str:
+    """Return the verdict on a saved goal."""
+    fields = {name: goal[name] for name in ("row", "what", "target", "moonshot", "unit", "less")}
+    return Goal(**fields).verdict(None if goal["found"] is None else Figure(**goal["found"]))
 
 
 def _is_number(value: object) -> bool:
@@ -54,7 +54,7 @@ def _is_list(value: object, of: Callable[[Any], bool]) -> bool:
     return isinstance(value, list) and all(map(of, value))
 
 
-def _has(value: Mapping[str, Any], **kinds: type) -> bool:
+def _has_value(value: Mapping[str, Any], **kinds: type) -> bool:
     return all(isinstance(value.get(name), kind) for name, kind in kinds.items())
 
 
@@ -63,13 +63,13 @@ def _is_figure(value: object) -> bool:
 
 
 def _is_goal(value: object) -> bool:
-    if not isinstance(value, dict) or not _has(value, row=str, what=str, unit=str, less=bool):
+    if not isinstance(value, dict) or not _has_value(value, row=str, what=str, unit=str, less=bool):
         return False
     if not _is_number(value.get("target")) or not {"moonshot", "found"} <= value.keys():
         return False
     moonshot, found = value["moonshot"], value["found"]
-    plain = found is None or (_is_figure(found) and len(found) == 3)
-    return plain and (moonshot is None or _is_number(moonshot))
+    is_bare = found is None or (_is_figure(found) and len(found) == 3)
+    return is_bare and (moonshot is None or _is_number(moonshot))
 
 
 def _fields() -> Iterator[tuple[str, Callable[[Any], bool], str]]:

@@ -1,4 +1,4 @@
-"""The plain way to write from Spark, for comparison: a source that gets rows and sends each as a delta."""
+"""A simple Spark writer, for comparison: a data source that sends each row as a delta."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class PlainRows(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Of the format."""
+        """Return the name of the format."""
         return "plain_rows"
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Of rows."""
+        """Return a writer of rows."""
         return _Writer(self.options["url"], self.options["producer"])
 
 

@@ -1,7 +1,7 @@
-"""The adaptive pace beside fixed limits, the specification's law and none: `./run bench controllers`.
+"""Compares the adaptive rate limit with fixed limits, the depth law and no limit: `./run bench controllers`.
 
 Runs the shipped scenario `controllers` with several seeds. With `--write` the table and two pictures go into
-`docs/`. All in virtual time, so the same numbers come out on any machine.
+`docs/`. It runs in virtual time, so its numbers are the same on any machine.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks._arguments import Arguments, amount, whole
-from delta_prop_simulations.files import shipped
-from delta_prop_simulations.laboratory.reading import read_setups
-from delta_prop_simulations.laboratory.result import Result
-from delta_prop_simulations.laboratory.run import run
+from benchmarks._arguments import Arguments, bounded_float, bounded_int
+from delta_prop_simulations.files import read_shipped
 from delta_prop_simulations.report.figures import sections
 from delta_prop_simulations.report.picture import picture
+from delta_prop_simulations.scenarios.reading import read_setups
+from delta_prop_simulations.scenarios.result import Result
+from delta_prop_simulations.scenarios.run import run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delta_prop_simulations.laboratory.result import Alternative
+    from delta_prop_simulations.scenarios.result import Alternative
 
 SCENARIO, SINK = "controllers", "index"
 PICTURES = {f"{SINK}: lag": "controllers-lag.svg", "rate limit": "controllers-rate.svg"}
@@ -32,15 +32,17 @@ _BEGIN, _END = "<!-- measured -->", "<!-- end of measured -->"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run, print, write if asked."""
+    """Run, print, and write if requested; return the exit status."""
     parser = Arguments("controllers", __doc__, failed="does not occur")
-    parser.add_argument("--seeds", type=whole(1, 1_000), default=5, help="how many runs of each; default: 5")
     parser.add_argument(
-        "--duration", type=amount(1, 3_600), default=60.0, help="virtual seconds; default: 60"
+        "--seeds", type=bounded_int(1, 1_000), default=5, help="runs of each alternative; default: 5"
     )
-    parser.add_argument("--write", action="store_true", help="put table and pictures into docs/")
+    parser.add_argument(
+        "--duration", type=bounded_float(1, 3_600), default=60.0, help="virtual seconds; default: 60"
+    )
+    parser.add_argument("--write", action="store_true", help="write the table and the pictures to docs/")
     options = parser.parse_args(arguments)
-    logging.getLogger("delta_prop").addHandler(logging.NullHandler())  # the table tells
+    logging.getLogger("delta_prop").addHandler(logging.NullHandler())  # the table has all results
     runs = [_result(seed, options.duration) for seed in range(1, options.seeds + 1)]
     table = "\n".join(_table(runs))
     print(table)
@@ -50,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _result(seed: int, duration_s: float) -> Result:
-    setups = read_setups(shipped()[SCENARIO], seed=seed, duration=duration_s)
+    setups = read_setups(read_shipped()[SCENARIO], seed=seed, duration=duration_s)
     made: list[Alternative] = []
     for setup in setups:
         print(f"seed {seed}: {setup.name}", file=sys.stderr)
@@ -60,15 +62,16 @@ def _result(seed: int, duration_s: float) -> Result:
 
 
 def _table(runs: Sequence[Result]) -> list[str]:
-    """Medians over the seeds, the lowest and the highest behind them."""
+    """Return the table's lines: medians over the seeds, with the lowest and the highest value."""
     names = [one.name for one in runs[0].alternatives]
     lines = [
-        f"| | applied within 1 s of their offset, a second (lowest, highest of {len(runs)} seeds) "
-        "| lag p50, s | lag p99, s | refused | most memory, MiB | promises |",
+        "| pace | deltas applied within 1 s of their offset, per second "
+        f"(lowest, highest of {len(runs)} seeds) | lag p50, s | lag p99, s | refused "
+        "| peak memory, MiB | promises |",
         "|---|---|---|---|---|---|---|",
     ]
-    for place, name in enumerate(names):
-        every = [result.alternatives[place] for result in runs]
+    for at, name in enumerate(names):
+        every = [result.alternatives[at] for result in runs]
         sinks = [next(sink for sink in one.sinks if sink.name == SINK) for one in every]
         within = sorted(sink.within_1s_per_s for sink in sinks)
         broken = sum(verdict.ok is False for one in every for verdict in one.verdicts)

@@ -1,14 +1,14 @@
-"""Kills the service at random moments while producers publish, and checks that all it acknowledged is there.
+"""Kills the service at random moments while producers publish, and checks its log against its acks.
 
-After each kill it is started again on the same directory; what its log, its producers' marks and its SQLite
-file then hold is compared with every acknowledgement that was printed, before the producers go on where they
-stopped. Directories take turns: a service with several producers, the same with a SQLite file fed from it,
-the command `delta-prop publish`. Exit status 1 where anything is not as it was acknowledged.
+After each kill the service starts again on the same directory. Before the producers continue, the benchmark
+compares the service's log, its producers' watermarks and its SQLite file with every printed acknowledgement.
+Directories alternate: a service with several producers, the same with a SQLite file fed from it, the command
+`delta-prop publish`. Exit status 1 if anything differs from its acknowledgement.
 
-With --disk-faults nothing is killed: the disk beneath a server, and beneath a program with the service in
-it, fails in its calls (a preloaded library, which takes a C compiler) or is full (a small file system, which
-takes root on Linux), while callers of every kind publish and connect again. Once the log has recovered in
-place, every answer that anybody got is held against it. Exit status 77 where neither can be had.
+With --disk-faults nothing is killed: the disk under a server, and under a program that embeds the service,
+fails in its calls (a preloaded library, which needs a C compiler) or is full (a small file system, which
+needs root on Linux), while callers of every kind publish and reconnect. Once the log has recovered in place,
+every answer is compared with it. Exit status 77 if neither is possible.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks._arguments import Arguments, whole, writable_file
+from benchmarks._arguments import Arguments, bounded_int, writable_file
 from benchmarks._crash_check import Verdict
 from benchmarks._crash_disk import run as run_disk_faults
-from benchmarks._crash_rounds import CommandStory, Story, Terms, Totals
-from benchmarks._crash_writer import UNDER_WAY
+from benchmarks._crash_rounds import CommandCrashRun, CrashRun, DirectoryOptions, Totals
+from benchmarks._crash_writer import ACTIVITIES
 from benchmarks._measure import percentile, table, write_json
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 RESTART_S_MAX = 2.0
-ALONE, TABLE, COMMAND = "service", "service and SQLite", "command"
+SERVICE_ONLY, TABLE, COMMAND = "service", "service and SQLite", "command"
 KINDS = (
     "lost", "moved", "given twice", "duplicate", "order", "hole", "corrupt", "forgotten", "refused", "table",
     "start",
@@ -43,107 +43,114 @@ KINDS = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Kill, check, print."""
+    """Kill, check, print; return the exit status."""
     parser = Arguments(
-        "crash", __doc__, failed="an answer was not true, or a start took too long; 77: nothing could be run"
+        "crash", __doc__, failed="an answer was false, or a start took too long; 77: nothing could be run"
     )
     parser.add_argument(
         "--rounds",
-        type=whole(1, 1_000_000),
+        type=bounded_int(1, 1_000_000),
         default=50,
-        help="how often the process is killed, or its disk fails",
+        help="number of kills, or of disk failures",
     )
-    parser.add_argument("--quick", action="store_true", help="a short run: 6 rounds at most")
+    parser.add_argument("--quick", action="store_true", help="a short run: up to 6 rounds")
     parser.add_argument(
-        "--lives", type=whole(1, 1_000_000), default=10, help="rounds a directory, before it is closed well"
+        "--lives",
+        type=bounded_int(1, 1_000_000),
+        default=10,
+        help="rounds per directory, before it is closed cleanly",
     )
-    parser.add_argument("--producers", type=whole(1, 1_000), default=4, help="beside kills")
     parser.add_argument(
-        "--disk-faults", action="store_true", help="have the disk fail instead, under callers of every kind"
+        "--producers", type=bounded_int(1, 1_000), default=4, help="producers of a killed service"
     )
-    parser.add_argument("--seed", type=int, help="of the moments; without it, another each time")
-    parser.add_argument("--plant", choices=PLANTS, help="plant a fault, which the check must find")
-    parser.add_argument("--json", type=writable_file, metavar="FILE", help="write the figures to FILE too")
+    parser.add_argument(
+        "--disk-faults", action="store_true", help="make the disk fail instead, under callers of every kind"
+    )
+    parser.add_argument("--seed", type=int, help="seed of the random moments; default: a new one each time")
+    parser.add_argument("--plant", choices=PLANTED_FAULTS, help="plant a fault that the check must find")
+    parser.add_argument("--json", type=writable_file, metavar="FILE", help="also write the figures to FILE")
     given = parser.parse_args(arguments)
     if given.quick:
         given.rounds, given.lives = min(given.rounds, 6), min(given.lives, 2)
     seed = random.SystemRandom().randrange(1 << 30) if given.seed is None else given.seed
     if given.disk_faults:
         if given.plant is not None:
-            parser.error("--plant is for kills: leave it out, or --disk-faults")
+            parser.error("--plant works with kills only: omit it, or --disk-faults")
         return run_disk_faults(given, seed)
     with tempfile.TemporaryDirectory(prefix="delta-prop-crash-") as folder:
         totals = _run(Path(folder), given, random.Random(seed))
     return report(f"kill -9, {given.rounds} rounds, seed {seed}", totals, given.json)
 
 
-def _run(folder: Path, given: argparse.Namespace, draw: random.Random) -> dict[str, Totals]:
-    totals = {name: Totals() for name in (ALONE, TABLE, COMMAND)}
+def _run(folder: Path, given: argparse.Namespace, rng: random.Random) -> dict[str, Totals]:
+    totals = {name: Totals() for name in (SERVICE_ONLY, TABLE, COMMAND)}
     names = tuple(f"p{at}" for at in range(given.producers))
-    ways = {"early-ack": [ALONE], "cut-log": [ALONE, COMMAND], "old-table": [TABLE]}
-    spoil = PLANTS.get(given.plant, lambda _: None)
+    kinds = {"early-ack": [SERVICE_ONLY], "cut-log": [SERVICE_ONLY, COMMAND], "old-table": [TABLE]}
+    corrupt = PLANTED_FAULTS.get(given.plant, lambda _: None)
     for number in range(-(-given.rounds // given.lives)):
-        some = ways.get(given.plant, list(totals))
-        way = some[number % len(some)]
-        terms = Terms(
+        some = kinds.get(given.plant, list(totals))
+        kind = some[number % len(some)]
+        options = DirectoryOptions(
             level="memory" if given.plant == "early-ack" else "durable",
-            storage=way == TABLE,
+            storage=kind == TABLE,
             producers=names,
         )
-        kind = CommandStory if way == COMMAND else Story
-        story = kind(folder / f"data-{number}", terms, totals[way], draw, spoil=spoil)
+        run_type = CommandCrashRun if kind == COMMAND else CrashRun
+        crash_run = run_type(folder / f"data-{number}", options, totals[kind], rng, corrupt=corrupt)
         lives = min(given.lives, given.rounds - number * given.lives)
-        if all(story.round() for _ in range(lives)):
-            story.end()
+        if all(crash_run.round() for _ in range(lives)):
+            crash_run.end()
     return totals
 
 
 def report(title: str, totals: dict[str, Totals], path: Path | str | None) -> int:
-    """Print what was found; the exit status."""
+    """Print the totals and the violations; return the exit status."""
     columns = {name: one for name, one in totals.items() if one.rounds}
     rows: list[tuple[object, ...]] = [
         ("kills", *(one.rounds for one in columns.values())),
         ("  while it started", *(one.in_start for one in columns.values())),
         ("directories", *(one.directories for one in columns.values())),
         ("acknowledgements", *(f"{one.acks:,}" for one in columns.values())),
-        ("  of repeats", *(f"{one.repeats:,}" for one in columns.values())),
+        ("  of duplicates", *(f"{one.duplicates:,}" for one in columns.values())),
         ("deltas in the logs", *(f"{one.rows:,}" for one in columns.values())),
         ("  not acknowledged", *(f"{one.unacknowledged:,}" for one in columns.values())),
         ("rolls", *(one.rolls for one in columns.values())),
-        *((f"  while {name}", *(one.under_way[name] for one in columns.values())) for name in UNDER_WAY),
+        *((f"  while {name}", *(one.under_way[name] for one in columns.values())) for name in ACTIVITIES),
         ("torn tails cut", *(one.cuts for one in columns.values())),
-        ("process start to ready, s p50 / max", *(_times(one.restarts_s) for one in columns.values())),
-        ("  of that the log, s p50 / max", *(_times(one.opens_s) for one in columns.values())),
+        ("process start to ready, s p50 / max", *(_format_times(one.restarts_s) for one in columns.values())),
+        ("  of that the log, s p50 / max", *(_format_times(one.opens_s) for one in columns.values())),
         *((kind, *(one.verdict.counts[kind] for one in columns.values())) for kind in KINDS),
     ]
     print(table(title, ("", *columns), rows))
     violations = sum(one.verdict.total for one in columns.values())
     for one in columns.values():
-        print("".join(f"{text}\n" for text in one.verdict.told), end="")
-    # Where next to nothing was acknowledged, nothing could be lost.
+        print("".join(f"{text}\n" for text in one.verdict.examples), end="")
+    # A run with next to no acknowledgements proves nothing.
     vacuous = [name for name, one in columns.items() if one.acks < one.rounds or not one.restarts_s]
     for name in vacuous:
-        print(f"{name}: too little was acknowledged for the check to mean anything")
+        print(f"{name}: too few acknowledgements for a meaningful check: run more rounds")
     slow = max((max(one.opens_s) for one in columns.values() if one.opens_s), default=0.0)
     print(f"opening the log took up to {slow:.2f} s (bound {RESTART_S_MAX:.0f} s)")
     failed = violations or vacuous or slow > RESTART_S_MAX
-    print(f"{violations} violations: " + ("FAILED" if failed else "all that was acknowledged is there, once"))
-    figures = {name: _plain(one) for name, one in columns.items()}
+    print(
+        f"{violations} violations: "
+        + ("FAILED" if failed else "all that was acknowledged is in the log, once")
+    )
+    figures = {name: _to_json(one) for name, one in columns.items()}
     write_json(path, {"title": title, "violations": violations, "vacuous": vacuous, **figures})
     return 1 if failed else 0
 
 
-def _plain(totals: Totals) -> dict[str, object]:
-    """What JSON can say of them; `asdict` alone makes counts of a Counter's pairs before Python 3.12."""
+def _to_json(totals: Totals) -> dict[str, object]:
+    """Return the totals as JSON values; before Python 3.12 `asdict` alone breaks a Counter."""
     counted = replace(totals, under_way=Counter(), verdict=Verdict())
-    counts, told = dict(totals.verdict.counts), totals.verdict.told
-    return asdict(counted) | {
-        "under_way": dict(totals.under_way),
-        "verdict": {"counts": counts, "told": told},
-    }
+    verdict = {"counts": dict(totals.verdict.counts), "told": totals.verdict.examples}
+    fields = asdict(counted)
+    fields["repeats"] = fields.pop("duplicates")
+    return fields | {"under_way": dict(totals.under_way), "verdict": verdict}
 
 
-def _times(samples: list[float]) -> str:
+def _format_times(samples: list[float]) -> str:
     return f"{percentile(samples, 0.5):.2f} / {max(samples):.2f}" if samples else "-"
 
 
@@ -151,15 +158,15 @@ def _times(samples: list[float]) -> str:
 
 
 def _cut_log(directory: Path) -> None:
-    """Take the last frames away, as a disk would that lied about a sync."""
+    """Remove the last frames, as if the disk had acknowledged a sync without doing it."""
     for path in sorted(directory.glob("log/streams/default/0/*.log"))[-1:]:
         os.truncate(path, path.stat().st_size // 2)
     for path in directory.glob("log/streams/default/0/mark"):
         path.unlink()
 
 
-def _old_table(directory: Path) -> None:
-    """Set the SQLite file's cursor back, as if it were not kept with the data."""
+def _rewind_table(directory: Path) -> None:
+    """Rewind the SQLite file's cursor, as if it were not stored with the data."""
     path = directory / "vectors.db"
     if path.exists():
         connection = sqlite3.connect(path)
@@ -169,10 +176,10 @@ def _old_table(directory: Path) -> None:
         connection.close()
 
 
-PLANTS: dict[str | None, Callable[[Path], None]] = {
+PLANTED_FAULTS: dict[str | None, Callable[[Path], None]] = {
     "early-ack": lambda _directory: None,
     "cut-log": _cut_log,
-    "old-table": _old_table,
+    "old-table": _rewind_table,
 }
 
 

@@ -1,9 +1,9 @@
-"""What a delta costs as the service grows: vectors, subscriptions, sinks, log, deltas that wait.
+"""Measures the cost of a delta as the service grows: vectors, subscriptions, sinks, log, pending deltas.
 
-One service holds little, the others much of one thing each; all are inside processes of their own, log in a
-directory, level logged, batches of 100 rows of 16 numbers (or 8 of them), vectors drawn at random. CPU time,
-rounds interleaved. One holds 10 million vectors and 1,000 subscriptions of a vector each: as large a share of
-what comes is for a subscription as in the small one.
+One service holds little, each of the others much of one thing; all run in processes of their own, with their
+log in a directory, level logged, batches of 100 rows of 16 numbers (or 8 of them), vectors drawn at random.
+CPU time, interleaved rounds. One holds 10 million vectors and 1,000 subscriptions of one vector each, so that
+its share of deltas with a subscription is that of the small service.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from benchmarks._arguments import named, whole
-from benchmarks._growth_service import Held, Service
+from benchmarks._arguments import bounded_int, select_names
+from benchmarks._growth_service import Holdings, Service
 from benchmarks._measure import table
 from benchmarks._results import Goal, Results, options_of
 from delta_prop_wire.delta import Kind
@@ -26,58 +26,59 @@ LARGE_VECTORS, LARGE_SUBSCRIPTIONS = 10_000_000, 1_000
 LARGE_AND = "million vectors, 1,000 subscriptions"
 LARGE = f"10 {LARGE_AND}"
 CASES = (
-    Held(BASE),
-    Held("1 million vectors", vectors=1_000_000),
-    Held(LARGE, vectors=LARGE_VECTORS, subscriptions=LARGE_SUBSCRIPTIONS),
-    Held("1,000 subscriptions", subscriptions=LARGE_SUBSCRIPTIONS),
-    Held("8 sinks", sinks=8),
-    Held("5 million deltas in the log", logged=5_000_000),
-    Held("9,000 deltas that wait", pending=9_000),
+    Holdings(BASE),
+    Holdings("1 million vectors", vectors=1_000_000),
+    Holdings(LARGE, vectors=LARGE_VECTORS, subscriptions=LARGE_SUBSCRIPTIONS),
+    Holdings("1,000 subscriptions", subscriptions=LARGE_SUBSCRIPTIONS),
+    Holdings("8 sinks", sinks=8),
+    Holdings("5 million deltas in the log", logged=5_000_000),
+    Holdings("9,000 deltas that wait", pending=9_000),
 )
 KINDS = (Kind.DENSE, Kind.SPARSE)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print, write."""
+    """Measure, print, write; return the exit status."""
     parser = options_of("growth", __doc__, rounds=7)
     parser.add_argument(
         "--only",
-        type=named([case.name for case in CASES]),
+        type=select_names([case.name for case in CASES]),
         default="",
         metavar="PART",
-        help="only names with it, and the small one",
+        help="only cases whose name contains PART, and the small service",
     )
     parser.add_argument(
-        "--heads", type=whole(0), default=0, help="vectors whose last dot is held; 0: the default"
+        "--heads",
+        type=bounded_int(0),
+        default=0,
+        help="maximum of vectors whose last dot is held; 0: the default",
     )
     given = parser.parse_args(arguments)
     cases = [case for case in CASES if case.name in (BASE, *given.only)]
     if given.quick:
-        cases = [_smaller(case) for case in cases]
+        cases = [_quick_case(case) for case in cases]
     cases = [replace(case, heads_max=given.heads) for case in cases]
     services: dict[str, Service] = {}
     try:
         for case in cases:
             services[case.name] = Service(case)
             print(f"{case.name}: built in {services[case.name].built_s:.1f} s", file=sys.stderr)
-        costs = measured(services, given.rounds, 10_000 if given.quick else 30_000)
+        costs = measure(services, given.rounds, 10_000 if given.quick else 30_000)
     finally:
         for service in services.values():
             service.stop()
     return report(costs).finish(given.json)
 
 
-def _smaller(case: Held) -> Held:
-    """For a quick run, under a name of its own."""
+def _quick_case(case: Holdings) -> Holdings:
+    """Return a smaller case for a quick run, under a name of its own."""
     vectors, logged = min(case.vectors, 1_000_000), case.logged // 5
     name = case.name.replace("10 million", "1 million").replace("5 million", "1 million")
     return replace(case, name=name, vectors=vectors, logged=logged)
 
 
-def measured(
-    services: Mapping[str, Service], rounds: int, deltas: int
-) -> dict[tuple[str, Kind], list[float]]:
-    """CPU µs a delta, by name and kind, round by round; the first round is for warming up."""
+def measure(services: Mapping[str, Service], rounds: int, deltas: int) -> dict[tuple[str, Kind], list[float]]:
+    """Measure CPU µs per delta, by name and kind, round by round; the first round warms up."""
     costs: dict[tuple[str, Kind], list[float]] = {}
     for turn in range(rounds + 1):
         for kind in KINDS:
@@ -89,7 +90,7 @@ def measured(
 
 
 def report(costs: Mapping[tuple[str, Kind], Sequence[float]]) -> Results:
-    """Table, figures, goals: each beside the small service in the same round."""
+    """Return table, figures, goals: each relative to the small service in the same round."""
     results = Results("growth")
     rows = []
     for (name, kind), found in costs.items():
@@ -100,7 +101,7 @@ def report(costs: Mapping[tuple[str, Kind], Sequence[float]]) -> Results:
         if name.endswith(LARGE_AND):
             results.goal(Goal("17", f"{name}, {kind.name.lower()}: CPU", 2.0, 1.3, less=True), ratios)
     head = ("", "CPU µs a delta", "of the small service")
-    results.tables.append(table("what a delta costs, by what the service holds", head, rows))
+    results.tables.append(table("cost of a delta, by the content of the service", head, rows))
     return results
 
 

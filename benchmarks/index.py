@@ -1,9 +1,9 @@
-"""The linked index under a stream of updates: fresh, within its bound, and how near to an exact search.
+"""Measures the HNSW index under a stream of updates: its freshness, its bound of unlinked rows, its recall.
 
-Open loop: deltas are due at a steady rate, through a propagator with its log in memory. A searcher runs
-beside and checks that each search sees what was acknowledged and visible before it began. Where linking
-cannot keep up the producer is slowed; that is printed, not hidden. Vectors lie around 1,000 centres, as
-embeddings do; pure noise has no near neighbours and would flatter nobody.
+Open loop: deltas are due at a steady rate, through a propagator with its log in memory. A concurrent searcher
+checks that each search finds what was acknowledged and visible before it started. If linking cannot keep up,
+the producer is slowed down, and the share of that time is printed. Vectors are clustered around 1,000
+centres, as embeddings are; pure noise has no near neighbours.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import anyio
 import numpy as np
 
-from benchmarks._arguments import Arguments, amount, whole, writable_file
+from benchmarks._arguments import Arguments, bounded_float, bounded_int, writable_file
 from benchmarks._measure import calibration_ns, percentile, table, write_json
 from delta_prop.config import Settings
 from delta_prop.embedded import Propagator
-from delta_prop.ingest.work import Sequenced, Session
+from delta_prop.ingest.work import Sender, SequencedBatch
 from delta_prop.receipt import Receipt
-from delta_prop_sinks import IndexSink, Linked
+from delta_prop_sinks import Hnsw, IndexSink
 from delta_prop_wire.delta import Delta, Dot, Kind, Priority, make_origin, sparse_add
 from delta_prop_wire.encode import encode_batch, encode_vectors
 
@@ -48,12 +48,12 @@ RECALL_QUERIES = 20
 RECALLS = 6
 K = 10
 MIXES = {"refinements": 0.0, "mix, 80 % refinements": 0.2, "replacements": 1.0}
-"""Name, and the share of deltas that replace a vector by one from anywhere; others refine."""
+"""Name, and the share of deltas that replace a vector by a new random one; the others refine it."""
 
 
 @dataclass
 class Run:
-    """What one mix did."""
+    """The results of one mix."""
 
     published: int = 0
     seconds: float = 0.0
@@ -64,17 +64,17 @@ class Run:
     stale: int = 0
     latencies_ms: list[float] = field(default_factory=list)
     recalls: list[float] = field(default_factory=list)
-    links: int = 0
+    rows_added: int = 0
     rebuilds: int = 0
-    unlinked_highest: int = 0
-    unlinked_max: int = 0
+    unindexed_highest: int = 0
+    unindexed_max: int = 0
     tombstones: int = 0
     graph_mb: float = 0.0
     searches_exact: int = 0
 
 
 class Vectors:
-    """What every vector must be, and what comes next."""
+    """The expected value of every vector, and a generator of changes."""
 
     def __init__(self, count: int, seed: int = 1) -> None:
         self.random = np.random.default_rng(seed)
@@ -86,7 +86,7 @@ class Vectors:
         self._refinements = [self._refinement() for _ in range(20_000)]
 
     def anywhere(self, count: int) -> NDArray[np.float32]:
-        """New vectors around the centres."""
+        """Return new vectors around the centres."""
         chosen = self.centres[self.random.integers(0, CENTRES, count)]
         return chosen + np.float32(SPREAD) * self.random.standard_normal((count, DIMENSION), np.float32)
 
@@ -102,7 +102,7 @@ class Vectors:
         return chosen
 
     def refine(self) -> tuple[NDArray[np.intp], list[Delta]]:
-        """A batch of small additions."""
+        """Return a batch of small additions."""
         chosen, deltas = self._choose(), []
         for slot, which in zip(chosen.tolist(), self.random.integers(0, 20_000, BATCH).tolist(), strict=True):
             operation, at, values = self._refinements[which]
@@ -111,61 +111,72 @@ class Vectors:
         return chosen, deltas
 
     def replace(self) -> tuple[NDArray[np.intp], list[str]]:
-        """A batch of whole vectors."""
+        """Return a batch of complete vectors."""
         chosen = self._choose()
         self.rows[chosen] = self.anywhere(BATCH)
         return chosen, [self.names[slot] for slot in chosen.tolist()]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print, write; 1 where a search was stale or recall too low."""
+    """Measure, print, write; return 1 if a search was stale or recall too low."""
     parser = Arguments("index", __doc__, failed="a search was stale, or recall@10 was below 0.95")
     parser.add_argument(
-        "--vectors", type=whole(1_000, 10_000_000), default=100_000, help="vectors of 128 numbers"
+        "--vectors", type=bounded_int(1_000, 10_000_000), default=100_000, help="vectors of 128 numbers"
     )
-    parser.add_argument("--seconds", type=amount(1, 86_400), default=60.0, help="for each mix")
-    parser.add_argument("--rate", type=whole(BATCH, 10_000_000), default=20_000, help="updates a second")
-    parser.add_argument("--quick", action="store_true", help="a short run: 10,000 vectors, 5 seconds at most")
+    parser.add_argument("--seconds", type=bounded_float(1, 86_400), default=60.0, help="duration of each mix")
+    parser.add_argument(
+        "--rate", type=bounded_int(BATCH, 10_000_000), default=20_000, help="updates a second"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a short run: up to 10,000 vectors, up to 5 seconds"
+    )
     parser.add_argument("--mix", choices=list(MIXES), action="append", help="only this one (may be repeated)")
-    parser.add_argument("--unlinked-rows-max", type=whole(2 * BATCH), default=Linked().unlinked_rows_max)
-    parser.add_argument("--json", type=writable_file, metavar="FILE", help="write the figures to FILE too")
+    parser.add_argument(
+        "--unindexed-rows-max",
+        type=bounded_int(2 * BATCH),
+        default=Hnsw().unindexed_rows_max,
+        help="bound of rows that wait to be linked",
+    )
+    parser.add_argument("--json", type=writable_file, metavar="FILE", help="also write the figures to FILE")
     given = parser.parse_args(arguments)
     if given.quick:
         given.vectors, given.seconds = min(given.vectors, 10_000), min(given.seconds, 5.0)
     print(f"calibration: {calibration_ns():.0f} ns CPU a loop turn; ack level memory; log in memory")
     runs = {
-        name: anyio.run(_measure, name, given.vectors, given.seconds, given.rate, given.unlinked_rows_max)
+        name: anyio.run(_measure, name, given.vectors, given.seconds, given.rate, given.unindexed_rows_max)
         for name in given.mix or MIXES
     }
     _print(runs, given.vectors, given.rate)
     write_json(given.json, runs)
-    wrong = [n for n, run in runs.items() if run.stale or min(run.recalls) < 0.95 or not run.checks]
-    if wrong:
-        print(f"FAILED: {', '.join(wrong)}: a search was stale, or recall@10 was below 0.95")
-    return 1 if wrong else 0
+    failed = [n for n, run in runs.items() if run.stale or min(run.recalls) < 0.95 or not run.checks]
+    if failed:
+        print(f"FAILED: {', '.join(failed)}: a search was stale, or recall@10 was below 0.95")
+    return 1 if failed else 0
 
 
 class Stream:
-    """The producer's end: batches come encoded, as from the network. And what it sent last."""
+    """A producer that offers encoded batches, as from the network, and remembers its last batch; and a
+    searcher.
+    """
 
     def __init__(self, propagator: Propagator, vectors: Vectors) -> None:
         self.propagator, self.vectors = propagator, vectors
         self.last: tuple[Receipt, int, NDArray[np.intp], int] | None = None
         self.ended = False
-        self._session = Session("bench")
+        self._session = Sender("bench")
         self._next = 1
-        propagator._chain.hello(PRODUCER, "bench", 0.0)
+        propagator._pipeline.hello(PRODUCER, "bench", 0.0)
 
     async def produce(self, index: IndexSink, share: float, seconds: float, rate: int, run: Run) -> None:
-        """Publish batches when they are due; wait where the index is too far behind."""
+        """Publish batches when they are due; wait while the index lags too far."""
         begin = time.perf_counter()
-        draw = np.random.default_rng(2)
+        rng = np.random.default_rng(2)
         while (now := time.perf_counter()) - begin < seconds:
             due = begin + run.published / rate
             if due > now:
                 await anyio.sleep(due - now)
             base, receipt = self._next, Receipt()
-            if draw.random() < share:
+            if rng.random() < share:
                 chosen, keys = self.vectors.replace()
                 batch = encode_vectors(
                     keys,
@@ -179,20 +190,20 @@ class Stream:
                 chosen, deltas = self.vectors.refine()
                 batch = encode_batch(deltas, origin=ORIGIN, base=base)
             at = time.perf_counter()
-            self.propagator._chain.offer(Sequenced(batch, self._session, receipt), time.monotonic())
+            self.propagator._pipeline.offer(SequencedBatch(batch, self._session, receipt), time.monotonic())
             done = await receipt.wait()
             self._next += BATCH
             self.last = receipt, base, chosen, self.vectors.turn
             run.published += BATCH
             await self.propagator.wait_visible(max(0, done.next_offset - AHEAD_MAX), timeout_s=60)
-            run.unlinked_highest = max(run.unlinked_highest, index.backlog().rows)
+            run.unindexed_highest = max(run.unindexed_highest, index.backlog().rows)
             run.slowed_s += time.perf_counter() - at
         run.seconds = time.perf_counter() - begin
         await self.propagator.wait_visible(done, timeout_s=60)
         self.ended = True
 
     async def search(self, index: IndexSink, seconds: float, run: Run) -> None:
-        """Check that what is visible is found, again and again; and now and then how much else is found."""
+        """Check repeatedly that a search finds a visible vector; measure recall a few times."""
         recall_at = time.perf_counter() + seconds / RECALLS
         while not self.ended:
             await anyio.sleep(1 / CHECKS_A_SECOND)
@@ -206,54 +217,54 @@ class Stream:
                 continue
             row = int(untouched[turn % len(untouched)])
             slot = int(chosen[row])
-            hit = _timed(index, self.vectors.rows[slot], run)[0]
+            hit = _search_timed(index, self.vectors.rows[slot], run)[0]
             run.checks += 1
-            wanted = Dot(ORIGIN, base + row)
-            run.stale += (hit.vector_id, hit.dot) != (self.vectors.names[slot], wanted)
-            _timed(index, self.vectors.anywhere(1)[0], run)
+            expected = Dot(ORIGIN, base + row)
+            run.stale += (hit.vector_id, hit.dot) != (self.vectors.names[slot], expected)
+            _search_timed(index, self.vectors.anywhere(1)[0], run)
             if time.perf_counter() > recall_at:
                 run.recalls.append(_recall(index, self.vectors, RECALL_QUERIES))
                 recall_at += seconds / RECALLS
 
 
-async def _measure(name: str, count: int, seconds: float, rate: int, unlinked_rows_max: int) -> Run:
+async def _measure(name: str, count: int, seconds: float, rate: int, unindexed_rows_max: int) -> Run:
     vectors, run = Vectors(count), Run()
-    settings = Linked(unlinked_rows_max=unlinked_rows_max, graph_rows_min=min(5_000, unlinked_rows_max // 2))
-    index = IndexSink(linked=settings)
-    async with Propagator(Settings(linger_ms_max=1.0)) as propagator:
+    settings = Hnsw(unindexed_rows_max=unindexed_rows_max, graph_rows_min=min(5_000, unindexed_rows_max // 2))
+    index = IndexSink(hnsw=settings)
+    async with Propagator(Settings(linger_ms=1.0)) as propagator:
         await propagator.attach(index)
         begin = time.perf_counter()
         for at in range(0, count, 1000):
             done = await propagator.publish_many(vectors.names[at : at + 1000], vectors.rows[at : at + 1000])
             await propagator.wait_visible(max(0, done.next_offset - AHEAD_MAX), timeout_s=60)
         await propagator.wait_visible(done, timeout_s=60)
-        while index.backlog().rows:  # noqa: ASYNC110 - nothing tells it
+        while index.backlog().rows:  # noqa: ASYNC110 - the index has no event for this
             await anyio.sleep(0.05)
         print(f"{name}: {count:,} vectors linked from nothing in {time.perf_counter() - begin:.1f} s")
-        begin_cpu, before = time.process_time(), _linked(index)
+        begin_cpu, before = time.process_time(), _graph_statistics(index)
         stream = Stream(propagator, vectors)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stream.search, index, seconds, run)
             await stream.produce(index, MIXES[name], seconds, rate, run)
         run.cpu_s = time.process_time() - begin_cpu
-        after = _linked(index)
+        after = _graph_statistics(index)
         run.recalls.append(_recall(index, vectors, 5 * RECALL_QUERIES))
-        run.links, run.rebuilds = after.links_done - before.links_done, after.rebuilds - before.rebuilds
-        run.unlinked_max = after.unlinked_rows_max
-        if after.unlinked_rows_highest > settings.unlinked_rows_max:
+        run.rows_added, run.rebuilds = after.links_done - before.links_done, after.rebuilds - before.rebuilds
+        run.unindexed_max = after.unindexed_rows_max
+        if after.unlinked_rows_highest > settings.unindexed_rows_max:
             raise SystemExit(f"FAILED: {after.unlinked_rows_highest} rows were unlinked, above the bound")
         run.tombstones, run.graph_mb = after.tombstones, after.bytes / 1e6
         run.searches_exact = after.searches_exact - before.searches_exact
     return run
 
 
-def _linked(index: IndexSink) -> LinkedStatistics:
+def _graph_statistics(index: IndexSink) -> LinkedStatistics:
     linked = index.statistics().linked
     assert linked is not None
     return linked
 
 
-def _timed(index: IndexSink, query: NDArray[np.float32], run: Run) -> list[Hit]:
+def _search_timed(index: IndexSink, query: NDArray[np.float32], run: Run) -> list[Hit]:
     begin = time.perf_counter()
     hits = index.search(query, K)
     run.latencies_ms.append((time.perf_counter() - begin) * 1000)
@@ -261,15 +272,15 @@ def _timed(index: IndexSink, query: NDArray[np.float32], run: Run) -> list[Hit]:
 
 
 def _recall(index: IndexSink, vectors: Vectors, queries: int) -> float:
-    """The share of the exact ten nearest that the index finds, at one moment, between two deliveries."""
+    """Return the share of the exact ten nearest that the index finds, at one moment between deliveries."""
     table = index.resident.tables["default"]
     assert table.matrix is not None
     rows = table.matrix[: table.used]
     rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    asked = vectors.anywhere(queries)
-    exact = np.argpartition(-(asked @ rows.T), K, axis=1)[:, :K]
+    targets = vectors.anywhere(queries)
+    exact = np.argpartition(-(targets @ rows.T), K, axis=1)[:, :K]
     found = 0
-    for query, slots in zip(asked, exact.tolist(), strict=True):
+    for query, slots in zip(targets, exact.tolist(), strict=True):
         found += len({table.ids[slot] for slot in slots} & {hit.vector_id for hit in index.search(query, K)})
     return found / (K * queries)
 
@@ -281,8 +292,8 @@ def _print(runs: dict[str, Run], count: int, rate: int) -> None:
             name,
             f"{run.published / run.seconds:,.0f}",
             f"{run.slowed_s / run.seconds:.0%}",
-            f"{run.links / run.seconds:,.0f}",
-            f"{run.unlinked_highest:,} of {run.unlinked_max:,}",
+            f"{run.rows_added / run.seconds:,.0f}",
+            f"{run.unindexed_highest:,} of {run.unindexed_max:,}",
             run.rebuilds,
             f"{min(run.recalls):.3f} / {run.recalls[-1]:.3f}",
             f"{percentile(run.latencies_ms, 0.5):.1f} / {percentile(run.latencies_ms, 0.99):.1f}",
@@ -295,12 +306,12 @@ def _print(runs: dict[str, Run], count: int, rate: int) -> None:
         "updates", "achieved/s", "producer waited", "links/s", "unlinked, most", "rebuilds",
         "recall@10 lowest/end", "search ms p50/p99", "checked, stale", "CPUs",
     )  # fmt: skip
-    print(table(f"{rate:,} updates a second asked, {count:,} vectors of {DIMENSION}, cosine", head, rows))
+    print(table(f"{rate:,} updates per second due, {count:,} vectors of {DIMENSION}, cosine", head, rows))
     print(
-        f"a refinement moves 16 numbers by about 2 % of the vector's length; a replacement comes from any of "
+        f"a refinement changes 16 numbers by about 2 % of the vector's length; a replacement is near any of "
         f"{CENTRES} centres.\n"
-        f"Producer, service, searcher and linking share this process. Lowest recall of "
-        f"{RECALL_QUERIES} queries, at the end of {5 * RECALL_QUERIES}."
+        f"Producer, service, searcher and linking share this process. The lowest recall is of "
+        f"{RECALL_QUERIES} queries, the recall at the end of {5 * RECALL_QUERIES}."
     )
 
 

@@ -1,10 +1,10 @@
-"""What the durable log costs beside this machine's own disk, in one process: publish, acknowledge, catch up.
+"""Compares the durable log with this machine's disk alone, in one process: publish, acknowledge, catch up.
 
-Frames of about 13 KB (of whole vectors of 128 numbers, and of changes of 16 numbers in such), ready as they
-come off a wire, go through the whole chain: checked, ordered, logged, synced. Each round measures the disk
-alone and the service in turn, in the same directory; what counts is the ratio within a round, of which the
-median is printed. Catching up reads a log that was opened anew, so nothing of it is in the service's memory;
-the system's page cache is warm.
+Frames of about 13 KB (of whole vectors of 128 numbers, and of changes of 16 numbers in such), encoded as on
+the wire, go through the whole pipeline: checked, ordered, logged, synced. Each round measures the disk alone
+and the service in turn, in the same directory; the result is the ratio within a round, of which the median is
+printed. Catching up reads a log that was closed and opened again, so nothing of it is in the service's
+memory; the system's page cache is warm.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 
-from benchmarks._arguments import whole, writable_directory
+from benchmarks._arguments import bounded_int, writable_directory
 from benchmarks._measure import Figure, percentile, table
 from benchmarks._results import Goal, Results, options_of
 from delta_prop.config import Settings
@@ -53,23 +53,23 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 NAME = "bench"
-FLIGHT_BYTES = 4 * MIB
+IN_FLIGHT_BYTES = 4 * MIB
 FRAME_BYTES = 13_000
 DIMENSION, NUMBERS, KEYS = 128, 16, 20_000
-WHOLE, SPARSE = "whole vectors", "sparse changes"
+FULL, SPARSE = "whole vectors", "sparse changes"
 THROUGHPUT_SHARE_MIN = 0.35
 ACK_TIMES_MAX = 2.8
 CATCH_UP_TIMES_MIN = 3.0
 
 
 class Line(NamedTuple):
-    """What is measured in a round, beside what, and the ratio that is wanted."""
+    """One measurement of a round, its baseline, and the target of their ratio."""
 
     what: str
     measured: str
     unit: str
-    beside: str
-    beside_what: str
+    baseline: str
+    baseline_what: str
     target: float
     less: bool = False
 
@@ -79,26 +79,32 @@ LINES = (
     Line("ack p50, one in flight", "ack_us", "µs", "sync_us", "fdatasync", ACK_TIMES_MAX, less=True),
     Line("a subscriber catches up", "catch_up", "MiB/s", "publish", "publish", CATCH_UP_TIMES_MIN),
 )
-GIVE_WAY_S = 0.0005
-"""How often the sender lets the service's tasks run, as `publish` does; a connection would by reading."""
+YIELD_S = 0.0005
+"""Interval at which the sender yields to the service's tasks, as `publish` and a connection's reads do."""
 _WAIT_S = 60.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print, write. Exit status 1 where a target is missed by far."""
+    """Measure, print, write. Return 1 if a target is missed by far."""
     parser = options_of("log", __doc__, rounds=5)
     parser.add_argument(
-        "--mib", type=whole(FLIGHT_BYTES // MIB, 100_000), default=48, help="MiB that a round publishes"
+        "--mib",
+        type=bounded_int(IN_FLIGHT_BYTES // MIB, 100_000),
+        default=48,
+        help="MiB that each round publishes",
     )
     parser.add_argument(
-        "--acks", type=whole(10, 1_000_000), default=200, help="acknowledgements, one at a time, a round"
+        "--acks",
+        type=bounded_int(10, 1_000_000),
+        default=200,
+        help="acknowledgements per round, one at a time",
     )
     parser.add_argument(
         "--directory", type=writable_directory, metavar="DIR", help="measure the disk that DIR is on"
     )
     given = parser.parse_args(arguments)
     mib, acks = (min(given.mib, 12), min(given.acks, 50)) if given.quick else (given.mib, given.acks)
-    rounds: dict[str, list[Round]] = {WHOLE: [], SPARSE: []}
+    rounds: dict[str, list[Round]] = {FULL: [], SPARSE: []}
     with tempfile.TemporaryDirectory(prefix="delta-prop-log-", dir=given.directory) as folder:
         for number in range(given.rounds):
             for kind, some in rounds.items():
@@ -111,7 +117,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round: rates in MiB/s, times in µs, rows in deltas/s."""
+    """The figures of one round: rates in MiB/s, times in µs, `publish_deltas` in deltas/s."""
 
     disk: float
     publish: float
@@ -127,7 +133,7 @@ class Round:
 
 
 async def measure(folder: Path, kind: str, mib: int, acks: int) -> Round:
-    """The disk and the service in turn, in a directory of their own."""
+    """Measure the disk and the service in turn, in a directory of their own."""
     batches = frames(kind, mib * MIB, acks)
     many, single = batches[: len(batches) - acks], batches[len(batches) - acks :]
     size = sum(batch.size for batch in many)
@@ -137,13 +143,13 @@ async def measure(folder: Path, kind: str, mib: int, acks: int) -> Round:
         await propagator.publish_many(keys, np.zeros((KEYS, DIMENSION), np.float32))
         producer = propagator.producer(NAME)
         before = disk_rate(folder, mib)
-        gc.collect()  # what the frames and the vectors left behind is no part of sending
+        gc.collect()  # garbage of making the frames and vectors must not count as sending
         begin, cpu = time.perf_counter(), time.process_time()
         await send(producer, many)
         taken, cpu = time.perf_counter() - begin, time.process_time() - cpu
         commits = getattr(propagator.statistics().log, "commits", 0)
-        disk = statistics.fmean((before, disk_rate(folder, mib)))  # what it drifts by counts half
-        syncs, told = await ack_times(folder, producer, single)
+        disk = statistics.fmean((before, disk_rate(folder, mib)))  # the mean halves the effect of drift
+        syncs, acks_us = await ack_times(folder, producer, single)
     caught_up = await catch_up(folder / "data", settings)
     return Round(
         disk=disk,
@@ -151,8 +157,8 @@ async def measure(folder: Path, kind: str, mib: int, acks: int) -> Round:
         publish_deltas=sum(batch.count for batch in many) / taken,
         commits=commits,
         sync_us=percentile(syncs, 0.5),
-        ack_us=percentile(told, 0.5),
-        ack_p99_us=percentile(told, 0.99),
+        ack_us=percentile(acks_us, 0.5),
+        ack_p99_us=percentile(acks_us, 0.99),
         catch_up=caught_up,
         frame_bytes=size / len(many),
         rows=many[0].count,
@@ -164,7 +170,7 @@ async def measure(folder: Path, kind: str, mib: int, acks: int) -> Round:
 
 
 def frames(kind: str, size: int, more: int) -> list[Batch]:
-    """Frames of this size together, and `more` besides: each filled with deltas of a kind."""
+    """Return frames of `size` bytes in all, and `more` frames in addition, filled with deltas of a kind."""
     numbers = np.random.default_rng(1)
     origin = make_origin(producer_id_of(NAME), Priority.NORMAL)
     probe = encode_batch(_deltas(kind, numbers, 100), origin=origin, base=1).size / 100
@@ -182,7 +188,7 @@ def frames(kind: str, size: int, more: int) -> list[Batch]:
 
 def _deltas(kind: str, numbers: np.random.Generator, rows: int) -> list[Delta]:
     def operation() -> Operation:
-        if kind == WHOLE:
+        if kind == FULL:
             return dense(numbers.random(DIMENSION, np.float32))
         places = np.sort(numbers.choice(DIMENSION, NUMBERS, replace=False))
         return sparse(places, numbers.random(NUMBERS, np.float32))
@@ -191,28 +197,28 @@ def _deltas(kind: str, numbers: np.random.Generator, rows: int) -> list[Delta]:
 
 
 async def send(producer: Producer, batches: Sequence[Batch]) -> None:
-    """Send all, with at most 4 MiB not yet acknowledged, until all are."""
-    flying, change, yielded_at = 0, anyio.Event(), 0.0
-    sizes: deque[int] = deque()  # of what flies, which is acknowledged in its order
+    """Send all, with up to 4 MiB unacknowledged, until all are acknowledged."""
+    in_flight_bytes, change, yielded_at = 0, anyio.Event(), 0.0
+    sizes: deque[int] = deque()  # sizes of the frames in flight, which are acknowledged in order
 
-    def told(receipt: Receipt) -> None:
-        nonlocal flying
+    def on_acked(receipt: Receipt) -> None:
+        nonlocal in_flight_bytes
         receipt.result()
-        flying -= sizes.popleft()
+        in_flight_bytes -= sizes.popleft()
         change.set()
 
     with anyio.fail_after(_WAIT_S):
         for batch in batches:
-            while flying + batch.size > FLIGHT_BYTES:
+            while in_flight_bytes + batch.size > IN_FLIGHT_BYTES:
                 change = anyio.Event()
                 await change.wait()
-            if time.perf_counter() - yielded_at >= GIVE_WAY_S:
+            if time.perf_counter() - yielded_at >= YIELD_S:
                 await anyio.lowlevel.checkpoint()
                 yielded_at = time.perf_counter()
-            flying += batch.size
+            in_flight_bytes += batch.size
             sizes.append(batch.size)
-            producer.send_frame(batch).when_done(told)
-        while flying:
+            producer.send_frame(batch).add_done_callback(on_acked)
+        while in_flight_bytes:
             change = anyio.Event()
             await change.wait()
 
@@ -220,9 +226,9 @@ async def send(producer: Producer, batches: Sequence[Batch]) -> None:
 async def ack_times(
     folder: Path, producer: Producer, batches: Sequence[Batch]
 ) -> tuple[list[float], list[float]]:
-    """Taken in turn, µs: fdatasync behind 4 KiB that were appended, one batch alone to its ack."""
+    """Return times in µs, measured in turn: fdatasync after an append of 4 KiB, one batch until its ack."""
     chunk, path = os.urandom(4096), folder / "disk"
-    syncs, told = [], []
+    syncs, acks = [], []
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         for batch in batches:
@@ -232,14 +238,14 @@ async def ack_times(
             synced = time.perf_counter()
             await producer.send_frame(batch).wait()
             syncs.append((synced - begin) * 1e6)
-            told.append((time.perf_counter() - synced) * 1e6)
+            acks.append((time.perf_counter() - synced) * 1e6)
     finally:
         os.close(descriptor)
-    return syncs, told
+    return syncs, acks
 
 
 async def catch_up(data: Path, settings: Settings) -> float:
-    """MiB/s of one subscriber from the start of a log to its end, checked as it is read."""
+    """Measure the MiB/s of one subscriber from the start of a log to its end, with all checks of reading."""
     taken = 0
 
     def take(delivery: Delivery) -> None:
@@ -258,7 +264,7 @@ async def catch_up(data: Path, settings: Settings) -> float:
 
 
 def disk_rate(folder: Path, mib: int) -> float:
-    """MiB/s of the disk alone: write 1 MiB at the end of a file, fdatasync, again."""
+    """Measure the MiB/s of the disk alone: append 1 MiB to a file, fdatasync, repeat."""
     chunk = os.urandom(MIB)
     path = folder / "disk"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -277,20 +283,20 @@ def disk_rate(folder: Path, mib: int) -> float:
 
 
 def report(rounds: Mapping[str, Sequence[Round]]) -> Results:
-    """Table, figures, goals."""
+    """Return table, figures, goals."""
     results = Results("log")
     rows = []
     for kind, some in rounds.items():
         for line in LINES:
             name = f"{line.what}, {kind}"
-            measured, beside = (
-                [getattr(one, which) for one in some] for which in (line.measured, line.beside)
+            measured, baseline = (
+                [getattr(one, which) for one in some] for which in (line.measured, line.baseline)
             )
-            ratios = [mine / other for mine, other in zip(measured, beside, strict=True)]
-            goal = Goal("", f"log: {name}, beside {line.beside_what}", line.target, less=line.less)
+            ratios = [mine / other for mine, other in zip(measured, baseline, strict=True)]
+            goal = Goal("", f"log: {name}, beside {line.baseline_what}", line.target, less=line.less)
             verdict = results.goal(goal, ratios)
             found = results.figure(name, measured, line.unit, less=line.less)
-            rows.append((f"{name}, {line.unit}", found, Figure.of(beside), Figure.of(ratios), verdict))
+            rows.append((f"{name}, {line.unit}", found, Figure.of(baseline), Figure.of(ratios), verdict))
         count, size, rate, cpu_us, commits, p99_us = (
             Figure.of([getattr(one, name) for one in some]).median
             for name in ("rows", "frame_bytes", "publish_deltas", "cpu_us", "commits", "ack_p99_us")
@@ -299,10 +305,10 @@ def report(rounds: Mapping[str, Sequence[Round]]) -> Results:
             f"{kind}: {count:.0f} a frame of {size:,.0f} bytes, {rate:,.0f} deltas/s, {cpu_us:,.0f} µs CPU a "
             f"frame, {commits:,.0f} commits a round, ack p99 {p99_us:,.0f} µs"
         )
-    head = ("median (lowest-highest round)", "measured", "beside", "ratio", "")
+    head = ("median (lowest-highest round)", "measured", "baseline", "ratio", "")
     results.tables.append(table("the durable log, one process", head, rows))
     results.notes.append(
-        "beside: write + fdatasync of 1 MiB; fdatasync of 4 KiB; the durable publish of the round"
+        "baselines: write + fdatasync of 1 MiB; fdatasync of 4 KiB; the durable publish of the round"
     )
     results.more["rounds"] = {kind: list(map(asdict, some)) for kind, some in rounds.items()}
     return results

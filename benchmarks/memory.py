@@ -1,7 +1,7 @@
-"""What things take in memory: a delta in each place it may be in, an id, a vector, a producer, a connection.
+"""Measures memory use: of a delta in each part of the service, an id, a vector, a producer, a connection.
 
-Each case has a process of its own, which looks at itself (or at the server) before and after it has added
-many. Beside it stands what the service counts on, where its limits are added up.
+Each case has a process of its own, which measures itself (or the server) before and after it has added many
+things. The table also has the service's own estimate, if its memory limits include one.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from benchmarks._arguments import named
+from benchmarks._arguments import select_names
 from benchmarks._measure import table
 from benchmarks._memory_cases import CASES, Case, run
-from benchmarks._processes import PROCESSES, end_forked, forked
+from benchmarks._processes import PROCESSES, end_forked, fork
 from benchmarks._results import Goal, Results, number, options_of
 
 if TYPE_CHECKING:
@@ -20,46 +20,46 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print, write."""
+    """Measure, print, write; return the exit status."""
     parser = options_of("memory", __doc__, rounds=3)
     parser.add_argument(
         "--only",
-        type=named([case.name for case in CASES]),
+        type=select_names([case.name for case in CASES]),
         default="",
         metavar="PART",
-        help="only cases whose name has it",
+        help="only cases whose name contains PART",
     )
     given = parser.parse_args(arguments)
     found: dict[Case, list[float]] = {}
     for _ in range(1 if given.quick else given.rounds):
         for case in CASES:
             if case.name in given.only:
-                found.setdefault(case, []).append(measured(case, given.quick))
+                found.setdefault(case, []).append(measure(case, given.quick))
                 print(f"{case.name}: {found[case][-1]:,.0f} B", file=sys.stderr)
     return report(found, quick=given.quick).finish(given.json)
 
 
-def measured(case: Case, quick: bool) -> float:
-    """Bytes of one, in a process of its own."""
+def measure(case: Case, quick: bool) -> float:
+    """Measure the bytes of one thing, in a process of its own."""
     here, there = PROCESSES.Pipe()
-    process = forked(run, case.name, things(case, quick), there)
+    process = fork(run, case.name, count_of(case, quick), there)
     try:
-        told: Any = here.recv() if here.poll(300) else "it has said nothing for 300 s"
+        result: Any = here.recv() if here.poll(300) else "no result after 300 s"
         process.join(5)
     finally:
         end_forked(process)
-    if isinstance(told, str):
-        raise RuntimeError(f"{case.name}: {told}")
-    return float(told)
+    if isinstance(result, str):
+        raise RuntimeError(f"{case.name}: {result}")
+    return float(result)
 
 
-def things(case: Case, quick: bool) -> int:
-    """How many are added."""
+def count_of(case: Case, quick: bool) -> int:
+    """Return the number of things to add."""
     return max(case.things // 4, 75) if quick else case.things
 
 
 def report(found: Mapping[Case, Sequence[float]], *, quick: bool = False) -> Results:
-    """Table, figures, goals."""
+    """Return table, figures, goals."""
     results = Results("memory")
     rows = []
     for case, some in found.items():
@@ -67,17 +67,17 @@ def report(found: Mapping[Case, Sequence[float]], *, quick: bool = False) -> Res
         rows.append(
             (
                 case.name,
-                f"{things(case, quick):,}",
+                f"{count_of(case, quick):,}",
                 f"{number(figure.median)} ({number(figure.low)}-{number(figure.high)})",
-                "" if case.counted_on is None else f"{case.counted_on:,}",
+                "" if case.expected_bytes is None else f"{case.expected_bytes:,}",
             )
         )
-        if case.counted_on is not None:
-            results.goal(Goal("", f"memory: {case.name}", case.counted_on, unit="B", less=True), some)
-    results.tables.append(table("bytes of memory of one", ("", "added", "B", "counted on"), rows))
+        if case.expected_bytes is not None:
+            results.goal(Goal("", f"memory: {case.name}", case.expected_bytes, unit="B", less=True), some)
+    results.tables.append(table("bytes of memory of one", ("", "added", "B", "bound"), rows))
     results.notes.append(
-        "the bytes of one depend on how many were added, as tables grow by doubling: hold two runs beside "
-        f"each other only where both or neither were --quick; this one was{'' if quick else ' not'}"
+        "the bytes of one depend on how many were added, because tables grow by doubling: compare two runs "
+        f"only if both or neither used --quick; this one {'did' if quick else 'did not'}"
     )
     return results
 

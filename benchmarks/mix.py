@@ -1,8 +1,7 @@
-"""Ten namespaces and four operations interleaved, against one of each: what a mixture costs.
+"""Compares ten interleaved namespaces and four operations with one of each: the cost of mixed traffic.
 
-Through `delta-prop serve` (publish to receive, one consumer of everything, wall time) and inside a program
-(log in a directory, one sink that takes everything, CPU time). All rows carry 16 numbers, or 8 with their
-places.
+Through `delta-prop serve` (publish to receive, one consumer of everything, wall time) and embedded (log in a
+directory, one sink that takes everything, CPU time). All rows have 16 numbers, or 8 with their indices.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from pathlib import Path
 
 import anyio
 
-from benchmarks._growth_service import Taken
+from benchmarks._growth_service import CountingSink
 from benchmarks._measure import table
-from benchmarks._mixes import BY_BATCH, BY_ROW, ONE, OursWith, Traffic
-from benchmarks._peers_ours import Ours, numbered
+from benchmarks._mixes import BY_BATCH, BY_ROW, ONE, OursWithTraffic, Traffic
+from benchmarks._peers_ours import Ours, with_counter
 from benchmarks._peers_scenes import Scene, measure
 from benchmarks._results import Goal, Results, options_of, spread
 from delta_prop.client import SyncProducer
@@ -30,11 +29,11 @@ from delta_prop_wire.frames import BatchFrame
 
 TRAFFICS = (*ONE, BY_BATCH, BY_ROW)
 ROWS = 100
-SERVER, INSIDE = "server", "in process"
+SERVER, EMBEDDED = "server", "in process"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print, write."""
+    """Measure, print, write; return the exit status."""
     parser = options_of("mix", __doc__, rounds=5)
     given = parser.parse_args(arguments)
     seconds = 0.6 if given.quick else 1.5
@@ -46,21 +45,21 @@ def main(arguments: list[str] | None = None) -> int:
             server.start(Path(folder))
             for turn in range(given.rounds):
                 for traffic in TRAFFICS:
-                    rate, missing = through_the_server(server, traffic, f"m{turn}", seconds)
+                    rate, missing = measure_server(server, traffic, f"m{turn}", seconds)
                     rates.setdefault((SERVER, traffic.name), []).append(rate)
                     lost += missing
         finally:
             server.stop()
     for turn in range(given.rounds):
         for traffic in TRAFFICS:
-            rate = anyio.run(inside, traffic, 20_000 if given.quick else 60_000)
-            rates.setdefault((INSIDE, traffic.name), []).append(rate)
+            rate = anyio.run(measure_embedded, traffic, 20_000 if given.quick else 60_000)
+            rates.setdefault((EMBEDDED, traffic.name), []).append(rate)
             print(f"{turn} {traffic.name}: {rate:,.0f} a CPU second in process", file=sys.stderr)
     return _report(rates, lost).finish(given.json)
 
 
-def through_the_server(server: Ours, traffic: Traffic, topic: str, seconds: float) -> tuple[float, int]:
-    """Deltas a second until the consumer has the last, and how many were lost."""
+def measure_server(server: Ours, traffic: Traffic, topic: str, seconds: float) -> tuple[float, int]:
+    """Return the deltas per second until the consumer has the last, and the number lost."""
     topic = f"{topic}{TRAFFICS.index(traffic)}"
     with SyncProducer(
         f"127.0.0.1:{server.port}", name=f"first-{topic}", ack_level=AckLevel.LOGGED
@@ -68,7 +67,7 @@ def through_the_server(server: Ours, traffic: Traffic, topic: str, seconds: floa
         for delta in traffic.first(topic):
             producer.offer(delta)
     scene = Scene(traffic.name, consumers=1, batch=ROWS, seconds_max=seconds)
-    measured = measure(OursWith(server, traffic), scene, topic)
+    measured = measure(OursWithTraffic(server, traffic), scene, topic)
     print(
         f"{traffic.name}: {measured.deltas_a_second:,.0f}/s, {measured.server_cpu_us:.2f} µs CPU a delta",
         file=sys.stderr,
@@ -76,13 +75,13 @@ def through_the_server(server: Ours, traffic: Traffic, topic: str, seconds: floa
     return measured.deltas_a_second, measured.lost
 
 
-async def inside(traffic: Traffic, deltas: int) -> float:
-    """Deltas a CPU second, from frames that are there to the sink that has them."""
+async def measure_embedded(traffic: Traffic, deltas: int) -> float:
+    """Return the deltas per CPU second, from encoded frames to the sink."""
     origin = make_origin(producer_id_of("mix"), Priority.NORMAL)
     settings = Settings(rate_initial=1e9, rate_max=1e9)
     with tempfile.TemporaryDirectory(prefix="mix-") as folder:
         async with Propagator(settings, data=folder) as propagator:
-            await propagator.attach(Taken())
+            await propagator.attach(CountingSink())
             await propagator.publish(*traffic.first("m"), ack_level=AckLevel.LOGGED)
             producer = propagator.producer("mix", ack_level=AckLevel.LOGGED)
             templates = [
@@ -90,7 +89,7 @@ async def inside(traffic: Traffic, deltas: int) -> float:
                 for batch in traffic.batches("m", ROWS, origin, AckLevel.LOGGED, 1)
             ]
             count = deltas // ROWS
-            frames = [numbered(templates[at % len(templates)], 1 + at * ROWS) for at in range(count)]
+            frames = [with_counter(templates[at % len(templates)], 1 + at * ROWS) for at in range(count)]
             await propagator.wait_visible(propagator.statistics().log.next_offset, timeout_s=30)
             began = time.process_time()
             for at, frame in enumerate(frames):
@@ -105,18 +104,18 @@ async def inside(traffic: Traffic, deltas: int) -> float:
 def _report(rates: dict[tuple[str, str], list[float]], lost: int) -> Results:
     results = Results("mix")
     rows = []
-    for place in (SERVER, INSIDE):
-        unit = "deltas/s" if place == SERVER else "deltas a CPU s"
-        ones = [statistics.fmean(some) for some in zip(*(rates[place, one.name] for one in ONE), strict=True)]
+    for setup in (SERVER, EMBEDDED):
+        unit = "deltas/s" if setup == SERVER else "deltas a CPU s"
+        ones = [statistics.fmean(some) for some in zip(*(rates[setup, one.name] for one in ONE), strict=True)]
         for traffic in TRAFFICS:
-            found = rates[place, traffic.name]
+            found = rates[setup, traffic.name]
             shares = [mine / one for mine, one in zip(found, ones, strict=True)]
-            results.figure(f"{place}: {traffic.name}", found, unit)
-            share = results.figure(f"{place}: {traffic.name}: of one of each", shares, "×")
-            figure = results.figures[f"{place}: {traffic.name}"]
-            rows.append((f"{place}: {traffic.name}", spread(figure), f"{share.median:.2f}"))
+            results.figure(f"{setup}: {traffic.name}", found, unit)
+            share = results.figure(f"{setup}: {traffic.name}: of one of each", shares, "×")
+            figure = results.figures[f"{setup}: {traffic.name}"]
+            rows.append((f"{setup}: {traffic.name}", spread(figure), f"{share.median:.2f}"))
             if traffic in (BY_BATCH, BY_ROW):
-                results.goal(Goal("16", f"{place}: {traffic.name}, of one of each", 0.5, 0.8), shares)
+                results.goal(Goal("16", f"{setup}: {traffic.name}, of one of each", 0.5, 0.8), shares)
     head = ("", "deltas/s (in process: a CPU second)", "of one of each")
     results.tables.append(table(f"mixtures, {ROWS} deltas a batch", head, rows))
     results.notes.append("one of each: the mean of the four operations alone, in the same round")

@@ -1,16 +1,16 @@
-"""delta-prop serve beside NATS JetStream and Redis Streams: one machine, one run, one harness.
+"""Compares delta-prop serve with NATS JetStream and Redis Streams: one machine, one run, one harness.
 
-Each round plays every scene against every server in turn, while the others idle. What counts is the ratio
-within a round; its median is printed. Clients do as little as they can, the same for all, so that the server
-is measured: a publisher and consumers in processes of their own, payloads of 128 B, a bound on how many of
-them are unacknowledged, every consumer durable and acknowledging.
+Each round measures every scene against every server in turn, while the others idle. The result is the ratio
+within a round; its median is printed. Clients are minimal, and the same for all, so that the server is
+measured: a publisher and consumers in processes of their own, payloads of 128 B, a bounded number of
+unacknowledged payloads, every consumer durable and acknowledging.
 
-A consumer sees of each payload that it has its size, and when it was published; so none is lost, twice or out
-of order unnoticed. Ours sees too that counters have no gap, and our publisher sends some frames twice in the
-end. What a server promises with an acknowledgement stands beside it: the page cache, or stable storage.
-Single calls come from a program on asyncio, a task each, at most 4,000 open: to JetStream and Redis over a
-raw connection, to ours through its client, which gathers them. What such a program has imported is frozen
-first, for all alike, so that the garbage collector walks over the calls alone.
+A consumer checks the size and the publish time of each payload, so it detects lost, duplicate and reordered
+ones. Ours also checks that counters have no gap, and our publisher sends some frames twice at the end. The
+table names the guarantee of each server's acknowledgement: the page cache, or stable storage. Single calls
+come from an asyncio program, one task each, up to 4,000 open: to JetStream and Redis over a raw connection,
+to ours through its client, which batches them. The imported modules of each such program are frozen first, so
+that the garbage collector scans only the calls.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks._arguments import amount, named, whole, writable_directory
+from benchmarks._arguments import bounded_float, bounded_int, select_names, writable_directory
 from benchmarks._limits import limits_mb_s
 from benchmarks._measure import Figure, table
-from benchmarks._peers_goals import IDLE, OURS, RATE, SCENES, Limits, Rounds, judged, played_by
+from benchmarks._peers_goals import IDLE, OURS, RATE, SCENES, Limits, Rounds, judge, peers_for
 from benchmarks._peers_nats import JetStream
 from benchmarks._peers_ours import Ours, OursDurable
 from benchmarks._peers_redis import RedisAlways, RedisEverySecond
-from benchmarks._peers_scenes import Measured, Scene, measure
+from benchmarks._peers_scenes import Measurement, Scene, measure
 from benchmarks._results import Results, number, options_of, spread
 
 if TYPE_CHECKING:
@@ -47,55 +47,62 @@ PEERS: dict[str, type[Peer]] = {
     "ours-durable": OursDurable,
 }
 QUICK = {True: 0.5, False: 0.7}
-"""Of a scene's seconds, whether it is about latency or not."""
+"""Share of a scene's seconds in a quick run, by whether it measures latency."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print, write. Exit status 1 where a delta was lost, or a goal missed by far."""
-    given = _given(arguments)
+    """Measure, print, write. Return 1 if a delta was lost, or a goal missed by far."""
+    given = _parse_arguments(arguments)
     rounds: Rounds = {}
     limits: Limits = {}
     with ExitStack() as exits:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="peers-", dir=given.directory)))
-        peers = dict(started(given.peers, folder, exits))
+        peers = dict(start_peers(given.peers, folder, exits))
         for turn in range(given.rounds):
             limits[turn] = {} if given.no_limits else limits_mb_s(folder)
             for scene in _scenes(given):
-                wanted = peers if given.all else played_by(scene)
+                wanted = peers if given.all else peers_for(scene)
                 for name in (one for one in peers if one in wanted):
                     play(rounds, turn, scene, name, peers[name], size=given.size)
     results = Results("peers")
-    reported(results, rounds, {turn: some for turn, some in limits.items() if some}, peers, given.size)
+    report(results, rounds, {turn: some for turn, some in limits.items() if some}, peers, given.size)
     return results.finish(given.json)
 
 
-def _given(arguments: list[str] | None) -> argparse.Namespace:
+def _parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = options_of("peers", __doc__, rounds=5)
-    parser.add_argument("--peers", type=_peer_names, default=",".join(PEERS), help=f"of {', '.join(PEERS)}")
+    parser.add_argument(
+        "--peers", type=_peer_names, default=",".join(PEERS), help=f"some of {', '.join(PEERS)}"
+    )
     parser.add_argument(
         "--scenes",
-        type=named([scene.name for scene in SCENES]),
+        type=select_names([scene.name for scene in SCENES]),
         default="",
         metavar="PARTS",
-        help="only scenes whose name has one of them",
+        help="only scenes whose name contains one of PARTS",
     )
     parser.add_argument(
-        "--seconds", type=amount(0.01, 3_600), default=1.5, help="how long a measurement publishes at most"
+        "--seconds",
+        type=bounded_float(0.01, 3_600),
+        default=1.5,
+        help="maximum seconds that a measurement publishes",
     )
     parser.add_argument(
-        "--size", type=whole(8, 65_536), default=128, help="bytes of a payload, a multiple of 8"
+        "--size", type=bounded_int(8, 65_536), default=128, help="bytes of a payload, a multiple of 8"
     )
-    parser.add_argument("--all", action="store_true", help="every scene with every peer, goal or not")
-    parser.add_argument("--no-limits", action="store_true", help="leave the machine's limits out")
+    parser.add_argument(
+        "--all", action="store_true", help="measure every scene with every peer, even without a goal"
+    )
+    parser.add_argument("--no-limits", action="store_true", help="skip the machine's limits")
     parser.add_argument(
         "--directory",
         type=writable_directory,
         metavar="DIR",
-        help="keep the servers' data on the disk that DIR is on",
+        help="store the servers' data on the disk that DIR is on",
     )
     given = parser.parse_args(arguments)
     if given.size % 8:
-        parser.error(f"--size {given.size} is no multiple of 8")
+        parser.error(f"--size {given.size} is not a multiple of 8")
     return given
 
 
@@ -103,41 +110,43 @@ def _peer_names(text: str) -> list[str]:
     names = [name for name in text.split(",") if name]
     unknown = [name for name in names if name not in PEERS]
     if unknown or not names:
-        raise argparse.ArgumentTypeError(f"no peer '{','.join(unknown)}': there are {', '.join(PEERS)}")
+        raise argparse.ArgumentTypeError(
+            f"'{','.join(unknown)}' is not a peer: choose from {', '.join(PEERS)}"
+        )
     return names
 
 
 def _scenes(given: argparse.Namespace) -> list[Scene]:
-    """Those asked for, as long as asked for."""
+    """Return the selected scenes with their durations."""
     found = []
     for scene in SCENES:
         if scene.name in given.scenes:
-            seconds = scene.seconds_max if scene.timed else given.seconds
-            quick = QUICK[scene.timed] if given.quick else 1.0
+            seconds = scene.seconds_max if scene.is_timed else given.seconds
+            quick = QUICK[scene.is_timed] if given.quick else 1.0
             found.append(replace(scene, seconds_max=seconds * quick))
     return found
 
 
-def started(names: Iterable[str], folder: Path, exits: ExitStack) -> Iterable[tuple[str, Peer]]:
-    """Those that are installed, running; each is stopped in the end."""
+def start_peers(names: Iterable[str], folder: Path, exits: ExitStack) -> Iterable[tuple[str, Peer]]:
+    """Start the peers that are installed; each is stopped at the end."""
     for name in names:
         peer = PEERS[name]()
         missing = peer.missing()
         if missing is not None:
-            print(f"{peer.name} is left out: {missing} is not installed", file=sys.stderr)
+            print(f"{peer.name} is skipped: {missing} is not installed", file=sys.stderr)
             continue
         (folder / name).mkdir()
         exits.callback(peer.stop)
         try:
             peer.start(folder / name)
         except (OSError, TimeoutError) as error:
-            print(f"{peer.name} is left out: {error}", file=sys.stderr)
+            print(f"{peer.name} is skipped: {error}", file=sys.stderr)
         else:
             yield name, peer
 
 
 def play(rounds: Rounds, turn: int, scene: Scene, name: str, peer: Peer, *, size: int) -> None:
-    """One scene against one server."""
+    """Measure one scene against one server."""
     topic = f"t{os.getpid()}x{len(rounds)}x{turn}"
     try:
         measured = measure(peer, scene, topic, size=size)
@@ -153,11 +162,11 @@ def play(rounds: Rounds, turn: int, scene: Scene, name: str, peer: Peer, *, size
     )
 
 
-# --- what was found
+# --- results
 
 
-def reported(results: Results, rounds: Rounds, limits: Limits, peers: Mapping[str, Peer], size: int) -> None:
-    """Tables, figures, goals."""
+def report(results: Results, rounds: Rounds, limits: Limits, peers: Mapping[str, Peer], size: int) -> None:
+    """Add tables, figures, goals."""
     for scene in SCENES:
         found = {name: rounds[scene.name, name] for name in peers if (scene.name, name) in rounds}
         if found:
@@ -167,12 +176,12 @@ def reported(results: Results, rounds: Rounds, limits: Limits, peers: Mapping[st
         for limit in next(iter(limits.values())):
             results.figure(f"limit: {limit}", [one[limit] for one in limits.values()], "MB/s")
         results.tables.append(_limit_table(results))
-    results.tables += [_counted(name, rounds, peers[name]) for name in peers]
-    for goal, ratios in judged(rounds, limits, size).items():
+    results.tables += [_format_counters(name, rounds, peers[name]) for name in peers]
+    for goal, ratios in judge(rounds, limits, size).items():
         results.goal(goal, ratios)
-    wrong = sum(one.lost + one.twice for some in rounds.values() for one in some.values())
-    if wrong:
-        results.failures.append(f"{wrong} deltas were lost, or came twice")
+    violations = sum(one.lost + one.twice for some in rounds.values() for one in some.values())
+    if violations:
+        results.failures.append(f"{violations} deltas were lost, or came twice")
     results.more["rounds"] = [
         {"scene": scene, "peer": name, "round": turn, **asdict(one)}
         for (scene, name), some in rounds.items()
@@ -181,10 +190,10 @@ def reported(results: Results, rounds: Rounds, limits: Limits, peers: Mapping[st
     results.more["limits"] = list(limits.values())
 
 
-def _figures(results: Results, scene: Scene, found: Mapping[str, Mapping[int, Measured]]) -> None:
+def _figures(results: Results, scene: Scene, found: Mapping[str, Mapping[int, Measurement]]) -> None:
     for name, by_round in found.items():
         some = list(by_round.values())
-        if scene.timed:
+        if scene.is_timed:
             for share in ("p50", "p99"):
                 took = [getattr(one, f"latency_{share}_us") for one in some]
                 results.figure(f"{scene.name}: {name}: {share}", took, "µs", less=True)
@@ -196,7 +205,7 @@ def _figures(results: Results, scene: Scene, found: Mapping[str, Mapping[int, Me
             results.figure(f"{scene.name}: {name}: server CPU", cpu, "µs a delta", less=True)
 
 
-def _table(scene: Scene, found: Mapping[str, Mapping[int, Measured]], peers: Mapping[str, Peer]) -> str:
+def _table(scene: Scene, found: Mapping[str, Mapping[int, Measurement]], peers: Mapping[str, Peer]) -> str:
     head = [
         "",
         "deltas/s",
@@ -213,19 +222,19 @@ def _table(scene: Scene, found: Mapping[str, Mapping[int, Measured]], peers: Map
     )
     rows = []
     for name, by_round in found.items():
-        figures = [_of(by_round.values(), one) for one in fields]
-        told = [spread(asdict(one)) if one.high else "" for one in figures[:3]]
-        rows.append((f"{peers[name].name} ({peers[name].durability})", *told, *map(_median, figures[3:])))
+        figures = [_figure_of(by_round.values(), one) for one in fields]
+        spreads = [spread(asdict(one)) if one.high else "" for one in figures[:3]]
+        rows.append((f"{peers[name].name} ({peers[name].durability})", *spreads, *map(_median, figures[3:])))
     sent = "singly" if scene.batch == 1 else f"{scene.batch} a call"
     number_of = max(len(by_round) for by_round in found.values())
     title = f"{scene.name}: {scene.consumers} consumers, {sent}, {number_of} rounds (CPU a delta)"
     if scene in (RATE, IDLE):
-        samples = _of((one for by_round in found.values() for one in by_round.values()), "deltas").low
-        title += f", {samples:,.0f} samples a round and more"
+        samples = _figure_of((one for by_round in found.values() for one in by_round.values()), "deltas").low
+        title += f", at least {samples:,.0f} samples per round"
     return table(title, head, rows)
 
 
-def _of(some: Iterable[Measured], field: str) -> Figure:
+def _figure_of(some: Iterable[Measurement], field: str) -> Figure:
     return Figure.of([float(getattr(one, field)) for one in some])
 
 
@@ -242,16 +251,16 @@ def _limit_table(results: Results) -> str:
     return table("limits of the machine, MB/s: loopback TCP, 1 MiB write + fdatasync", ("", "MB/s"), rows)
 
 
-_TOLD = {
+_COUNTER_LABELS = {
     "delta_prop_accepted_deltas_total": "accepted",
-    "delta_prop_duplicate_deltas_total": "repeated",
+    "delta_prop_duplicate_deltas_total": "duplicates",
     "delta_prop_sent_deltas_total": "delivered",
     "delta_prop_refusals_total": "refused",
 }
 
 
-def _counted(name: str, rounds: Rounds, peer: Peer) -> str:
-    """What went through a server in all, and what it says itself."""
+def _format_counters(name: str, rounds: Rounds, peer: Peer) -> str:
+    """Return the totals of a server: published and lost payloads, and its own counters."""
     some = [one for (_, other), by_round in rounds.items() if other == name for one in by_round.values()]
     text = (
         f"{peer.name}: published {sum(one.payloads for one in some):,}, lost {sum(one.lost for one in some)}"
@@ -259,9 +268,9 @@ def _counted(name: str, rounds: Rounds, peer: Peer) -> str:
     totals: dict[str, float] = {}
     for one in some:
         for counter, value in one.counters.items():
-            said = _TOLD.get(counter.partition("{")[0])
-            if said is not None:
-                totals[said] = totals.get(said, 0.0) + value
+            label = _COUNTER_LABELS.get(counter.partition("{")[0])
+            if label is not None:
+                totals[label] = totals.get(label, 0.0) + value
     return ", ".join([text, *(f"{counter} {value:,.0f}" for counter, value in totals.items())])
 
 

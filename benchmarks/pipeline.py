@@ -1,7 +1,7 @@
-"""The service inside a program, beside the specification: four configurations, and the sweep of batch sizes.
+"""Compares the embedded service with the specification: four configurations, and a sweep of batch sizes.
 
-Each in rounds that take turns; a rate counts until every sink has applied the last delta. Printed at ack
-level `logged`, where an acknowledgement means that the page cache has it, and beside it at `durable`.
+Rounds are interleaved; a rate counts until every sink has applied the last delta. Figures are at ack level
+`logged`, where an acknowledgement means that the page cache has the delta, and at `durable`.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import TypeAlias
 
 import anyio
 
-from benchmarks._arguments import amount, named
-from benchmarks._inside import DIMENSION, KEYS, NUMBERS, UNLINKED_ROWS_MAX, Bench, Sent, bare_rate
-from benchmarks._inside_link import Replica
+from benchmarks._arguments import bounded_float, select_names
+from benchmarks._embedded import DIMENSION, KEYS, NUMBERS, UNINDEXED_ROWS_MAX, Bench, CallTimings, bare_rate
+from benchmarks._embedded_link import Replica
 from benchmarks._measure import Figure, percentile, table
 from benchmarks._results import Goal, Results, options_of
 from delta_prop_sinks import IndexSink, StorageSink
 from delta_prop_wire.delta import AckLevel
 
 DELAY_MS = 40.0
-"""Of the link to the replica that is far away, each way."""
+"""Delay of the link to the far replica, each way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """One measurement. `claimed`: deltas a second, at so many µs, as the specification has it; `flight`:
-    callers that wait for their acknowledgement at once, at level logged and durable, as a service has them;
-    `goals`: how many times the claimed rate is wanted, and at best.
+    """One measurement. `claimed` and `claimed_us`: the specification's deltas per second and latency;
+    `in_flight`: concurrent callers that wait for an acknowledgement, at level logged and durable; `goals`:
+    the target and the moonshot, as multiples of the claimed rate.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Scene:
     size: int
     claimed: int
     claimed_us: int | None
-    flight: tuple[int, int]
+    in_flight: tuple[int, int]
     goals: tuple[float, float] | None
 
 
@@ -69,60 +69,67 @@ LEVELS = (AckLevel.LOGGED, AckLevel.DURABLE)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print, write."""
+    """Measure, print, write; return the exit status."""
     parser = options_of("pipeline", __doc__, rounds=5, rounds_min=5)
     parser.add_argument(
-        "--seconds", type=amount(0.001, 3_600), default=0.25, help="of each measurement in a round"
+        "--seconds",
+        type=bounded_float(0.001, 3_600),
+        default=0.25,
+        help="duration of each measurement in a round",
     )
     parser.add_argument(
         "--only",
-        type=named([scene.name for scene in SCENES]),
+        type=select_names([scene.name for scene in SCENES]),
         default="",
         metavar="PART",
-        help="the scene of this name, or those that have it in theirs",
+        help="the scene of this name, or all scenes whose name contains PART",
     )
-    parser.add_argument("--uvloop", action="store_true", help="on uvloop, where it is installed")
+    parser.add_argument("--uvloop", action="store_true", help="run on uvloop, which must be installed")
     given = parser.parse_args(arguments)
     if given.uvloop and find_spec("uvloop") is None:
-        parser.error("--uvloop: uvloop is not installed")
+        parser.error("--uvloop: uvloop is not installed: install it, or omit the option")
     seconds = min(given.seconds, 0.05) if given.quick else given.seconds
     scenes = [one for one in SCENES if one.name in given.only]
     results = Results("pipeline")
-    found = measured(results, scenes, given.rounds, seconds, uvloop=given.uvloop)
-    _tell(results, scenes, found)
+    found = measure(results, scenes, given.rounds, seconds, uvloop=given.uvloop)
+    _report(results, scenes, found)
     results.notes += [
         f"a delta: {NUMBERS} of {DIMENSION} float32, {KEYS:,} vectors; the log in a directory; calls of one "
         "delta by publish(), of more by publish_many() with indices; "
         f"{'uvloop' if given.uvloop else 'asyncio'}",
-        "the index is exact: no row waits to be linked, the stale bound is 0 rows, held by construction; a "
-        "linked index beside it paces the source at 80 % of its bound",
-        "a bare loop: the same numbers with a checksum into the page cache and into their places in memory, "
-        "without dots, order, heads, callers or a store; the limit of this machine in this run",
-        "a rate counts until every sink has applied the last delta; storage is written behind, so the file "
-        "follows; gc.freeze() after the start",
-        f"geo: a real replica behind a link of {DELAY_MS:.0f} ms each way",
+        "the index is exact: it has no unindexed rows, so its bound of stale rows is 0; a linked index "
+        "(HNSW) paces the source at 80 % of its bound",
+        "a bare loop writes the same numbers with a checksum to the page cache and sets them in memory, "
+        "without dots, order, heads, callers or a store; it is the limit of this machine in this run",
+        "a rate counts until every sink has applied the last delta; storage writes back, so the file lags; "
+        "gc.freeze() after the start",
+        f"geo: a real replica over a link of {DELAY_MS:.0f} ms each way",
     ]
     return results.finish(given.json)
 
 
-Found: TypeAlias = dict[str, dict[AckLevel, list[Sent]]]
+RunsByLevel: TypeAlias = dict[str, dict[AckLevel, list[CallTimings]]]
 """The runs of each scene, by level."""
 
 
-def measured(
+def measure(
     results: Results, scenes: list[Scene], rounds: int, seconds: float, *, uvloop: bool = False
-) -> Found:
-    """Measure in rounds that take turns. Replicas run around the loop, so that they end however it ends."""
+) -> RunsByLevel:
+    """Measure in interleaved rounds. Replicas outlive the event loop, so that they are stopped however it
+    ends.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="delta-prop-replica-")))
         benches = {
             name: _bench(name, folder, stack) for name in dict.fromkeys(scene.bench for scene in scenes)
         }
-        work = partial(_measured, results, scenes, benches, folder=folder, rounds=rounds, seconds=seconds)
+        work = partial(
+            _measure_rounds, results, scenes, benches, folder=folder, rounds=rounds, seconds=seconds
+        )
         return anyio.run(work, backend_options={"use_uvloop": uvloop})
 
 
-async def _measured(
+async def _measure_rounds(
     results: Results,
     scenes: list[Scene],
     unopened: dict[str, Bench],
@@ -130,33 +137,35 @@ async def _measured(
     folder: Path,
     rounds: int,
     seconds: float,
-) -> Found:
-    found: Found = {scene.name: {level: [] for level in LEVELS} for scene in scenes}
+) -> RunsByLevel:
+    found: RunsByLevel = {scene.name: {level: [] for level in LEVELS} for scene in scenes}
     bare: dict[int, list[float]] = {scene.size: [] for scene in scenes}
     async with AsyncExitStack() as stack:
         benches = {name: await stack.enter_async_context(bench) for name, bench in unopened.items()}
-        for scene in scenes:  # what is done first pays for what all have
-            await benches[scene.bench].closed_loop(scene.size, AckLevel.LOGGED, flight=1, seconds=seconds / 4)
+        for scene in scenes:  # the warm-up pays the costs that all scenes share
+            await benches[scene.bench].closed_loop(
+                scene.size, AckLevel.LOGGED, in_flight=1, seconds=seconds / 4
+            )
         gc.collect()
         gc.freeze()
         for _ in range(rounds):
             for size, rates in bare.items():
                 rates.append(bare_rate(size, seconds, folder))
             for scene in scenes:
-                for level, flight in zip(LEVELS, scene.flight, strict=True):
+                for level, flight in zip(LEVELS, scene.in_flight, strict=True):
                     sent = await benches[scene.bench].closed_loop(
-                        scene.size, level, flight=flight, seconds=seconds
+                        scene.size, level, in_flight=flight, seconds=seconds
                     )
                     found[scene.name][level].append(sent)
         for name, bench in benches.items():
-            _tell_lag(results, name, bench)
+            _report_lag(results, name, bench)
     for size, rates in bare.items():
         results.figure(bare_name(size), rates, "deltas/s")
     return found
 
 
 def bare_name(size: int) -> str:
-    """Of the figure of a loop without a service."""
+    """Return the name of the figure of a loop without a service."""
     return f"bare loop, {size} a call"
 
 
@@ -169,29 +178,30 @@ def _bench(name: str, folder: Path, stack: ExitStack) -> Bench:
     return Bench(*sinks, replica=replica)
 
 
-def _tell_lag(results: Results, name: str, bench: Bench) -> None:
-    """What is behind what was applied: rows of a file, rows of a graph."""
+def _report_lag(results: Results, name: str, bench: Bench) -> None:
+    """Note the lag after the applied offset: of the storage file, and of the index graph."""
     for sink in bench.sinks.values():
         if isinstance(sink, StorageSink):
-            told = sink.statistics()
+            state = sink.statistics()
             results.notes.append(
-                f"{name}: the file was {told.applied_offset - told.committed_offset:,} deltas behind in the "
-                f"end, {told.dirty_rows:,} rows to be written; a flush took {told.last_flush_s * 1000:.0f} ms"
+                f"{name}: at the end the file lagged {state.applied_offset - state.committed_offset:,} "
+                f"deltas, with {state.dirty_rows:,} rows to write; a flush took "
+                f"{state.last_flush_s * 1000:.0f} ms"
             )
         elif isinstance(sink, IndexSink) and (linked := sink.statistics().linked) is not None:
             highest = linked.unlinked_rows_highest
             results.notes.append(
-                f"{name}: {highest:,} rows at most were unlinked at once, which a search scores exactly; the "
-                f"bound is {UNLINKED_ROWS_MAX:,}; {linked.links_done:,} were linked"
+                f"{name}: up to {highest:,} rows were unindexed at once (a search scores them exactly); the "
+                f"bound is {UNINDEXED_ROWS_MAX:,}; {linked.links_done:,} rows were indexed"
             )
-            if highest > UNLINKED_ROWS_MAX:
+            if highest > UNINDEXED_ROWS_MAX:
                 results.failures.append(f"{name}: the index broke its bound of unlinked rows")
 
 
-def _tell(results: Results, scenes: list[Scene], found: Found) -> None:
+def _report(results: Results, scenes: list[Scene], found: RunsByLevel) -> None:
     rows = []
     for scene in scenes:
-        for level, flight in zip(LEVELS, scene.flight, strict=True):
+        for level, flight in zip(LEVELS, scene.in_flight, strict=True):
             runs = found[scene.name][level]
             name = f"{scene.name}, {level.name.lower()}"
             rates = [one.rate for one in runs]
@@ -230,7 +240,7 @@ def _tell(results: Results, scenes: list[Scene], found: Found) -> None:
     results.tables.append(table("deltas a second, until every sink has applied the last one", head, rows))
 
 
-def _latency(results: Results, name: str, which: str, runs: list[Sent]) -> str:
+def _latency(results: Results, name: str, which: str, runs: list[CallTimings]) -> str:
     figures: list[Figure] = []
     for share in (50, 99):
         times = [percentile(getattr(one, which), share / 100) * 1e6 for one in runs]
@@ -238,8 +248,8 @@ def _latency(results: Results, name: str, which: str, runs: list[Sent]) -> str:
     return " / ".join(f"{figure.median:,.0f}" for figure in figures)
 
 
-def _judge(results: Results, scene: Scene, runs: list[Sent]) -> None:
-    """At level logged; the sweep also by its latency."""
+def _judge(results: Results, scene: Scene, runs: list[CallTimings]) -> None:
+    """Judge a scene at level logged; a scene of the sweep also by its latency."""
     if scene.goals is None:
         return
     row = "14" if scene.claimed_us else "13"

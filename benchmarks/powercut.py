@@ -1,10 +1,10 @@
-"""Cuts the power under the service at random moments, on real ext4 and xfs, and checks what it acknowledged.
+"""Cuts the power at random moments, on real ext4 and xfs, and checks the log against its acknowledgements.
 
-Each file system lies in an image file on a loop device of its own. A cut stops the process, with calls to the
-disk under way brought to their end, and shuts the file system down without its journal being flushed: what
-was not synced is gone, as it is when the power goes. It is then mounted again, its journal replayed, and the
-service started. The same cuts under ack level `logged`, which promises nothing about power, must show losses:
-if they do not, nothing was cut. Needs root, losetup, mkfs and mount; where one is missing it says so.
+Each file system is in an image file on a loop device of its own. A cut stops the process once its current
+calls to the disk have returned, and shuts the file system down without flushing its journal: unsynced data is
+lost, as in a power failure. The file system is then mounted again, which replays its journal, and the service
+started. The same cuts at ack level `logged`, which promises nothing about power, must show losses: else the
+cuts had no effect. Needs root, losetup, mkfs and mount; a missing one is reported.
 """
 
 from __future__ import annotations
@@ -17,37 +17,48 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks._arguments import FAILED, Arguments, amount, whole, writable_file
-from benchmarks._crash_rounds import START_SHARE, Story, Terms, Totals
-from benchmarks._images import KINDS, Unusable, check_usable, mounted
+from benchmarks._arguments import FAILED, Arguments, bounded_float, bounded_int, writable_file
+from benchmarks._crash_rounds import START_SHARE, CrashRun, DirectoryOptions, Totals
+from benchmarks._images import KINDS, UnusableError, check_usable, mount_image
 from benchmarks.crash import report
 
 if TYPE_CHECKING:
     from benchmarks._images import Image
 
 SEGMENT_BYTES = 16 * 1024
-KEEP_BYTES = 48 * 1024
-"""Every third directory keeps no more than that of its log, and compacts the rest all the time."""
+RETENTION_BYTES = 48 * 1024
+"""Every third directory retains only this much of its log, and compacts the rest continually."""
 LOGGED_SHARE = 0.25
-"""How many cuts, beside those asked for, are made under ack level `logged`."""
+"""Additional cuts at ack level `logged`, as a share of --rounds."""
 LIFE_S = (0.02, 0.4)
 _SKIPPED = 77
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Cut, check, print. Exit status 77 where nothing could be run."""
+    """Cut, check, print. Return 77 if nothing could be run."""
     parser = Arguments("powercut", __doc__, failed=f"{FAILED}; {_SKIPPED}: nothing could be run")
-    parser.add_argument("--rounds", type=whole(1, 1_000_000), default=40, help="cuts, over all file systems")
-    parser.add_argument("--quick", action="store_true", help="a short run: 4 cuts at most")
     parser.add_argument(
-        "--lives", type=whole(1, 1_000_000), default=10, help="cuts a directory, before it is closed well"
+        "--rounds",
+        type=bounded_int(1, 1_000_000),
+        default=40,
+        help="number of cuts on all file systems together",
+    )
+    parser.add_argument("--quick", action="store_true", help="a short run: up to 4 cuts")
+    parser.add_argument(
+        "--lives",
+        type=bounded_int(1, 1_000_000),
+        default=10,
+        help="cuts per directory, before it is closed cleanly",
     )
     parser.add_argument(
-        "--minutes", type=amount(0.01, 10_000), default=30.0, help="no further cut is made after that time"
+        "--minutes",
+        type=bounded_float(0.01, 10_000),
+        default=30.0,
+        help="make no further cut after this time",
     )
-    parser.add_argument("--fs", choices=KINDS, help="this file system alone")
-    parser.add_argument("--seed", type=int, help="of the moments; without it, another each time")
-    parser.add_argument("--json", type=writable_file, metavar="FILE", help="write the figures to FILE too")
+    parser.add_argument("--fs", choices=KINDS, help="only this file system")
+    parser.add_argument("--seed", type=int, help="seed of the random moments; default: a new one each time")
+    parser.add_argument("--json", type=writable_file, metavar="FILE", help="also write the figures to FILE")
     given = parser.parse_args(arguments)
     if given.quick:
         given.rounds, given.lives = min(given.rounds, 4), min(given.lives, 2)
@@ -57,82 +68,84 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             check_usable(kind)
             usable.append(kind)
-        except Unusable as reason:
+        except UnusableError as reason:
             print(f"NOT RUN on {kind}: {reason}", file=sys.stderr)
     if not usable:
         return _SKIPPED
     totals: dict[str, Totals] = {}
     logged: dict[str, Totals] = {}
-    draw, deadline = random.Random(seed), time.monotonic() + given.minutes * 60
+    rng, deadline = random.Random(seed), time.monotonic() + given.minutes * 60
     with tempfile.TemporaryDirectory(prefix="delta-prop-powercut-") as folder:
         for number, kind in enumerate(usable):
             rounds = given.rounds // len(usable) + (number < given.rounds % len(usable))
-            with mounted(kind, Path(folder)) as image:
-                totals[kind] = _durable(image, rounds, given.lives, draw, deadline)
-                logged[kind] = _logged(image, max(int(rounds * LOGGED_SHARE), 2), draw, deadline)
+            with mount_image(kind, Path(folder)) as image:
+                totals[kind] = _run_durable(image, rounds, given.lives, rng, deadline)
+                logged[kind] = _run_logged(image, max(int(rounds * LOGGED_SHARE), 2), rng, deadline)
     status = report(f"power cuts, {given.rounds} rounds, seed {seed}", totals, given.json)
-    return max(status, *(_tell_logged(kind, one) for kind, one in logged.items()))
+    return max(status, *(_report_logged(kind, one) for kind, one in logged.items()))
 
 
-def _durable(image: Image, rounds: int, lives: int, draw: random.Random, deadline: float) -> Totals:
+def _run_durable(image: Image, rounds: int, lives: int, rng: random.Random, deadline: float) -> Totals:
     totals = Totals()
     for number in range(-(-rounds // lives)):
-        compacts = number % 3 == 0
-        terms = Terms(
+        has_compaction = number % 3 == 0
+        options = DirectoryOptions(
             storage=number % 3 == 1,
             segment_bytes=SEGMENT_BYTES,
-            keep_bytes=KEEP_BYTES if compacts else None,
+            keep_bytes=RETENTION_BYTES if has_compaction else None,
         )
-        story = _story(image, f"durable-{number}", terms, totals, draw)
+        crash_run = _new_run(image, f"durable-{number}", options, totals, rng)
         left = min(lives, rounds - totals.rounds)
-        if all(story.round() and time.monotonic() < deadline for _ in range(left)):
-            story.end()
-        shutil.rmtree(story.directory)
+        if all(crash_run.round() and time.monotonic() < deadline for _ in range(left)):
+            crash_run.end()
+        shutil.rmtree(crash_run.directory)
         if time.monotonic() >= deadline:
             print(f"{image.kind}: the time was up after {totals.rounds} of {rounds} cuts", file=sys.stderr)
             break
     return totals
 
 
-def _logged(image: Image, rounds: int, draw: random.Random, deadline: float) -> Totals:
-    """Each cut in a directory of its own, as acknowledged ones may be gone after it."""
+def _run_logged(image: Image, rounds: int, rng: random.Random, deadline: float) -> Totals:
+    """Make each cut in a directory of its own, as it may lose acknowledged deltas."""
     totals = Totals()
     for number in range(rounds):
-        terms = Terms(level="logged", segment_bytes=SEGMENT_BYTES)
-        story = _story(image, f"logged-{number}", terms, totals, draw)
-        if story.round():
-            story.end()
-        shutil.rmtree(story.directory)
+        options = DirectoryOptions(level="logged", segment_bytes=SEGMENT_BYTES)
+        crash_run = _new_run(image, f"logged-{number}", options, totals, rng)
+        if crash_run.round():
+            crash_run.end()
+        shutil.rmtree(crash_run.directory)
         if time.monotonic() >= deadline:
             break
     return totals
 
 
-def _story(image: Image, name: str, terms: Terms, totals: Totals, draw: random.Random) -> Story:
-    return Story(
+def _new_run(
+    image: Image, name: str, options: DirectoryOptions, totals: Totals, rng: random.Random
+) -> CrashRun:
+    return CrashRun(
         image.mount / name,
-        terms,
+        options,
         totals,
-        draw,
+        rng,
         life_s=LIFE_S,
-        start_share=0.0 if terms.level == "logged" else START_SHARE,
+        start_share=0.0 if options.level == "logged" else START_SHARE,
         die=image.cut,
         scratch=image.folder / f"{image.kind}-copy",
     )
 
 
-def _tell_logged(kind: str, totals: Totals) -> int:
-    """Losses must be all that went wrong, and there must be some."""
+def _report_logged(kind: str, totals: Totals) -> int:
+    """Print the losses: return 1 if there are none, or other violations."""
     counts = totals.verdict.counts
     lost = counts["lost"]
     print(
         f"{kind}, ack level logged: {lost} of {totals.acks} acknowledged lost in {totals.rounds} cuts", end=""
     )
     if totals.verdict.total > lost:
-        print("; and what no cut may do: FAILED")
-        print("".join(f"{text}\n" for text in totals.verdict.told if not text.startswith("lost")), end="")
+        print("; and other violations, which no cut may cause: FAILED")
+        print("".join(f"{text}\n" for text in totals.verdict.examples if not text.startswith("lost")), end="")
         return 1
-    print(": the cuts are real" if lost else ": nothing was cut, so nothing is proved: FAILED")
+    print(": the cuts are real" if lost else ": the cuts had no effect, so nothing is proved: FAILED")
     return 0 if lost else 1
 
 

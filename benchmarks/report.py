@@ -1,7 +1,8 @@
-"""Runs the benchmarks, or takes what they wrote, and makes docs/performance.md of it, with its plots.
+"""Runs the benchmarks, or reads their results, and writes docs/performance.md with its plots.
 
-`./run bench report` runs all of them, about half an hour, and keeps what they write where --keep says;
-`--from DIR` takes what is there. Why a goal is short is told by benchmarks/short.toml.
+`./run bench report` runs all of them, which takes about half an hour, and stores their results in --keep;
+`--from DIR` reads results. benchmarks/short.toml says what limits a goal and what was tried: the latter goes
+into docs/performance-tried.md.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks._arguments import Arguments, kept_directory, writable_file
+from benchmarks._arguments import Arguments, created_directory, writable_file
 from benchmarks._bars import Bar, bars
-from benchmarks._processes import apart, end
+from benchmarks._processes import end, ignore_interrupts
 from benchmarks._results import FAR_BEYOND, FAR_SHORT, NOT_MEASURED, REACHED, SHORT, number, spread
 from benchmarks._saved import Run, read
-from delta_prop.spark.java import missing
+from delta_prop.spark.java import find_missing
 from delta_prop_simulations.report.axis import linear
 from delta_prop_simulations.report.picture import picture
 from delta_prop_simulations.report.plot import Line, Plot
@@ -33,7 +34,7 @@ BENCHES = (
     *("peers", "pipeline", "stages", "sustained", "mix"),
     *("growth", "memory", "scale", "log", "restart", "spark"),
 )
-"""In the order of the page."""
+"""Benchmarks in the order of the page."""
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "performance.md"
 GOALS_PLOT, RATES_PLOT, MEMORY_PLOT = (
@@ -46,13 +47,13 @@ RUN_S_MAX = 3_600
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run or read, write the page. Exit status 1 where a benchmark failed."""
+    """Run or read, write the page. Return 1 if a benchmark failed."""
     parser = Arguments("report", __doc__, failed="a benchmark failed, or found a goal far short")
-    parser.add_argument("--from", dest="source", type=Path, metavar="DIR", help="take what is there")
+    parser.add_argument("--from", dest="source", type=Path, metavar="DIR", help="read the results in DIR")
     parser.add_argument(
-        "--keep", type=kept_directory, metavar="DIR", help="keep what the benchmarks write there"
+        "--keep", type=created_directory, metavar="DIR", help="store the benchmarks' results in DIR"
     )
-    parser.add_argument("--quick", action="store_true", help="run them all shortly")
+    parser.add_argument("--quick", action="store_true", help="run all of them with --quick")
     parser.add_argument(
         "--to",
         type=writable_file,
@@ -63,9 +64,9 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     failed: list[str] = []
     if given.source is None:
-        place = nullcontext(given.keep) if given.keep else tempfile.TemporaryDirectory(prefix="report-")
-        with place as folder:
-            failed = ran(Path(folder), quick=given.quick)
+        output = nullcontext(given.keep) if given.keep else tempfile.TemporaryDirectory(prefix="report-")
+        with output as folder:
+            failed = run_benchmarks(Path(folder), quick=given.quick)
             run = read([Path(folder)])
     else:
         try:
@@ -78,15 +79,15 @@ def main(arguments: list[str] | None = None) -> int:
     return int(bool(failed))
 
 
-def ran(folder: Path, *, quick: bool) -> list[str]:
-    """Run each benchmark in a process of its own; the names of those that failed."""
+def run_benchmarks(folder: Path, *, quick: bool) -> list[str]:
+    """Run each benchmark in a process of its own; return the names of those that failed."""
     failed = []
     for name in BENCHES:
-        if name == "spark" and (lacking := missing()) is not None:
-            print(f"spark did not run: {lacking}", file=sys.stderr)
+        if name == "spark" and (missing := find_missing()) is not None:
+            print(f"spark did not run: {missing}", file=sys.stderr)
             continue
         command = [sys.executable, "-m", "benchmarks", name, "--json", str(folder / f"{name}.json")]
-        with apart():
+        with ignore_interrupts():
             process = subprocess.Popen([*command, *(["--quick"] if quick else [])])
         try:
             if process.wait(RUN_S_MAX):
@@ -100,14 +101,16 @@ def ran(folder: Path, *, quick: bool) -> list[str]:
 
 
 def write(run: Run, page: Path, shorts: Sequence[Mapping[str, Any]] | None = None) -> None:
-    """The page, and its plots beside it."""
+    """Write the page, its plots and the page of experiments into one folder."""
     if shorts is None:
         shorts = tomllib.loads((Path(__file__).parent / "short.toml").read_text()).get("short", [])
-    goals = [goal for name in _ordered(run) for goal in run[name]["goals"]]
-    plots = drawn(run, goals)
+    goals = [goal for name in _in_page_order(run) for goal in run[name]["goals"]]
+    plots = draw_plots(run, goals)
     for name, text in plots.items():
         (page.parent / name).write_text(text)
-    page.write_text("\n".join(lines_of(run, goals, shorts, plots)).rstrip() + "\n")
+    tried = page.with_name(f"{page.stem}-tried.md")
+    page.write_text("\n".join(lines_of(run, goals, shorts, plots, tried.name)).rstrip() + "\n")
+    tried.write_text("\n".join(lines_of_tried(shorts, page.name)).rstrip() + "\n")
 
 
 def lines_of(
@@ -115,55 +118,60 @@ def lines_of(
     goals: Sequence[Mapping[str, Any]],
     shorts: Sequence[Mapping[str, Any]],
     plots: Iterable[str],
+    tried_page: str,
 ) -> list[str]:
-    """The page, line by line."""
+    """Return the lines of the page."""
     verdicts = [goal["verdict"] for goal in goals]
     reached = sum(one in (REACHED, FAR_BEYOND) for one in verdicts)
-    measured_at = max(told["measured_at"] for told in run.values())
-    calibrations = [told["calibration_ns"] for told in run.values()]
-    loads = [told["load"] for told in run.values()]
+    measured_at = max(results["measured_at"] for results in run.values())
+    calibrations = [results["calibration_ns"] for results in run.values()]
+    loads = [results["load"] for results in run.values()]
     lines = [
         "# Performance",
         "",
-        "What was measured, beside the peers and the limits of the same machine in the same run. "
-        "`./run bench report` writes this page; `./run bench compare OLD NEW` holds two runs against "
-        "each other.",
+        "Measurements of this service, of its peers and of the machine's limits, in the same run. "
+        f"`./run bench report` writes this page and [Tried]({tried_page}); "
+        "`./run bench compare OLD NEW` compares two runs.",
         "",
-        f"- Measured on {measured_at}, on {machine()}.",
-        f"- A turn of an empty loop took {min(calibrations):.0f} to {max(calibrations):.0f} ns of CPU; "
-        f"the load when benchmarks began was {min(loads):.1f} to {max(loads):.1f}. The machine is shared, "
-        "so ratios within a run say more than any figure alone.",
-        "- A figure is the median of its rounds, with the lowest and the highest behind it.",
-        f"- {len(goals)} goals: {reached} reached, {verdicts.count(FAR_BEYOND)} of these far beyond; "
+        "| | |",
+        "|---|---|",
+        f"| measured | {measured_at} |",
+        f"| machine | {machine()} |",
+        f"| one turn of an empty loop | {min(calibrations):.0f} to {max(calibrations):.0f} ns of CPU |",
+        f"| load when benchmarks began | {min(loads):.1f} to {max(loads):.1f} |",
+        "| a figure | median of its rounds (lowest-highest) |",
+        f"| goals | {len(goals)}: {reached} reached, {verdicts.count(FAR_BEYOND)} of these far beyond; "
         f"{sum(one in (SHORT, FAR_SHORT) for one in verdicts)} [short](#short); "
-        f"{verdicts.count(NOT_MEASURED)} {NOT_MEASURED}.",
+        f"{verdicts.count(NOT_MEASURED)} {NOT_MEASURED} |",
+        "",
+        "Other programs share the machine, so trust ratios within a run more than single figures.",
         "",
         "## Goals",
         "",
         *([f"![How far each goal is reached]({GOALS_PLOT})", ""] if GOALS_PLOT in plots else []),
         "| row | what | target | far beyond | found | |",
         "|---|---|---:|---:|---:|---|",
-        *map(_goal_line, goals),
+        *(_goal_line(goal, shorts) for goal in goals),
         "",
         "## Short",
         "",
-        *_short_lines(goals, shorts),
+        *_short_lines(goals, shorts, tried_page),
         "## Figures",
         "",
         *([f"![Deltas a second]({RATES_PLOT})", ""] if RATES_PLOT in plots else []),
         *([f"![Memory under a sustained load]({MEMORY_PLOT})", ""] if MEMORY_PLOT in plots else []),
     ]
-    for name in _ordered(run):
+    for name in _in_page_order(run):
         lines += [f"### {name.capitalize()}", "", f"`./run bench {name}`", ""]
-        for text in run[name]["tables"]:
-            lines += ["```text", text.rstrip(), "```", ""]
+        for text in _blocks(run[name]["tables"]):
+            lines += ["```text", text, "```", ""]
         lines += [*(f"- {note}" for note in run[name]["notes"]), ""]
         lines += [f"**Failed**: {failure}" for failure in run[name]["failures"]]
     return lines
 
 
 def machine() -> str:
-    """In words that tell nobody which machine it was."""
+    """Describe the machine without identifying it."""
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (
         f"{os.cpu_count()} shared cores ({platform.machine()}), {memory_gib:.0f} GiB, {platform.system()}, "
@@ -171,52 +179,102 @@ def machine() -> str:
     )
 
 
-def _ordered(run: Run) -> list[str]:
+def _in_page_order(run: Run) -> list[str]:
     return [*(name for name in BENCHES if name in run), *sorted(run.keys() - set(BENCHES))]
 
 
-def _goal_line(goal: Mapping[str, Any]) -> str:
+def _goal_line(goal: Mapping[str, Any], shorts: Iterable[Mapping[str, Any]]) -> str:
+    """Return a row of the table; a short goal links to its limits."""
     bound = "≤" if goal["less"] else "≥"
     wanted, moon = (
         "" if goal[one] is None else f"{bound} {number(goal[one])} {goal['unit']}"
         for one in ("target", "moonshot")
     )
     found = spread(goal["found"])
-    return f"| {goal['row']} | {goal['what']} | {wanted} | {moon} | {found} | {goal['verdict']} |"
+    anchors = [_anchor(short["title"]) for short in shorts if _limits(short, goal)]
+    names = [goal["verdict"], *["more"] * (len(anchors) - 1)]
+    links = [f"[{name}](#{anchor})" for name, anchor in zip(names, anchors, strict=bool(anchors))]
+    verdict = ", ".join(links) or goal["verdict"]
+    return f"| {goal['row']} | {goal['what']} | {wanted} | {moon} | {found} | {verdict} |"
 
 
-def _short_lines(goals: Sequence[Mapping[str, Any]], shorts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Goals that the same was tried for stand together, before that."""
-    together: dict[tuple[int, ...], list[str]] = {}
-    for goal in goals:
-        if goal["verdict"] not in (SHORT, FAR_SHORT):
-            continue
-        bound = "at most" if goal["less"] else "at least"
-        why = tuple(at for at, short in enumerate(shorts) if _is_why(short, goal))
-        together.setdefault(why, []).append(
-            f"**{goal['what']}**: {spread(goal['found'])} {goal['unit']}, "
-            f"wanted {bound} {number(goal['target'])} {goal['unit']}."
-        )
-    lines: list[str] = []
-    for why, told in together.items():
-        for line in told:
-            lines += [line, ""]
-        for short in (shorts[at] for at in why):
-            lines += [*(f"- Tried: {idea}" for idea in short["ideas"]), f"- Limit: {short['limit']}", ""]
-    return lines or ["Nothing.", ""]
+def _blocks(tables: Iterable[str]) -> list[str]:
+    """Return the tables as blocks of text; adjacent single lines share a block."""
+    blocks: list[str] = []
+    was_line = False
+    for text in map(str.rstrip, tables):
+        is_line = "\n" not in text
+        if is_line and was_line:
+            blocks[-1] += f"\n{text}"
+        else:
+            blocks.append(text)
+        was_line = is_line
+    return blocks
 
 
-def _is_why(short: Mapping[str, Any], goal: Mapping[str, Any]) -> bool:
-    return goal["row"] in short["rows"] and short.get("what", "") in goal["what"]
+def _short_lines(
+    goals: Sequence[Mapping[str, Any]], shorts: Sequence[Mapping[str, Any]], tried_page: str
+) -> list[str]:
+    """Return a section for each limit that holds a short goal."""
+    sections = [short for short in shorts if any(_limits(short, goal) for goal in goals)]
+    if not sections:
+        return ["Nothing.", ""]
+    lines = [
+        "What limits the short goals of the table above. Experiments for several goals: "
+        f"[Tried]({tried_page}#several-goals).",
+        "",
+    ]
+    for short in sections:
+        lines += [f"### {short['title']}", "", *(f"- {fact}" for fact in short["limit"]), ""]
+        if short["tried"]:
+            lines += [f"[What was tried]({tried_page}#{_anchor(short['title'])})", ""]
+    return lines
+
+
+def lines_of_tried(shorts: Sequence[Mapping[str, Any]], page: str) -> list[str]:
+    """Return the lines of the page of experiments."""
+    lines = [
+        "# Tried",
+        "",
+        f"Experiments to make the service faster, by the goals of [Performance]({page}). "
+        "Each is listed once. The numbers are those of the experiment's own runs. "
+        "`./run bench report` writes this page.",
+        "",
+        "| verdict | |",
+        "|---|---|",
+        "| kept | the change is part of the code |",
+        "| no effect | no difference beyond the noise |",
+        "| rejected | the change is not part of the code |",
+        "",
+    ]
+    for short in shorts:
+        if short["tried"]:
+            lines += [f"## {short['title']}", ""]
+            if rows := [row for row in short["rows"] if row]:
+                lines += [f"Goals: row{'s' * (len(rows) > 1)} {', '.join(rows)}.", ""]
+            lines += ["| tried | result | verdict |", "|---|---|---|"]
+            lines += [*(f"| {' | '.join(one)} |" for one in short["tried"]), ""]
+    return lines
+
+
+def _anchor(title: str) -> str:
+    """Return the anchor that GitHub gives a heading."""
+    return "".join(one for one in title.lower().replace(" ", "-") if one.isalnum() or one == "-")
+
+
+def _limits(short: Mapping[str, Any], goal: Mapping[str, Any]) -> bool:
+    """Return True if the goal is short for these limits."""
+    is_short = goal["verdict"] in (SHORT, FAR_SHORT)
+    return is_short and goal["row"] in short["rows"] and short.get("what", "") in goal["what"]
 
 
 # --- plots
 
 
-def drawn(run: Run, goals: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The plots that there are figures for, by file."""
+def draw_plots(run: Run, goals: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Draw the plots that have figures; return them by file name."""
     plots = {}
-    reached = [_reached(goal) for goal in goals if goal["found"] is not None and goal["found"]["median"] > 0]
+    reached = [_goal_bar(goal) for goal in goals if goal["found"] is not None and goal["found"]["median"] > 0]
     if reached:
         title = "How far each goal is reached: 1 is the target"
         plots[GOALS_PLOT] = bars(title, reached, GOAL_TICKS, logarithmic=True)
@@ -230,14 +288,14 @@ def drawn(run: Run, goals: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         plots[RATES_PLOT] = bars("Thousands of deltas a second, by scene and server", rates, ticks)
     samples = run.get("sustained", {"more": {}})["more"].get("memory")
     if samples:
-        ats, held = ([float(one[place]) for one in samples] for place in (0, 1))
+        ats, held = ([float(one[column]) for one in samples] for column in (0, 1))
         line = Line("server", 0, ats, held)
         plot = Plot("Memory, MB", linear(max(ats), "s", tight=True), linear(max(held), ""), (line,))
         plots[MEMORY_PLOT] = picture(plot)
     return plots
 
 
-def _reached(goal: Mapping[str, Any]) -> Bar:
+def _goal_bar(goal: Mapping[str, Any]) -> Bar:
     found, target = goal["found"]["median"], goal["target"]
     value = target / found if goal["less"] else found / target
     row = f"{goal['row']}  " if goal["row"] else ""

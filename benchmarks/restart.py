@@ -1,8 +1,8 @@
-"""How soon a service with a large directory is there again: accepts a publish, answers a search.
+"""Measures the restart of a service with a large directory: until it accepts a publish and answers a search.
 
 Two directories are built once. One has millions of vectors of 16 numbers, each published with an id, over
 thousands of origins, with a storage sink (rows in the order of their ids); the other is a plain log of 13 KB
-frames. Then fresh processes are started on them, in turn after a clean close and after kill -9.
+frames. New processes are then started on them, alternately after a clean close and after kill -9.
 Times count from the start of the process, imports included; the system's page cache is warm.
 """
 
@@ -18,17 +18,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks._arguments import Arguments, kept_directory, whole, writable_directory
+from benchmarks._arguments import Arguments, bounded_int, created_directory, writable_directory
 from benchmarks._measure import Figure, percentile, table
-from benchmarks._processes import apart, end
-from benchmarks._restart_service import LANES, MIB, Terms, command
+from benchmarks._processes import end, ignore_interrupts
+from benchmarks._restart_service import LANES, MIB, LifeOptions, command
 from benchmarks._results import REACHED, Goal, Results, options_of
 
 if TYPE_CHECKING:
     import argparse
 
 QUICK = {"rounds": 1, "vectors": 100_000, "origins": 1_000, "changes": 10_000, "starts": 4, "mib": 32}
-"""At most, in a quick run."""
+"""Maxima of a quick run."""
 ACCEPTED_S_MAX, SEARCHED_S_MAX, PLAIN_P99_S_MAX = 5.0, 30.0, 2.0
 _FAILED = "a search was wrong, or a start took longer than its target (with --quick: three times that)"
 CLOSED, KILLED = "after a clean close", "after kill -9"
@@ -37,92 +37,96 @@ STEPS = (
     ("first publish acknowledged, durable", "accepted"),
     ("storage attached", "storage"),
     ("index attached", "index"),
-    ("both level with the log", "level"),
+    ("both caught up with the log", "level"),
     ("first search answered", "searched"),
 )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Build, start again and again, print, write. For the exit status see `_FAILED`."""
+    """Build, start repeatedly, print, write. `_FAILED` describes exit status 1."""
     options = parser()
     given = options.parse_args(arguments)
     if not given.vectors and not given.starts:
-        options.error("nothing is left to measure: give vectors, or starts of the plain log")
+        options.error("nothing is left to measure: set --vectors or --starts above 0")
     for name, most in QUICK.items():
         if given.quick:
             setattr(given, name, min(getattr(given, name), most))
-    place = (
+    output = (
         nullcontext(given.keep)
         if given.keep
         else tempfile.TemporaryDirectory(prefix="delta-prop-restart-", dir=given.directory)
     )
     figures: dict[str, Any] = {}
-    with place as folder:
+    with output as folder:
         if given.vectors:
-            terms = Terms(
+            life_options = LifeOptions(
                 f"{folder}/vectors", "vectors", vectors=given.vectors, origins=given.origins,
                 changes=min(given.changes, given.vectors),
             )  # fmt: skip
-            figures["build"] = built(terms)
-            figures["vectors"] = lives(terms, given.rounds)
+            figures["build"] = build_directory(life_options)
+            figures["vectors"] = measure_lives(life_options, given.rounds)
         if given.starts:
-            terms = Terms(f"{folder}/plain", "plain", mib=given.mib)
-            figures["build plain"] = built(terms)
-            figures["plain"] = lives(terms, -(-given.starts // 2))
+            life_options = LifeOptions(f"{folder}/plain", "plain", mib=given.mib)
+            figures["build plain"] = build_directory(life_options)
+            figures["plain"] = measure_lives(life_options, -(-given.starts // 2))
     return report(figures, given).finish(given.json)
 
 
 def parser() -> Arguments:
-    """What can be asked for."""
+    """Return the parser of the command line."""
     options = options_of("restart", __doc__, rounds=2, failed=_FAILED)
     options.add_argument(
         "--vectors",
-        type=whole(0, 100_000_000),
+        type=bounded_int(0, 100_000_000),
         default=10_000_000,
-        help="0: leave that out; default: 10 million",
-    )
-    options.add_argument("--origins", type=whole(LANES, 1_000_000), default=10_000, help="default: 10,000")
-    options.add_argument(
-        "--changes", type=whole(0), default=100_000, help="vectors that each start writes anew"
+        help="0: skip that directory; default: 10 million",
     )
     options.add_argument(
-        "--starts", type=whole(0, 10_000), default=20, help="of the plain log; 0: leave that out"
+        "--origins", type=bounded_int(LANES, 1_000_000), default=10_000, help="default: 10,000"
     )
-    options.add_argument("--mib", type=whole(1, 1_000_000), default=1024, help="MiB of the plain log")
+    options.add_argument(
+        "--changes", type=bounded_int(0), default=100_000, help="vectors that each start rewrites"
+    )
+    options.add_argument(
+        "--starts", type=bounded_int(0, 10_000), default=20, help="starts on the plain log; 0: skip it"
+    )
+    options.add_argument("--mib", type=bounded_int(1, 1_000_000), default=1024, help="MiB of the plain log")
     options.add_argument(
         "--directory", type=writable_directory, metavar="DIR", help="build on the disk that DIR is on"
     )
     options.add_argument(
         "--keep",
-        type=kept_directory,
+        type=created_directory,
         metavar="DIR",
-        help="build in DIR, or use what was built there; it stays",
+        help="build in DIR, or use the directories built there; they are not removed",
     )
     return options
 
 
-def built(terms: Terms) -> float:
-    """Build the directory, unless it is there; the seconds it took."""
-    folder = Path(terms.directory)
+def build_directory(life_options: LifeOptions) -> float:
+    """Build the directory unless it exists; return the seconds it took."""
+    folder = Path(life_options.directory)
     mark = folder / "built"
     if not mark.exists():
         folder.mkdir()
         begin = time.monotonic()
-        with apart():
-            process = subprocess.Popen(command(replace(terms, build=True)))
+        with ignore_interrupts():
+            process = subprocess.Popen(command(replace(life_options, build=True)))
         try:
             if process.wait():
-                raise SystemExit(f"FAILED: {terms.kind} could not be built, status {process.returncode}")
+                raise SystemExit(
+                    f"FAILED: {life_options.kind} could not be built, status {process.returncode}"
+                )
         finally:
             end(process)
         mark.write_text(json.dumps({"seconds": time.monotonic() - begin, "life": 0}))
-    told = json.loads(mark.read_text())
+    built = json.loads(mark.read_text())
     sizes = {name: _size(folder, name) / MIB for name in ("data", "vectors.db", "graphs")}
     print(
-        f"{terms.kind}: built in {told['seconds']:.0f} s; MiB on disk: "
+        f"{life_options.kind}: built in {built['seconds']:.0f} s; MiB on disk: "
         + ", ".join(f"{name} {size:,.0f}" for name, size in sizes.items() if size)
     )
-    return float(told["seconds"])
+    return float(built["seconds"])
 
 
 def _size(folder: Path, name: str) -> int:
@@ -130,39 +134,39 @@ def _size(folder: Path, name: str) -> int:
     return sum(path.stat().st_size for path in every if path.is_file())
 
 
-def lives(terms: Terms, rounds: int) -> dict[str, list[dict[str, Any]]]:
-    """Start so many times after a close and after a kill, in turn."""
-    mark = Path(terms.directory) / "built"
-    told: dict[str, list[dict[str, Any]]] = {CLOSED: [], KILLED: []}
+def measure_lives(life_options: LifeOptions, rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """Start `rounds` times each after a close and after a kill, alternately."""
+    mark = Path(life_options.directory) / "built"
+    lives: dict[str, list[dict[str, Any]]] = {CLOSED: [], KILLED: []}
     for number in range(2 * rounds):
         before = json.loads(mark.read_text())
-        one = replace(terms, life=before["life"])
-        told[CLOSED if number % 2 == 0 else KILLED].append(live(one, kill=number % 2 == 0))
+        one = replace(life_options, life=before["life"])
+        lives[CLOSED if number % 2 == 0 else KILLED].append(measure_life(one, kill=number % 2 == 0))
         mark.write_text(json.dumps({**before, "life": one.life + 1}))
-    return told
+    return lives
 
 
-def live(terms: Terms, *, kill: bool) -> dict[str, Any]:
-    """Start a process, take its figures, end it."""
-    with apart():
+def measure_life(life_options: LifeOptions, *, kill: bool) -> dict[str, Any]:
+    """Start a process, read its figures, end it."""
+    with ignore_interrupts():
         process = subprocess.Popen(
-            command(replace(terms, spawned_at=time.monotonic())),
+            command(replace(life_options, spawned_at=time.monotonic())),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
     with process:
         try:
-            return _lived(process, terms, kill=kill)
+            return _read_figures(process, life_options, kill=kill)
         finally:
             process.kill()
 
 
-def _lived(process: subprocess.Popen[str], terms: Terms, *, kill: bool) -> dict[str, Any]:
+def _read_figures(process: subprocess.Popen[str], life_options: LifeOptions, *, kill: bool) -> dict[str, Any]:
     assert process.stdin is not None
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise SystemExit(f"FAILED: the service in {terms.directory} ended, status {process.wait()}")
-    told: dict[str, Any] = json.loads(line)
+        raise SystemExit(f"FAILED: the service in {life_options.directory} ended, status {process.wait()}")
+    figures: dict[str, Any] = json.loads(line)
     begin = time.monotonic()
     if kill:
         process.kill()
@@ -170,16 +174,16 @@ def _lived(process: subprocess.Popen[str], terms: Terms, *, kill: bool) -> dict[
         process.stdin.write("close\n")
         process.stdin.flush()
         if process.wait():
-            raise SystemExit(f"FAILED: closing the service in {terms.directory} failed")
-    told["end_s"] = time.monotonic() - begin
-    return told
+            raise SystemExit(f"FAILED: closing the service in {life_options.directory} failed")
+    figures["end_s"] = time.monotonic() - begin
+    return figures
 
 
 # --- printing
 
 
 def report(figures: dict[str, Any], given: argparse.Namespace) -> Results:
-    """Tables, figures, goals."""
+    """Return tables, figures, goals."""
     results = Results("restart")
     if "vectors" in figures:
         _report_vectors(results, figures["vectors"], given)
@@ -204,15 +208,7 @@ def _report_vectors(
     head = ("median (lowest-highest)", "s since start", "resident MB", "at most MB")
     title = f"{given.vectors:,} vectors of 16 numbers, {given.origins:,} origins"
     results.tables.append(table(title, head, rows))
-    for kind, some in kinds.items():
-        rate = [given.changes / one["changes_s"] for one in some]
-        results.notes.append(
-            f"{kind}: imports {_figure(some, 'imported_s')} s; up to the first search "
-            f"{_figure(some, 'cpu_s')} s CPU; the next search {_figure(some, 'search_s')} s; "
-            f"then {given.changes:,} changes at {Figure.of(rate)} rows/s while rows are linked, "
-            f"applied after {_figure(some, 'changes_applied_s')} s; "
-            f"image: {some[-1]['image']}; graphs: {some[-1]['graphs']}; log: {some[-1]['recovery']}"
-        )
+    _report_after(results, kinds, given)
     every = [one for some in kinds.values() for one in some]
     results.notes.append(f"clean closes took {_figure(kinds[KILLED], 'end_s')} s")
     if not all(one["right"] and one["vectors"] >= given.vectors for one in every):
@@ -223,6 +219,22 @@ def _report_vectors(
         goal = Goal("", f"restart: {step} after, the slowest", most, unit="s", less=True)
         if results.goal(goal, [max(took)]) != REACHED and not given.quick:
             results.failures.append(f"{step} after {max(took):.1f} s, target {most:.0f} s")
+
+
+def _report_after(
+    results: Results, kinds: dict[str, list[dict[str, Any]]], given: argparse.Namespace
+) -> None:
+    """Report the imports, the first searches and the changes after a start."""
+    rows: list[tuple[object, ...]] = []
+    for kind, some in kinds.items():
+        rate = [given.changes / one["changes_s"] for one in some]
+        searched = (_figure(some, name) for name in ("imported_s", "cpu_s", "search_s"))
+        rows.append((kind, *searched, Figure.of(rate), _figure(some, "changes_applied_s")))
+        recovery = some[-1]["recovery"].replace("\n", "; ")
+        results.notes.append(f"{kind}: image: {some[-1]['image']}; graphs: {some[-1]['graphs']}; {recovery}")
+    head = ("", "imports s", "CPU s to first search", "next search s", "changes rows/s", "applied after s")
+    title = f"the start, then {given.changes:,} changes while rows are indexed"
+    results.tables.append(table(title, head, rows))
 
 
 def _report_plain(

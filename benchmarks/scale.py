@@ -1,8 +1,9 @@
-"""One service against two side by side: what a second one brings, and what spreading costs a program.
+"""Compares one service with two: the gain of a second service, and the cost of spreading in a program.
 
-Two raw publishers, each with its consumer where there is one, write to one service or each to its own: what a
-client spreads by its hash is spread beforehand, so that services are measured. All share the machine's cores
-with their clients: besides the rate, the CPU a delta says what services with cores of their own would do.
+Two raw publishers, each with its consumer if there is one, write to one service or each to its own: the load
+is divided beforehand, without a client's hash, so that services are measured. All services share the
+machine's cores with their clients: besides the rate, the CPU per delta shows the gain on services with cores
+of their own.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from delta_prop_wire.delta import Delta, opaque
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from benchmarks._peers_scenes import Measured
+    from benchmarks._peers_scenes import Measurement
 
 PAIRS = 2
-"""Publishers, each with the consumer of what it publishes."""
+"""Publishers, each with a consumer of its topic."""
 SERVICES = (1, 2)
-CALL_DELTAS, CALLS_OPEN, CALLS = 100, 40, 400
+CALL_DELTAS, CALLS_IN_FLIGHT, CALLS = 100, 40, 400
 _WAIT_S_MAX = 60.0
 
 
 class Setting(NamedTuple):
-    """What is measured at which level."""
+    """One measurement: its kind of peer (which has the ack level) and its consumers."""
 
     name: str
     kind: type[Ours]
@@ -52,32 +53,32 @@ SETTINGS = (
 )
 
 
-class Seen(NamedTuple):
-    """One round of a setting over so many services."""
+class ScaleMeasurement(NamedTuple):
+    """The figures of one round of a setting."""
 
     deltas_a_second: float
     server_cpu_us: float
-    """A delta, over all services."""
+    """Per delta, over all services."""
     client_cpu_us: float
     lost: int
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print, write."""
+    """Measure, print, write; return the exit status."""
     parser = options_of("scale", __doc__, rounds=5)
     given = parser.parse_args(arguments)
     seconds = 0.5 if given.quick else 1.5
-    seen: dict[tuple[str, int], list[Seen]] = {}
+    seen: dict[tuple[str, int], list[ScaleMeasurement]] = {}
     programs: dict[int, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="scale-") as folder, ExitStack() as exits:
         running = {
-            kind: list(_started(kind, Path(folder), exits))
+            kind: list(_start_services(kind, Path(folder), exits))
             for kind in dict.fromkeys(one.kind for one in SETTINGS)
         }
         for turn in range(given.rounds):
             for setting in SETTINGS:
                 for count in SERVICES:
-                    found = together(running[setting.kind][:count], setting, f"s{turn}", seconds)
+                    found = measure_services(running[setting.kind][:count], setting, f"s{turn}", seconds)
                     seen.setdefault((setting.name, count), []).append(found)
                     print(f"{turn} {setting.name}: {count}: {found}", file=sys.stderr)
             for count in SERVICES:
@@ -86,20 +87,22 @@ def main(arguments: list[str] | None = None) -> int:
     return _report(seen, programs).finish(given.json)
 
 
-def _started(kind: type[Ours], folder: Path, exits: ExitStack) -> Sequence[Ours]:
+def _start_services(kind: type[Ours], folder: Path, exits: ExitStack) -> Sequence[Ours]:
     peers = []
     for number in range(max(SERVICES)):
         peer = kind()
-        place = folder / f"{kind.__name__}-{number}"
-        place.mkdir()
+        data = folder / f"{kind.__name__}-{number}"
+        data.mkdir()
         exits.callback(peer.stop)
-        peer.start(place)
+        peer.start(data)
         peers.append(peer)
     return peers
 
 
-class _AtOnce(Ours):
-    """A service as one pair sees it. Asked what it counts, it waits until all are ready to begin together."""
+class _BarrierPeer(Ours):
+    """A running service for one pair of clients. `counters` first waits until all pairs are ready to start
+    together.
+    """
 
     def __init__(self, peer: Ours, ready: threading.Barrier) -> None:
         super().__init__()
@@ -111,20 +114,22 @@ class _AtOnce(Ours):
         return {**super().__getstate__(), "_ready": None}
 
     def counters(self) -> dict[str, float]:
-        """Nothing."""
+        """Wait at the barrier the first time; return no counters."""
         if self._ready is not None:
             self._ready.wait(_WAIT_S_MAX)
             self._ready = None
         return {}
 
 
-def together(services: Sequence[Ours], setting: Setting, topic: str, seconds: float) -> Seen:
-    """All pairs at once, dealt out to the services."""
+def measure_services(
+    services: Sequence[Ours], setting: Setting, topic: str, seconds: float
+) -> ScaleMeasurement:
+    """Measure all pairs concurrently, divided among the services."""
     scene = Scene(setting.name, consumers=setting.consumers, seconds_max=seconds)
     ready = threading.Barrier(PAIRS)
-    peers = [_AtOnce(services[pair % len(services)], ready) for pair in range(PAIRS)]
+    peers = [_BarrierPeer(services[pair % len(services)], ready) for pair in range(PAIRS)]
 
-    def one(pair: int) -> Measured:
+    def one(pair: int) -> Measurement:
         return measure(peers[pair], scene, f"{topic}x{pair}x{setting.consumers}x{len(services)}")
 
     cpu_s = sum(peer.cpu_s() for peer in services)
@@ -133,7 +138,7 @@ def together(services: Sequence[Ours], setting: Setting, topic: str, seconds: fl
     cpu_s = sum(peer.cpu_s() for peer in services) - cpu_s
     deltas = sum(one.deltas for one in found)
     clients = sum((one.publisher_cpu_us + one.consumer_cpu_us) * one.deltas for one in found)
-    return Seen(
+    return ScaleMeasurement(
         sum(one.deltas_a_second for one in found),
         cpu_s / deltas * 1e6,
         clients / deltas,
@@ -142,19 +147,21 @@ def together(services: Sequence[Ours], setting: Setting, topic: str, seconds: fl
 
 
 async def program(ports: Sequence[int], name: str) -> float:
-    """CPU µs a delta of a program that publishes 100 a call: through a producer, or one over services."""
-    places = [f"127.0.0.1:{port}" for port in ports]
-    client = SpreadProducer(places, name=name) if len(places) > 1 else Producer(places[0], name=name)
+    """Measure CPU µs per delta of a program that publishes 100 per call, through a `Producer` or a
+    `SpreadProducer`.
+    """
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    client = SpreadProducer(addresses, name=name) if len(addresses) > 1 else Producer(addresses[0], name=name)
     calls = [
         [Delta(f"key-{(call * 37 + row * 11) % 1_000}", opaque(bytes(128))) for row in range(CALL_DELTAS)]
         for call in range(50)
     ]
     async with client:
         publish: Callable[..., object] = client.publish
-        room = asyncio.Semaphore(CALLS_OPEN)
+        limit = asyncio.Semaphore(CALLS_IN_FLIGHT)
 
         async def one(number: int) -> None:
-            async with room:
+            async with limit:
                 await publish(*calls[number % len(calls)])  # type: ignore[misc]
 
         began = time.process_time()
@@ -163,7 +170,7 @@ async def program(ports: Sequence[int], name: str) -> float:
 
 
 def _report(
-    seen: Mapping[tuple[str, int], Sequence[Seen]], programs: Mapping[int, Sequence[float]]
+    seen: Mapping[tuple[str, int], Sequence[ScaleMeasurement]], programs: Mapping[int, Sequence[float]]
 ) -> Results:
     results, rows = Results("scale"), []
     for setting in SETTINGS:
@@ -175,12 +182,12 @@ def _report(
             results.figure(f"{label}: clients", [each.client_cpu_us for each in some], "µs", less=True)
             rows.append((label, *(spread(results.figures[f"{label}: {of}"]) for of in _COLUMNS)))
         faster = [b.deltas_a_second / a.deltas_a_second for a, b in zip(one, two, strict=True)]
-        dearer = [b.server_cpu_us / a.server_cpu_us for a, b in zip(one, two, strict=True)]
+        costlier = [b.server_cpu_us / a.server_cpu_us for a, b in zip(one, two, strict=True)]
         results.figure(f"{setting.name}: two against one, rate", faster, "×")
-        results.figure(f"{setting.name}: two against one, server CPU a delta", dearer, "×", less=True)
+        results.figure(f"{setting.name}: two against one, server CPU a delta", costlier, "×", less=True)
         rows.append((f"{setting.name}: two / one", *_ratios(results, setting.name), ""))
         results.goal(
-            Goal("scale", f"{setting.name}: server CPU a delta, two / one", 1.25, 1.0, less=True), dearer
+            Goal("scale", f"{setting.name}: server CPU a delta, two / one", 1.25, 1.0, less=True), costlier
         )
         lost = sum(each.lost for each in (*one, *two))
         if lost:
@@ -199,8 +206,8 @@ def _report(
         )
     )
     results.notes.append(
-        f"{os.cpu_count()} cores for the services and their clients: services that cost as much CPU a delta "
-        "side by side as one alone go as many times as fast where each has a core"
+        f"{os.cpu_count()} cores for the services and their clients: if two services cost as much CPU a "
+        "delta as one alone, the rate doubles once each has its own core"
     )
     return results
 

@@ -1,7 +1,8 @@
-"""Writing to a service from Spark, reading from it, replaying a log: beside limits in the same rounds.
+"""Measures writes from Spark, reads, and replay of a log, relative to limits in the same rounds.
 
-Two cores hold Spark, its Python workers and the service, as local[2]. Rows have a vector of 64 float32; all
-acknowledgements are durable. Rounds take turns; a rate counts the whole job, its start and its commit too.
+Spark (local[2]), its Python workers and the service share two cores. Rows have a vector of 64 float32; all
+acknowledgements are durable. Rounds are interleaved; a rate counts the whole job, with its start and its
+commit.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ if TYPE_CHECKING:
 WIDTH = 64
 WARM_ROUNDS = 2
 ROWS, ROWS_SLOW = 400_000, 50_000
-"""Of a job; of one by the writer of rows, which would take minutes for as many."""
+"""Rows of a job; rows of a job by the writer of rows, which is slow."""
 REPLAY_ROWS = (1_000_000, 10_000_000)
 REPLAY_KEYS, REPLAY_WIDTH, FRAME_ROWS = 100_000, 8, 1_000
 GROWTH_MAX = 12.0
 SETTINGS = {"spark.driver.memory": "4g", "spark.driver.extraJavaOptions": "-XX:+UseParallelGC"}
-"""Hot loops compiled as on a cluster, not as for a short command."""
+"""Settings of a cluster: the full JIT compiler, not the quick start of a short command."""
 NOOP, ROW = "Spark's noop sink", "a writer of rows"
 DIRECT, STAGED = "direct", "staged, until it is published"
 READ, PARQUET = "read from the service", "the same data as Parquet"
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print, write; return the exit status."""
     parser = options_of("spark", __doc__, rounds=5)
-    parser.add_argument("--rows", type=int, default=ROWS, help=f"of a job; default: {ROWS:,}")
-    parser.add_argument("--only", choices=("write", "read", "replay"), help="one part")
+    parser.add_argument("--rows", type=int, default=ROWS, help=f"rows of a job; default: {ROWS:,}")
+    parser.add_argument("--only", choices=("write", "read", "replay"), help="only this part")
     given = parser.parse_args()
     if given.rounds < 1 or given.rows < 1_000:
-        parser.error("give at least 1 round and 1,000 rows")
+        parser.error("--rounds or --rows is too small: set at least 1 round and 1,000 rows")
     from delta_prop.spark.sessions import session
     from delta_prop.spark.source import register
     from delta_prop_wire.errors import UsageError
@@ -59,7 +60,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="delta-prop-spark-") as name:
         folder = Path(name)
         if given.only in (None, "write", "read"):
-            with served(folder / "data") as url:
+            with serve(folder / "data") as url:
                 if given.only != "read":
                     writes(results, spark, url, rounds=rounds, rows=rows)
                 if given.only != "write":
@@ -71,8 +72,8 @@ def main() -> int:
 
 
 @contextmanager
-def served(data: Path) -> Iterator[str]:
-    """A service in a process of its own; where it is."""
+def serve(data: Path) -> Iterator[str]:
+    """Run a service in a process of its own; yield its address."""
     command = [
         sys.executable,
         "-m",
@@ -98,8 +99,8 @@ def served(data: Path) -> Iterator[str]:
         process.wait(60)
 
 
-def made(spark: SparkSession, rows: int) -> DataFrame:
-    """Rows with a vector, made by the job that writes them: each way pays for that alike."""
+def make_rows(spark: SparkSession, rows: int) -> DataFrame:
+    """Return rows with a vector, which the job that writes them generates: each way includes that cost."""
     from pyspark.sql import functions as f
 
     numbers = f.transform(f.sequence(f.lit(1), f.lit(WIDTH)), lambda n: (f.col("id") * n % 997).cast("float"))
@@ -109,12 +110,12 @@ def made(spark: SparkSession, rows: int) -> DataFrame:
 
 
 def writes(results: Results, spark: SparkSession, url: str, *, rounds: int, rows: int) -> None:
-    """The same rows by each way, under a name of its own each time."""
+    """Write the same rows by each way, under a new producer name each time."""
     from benchmarks._spark_rows import PlainRows
 
     spark.dataSource.register(PlainRows)
     slow = min(rows, ROWS_SLOW)
-    frame, fewer, turn = made(spark, rows), made(spark, slow), iter(range(10_000))
+    frame, fewer, turn = make_rows(spark, rows), make_rows(spark, slow), iter(range(10_000))
 
     def ours(**options: str) -> None:
         write = frame.write.format("delta_prop").option("url", url).option("namespace", "bench")
@@ -130,17 +131,17 @@ def writes(results: Results, spark: SparkSession, url: str, *, rounds: int, rows
         DIRECT: lambda: ours(staged="false"),
         STAGED: ours,
     }
-    rates = measured(ways, rounds, dict.fromkeys(ways, rows) | {ROW: slow})
+    rates = measure(ways, rounds, dict.fromkeys(ways, rows) | {ROW: slow})
     of_noop = [mine / limit for mine, limit in zip(rates[DIRECT], rates[NOOP], strict=True)]
     of_rows = [mine / other for mine, other in zip(rates[DIRECT], rates[ROW], strict=True)]
     results.goal(Goal("spark 4", "write, direct: of Spark's noop sink", 0.2), of_noop)
     results.goal(Goal("spark 4", "write, direct: of a writer of rows", 4.0), of_rows)
-    told(results, f"writing {rows:,} rows, which each job makes itself", rates, NOOP)
+    report_rates(results, f"writing {rows:,} rows, which each job makes itself", rates, NOOP)
 
 
 def reads(results: Results, spark: SparkSession, url: str, parquet: str, *, rounds: int, rows: int) -> None:
-    """The same rows from the service's log and from a file."""
-    made(spark, rows).write.parquet(parquet)
+    """Read the same rows from the service's log and from a file."""
+    make_rows(spark, rows).write.parquet(parquet)
     write = spark.read.parquet(parquet).write.format("delta_prop").option("url", url)
     write.options(producer="to-read", namespace="read", staged="false").mode("append").save()
     read = spark.read.format("delta_prop").options(url=url, topics="ns:read", partitions="2")
@@ -154,14 +155,14 @@ def reads(results: Results, spark: SparkSession, url: str, parquet: str, *, roun
     found = read.load().count()
     if found != rows:
         results.failures.append(f"{found:,} rows were read of {rows:,}")
-    rates = measured(ways, rounds, dict.fromkeys(ways, rows))
+    rates = measure(ways, rounds, dict.fromkeys(ways, rows))
     shares = [mine / limit for mine, limit in zip(rates[READ], rates[PARQUET], strict=True)]
     results.goal(Goal("spark 4", "read: of the same data as Parquet", 0.5), shares)
-    told(results, f"reading {rows:,} rows", rates, PARQUET)
+    report_rates(results, f"reading {rows:,} rows", rates, PARQUET)
 
 
 def replays(results: Results, spark: SparkSession, folder: Path, rounds: int, *, quick: bool) -> None:
-    """The state of every vector from the log's files, of logs of two sizes."""
+    """Replay the state of every vector from the log's files, with logs of two sizes."""
     from delta_prop.spark.jobs.replaying import replay
 
     sizes = (100_000, 1_000_000) if quick else REPLAY_ROWS
@@ -186,7 +187,7 @@ def replays(results: Results, spark: SparkSession, folder: Path, rounds: int, *,
 
 
 def build_log(data: Path, size: int) -> None:
-    """A log of vectors that change again and again."""
+    """Write a log of vectors that change repeatedly."""
     import anyio
     import numpy as np
 
@@ -198,7 +199,7 @@ def build_log(data: Path, size: int) -> None:
     numbers = np.random.default_rng(1).random((FRAME_ROWS, REPLAY_WIDTH), np.float32)
 
     async def build() -> None:
-        settings = LogSettings(level=AckLevel.LOGGED, compact=False)
+        settings = LogSettings(read_level=AckLevel.LOGGED, compact=False)
         async with Propagator(data=data, log=settings) as propagator:
             for at in range(0, size, FRAME_ROWS):
                 first = at % REPLAY_KEYS
@@ -207,10 +208,8 @@ def build_log(data: Path, size: int) -> None:
     anyio.run(build)
 
 
-def measured(
-    ways: dict[str, Callable[[], None]], rounds: int, rows: dict[str, int]
-) -> dict[str, list[float]]:
-    """Rows a second of each way, round by round, once all have warmed up."""
+def measure(ways: dict[str, Callable[[], None]], rounds: int, rows: dict[str, int]) -> dict[str, list[float]]:
+    """Measure rows per second of each way, round by round, after warm-up rounds."""
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(WARM_ROUNDS + rounds):
         for name, way in ways.items():
@@ -221,8 +220,8 @@ def measured(
     return rates
 
 
-def told(results: Results, what: str, rates: dict[str, list[float]], limit: str) -> None:
-    """A table: each way, beside the limit of its round."""
+def report_rates(results: Results, what: str, rates: dict[str, list[float]], limit: str) -> None:
+    """Add a table: each way, relative to the limit of its round."""
     rows = []
     for name, found in rates.items():
         rate = results.figure(f"{what}: {name}", found, "rows/s")

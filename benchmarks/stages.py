@@ -1,8 +1,8 @@
-"""What each stage costs a single delta, beside the specification's table, and what all of them take together.
+"""Measures the cost of each stage for a single delta, and of all stages together, against the specification.
 
-Stages in CPU time, medians of rounds that take turns. The whole way, from when a delta was due until storage,
-index and cache have it, in open loop through a propagator with its log in a directory, at ack level `logged`
-and, beside it, `durable`. Batches of 100 stand beside single deltas.
+Stages are measured in CPU time, as medians of interleaved rounds. The whole way is measured from the time a
+delta was due until storage, index and cache have it, in open loop through a propagator with its log in a
+directory, at ack levels `logged` and `durable`. Batches of 100 are measured as well as single deltas.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 import anyio
 import numpy as np
 
-from benchmarks._arguments import whole
-from benchmarks._inside import DIMENSION, KEYS, NAMES, NUMBERS, Bench, Columns, Sent, prepared
+from benchmarks._arguments import bounded_int
+from benchmarks._embedded import DIMENSION, KEYS, NAMES, NUMBERS, Bench, CallTimings, Columns, prepare_calls
 from benchmarks._measure import cpu_us, percentile, table
 from benchmarks._results import Goal, Results, options_of
 from delta_prop.order.orderer import Orderer
-from delta_prop.route.table import Table
+from delta_prop.route.routing_table import RoutingTable
 from delta_prop_broker.log.memory import MemoryLog
-from delta_prop_sinks import CacheSink, Delivery, IndexSink, Resident
+from delta_prop_sinks import CacheSink, Delivery, IndexSink, ResidentVectors
 from delta_prop_wire.batch import Batch, LoggedBatch
+from delta_prop_wire.body_checks import parse_batch
 from delta_prop_wire.delta import AckLevel, Delta, Kind, Priority, Source, make_origin
 from delta_prop_wire.encode import encode_batch, encode_vectors
-from delta_prop_wire.soundness import parse_batch
 from delta_prop_wire.topics import ALL
 from delta_prop_wire.validate import validate_batch
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 ORIGIN = make_origin(4711, Priority.NORMAL)
 OPEN_LOOP_SHARE = 0.3
-"""Of the rate that one caller reaches who calls again as soon as it is answered."""
+"""Share of the rate that one caller reaches in a closed loop."""
 SINKS = ("storage", "index", "cache")
-FLIGHT = {AckLevel.LOGGED: 4, AckLevel.DURABLE: 16}
-"""Calls under way at once, at most: so many may be late before those behind them are."""
+IN_FLIGHT = {AckLevel.LOGGED: 4, AckLevel.DURABLE: 16}
+"""Maximum of concurrent calls: this many may be late before they delay the next."""
 
 CLAIMS = (
     ("ingest", "ingest: decoded, checked, known or not", 5.0, 2.0, 2.5),
@@ -50,15 +50,16 @@ CLAIMS = (
     ("index", "index: applied, can be found", 50.0, 3.0, 5.0),
     ("storage", "storage: applied, can be read", 100.0, 5.0, 8.0),
 )
-"""Name, what is done, the specification's median in µs, how many times faster it is to be, and at best."""
+"""Name, description, the specification's median in µs, the target and the moonshot as multiples of its speed.
+"""
 CLAIMED_TOTAL_US = {50: 175.0, 95: 780.0, 99: 3300.0}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print, write."""
+    """Measure, print, write; return the exit status."""
     parser = options_of("stages", __doc__, rounds=7, rounds_min=5)
     parser.add_argument(
-        "--samples", type=whole(1_000, 10_000_000), default=10_000, help="latency samples in open loop"
+        "--samples", type=bounded_int(1_000, 10_000_000), default=10_000, help="latency samples in open loop"
     )
     given = parser.parse_args(arguments)
     results = Results("stages")
@@ -68,14 +69,14 @@ def main(arguments: list[str] | None = None) -> int:
         f"a delta: {NUMBERS} of {DIMENSION} float32, {KEYS:,} vectors, one producer; stages in CPU time"
     )
     results.notes.append(
-        "the whole way: log in a directory, storage written behind, exact index on the same vectors, cache; "
+        "end to end: log in a directory, storage with write-back, exact index on the same vectors, cache; "
         f"open loop at {OPEN_LOOP_SHARE:.0%} of one caller's peak; gc.freeze() after the start"
     )
     return results.finish(given.json)
 
 
-def _tell(what: str) -> None:
-    """Say what is measured now: the first table takes half a minute to come."""
+def _print_progress(what: str) -> None:
+    """Print the current step, as the first table takes half a minute."""
     print(what, file=sys.stderr, flush=True)
 
 
@@ -99,9 +100,9 @@ def _measure_stages(results: Results, given: argparse.Namespace) -> None:
 
 
 def _batches(size: int, count: int) -> list[Batch]:
-    """What `prepared` publishes, as a producer encodes it."""
+    """Return `count` batches of the calls of `prepare_calls`, as a producer encodes them."""
     made: list[Batch] = []
-    calls = prepared(size)
+    calls = prepare_calls(size)
     for number in range(count):
         call, base = calls[number % len(calls)], 1 + number * size
         if isinstance(call, Columns):
@@ -122,15 +123,15 @@ def _batches(size: int, count: int) -> list[Batch]:
     return made
 
 
-def _created() -> LoggedBatch:
+def _new_vectors() -> LoggedBatch:
     matrix = np.zeros((KEYS, DIMENSION), np.float32)
     batch = encode_vectors(NAMES, matrix, namespace="default", origin=ORIGIN + 16, base=1)
     return LoggedBatch(batch, 0, 1, Source.LOCAL)
 
 
 def _stages(size: int, rounds: int, *, quick: bool) -> dict[str, list[float]]:
-    """CPU µs a delta of each stage, round by round, for batches of `size`."""
-    _tell(f"stages, batches of {size}: {rounds} rounds")
+    """Measure CPU µs per delta of each stage, round by round, for batches of `size`."""
+    _print_progress(f"stages, batches of {size}: {rounds} rounds")
     calls = (400 if quick else 2_000) if size == 1 else (50 if quick else 200)
     batches = _batches(size, calls)
     bodies = [bytes(batch.body) for batch in batches]
@@ -151,34 +152,34 @@ def _stages(size: int, rounds: int, *, quick: bool) -> dict[str, list[float]]:
 
 
 def cpu_us_rounds(rounds: int, stages: Mapping[str, Callable[[], int]]) -> dict[str, list[float]]:
-    """CPU µs a call of each stage, round by round; each stage runs once a round, after what it prepares."""
+    """Measure CPU µs per call of each stage; each stage prepares, then runs, once per round."""
     taken: dict[str, list[float]] = {name: [] for name in stages}
     for turn in range(1, rounds + 1):
-        _tell(f"round {turn} of {rounds}")
+        _print_progress(f"round {turn} of {rounds}")
         for name, stage in stages.items():
-            if isinstance(stage, _Applying):
+            if isinstance(stage, _ApplyStage):
                 stage.prepare()
             taken[name].append(cpu_us(1, {name: stage})[name].median)
     return taken
 
 
 def _ingest(bodies: Sequence[bytes]) -> int:
-    have = 0
+    watermark = 0
     for body in bodies:
         batch = parse_batch(body)
         validate_batch(batch)
-        assert batch.base == have + 1
-        have = batch.last
+        assert batch.base == watermark + 1
+        watermark = batch.last
     return len(bodies)
 
 
 def _order(batches: Sequence[Batch]) -> int:
-    """As the chain does it for a batch that is the next of its origin."""
+    """Run the orderer as the pipeline does for a batch that is the next of its origin."""
     orderer = Orderer(knows_id=lambda _id: False)
     for batch in batches:
-        assert batch.base == orderer.have.get(batch.origin, 0) + 1
-        orderer.delivered(batch.origin, batch.base + batch.count - 1)
-        assert not orderer.any_ready
+        assert batch.base == orderer.watermarks.get(batch.origin, 0) + 1
+        orderer.note_delivered(batch.origin, batch.base + batch.count - 1)
+        assert not orderer.has_ready
     return len(batches)
 
 
@@ -190,7 +191,7 @@ def _log(batches: Sequence[Batch]) -> int:
 
 
 def _route(batches: Sequence[Batch]) -> int:
-    routes: Table[int] = Table()
+    routes: RoutingTable[int] = RoutingTable()
     for target in range(5):
         routes.subscribe(target, [ALL])
     for batch in batches:
@@ -200,7 +201,7 @@ def _route(batches: Sequence[Batch]) -> int:
 
 
 class _Context:
-    """The least a sink needs to be opened."""
+    """The minimal context with which a sink opens."""
 
     log_id = bytes(16)
     epoch = 1
@@ -227,45 +228,46 @@ class _Context:
         yield
 
 
-class _Applying:
-    """What a sink does with prepared deliveries, each time under later offsets: else they would be repeats.
+class _ApplyStage:
+    """A sink's `apply` of prepared deliveries, each round at later offsets, as it would skip duplicates.
 
-    They are made ahead of what is timed: the log and the route make one of each, for all sinks together.
+    Deliveries are made before the timed part, as the log and the route make one of each for all sinks
+    together.
     """
 
     def __init__(self, apply: Callable[[list[Delivery]], object], logged: Sequence[LoggedBatch]) -> None:
         self._apply, self._logged = apply, logged
         self._turn = 0
-        self._ahead: list[list[Delivery]] = []
+        self._prepared: list[list[Delivery]] = []
 
     def prepare(self) -> None:
         """Make the next round's deliveries."""
         self._turn += 1
         shift = self._turn * (self._logged[-1].next_offset - self._logged[0].offset)
-        self._ahead = [
+        self._prepared = [
             [Delivery(LoggedBatch(one.batch, one.offset + shift, one.lamport + shift, one.source))]
             for one in self._logged
         ]
 
     def __call__(self) -> int:
         apply = self._apply
-        for deliveries in self._ahead:
-            assert apply(deliveries)  # repeats would be nothing
-        return len(self._ahead)
+        for deliveries in self._prepared:
+            assert apply(deliveries)  # the sink would skip duplicates
+        return len(self._prepared)
 
 
-def _resident_stage(logged: Sequence[LoggedBatch]) -> _Applying:
-    """What a storage sink that is written behind does before a delta can be read."""
-    resident, context = Resident(), _Context()
+def _resident_stage(logged: Sequence[LoggedBatch]) -> _ApplyStage:
+    """Return the stage of a write-behind storage sink until a delta can be read."""
+    resident, context = ResidentVectors(), _Context()
     resident.enter(context)  # type: ignore[arg-type]
-    assert resident.apply_now([Delivery(_created())], context)  # type: ignore[arg-type]
-    return _Applying(lambda deliveries: resident.apply_now(deliveries, context), logged)  # type: ignore[arg-type]
+    assert resident.apply_now([Delivery(_new_vectors())], context)  # type: ignore[arg-type]
+    return _ApplyStage(lambda deliveries: resident.apply_now(deliveries, context), logged)  # type: ignore[arg-type]
 
 
-def _sink_stage(sink: IndexSink | CacheSink, logged: Sequence[LoggedBatch]) -> _Applying:
+def _sink_stage(sink: IndexSink | CacheSink, logged: Sequence[LoggedBatch]) -> _ApplyStage:
     anyio.run(sink.open, _Context())  # type: ignore[arg-type]
-    assert sink.apply_now([Delivery(_created())])
-    return _Applying(sink.apply_now, logged)
+    assert sink.apply_now([Delivery(_new_vectors())])
+    return _ApplyStage(sink.apply_now, logged)
 
 
 # --- the whole way, wall time
@@ -275,7 +277,7 @@ async def _measure_total(results: Results, given: argparse.Namespace) -> None:
     rounds = 5
     samples = (1_000 if given.quick else given.samples) // rounds
     rows = []
-    _tell("the whole way, open loop")
+    _print_progress("the whole way, open loop")
     async with Bench(*SINKS, linger_ms=0) as bench:
         gc.collect()
         gc.freeze()
@@ -283,11 +285,13 @@ async def _measure_total(results: Results, given: argparse.Namespace) -> None:
             name = level.name.lower()
             peaks, runs = [], []
             for turn in range(1, rounds + 1):
-                _tell(f"{name}, round {turn} of {rounds}")
-                peak = await bench.closed_loop(1, level, flight=1, seconds=0.1 if given.quick else 0.3)
+                _print_progress(f"{name}, round {turn} of {rounds}")
+                peak = await bench.closed_loop(1, level, in_flight=1, seconds=0.1 if given.quick else 0.3)
                 peaks.append(peak.rate)
                 rate = peak.rate * OPEN_LOOP_SHARE
-                runs.append(await bench.open_loop(1, level, rate=rate, calls=samples, flight=FLIGHT[level]))
+                runs.append(
+                    await bench.open_loop(1, level, rate=rate, calls=samples, in_flight=IN_FLIGHT[level])
+                )
             rows.append(_total_row(results, name, peaks, runs))
     head = (
         "acknowledged",
@@ -297,12 +301,12 @@ async def _measure_total(results: Results, given: argparse.Namespace) -> None:
         "until acknowledged",
         "specification",
     )
-    results.tables.append(table("the whole way of a single delta, open loop", head, rows))
+    results.tables.append(table("a single delta end to end, open loop", head, rows))
 
 
-def _total_row(results: Results, level: str, peaks: list[float], runs: list[Sent]) -> tuple[str, ...]:
+def _total_row(results: Results, level: str, peaks: list[float], runs: list[CallTimings]) -> tuple[str, ...]:
     peak = results.figure(f"one caller, {level}", peaks, "deltas/s")
-    told = []
+    latencies = []
     for which in ("visible", "acknowledged"):
         times = {
             share: [percentile(getattr(one, which), share / 100) * 1e6 for one in runs]
@@ -312,7 +316,7 @@ def _total_row(results: Results, level: str, peaks: list[float], runs: list[Sent
             share: results.figure(f"{which}, {level}, p{share}", found, "µs", less=True)
             for share, found in times.items()
         }
-        told.append(" / ".join(f"{figure.median:,.0f}" for figure in figures.values()))
+        latencies.append(" / ".join(f"{figure.median:,.0f}" for figure in figures.values()))
         if which == "visible" and level == "logged":
             for share, target, moonshot in ((50, 5.0, 9.0), (99, 5.0, 16.0)):
                 claimed = CLAIMED_TOTAL_US[share]
@@ -320,7 +324,7 @@ def _total_row(results: Results, level: str, peaks: list[float], runs: list[Sent
                 results.goal(goal, [claimed / one for one in times[share]])
     samples = sum(len(one.visible) for one in runs)
     claimed_text = " / ".join(f"{claimed:g}" for claimed in CLAIMED_TOTAL_US.values())
-    return (level, f"{peak.median:,.0f}", f"{samples:,}", *told, claimed_text)
+    return (level, f"{peak.median:,.0f}", f"{samples:,}", *latencies, claimed_text)
 
 
 if __name__ == "__main__":

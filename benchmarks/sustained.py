@@ -1,8 +1,8 @@
-"""A minute at 70 % of the peak: does memory stay, do latencies stay what they are in a short run?
+"""Runs a minute at 70 % of the peak, and compares its memory and latencies with those of short runs.
 
-`delta-prop serve`, publish to receive, one consumer, 100 a call. The peak is measured first; then short runs
-at the share, then the long one, with the server's memory beside it. What counts is the long run against the
-short ones of the same run.
+`delta-prop serve`, publish to receive, one consumer, 100 per call. The peak is measured first; then short
+runs at the share, then the long one, while the server's memory is sampled. The result is the ratio of the
+long run to the short ones.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks._arguments import amount
+from benchmarks._arguments import bounded_float
 from benchmarks._measure import table
 from benchmarks._peers_ours import Ours
-from benchmarks._peers_scenes import Measured, Scene, measure
+from benchmarks._peers_scenes import Measurement, Scene, measure
 from benchmarks._results import Goal, Results, options_of
 
 if TYPE_CHECKING:
@@ -33,14 +33,16 @@ SHARE = 0.7
 BATCH = 100
 SHORT_S = 3.0
 WARM_SHARE = 1 / 3
-"""Of the long run, until what is bounded has filled."""
+"""The share of the long run that warms up, until bounded buffers are full."""
 SAMPLE_S = 0.5
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print, write."""
+    """Measure, print, write; return the exit status."""
     parser = options_of("sustained", __doc__, rounds=3)
-    parser.add_argument("--seconds", type=amount(3, 86_400), default=60.0, help="of the long run")
+    parser.add_argument(
+        "--seconds", type=bounded_float(3, 86_400), default=60.0, help="duration of the long run"
+    )
     given = parser.parse_args(arguments)
     seconds = min(given.seconds, 15.0) if given.quick else given.seconds
     with tempfile.TemporaryDirectory(prefix="sustained-") as folder:
@@ -50,18 +52,18 @@ def main(arguments: list[str] | None = None) -> int:
             peaks = [measure(server, Scene("peak", 1), f"peak{turn}") for turn in range(given.rounds)]
             peak = statistics.median(one.deltas_a_second for one in peaks)
             print(f"peak: {peak:,.0f}/s", file=sys.stderr)
-            shorts = [steadily(server, SHORT_S, peak, f"short{turn}") for turn in range(given.rounds)]
-            memory = Memory(server)
+            shorts = [publish_steadily(server, SHORT_S, peak, f"short{turn}") for turn in range(given.rounds)]
+            memory = MemorySampler(server)
             memory.start()
-            long = steadily(server, seconds, peak, "long")
+            long = publish_steadily(server, seconds, peak, "long")
             memory.stop()
         finally:
             server.stop()
     return report(peaks, shorts, long, memory.samples, seconds).finish(given.json)
 
 
-def steadily(peer: Peer, seconds: float, peak: float, topic: str) -> Measured:
-    """Publish at the share of the peak, whatever is acknowledged."""
+def publish_steadily(peer: Peer, seconds: float, peak: float, topic: str) -> Measurement:
+    """Publish at the share of the peak, regardless of acknowledgements."""
     rate = SHARE * peak / BATCH
     scene = Scene("steady", 1, batch=BATCH, rate=rate, seconds_max=seconds, sampled=BATCH)
     measured = measure(peer, scene, topic)
@@ -74,38 +76,40 @@ def steadily(peer: Peer, seconds: float, peak: float, topic: str) -> Measured:
 
 
 @dataclass
-class Memory:
-    """Samples of what a server's process holds, taken beside a run: seconds since its begin, MB."""
+class MemorySampler:
+    """Samples of the memory of a server's process during a run: seconds since its start, MB."""
 
     peer: Peer
     samples: list[tuple[float, float]] = field(default_factory=list)
 
     def start(self) -> None:
-        """Begin."""
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._take, daemon=True)
+        """Start sampling."""
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End."""
-        self._over.set()
+        """Stop sampling."""
+        self._stopped.set()
         self._thread.join()
 
-    def _take(self) -> None:
+    def _sample(self) -> None:
         began = time.monotonic()
-        while not self._over.wait(SAMPLE_S):
+        while not self._stopped.wait(SAMPLE_S):
             held = sum(private_mb(process.pid) for process in self.peer.processes)
             self.samples.append((time.monotonic() - began, held))
 
 
 def private_mb(process_id: int) -> float:
-    """What a process holds that is no file's, MB."""
+    """Return the anonymous memory of a process, MB."""
     lines = Path(f"/proc/{process_id}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) / 1024
 
 
 def growth(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Once warm: memory of the last quarter over that of the first, and MB a minute by the straight line."""
+    """Return, after the warm-up, the memory of the last quarter over the first, and MB per minute by a linear
+    fit.
+    """
     warm = samples[int(len(samples) * WARM_SHARE) :]
     held = [mb for _, mb in warm]
     quarter = max(len(held) // 4, 1)
@@ -114,13 +118,13 @@ def growth(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def report(
-    peaks: Sequence[Measured],
-    shorts: Sequence[Measured],
-    long: Measured,
+    peaks: Sequence[Measurement],
+    shorts: Sequence[Measurement],
+    long: Measurement,
     samples: Sequence[tuple[float, float]],
     seconds: float,
 ) -> Results:
-    """Table, figures, goals."""
+    """Return table, figures, goals."""
     results = Results("sustained")
     rows = []
     for name, some in (("peak", peaks), (f"{SHORT_S:.0f} s", shorts), (f"{seconds:.0f} s", [long])):
@@ -139,8 +143,8 @@ def report(
     results.figure("memory: last quarter / first, once warm", [ratio], "×", less=True)
     results.figure("memory: growth", [a_minute], "MB a minute", less=True)
     results.notes.append(
-        f"the server held {samples[0][1]:.0f} MB at first, {samples[-1][1]:.0f} MB in the end; "
-        f"once warm {a_minute:+.1f} MB a minute"
+        f"server memory: {samples[0][1]:.0f} MB at the start, {samples[-1][1]:.0f} MB at the end; "
+        f"{a_minute:+.1f} MB a minute once warm"
     )
     results.more["memory"] = list(samples)
     results.goal(Goal("15", "memory, last quarter / first, once warm", 1.05, less=True), [ratio])

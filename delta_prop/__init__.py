@@ -1,7 +1,6 @@
 """delta-prop: one change of a fact reaches everything derived from it, in causal order, exactly once.
 
-The public names, loaded when first used; sinks are in `delta_prop.sinks`, help for tests in
-`delta_prop.testing`.
+Public names are imported on first use. Sinks are in `delta_prop.sinks`, test helpers in `delta_prop.testing`.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ if TYPE_CHECKING:
     from delta_prop.backpressure.pacer import Pressure
     from delta_prop.config import Settings
     from delta_prop.embedded import Propagator
+    from delta_prop.outcomes import Delivered, OfferState, PublishAck
     from delta_prop.producer import Producer
-    from delta_prop.published import Delivered, Published, State
     from delta_prop.receipt import Receipt
-    from delta_prop.route.late import Replayed
-    from delta_prop.route.quarantine import SetAside
+    from delta_prop.route.quarantine import QuarantinedDelta
+    from delta_prop.route.redelivery import ReplayResult
     from delta_prop.route.subscription import Subscription
     from delta_prop.statistics import Statistics
     from delta_prop.synchronous import SyncPropagator
@@ -51,10 +50,10 @@ _HOMES = {
     "delta_prop.config": ("Settings",),
     "delta_prop.embedded": ("Propagator",),
     "delta_prop.producer": ("Producer",),
-    "delta_prop.published": ("Delivered", "Published", "State"),
+    "delta_prop.outcomes": ("Delivered", "PublishAck", "OfferState"),
     "delta_prop.receipt": ("Receipt",),
-    "delta_prop.route.late": ("Replayed",),
-    "delta_prop.route.quarantine": ("SetAside",),
+    "delta_prop.route.redelivery": ("ReplayResult",),
+    "delta_prop.route.quarantine": ("QuarantinedDelta",),
     "delta_prop.route.subscription": ("Subscription",),
     "delta_prop.statistics": ("Statistics",),
     "delta_prop.synchronous": ("SyncPropagator",),
@@ -85,21 +84,21 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [  # noqa: RUF022 - in the order in which a reader meets them
+__all__ = [  # noqa: RUF022 - sorted in reading order, not by name
     "Propagator",
     "SyncPropagator",
     "Settings",
     "LogSettings",
     "Statistics",
     "Producer",
-    "Published",
+    "PublishAck",
     "Receipt",
-    "State",
+    "OfferState",
     "Subscription",
     "Delivered",
     "Pressure",
-    "SetAside",
-    "Replayed",
+    "QuarantinedDelta",
+    "ReplayResult",
     "Delta",
     "Operation",
     "Dot",

@@ -1,4 +1,4 @@
-"""`python -m delta_prop`: the command, where it is not on the path."""
+"""Entry point of `python -m delta_prop`, for when the `delta-prop` command is not on the path."""
 
 from delta_prop.cli import main
 

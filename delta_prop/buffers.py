@@ -1,4 +1,4 @@
-"""Buffers that stand for the bytes in them, one behind the other. Nothing is copied that can be viewed."""
+"""Sequences of buffers treated as one byte string, viewed instead of copied where possible."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-def bytes_in(parts: Iterable[Buffer]) -> int:
-    """How many bytes they are together."""
+def total_bytes(parts: Iterable[Buffer]) -> int:
+    """Return the total size of the buffers in bytes."""
     return sum(memoryview(part).nbytes for part in parts)
 
 
-def behind(parts: Sequence[Buffer], count: int) -> list[memoryview]:
-    """What is left of them behind so many bytes."""
+def skip_bytes(parts: Sequence[Buffer], count: int) -> list[memoryview]:
+    """Return views of the bytes after the first `count`."""
     left = []
     for part in parts:
         view = memoryview(part).cast("B")
@@ -27,17 +27,17 @@ def behind(parts: Sequence[Buffer], count: int) -> list[memoryview]:
 
 
 def chunks(parts: Sequence[Buffer], bytes_max: int) -> Iterator[Buffer]:
-    """The same bytes in few buffers of up to so many bytes; small ones are joined."""
+    """Yield the same bytes in few buffers of up to `bytes_max` bytes; small ones are joined."""
     some: list[memoryview] = []
-    room = bytes_max
+    capacity = bytes_max
     for part in parts:
         view = memoryview(part).cast("B")
         while view.nbytes:
-            some.append(view[:room])
-            view = view[room:]
-            room -= some[-1].nbytes
-            if room == 0:
+            some.append(view[:capacity])
+            view = view[capacity:]
+            capacity -= some[-1].nbytes
+            if capacity == 0:
                 yield some[0] if len(some) == 1 else b"".join(some)
-                some, room = [], bytes_max
+                some, capacity = [], bytes_max
     if some:
         yield some[0] if len(some) == 1 else b"".join(some)

@@ -1,7 +1,7 @@
-"""The command `delta-prop`, one verb a job: parse, call, print.
+"""Command `delta-prop`, one verb per job: parse, call, print.
 
-A user's mistake gets one line that holds the cure and exit status 2, never a traceback. What a verb needs
-is imported when it runs, so that help comes at once.
+A usage error prints one line with its fix and exits with status 2, never a traceback. Modules that a verb
+needs are imported when it runs, so that help prints at once.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from delta_prop.commands.operators import add_operator_verbs
-from delta_prop.commands.parsers import add_verbs, unused_arguments
-from delta_prop.commands.serving import add_server_verbs
-from delta_prop.commands.tracing import add_trace_verbs
-from delta_prop.spark.command.commands import add_audit_verb, add_spark_verbs
+from delta_prop.commands.operator_parsers import add_operator_verbs
+from delta_prop.commands.parsers import add_verbs, find_unused_arguments
+from delta_prop.commands.server_parsers import add_server_verbs
+from delta_prop.commands.trace_parsers import add_trace_verbs
+from delta_prop.spark.command.parsers import add_audit_verb, add_spark_verbs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -26,22 +26,22 @@ OK, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
 PROGRAM = "delta-prop"
 VERBS_GROUP = "delta_prop.verbs"
 STANDARD_OUTPUT = "standard output"
-"""The file that a failure to print names."""
-SPOILABLE = ("storage", "index", "cache", "subscriber", "audit", "replica")
+"""File name in the error of a failed print."""
+CORRUPTIBLE = ("storage", "index", "cache", "subscriber", "audit", "replica")
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells a mistake in one line."""
+    """Reports a usage error in one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what was wrong and where help is; exit status 2."""
+        """Print the error and a pointer to help; exit with status 2."""
         if message.endswith("expected one argument"):
             message += " (one that begins with - as OPTION=VALUE)"
         self.exit(WRONG_USE, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
 
 
 class Help(argparse.HelpFormatter):
-    """Keeps each verb in one line with what it does; left alone, argparse forgets that verbs are indented."""
+    """Puts each verb and its help on one line; plain argparse ignores the indentation of verbs."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog)
@@ -49,42 +49,42 @@ class Help(argparse.HelpFormatter):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; its exit status."""
+    """Run one verb; return its exit status."""
     if None in (sys.stdin, sys.stdout, sys.stderr):  # closed by the caller
-        from delta_prop.commands.edge import open_standard_streams
+        from delta_prop.commands.system import open_standard_streams
 
         open_standard_streams()
     try:
         try:
             status = _run_verb(sys.argv[1:] if arguments is None else list(arguments))
-        except SystemExit as end:  # argparse has said it
+        except SystemExit as end:  # argparse has printed the message
             status = int(end.code or OK)
         _flush()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        return _reader_gone()
+        return _handle_broken_pipe()
     except Exception as error:
-        return _told(error)
+        return _report_error(error)
     return status
 
 
-def _run_verb(given: list[str]) -> int:
+def _run_verb(arguments: list[str]) -> int:
     parser = make_parser()
-    options = parser.parse_args(given)
-    unused = unused_arguments(options)
+    options = parser.parse_args(arguments)
+    unused = find_unused_arguments(options)
     if unused is not None:
         parser.error(unused)
-    options.command = shlex.join([PROGRAM, *given])
-    if options.verb != "demo":  # which is for eyes alone, and follows the terminal
+    options.command = shlex.join([PROGRAM, *arguments])
+    if options.verb != "demo":  # the demo prints for people, in the terminal's encoding
         _write_utf8()
     status: int = options.run(options)
     return status
 
 
 def make_parser() -> Parser:
-    """The parser of all verbs."""
+    """Return the parser of all verbs."""
     parser = Parser(
         prog=PROGRAM,
         description="Propagates every change of a fact to everything derived from it.",
@@ -92,9 +92,9 @@ def make_parser() -> Parser:
         allow_abbrev=False,
         formatter_class=Help,
     )
-    parser.add_argument("--version", action="store_true", help="print the version and end")
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", parser_class=Parser)
-    parser.set_defaults(run=_no_verb)
+    parser.set_defaults(run=_run_without_verb)
     _add_demo(verbs)
     add_verbs(verbs, _run)
     add_operator_verbs(verbs, _run)
@@ -102,17 +102,17 @@ def make_parser() -> Parser:
     add_trace_verbs(verbs, _run)
     add_audit_verb(verbs)
     add_spark_verbs(verbs)
-    _add_joined_verbs(verbs)
+    _add_plugin_verbs(verbs)
     version = verbs.add_parser("version", help="print the version", epilog="example: delta-prop version")
-    version.set_defaults(run=_version)
+    version.set_defaults(run=_print_version)
     return parser
 
 
 # --- verbs
 
 
-def _add_joined_verbs(verbs: Any) -> None:
-    """Verbs of packages that stand above this one, or beside it: each entry point adds its own."""
+def _add_plugin_verbs(verbs: Any) -> None:
+    """Add the verbs of other packages, by their entry points."""
     from importlib.metadata import entry_points
 
     for entry in sorted(entry_points(group=VERBS_GROUP), key=lambda one: one.name):
@@ -128,22 +128,22 @@ def _add_demo(verbs: Any) -> None:
         epilog="examples: delta-prop demo --once | delta-prop demo --path ~/notes",
         allow_abbrev=False,
     )
+    demo.add_argument("--once", action="store_true", help="exit when done, as without a terminal")
     demo.add_argument(
-        "--once", action="store_true", help="end by itself; so it does where there is no terminal"
+        "--path", metavar="DIR", help="folder of your own texts (.py, .md, .rst, .txt), which is only read"
     )
     demo.add_argument(
-        "--path", metavar="DIR", help="your own texts (.py, .md, .rst, .txt); only read, never written"
+        "--corrupt",
+        choices=CORRUPTIBLE,
+        help="corrupt one row there; the check then fails with exit status 1",
     )
-    demo.add_argument(
-        "--spoil", choices=SPOILABLE, help="plant one wrong row there, which the check finds: exit status 1"
-    )
-    demo.add_argument("--keep", action="store_true", help="keep the temporary folder, and say where it is")
+    demo.add_argument("--keep", action="store_true", help="keep the temporary folder, and print its path")
     demo.add_argument("--json", action="store_true", help="print a summary as one JSON line at the end")
-    demo.set_defaults(run=_demo)
+    demo.set_defaults(run=_run_demo)
 
 
-def _demo(options: argparse.Namespace) -> int:
-    from delta_prop.demo.show import Options, show
+def _run_demo(options: argparse.Namespace) -> int:
+    from delta_prop.demo.runner import Options, run_demo
 
     def write(text: str) -> None:
         sys.stdout.write(text)
@@ -152,39 +152,39 @@ def _demo(options: argparse.Namespace) -> int:
     chosen = Options(
         path=options.path,
         once=options.once,
-        spoil=options.spoil,
+        corrupt=options.corrupt,
         json=options.json,
         keep=options.keep,
     )
-    return _run(lambda: show(chosen, write))
+    return _run(lambda: run_demo(chosen, write))
 
 
-def _version(_: argparse.Namespace) -> int:
+def _print_version(_: argparse.Namespace) -> int:
     from importlib.metadata import version
 
     print(f"delta-prop {version('delta-prop')}")
     return OK
 
 
-def _no_verb(options: argparse.Namespace) -> int:
+def _run_without_verb(options: argparse.Namespace) -> int:
     if not options.version:
-        make_parser().error("no verb: say what to do, for example demo")
-    return _version(options)
+        make_parser().error("no verb: give one, for example demo")
+    return _print_version(options)
 
 
 # --- running
 
 
 def _run(function: Callable[[], Awaitable[int]]) -> int:
-    """Run a coroutine on uvloop where the extra `fast` has installed it, else on asyncio."""
+    """Run a coroutine on uvloop if the extra `fast` has installed it, else on asyncio."""
     import anyio
 
     return anyio.run(function, backend="asyncio", backend_options={"use_uvloop": _has_uvloop()})
 
 
 def _write_utf8() -> None:
-    """Have standard output take every line: UTF-8 whatever the locale, and what UTF-8 cannot hold (a part of
-    a file's name) as the escape that JSON has for it too.
+    """Set standard output to UTF-8 in every locale; a character that UTF-8 cannot hold (in a file name) is
+    printed as its JSON escape.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
@@ -205,45 +205,47 @@ def _has_uvloop() -> bool:
     return True
 
 
-def _told(error: Exception) -> int:
-    """Each failure in one line; only a defect of ours is worth a traceback."""
+def _report_error(error: Exception) -> int:
+    """Print each failure in one line; re-raise an unexpected exception, our defect, with its traceback."""
     from delta_prop_wire.errors import DeltaPropError, UsageError
 
-    failures = list(_apart(error))
+    failures = list(_flatten_group(error))
     if not all(isinstance(one, DeltaPropError | OSError) for one in failures):
         raise error
     if any(isinstance(one, OSError) and one.filename == STANDARD_OUTPUT for one in failures):
-        _reader_gone()
-    for line in dict.fromkeys(map(_line, failures)):
+        _handle_broken_pipe()
+    for line in dict.fromkeys(map(_format_failure, failures)):
         print(f"delta-prop: {line}", file=sys.stderr)
     return WRONG_USE if all(isinstance(one, UsageError) for one in failures) else FAILED
 
 
-def _line(failure: Exception) -> str:
-    """Return the line for people about a failure: what a file has to do with it, and a cure."""
+def _format_failure(failure: Exception) -> str:
+    """Return the line that describes a failure: the file concerned, and a fix."""
     if not isinstance(failure, OSError) or not failure.strerror or failure.filename is None:
         return str(failure) or type(failure).__name__
     if failure.filename == STANDARD_OUTPUT and failure.errno == errno.EBADF:
-        return f"{STANDARD_OUTPUT} is closed, so nothing was written there: open it, or redirect it to a file"
+        return f"{STANDARD_OUTPUT} is closed, so nothing was written: open it, or redirect it to a file"
     if failure.filename == STANDARD_OUTPUT:
-        return f"{STANDARD_OUTPUT} cannot be written ({failure.strerror}): make room, or write elsewhere"
-    cure = "look what is there, or name another one"
+        return (
+            f"{STANDARD_OUTPUT} cannot be written ({failure.strerror}): free disk space, or write elsewhere"
+        )
+    fix = "check the path, or give another one"
     if isinstance(failure, PermissionError):
-        cure = "let the user of this process do so, or name another one"
-    return f"{failure.filename!r} cannot be used ({failure.strerror}): {cure}"
+        fix = "grant this process's user access, or give another path"
+    return f"{failure.filename!r} cannot be used ({failure.strerror}): {fix}"
 
 
-def _apart(error: Exception) -> Iterator[Exception]:
-    """What a group of failures holds, as tasks raise it; any other failure itself."""
+def _flatten_group(error: Exception) -> Iterator[Exception]:
+    """Yield the failures in an exception group, recursively; any other failure itself."""
     if isinstance(error, ExceptionGroup):
         for one in error.exceptions:
-            yield from _apart(one)
+            yield from _flatten_group(one)
     else:
         yield error
 
 
-def _reader_gone() -> int:
-    from delta_prop.demo.edge import stop_writing
+def _handle_broken_pipe() -> int:
+    from delta_prop.demo.system import discard_output
 
-    stop_writing()
+    discard_output()
     return FAILED

@@ -1,4 +1,4 @@
-"""Has the log's oldest part made into snapshots on a background thread, in small steps."""
+"""Compaction of the log's oldest part into snapshots, in small steps on a background thread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop_broker.log.damage import LogDamaged
+from delta_prop_broker.log.corruption import LogCorrupted
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
@@ -19,50 +19,50 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("delta_prop")
 
-LOOK_S = 0.25
-AGAIN_S = 10.0
-REST_S = 0.001
-"""How often it looks whether a snapshot is due, how long it waits after a failure, and between two steps."""
+POLL_S = 0.25
+RETRY_S = 10.0
+PAUSE_S = 0.001
+"""Seconds between two checks for a due snapshot, after a failure, and between two steps."""
 
 
-async def compact(log: DurableLog, world: World, *, ring: Callable[[], None]) -> None:
-    """Go on until cancelled; ends at once where the settings ask for no compaction.
+async def compact(log: DurableLog, world: World, *, notify: Callable[[], None]) -> None:
+    """Compact until cancelled; return at once if the settings ask for no compaction.
 
-    `ring` is called when a commit has segments to remove. A failure is told, and tried again: until then the
-    log keeps what it has.
+    `notify` is called when a commit has segments to remove. A failure is logged, and retried: until then the
+    log keeps its oldest part.
     """
     if not log.settings.compact:
         return
     async with world.background_thread() as threads:
-        wait_s = LOOK_S
+        wait_s = POLL_S
         while True:
             await anyio.sleep(wait_s)
-            wait_s = LOOK_S
+            wait_s = POLL_S
             compaction = log.take_compaction()
             if compaction is None:
                 continue
             try:
                 made = await _run(log, compaction, threads)
-            except (OSError, LogDamaged, Refused) as error:
-                wait_s = AGAIN_S
+            except (OSError, LogCorrupted, Refused) as error:
+                wait_s = RETRY_S
                 logger.warning(
-                    "the log's oldest part could not be made into a snapshot, which is tried again; "
-                    "until then nothing of it goes: %s",
+                    "the log's oldest part could not be compacted into a snapshot; the service retries, and "
+                    "removes nothing of it until then: %s",
                     error,
                 )
                 continue
             if made and log.retain():
-                ring()
+                notify()
 
 
 async def _run(log: DurableLog, compaction: Compaction, threads: Threads) -> bool:
-    """Step to the end; whether the snapshot is there. Cancelled, it leaves nothing behind."""
+    """Step to the end; return True if the snapshot was made. If cancelled, leave nothing behind."""
     made = False
     try:
-        # A log that has stopped is recovered in place, which removes what is half done.
+        # A failed log is recovered in place, which removes a partial snapshot.
         while log.failure is None and not made:
             made = await threads.run(compaction.step)
-            await anyio.sleep(REST_S)
+            await anyio.sleep(PAUSE_S)
     finally:
         if not made:
             with anyio.CancelScope(shield=True):

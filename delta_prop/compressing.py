@@ -1,4 +1,4 @@
-"""Has sealed segments compressed on a background thread, in small steps with rests in between."""
+"""Compression of sealed segments on a background thread, in small steps with pauses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop_broker.log.damage import LogDamaged
+from delta_prop_broker.log.corruption import LogCorrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,51 +17,51 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("delta_prop")
 
-LOOK_S = 1.0
-AGAIN_S = 60.0
-REST_S = 0.01
-"""How often it looks for a segment, how long it waits after a failure, and between two steps."""
+POLL_S = 1.0
+RETRY_S = 60.0
+PAUSE_S = 0.01
+"""Seconds between two checks for a segment, after a failure, and between two steps."""
 
 
-async def compress_sealed(log: DurableLog, world: World, *, ring: Callable[[], None]) -> None:
-    """Go on until cancelled; ends at once where the settings ask for no compression.
+async def compress_sealed(log: DurableLog, world: World, *, notify: Callable[[], None]) -> None:
+    """Compress until cancelled; return at once if the settings ask for no compression.
 
-    `ring` is called when a commit may have something to remove. A failure is told, and tried again; where a
-    segment is damaged it is told and left as it is.
+    `notify` is called when a commit may have something to remove. A failure is logged, and retried; a
+    corrupted segment is logged and left as it is.
     """
     if log.settings.codec is None:
         return
     async with world.background_thread() as threads:
-        wait_s = LOOK_S
+        wait_s = POLL_S
         while True:
             await anyio.sleep(wait_s)
-            wait_s = LOOK_S
+            wait_s = POLL_S
             try:
                 while await _compress_next(log, threads):
-                    ring()
+                    notify()
             except OSError as error:
-                wait_s = AGAIN_S
-                logger.warning("a segment could not be compressed, which is tried again: %s", error)
-            except LogDamaged as damage:
-                logger.error("a segment is not compressed: %s", damage)
+                wait_s = RETRY_S
+                logger.warning("a segment could not be compressed, the service retries: %s", error)
+            except LogCorrupted as corruption:
+                logger.error("a corrupted segment stays uncompressed: %s", corruption)
 
 
 async def _compress_next(log: DurableLog, threads: Threads) -> bool:
-    """Compress a segment; whether there was one. Raises LogDamaged, OSError."""
-    rewriting = log.take_rewriting()
-    if rewriting is None:
+    """Compress one segment; return False if there was none. Raises LogCorrupted, OSError."""
+    compression = log.take_compression()
+    if compression is None:
         return False
     done = False
     try:
-        # A log that has stopped is recovered in place: nothing is exchanged below that.
+        # A failed log is recovered in place, so its segments must not be replaced meanwhile.
         while log.failure is None and not done:
-            done = await threads.run(rewriting.step)
-            await anyio.sleep(REST_S)
-    except LogDamaged:
-        done = True  # it would be found again
+            done = await threads.run(compression.step)
+            await anyio.sleep(PAUSE_S)
+    except LogCorrupted:
+        done = True  # a retry would fail on the same corruption
         raise
     finally:
         with anyio.CancelScope(shield=True):
-            await threads.run(rewriting.end)
-        log.finish_rewriting(rewriting, again=not done)
+            await threads.run(compression.close)
+        log.finish_compression(compression, retry=not done)
     return True

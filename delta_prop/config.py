@@ -1,6 +1,6 @@
-"""Settings: every limit of the embedded service, named with its unit, with its default.
+"""Settings of the embedded service: every limit, named with its unit, with its default.
 
-Read once, where a propagator is made; relations between limits are checked here and nowhere else.
+Read once, when a propagator is created; relations between limits are checked here and nowhere else.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from delta_prop.backpressure.controller import RateLimits
-from delta_prop.ingest.id_merging import GENERATIONS_A_RUN_MAX
+from delta_prop.ingest.id_merging import GENERATIONS_PER_RUN_MAX
 from delta_prop.ingest.refused_ids import IDS_MAX as REFUSED_IDS_MAX
 from delta_prop.ingest.seen_ids import WAITING_MAX
 from delta_prop.route.breaker import RetryLimits
@@ -22,28 +22,28 @@ MIB = 1024 * 1024
 BYTES_PER_RECENT_ID = 240
 BYTES_PER_SEALED_ID = 28
 BYTES_PER_MERGED_ID = 2
-"""Of the filter of a run that is being merged."""
+"""Bytes per id of the filter of a run that is being merged."""
 BYTES_PER_REFUSED_ID = 150
 BYTES_PER_HEAD = 220
 BYTES_PER_ORIGIN = 3_000
 BYTES_PER_PENDING = 2_300
-BYTES_PER_SET_ASIDE = 900
-"""What one entry of each table was measured to cost in memory, rounded up."""
+BYTES_PER_QUARANTINED = 900
+"""Measured memory cost of one entry of each table, in bytes, rounded up."""
 
 MEMORY_GENERATIONS_MAX = 16
 
-RateLaw: TypeAlias = Literal["drain", "specification"]
+RateLaw: TypeAlias = Literal["drain", "depth"]
 LAWS = get_args(RateLaw)
-_COUNTS = frozenset({"batch_deltas", "id_generation", "breaker_deliveries", "breaker_heal_successes"})
-_COUNT_ENDINGS = ("deltas_max", "bytes_max", "generations_max", "heads_max", "origins_max", "retries_max")
-_MAY_BE_ZERO = frozenset({"linger_ms_max", "retries_max"})
+_COUNTS = frozenset({"batch_deltas", "ids_per_generation", "breaker_failures", "breaker_heal_successes"})
+_COUNT_ENDINGS = ("deltas_max", "bytes_max", "generations_max", "heads_max", "origins_max", "retries")
+_ZERO_ALLOWED = frozenset({"linger_ms", "retries"})
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Limits come in deltas and in bytes; the first that is reached counts. Times are in the unit named.
+    """Limits of the embedded service, in deltas and in bytes: the first one reached counts.
 
-    Raises UsageError where a limit makes no sense or two contradict each other.
+    Names state the units. Raises UsageError if a limit is invalid or two contradict each other.
     """
 
     queue_deltas_max: int = 100_000
@@ -53,10 +53,10 @@ class Settings:
     queue_ageing_s: float = 1.0
     pending_deltas_max: int = 10_000
     pending_bytes_max: int = 64 * MIB
-    pending_time_s_max: float = 30.0
+    pending_timeout_s: float = 30.0
     log_deltas_max: int = 1_000_000
     log_bytes_max: int = 256 * MIB
-    id_generation: int = 1_000_000
+    ids_per_generation: int = 1_000_000
     id_generations_max: int = 16
     id_index_bytes_max: int = 256 * MIB
     heads_max: int = 2_000_000
@@ -65,20 +65,20 @@ class Settings:
     mailbox_deltas_max: int = 10_000
     mailbox_bytes_max: int = 16 * MIB
     batch_deltas: int = 100
-    linger_ms_max: float = 10.0
+    linger_ms: float = 10.0
     merge_deltas_max: int = 1_000
-    apply_s_max: float = 300.0
-    retries_max: int = 5
-    retry_s_first: float = 0.05
-    retry_s_max: float = 5.0
-    breaker_deliveries: int = 5
+    apply_timeout_s: float = 300.0
+    retries: int = 5
+    retry_backoff_s: float = 0.05
+    retry_backoff_max_s: float = 5.0
+    breaker_failures: int = 5
     breaker_window_s: float = 60.0
-    breaker_probe_s: float = 30.0
+    breaker_open_s: float = 30.0
     breaker_heal_successes: int = 3
     quarantine_deltas_max: int = 10_000
     quarantine_bytes_max: int = 64 * MIB
-    pacing_from: float = 0.8
-    pacing_until: float = 0.6
+    pacing_high_mark: float = 0.8
+    pacing_low_mark: float = 0.6
     rate_law: RateLaw = "drain"
     rate_initial: float = 10_000.0
     rate_min: float = 100.0
@@ -94,75 +94,77 @@ class Settings:
                     raise UsageError(f"rate_law = {value!r}: give one of {', '.join(LAWS)}")
             elif isinstance(value, bool) or not isinstance(value, int | float):
                 raise UsageError(f"{name} = {value!r}: give a number")
-            elif not (value > 0 or (name in _MAY_BE_ZERO and value == 0)):
-                least = "at least 0" if name in _MAY_BE_ZERO else "above 0"
-                raise UsageError(f"{name} = {value}: it must be {least}")
+            elif not (value > 0 or (name in _ZERO_ALLOWED and value == 0)):
+                least = "at least 0" if name in _ZERO_ALLOWED else "above 0"
+                raise UsageError(f"{name} = {value}: give a number {least}")
             elif isinstance(value, float) and (name in _COUNTS or name.endswith(_COUNT_ENDINGS)):
-                raise UsageError(f"{name} = {value}: it counts, so give a whole number")
+                raise UsageError(f"{name} = {value}: give a whole number")
         if not self.queue_low_mark < self.queue_high_mark <= 1:
             raise UsageError(
-                f"queue_low_mark {self.queue_low_mark} and queue_high_mark {self.queue_high_mark}: "
-                "they must rise, and the high one is at most 1 (both are fractions of the queue)"
+                f"queue_low_mark {self.queue_low_mark}, queue_high_mark {self.queue_high_mark}: not low < "
+                "high <= 1: give rising fractions of the queue"
             )
-        if not self.pacing_until < self.pacing_from < 1:
+        if not self.pacing_low_mark < self.pacing_high_mark < 1:
             raise UsageError(
-                f"pacing_until {self.pacing_until} and pacing_from {self.pacing_from}: they must rise, "
-                "below 1 (both are fractions of a sink's share of the log, or of its own backlog)"
+                f"pacing_low_mark {self.pacing_low_mark}, pacing_high_mark {self.pacing_high_mark}: not "
+                "low < high < 1: give rising fractions of a sink's share of the log, or of its own backlog"
             )
-        if self.retry_s_first > self.retry_s_max:
+        if self.retry_backoff_s > self.retry_backoff_max_s:
             raise UsageError(
-                f"retry_s_first {self.retry_s_first} is above retry_s_max {self.retry_s_max}: waits grow"
+                f"retry_backoff_s {self.retry_backoff_s}: above retry_backoff_max_s "
+                f"{self.retry_backoff_max_s}: raise the maximum, or lower the first backoff"
             )
         if not self.rate_min <= self.rate_initial <= self.rate_max:
             raise UsageError(
-                f"rate_min {self.rate_min}, rate_initial {self.rate_initial}, rate_max {self.rate_max}: they "
-                "must not fall: give a rate to begin with that lies between the other two"
+                f"rate_min {self.rate_min}, rate_initial {self.rate_initial}, rate_max {self.rate_max}: not "
+                "min <= initial <= max: give three rates that do not fall"
             )
-        self.rate_limits()  # asserts its own relations
+        self.rate_limits()  # the result checks its own relations
         for name in ("queue_bytes_max", "pending_bytes_max", "mailbox_bytes_max", "quarantine_bytes_max"):
             if getattr(self, name) < DELTA_BYTES_MAX:
                 raise UsageError(
-                    f"{name} = {getattr(self, name)}: one delta may have {DELTA_BYTES_MAX} bytes; "
-                    "give room for at least one"
+                    f"{name} = {getattr(self, name)}: a delta may have {DELTA_BYTES_MAX} bytes: "
+                    "give at least that many"
                 )
         if self.log_bytes_max < FRAME_PAYLOAD_BYTES_MAX:
             raise UsageError(
-                f"log_bytes_max = {self.log_bytes_max}: one frame may have {FRAME_PAYLOAD_BYTES_MAX} bytes"
+                f"log_bytes_max = {self.log_bytes_max}: a frame may have {FRAME_PAYLOAD_BYTES_MAX} bytes: "
+                "give at least that many"
             )
         if self.merge_deltas_max < self.batch_deltas:
             raise UsageError(
-                f"merge_deltas_max {self.merge_deltas_max} is below batch_deltas {self.batch_deltas}: "
-                "a sink that is behind gets at least what an idle one gets"
+                f"merge_deltas_max {self.merge_deltas_max}: below batch_deltas {self.batch_deltas}: "
+                "raise it, since a lagging sink gets batches at least as large as an idle one"
             )
 
     def rate_limits(self, drained: float | None = None) -> RateLimits:
-        """What bounds the rate of a pacing sink, which drained so many deltas a second, if that is known."""
+        """Return the limits of a pacing sink's rate; `drained`: its drain rate per second, if known."""
         initial = self.rate_initial if drained is None else min(max(drained, self.rate_min), self.rate_max)
         return RateLimits(rate_initial=initial, rate_min=self.rate_min, rate_max=self.rate_max)
 
-    def feed_limits(self, batch_deltas: int | None, linger_ms_max: float | None) -> FeedLimits:
-        """What bounds one sink's feed; None takes the setting. Raises UsageError."""
-        whole = isinstance(batch_deltas, int) and not isinstance(batch_deltas, bool)
-        if batch_deltas is not None and not (whole and 1 <= batch_deltas <= self.merge_deltas_max):
+    def feed_limits(self, batch_deltas: int | None, linger_ms: float | None) -> FeedLimits:
+        """Return the limits of one sink's feed; None takes the setting. Raises UsageError."""
+        is_integer = isinstance(batch_deltas, int) and not isinstance(batch_deltas, bool)
+        if batch_deltas is not None and not (is_integer and 1 <= batch_deltas <= self.merge_deltas_max):
             raise UsageError(
                 f"batch_deltas {batch_deltas!r}: give 1 to {self.merge_deltas_max} (merge_deltas_max)"
             )
-        if linger_ms_max is not None and not (isinstance(linger_ms_max, int | float) and linger_ms_max >= 0):
-            raise UsageError(f"linger_ms_max {linger_ms_max!r}: give 0 or more")
+        if linger_ms is not None and not (isinstance(linger_ms, int | float) and linger_ms >= 0):
+            raise UsageError(f"linger_ms {linger_ms!r}: give 0 or more")
         return FeedLimits(
             mailbox_deltas_max=self.mailbox_deltas_max,
             mailbox_bytes_max=self.mailbox_bytes_max,
             batch_deltas=self.batch_deltas if batch_deltas is None else batch_deltas,
-            linger_ms_max=self.linger_ms_max if linger_ms_max is None else linger_ms_max,
+            linger_ms=self.linger_ms if linger_ms is None else linger_ms,
             merge_deltas_max=self.merge_deltas_max,
-            apply_s_max=self.apply_s_max,
+            apply_timeout_s=self.apply_timeout_s,
             retry=RetryLimits(
-                retries=self.retries_max,
-                first_s=self.retry_s_first,
-                max_s=self.retry_s_max,
-                breaker_deliveries=self.breaker_deliveries,
+                retries=self.retries,
+                first_s=self.retry_backoff_s,
+                max_s=self.retry_backoff_max_s,
+                breaker_failures=self.breaker_failures,
                 breaker_window_s=self.breaker_window_s,
-                probe_s=self.breaker_probe_s,
+                probe_s=self.breaker_open_s,
                 heal_successes=self.breaker_heal_successes,
             ),
             quarantine_deltas_max=self.quarantine_deltas_max,
@@ -170,23 +172,23 @@ class Settings:
         )
 
     @property
-    def ids_kept_min(self) -> int:
-        """The newest ids, which are known whatever the log lets go."""
-        return self.id_generation * self.id_generations_max
+    def ids_retained_min(self) -> int:
+        """Number of newest ids that are remembered whatever the log removes."""
+        return self.ids_per_generation * self.id_generations_max
 
     @property
     def memory_id_generation(self) -> int:
-        """`id_generation` beside a log in memory: large enough for few generations."""
-        return max(self.id_generation, self.log_deltas_max // MEMORY_GENERATIONS_MAX)
+        """`ids_per_generation` for an in-memory log: large enough for few generations."""
+        return max(self.ids_per_generation, self.log_deltas_max // MEMORY_GENERATIONS_MAX)
 
     def memory_bytes_max(self, sinks: int) -> int:
-        """The worst case of everything bounded here, in bytes, with that many sinks attached.
+        """Return the worst-case memory of everything bounded here, in bytes, with `sinks` sinks attached.
 
         Sinks' own bounds (resident vectors, cache entries) come on top; each states its own.
         """
-        # Beside a log in memory, where all of them are; beside one on disk few wait to be written.
-        sealed_ids = max(self.log_deltas_max, self.ids_kept_min) + self.memory_id_generation
-        waiting_ids = self.id_generation * WAITING_MAX
+        # An in-memory log keeps all sealed ids in memory, a durable log few that wait to be written.
+        sealed_ids = max(self.log_deltas_max, self.ids_retained_min) + self.memory_id_generation
+        waiting_ids = self.ids_per_generation * WAITING_MAX
         return (
             self.queue_bytes_max
             + self.pending_bytes_max
@@ -194,7 +196,7 @@ class Settings:
             + self.log_bytes_max
             + self.memory_id_generation * BYTES_PER_RECENT_ID
             + max(sealed_ids, waiting_ids) * BYTES_PER_SEALED_ID
-            + self.id_generation * GENERATIONS_A_RUN_MAX * BYTES_PER_MERGED_ID
+            + self.ids_per_generation * GENERATIONS_PER_RUN_MAX * BYTES_PER_MERGED_ID
             + self.id_index_bytes_max
             + REFUSED_IDS_MAX * BYTES_PER_REFUSED_ID
             + self.heads_max * BYTES_PER_HEAD
@@ -203,6 +205,6 @@ class Settings:
             * (
                 self.mailbox_bytes_max
                 + self.quarantine_bytes_max
-                + self.quarantine_deltas_max * BYTES_PER_SET_ASIDE
+                + self.quarantine_deltas_max * BYTES_PER_QUARANTINED
             )
         )

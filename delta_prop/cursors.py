@@ -1,7 +1,7 @@
-"""What the service remembers of sinks that are not attached: how far each is, in a file beside the log.
+"""Saved cursors of sinks, in a file beside the log, for sinks that are not attached.
 
-A cursor in the file can only lag behind the truth: then deltas come again, and sinks tell repeats. Each
-writing makes a new file, synced before it takes the old one's name, so there is always a whole one.
+A cursor in the file can only lag: then deltas are redelivered, and sinks detect the duplicates. Each write
+makes a new file, synced before it replaces the old one, so there is always a complete one.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from delta_prop.route.status import KeptCursor
-from delta_prop_broker.log.damage import LogDamaged
-from delta_prop_broker.log.files.identity import read_small, replace_file
+from delta_prop.route.status import SavedCursor
+from delta_prop_broker.log.corruption import LogCorrupted
+from delta_prop_broker.log.files.identity import read_small_file, replace_file
 from delta_prop_wire.crc import crc32c
 
 if TYPE_CHECKING:
@@ -23,44 +23,44 @@ PATH = "cursors"
 _READ_BYTES_MAX = 64 * 1024 * 1024
 
 
-def read_cursors(disk: Disk, log_id: bytes, notes: list[str] | None = None) -> dict[str, KeptCursor]:
-    """The cursors of this log by name; none where the file is not there, damaged, or of another log.
+def read_cursors(disk: Disk, log_id: bytes, notes: list[str] | None = None) -> dict[str, SavedCursor]:
+    """Return the cursors of this log by name; none if the file is missing, corrupted, or of another log.
 
-    That it is damaged is added to `notes`: sinks then get all that the log has once more.
+    The corruption is added to `notes`: sinks without a cursor of their own then get the whole log again.
     """
     body = _read(disk)
-    if isinstance(body, LogDamaged):
+    if isinstance(body, LogCorrupted):
         if notes is not None:
             notes.append(body.description)
         return {}
-    told = {} if body is None else json.loads(body)
-    if told.get("log_id") != log_id.hex():
+    fields = {} if body is None else json.loads(body)
+    if fields.get("log_id") != log_id.hex():
         return {}
-    return {name: KeptCursor(*cursor) for name, cursor in told["cursors"].items()}
+    return {name: SavedCursor(*cursor) for name, cursor in fields["cursors"].items()}
 
 
-def cursors_damage(disk: Disk) -> LogDamaged | None:
-    """Report what is wrong with the file; None where it is sound, or not there. Raises OSError."""
+def cursors_damage(disk: Disk) -> LogCorrupted | None:
+    """Return the corruption of the file; None if it is valid or missing. Raises OSError."""
     body = _read(disk)
-    return body if isinstance(body, LogDamaged) else None
+    return body if isinstance(body, LogCorrupted) else None
 
 
-def _read(disk: Disk) -> bytes | LogDamaged | None:
-    """Return what the file holds, or what is wrong with it; None where it is not there."""
-    raw = read_small(disk, PATH, bytes_max=_READ_BYTES_MAX)
+def _read(disk: Disk) -> bytes | LogCorrupted | None:
+    """Return the file's content, or its corruption; None if it is missing."""
+    raw = read_small_file(disk, PATH, bytes_max=_READ_BYTES_MAX)
     if raw is None:
         return None
     checksum, _, body = raw.partition(b"\n")
     if checksum == b"%08x" % crc32c(body):
         return body
-    return LogDamaged(
+    return LogCorrupted(
         PATH,
-        f"its {len(raw)} bytes do not fit their checksum, so it is not used: sinks that keep no cursor of "
-        "their own begin where the log does, and nothing is kept for absent ones",
+        f"its {len(raw)} bytes do not fit their checksum, so it is not used: sinks without a cursor of "
+        "their own start at the log start offset, and the log retains nothing for detached ones",
     )
 
 
-def write_cursors(disk: Disk, log_id: bytes, cursors: Mapping[str, KeptCursor]) -> None:
-    """Put these in place of those that are there; durable when it returns. Raises OSError."""
+def write_cursors(disk: Disk, log_id: bytes, cursors: Mapping[str, SavedCursor]) -> None:
+    """Replace the saved cursors; durable when it returns. Raises OSError."""
     body = json.dumps({"log_id": log_id.hex(), "cursors": cursors}, sort_keys=True).encode()
     replace_file(disk, "", PATH, [b"%08x\n" % crc32c(body), body])

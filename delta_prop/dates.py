@@ -1,4 +1,4 @@
-"""Times as people write and read them. Pure: what time it is, is an argument."""
+"""Times as people write and read them. Pure: the current time is an argument."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from delta_prop_wire.errors import UsageError
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 US = timedelta(microseconds=1)
 UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-EXAMPLES = "a time like 2026-01-31T12:00:00Z, today or yesterday, or how long ago, like 90s, 10m, 1h or 2d"
-"""What is offered where no time could be read."""
-CLOCKS_DIFFER_S = 60
-"""By so much the clock of a service may be ahead of this one."""
+TIME_EXAMPLES = (
+    "a time like 2026-01-31T12:00:00Z, today or yesterday, or how long ago, like 90s, 10m, 1h or 2d"
+)
+"""Text of an error's fix, if no time could be parsed."""
+CLOCK_SKEW_S = 60
+"""Seconds by which the clock of a service may be ahead of this one."""
 
 TIME_US_MAX = (datetime(9999, 12, 31, tzinfo=UTC) - EPOCH) // US
-"""The last time that is shown."""
+"""Last time that can be formatted."""
 _TIME_US_MIN = (datetime(1, 1, 2, tzinfo=UTC) - EPOCH) // US
 
 _SPAN = re.compile(r"([0-9]{1,10}(?:\.[0-9]{1,6})?)([smhdw])( ago)?")
@@ -24,29 +26,29 @@ _LONG_SPAN = re.compile(r"[0-9]+(?:\.[0-9]*)?[smhdw](?: ago)?")
 _DAY_US = 86_400 * 1_000_000
 
 
-def shown_time(time_us: int) -> str:
+def format_time(time_us: int) -> str:
     """Return a time, given in microseconds since 1970, as text in UTC, to the millisecond."""
     return (EPOCH + time_us * US).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def span_us(text: str) -> int | None:
-    """Convert `90s`, `10m`, `1.5h`, `2d` or `1w` to microseconds; None where it is no span."""
+def parse_span_us(text: str) -> int | None:
+    """Convert `90s`, `10m`, `1.5h`, `2d` or `1w` to microseconds; None if it is not a span."""
     found = _SPAN.fullmatch(text)
     if found is None or found[3]:
         return None
     return round(float(found[1]) * UNITS_S[found[2]] * 1_000_000)
 
 
-def time_of(text: str, now_us: int) -> int | None:
-    """The time that is meant, in microseconds since 1970; None where it is none.
+def parse_time(text: str, now_us: int) -> int | None:
+    """Return the time that a text means, in microseconds since 1970; None if it is not a time.
 
-    A span is that long ago, days begin at midnight UTC, and a time without a zone is in UTC.
+    A span means that long ago, days begin at midnight UTC, and a time without a zone is in UTC.
     """
     today_us = now_us - now_us % _DAY_US
     words = {"now": now_us, "today": today_us, "yesterday": today_us - _DAY_US}
     if text in words:
         return words[text]
-    ago_us = span_us(text.removesuffix(" ago"))
+    ago_us = parse_span_us(text.removesuffix(" ago"))
     if ago_us is not None:
         time_us = now_us - ago_us
         return time_us if time_us >= _TIME_US_MIN else None
@@ -57,24 +59,22 @@ def time_of(text: str, now_us: int) -> int | None:
     return ((time if time.tzinfo is not None else time.replace(tzinfo=UTC)) - EPOCH) // US
 
 
-def time_fault(text: str) -> str:
-    """Say what is wrong with a text that looks like a time and is none, to stand before the cure; else
-    nothing.
-    """
+def explain_bad_time(text: str) -> str:
+    """Return the problem of a text that resembles a time but is not one, for an error message; else ""."""
     if _LONG_SPAN.fullmatch(text):
-        return "is too long a time, or too finely divided (10 digits, 6 of a fraction): "
+        return "is too long, or too precise (10 digits, 6 of a fraction): "
     try:
         datetime.fromisoformat(text)
     except ValueError as error:
-        why = str(error)  # "month must be in 1..12", or no more than that it is none
-        return "" if why.startswith("Invalid isoformat") else f"is no time, {why}: "
+        why = str(error)  # "month must be in 1..12", or only "Invalid isoformat string"
+        return "" if why.startswith("Invalid isoformat") else f"is not a time, {why}: "
     return ""
 
 
 def check_past(option: str, text: object, time_us: int, now_us: int) -> None:
-    """Refuse a time at which nothing can have happened yet. Raises UsageError."""
-    if time_us > now_us + CLOCKS_DIFFER_S * 1_000_000:
+    """Raise UsageError for a time at which nothing can have happened yet."""
+    if time_us > now_us + CLOCK_SKEW_S * 1_000_000:
         raise UsageError(
-            f"{option} {text!r:.60}: lies in the future, as it is {shown_time(now_us)} now: give an earlier "
+            f"{option} {text!r:.60}: lies in the future, now is {format_time(now_us)}: give an earlier "
             "time, or latest"
         )

@@ -1,4 +1,4 @@
-"""The propagator: the whole service inside a program. `async with Propagator() as p:` and publish.
+"""The propagator: the whole service inside a program. Publish within `async with Propagator() as p:`.
 
 It owns every task and every limit; nothing outlives the `async with`.
 """
@@ -14,34 +14,34 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 import anyio
 import anyio.lowlevel
 
-from delta_prop.attached import Start
-from delta_prop.attachments import Attachments, OnLogFull, Place, Terms
+from delta_prop.argument_checks import check_instance, parse_topics, timeout_or_default
 from delta_prop.backpressure.controller import INTERVAL_S
-from delta_prop.checks import check_instance, parse_topics, timeout_or
+from delta_prop.capacity_monitor import CapacityMonitor
 from delta_prop.config import Settings
-from delta_prop.fullness import RoomWatch
-from delta_prop.gathering import Gathering
-from delta_prop.ingest.epochs import epochs_above, epochs_until
-from delta_prop.ingest.lanes import Lanes
+from delta_prop.ingest.epochs import epoch_floor, epoch_limit
+from delta_prop.ingest.fair_queue import FairQueue
 from delta_prop.ingest.origins import Origins
 from delta_prop.ingest.seen_ids import WAITING_MAX, SeenIds
-from delta_prop.ingest.vectors import Vectors
-from delta_prop.inside import Inside
-from delta_prop.operating import Operating
+from delta_prop.ingest.vector_heads import VectorHeads
+from delta_prop.internals import Internals
+from delta_prop.operator_worker import OperatorWorker
 from delta_prop.order.orderer import Orderer
-from delta_prop.outcome_query import outcome_of, settled, until_running
-from delta_prop.pacing import differs
-from delta_prop.pipeline import Chain
-from delta_prop.publishing import Publishing
-from delta_prop.receipt import Published, Receipt
-from delta_prop.refusals import closed, lost
+from delta_prop.outcome_query import find_outcome, wait_running, wait_settled
+from delta_prop.pacing import has_changed
+from delta_prop.pipeline import Pipeline
+from delta_prop.publishing import PublishMixin
+from delta_prop.receipt import PublishAck, Receipt
+from delta_prop.record_accumulator import RecordAccumulator
+from delta_prop.refusals import lost_with_log, service_closed
 from delta_prop.route.feed import Feed
 from delta_prop.route.subscription import Subscription
 from delta_prop.service_log import ServiceLog, check_data
+from delta_prop.sink_manager import AttachOptions, OnLogFull, ResetPosition, SinkManager
+from delta_prop.sink_runtime import Start
 from delta_prop.statistics import Statistics
-from delta_prop.turns import Turn
+from delta_prop.tick_callbacks import TickCallbacks
 from delta_prop.world import real_world, this_thread
-from delta_prop_sinks.bounds import check_sink_name, check_texts
+from delta_prop_sinks.argument_checks import check_sink_name, check_texts
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Dot
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import PRODUCER_ID_BITS, ErrorCode
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from delta_prop.backpressure.pacer import Pressure
     from delta_prop.ports import World
     from delta_prop.route.feed import Feed
-    from delta_prop.route.late import Replayed
-    from delta_prop.route.quarantine import SetAside
-    from delta_prop_broker.log.parts.recovered import RecoveryReport
+    from delta_prop.route.quarantine import QuarantinedDelta
+    from delta_prop.route.redelivery import ReplayResult
+    from delta_prop_broker.log.engine.recovery_result import RecoveryReport
     from delta_prop_broker.log.settings import LogSettings
     from delta_prop_sinks.sink import Sink
 
@@ -66,12 +66,12 @@ _TICK_S_MAX = 1.0
 _TICK_S_MIN = 0.001
 
 
-class Propagator(Publishing):
-    """Takes deltas, orders them, logs them in memory, brings them to every attached sink.
+class Propagator(PublishMixin):
+    """Accepts deltas, orders them, appends them to its log, delivers them to every attached sink.
 
-    *Resources*: one task a sink, one for time-outs; a thread for a sink that asks for one. All end with
-    the `async with`, sinks closed under `close_timeout_s`.
-    *Errors*: what a caller gets is `Refused` with a code; a failing sink stops alone and says why in
+    *Resources*: one task per sink, one for time-outs; a thread for each sink that requests one. All end with
+    the `async with`; sinks close within `close_timeout_s`.
+    *Errors*: a caller gets `Refused` with a code; a failing sink stops alone and reports its error in
     `statistics()`.
     """
 
@@ -83,117 +83,119 @@ class Propagator(Publishing):
         log: LogSettings | None = None,
         world: World | None = None,
     ) -> None:
-        """`data`: the directory that the log is kept in, within `log`; without it, in memory."""
+        """Create a propagator; its log is in the directory `data`, with the settings `log`, or in memory."""
         super().__init__()
         settings = Settings() if settings is None else settings
         self.settings = check_instance("settings", settings, Settings, "delta_prop.Settings(…)")
         self.recovery: RecoveryReport | None = None
-        """What was found in the data directory at the last start, or when its log had failed since."""
+        """Result of the log's recovery, at the last start or after a failure since."""
         self._data, self._log_settings = check_data(data, log)
-        self._given_world = world
-        self._exit = AsyncExitStack()
-        self._subscriptions = 0
+        self._custom_world = world
+        self._exit_stack = AsyncExitStack()
+        self._subscription_count = 0
 
     # --- life
 
     async def __aenter__(self) -> Propagator:
         if self._open_on:
-            raise UsageError("this propagator is open already: make another one")
-        self._world = self._given_world or real_world()
-        self._turn = Turn(self._world.clock.now, self._world.soon)
-        settings = self.settings
+            raise UsageError("this propagator is open already: create another one")
+        self._world, settings = self._custom_world or real_world(), self.settings
+        self._tick_callbacks = TickCallbacks(self._world.clock.now, self._world.call_soon)
         if self._data is None:
-            self._service_log = ServiceLog.in_memory(settings, self._world)
+            self._service_log = ServiceLog.create_in_memory(settings, self._world)
         else:
-            self._service_log = await ServiceLog.in_directory(self._data, self._log_settings, self._world)
+            self._service_log = await ServiceLog.open_directory(self._data, self._log_settings, self._world)
         self._log, self.recovery = self._service_log.log, self._service_log.recovery
-        self._room = RoomWatch(self._log, self._world.clock)
-        self._service_log.commits(
+        self._capacity_monitor = CapacityMonitor(self._log, self._world.clock)
+        self._service_log.prepare_commits(
             self._world,
             on_moved=self._note_moved,
             on_failed=self._note_failed,
             on_recovered=self._note_recovered,
-            rebuild=self._rebuild,
-            turn=self._turn,
+            rebuild=self._rebuild_state,
+            tick_callbacks=self._tick_callbacks,
         )
         own_producer_id = self._draw_producer_id()
-        await self._exit.__aenter__()
+        await self._exit_stack.__aenter__()
         try:
-            self._tasks = await self._exit.enter_async_context(anyio.create_task_group())
-            self._sinks = Attachments(
+            self._tasks = await self._exit_stack.enter_async_context(anyio.create_task_group())
+            self._sinks = SinkManager(
                 settings,
                 self._log,
                 self._world,
                 self._tasks,
-                appender=lambda: self._chain.appender,
+                appender=lambda: self._pipeline.appender,
                 check_open=self._check_open,
                 on_progress=self._note_progress,
-                kept=self._service_log.cursors,
+                saved_cursors=self._service_log.cursors,
                 disk=self._service_log.disk,
-                keep=self._keep_cursors,
-                written=lambda: self._service_log.cursors,
+                write_cursors=self._write_cursors,
+                written_cursors=lambda: self._service_log.cursors,
             )
-            self._chain = self._make_chain(own_producer_id)
-            await self._service_log.restore(self._chain, self._world)
-            self._operating = await self._see_to_operators()
-            self._gathering = Gathering(
-                self._chain,
-                turn=self._turn,
+            self._pipeline = self._create_pipeline(own_producer_id)
+            await self._service_log.restore(self._pipeline, self._world)
+            self._operator_worker = await self._start_operator_worker()
+            self._accumulator = RecordAccumulator(
+                self._pipeline,
+                tick_callbacks=self._tick_callbacks,
                 now=self._world.clock.now,
-                soon=self._world.soon,
+                call_soon=self._world.call_soon,
             )
         except BaseException:
             try:
-                await self._exit.aclose()
+                await self._exit_stack.aclose()
             finally:
                 await self._service_log.close()
             raise
-        self._bell, self._stepped, self._armed = anyio.Event(), anyio.Event(), False
+        self._tick_event, self._pace_event, self._is_gate_timer_set = anyio.Event(), anyio.Event(), False
         self._open_on = this_thread()
         self._tasks.start_soon(self._tick)
-        self._tasks.start_soon(self._turn.run)
-        self._tasks.start_soon(self._gathering.run)
+        self._tasks.start_soon(self._tick_callbacks.run)
+        self._tasks.start_soon(self._accumulator.run)
         self._tasks.start_soon(self._pace)
         self._tasks.start_soon(self._service_log.run, self._world)
         self._tasks.start_soon(self._service_log.write_checkpoints)
         self._tasks.start_soon(
-            self._service_log.keep_house, self._sinks.cursors, lambda: self._chain.origins, self._world
+            self._service_log.run_housekeeping,
+            self._sinks.cursors,
+            lambda: self._pipeline.origins,
+            self._world,
         )
         self._tasks.start_soon(self._service_log.compress, self._world)
         self._tasks.start_soon(self._service_log.compact, self._world)
-        if self._operating is not None:
-            self._tasks.start_soon(self._operating.run)
+        if self._operator_worker is not None:
+            self._tasks.start_soon(self._operator_worker.run)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        self._open_on, self._closing = 0, True
+        self._open_on, self._is_closing = 0, True
         try:
             failures = await self._finish()
-        except BaseException as broken_off:  # the interpreter's own: no task stays, and none of its scopes
+        except BaseException as broken_off:  # the interpreter's own: no task or scope may stay
             self._tasks.cancel_scope.cancel()
-            await self._exit.__aexit__(type(broken_off), broken_off, broken_off.__traceback__)
+            await self._exit_stack.__aexit__(type(broken_off), broken_off, broken_off.__traceback__)
             raise
-        self._closing = False
-        self._stepped.set()
+        self._is_closing = False
+        self._pace_event.set()
         self._tasks.cancel_scope.cancel()
         if isinstance(error, anyio.get_cancelled_exc_class()):
             try:
-                return await self._exit.__aexit__(kind, error, trace)
+                return await self._exit_stack.__aexit__(kind, error, trace)
             finally:
                 await self._close_log()
-        # The program's own exception goes on as it is; handed to the task group it would come out in a group.
-        await self._exit.__aexit__(None, None, None)
+        # The program's own exception is re-raised as it is; a task group would wrap it in an exception group.
+        await self._exit_stack.__aexit__(None, None, None)
         await self._close_log()
         if error is None and failures:
             raise failures[0] if len(failures) == 1 else ExceptionGroup("sinks failed to close", failures)
         return None
 
     async def _finish(self) -> list[Exception]:
-        """Bring what is on its way to where it is kept, and end the sinks; what failed in that."""
-        self._gathering.send()
-        self._chain.close(self._now())
+        """Commit what is appended and close the sinks; return the errors."""
+        self._accumulator.send()
+        self._pipeline.close(self._now())
         with anyio.CancelScope(shield=True):
             await self._service_log.drain(self.settings.close_timeout_s)
         failures = await self._sinks.close_all()
@@ -201,30 +203,30 @@ class Propagator(Publishing):
             with anyio.CancelScope(shield=True):
                 await self._sinks.quarantines.tidy()
                 await self._service_log.write_cursors(self._sinks.cursors, self._world.new_threads())
-        except OSError as failure:  # told at the end: all else is to end well
+        except OSError as failure:  # raised at the end, so that everything else closes first
             failures.append(failure)
         return failures
 
     async def _close_log(self) -> None:
-        """Commit what is left, and tell those who still wait what became of theirs. Raises OSError."""
+        """Commit what is left, and notify the callers that still wait of their outcome. Raises OSError."""
         try:
             await self._service_log.close()
         finally:
-            self._chain.settling.settle()
-            self._chain.settling.fail(closed())
+            self._pipeline.ack_tracker.advance()
+            self._pipeline.ack_tracker.fail(service_closed())
 
-    async def _see_to_operators(self) -> Operating | None:
-        """Who does what operators ask through the directory; what was asked meanwhile is done."""
+    async def _start_operator_worker(self) -> OperatorWorker | None:
+        """Start the worker for operators' requests in the directory; it first does earlier ones."""
         disk, threads = self._service_log.disk, self._world.new_threads()
         if disk is None:
             return None
 
-        async def keep_cursors() -> None:
+        async def write_cursors() -> None:
             await self._service_log.write_cursors(self._sinks.cursors, threads)
 
-        operating = Operating(disk, self._log.log_id, self._sinks, self._world, keep_cursors)
-        await operating.begin()
-        return operating
+        worker = OperatorWorker(disk, self._log.log_id, self._sinks, self._world, write_cursors)
+        await worker.begin()
+        return worker
 
     # --- sinks
 
@@ -239,110 +241,108 @@ class Propagator(Publishing):
         pacing: bool = False,
         on_log_full: OnLogFull | None = None,
         batch_deltas: int | None = None,
-        linger_ms_max: float | None = None,
+        linger_ms: float | None = None,
         rebuild: bool = False,
     ) -> S:
-        """Open a sink and bring it every delta of these topics, from where it stopped; return it.
+        """Open a sink and deliver every delta of these topics to it, from its cursor on; return the sink.
 
-        `start`: `resume` (its own cursor, else offset 0), `earliest` (what the log still has), `latest`,
-        or an offset. `required`: the log keeps what this sink has not dealt with; from `pacing_from` of
-        its bounds on the sink paces producers, and at the bound `on_log_full` decides: `refuse`
-        producers, or let the sink lose its place (`needs_snapshot`: what a sink that can be rebuilt does
-        where nothing is said, beside a log that makes snapshots). `pacing`: producers go at this sink's
-        pace always, within its mailbox.
+        `start`: `resume` (from its own cursor, else offset 0), `earliest` (the log start offset), `latest`,
+        or an offset. `required`: the log retains what this sink has not processed; from `pacing_high_mark` of
+        the log's bounds on the sink paces producers, and at the bound `on_log_full` decides: `refuse`
+        producers, or `invalidate_cursor` of the sink (the default of a rebuildable sink, if the log makes
+        snapshots). `pacing`: producers are always paced by this sink, within its mailbox.
 
-        A sink that can be rebuilt is, from a snapshot, where it resumes below what the log still has, or
-        where a rebuild was broken off; with `rebuild` whatever it holds, as of another log. What it held is
-        replaced. Raises Refused (CURSOR_TOO_OLD, SHUTTING_DOWN), UsageError, OSError and QuarantineDamaged
-        where its quarantine cannot be read, what the sink raises.
+        A rebuildable sink is rebuilt from a snapshot if it resumes below the log start offset, or if a
+        rebuild was interrupted; with `rebuild` always, whatever it holds, as after a change of the log. Its
+        data is replaced. Raises Refused (CURSOR_TOO_OLD, SHUTTING_DOWN), UsageError, OSError and
+        QuarantineCorrupted if its quarantine cannot be read, and what the sink raises.
         """
         self._check_open()
-        name = self._sinks.check_free(getattr(sink, "name", None) if name is None else name, sink)
+        name = self._sinks.check_name_free(getattr(sink, "name", None) if name is None else name, sink)
         if not all(isinstance(one, bool) for one in (required, pacing, rebuild)):
             raise UsageError(
                 f"required={required!r}, pacing={pacing!r}, rebuild={rebuild!r}: give True or False"
             )
         if on_log_full not in (None, *get_args(OnLogFull)):
             raise UsageError(f"on_log_full {on_log_full!r}: give one of {', '.join(get_args(OnLogFull))}")
-        terms = Terms(
+        options = AttachOptions(
             topics=parse_topics(topics),
             start=start,
-            limits=self.settings.feed_limits(batch_deltas, linger_ms_max),
+            limits=self.settings.feed_limits(batch_deltas, linger_ms),
             required=required,
             pacing=pacing,
             on_log_full=on_log_full,
             rebuild=rebuild,
         )
-        await self._sinks.attach(name, sink, terms)
+        await self._sinks.attach(name, sink, options)
         return sink
 
     async def detach(self, name: str) -> None:
-        """Let a sink go: it is closed, its cursor and its quarantine wait for its return."""
+        """Close and detach a sink; its cursor and its quarantine are stored until it is attached again."""
         self._check_open()
         await self._sinks.detach(name)
 
     def forget(self, name: str) -> None:
-        """Remember nothing of a detached sink: its cursor, its quarantine, what the log kept for it."""
+        """Delete what is stored for a detached sink: cursor, quarantine, and the log's retention for it."""
         self._check_open()
         self._sinks.forget(name)
 
     def restart(self, name: str) -> None:
-        """Let a stopped sink go on from its cursor; one whose breaker is open is tried at once."""
-        self._check_opened()
+        """Restart a stopped sink from its cursor; one with an open circuit breaker is tried at once."""
+        self._check_was_open()
         self._sinks.feed(name).restart()
 
     def rebuild(self, name: str) -> None:
-        """Have a sink's data replaced by the newest snapshot of the log and what follows it, or, where the
-        log still has all it ever got, by that. `statistics()` tells how far it is, `wait_visible` waits for
-        its end. Deltas in its quarantine are in the states, so it is emptied. One that is away is rebuilt
-        when it comes back; one whose rebuild has not begun at the end, at the next start. Raises UsageError,
-        Refused (CURSOR_TOO_OLD) where there is neither: the sink goes on as it was.
+        """Replace a sink's data from the log's newest snapshot, or from its deltas if the log still has all.
+
+        `statistics()` reports the progress, `wait_visible` waits for the end. Deltas in its quarantine are
+        part of the new data, so it is emptied. A detached sink is rebuilt when it is attached; one whose
+        rebuild has not begun at the end, at the next start. Raises UsageError, Refused (CURSOR_TOO_OLD) if
+        there is neither: the sink continues as it was.
         """
         self._check_open()
         self._sinks.rebuild(name)
 
     def pause(self, name: str) -> None:
-        """Bring a sink nothing until `resume`, after a restart neither; the log keeps what it needs, as for
-        one that is away. Raises UsageError.
-        """
+        """Deliver nothing to a sink until `resume`, also after a restart. Raises UsageError."""
         self._check_open()
         self._sinks.pause(name)
 
     def resume(self, name: str) -> None:
-        """End a pause: the sink goes on from its cursor, one that has stopped too. Raises UsageError."""
+        """End a pause: the sink continues from its cursor, also one that has stopped. Raises UsageError."""
         self._check_open()
         self._sinks.resume(name)
 
-    async def reset(self, name: str, to: Place, *, timeout_s: float = 30.0) -> int:
-        """Have a sink go on at `to` (`earliest`, `latest`, an offset); return the offset. What lies behind
-        it comes, again or not; what was dropped does not. For sinks whose cursor is kept beside the log.
-        Raises Refused, TimeoutError, UsageError.
+    async def reset(self, name: str, to: ResetPosition, *, timeout_s: float = 30.0) -> int:
+        """Set the cursor of a sink to `to` (`earliest`, `latest`, an offset); return the offset.
+
+        Deltas after it are delivered, or redelivered; dropped ones are not. For sinks whose cursor is stored
+        beside the log. Raises Refused, TimeoutError, UsageError.
         """
         self._check_open()
         return await self._sinks.reset(name, to, timeout_s)
 
-    def quarantine(self, sink: str) -> list[SetAside]:
-        """What this sink has set aside, in log order: what it rejected, and what lines up behind that."""
-        self._check_opened()
+    def quarantine(self, sink: str) -> list[QuarantinedDelta]:
+        """Return a sink's quarantined deltas, in log order: rejected ones, and those blocked by them."""
+        self._check_was_open()
         return self._sinks.feed(sink).quarantine.records()
 
-    async def replay(self, sink: str, *offsets: int, timeout_s: float = 30.0) -> Replayed:
-        """Have the deltas that a sink rejected at these offsets (none given: all) applied once more, and
-        what waits behind them; those rejected again stay. Raises Refused, TimeoutError, UsageError.
+    async def replay(self, sink: str, *offsets: int, timeout_s: float = 30.0) -> ReplayResult:
+        """Apply again the deltas rejected at these offsets (none given: all), and those blocked by them.
+
+        Deltas rejected again stay in the quarantine. Raises Refused, TimeoutError, UsageError.
         """
         self._check_open()
         return await self._sinks.replay(sink, offsets, drop=False, timeout_s=timeout_s)
 
-    async def drop(self, sink: str, *offsets: int, timeout_s: float = 30.0) -> Replayed:
-        """Give up the deltas that a sink rejected at these offsets (none given: all); what waits behind them
-        is applied without them. Raises as `replay` does.
-        """
+    async def drop(self, sink: str, *offsets: int, timeout_s: float = 30.0) -> ReplayResult:
+        """Drop the deltas rejected at these offsets (none: all), apply those they blocked. See `replay`."""
         self._check_open()
         return await self._sinks.replay(sink, offsets, drop=True, timeout_s=timeout_s)
 
     async def wait_visible(
         self,
-        published: Published | Receipt | int,
+        published: PublishAck | Receipt | int,
         *,
         sinks: Iterable[str] | None = None,
         committed: bool = False,
@@ -350,193 +350,198 @@ class Propagator(Publishing):
     ) -> None:
         """Wait until these sinks (all, if none are named) have applied a delta: read your own write.
 
-        `committed`: until it is durable there. A subscription counts only where it is named, as its
-        reader may be the caller. While the log has failed, what is not synced waits for its
-        recovery. Raises TimeoutError, which withdraws nothing; Refused if a sink stops, is detached, or has
-        set the delta aside, or (LOG_FAILED) if the log was recovered without the delta.
+        `committed`: until it is durable there. A subscription counts only if it is named, since its reader
+        may be the caller. While the log has failed, what is not synced waits for its recovery. Raises
+        TimeoutError, which withdraws nothing; Refused if a sink stops, is detached, or has quarantined the
+        delta, or (LOG_FAILED) if the log was recovered without the delta.
         """
         self._check_open()
-        self._gathering.send()
-        limit = timeout_or(timeout_s, self.settings.publish_timeout_s)
+        self._accumulator.send()
+        limit = timeout_or_default(timeout_s, self.settings.publish_timeout_s)
         began = self._now()
         if isinstance(published, Receipt):
-            published = await settled(published, limit)
-        offset = published.next_offset if isinstance(published, Published) else published
+            published = await wait_settled(published, limit)
+        offset = published.next_offset if isinstance(published, PublishAck) else published
         if type(offset) is not int or offset < 0:
-            raise UsageError(f"{published!r:.80}: give what publish returned, a receipt, or an offset")
-        if offset > self._log.reached(AckLevel.DURABLE):
+            raise UsageError(f"{published!r:.80}: give a publish result, a receipt, or an offset")
+        if offset > self._log.offset_at_level(AckLevel.DURABLE):
             try:
                 with anyio.fail_after(max(began + limit - self._now(), 0)):
-                    await until_running(self._chain)
+                    await wait_running(self._pipeline)
             except TimeoutError:
                 raise TimeoutError(f"the log has failed and was not recovered within {limit} s") from None
-        if isinstance(published, Published) and not self._keeps(published):
-            raise lost()
+        if isinstance(published, PublishAck) and not self._has_stored(published):
+            raise lost_with_log()
         if offset > self._log.next_offset:
-            raise UsageError(f"offset {offset} is not in the log yet, which ends at {self._log.next_offset}")
+            raise UsageError(f"offset {offset} is not in the log yet: give at most {self._log.next_offset}")
         if isinstance(sinks, str) or not isinstance(sinks, Iterable | None):
             raise UsageError(f"sinks={sinks!r}: give a list of names, like [{str(sinks)!r}]")
-        names = list(self._sinks.listed() if sinks is None else sinks)
+        names = list(self._sinks.list_names() if sinks is None else sinks)
         for name in names:
             self._sinks.require(name)
-        first = published.offset if isinstance(published, Published) else offset
+        first = published.offset if isinstance(published, PublishAck) else offset
         first = offset if first is None else first
         try:
             with anyio.fail_after(max(began + limit - self._now(), 0)):
                 await self._sinks.wait(names, first, offset, committed=committed)
         except TimeoutError:
             raise TimeoutError(
-                f"not all below offset {offset} is visible within {limit} s: {self._sinks.told(names)}"
+                f"not everything below offset {offset} is visible within {limit} s: "
+                f"{self._sinks.format_states(names)}"
             ) from None
 
     async def outcome(self, dot: Dot, *, timeout_s: float | None = None) -> int | ErrorCode | None:
-        """Return the offset of the delta with this dot; None if it has not happened.
+        """Return the offset of the delta with this dot; None if it was not appended.
 
-        Returns the code if the dot is void: that of the refusal, DOT_REUSED if its producer left the counter
-        out, OUTCOME_UNKNOWN if the log no longer tells. A delta of `publish` and `offer` without a place in
-        the log has no dot; one that `producer` sends may still come. Waits for a recovery of the log, and
-        until what it returns is kept. Raises Refused: OUTCOME_UNKNOWN after `timeout_s`, LOG_FAILED if the
-        log has stopped for good.
+        Returns the code if the dot is a no-op: that of the refusal, DOT_REUSED if its producer left the
+        counter out, OUTCOME_UNKNOWN if the log no longer holds it. A delta of `publish` and `offer` that is
+        not appended has no dot; one that `producer` sends may still arrive. Waits for a recovery of the log,
+        and until what it returns is durable. Raises Refused: OUTCOME_UNKNOWN after `timeout_s`, LOG_FAILED if
+        the log has stopped for good.
         """
         self._check_open()
         if not isinstance(dot, Dot):
             raise UsageError(f"{dot!r:.80} is not a Dot: give the dot of an acknowledgement or of a refusal")
-        limit = timeout_or(timeout_s, self.settings.publish_timeout_s)
-        return await outcome_of(self._chain, dot, limit)
+        limit = timeout_or_default(timeout_s, self.settings.publish_timeout_s)
+        return await find_outcome(self._pipeline, dot, limit)
 
     # --- reading
 
     def subscribe(self, *topics: str, start: Start = "latest", name: str | None = None) -> Subscription:
-        """An async iterator over the deltas of these topics (all, if none), as `Delivered`.
+        """Return an async iterator over the deltas of these topics (all, if none are named), as `Delivered`.
 
-        It is pulled at the reader's pace: a slow one reads the log. It holds nothing back, so one that
-        falls behind the log's bounds gets Refused (CURSOR_TOO_OLD).
+        It is pulled at the reader's pace: a slow one reads the log. The log retains nothing for it, so a
+        reader that lags beyond the log's bounds gets Refused (CURSOR_TOO_OLD).
         """
         self._check_open()
-        self._gathering.send()
-        self._subscriptions += 1
+        self._accumulator.send()
+        self._subscription_count += 1
         parsed = parse_topics(topics or "*")
-        name = f"subscription-{self._subscriptions}" if name is None else check_sink_name(name)
-        begin: Start = self._log.visible if start == "latest" else start
+        name = f"subscription-{self._subscription_count}" if name is None else check_sink_name(name)
+        begin: Start = self._log.high_watermark if start == "latest" else start
 
         async def attach(subscription: Subscription) -> Feed:
             self._check_open()
-            # A reader takes its time, and gains nothing from deltas that gather first.
-            limits = replace(self.settings.feed_limits(None, 0), apply_s_max=inf)
+            # A reader sets its own pace, and gains nothing from batches that linger.
+            limits = replace(self.settings.feed_limits(None, 0), apply_timeout_s=inf)
             return await self._sinks.attach(
                 subscription.name,
                 subscription,
-                Terms(topics=parsed, start=begin, limits=limits, required=False),
+                AttachOptions(topics=parsed, start=begin, limits=limits, required=False),
                 on_progress=subscription.note_progress,
             )
 
         return Subscription(name, attach, self._sinks.detach)
 
     def head(self, vector_id: str, namespace: str = DEFAULT_NAMESPACE) -> Dot | None:
-        """The dot of a vector's last delta, for `expect=`; None where none is known.
+        """Return the dot of a vector's last delta, for `expect=`; None if none is known.
 
         Raises Refused (LOG_FAILED) while the log has failed.
         """
         self._check_open()
-        self._gathering.send()
-        self._chain.check_running()
+        self._accumulator.send()
+        self._pipeline.check_running()
         check_texts(vector_id=vector_id, namespace=namespace)
-        dot = self._chain.appender.vectors.head(namespace, vector_id)
-        if dot is None and self._chain.appender.vectors.may_lack(namespace):
+        dot = self._pipeline.appender.vectors.head(namespace, vector_id)
+        if dot is None and self._pipeline.appender.vectors.is_incomplete(namespace):
             head = self._sinks.load_head(namespace, vector_id)
             dot = None if head is None else head.dot
         return dot
 
     def sink(self, name: str) -> Sink:
-        """The attached sink of that name."""
-        self._check_opened()
+        """Return the attached sink of that name."""
+        self._check_was_open()
         return self._sinks.require(name).sink
 
     def pressure(self) -> Pressure:
-        """How pressed producers are: level, rate, depth, capacity, time to retry, and which sink paces."""
-        self._check_opened()
-        lanes = self._chain.lanes
-        return self._room.press(self._sinks.pacing.pressure(lanes.depth, lanes.capacity_deltas))
+        """Return the current backpressure: level, rate, depth, capacity, retry time, and the pacing sink."""
+        self._check_was_open()
+        queue = self._pipeline.queue
+        return self._capacity_monitor.adjust_pressure(
+            self._sinks.pacing.pressure(queue.depth, queue.capacity_deltas)
+        )
 
     async def pressure_changes(self) -> AsyncGenerator[Pressure, None]:
-        """The pressure now, and again whenever its level, its cause or its rate (by a tenth) changes."""
+        """Yield the pressure now, and whenever its level, its cause or its rate (by a tenth) changes."""
         self._check_open()
-        told: Pressure | None = None
+        last: Pressure | None = None
         while self._open_on:
             now = self.pressure()
-            if told is None or differs(told, now):
-                told = now
+            if last is None or has_changed(last, now):
+                last = now
                 yield now
             else:
-                await self._stepped.wait()
+                await self._pace_event.wait()
 
     def statistics(self) -> Statistics:
-        """A snapshot of everything."""
-        self._check_opened()
-        self._gathering.send()
-        chain, counters = self._chain, self._chain.appender.counters
+        """Return a snapshot of all statistics."""
+        self._check_was_open()
+        self._accumulator.send()
+        pipeline, counters = self._pipeline, self._pipeline.appender.counters
         log = self._log
         return Statistics(
             accepted=counters.accepted,
             duplicates=counters.duplicates,
-            voided=counters.voided,
-            refused=chain.refused,
-            conflicts=chain.appender.vectors.conflicts,
-            ids=chain.appender.ids.statistics(),
-            queue=chain.lanes.statistics(),
-            pending=chain.orderer.statistics(),
+            noops=counters.noops,
+            refused=pipeline.refused,
+            concurrent_updates=pipeline.appender.vectors.concurrent_updates,
+            ids=pipeline.appender.ids.statistics(),
+            queue=pipeline.queue.statistics(),
+            pending=pipeline.orderer.statistics(),
             log=log.statistics(),
             sinks=self._sinks.statistics(),
             pressure=self.pressure(),
-            full=self._room.full(),
-            memory_bytes_max=self.settings.memory_bytes_max(len(self._sinks.attached)),
-            reopening=None if (reopening := self._service_log.reopening) is None else reopening.statistics(),
+            full=self._capacity_monitor.full_resource(),
+            memory_bytes_max=self.settings.memory_bytes_max(len(self._sinks.runtimes)),
+            reopening=None if (reopening := self._service_log.reopener) is None else reopening.statistics(),
         )
 
-    def inside(self) -> Inside:
-        """The parts that a server talks to, while this is open; not for programs that embed it."""
+    def internals(self) -> Internals:
+        """Return the parts that a server uses, while this is open; not for programs that embed it."""
         self._check_open()
-        self._gathering.send()
-        return Inside(
-            chain=self._chain,
+        self._accumulator.send()
+        return Internals(
+            pipeline=self._pipeline,
             log=self._log,
             sinks=self._sinks,
             world=self._world,
             settings=self.settings,
             disk=self._service_log.disk,
             now=self._world.clock.now,
-            turn=self._turn,
-            room=self._room,
-            operating=self._operating,
+            tick_callbacks=self._tick_callbacks,
+            capacity_monitor=self._capacity_monitor,
+            operator_worker=self._operator_worker,
         )
 
     # --- inside
 
-    def _keeps(self, published: Published) -> bool:
-        """Return False if the log was recovered without these deltas since they were acknowledged."""
-        if published.dot is None:
+    def _has_stored(self, ack: PublishAck) -> bool:
+        """False if the log was recovered without these deltas since they were acknowledged."""
+        if ack.dot is None:
             return True
-        origin, counter = published.dot
-        return self._chain.holds(origin, counter)
+        origin, counter = ack.dot
+        return self._pipeline.has_delta(origin, counter)
 
     def _draw_producer_id(self) -> int:
         return int.from_bytes(self._world.randomness.bytes(6), "big") >> (48 - PRODUCER_ID_BITS)
 
-    def _make_chain(self, own_producer_id: int) -> Chain:
+    def _create_pipeline(self, own_producer_id: int) -> Pipeline:
         settings = self.settings
         if self._service_log.committer is None:
-            ids = SeenIds(generation_ids=settings.memory_id_generation, kept_min=settings.ids_kept_min)
+            ids = SeenIds(
+                generation_ids=settings.memory_id_generation, retained_min=settings.ids_retained_min
+            )
         else:
             ids = SeenIds(
-                generation_ids=settings.id_generation,
-                kept_min=settings.ids_kept_min,
+                generation_ids=settings.ids_per_generation,
+                retained_min=settings.ids_retained_min,
                 waiting_max=WAITING_MAX,
                 index_bytes_max=settings.id_index_bytes_max,
             )
-        return Chain(
+        return Pipeline(
             self._log,
             own_producer_id=own_producer_id,
-            lanes=Lanes(
+            queue=FairQueue(
                 capacity_deltas=settings.queue_deltas_max,
                 capacity_bytes=settings.queue_bytes_max,
                 high=settings.queue_high_mark,
@@ -548,7 +553,7 @@ class Propagator(Publishing):
                 ids_kept_since=lambda: f"offset {ids.kept_since}",
                 pending_deltas_max=settings.pending_deltas_max,
                 pending_bytes_max=settings.pending_bytes_max,
-                pending_time_s_max=settings.pending_time_s_max,
+                pending_timeout_s=settings.pending_timeout_s,
             ),
             ids=ids,
             route=self._sinks.route,
@@ -556,89 +561,89 @@ class Propagator(Publishing):
             origins=Origins(
                 origins_max=settings.origins_max,
                 per_owner_max=settings.origins_per_owner_max,
-                epochs_above=epochs_above(self._service_log.openings),
-                epochs_until=epochs_until(self._service_log.openings),
+                epoch_floor=epoch_floor(self._service_log.openings),
+                epoch_limit=epoch_limit(self._service_log.openings),
             ),
-            vectors=Vectors(heads_max=settings.heads_max),
+            vectors=VectorHeads(heads_max=settings.heads_max),
             load_head=self._sinks.load_head,
             gate=self._sinks.pacing,
             on_queued=self._note_queued,
-            on_placed=committer.ring if (committer := self._service_log.committer) else None,
+            on_appended=committer.notify if (committer := self._service_log.committer) else None,
         )
 
-    def _check_opened(self) -> None:
-        """Once it was open, it can be looked at after its end too."""
-        if not hasattr(self, "_chain"):
+    def _check_was_open(self) -> None:
+        """Raise UsageError unless it was opened; it can still be inspected after its end."""
+        if not hasattr(self, "_pipeline"):
             raise UsageError("the propagator is not open: use it inside `async with Propagator() as p:`")
 
     async def _tick(self) -> None:
-        """Do what is due: what waited too long, what is queued and may go now."""
+        """Run what is due: expired waits, and queued work that may go now."""
         while True:
-            self._bell = anyio.Event()
+            self._tick_event = anyio.Event()
             now = self._now()
-            deadline, gate_s = self._chain.tick(now), self._chain.gate_wait_s(now)
+            deadline, gate_s = self._pipeline.tick(now), self._pipeline.gate_wait_s(now)
             wait_s = _TICK_S_MAX if deadline is None else min(max(deadline - now, 0), _TICK_S_MAX)
-            self._armed = gate_s is not None
+            self._is_gate_timer_set = gate_s is not None
             with anyio.move_on_after(max(wait_s if gate_s is None else min(wait_s, gate_s), _TICK_S_MIN)):
-                await self._bell.wait()
+                await self._tick_event.wait()
 
     async def _pace(self) -> None:
-        """Look at the sinks ten times a second; let the source go as fast as suits them."""
+        """Step the sinks' pacing ten times a second."""
         while True:
             await anyio.sleep(INTERVAL_S)
-            self._sinks.watch(self._now())
-            self._sinks.pacing.step(self._now(), waiting=self._chain.lanes.depth > 0)
-            self._room.look(self._chain)
+            self._sinks.cancel_overdue_calls(self._now())
+            self._sinks.pacing.step(self._now(), waiting=self._pipeline.queue.depth > 0)
+            self._capacity_monitor.poll(self._pipeline)
             self._log.mark_time()
-            self._stepped.set()
-            self._stepped = anyio.Event()
-            if self._chain.lanes.depth:
-                self._bell.set()
+            self._pace_event.set()
+            self._pace_event = anyio.Event()
+            if self._pipeline.queue.depth:
+                self._tick_event.set()
 
-    async def _keep_cursors(self) -> None:
-        """Write down now what is remembered of each sink. Raises OSError."""
+    async def _write_cursors(self) -> None:
+        """Save all cursors now. Raises OSError."""
         await self._service_log.write_cursors(self._sinks.cursors, self._world.new_threads())
 
     def _note_queued(self) -> None:
-        """Somebody waits at the gate: see to it when it opens, unless that is seen to already."""
-        if not self._armed:
-            self._bell.set()
+        """Wake the tick for work that waits at the gate, unless its timer is set already."""
+        if not self._is_gate_timer_set:
+            self._tick_event.set()
 
     def _note_moved(self) -> None:
-        """The log's marks have moved: sinks are shown what may be read, callers are told what is kept."""
-        with self._turn:
-            self._chain.settling.settle()
+        """Route and acknowledge what the log's marks have passed."""
+        with self._tick_callbacks:
+            self._pipeline.ack_tracker.advance()
             self._sinks.note_visible()
-        self._line.ring()
-        if self._chain.lanes.depth:
-            self._bell.set()
+        self._admission_queue.notify()
+        if self._pipeline.queue.depth:
+            self._tick_event.set()
 
     def _note_failed(self, refusal: Refused) -> None:
-        """The log has stopped: what is not kept by now may be lost, and is refused."""
-        self._chain.stop(refusal, self._now())
-        self._line.ring()
+        """Refuse what is not durable by now, since the log has stopped and may lose it."""
+        self._pipeline.stop(refusal, self._now())
+        self._admission_queue.notify()
 
     def _note_recovered(self) -> None:
-        """The log goes on, in the same tick: nobody may take what it has for what they had of it."""
-        assert self._chain.stopped is not None
+        """Continue after a recovery, in the same tick, so that no sink mistakes its rows for older ones."""
+        assert self._pipeline.stop_refusal is not None
         self.recovery = self._service_log.recovery
         self._sinks.note_recovered()
 
-    async def _rebuild(self) -> None:
-        """Read the chain's state back from a log that was recovered, as at a start; then go on."""
-        restored = self._make_chain(self._draw_producer_id())
+    async def _rebuild_state(self) -> None:
+        """Restore the pipeline's state from a recovered log, as at a start; then continue."""
+        restored = self._create_pipeline(self._draw_producer_id())
         await self._service_log.restore(restored, self._world)
-        if self._service_log.failure is not None:  # it failed again while it was read
+        if self._service_log.failure is not None:  # the log failed again while it was read
             raise self._service_log.failure
-        self._chain.take_over(restored)
-        self._sinks.note_vectors_of_past()
-        self._line.ring()
-        self._bell.set()
+        self._pipeline.adopt_state(restored)
+        self._sinks.note_foreign_vectors()
+        self._admission_queue.notify()
+        self._tick_event.set()
 
     def _note_progress(self) -> None:
-        """A sink got on: whoever waits for that may try again; what waits for a time does not."""
-        if self._sinks.pacing.counts:
+        """Wake callers that wait for a sink's progress; work that waits for a time is not woken."""
+        if self._sinks.pacing.has_paced_mailboxes:
             self._sinks.pacing.note_progress(self._now())
-        self._line.ring()
-        if self._chain.lanes.depth and not self._armed:
-            self._bell.set()
+        self._admission_queue.notify()
+        if self._pipeline.queue.depth and not self._is_gate_timer_set:
+            self._tick_event.set()

@@ -1,4 +1,4 @@
-"""What holds the source to its pace, as the chain sees it. Pure: `now` is an argument."""
+"""Interface of the gate that paces the source of the pipeline. Pure: `now` is an argument."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from typing import Protocol
 
 
 class Gate(Protocol):
-    """What stands before the chain and holds the source to its pace."""
+    """Gate before the pipeline that paces the source."""
 
     def admits(self, count: int, size: int, now: float) -> bool:
-        """Whether so many deltas and bytes may go down now."""
+        """True if so many deltas and bytes may pass now."""
         ...
 
     def note(self, count: int, size: int, now: float) -> None:
-        """They go."""
+        """Charge what passes."""
         ...
 
     def wait_s(self, count: int, size: int, now: float) -> float | None:
-        """When to ask again, in seconds; None when a sink has made progress."""
+        """Return the seconds after which to ask again; None: once a sink has made progress."""
         ...
 
 
 class OpenGate:
-    """No pace to keep."""
+    """A gate that is always open."""
 
     def admits(self, count: int, size: int, now: float) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Writes down how much time a log's processes saw pass, and reports jumps of the wall clock."""
+"""Storage of the time that a log's processes have seen pass, and warnings about jumps of the wall clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from delta_prop.dates import shown_time
+from delta_prop.dates import format_time
 
 if TYPE_CHECKING:
     from delta_prop.ports import Threads
@@ -16,15 +16,15 @@ logger = logging.getLogger("delta_prop")
 
 WRITE_S_MAX = 600.0
 WRITTEN_SHARE = 0.001
-"""They are written after so much of the time that a delta is kept: a crash forgets up to that."""
+"""Share of the retention time after which the times are written: a crash loses up to that."""
 
 
 class LogTimes:
-    """Looks after the clock of one log. Create it once the log is open, on the event loop."""
+    """Stores the clock of one log. Create it once the log is open, on the event loop."""
 
     def __init__(self, log: DurableLog) -> None:
         self._log = log
-        self._every_us = min(WRITE_S_MAX, log.settings.kept_s * WRITTEN_SHARE) * 1e6
+        self._interval_us = min(WRITE_S_MAX, log.settings.delta_retention_s * WRITTEN_SHARE) * 1e6
         self._written_us = log.clock.seen_us
         self._jumps_written = self._jumps_reported = 0
         log.clock.read()
@@ -39,19 +39,19 @@ class LogTimes:
         logger.warning(
             "the clock shows %s, expected was %s: it was set, or the log was closed meanwhile; deltas age "
             "only by time that a process with the log open saw pass",
-            shown_time(clock.jump.found_us), shown_time(clock.jump.expected_us),
+            format_time(clock.jump.found_us), format_time(clock.jump.expected_us),
         )  # fmt: skip
 
-    async def keep(self, threads: Threads) -> None:
-        """Report jumps, and write the times down if that is due; where the disk fails, the next call does."""
+    async def store(self, threads: Threads) -> None:
+        """Report jumps, and write the times if they are due; after a disk error the next call retries."""
         self.report()
         log, jumps = self._log, self._log.clock.jumps
-        due = log.clock.seen_us - self._written_us >= self._every_us or jumps != self._jumps_written
+        due = log.clock.seen_us - self._written_us >= self._interval_us or jumps != self._jumps_written
         if due and log.failure is None:
             times = log.times()
             try:
                 await threads.run(partial(log.write_times, times))
             except OSError as error:
-                logger.warning("the log's times could not be written, which is tried again: %s", error)
+                logger.warning("the log's times could not be written, the service retries: %s", error)
             else:
                 self._written_us, self._jumps_written = times.seen_us, jumps

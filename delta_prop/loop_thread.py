@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, for programs that have none. An edge: it owns a real thread."""
+"""Event loop on a thread of its own, for programs without one. System module: it owns a real thread."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from anyio.from_thread import BlockingPortal
 
 
 class LoopThread:
-    """Runs an event loop; other threads call on it through `portal`, until `stop`.
+    """Runs an event loop; other threads call into it through `portal`, until `stop`.
 
-    Its thread is a daemon, as are those that the loop starts: so the interpreter comes to its exit functions
-    while the loop still runs, and one of them can end it in order.
+    Its thread is a daemon, as are those that the loop starts, so the interpreter runs its exit functions
+    while the loop still runs, and one of them can stop it in order.
     """
 
     def __init__(self, backend: str) -> None:
@@ -28,8 +28,8 @@ class LoopThread:
         def run() -> None:
             try:
                 anyio.run(main, backend=backend)
-            except BaseException as error:  # once opened, whoever made the call that ended it has it too
-                if not opened.done():
+            except BaseException as error:
+                if not opened.done():  # else the call that ended the loop raises the error
                     opened.set_exception(error)
 
         self._thread = threading.Thread(target=run, name="delta-prop loop", daemon=True)
@@ -39,11 +39,11 @@ class LoopThread:
 
     @property
     def is_running(self) -> bool:
-        """True while the thread runs; in a fork of the process it does not."""
+        """True while the thread runs; False in a fork of the process."""
         return self._thread.is_alive()
 
     def stop(self, *, cancel: bool = False) -> None:
-        """End the loop, its tasks by themselves or cancelled, and wait for that."""
-        with suppress(RuntimeError):  # it has ended already
+        """Stop the loop, cancelling its tasks or letting them end, and wait for its end."""
+        with suppress(RuntimeError):  # the loop has ended already
             self.portal.start_task_soon(self.portal.stop, cancel)
         self._thread.join()

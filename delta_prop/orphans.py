@@ -1,14 +1,14 @@
-"""Deltas that name a parent which was refused for good: they are refused as well, rather than wait for it.
+"""Refusal of deltas whose parent was refused permanently: they are refused as well, rather than wait for it.
 
-Pure: says what is to be refused and why. `pipeline.py` does it.
+Pure: decides which to refuse and why. `pipeline.py` refuses them.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop.checks import check_deltas
-from delta_prop.ingest.work import Sequenced
+from delta_prop.argument_checks import check_deltas
+from delta_prop.ingest.work import SequencedBatch
 from delta_prop_wire.bounds import is_id
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import InvalidDelta
@@ -26,45 +26,45 @@ if TYPE_CHECKING:
 
 
 class Orphans:
-    """Knows whose parents were refused for good; what was forwarded is not judged."""
+    """Finds work whose parents were refused permanently; forwarded work is not checked."""
 
     def __init__(self, orderer: Orderer, accepted: SeenIds, refused: RefusedIds) -> None:
         self._orderer = orderer
         self._accepted = accepted
         self._refused = refused
 
-    def refusal(self, work: Sequenced | Draft | MatrixDraft) -> Refused | None:
+    def find_refusal(self, work: SequencedBatch | Draft | MatrixDraft) -> Refused | None:
         """Return the refusal of work with a row that names such a parent; None if there is none."""
-        if not len(self._refused) or work.forwards:
+        if not len(self._refused) or work.is_forwarded:
             return None
-        own = work.batch.ids if isinstance(work, Sequenced) else work.ids
-        for row, parent in _parents(work):
+        own = work.batch.ids if isinstance(work, SequencedBatch) else work.ids
+        for row, parent in _iter_parents(work):
             if not isinstance(parent, bytes) or parent in self._accepted or (own and parent in own):
                 continue
             if (code := self._refused.code(parent)) is not None:
                 return parent_refused_for_good(row, parent, code)
         return None
 
-    def note(
+    def note_refused(
         self, ids: Iterable[object], refusal: Refused, source: Source = Source.LOCAL
     ) -> list[tuple[Entry, Refused]]:
-        """Note the ids of refused deltas; return what waits for them, each entry with its refusal.
+        """Note the ids of refused deltas; return the entries that wait for them, each with its refusal.
 
-        Nothing is noted where the refusal may pass, or its sender lacks a right: nobody who may not publish
-        decides over others' deltas. A transform is tried again after a conflict.
+        Nothing is noted if the refusal is retryable, or if its sender lacks a permission: a client that may
+        not publish must not decide over others' deltas. A transform is retried after a conflict.
         """
-        if not refusal.voids or refusal.code is ErrorCode.UNAUTHORIZED:
+        if not refusal.is_final or refusal.code is ErrorCode.UNAUTHORIZED:
             return []
         if source is Source.TRANSFORM and refusal.code is ErrorCode.CONFLICT:
             return []
         names = [one for one in ids if isinstance(one, bytes) and is_id(one) and one not in self._accepted]
         self._refused.add(names, refusal.code)
-        found = ((entry, self.refusal(entry.item)) for entry in self._orderer.waiting_for(names))  # type: ignore[arg-type]
+        found = ((entry, self.find_refusal(entry.item)) for entry in self._orderer.find_waiting(names))  # type: ignore[arg-type]
         return [(entry, orphaned) for entry, orphaned in found if orphaned is not None]
 
 
-def checked(deltas: Sequence[Delta], note: Callable[[Iterable[object], Refused], None]) -> Priority:
-    """Run `check_deltas`, and note the ids of what it refuses. Raises as that does."""
+def check_and_note(deltas: Sequence[Delta], note: Callable[[Iterable[object], Refused], None]) -> Priority:
+    """Run `check_deltas`, and note the ids of deltas that it refuses. Raises like it."""
     try:
         return check_deltas(deltas)
     except InvalidDelta as refusal:
@@ -73,7 +73,7 @@ def checked(deltas: Sequence[Delta], note: Callable[[Iterable[object], Refused],
 
 
 def parent_refused_for_good(row: int, parent: bytes, code: ErrorCode) -> Refused:
-    """Return the refusal of a row whose parent will not come."""
+    """Return the refusal of a row whose parent was refused permanently."""
     refusal = InvalidDelta(
         "parents",
         f"{parent.hex()} is the id of a delta that was refused for good ({code.name}): send that one "
@@ -84,9 +84,9 @@ def parent_refused_for_good(row: int, parent: bytes, code: ErrorCode) -> Refused
     return refusal
 
 
-def _parents(work: Sequenced | Draft | MatrixDraft) -> Iterable[tuple[int, Dot | bytes]]:
+def _iter_parents(work: SequencedBatch | Draft | MatrixDraft) -> Iterable[tuple[int, Dot | bytes]]:
     """Yield (row, parent) for each parent that a row names."""
-    if isinstance(work, Sequenced):
+    if isinstance(work, SequencedBatch):
         return work.batch.parents
     if not work.causes:
         return ()

@@ -1,7 +1,7 @@
-"""What the service needs of the world, as structural types: a clock, randomness, threads, sockets.
+"""Ports: structural types of the world outside the service, a clock, randomness, threads, sockets.
 
-Nothing is implemented here. `world.py` has the real ones, `testing/` false ones; nowhere else does
-time, chance, a thread or a socket come in.
+Nothing is implemented here. `world.py` has the real ones, `testing/` the fakes; time, randomness, threads and
+sockets enter nowhere else.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ class Clock(Protocol):
     """Elapsed time for rules, wall time for display and for dates that people wrote."""
 
     def now(self) -> float:
-        """Monotonic seconds, of the running event loop."""
+        """Return monotonic seconds of the running event loop."""
         ...
 
     def wall_us(self) -> int:
-        """Microseconds since 1970; decides nothing but when tokens expire."""
+        """Return microseconds since 1970; only the expiry of tokens depends on them."""
         ...
 
 
 class Randomness(Protocol):
-    """Chance: identifiers and jitter."""
+    """Source of random identifiers and jitter."""
 
     def bytes(self, count: int) -> bytes:
-        """That many random bytes."""
+        """Return `count` random bytes."""
         ...
 
     def random(self) -> float:
-        """A number from 0 (inclusive) to 1 (exclusive)."""
+        """Return a number from 0 (inclusive) to 1 (exclusive)."""
         ...
 
     def fork(self, name: str) -> Randomness:
-        """A source for one concern, which takes nothing from what others draw."""
+        """Return an independent source for one purpose, whose draws do not affect other sources."""
         ...
 
 
 class Threads(Protocol):
-    """One worker thread: calls that block run there, one at a time, in order."""
+    """One worker thread that runs blocking calls one at a time, in order."""
 
     async def run(self, function: Callable[[], T]) -> T:
         """Run `function` on the thread and return what it returns, or raise what it raises."""
@@ -61,11 +61,12 @@ class Threads(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """What a side shows of itself and asks of the other one, as paths of PEM files. TLS 1.3 alone is spoken.
+    """TLS 1.3 credentials of one side and its trust in the other, as paths of PEM files.
 
-    `certificate`, `key`: of this side; a server has both. `authorities`: who signed the other side's; a
-    server with it asks clients for one (mutual TLS), a client without it trusts the system's.
-    `server_name`: the name that the server's certificate must bear; None: the host connected to.
+    `certificate`, `key`: of this side; required of a server. `authorities`: the trusted authorities of the
+    other side's certificate; a server with it requires client certificates (mutual TLS), a client without it
+    trusts the system's. `server_name`: the name that the server's certificate must bear; None: the host
+    connected to.
     """
 
     certificate: str | None = None
@@ -81,68 +82,70 @@ class Tls:
 
 
 class Stream(Protocol):
-    """One connection: bytes both ways, in order. One task receives, one sends, at the same time or not.
+    """One connection: bytes both ways, in order. One task receives while another may send.
 
-    All raise ConnectionError once the connection is gone, whichever side ended it; those of a client also
-    Misconfigured, where its TLS cannot work. Who gives up a receive loses nothing; a send that is cancelled
-    leaves the stream fit for closing only.
+    All methods raise ConnectionError once the connection has ended, whichever side closed it; those of a
+    client also Misconfigured if its TLS cannot work. A cancelled receive loses nothing; after a cancelled
+    send the stream can only be closed.
     """
 
     @property
     def peer(self) -> str:
-        """Who is at the other end: `host:port`."""
+        """Address of the other end: `host:port`."""
         ...
 
     @property
     def peer_host(self) -> str:
-        """Where it is, without the port: what connections are counted for."""
+        """Host of the other end, without the port, by which connections are counted."""
         ...
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """Wait for bytes and put them there; how many, 0 where the peer sends no more."""
+        """Wait for bytes and read them into the buffer; return how many, 0 at the end of the stream."""
         ...
 
-    async def receive_each(self, room: Callable[[], memoryview], take: Callable[[int], bool]) -> bool:
-        """Receive into what `room` gives and hand each count to `take`, until that gives False or raises.
+    async def receive_each(
+        self, get_buffer: Callable[[], memoryview], on_received: Callable[[int], bool]
+    ) -> bool:
+        """Receive into `get_buffer()` and pass each count to `on_received`, until that is False or raises.
 
-        Whether `take` ended it: False where the peer sends no more. Neither of them awaits anything; they may
-        be called by the event loop, from within no task.
+        Return True if `on_received` ended it, False at the end of the peer's stream. Neither callback awaits
+        anything; the event loop may call them outside any task.
         """
         ...
 
     def send_now(self, parts: Sequence[Buffer]) -> int:
-        """Send what the system takes at once, without waiting; how many bytes that were.
+        """Send what the kernel takes at once, without waiting; return how many bytes that were.
 
-        What was not taken comes next: TLS may have encrypted it already.
+        The caller must send the rest next: TLS may have encrypted it already.
         """
         ...
 
     async def send(self, parts: Sequence[Buffer]) -> None:
-        """Send these buffers one behind the other; return when the system has taken all."""
+        """Send these buffers in order; return once the kernel has taken all."""
         ...
 
     async def send_file(self, part: FileRange) -> None:
-        """Send bytes of a file, without copying them through this process where the system can.
+        """Send bytes of a file, without copying them through this process if the system can.
 
-        Raises OSError where the file fails; then nobody knows how much has gone.
+        Raises OSError if the file fails; then it is unknown how much was sent.
         """
         ...
 
     async def aclose(self, patience_s: float = 0.0) -> None:
-        """End it, what was sent being on its way; shielded, bounded in time, idempotent.
+        """Close the connection, with what was sent still delivered; shielded, bounded in time, idempotent.
 
-        The other side has up to a second to end too, or `patience_s` where that is more. Then what it sends
-        without having read all may cost it the rest.
+        The other side has up to a second to close too, or `patience_s` if that is more. If it then still
+        sends unread data, it may lose the rest.
         """
         ...
 
 
 class Listener(Protocol):
-    """Where connections come in."""
+    """Listening socket that accepts connections."""
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port, the real one where 0 was asked for."""
+        """Host and port, the actual one if 0 was requested."""
         ...
 
     async def accept(self) -> Stream:
@@ -150,12 +153,12 @@ class Listener(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Take no more; connections that were accepted go on."""
+        """Accept no more; accepted connections continue."""
         ...
 
 
 class Network(Protocol):
-    """Where streams come from."""
+    """Factory of listeners and streams."""
 
     async def listen(self, host: str, port: int, *, tls: Tls | None = None) -> Listener:
         """Listen; port 0 is any free one. Raises OSError, UsageError (a certificate that cannot be used)."""
@@ -166,7 +169,7 @@ class Network(Protocol):
     ) -> Stream:
         """Connect, TLS handshake included. Raises OSError, TimeoutError, UsageError.
 
-        That is Misconfigured where trying again changes nothing.
+        The latter is Misconfigured if a retry changes nothing.
         """
         ...
 
@@ -176,10 +179,10 @@ class World:
     """All ports together.
 
     `new_threads` gives each owner a worker of its own. Two kinds of thread live as long as their scope:
-    `own_thread` one that runs nothing else, for many short calls that somebody waits for; `background_thread`
-    one of low priority, where the system knows that, for long computations that others must not feel.
-    `open_disk` gives the disk below a directory. `network`: None where there is none. `soon` has a call made
-    by the event loop behind all that it has to do already; None where only a task can do that.
+    `own_thread` is exclusive, for many short calls that a task waits for; `background_thread` has a low
+    priority, if the system supports that, for long computations that must not slow others. `open_disk` opens
+    the disk below a directory. `network`: None if there is none. `call_soon` has the event loop make a call
+    after everything that it has already scheduled; None if only a task can do that.
     """
 
     clock: Clock
@@ -189,4 +192,4 @@ class World:
     background_thread: Callable[[], AbstractAsyncContextManager[Threads]]
     open_disk: Callable[[str], Disk]
     network: Network | None = None
-    soon: Callable[[Callable[[], None]], object] | None = None
+    call_soon: Callable[[Callable[[], None]], object] | None = None

@@ -1,7 +1,7 @@
-"""A producer in this process: a named handle that draws dots of its own, as a connection would.
+"""A producer in this process: a named handle that draws its own dots, like a producer connection.
 
-It checks each delta before it draws a dot, keeps every batch until it is dealt with, and sends the
-same bytes again, in order, where a refusal may pass.
+It checks each delta before it draws a dot, holds every batch until it is processed, and after a retryable
+refusal resends the same bytes, in order.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop.checks import Cause, cause_of, check_timeout, with_parents
-from delta_prop.ingest.work import Sequenced, Session
-from delta_prop.orphans import checked
-from delta_prop.outcome_query import kept_watermark, outcome_of
-from delta_prop.receipt import Receipt, State
-from delta_prop.refusals import late, withdrawn
+from delta_prop.argument_checks import Dependency, check_timeout, dependency_key, with_parents
+from delta_prop.ingest.work import Sender, SequencedBatch
+from delta_prop.orphans import check_and_note
+from delta_prop.outcome_query import find_outcome, stored_watermark
+from delta_prop.receipt import OfferState, Receipt
+from delta_prop.refusals import timed_out, withdrawn
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import AckLevel, Dot, Priority, Source, producer_id_of
 from delta_prop_wire.encode import encode_batch
@@ -28,49 +28,49 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from delta_prop.ingest.origins import Grant
-    from delta_prop.pipeline import Chain
-    from delta_prop.receipt import Published
+    from delta_prop.pipeline import Pipeline
+    from delta_prop.receipt import PublishAck
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.delta import Delta
 
-OPEN_BATCHES_MAX = 10_000
-OPEN_BYTES_MAX = 64 * 1024 * 1024
+IN_FLIGHT_BATCHES_MAX = 10_000
+IN_FLIGHT_BYTES_MAX = 64 * 1024 * 1024
 HEADS_MAX = 100_000
 PUBLISH_TIMEOUT_S = 30.0
 _RETRY_S_MIN = 0.001
 
 
 @dataclass(slots=True, eq=False)
-class _Open:
-    """A batch whose dots are not dealt with yet. `void`: its caller has given it up."""
+class _UnackedBatch:
+    """A batch whose dots are not processed yet. `withdrawn`: its caller has withdrawn it."""
 
     batch: Batch
-    session: Session
+    sender: Sender
     receipt: Receipt = field(default_factory=Receipt)
-    void: bool = False
-    woken: anyio.Event | None = None
-    then: Callable[[Receipt], None] | None = None
+    withdrawn: bool = False
+    wake_event: anyio.Event | None = None
+    callback: Callable[[Receipt], None] | None = None
 
     @property
-    def refused(self) -> bool:
-        """Whether it is to be sent again."""
+    def is_refused(self) -> bool:
+        """True if it must be sent again."""
         return self.receipt.done and not self.receipt.acknowledged
 
 
 class _Lane:
-    """One origin: its next counter, what it said of others' clocks, its open batches in order."""
+    """One origin: its next counter, the clock entries it has sent, its unacknowledged batches in order."""
 
     def __init__(self, grant: Grant) -> None:
         self.origin = grant.origin
         self.epoch = grant.epoch
-        self.next = grant.watermark + 1
-        self.said: dict[int, int] = {}
-        self.open: OrderedDict[int, _Open] = OrderedDict()
-        self.any_refused = False  # whether some of them may have to be sent again
+        self.next_counter = grant.watermark + 1
+        self.sent_clock: dict[int, int] = {}
+        self.in_flight: OrderedDict[int, _UnackedBatch] = OrderedDict()
+        self.has_refused = False  # True if some of them may have to be sent again
 
 
 class Producer:
-    """Deltas under dots (name, counter): sent any number of times, each has one effect.
+    """Handle that publishes deltas under dots (name, counter): sent any number of times, each has one effect.
 
     Opening a name again fences the handle that held it: its next publish is refused with FENCED.
     """
@@ -78,99 +78,100 @@ class Producer:
     def __init__(
         self,
         name: str,
-        chain: Chain,
+        pipeline: Pipeline,
         *,
         now: Callable[[], float],
         ack_level: AckLevel,
         source: Source,
-        send_before: Callable[[], None],
+        flush_earlier: Callable[[], None],
     ) -> None:
-        """`send_before`: sends what others have offered in this turn, which comes first."""
+        """Open a producer; `flush_earlier` sends what others have offered in this tick, which goes first."""
         check_name("producer", name, VECTOR_ID_BYTES_MAX)
         self.name = name
-        self._chain = chain
+        self._pipeline = pipeline
         self._now = now
-        self._send_before = send_before
+        self._flush_earlier = flush_earlier
         self._ack_level = ack_level
-        self._session = Session(owner=name, source=source)
-        grants = chain.hello(producer_id_of(name), name, now())
+        self._sender = Sender(owner=name, source=source)
+        grants = pipeline.hello(producer_id_of(name), name, now())
         self._lanes = {Priority(lane): _Lane(grant) for lane, grant in enumerate(grants)}
         self._heads: OrderedDict[tuple[str, str], Dot] = OrderedDict()
-        self._open_bytes = 0
-        self._rebuilt = chain.rebuilt
+        self._in_flight_bytes = 0
+        self._seen_recoveries = pipeline.recoveries
 
     @property
-    def open_batches(self) -> int:
-        """Batches sent and not dealt with yet."""
+    def in_flight_batches(self) -> int:
+        """Number of batches sent and not processed yet."""
         for lane in self._lanes.values():
-            self._forget_done(lane)
-        return sum(len(lane.open) for lane in self._lanes.values())
+            self._drop_done(lane)
+        return sum(len(lane.in_flight) for lane in self._lanes.values())
 
     def watermark(self, priority: Priority = Priority.NORMAL) -> int:
-        """The counter up to which the service has dealt with this producer's deltas of a priority, and keeps
-        what came of that. Raises Refused (LOG_FAILED) while the log has failed.
+        """Return the counter up to which the service has processed this producer's deltas of a priority and
+        stored their outcomes. Raises Refused (LOG_FAILED) while the log has failed.
         """
-        return kept_watermark(self._chain, self._lanes[priority].origin)
+        return stored_watermark(self._pipeline, self._lanes[priority].origin)
 
-    def offer(self, *deltas: Delta, after: Sequence[Receipt | Cause] = ()) -> Receipt:
-        """Send deltas of one priority as one batch. Never waits; the outcome stands in the receipt.
+    def offer(self, *deltas: Delta, after: Sequence[Receipt | Dependency] = ()) -> Receipt:
+        """Send deltas of one priority as one batch. Never waits; the receipt gets the outcome.
 
-        Raises InvalidDelta, UsageError; Refused (QUEUE_FULL) where too much is open, or with the refusal
-        that still keeps an earlier batch open. No dot is drawn then.
+        Raises InvalidDelta, UsageError; Refused (QUEUE_FULL) if too much is unacknowledged, or with the
+        refusal that keeps an earlier batch unacknowledged. No dot is drawn then.
         """
-        return self._begin(checked(deltas, self._chain.note_refused), deltas, after).receipt
+        return self._begin(check_and_note(deltas, self._pipeline.note_refused), deltas, after).receipt
 
     async def publish(
         self,
         *deltas: Delta,
-        after: Sequence[Receipt | Cause] = (),
+        after: Sequence[Receipt | Dependency] = (),
         timeout_s: float = PUBLISH_TIMEOUT_S,
-    ) -> Published:
-        """Send and wait for the acknowledgement, again and again while the refusal may pass.
+    ) -> PublishAck:
+        """Send and wait for the acknowledgement; retry while the refusal is retryable.
 
-        Raises Refused; after `timeout_s` with the last refusal. What raises has not happened and will not:
-        its dots become void. So does what is cancelled, unless it had its place already. Where the code is
-        OUTCOME_UNKNOWN it had its place in a log that had failed: `outcome` tells once that is recovered.
+        Raises Refused; after `timeout_s` with the last refusal. A publish that raises never takes effect: its
+        dots become no-ops. Neither does a cancelled one, unless it was appended already. If the code is
+        OUTCOME_UNKNOWN, it was appended to a log that then failed: `outcome` returns the result once the log
+        is recovered.
         """
         deadline = self._now() + check_timeout(timeout_s)
-        priority = checked(deltas, self._chain.note_refused)
-        entry: _Open | None = None
+        priority = check_and_note(deltas, self._pipeline.note_refused)
+        entry: _UnackedBatch | None = None
         while True:
             try:
                 if entry is None:
                     entry = self._begin(priority, deltas, after)
-                elif entry.refused:
-                    self._go_on()
+                elif entry.is_refused:
+                    self._continue_after_recovery()
                     self._resend(self._lanes[priority], entry)
                 with anyio.move_on_after(max(deadline - self._now(), 0)):
                     return await entry.receipt.wait()
-                raise late(timeout_s, None if entry.receipt.done else entry.receipt.place)
+                raise timed_out(timeout_s, None if entry.receipt.done else entry.receipt.place)
             except anyio.get_cancelled_exc_class():
-                _give_up(entry)
+                _withdraw(entry)
                 raise
             except Refused as refusal:
                 wait_s = max((refusal.retry_after_ms or 0) / 1000, _RETRY_S_MIN)
                 final = refusal.code is ErrorCode.LOG_FAILED and refusal.retry_after_ms is None
                 if final or not refusal.retryable or self._now() + wait_s >= deadline:
-                    _give_up(entry)
+                    _withdraw(entry)
                     raise
-            await _pause(entry, wait_s)
+            await _wait_before_retry(entry, wait_s)
 
     def offer_numbered(self, counter: int, delta: Delta, then: Callable[[Receipt], None]) -> bool:
         """Send a delta under a counter of the caller's, which rises within a priority and may leave gaps.
 
-        False where the counter is not above the watermark: `outcome` tells what became of it. Else `then` is
-        called with the receipt whenever there is an outcome; after a refusal that may pass `resend` sends the
-        same again, and `then` is called again. Never waits. Raises as `offer` does, and sends nothing then.
+        Return False if the counter is not above the watermark: `outcome` returns its result. Else `then` is
+        called with the receipt at each outcome; after a retryable refusal `resend` sends the same again, and
+        `then` is called again. Never waits. Raises as `offer` does, and sends nothing then.
         """
-        priority = checked([delta], self._chain.note_refused)
+        priority = check_and_note([delta], self._pipeline.note_refused)
         lane = self._lanes[priority]
-        if counter < lane.next:
+        if counter < lane.next_counter:
             return False
         if delta.source is Source.REPLICA:
-            raise InvalidDelta("source", "replica is what a service says that forwards: give another one")
-        session = replace(self._session, source=delta.source)
-        self._begin(priority, [delta], (), counter=counter, session=session, then=then)
+            raise InvalidDelta("source", "replica is reserved for services that forward: give another source")
+        sender = replace(self._sender, source=delta.source)
+        self._begin(priority, [delta], (), counter=counter, sender=sender, callback=then)
         return True
 
     async def outcome(
@@ -180,39 +181,34 @@ class Producer:
         *,
         timeout_s: float = PUBLISH_TIMEOUT_S,
     ) -> int | ErrorCode | None:
-        """Return what became of a counter: its offset, the code if its dot is void, None if it has not
-        happened. See `Propagator.outcome`.
+        """Return the outcome of a counter: its offset, the code if its dot is a no-op, None if it was not
+        appended. See `Propagator.outcome`.
         """
         origin = self._lanes[priority].origin
-        return await outcome_of(self._chain, Dot(origin, counter), check_timeout(timeout_s))
+        return await find_outcome(self._pipeline, Dot(origin, counter), check_timeout(timeout_s))
 
     def send_frame(self, batch: Batch, lamport: int | None = None) -> Receipt:
-        """Send a batch as it is: a repeat of one's own, or a forwarder's under its first origin."""
-        self._send_before()
-        work = Sequenced(batch, self._session, Receipt(), lamport)
-        return self._chain.offer(work, self._now())
+        """Send a batch unchanged: a duplicate of this producer's, or a forwarded one under its origin."""
+        self._flush_earlier()
+        work = SequencedBatch(batch, self._sender, Receipt(), lamport)
+        return self._pipeline.offer(work, self._now())
 
     def resend(self, priority: Priority | None = None) -> None:
-        """Send open batches again that were refused, in order. Raises the first refusal that stays."""
-        self._go_on()
+        """Send refused unacknowledged batches again, in order. Raises the first refusal that recurs."""
+        self._continue_after_recovery()
         for lane in self._lanes.values() if priority is None else (self._lanes[priority],):
             self._resend(lane)
 
     @property
     def waits_for(self) -> Refused | None:
-        """The refusal that stands in the way of what is open, and may pass; None: there is none."""
-        if self._chain.stopped is not None:
-            return self._chain.stopped
-        open_ = (entry for lane in self._lanes.values() for entry in lane.open.values() if entry.refused)
-        refusals = (entry.receipt.refusal() for entry in open_)
+        """Retryable refusal that blocks unacknowledged batches; None: there is none."""
+        if self._pipeline.stop_refusal is not None:
+            return self._pipeline.stop_refusal
+        refused = (
+            entry for lane in self._lanes.values() for entry in lane.in_flight.values() if entry.is_refused
+        )
+        refusals = (entry.receipt.refusal() for entry in refused)
         return next((one for one in refusals if one is not None and one.retryable), None)
-
-    def abandon(self) -> None:
-        """Give up what is open and refused: its dots become void, what comes later goes on."""
-        for lane in self._lanes.values():
-            for entry in lane.open.values():
-                entry.void = entry.void or entry.refused
-        self.resend()
 
     # --- helpers
 
@@ -220,106 +216,108 @@ class Producer:
         self,
         priority: Priority,
         deltas: Sequence[Delta],
-        after: Sequence[Receipt | Cause],
+        after: Sequence[Receipt | Dependency],
         *,
         counter: int | None = None,
-        session: Session | None = None,
-        then: Callable[[Receipt], None] | None = None,
-    ) -> _Open:
+        sender: Sender | None = None,
+        callback: Callable[[Receipt], None] | None = None,
+    ) -> _UnackedBatch:
         """Draw the dots and send for the first time."""
         lane = self._lanes[priority]
-        self._send_before()
+        self._flush_earlier()
         self.resend(priority)
-        self._check_room()
+        self._check_capacity()
         batch = self._encode(lane, priority, deltas, after, counter)
-        lane.next = batch.last + 1
-        entry = lane.open[batch.base] = _Open(batch, session or self._session, then=then)
-        self._open_bytes += batch.size
+        lane.next_counter = batch.last + 1
+        entry = lane.in_flight[batch.base] = _UnackedBatch(batch, sender or self._sender, callback=callback)
+        self._in_flight_bytes += batch.size
         self._send(lane, entry)
         return entry
 
-    def _go_on(self) -> None:
-        """After a failure of the log the grants hold, and what is open is sent again.
+    def _continue_after_recovery(self) -> None:
+        """Continue after a recovery of the log: the grants hold, and unacknowledged batches are sent again.
 
-        What was acknowledged at a lower level may be gone: its counters are filled. Raises Refused.
+        Counters of deltas acknowledged at a lower level and lost are filled with no-ops. Raises Refused.
         """
-        rebuilt = self._chain.rebuilt
-        if self._rebuilt == rebuilt:
+        recoveries = self._pipeline.recoveries
+        if self._seen_recoveries == recoveries:
             return
         for lane in self._lanes.values():
-            first = next(iter(lane.open.values()), None)
-            before = lane.next - 1 if first is None else _before(first.batch)
-            if before > self._chain.orderer.have.get(lane.origin, 0):
-                self._chain.leap(lane.origin, before, self.name)
-                lane.said.clear()  # what the lost ones said of others' clocks is to be said again
-        self._rebuilt = rebuilt
+            first = next(iter(lane.in_flight.values()), None)
+            before = lane.next_counter - 1 if first is None else _previous_counter(first.batch)
+            if before > self._pipeline.orderer.watermarks.get(lane.origin, 0):
+                self._pipeline.skip_to(lane.origin, before, self.name)
+                lane.sent_clock.clear()  # the lost batches' clock entries must be sent again
+        self._seen_recoveries = recoveries
 
-    def _resend(self, lane: _Lane, last: _Open | None = None) -> None:
-        """Up to `last`, or all. Raises the first refusal that stays."""
-        self._forget_done(lane)
-        if not lane.any_refused:
+    def _resend(self, lane: _Lane, last: _UnackedBatch | None = None) -> None:
+        """Send refused batches again, up to `last`, or all. Raises the first refusal that recurs."""
+        self._drop_done(lane)
+        if not lane.has_refused:
             return
-        for entry in list(lane.open.values()):
-            if entry.refused:
+        for entry in list(lane.in_flight.values()):
+            if entry.is_refused:
                 self._send(lane, entry)
                 refusal = entry.receipt.refusal()
-                if refusal is not None and not refusal.voids:
+                if refusal is not None and not refusal.is_final:
                     raise refusal
             if entry is last:
                 return
-        lane.any_refused = any(entry.refused for entry in lane.open.values())
+        lane.has_refused = any(entry.is_refused for entry in lane.in_flight.values())
 
-    def _send(self, lane: _Lane, entry: _Open) -> None:
+    def _send(self, lane: _Lane, entry: _UnackedBatch) -> None:
         entry.receipt = receipt = Receipt()
-        void = withdrawn() if entry.void else None
-        receipt.when_done(lambda told: self._settled(lane, entry, told))
-        self._chain.offer(Sequenced(entry.batch, entry.session, receipt, void=void), self._now())
+        final_refusal = withdrawn() if entry.withdrawn else None
+        receipt.add_done_callback(lambda settled: self._on_settled(lane, entry, settled))
+        self._pipeline.offer(
+            SequencedBatch(entry.batch, entry.sender, receipt, final_refusal=final_refusal), self._now()
+        )
 
-    def _settled(self, lane: _Lane, entry: _Open, told: Receipt) -> None:
-        entry.void = entry.void or told.state is State.WITHDRAWN
-        lane.any_refused = lane.any_refused or not told.acknowledged
-        if entry.woken is not None and told.acknowledged:
-            entry.woken.set()
-        self._forget_done(lane)
-        if entry.then is not None:
-            entry.then(told)
+    def _on_settled(self, lane: _Lane, entry: _UnackedBatch, receipt: Receipt) -> None:
+        entry.withdrawn = entry.withdrawn or receipt.state is OfferState.WITHDRAWN
+        lane.has_refused = lane.has_refused or not receipt.acknowledged
+        if entry.wake_event is not None and receipt.acknowledged:
+            entry.wake_event.set()
+        self._drop_done(lane)
+        if entry.callback is not None:
+            entry.callback(receipt)
 
-    def _forget_done(self, lane: _Lane) -> None:
-        """Drop what has its place, voids too, which may get theirs after their receipts were settled."""
-        watermark = self._chain.orderer.have.get(lane.origin, 0)
-        while lane.open and (first := next(iter(lane.open.values()))).batch.last <= watermark:
+    def _drop_done(self, lane: _Lane) -> None:
+        """Drop appended batches, no-ops too, which may be appended after their receipts were settled."""
+        watermark = self._pipeline.orderer.watermarks.get(lane.origin, 0)
+        while lane.in_flight and (first := next(iter(lane.in_flight.values()))).batch.last <= watermark:
             refusal = first.receipt.refusal()
-            if first.receipt.state in (State.PLACED, State.IN_DOUBT) or (
+            if first.receipt.state in (OfferState.APPENDED, OfferState.IN_DOUBT) or (
                 refusal is not None and refusal.code is ErrorCode.LOG_FAILED
             ):
-                break  # should the log fail, or has it, it has to be sent again
-            del lane.open[first.batch.base]
-            self._open_bytes -= first.batch.size
+                break  # it must be sent again if the log fails, or has failed
+            del lane.in_flight[first.batch.base]
+            self._in_flight_bytes -= first.batch.size
 
     def _encode(
         self,
         lane: _Lane,
         priority: Priority,
         deltas: Sequence[Delta],
-        after: Sequence[Receipt | Cause],
+        after: Sequence[Receipt | Dependency],
         counter: int | None,
     ) -> Batch:
-        deltas = with_parents(deltas, [_parent(one) for one in after])
-        clock = self._changed_clock(lane, deltas)
-        leaps = counter is not None and counter > lane.next
+        deltas = with_parents(deltas, [_parent_key(one) for one in after])
+        clock = self._find_clock_changes(lane, deltas)
+        has_gap = counter is not None and counter > lane.next_counter
         batch = encode_batch(
             deltas,
             origin=lane.origin,
-            base=lane.next if counter is None else counter,
+            base=lane.next_counter if counter is None else counter,
             epoch=lane.epoch,
             clock=clock,
-            previous=lane.next - 1 if leaps else 0,
-            counters=[counter] if leaps and counter is not None else None,
+            previous=lane.next_counter - 1 if has_gap else 0,
+            counters=[counter] if has_gap and counter is not None else None,
             ack_level=self._ack_level,
             priority=priority,
         )
         for entry in clock:
-            lane.said[entry.origin] = entry.counter
+            lane.sent_clock[entry.origin] = entry.counter
         for row, delta in enumerate(deltas):
             self._heads[delta.namespace, delta.vector_id] = batch.dot(row)
             self._heads.move_to_end((delta.namespace, delta.vector_id))
@@ -327,59 +325,60 @@ class Producer:
             self._heads.popitem(last=False)
         return batch
 
-    def _changed_clock(self, lane: _Lane, deltas: Sequence[Delta]) -> list[Dot]:
-        """The last deltas of these vectors that this producer sent in other lanes, if not said before."""
+    def _find_clock_changes(self, lane: _Lane, deltas: Sequence[Delta]) -> list[Dot]:
+        """Return the last deltas of these vectors under other priorities that were not stated yet."""
         changed: dict[int, int] = {}
         for delta in deltas:
             head = self._heads.get((delta.namespace, delta.vector_id))
             if head is None or head.origin == lane.origin:
                 continue
-            if head.counter > changed.get(head.origin, lane.said.get(head.origin, 0)):
+            if head.counter > changed.get(head.origin, lane.sent_clock.get(head.origin, 0)):
                 changed[head.origin] = head.counter
         return [Dot(*entry) for entry in changed.items()]
 
-    def _check_room(self) -> None:
-        if self.open_batches >= OPEN_BATCHES_MAX or self._open_bytes >= OPEN_BYTES_MAX:
+    def _check_capacity(self) -> None:
+        if self.in_flight_batches >= IN_FLIGHT_BATCHES_MAX or self._in_flight_bytes >= IN_FLIGHT_BYTES_MAX:
             raise Refused(
                 ErrorCode.QUEUE_FULL,
-                f"producer {self.name!r} has {self.open_batches} of {OPEN_BATCHES_MAX} batches and "
-                f"{self._open_bytes} of {OPEN_BYTES_MAX} bytes unacknowledged: await some receipts first",
+                f"producer {self.name!r} has {self.in_flight_batches} of {IN_FLIGHT_BATCHES_MAX} batches and "
+                f"{self._in_flight_bytes} of {IN_FLIGHT_BYTES_MAX} bytes unacknowledged: await some receipts "
+                "first",
                 retry_after_ms=10,
-                details={"depth": self.open_batches, "capacity": OPEN_BATCHES_MAX},
+                details={"depth": self.in_flight_batches, "capacity": IN_FLIGHT_BATCHES_MAX},
             )
 
 
-async def _pause(entry: _Open | None, wait_s: float) -> None:
-    """Wait before the next try, or until somebody else's try has settled it."""
-    woken = anyio.Event()
+async def _wait_before_retry(entry: _UnackedBatch | None, wait_s: float) -> None:
+    """Wait before the next try, or until another task's try has settled the batch."""
+    wake_event = anyio.Event()
     if entry is not None:
-        entry.woken = woken
+        entry.wake_event = wake_event
     try:
         with anyio.move_on_after(wait_s):
-            await woken.wait()
+            await wake_event.wait()
     except anyio.get_cancelled_exc_class():
-        _give_up(entry)
+        _withdraw(entry)
         raise
 
 
-def _give_up(entry: _Open | None) -> None:
-    """Withdraw it; where it was refused, or is found to be lost with the log, let it be sent again as a void.
+def _withdraw(entry: _UnackedBatch | None) -> None:
+    """Withdraw a batch; if it was refused, or turns out to be lost with the log, it is sent again as a no-op.
     It takes effect only if it is in the log by now.
     """
     if entry is not None and not entry.receipt.withdraw():
-        entry.void = entry.void or not entry.receipt.acknowledged
+        entry.withdrawn = entry.withdrawn or not entry.receipt.acknowledged
 
 
-def _before(batch: Batch) -> int:
-    """The counter that its origin has to have come to; numbers in between went to other lanes."""
-    return batch.previous if batch.leaps else batch.base - 1
+def _previous_counter(batch: Batch) -> int:
+    """Return the counter that its origin must have reached; counters in between went to other priorities."""
+    return batch.previous if batch.has_gaps else batch.base - 1
 
 
-def _parent(one: Receipt | Cause) -> Dot | bytes:
-    """The dot or id that a caller names. Raises UsageError where a receipt has no dot yet."""
+def _parent_key(one: Receipt | Dependency) -> Dot | bytes:
+    """Return the dot or id that a caller names. Raises UsageError if a receipt has no dot yet."""
     if isinstance(one, Receipt):
         work = getattr(one.item, "payload", None) or getattr(one.item, "item", None)
-        if isinstance(work, Sequenced):
+        if isinstance(work, SequencedBatch):
             return work.batch.dot(work.batch.count - 1)
         one = one.result()
-    return cause_of(one)
+    return dependency_key(one)

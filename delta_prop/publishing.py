@@ -1,6 +1,6 @@
-"""The way in: what a program calls to publish, with the waiting for room around it.
+"""Publishing calls of the propagator, with the waiting for capacity around them.
 
-One half of the propagator; `embedded.py` is the other one, and owns what this half uses.
+One half of the propagator; `embedded.py` is the other, and owns what this half uses.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, TypeAlias
 import anyio
 import anyio.lowlevel
 
-from delta_prop.checks import (
-    Cause,
+from delta_prop.admission_queue import AdmissionQueue, can_wait_out
+from delta_prop.argument_checks import (
+    Dependency,
     check_timeout,
     is_transform,
     with_parents,
 )
+from delta_prop.coalesced_draft import can_coalesce, can_share_batch, draft_from_arrays, draft_from_columns
 from delta_prop.ingest.work import Draft, MatrixDraft
-from delta_prop.line import Line, waits
-from delta_prop.merged import columns_draft, draft_in_shape, may_be_joined, may_be_merged
-from delta_prop.orphans import checked
+from delta_prop.orphans import check_and_note
 from delta_prop.producer import Producer
-from delta_prop.receipt import Published, Receipt, State
-from delta_prop.refusals import late
+from delta_prop.receipt import OfferState, PublishAck, Receipt
+from delta_prop.refusals import timed_out
 from delta_prop.transforms import Transforms
 from delta_prop.world import this_thread
-from delta_prop_wire.bounds import check_level
+from delta_prop_wire.bounds import check_ack_level
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Delta, Kind, Priority, Source
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
@@ -36,46 +36,46 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
+    from delta_prop.coalesced_draft import Call
     from delta_prop.config import Settings
-    from delta_prop.gathering import Gathering
-    from delta_prop.merged import Call
-    from delta_prop.pipeline import Chain
+    from delta_prop.pipeline import Pipeline
     from delta_prop.ports import World
-    from delta_prop.turns import Turn
+    from delta_prop.record_accumulator import RecordAccumulator
+    from delta_prop.tick_callbacks import TickCallbacks
     from delta_prop_broker.log.durable import DurableLog
     from delta_prop_broker.log.memory import MemoryLog
     from delta_prop_sinks.sink import Sink
 
-Named: TypeAlias = Receipt | Cause
-"""What `after=` takes: a receipt, an acknowledgement, a dot, a 16-byte id."""
+AfterItem: TypeAlias = Receipt | Dependency
+"""Item of `after=`: a receipt, an acknowledgement, a dot, a 16-byte id."""
 
-_PASSING_CODES = {ErrorCode.PENDING_FULL, ErrorCode.RATE_LIMITED}
-"""Refusals that `publish` waits out, beside those for which it stands in line."""
-_GIVE_WAY_S = 0.0005
+_RETRYABLE_CODES = {ErrorCode.PENDING_FULL, ErrorCode.RATE_LIMITED}
+"""Refusals that `publish` waits out, besides those for which it queues."""
+_YIELD_S = 0.0005
 _NO_RECEIPT = Receipt()
 
 
-class Publishing:
-    """What publishes. `Propagator` sets the attributes and has the methods named here."""
+class PublishMixin:
+    """The publishing half of `Propagator`, which sets the attributes and overrides the methods named here."""
 
     settings: Settings
     _world: World
     _log: MemoryLog | DurableLog
-    _chain: Chain
-    _turn: Turn
-    _gathering: Gathering
+    _pipeline: Pipeline
+    _tick_callbacks: TickCallbacks
+    _accumulator: RecordAccumulator
 
     def __init__(self) -> None:
         self._transforms = Transforms()
-        self._line = Line()
+        self._admission_queue = AdmissionQueue()
         self._yielded_at = 0.0
         self._open_on = 0
-        """The thread of the event loop, for as long as it is open; else 0."""
-        self._closing = False
+        """Thread id of the event loop while the propagator is open; else 0."""
+        self._is_closing = False
 
     async def wait_visible(
         self,
-        published: Published | Receipt | int,
+        published: PublishAck | Receipt | int,
         *,
         sinks: Iterable[str] | None = None,
         committed: bool = False,
@@ -85,52 +85,54 @@ class Publishing:
         raise NotImplementedError
 
     def sink(self, name: str) -> Sink:
-        """The attached sink of that name."""
+        """Return the attached sink of that name."""
         raise NotImplementedError
 
-    # --- what programs call
+    # --- public calls
 
     def offer(
-        self, *deltas: Delta, after: Sequence[Named] = (), ack_level: AckLevel | str | None = None
+        self, *deltas: Delta, after: Sequence[AfterItem] = (), ack_level: AckLevel | str | None = None
     ) -> Receipt:
-        """Send deltas down the chain; never waits. The receipt tells what became of them.
+        """Send deltas into the pipeline; never waits. The receipt gets the outcome.
 
-        All deltas of one call have one priority and share one fate. What one turn of the event loop offers
-        one by one goes as one batch, as far as nothing stands in its way. Raises InvalidDelta.
+        All deltas of one call have one priority and one outcome. Single offers within one tick of the event
+        loop go as one batch, if nothing prevents it. Raises InvalidDelta.
         """
-        draft = self._draft(deltas, after, ack_level)
-        if len(deltas) == 1 and not after and may_be_joined(deltas[0]):
-            self._gathering.offer(draft)
+        draft = self._make_draft(deltas, after, ack_level)
+        if len(deltas) == 1 and not after and can_share_batch(deltas[0]):
+            self._accumulator.offer(draft)
             return draft.receipt
         return self._send(draft)
 
     async def publish(
         self,
         *deltas: Delta,
-        after: Sequence[Named] = (),
+        after: Sequence[AfterItem] = (),
         ack_level: AckLevel | str | None = None,
         timeout_s: float | None = None,
-    ) -> Published:
-        """Send deltas and wait for the acknowledgement, through a full queue or log too, in order.
+    ) -> PublishAck:
+        """Send deltas and wait for the acknowledgement; wait in order while the queue or log is full.
 
-        Raises Refused; where the cause might have passed, after `timeout_s`. What raises has not happened,
-        unless the code is OUTCOME_UNKNOWN: `timeout_s` passed while the delta had its place in a log that had
-        failed, and `outcome` tells of the dot in `details` once the log is recovered.
-        Cancelled by a scope of anyio's, it never happens unseen while the log works: either it has not
-        happened, or the acknowledgement is returned. Who cancels past anyio (`asyncio.wait_for`,
-        `task.cancel()`) once the delta has its place gets the cancellation although it has happened, or will.
-        Use `timeout_s`, or `offer`, whose receipt tells always.
+        Raises Refused; for a retryable cause, after `timeout_s`. A publish that raises had no effect, unless
+        the code is OUTCOME_UNKNOWN: `timeout_s` passed while the delta was in a log that had failed, and
+        `outcome` returns the result of the dot in `details` once the log is recovered. Cancelled by a scope
+        of anyio's, it never takes effect unnoticed while the log works: either it had no effect, or the
+        acknowledgement is returned. A cancellation past anyio (`asyncio.wait_for`, `task.cancel()`) once the
+        delta is appended is raised although the delta takes effect. Use `timeout_s`, or `offer`, whose
+        receipt always gets the outcome.
         """
         self._check_open()
         if timeout_s is not None:
             check_timeout(timeout_s)
-        if len(deltas) == 1 and not after and may_be_merged(deltas[0]):
-            call = Draft(deltas, Receipt(), deltas[0].priority, self._level(ack_level))
-            return await self._call(call, lambda: self._draft(deltas, (), ack_level), timeout_s)
+        if len(deltas) == 1 and not after and can_coalesce(deltas[0]):
+            call = Draft(deltas, Receipt(), deltas[0].priority, self._resolve_level(ack_level))
+            return await self._publish_call(call, lambda: self._make_draft(deltas, (), ack_level), timeout_s)
         if any(map(is_transform, deltas)):
             return await self._publish_transform(deltas, after, ack_level, timeout_s)
         priority = deltas[0].priority if deltas else Priority.NORMAL
-        return await self._put(lambda: self._draft(deltas, after, ack_level), priority, timeout_s)
+        return await self._offer_until_done(
+            lambda: self._make_draft(deltas, after, ack_level), priority, timeout_s
+        )
 
     async def publish_many(
         self,
@@ -143,43 +145,43 @@ class Publishing:
         priority: Priority = Priority.NORMAL,
         ack_level: AckLevel | str | None = None,
         timeout_s: float | None = None,
-    ) -> Published:
-        """Publish as columns: row i of `matrix` (n × dimension) is the vector `ids[i]`, or with `indices`
-        (n × as many) what elements `indices[i]` of that vector become.
+    ) -> PublishAck:
+        """Publish columns: row i of `matrix` (n × dimension) is the vector `ids[i]`, or with `indices` (n ×
+        as many) the new values of elements `indices[i]` of that vector.
 
-        `kind` is CREATE (as where it is not given) or DENSE; with indices SPARSE (likewise) or SPARSE_ADD.
-        Raises as `publish` does.
+        `kind` is CREATE (default) or DENSE; with indices SPARSE (default) or SPARSE_ADD. Raises as `publish`
+        does.
         """
         self._check_open()
         if timeout_s is not None:
             check_timeout(timeout_s)
-        level = self._level(ack_level)
+        level = self._resolve_level(ack_level)
         if kind is None:
             kind = Kind.CREATE if indices is None else Kind.SPARSE
 
         def make() -> MatrixDraft:
-            return columns_draft(
+            return draft_from_columns(
                 ids, matrix, indices, namespace=namespace, kind=kind, priority=priority, ack_level=level
             )
 
-        call = draft_in_shape(
+        call = draft_from_arrays(
             ids, matrix, indices, namespace=namespace, kind=kind, priority=priority, ack_level=level
         )
-        return await self._call(call or make(), make, timeout_s)
+        return await self._publish_call(call or make(), make, timeout_s)
 
     def producer(
         self, name: str, *, ack_level: AckLevel | str | None = None, source: Source = Source.LOCAL
     ) -> Producer:
-        """A handle with dots of its own; whoever held the name before is fenced. Raises Refused."""
+        """Return a handle with dots of its own; the former holder of the name is fenced. Raises Refused."""
         self._check_open()
-        level = self._level(ack_level)
+        level = self._resolve_level(ack_level)
         return Producer(
             name,
-            self._chain,
+            self._pipeline,
             now=self._now,
             ack_level=level,
             source=source,
-            send_before=self._gathering.send,
+            flush_earlier=self._accumulator.send,
         )
 
     def register_transform(
@@ -190,9 +192,9 @@ class Publishing:
         reads: str,
         nonblocking: bool = False,
     ) -> None:
-        """Let deltas apply `function` to a vector, as `transform(name)`; it is read from the sink `reads`.
+        """Register `function` as `transform(name)` of a vector, which is read from the sink `reads`.
 
-        It is called in a thread, one call at a time; with `nonblocking`, by the event loop.
+        The function is called in a thread, one call at a time; with `nonblocking`, by the event loop.
         """
         self._transforms.register(name, function, reads, nonblocking=nonblocking)
 
@@ -201,15 +203,15 @@ class Publishing:
     def _now(self) -> float:
         return self._world.clock.now()
 
-    def _level(self, asked: AckLevel | str | None) -> AckLevel:
-        if type(asked) is AckLevel:
-            return asked
-        return self._log.level if asked is None else check_level(asked)
+    def _resolve_level(self, requested: AckLevel | str | None) -> AckLevel:
+        if type(requested) is AckLevel:
+            return requested
+        return self._log.ack_level if requested is None else check_ack_level(requested)
 
     def _check_open(self) -> None:
-        if this_thread() == self._open_on:  # one comparison, as every call asks
+        if this_thread() == self._open_on:  # one comparison, since every call makes this check
             return
-        if self._closing:
+        if self._is_closing:
             raise Refused(
                 ErrorCode.SHUTTING_DOWN,
                 "the propagator is closing: publish before the `async with` ends, or in the next one",
@@ -222,113 +224,115 @@ class Publishing:
             "or anyio.from_thread.run(p.publish, delta) in a thread that anyio started"
         )
 
-    def _draft(
-        self, deltas: Sequence[Delta], after: Sequence[Named], ack_level: AckLevel | str | None
+    def _make_draft(
+        self, deltas: Sequence[Delta], after: Sequence[AfterItem], ack_level: AckLevel | str | None
     ) -> Draft:
         self._check_open()
-        checked(deltas, self._chain.note_refused)
+        check_and_note(deltas, self._pipeline.note_refused)
         deltas = with_parents(deltas, [one for one in after if not isinstance(one, Receipt)])
         return Draft(
             deltas=deltas,
             receipt=Receipt(),
             priority=deltas[0].priority,
-            ack_level=self._level(ack_level),
+            ack_level=self._resolve_level(ack_level),
             source=deltas[0].source,
             after=tuple(one for one in after if isinstance(one, Receipt)),
         )
 
     def _send(self, draft: Draft | MatrixDraft) -> Receipt:
         self._check_open()
-        self._gathering.send()
-        return self._chain.offer(draft, self._now())
+        self._accumulator.send()
+        return self._pipeline.offer(draft, self._now())
 
-    async def _call(self, call: Call, make: Callable[[], Call], timeout_s: float | None) -> Published:
-        """Publish what says no more than numbers: together with others' calls, or at once; then as `_put`."""
-        if self._line.waited_for(call.priority):
-            return await self._put(make, call.priority, timeout_s)
-        receipt, gathering, now = call.receipt, self._gathering, self._now()
-        gathering.callers += 1
+    async def _publish_call(
+        self, call: Call, make_draft: Callable[[], Call], timeout_s: float | None
+    ) -> PublishAck:
+        """Publish a call of numbers only, coalesced or at once; then wait as `_offer_until_done` does."""
+        if self._admission_queue.has_waiters(call.priority):
+            return await self._offer_until_done(make_draft, call.priority, timeout_s)
+        receipt, accumulator, now = call.receipt, self._accumulator, self._now()
+        accumulator.callers += 1
         try:
-            if gathering.wants(now):
-                await receipt.wait_for(gathering.add(call))
+            if accumulator.should_wait(now):
+                await receipt.wait_for(accumulator.add(call))
             else:
-                gathering.send_now(call, now)
-                if now - gathering.turn_began >= _GIVE_WAY_S:
-                    await anyio.lowlevel.cancel_shielded_checkpoint()  # see `_give_way`
-            if receipt.state is State.ACKNOWLEDGED:
+                accumulator.send_now(call, now)
+                if now - accumulator.tick_began >= _YIELD_S:
+                    await anyio.lowlevel.cancel_shielded_checkpoint()  # see `_yield_to_sinks`
+            if receipt.state is OfferState.ACKNOWLEDGED:
                 return receipt.result()
-            return await self._put(make, call.priority, timeout_s, receipt)
+            return await self._offer_until_done(make_draft, call.priority, timeout_s, receipt)
         finally:
-            gathering.callers -= 1
+            accumulator.callers -= 1
 
-    async def _put(
+    async def _offer_until_done(
         self,
-        make: Callable[[], Draft | MatrixDraft],
+        make_draft: Callable[[], Draft | MatrixDraft],
         priority: Priority,
         timeout_s: float | None,
         receipt: Receipt = _NO_RECEIPT,
-    ) -> Published:
-        """Offer; while there is no room, or the log has failed, wait in line and offer again.
+    ) -> PublishAck:
+        """Offer; while there is no capacity, or the log has failed, queue and offer again.
 
-        `receipt`: of the first offer, where that was made.
+        `receipt`: of the first offer, if that was made.
         """
 
         def send() -> Receipt:
             nonlocal receipt
-            receipt = self._send(make())
+            receipt = self._send(make_draft())
             return receipt
 
-        if receipt is _NO_RECEIPT and not self._line.waited_for(priority):
-            with self._turn:
+        if receipt is _NO_RECEIPT and not self._admission_queue.has_waiters(priority):
+            with self._tick_callbacks:
                 send()
-                self._turn.press()
-            await self._give_way()
-        if receipt.done and not _may_pass(receipt):
+                self._tick_callbacks.flush_now()
+            await self._yield_to_sinks()
+        if receipt.done and not _can_retry(receipt):
             return receipt.result()
         limit = self.settings.publish_timeout_s if timeout_s is None else timeout_s
         with anyio.move_on_after(limit):
             while True:
-                if receipt is _NO_RECEIPT or waits(receipt.refusal()):
-                    await self._line.until_room(send, priority)
+                if receipt is _NO_RECEIPT or can_wait_out(receipt.refusal()):
+                    await self._admission_queue.send_when_admitted(send, priority)
                 try:
                     return await receipt.wait()
                 except Refused as refused:
                     if refused.code in (ErrorCode.PENDING_FULL, ErrorCode.RATE_LIMITED):
                         await anyio.sleep((refused.retry_after_ms or 10) / 1000)
                         send()
-                    elif not waits(refused):
+                    elif not can_wait_out(refused):
                         raise
         if not receipt.done:
-            raise late(limit, receipt.place)
-        raise receipt.refusal() or self._log.full(1, 0) or late(limit, None)
+            raise timed_out(limit, receipt.place)
+        raise receipt.refusal() or self._log.capacity_refusal(1, 0) or timed_out(limit, None)
 
-    async def _give_way(self) -> None:
-        """Let the sinks' tasks run now and then, or a busy publisher would starve them.
+    async def _yield_to_sinks(self) -> None:
+        """Yield to the sinks' tasks now and then, or a busy publisher would starve them.
 
-        Shielded: a cancelled caller must not take what has happened for what has not.
+        Shielded: a cancelled caller must not mistake an appended delta for one that is not.
         """
         now = self._now()
-        if now - self._yielded_at >= _GIVE_WAY_S:
+        if now - self._yielded_at >= _YIELD_S:
             await anyio.lowlevel.cancel_shielded_checkpoint()
             self._yielded_at = self._now()
 
     async def _publish_transform(
         self,
         deltas: Sequence[Delta],
-        after: Sequence[Named],
+        after: Sequence[AfterItem],
         ack_level: AckLevel | str | None,
         timeout_s: float | None,
-    ) -> Published:
+    ) -> PublishAck:
         if len(deltas) != 1:
             raise UsageError("a transform reads before it writes: publish it alone")
 
-        async def publish(resolved: Delta) -> Published:
-            return await self._put(
-                lambda: self._draft([resolved], after, ack_level), resolved.priority, timeout_s
+        async def publish(resolved: Delta) -> PublishAck:
+            return await self._offer_until_done(
+                lambda: self._make_draft([resolved], after, ack_level), resolved.priority, timeout_s
             )
 
         async def catch_up(name: str) -> None:
-            await self.wait_visible(self._log.visible, sinks=[name], timeout_s=timeout_s)
+            await self.wait_visible(self._log.high_watermark, sinks=[name], timeout_s=timeout_s)
 
         return await self._transforms.publish(
             deltas[0],
@@ -339,6 +343,6 @@ class Publishing:
         )
 
 
-def _may_pass(receipt: Receipt) -> bool:
+def _can_retry(receipt: Receipt) -> bool:
     refusal = receipt.refusal()
-    return refusal is not None and (refusal.code in _PASSING_CODES or waits(refusal))
+    return refusal is not None and (refusal.code in _RETRYABLE_CODES or can_wait_out(refusal))

@@ -1,7 +1,7 @@
-"""When a socket can be read: told by a call of the event loop itself where it has such, else by a task.
+"""Notification when a socket is readable: by a callback of the event loop if it has such, else by a task.
 
-A task that wakes up for each arrival costs the loop two changes of its list of sockets and a turn; a call
-costs none of them. Both ways do the same.
+A task woken for each arrival costs the loop two changes of its set of sockets and a tick; a callback costs
+none of them. Both ways behave the same.
 """
 
 from __future__ import annotations
@@ -18,83 +18,84 @@ if TYPE_CHECKING:
 
 
 class Readiness:
-    """Of one socket, which never blocks."""
+    """Readiness of one socket, which never blocks."""
 
-    __slots__ = ("_closed", "_over", "_socket")
+    __slots__ = ("_closed", "_done", "_socket")
 
     def __init__(self, watched: socket.socket) -> None:
         self._socket = watched
-        self._over: asyncio.Future[None] | None = None  # while `each_readable` waits in asyncio
+        self._done: asyncio.Future[None] | None = None  # set while `call_on_readable` waits in asyncio
         self._closed = False
 
-    async def each_readable(self, call: Callable[[], bool]) -> None:
-        """Call whenever there is something to read, until it gives False or raises, which is passed on.
+    async def call_on_readable(self, call: Callable[[], bool]) -> None:
+        """Call whenever there is something to read, until the call returns False or raises.
 
-        Raises ConnectionError once `close` was called. The call reads what is there, and awaits nothing.
+        Raises what the call raises, and ConnectionError after `close`. The call reads what is there, and
+        awaits nothing.
         """
         if self._closed:
-            raise closed()
-        if not await self._by_the_loop(call):
-            await self._by_waiting(call)
+            raise closed_error()
+        if not await self._watch_with_loop(call):
+            await self._watch_with_task(call)
 
     async def close(self) -> None:
-        """Wake who waits, and let them go before the socket's number is another one's."""
+        """Wake the waiting task, and let it end before the socket's number is reused."""
         self._closed = True
-        if self._over is not None and not self._over.done():
-            self._over.set_exception(closed())
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(closed_error())
         anyio.notify_closing(self._socket)
         await anyio.lowlevel.checkpoint()
 
-    async def _by_the_loop(self, call: Callable[[], bool]) -> bool:
-        """False where the loop makes no such calls."""
-        loop = _loop()
+    async def _watch_with_loop(self, call: Callable[[], bool]) -> bool:
+        """Watch by a callback of the loop; return False if it has no such callbacks."""
+        loop = _running_loop()
         if loop is None:
             return False
-        over = loop.create_future()
+        finished = loop.create_future()
 
         def readable() -> None:
-            if over.done():  # cancelled, or closed: its task has not run yet
+            if finished.done():  # cancelled or closed, and the task has not run yet
                 return
             try:
                 if not call():
-                    over.set_result(None)
+                    finished.set_result(None)
             except Exception as error:
-                over.set_exception(error)
-            if over.done():
+                finished.set_exception(error)
+            if finished.done():
                 loop.remove_reader(number)
 
         number = self._socket.fileno()
         try:
             loop.add_reader(number, readable)
-        except NotImplementedError:  # of Windows
+        except NotImplementedError:  # Windows
             return False
-        self._over = over
+        self._done = finished
         try:
-            await over
+            await finished
         finally:
-            self._over = None
+            self._done = None
             loop.remove_reader(number)
         return True
 
-    async def _by_waiting(self, call: Callable[[], bool]) -> None:
+    async def _watch_with_task(self, call: Callable[[], bool]) -> None:
         while True:
             try:
                 await anyio.wait_readable(self._socket)
             except anyio.ClosedResourceError:
-                raise closed() from None
+                raise closed_error() from None
             if self._closed:
-                raise closed()
+                raise closed_error()
             if not call():
                 return
 
 
-def _loop() -> asyncio.AbstractEventLoop | None:
-    try:  # a loop alone does not say so: trio may be its guest
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:  # a running loop alone does not prove asyncio: trio may be its guest
         return None if asyncio.current_task() is None else asyncio.get_running_loop()
     except RuntimeError:
         return None
 
 
-def closed() -> ConnectionError:
-    """What everything raises from then on."""
+def closed_error() -> ConnectionError:
+    """Return the error that every call raises after `close`."""
     return ConnectionError("the connection was closed on this side")

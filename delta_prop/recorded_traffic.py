@@ -1,7 +1,7 @@
-"""Recorded traffic: when deltas came, how many together, how large. No names, no content.
+"""Recorded traffic: times, counts and sizes of deltas. No names, no content.
 
-Pure: it makes bytes of batches, and batches of bytes. A name becomes a hash under a salt that is drawn for
-each file and never written, so equal names can be told within a file and nowhere else.
+Pure: it encodes batches, and decodes them. A name becomes a hash under a salt that is random for each file
+and never written, so equal names can be recognized within a file and nowhere else.
 """
 
 from __future__ import annotations
@@ -31,33 +31,35 @@ MAGIC = b"\xd3traffic"
 VERSION = 1
 SALT_BYTES = 32
 BLOCK_ROWS = 8192
-"""A block ends with the batch that brings it here."""
+"""Rows at which a block ends, with the batch that reaches them."""
 BLOCK_ROWS_MAX = BLOCK_ROWS - 1 + BATCH_ROWS_MAX
 
 FILE_HEAD = struct.Struct("<8sHHQI")
-"""magic, version, 0, microseconds since 1970 when the recording began, CRC32C of all that: 24 bytes."""
+"""magic, version, 0, microseconds since 1970 at the start of the recording, CRC32C of all that: 24 bytes."""
 BLOCK_HEAD = struct.Struct("<IIIIQI")
 """bytes that follow, batches, rows, CRC32C of what follows, microseconds since 1970 of the first batch,
-CRC32C of all that: 28 bytes. A block without batches is the last one: its time is when recording ended."""
+CRC32C of all that: 28 bytes. A block without batches is the last one: its time is the end of the
+recording.
+"""
 
 _CRC_BYTES = 4
 _COUNT_BYTES, _BATCH_BYTES, _ROW_BYTES = 4, 21, 21
-"""What a block's columns have: the number of namespaces (8 bytes each), and so much a batch and a row."""
-_COMPRESSION = 1  # of hashes hardly a byte could be spared
+"""Bytes of a block's columns: the number of namespaces (8 bytes each), each batch, each row."""
+_COMPRESSION = 1  # a higher level would save hardly a byte of hashes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedBatch:
-    """Deltas that came together. `time_us`: when the log took them, since 1970, never before the one before.
+    """Deltas that came together. `time_us`: when the log accepted them, since 1970, never falling.
 
-    `origin`, `keys`, `namespaces`: hashes. `numbers`: values of each row's vector. `sizes`: bytes of all that
-    each row says: vector id, values, indices, bytes, metadata.
+    `origin`, `keys`, `namespaces`: hashes. `numbers`: values of each row's vector. `sizes`: total bytes of
+    each row: vector id, values, indices, bytes, metadata.
     """
 
     time_us: int
     origin: int
     priority: Priority
-    level: AckLevel
+    ack_level: AckLevel
     source: Source
     kinds: bytes
     keys: NDArray[np.uint64]
@@ -67,53 +69,53 @@ class RecordedBatch:
 
     @property
     def count(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return len(self.kinds)
 
 
 class Arrival(NamedTuple):
-    """A batch, and how long after the first one it comes."""
+    """A batch, and its time since the first one."""
 
     at_s: float
     batch: RecordedBatch
 
 
 class RecordedTraffic:
-    """A recording, read as often as wanted, block by block. `fault`, after a reading: why it ended early."""
+    """A recording, readable any number of times. `fault`: why the last reading ended early, if it did."""
 
-    def __init__(self, pieces: Callable[[], Iterable[bytes]], name: str = "the recording") -> None:
-        """`pieces`: the bytes of the file, in parts of any size, from its start on. `name`: for people."""
-        self._pieces = pieces
+    def __init__(self, read_chunks: Callable[[], Iterable[bytes]], name: str = "the recording") -> None:
+        """Create a reader; `read_chunks` returns the file's bytes in chunks, `name` is for messages."""
+        self._read_chunks = read_chunks
         self._name = name
         self.fault: str | None = None
         self.began_us = 0
         self.ended_us: int | None = None
-        """When the recording ended as it was meant to; known behind its last batch."""
+        """Time of the recording's regular end; known after its last batch."""
 
     def batches(self) -> Iterator[RecordedBatch]:
-        """All of them, up to the end or to what is damaged. Raises UsageError where it is no recording."""
+        """Yield all batches, up to the end or to corruption. Raises UsageError if it is not a recording."""
         self.fault, self.ended_us = None, None
-        reading = _Reading(iter(self._pieces()))
-        self.began_us = self._begin(reading)
+        reader = _ChunkReader(iter(self._read_chunks()))
+        self.began_us = self._read_head(reader)
         last_us = 0
         while True:
-            at = reading.at
+            at = reader.at
             try:
-                block = _next_block(reading)
-            except _NotSoundError as error:
+                block = _read_block(reader)
+            except _CorruptedBlockError as error:
                 self.fault = (
-                    f"{self._name} cannot be read from byte {at} on ({error}): what is before it counts"
+                    f"{self._name} cannot be read from byte {at} on ({error}): only what is before it counts"
                 )
                 return
             if not block.counts:
                 self.ended_us = block.time_us
                 return
-            for batch in _batches_of(block, last_us):
+            for batch in _decode_batches(block, last_us):
                 last_us = batch.time_us
                 yield batch
 
     def arrivals(self, speed: float = 1.0) -> Iterator[Arrival]:
-        """All of them, each with its time since the first, `speed` times as fast. Raises UsageError."""
+        """Yield all batches, each with its time since the first, `speed` times as fast. Raises UsageError."""
         if not 0 < speed < float("inf"):
             raise UsageError(f"speed {speed!r}: give a number above 0, as 2 for twice as fast")
         first_us: int | None = None
@@ -121,28 +123,28 @@ class RecordedTraffic:
             first_us = batch.time_us if first_us is None else first_us
             yield Arrival((batch.time_us - first_us) / (1e6 * speed), batch)
 
-    def _begin(self, reading: _Reading) -> int:
-        raw = reading.take(FILE_HEAD.size)
+    def _read_head(self, reader: _ChunkReader) -> int:
+        raw = reader.take(FILE_HEAD.size)
         magic, version, _, began_us, crc = FILE_HEAD.unpack(raw.ljust(FILE_HEAD.size, b"\0"))
         if magic != MAGIC:
             raise UsageError(
-                f"{self._name} is no recording of traffic: make one with `delta-prop trace record`"
+                f"{self._name} is not a traffic recording: create one with `delta-prop trace record`"
             )
         if version != VERSION:
             raise UsageError(
-                f"{self._name} is a recording of version {version}, and this program reads {VERSION}: "
-                "take the version of delta-prop that made it, or record again"
+                f"{self._name} is a recording of version {version}, this program reads {VERSION}: "
+                "use the version of delta-prop that made it, or record again"
             )
         if crc != crc32c(raw[:-_CRC_BYTES]):
-            raise UsageError(f"{self._name} is damaged in its first bytes: take another copy")
+            raise UsageError(f"{self._name} is corrupted in its first bytes: use another copy")
         return int(began_us)
 
 
 class TrafficWriter:
-    """Makes the bytes of a recording. Holds one block: BLOCK_ROWS_MAX rows of about 30 bytes at most."""
+    """Encodes a recording. Holds one block: up to BLOCK_ROWS_MAX rows of about 30 bytes."""
 
     def __init__(self, salt: bytes) -> None:
-        """`salt`: SALT_BYTES drawn for this file alone."""
+        """Create a writer; `salt`: SALT_BYTES random bytes for this file only."""
         assert len(salt) == SALT_BYTES
         self._origin, self._namespace, self._vector = (
             blake2b(digest_size=8, key=salt, person=what) for what in (b"origin", b"namespace", b"vector")
@@ -150,18 +152,18 @@ class TrafficWriter:
         self._batches: list[tuple[int, int, int]] = []  # origin, rows, marks
         self._times: list[int] = []
         self._rows: list[_Rows] = []
-        self.waiting = 0
-        """Rows of the block that is not made yet."""
+        self.pending_rows = 0
+        """Rows of the block that is not complete yet."""
 
     def begin(self, time_us: int) -> bytes:
-        """The first bytes of the file."""
+        """Return the first bytes of the file."""
         head = FILE_HEAD.pack(MAGIC, VERSION, 0, time_us, 0)[:-_CRC_BYTES]
         return head + struct.pack("<I", crc32c(head))
 
     def add(self, batch: Batch, time_us: int, source: Source, first: int = 0) -> bytes:
-        """Take a batch's rows from `first` on; the bytes of a block where one is full, else none.
+        """Add a batch's rows from `first` on; return the bytes of a block if one is full, else none.
 
-        `time_us`: when the log took it. Rows that only fill places count for nothing.
+        `time_us`: when the log accepted it. Control rows are not recorded.
         """
         rows = batch.count - first
         if batch.is_control or rows < 1:
@@ -169,42 +171,42 @@ class TrafficWriter:
         marks = batch.priority | batch.ack_level << 2 | source << 4
         self._batches.append((_hash(self._origin, str(batch.origin)), rows, marks))
         self._times.append(time_us)
-        self._rows.append(self._look_at(batch, first))
-        self.waiting += rows
-        return self.flush() if self.waiting >= BLOCK_ROWS else b""
+        self._rows.append(self._hash_rows(batch, first))
+        self.pending_rows += rows
+        return self.flush() if self.pending_rows >= BLOCK_ROWS else b""
 
     def flush(self) -> bytes:
-        """The bytes of a block of all that is waiting, none where nothing is."""
+        """Return the bytes of a block of all pending rows, none if there are none."""
         if not self._batches:
             return b""
         origins, counts, marks = zip(*self._batches, strict=True)
-        spaces, places = np.unique(
+        spaces, namespace_rows = np.unique(
             np.concatenate([one.namespaces for one in self._rows]), return_inverse=True
         )
         steps = np.diff(np.array([self._times[0], *self._times], np.int64))
         columns = (
-            _planes(np.array([len(spaces)], "<u4")),
-            _planes(spaces.astype("<u8")),
-            _planes(steps.astype("<i8")),
-            _planes(np.array(origins, "<u8")),
-            _planes(np.array(counts, "<u4")),
+            _pack_planes(np.array([len(spaces)], "<u4")),
+            _pack_planes(spaces.astype("<u8")),
+            _pack_planes(steps.astype("<i8")),
+            _pack_planes(np.array(origins, "<u8")),
+            _pack_planes(np.array(counts, "<u4")),
             bytes(marks),
             b"".join(one.kinds for one in self._rows),
-            _planes(places.reshape(-1).astype("<u4")),
-            _planes(np.concatenate([one.numbers for one in self._rows]).astype("<u4")),
-            _planes(np.concatenate([one.sizes for one in self._rows]).astype("<u4")),
-            _planes(np.concatenate([one.keys for one in self._rows]).astype("<u8")),
+            _pack_planes(namespace_rows.reshape(-1).astype("<u4")),
+            _pack_planes(np.concatenate([one.numbers for one in self._rows]).astype("<u4")),
+            _pack_planes(np.concatenate([one.sizes for one in self._rows]).astype("<u4")),
+            _pack_planes(np.concatenate([one.keys for one in self._rows]).astype("<u8")),
         )
         raw = zlib.compress(b"".join(columns), _COMPRESSION)
-        block = _head(len(raw), len(counts), self.waiting, crc32c(raw), self._times[0]) + raw
-        self._batches, self._times, self._rows, self.waiting = [], [], [], 0
+        block = _pack_head(len(raw), len(counts), self.pending_rows, crc32c(raw), self._times[0]) + raw
+        self._batches, self._times, self._rows, self.pending_rows = [], [], [], 0
         return block
 
     def end(self, time_us: int) -> bytes:
-        """The last bytes of the file: what is waiting, and that it ended as it was meant to."""
-        return self.flush() + _head(0, 0, 0, 0, time_us)
+        """Return the last bytes of the file: the pending rows, and the mark of the regular end."""
+        return self.flush() + _pack_head(0, 0, 0, 0, time_us)
 
-    def _look_at(self, batch: Batch, first: int) -> _Rows:
+    def _hash_rows(self, batch: Batch, first: int) -> _Rows:
         namespaces, names = batch.namespaces[first:], batch.keys[first:]
         spaces = {name: _hash(self._namespace, name) for name in set(namespaces)}
         keys = [
@@ -228,8 +230,8 @@ class TrafficWriter:
 # --- blocks
 
 
-class _NotSoundError(Exception):
-    """What is wrong with a block."""
+class _CorruptedBlockError(Exception):
+    """A fault of a block."""
 
 
 class _Rows(NamedTuple):
@@ -249,73 +251,73 @@ class _Block(NamedTuple):
     rows: _Rows
 
 
-class _Reading:
-    """Bytes that come in parts, taken in others."""
+class _ChunkReader:
+    """Bytes that arrive in chunks of some sizes, and are taken in others."""
 
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = pieces
-        self._held = b""
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._buffer = b""
         self.at = 0
 
     def take(self, size: int) -> bytes:
-        """So many bytes; fewer only where it ends."""
-        while len(self._held) < size:
-            piece = next(self._pieces, None)
+        """Return `size` bytes; fewer only at the end."""
+        while len(self._buffer) < size:
+            piece = next(self._chunks, None)
             if piece is None:
                 break
-            self._held += piece
-        taken, self._held = self._held[:size], self._held[size:]
+            self._buffer += piece
+        taken, self._buffer = self._buffer[:size], self._buffer[size:]
         self.at += len(taken)
         return taken
 
 
-def _head(size: int, batches: int, rows: int, crc: int, time_us: int) -> bytes:
+def _pack_head(size: int, batches: int, rows: int, crc: int, time_us: int) -> bytes:
     head = BLOCK_HEAD.pack(size, batches, rows, crc, time_us, 0)[:-_CRC_BYTES]
     return head + struct.pack("<I", crc32c(head))
 
 
-def _next_block(reading: _Reading) -> _Block:
-    """Read one. Raises _NotSoundError."""
-    raw = reading.take(BLOCK_HEAD.size)
+def _read_block(reader: _ChunkReader) -> _Block:
+    """Read one block. Raises _CorruptedBlockError."""
+    raw = reader.take(BLOCK_HEAD.size)
     if len(raw) < BLOCK_HEAD.size:
-        raise _NotSoundError("the file was broken off there")
+        raise _CorruptedBlockError("the file was truncated there")
     size, batches, rows, crc, time_us, head_crc = BLOCK_HEAD.unpack(raw)
     if head_crc != crc32c(raw[:-_CRC_BYTES]):
-        raise _NotSoundError("a checksum is wrong")
+        raise _CorruptedBlockError("a checksum is wrong")
     none = np.zeros(0, np.uint64), np.zeros(0, np.uint64), np.zeros(0, np.uint32), np.zeros(0, np.uint32)
     if not batches:
         return _Block(time_us, [], [], [], b"", _Rows(b"", *none))
     bytes_max = _COUNT_BYTES + 8 * rows + _BATCH_BYTES * batches + _ROW_BYTES * rows
     if not batches <= rows <= BLOCK_ROWS_MAX or size > bytes_max + bytes_max // 100 + 64:
-        raise _NotSoundError("a block tells an impossible size")
-    body = reading.take(size)
+        raise _CorruptedBlockError("a block states an impossible size")
+    body = reader.take(size)
     if len(body) < size:
-        raise _NotSoundError("the file was broken off there")
+        raise _CorruptedBlockError("the file was truncated there")
     if crc != crc32c(body):
-        raise _NotSoundError("a checksum is wrong")
-    return _decode(_inflated(body, bytes_max), time_us, batches, rows)
+        raise _CorruptedBlockError("a checksum is wrong")
+    return _decode(_inflate(body, bytes_max), time_us, batches, rows)
 
 
-def _inflated(raw: bytes, bytes_max: int) -> bytes:
+def _inflate(raw: bytes, bytes_max: int) -> bytes:
     inflating = zlib.decompressobj()
     try:
         found = inflating.decompress(raw, bytes_max)
     except zlib.error as error:
-        raise _NotSoundError(str(error)) from None
+        raise _CorruptedBlockError(str(error)) from None
     if not inflating.eof:
-        raise _NotSoundError("a block is larger than it tells")
+        raise _CorruptedBlockError("a block is larger than it states")
     return found
 
 
 def _decode(raw: bytes, time_us: int, batches: int, rows: int) -> _Block:
-    (spaces,) = _array(raw, "<u4", 0, 1).tolist() if len(raw) >= _COUNT_BYTES else (0,)
+    (spaces,) = _read_array(raw, "<u4", 0, 1).tolist() if len(raw) >= _COUNT_BYTES else (0,)
     if len(raw) != _COUNT_BYTES + 8 * spaces + _BATCH_BYTES * batches + _ROW_BYTES * rows:
-        raise _NotSoundError("a block is not as long as it tells")
+        raise _CorruptedBlockError("a block is not as long as it states")
     at = _COUNT_BYTES
 
     def next_array(dtype: str, count: int) -> NDArray[np.generic]:
         nonlocal at
-        found = _array(raw, dtype, at, count)
+        found = _read_array(raw, dtype, at, count)
         at += found.nbytes
         return found
 
@@ -323,15 +325,17 @@ def _decode(raw: bytes, time_us: int, batches: int, rows: int) -> _Block:
     steps, origins, counts = (next_array(one, batches).tolist() for one in ("<i8", "<u8", "<u4"))
     marks = bytes(next_array("u1", batches))
     kinds = bytes(next_array("u1", rows))
-    places, numbers, sizes = (next_array("<u4", rows).astype(np.uint32) for _ in range(3))
+    spaces_of, numbers, sizes = (next_array("<u4", rows).astype(np.uint32) for _ in range(3))
     keys = next_array("<u8", rows).astype(np.uint64)
-    if sum(counts) != rows or min(counts) < 1 or int(places.max()) >= spaces or max(marks) > 63:
-        raise _NotSoundError("a block's columns do not belong together")
-    return _Block(time_us, steps, origins, counts, marks, _Rows(kinds, keys, names[places], numbers, sizes))
+    if sum(counts) != rows or min(counts) < 1 or int(spaces_of.max()) >= spaces or max(marks) > 63:
+        raise _CorruptedBlockError("a block's columns do not belong together")
+    return _Block(
+        time_us, steps, origins, counts, marks, _Rows(kinds, keys, names[spaces_of], numbers, sizes)
+    )
 
 
-def _batches_of(block: _Block, last_us: int) -> Iterator[RecordedBatch]:
-    """The batches of a block; a clock that was put back makes none earlier than `last_us`, or another."""
+def _decode_batches(block: _Block, last_us: int) -> Iterator[RecordedBatch]:
+    """Yield the batches of a block, with times that never fall, even if the clock was set back."""
     time_us, at = block.time_us, 0
     rows = block.rows
     for step, origin, count, marks in zip(block.steps, block.origins, block.counts, block.marks, strict=True):
@@ -359,13 +363,13 @@ def _hash(salted: blake2b, name: str) -> int:
     return int.from_bytes(hashing.digest(), "little")
 
 
-def _planes(numbers: NDArray[np.generic]) -> bytes:
-    """First the lowest byte of each number, then the next: bytes that are often the same lie together."""
+def _pack_planes(numbers: NDArray[np.generic]) -> bytes:
+    """Pack the lowest byte of each number first, then the next: adjacent equal bytes compress well."""
     width = numbers.dtype.itemsize
     return np.ascontiguousarray(numbers).view(np.uint8).reshape(-1, width).T.tobytes()
 
 
-def _array(raw: bytes, dtype: str, at: int, count: int) -> NDArray[np.generic]:
+def _read_array(raw: bytes, dtype: str, at: int, count: int) -> NDArray[np.generic]:
     width = np.dtype(dtype).itemsize
     planes = np.frombuffer(raw, np.uint8, count * width, at).reshape(width, count)
     return np.ascontiguousarray(planes.T).reshape(-1).view(dtype)

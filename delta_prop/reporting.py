@@ -1,54 +1,58 @@
-"""Reports outcomes to receipts: an acknowledgement once the log keeps what it promises, a refusal at once."""
+"""Reporting of outcomes to receipts: an acknowledgement at its ack level, a refusal at once."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING
 
-from delta_prop.published import Published
-from delta_prop.refusals import with_dot
+from delta_prop.outcomes import PublishAck
+from delta_prop.refusals import add_dot
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from delta_prop.ack_tracker import AckTracker, BatchAck
     from delta_prop.receipt import Receipt
-    from delta_prop.settling import Part, Settling
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.delta import AckLevel
 
 
 class Reporter:
-    """Owns the way from an outcome to its receipt. `refused` counts the refusals."""
+    """Passes outcomes to their receipts. `refused` counts the refusals."""
 
-    def __init__(self, settling: Settling) -> None:
-        self._settling = settling
+    def __init__(self, ack_tracker: AckTracker) -> None:
+        self._ack_tracker = ack_tracker
         self.refused = 0
 
     def report(
         self,
         receipt: Receipt,
         level: AckLevel,
-        outcome: Published | Refused,
+        outcome: PublishAck | Refused,
         next_offset: int | None = None,
     ) -> None:
-        """Report an outcome that the log holds once it is kept as asked: a repeat, once its first copy is.
+        """Report an outcome once the log stores it at `level`: a duplicate, once its first copy is stored.
 
-        `next_offset`: behind what was logged for it, which is kept as well then.
+        `next_offset`: the offset after what was logged for it, which is stored as well then.
         """
-        if isinstance(outcome, Published) and (next_offset is None or outcome.duplicates):
+        if isinstance(outcome, PublishAck) and (next_offset is None or outcome.duplicates):
             next_offset = max(outcome.next_offset, next_offset or 0)
         assert next_offset is not None
-        if self._settling.when_kept(next_offset, level, partial(self._settle, receipt, outcome), receipt):
-            receipt.placed(outcome if isinstance(outcome, Published) else None)
+        if self._ack_tracker.when_reached(
+            next_offset, level, partial(self._settle, receipt, outcome), receipt
+        ):
+            receipt.mark_appended(outcome if isinstance(outcome, PublishAck) else None)
 
-    def report_run(self, placed: Sequence[LoggedBatch], receipt: Receipt, level: AckLevel) -> None:
-        """Report batches that got their places one behind the other. If the log fails, each is for itself."""
-        first, end = placed[0], placed[-1].next_offset
-        outcome = Published(first.offset, first.batch.dot(0), end - first.offset, level, {})
-        split = partial(self._split, placed, receipt, level) if len(placed) > 1 else None
-        if self._settling.when_kept(end, level, partial(self._settle, receipt, outcome), receipt, split):
-            receipt.placed(outcome)
+    def report_run(self, batches: Sequence[LoggedBatch], receipt: Receipt, level: AckLevel) -> None:
+        """Report batches appended one after another. If the log fails, each has its own outcome."""
+        first, end = batches[0], batches[-1].next_offset
+        outcome = PublishAck(first.offset, first.batch.dot(0), end - first.offset, level, {})
+        split = partial(self._split, batches, receipt, level) if len(batches) > 1 else None
+        if self._ack_tracker.when_reached(
+            end, level, partial(self._settle, receipt, outcome), receipt, split
+        ):
+            receipt.mark_appended(outcome)
 
     def refuse(self, receipt: Receipt, refusal: Refused) -> None:
         """Report a refusal, unless an outcome was reported."""
@@ -56,20 +60,20 @@ class Reporter:
         if not receipt.done:
             receipt.refuse(refusal)
 
-    def _split(self, placed: Sequence[LoggedBatch], receipt: Receipt, level: AckLevel) -> list[Part]:
-        """Each batch of a run with a receipt of its own."""
-        parts: list[Part] = []
-        for logged, part in zip(placed, receipt.split([one.count for one in placed]), strict=True):
-            outcome = Published(logged.offset, logged.batch.dot(0), logged.count, level, {})
+    def _split(self, batches: Sequence[LoggedBatch], receipt: Receipt, level: AckLevel) -> list[BatchAck]:
+        """Return an acknowledgement for each batch of a run, with a receipt of its own."""
+        parts: list[BatchAck] = []
+        for logged, part in zip(batches, receipt.split([one.count for one in batches]), strict=True):
+            outcome = PublishAck(logged.offset, logged.batch.dot(0), logged.count, level, {})
             parts.append((logged.next_offset, partial(self._settle, part, outcome)))
         return parts
 
-    def _settle(self, receipt: Receipt, outcome: Published | Refused, failure: Refused | None) -> None:
+    def _settle(self, receipt: Receipt, outcome: PublishAck | Refused, failure: Refused | None) -> None:
         if failure is not None and failure.retryable:
             self.refuse(receipt, failure)
         elif isinstance(outcome, Refused):
             self.refuse(receipt, outcome)
         elif failure is not None:
-            self.refuse(receipt, with_dot(failure, outcome.dot))
+            self.refuse(receipt, add_dot(failure, outcome.dot))
         elif not receipt.done:
             receipt.acknowledge(outcome)

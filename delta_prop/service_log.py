@@ -1,6 +1,7 @@
-"""The log of one service from start to end: opened, read back into the chain, committed, closed.
+"""The log of one service from start to end: opened, replayed into the pipeline, committed, closed.
 
-In memory there is nothing to open or commit. In a directory a thread of its own does what waits for the disk.
+An in-memory log is neither opened nor committed. For one in a directory a thread of its own waits for the
+disk.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 
+from delta_prop.argument_checks import check_instance, check_path
 from delta_prop.checkpointing import Checkpointer
-from delta_prop.checks import check_instance, path_of
-from delta_prop.committing import Committer
+from delta_prop.committer import Committer
 from delta_prop.compacting import compact
 from delta_prop.compressing import compress_sealed
 from delta_prop.cursors import read_cursors, write_cursors
-from delta_prop.ingest.epochs import epochs_until, openings_for
+from delta_prop.ingest.epochs import epoch_limit, openings_for
+from delta_prop.log_reopener import LogReopener
 from delta_prop.log_times import LogTimes
-from delta_prop.reopening import Reopening
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_broker.log.settings import LogSettings
@@ -33,22 +34,22 @@ if TYPE_CHECKING:
 
     from delta_prop.config import Settings
     from delta_prop.ingest.origins import Origins
-    from delta_prop.pipeline import Chain
+    from delta_prop.pipeline import Pipeline
     from delta_prop.ports import Threads, World
-    from delta_prop.route.status import KeptCursor
-    from delta_prop.turns import Turn
+    from delta_prop.route.status import SavedCursor
+    from delta_prop.tick_callbacks import TickCallbacks
     from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.parts.recovered import RecoveryReport
+    from delta_prop_broker.log.engine.recovery_result import RecoveryReport
     from delta_prop_wire.errors import Refused
 
 logger = logging.getLogger("delta_prop")
 
-KEEP_HOUSE_S = 1.0
+HOUSEKEEPING_S = 1.0
 _RESTORE_ROWS, _RESTORE_BYTES = 100_000, 16 * 1024 * 1024
 
 
 class ServiceLog:
-    """A log with whoever commits it. `disk` and `recovery` are None beside a log in memory."""
+    """A log with its committer. `disk` and `recovery` are None for an in-memory log."""
 
     def __init__(
         self,
@@ -61,16 +62,16 @@ class ServiceLog:
         self.disk = disk
         self.recovery = recovery
         self.committer: Committer | None = None
-        self.reopening: Reopening | None = None
+        self.reopener: LogReopener | None = None
         self.checkpointer: Checkpointer | None = None
-        self.cursors: dict[str, KeptCursor] = {}
+        self.cursors: dict[str, SavedCursor] = {}
         self._times = LogTimes(log) if isinstance(log, DurableLog) else None
         self._threads = threads
-        self._cursors_file = anyio.Lock()
+        self._cursors_lock = anyio.Lock()
 
     @classmethod
-    def in_memory(cls, settings: Settings, world: World) -> ServiceLog:
-        """A new log, gone with the process."""
+    def create_in_memory(cls, settings: Settings, world: World) -> ServiceLog:
+        """Return a new log that is lost with the process."""
         log = MemoryLog(
             world.randomness.bytes(16),
             deltas_max=settings.log_deltas_max,
@@ -80,10 +81,8 @@ class ServiceLog:
         return cls(log, world.new_threads())
 
     @classmethod
-    async def in_directory(cls, path: str, settings: LogSettings, world: World) -> ServiceLog:
-        """The log kept below `path`, made or recovered. Raises LogBusy, LogDamaged, FormatUnknown,
-        OSError.
-        """
+    async def open_directory(cls, path: str, settings: LogSettings, world: World) -> ServiceLog:
+        """Create or recover the log below `path`. Raises LogBusy, LogCorrupted, FormatUnknown, OSError."""
         disk, threads = world.open_disk(path), world.new_threads()
         log, recovery = await threads.run(
             lambda: DurableLog.open(disk, settings=settings, draw=world.randomness.bytes, clock=world.clock)
@@ -99,15 +98,15 @@ class ServiceLog:
 
     @property
     def openings(self) -> int | None:
-        """How often the log was opened, which says what epochs origins may get; None beside one in memory."""
+        """Number of times the log was opened, which bounds origins' epochs; None for an in-memory log."""
         return self.log.openings if isinstance(self.log, DurableLog) else None
 
     @property
     def failure(self) -> Exception | None:
-        """Why the log takes nothing at present; None while it works."""
+        """Error for which the log accepts nothing at present; None while it works."""
         return self.log.failure if isinstance(self.log, DurableLog) else None
 
-    def commits(
+    def prepare_commits(
         self,
         world: World,
         *,
@@ -115,11 +114,11 @@ class ServiceLog:
         on_failed: Callable[[Refused], None],
         on_recovered: Callable[[], None],
         rebuild: Callable[[], Awaitable[None]],
-        turn: Turn,
+        tick_callbacks: TickCallbacks,
     ) -> None:
-        """Get ready to commit, where there is something to; `run` does it.
+        """Create the committer and the reopener of a durable log; `run` runs them.
 
-        `on_moved`, `on_failed`: see `Committer`; `on_recovered`, `rebuild`: see `Reopening`.
+        `on_moved`, `on_failed`: see `Committer`; `on_recovered`, `rebuild`: see `LogReopener`.
         """
         if not isinstance(self.log, DurableLog):
             return
@@ -131,31 +130,33 @@ class ServiceLog:
         def failed(refusal: Refused, error: Exception) -> None:
             on_failed(refusal)
             self._note_moved()
-            reopening.note_failed(error)
+            reopener.note_failed(error)
 
         def moved() -> None:
-            reopening.note_committed()
+            reopener.note_committed()
             on_moved()
             self._note_moved()
 
-        self.reopening = reopening = Reopening(
+        self.reopener = reopener = LogReopener(
             self.log,
             self._threads,
             world,
             on_stopped=on_failed,
             on_recovered=recovered,
             rebuild=rebuild,
-            quiet=self._without_checkpoints,
+            pause_writers=self._pause_checkpoints,
         )
-        self.committer = Committer(self.log, on_moved=moved, on_failed=failed, now=world.clock.now, turn=turn)
+        self.committer = Committer(
+            self.log, on_moved=moved, on_failed=failed, now=world.clock.now, tick_callbacks=tick_callbacks
+        )
 
     def _note_moved(self) -> None:
         if self.checkpointer is not None:
-            self.checkpointer.note()
+            self.checkpointer.note_progress()
 
     @asynccontextmanager
-    async def _without_checkpoints(self) -> AsyncIterator[None]:
-        """Nothing of a checkpoint is written meanwhile, nor afterwards: another one goes on."""
+    async def _pause_checkpoints(self) -> AsyncIterator[None]:
+        """Stop the checkpointer, which writes nothing meanwhile nor afterwards: a new one replaces it."""
         if self.checkpointer is None:
             yield
         else:
@@ -164,72 +165,72 @@ class ServiceLog:
                 yield
 
     async def run(self, world: World) -> None:
-        """Commit, and recover what fails, until cancelled."""
-        if self.committer is not None and self.reopening is not None:
+        """Commit, and recover a failed log, until cancelled."""
+        if self.committer is not None and self.reopener is not None:
             async with world.own_thread() as own, anyio.create_task_group() as tasks:
-                tasks.start_soon(self.reopening.run)
+                tasks.start_soon(self.reopener.run)
                 await self.committer.run(own)
 
-    async def keep_house(
+    async def run_housekeeping(
         self,
-        cursors: Callable[[], Mapping[str, KeptCursor]],
+        cursors: Callable[[], Mapping[str, SavedCursor]],
         origins: Callable[[], Origins],
         world: World,
     ) -> None:
-        """Once a second, until cancelled: let go of what is too old, write down how far sinks and time are,
-        set epochs aside for the hellos to come.
+        """Run retention, store cursors and times, reserve epochs: once a second, until cancelled.
 
-        Where the disk fails that is told, and tried again: the cursors there lag, and deltas come again.
+        A disk failure is logged, and retried: until then the stored cursors lag, and deltas are redelivered.
         """
         threads = world.new_threads()
         while self.disk is not None:
-            await anyio.sleep(KEEP_HOUSE_S)
+            await anyio.sleep(HOUSEKEEPING_S)
             if isinstance(self.log, DurableLog):
                 if self.log.roll() or self.log.retain():
                     assert self.committer is not None
-                    self.committer.ring()
+                    self.committer.notify()
                 if self.log.failure is None and self.log.reserve.missing:
                     await threads.run(partial(_take_reserve, self.log))
                 if self._times is not None:
-                    await self._times.keep(threads)
-                await self._set_epochs_aside(origins(), threads)
+                    await self._times.store(threads)
+                await self._reserve_epochs(origins(), threads)
             try:
                 await self.write_cursors(cursors, threads)
             except OSError as error:
-                logger.warning("the sinks' cursors could not be written, which is tried again: %s", error)
+                logger.warning("the sinks' cursors could not be written, the service retries: %s", error)
 
-    async def _set_epochs_aside(self, origins: Origins, threads: Threads) -> None:
-        """Count openings up as far as the epochs that are wanted reach, so that none comes again."""
-        log, wanted = self.log, origins.epochs_wanted
-        if not wanted or not isinstance(log, DurableLog) or self.checkpointer is None:
+    async def _reserve_epochs(self, origins: Origins, threads: Threads) -> None:
+        """Raise the number of openings to cover the requested epochs, so that no epoch recurs."""
+        log, requested = self.log, origins.epoch_requested
+        if not requested or not isinstance(log, DurableLog) or self.checkpointer is None:
             return
-        async with self.checkpointer.lock:  # a recovery, which writes the same file, waits for it
+        async with self.checkpointer.lock:  # a recovery writes the same file, so it waits for this
             if log.failure is not None:
                 return
             try:
-                await threads.run(partial(log.raise_openings, openings_for(wanted)))
+                await threads.run(partial(log.raise_openings, openings_for(requested)))
             except OSError as error:
-                logger.warning("epochs could not be set aside, which is tried again: %s", error)
+                logger.warning("epochs could not be reserved, the service retries: %s", error)
                 return
-        origins.note_reserved(epochs_until(log.openings))
+        origins.note_reserved(epoch_limit(log.openings))
 
     async def compress(self, world: World) -> None:
-        """Compress sealed segments until cancelled, where the settings say so."""
+        """Compress sealed segments until cancelled, if the settings ask for it."""
         if self.committer is not None and isinstance(self.log, DurableLog):
-            await compress_sealed(self.log, world, ring=self.committer.ring)
+            await compress_sealed(self.log, world, notify=self.committer.notify)
 
     async def compact(self, world: World) -> None:
-        """Make what the log may let go into snapshots until cancelled, where the settings say so."""
+        """Compact the log's oldest part into snapshots until cancelled, if the settings ask for it."""
         if self.committer is not None and isinstance(self.log, DurableLog):
-            await compact(self.log, world, ring=self.committer.ring)
+            await compact(self.log, world, notify=self.committer.notify)
 
-    async def write_cursors(self, cursors: Callable[[], Mapping[str, KeptCursor]], threads: Threads) -> None:
-        """Write down how far sinks are, if that has changed. Raises OSError."""
-        async with self._cursors_file:  # asked for inside, so that no older ones come behind newer ones
-            disk, safe = self.disk, self.log.reached(AckLevel.DURABLE)
-            # What is not synced may be gone with the next power cut, and other deltas come in its place.
+    async def write_cursors(self, cursors: Callable[[], Mapping[str, SavedCursor]], threads: Threads) -> None:
+        """Store the sinks' cursors, if they have changed. Raises OSError."""
+        # read under the lock, so that older cursors never overwrite newer ones
+        async with self._cursors_lock:
+            disk, safe = self.disk, self.log.offset_at_level(AckLevel.DURABLE)
+            # Rows that are not synced may be lost in a power cut, and other deltas take their offsets.
             now = {
-                name: cursor._replace(dealt_with=min(cursor.dealt_with, safe))
+                name: cursor._replace(processed=min(cursor.processed, safe))
                 for name, cursor in cursors().items()
             }
             if disk is not None and now != self.cursors:
@@ -239,54 +240,54 @@ class ServiceLog:
                 self.cursors = now
 
     def _use_reserve(self, write: Callable[[], None]) -> None:
-        """Write something small, on a full disk too. For a thread; raises OSError."""
+        """Write a small file, also on a full disk. For a thread; raises OSError."""
         if isinstance(self.log, DurableLog):
             self.log.reserve.use(write)
         else:
             write()
 
-    async def restore(self, chain: Chain, world: World) -> None:
-        """Bring back what the chain knew: watermarks, first offsets, ids, heads, clocks.
+    async def restore(self, pipeline: Pipeline, world: World) -> None:
+        """Restore the pipeline's watermarks, first offsets, ids, heads and clocks.
 
-        From the newest checkpoint that fits, and what the log has behind it.
+        From the newest usable checkpoint, and a replay of the log after it.
         """
         log, now = self.log, world.clock.now()
         if not isinstance(log, DurableLog) or self.committer is None:
             return
-        checkpointer = Checkpointer(log, chain, self.committer, world)
+        checkpointer = Checkpointer(log, pipeline, self.committer, world)
         try:
             offset = await checkpointer.restore(now)
             if self.recovery is not None:
-                self.recovery.checkpoint = offset if checkpointer.restored else None
-            while offset < log.visible:
+                self.recovery.checkpoint = offset if checkpointer.is_restored else None
+            while offset < log.high_watermark:
                 batches = log.read(offset, rows_max=_RESTORE_ROWS, bytes_max=_RESTORE_BYTES)
                 for logged in batches:
-                    chain.restore(logged, now)
-                    checkpointer.take_in(logged)
+                    pipeline.restore(logged, now)
+                    checkpointer.note_replayed(logged)
                 offset = batches[-1].next_offset
                 await checkpointer.spill_ids()
                 await anyio.lowlevel.checkpoint()
         except BaseException:
-            chain.appender.ids.close()
+            pipeline.appender.ids.close()
             raise
-        chain.appender.note_time(log.position().latest_time)
-        # Only now: where the way here is cut off, half of the chain must not be saved as all of it.
+        pipeline.appender.note_time(log.position().latest_time)
+        # Set only now: if the restore is interrupted, a partial state must not be saved as a full one.
         self.checkpointer = checkpointer
 
     async def write_checkpoints(self) -> None:
         """Write a checkpoint whenever one is due, until cancelled."""
         while self.checkpointer is not None:
-            await self.checkpointer.run()  # until the log failed and another one goes on
-            await anyio.sleep(KEEP_HOUSE_S)
+            await self.checkpointer.run()  # runs until the log fails and a new checkpointer replaces it
+            await anyio.sleep(HOUSEKEEPING_S)
 
     async def drain(self, timeout_s: float) -> None:
-        """Have everything appended committed, as far as the time allows."""
+        """Commit everything appended, as far as the time allows."""
         if self.committer is not None:
             with anyio.move_on_after(timeout_s):
                 await self.committer.drain()
 
     async def close(self) -> None:
-        """Let go of the directory; what was appended is committed first. Raises OSError."""
+        """Commit what was appended, and close the directory. Raises OSError."""
         if isinstance(self.log, DurableLog):
             with anyio.CancelScope(shield=True):
                 if self.checkpointer is not None and self.log.synced == self.log.next_offset:
@@ -299,25 +300,25 @@ class ServiceLog:
 
 
 def _take_reserve(log: DurableLog) -> None:
-    """Hold room for the day on which the disk is full, where there is any. For a thread."""
+    """Reserve disk space for small writes on a full disk, if there is any. For a thread."""
     try:
         log.reserve.take(log.settings.free_bytes_min)
     except OSError as error:
-        logger.warning("the reserve on the disk could not be taken, which is tried again: %s", error)
+        logger.warning("the disk reserve could not be allocated, the service retries: %s", error)
 
 
 def check_data(data: object, log: object) -> tuple[str | None, LogSettings]:
-    """The data directory, None for a log in memory, and the settings of its log. Raises UsageError."""
+    """Return the data directory, None for an in-memory log, and the log's settings. Raises UsageError."""
     if log is not None:
         check_instance("log", log, LogSettings, "delta_prop.LogSettings(…)")
         if data is None:
             raise UsageError(
-                "log: LogSettings are for a log in a directory: give data=DIR too; one in memory has its "
+                "log: LogSettings are for a log in a directory: give data=DIR too; an in-memory log has its "
                 "bounds in Settings(log_deltas_max=…, log_bytes_max=…)"
             )
     if data is None:
         return None, LogSettings()
-    path = path_of("data", data)
+    path = check_path("data", data)
     if "\0" in path:
-        raise UsageError(f"data {path!r:.60} names no directory: give a path, or leave data out")
+        raise UsageError(f"data {path!r:.60} does not name a directory: give a path, or leave data out")
     return path, log if isinstance(log, LogSettings) else LogSettings()

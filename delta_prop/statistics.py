@@ -1,4 +1,4 @@
-"""Everything that a service counts, in one snapshot."""
+"""Statistics of a service, in one snapshot."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from delta_prop.backpressure.pacer import Pressure
-    from delta_prop.fullness import Full
-    from delta_prop.ingest.lanes import LanesStatistics
+    from delta_prop.capacity_monitor import FullResource
+    from delta_prop.ingest.fair_queue import QueueStatistics
     from delta_prop.ingest.seen_ids import SeenIdsStatistics
+    from delta_prop.log_reopener import ReopeningStatistics
     from delta_prop.order.orderer import OrdererStatistics
-    from delta_prop.reopening import ReopeningStatistics
     from delta_prop.route.status import FeedStatistics
     from delta_prop_broker.log.memory import MemoryLogStatistics
     from delta_prop_broker.log.statistics import DurableLogStatistics
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """A snapshot of everything, in deltas, bytes and offsets as named. `full`: what takes nothing more."""
+    """A snapshot of all counters, in deltas, bytes and offsets as named. `full`: the full resource."""
 
     accepted: int
     duplicates: int
-    voided: int
+    noops: int
     refused: int
-    conflicts: int
+    concurrent_updates: int
     ids: SeenIdsStatistics
-    queue: LanesStatistics
+    queue: QueueStatistics
     pending: OrdererStatistics
     log: MemoryLogStatistics | DurableLogStatistics
     sinks: Mapping[str, FeedStatistics]
     pressure: Pressure
     memory_bytes_max: int
-    full: Full | None = None
+    full: FullResource | None = None
     reopening: ReopeningStatistics | None = None

@@ -1,7 +1,7 @@
-"""Subscriptions as aiostream streams, for programs on asyncio that may be under the GPL: aiostream is.
+"""Subscriptions as aiostream streams, for asyncio programs that may be under the GPL, as aiostream is.
 
-The extra `streams` installs it. The rule of the operators: a delta is acknowledged only when everything that
-was made of it is done, and no more are taken than may be open, so a slow step slows the service down.
+The extra `streams` installs it. The operators acknowledge a delta only when everything derived from it is
+done, and take a bounded number of unacknowledged deltas, so a slow step slows the service down.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from delta_prop.published import Delivered
+from delta_prop.outcomes import Delivered
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,51 +20,51 @@ if TYPE_CHECKING:
 
     from delta_prop.client.subscriber import Subscriber
 
-__all__ = ["Delivered", "Item", "chunk", "items", "keep", "map", "merge", "values"]
+__all__ = ["Delivered", "Item", "chunk", "filter", "items", "map", "merge", "values"]
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 OPEN_MAX = 1_000
-"""Deltas of one subscription that may be taken and not done with."""
+"""Maximum unacknowledged deltas of one subscription."""
 TASKS = 8
 CHUNK_S = 0.1
 
 
 class Item(Generic[T]):
-    """What travels: a value, and the deltas that it was made of. `done()`: nothing more comes of it."""
+    """Item of a stream: a value, and the deltas that it was derived from, until `done()`."""
 
     __slots__ = ("_origins", "value")
 
-    def __init__(self, value: T, origins: Sequence[tuple[_Open, int]]) -> None:
+    def __init__(self, value: T, origins: Sequence[tuple[_InFlight, int]]) -> None:
         self.value = value
         self._origins = origins
 
     def done(self) -> None:
-        """Acknowledge its deltas, as soon as all before them are done with too. Once."""
+        """Acknowledge its deltas, as soon as all before them are done too. Call once."""
         origins, self._origins = self._origins, ()
         for open_, offset in origins:
             open_.done(offset)
 
     def into(self, value: U) -> Item[U]:
-        """Something made of it, which takes its place."""
+        """Return an item with a derived value, which replaces this one."""
         origins, self._origins = self._origins, ()
         return Item(value, origins)
 
 
 def items(subscriber: Subscriber, *, open_max: int = OPEN_MAX) -> Stream[Item[Delivered]]:
-    """A subscription's deltas. The subscriber is open, and made with `ack="manual"`. Raises UsageError."""
+    """Return a stream of a subscription's deltas, opened with `ack="manual"`. Raises UsageError."""
     from aiostream import stream
 
     if not subscriber.manual:
-        raise UsageError('the subscriber acknowledges by itself: make it with ack="manual"')
+        raise UsageError('the subscriber acknowledges by itself: create it with ack="manual"')
     if open_max < 1:
         raise UsageError(f"open_max {open_max}: give at least 1")
-    return stream.iterate(_Deltas(_Open(subscriber, open_max)))
+    return stream.iterate(_DeltaIterator(_InFlight(subscriber, open_max)))
 
 
 def merge(*streams: AsyncIterable[Item[T]]) -> Stream[Item[T]]:
-    """Several streams as one, each in its own order, none waiting for another."""
+    """Return several streams as one, each in its own order, none waiting for another."""
     from aiostream import stream
 
     return stream.merge(*streams)
@@ -77,8 +77,10 @@ def map(
     tasks: int = TASKS,
     ordered: bool = True,
 ) -> Stream[Item[U]]:
-    """What an async function makes of each value, so many at a time. Its error ends the stream, with
-    nothing acknowledged that was not done. `ordered`: as they came, else as they are ready.
+    """Return a stream of an async function's result for each value, up to `tasks` at a time.
+
+    Its error ends the stream; items that were not done stay unacknowledged. `ordered`: in the order of the
+    source, else as results are ready.
     """
     from aiostream import stream
 
@@ -91,11 +93,11 @@ def map(
     return stream.map(source, made, ordered=ordered, task_limit=tasks)
 
 
-def keep(source: AsyncIterable[Item[T]], wanted: Callable[[T], bool]) -> Stream[Item[T]]:
-    """Only what is wanted; the rest is done with. The event loop calls `wanted`, which must not block."""
+def filter(source: AsyncIterable[Item[T]], wanted: Callable[[T], bool]) -> Stream[Item[T]]:
+    """Return a stream of wanted items; others are done. The loop calls `wanted`, which must not block."""
     from aiostream import stream
 
-    async def kept() -> AsyncIterator[Item[T]]:
+    async def filtered() -> AsyncIterator[Item[T]]:
         async with stream.iterate(source).stream() as streamer:
             async for item in streamer:
                 if wanted(item.value):
@@ -103,20 +105,20 @@ def keep(source: AsyncIterable[Item[T]], wanted: Callable[[T], bool]) -> Stream[
                 else:
                     item.done()
 
-    return stream.iterate(kept())
+    return stream.iterate(filtered())
 
 
 def chunk(source: AsyncIterable[Item[T]], count: int, *, within_s: float = CHUNK_S) -> Stream[Item[list[T]]]:
-    """Lists of up to `count` values; what there is after `within_s` goes as it is."""
+    """Return a stream of lists of up to `count` values; after `within_s` a list is sent as it is."""
     from aiostream import stream
 
     if count < 1 or not within_s > 0:
-        raise UsageError(f"chunks of {count} within {within_s} s: give at least 1, and some time")
+        raise UsageError(f"chunks of {count} within {within_s} s: give at least 1, and a time above 0")
     return stream.iterate(_chunks(source, count, within_s))
 
 
 async def values(source: AsyncIterable[Item[T]]) -> AsyncIterator[T]:
-    """The end of a stream: each value is done with when the loop comes back for the next."""
+    """Yield the values of a stream: each is done when the loop requests the next."""
     from aiostream import stream
 
     async with stream.iterate(source).stream() as streamer:
@@ -125,27 +127,27 @@ async def values(source: AsyncIterable[Item[T]]) -> AsyncIterator[T]:
             item.done()
 
 
-class _Open:
-    """The deltas of one subscription that are taken and not done with."""
+class _InFlight:
+    """Unacknowledged deltas of one subscription."""
 
-    def __init__(self, subscriber: Subscriber, most: int) -> None:
+    def __init__(self, subscriber: Subscriber, open_max: int) -> None:
         self.subscriber = subscriber
-        self._most = most
-        self._open: OrderedDict[int, bool] = OrderedDict()  # offset to whether it is done with, rising
-        self._room = asyncio.Event()
+        self._open_max = open_max
+        self._open: OrderedDict[int, bool] = OrderedDict()  # offset to True once it is done, rising
+        self._capacity_event = asyncio.Event()
 
-    async def until_room(self) -> None:
+    async def wait_capacity(self) -> None:
         """Wait until one more may be taken."""
-        while len(self._open) >= self._most:
-            self._room.clear()
-            await self._room.wait()
+        while len(self._open) >= self._open_max:
+            self._capacity_event.clear()
+            await self._capacity_event.wait()
 
     def take(self, offset: int) -> None:
-        """One more is open."""
+        """Add a taken delta."""
         self._open[offset] = False
 
     def done(self, offset: int) -> None:
-        """One is done with; acknowledge as far as all before it are."""
+        """Mark a delta as done; acknowledge as far as all before it are done."""
         if offset not in self._open:
             return
         self._open[offset] = True
@@ -155,20 +157,20 @@ class _Open:
             assert reached == first[0]
         if reached is not None:
             self.subscriber.ack(reached)
-            self._room.set()
+            self._capacity_event.set()
 
 
-class _Deltas:
-    """A subscription as something to iterate over."""
+class _DeltaIterator:
+    """A subscription as an async iterator."""
 
-    def __init__(self, open_: _Open) -> None:
+    def __init__(self, open_: _InFlight) -> None:
         self._open = open_
 
-    def __aiter__(self) -> _Deltas:
+    def __aiter__(self) -> _DeltaIterator:
         return self
 
     async def __anext__(self) -> Item[Delivered]:
-        await self._open.until_room()
+        await self._open.wait_capacity()
         delivered = await anext(self._open.subscriber)
         self._open.take(delivered.offset)
         return Item(delivered, ((self._open, delivered.offset),))
@@ -191,15 +193,15 @@ async def _chunks(
                     left_s = began + within_s - loop.time() if held else None
                     await asyncio.wait({coming}, timeout=None if left_s is None else max(left_s, 0.0))
                     if not coming.done():
-                        break  # what comes next is waited for further, with the next chunk
+                        break  # the next item is awaited for the next chunk
                     began = began if held else loop.time()
                     one, coming = coming, None
                     held.append(one.result())
-                yield _together(held)
+                yield _join_items(held)
                 held = []
         except StopAsyncIteration:
             if held:
-                yield _together(held)
+                yield _join_items(held)
         finally:
             if coming is not None:
                 coming.cancel()
@@ -209,5 +211,5 @@ async def _next(streamer: AsyncIterator[Item[T]]) -> Item[T]:
     return await anext(streamer)
 
 
-def _together(held: Sequence[Item[T]]) -> Item[list[T]]:
+def _join_items(held: Sequence[Item[T]]) -> Item[list[T]]:
     return Item([item.value for item in held], [one for item in held for one in item._origins])

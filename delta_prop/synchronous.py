@@ -1,6 +1,6 @@
 """The propagator for scripts and notebooks: the same verbs as plain calls, its loop on a thread of its own.
 
-Every call may come from any thread; each waits under the deadline of the verb behind it.
+Every call may come from any thread; each waits within the deadline of its verb.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
     from numpy.typing import ArrayLike, NDArray
 
-    from delta_prop.attached import Start
-    from delta_prop.attachments import OnLogFull, Place
     from delta_prop.backpressure.pacer import Pressure
     from delta_prop.config import Settings
+    from delta_prop.outcomes import Delivered
     from delta_prop.producer import Producer
-    from delta_prop.published import Delivered
-    from delta_prop.publishing import Named
-    from delta_prop.receipt import Published, Receipt
-    from delta_prop.route.late import Replayed
-    from delta_prop.route.quarantine import SetAside
+    from delta_prop.publishing import AfterItem
+    from delta_prop.receipt import PublishAck, Receipt
+    from delta_prop.route.quarantine import QuarantinedDelta
+    from delta_prop.route.redelivery import ReplayResult
+    from delta_prop.sink_manager import OnLogFull, ResetPosition
+    from delta_prop.sink_runtime import Start
     from delta_prop.statistics import Statistics
-    from delta_prop_broker.log.parts.recovered import RecoveryReport
+    from delta_prop_broker.log.engine.recovery_result import RecoveryReport
     from delta_prop_broker.log.settings import LogSettings
     from delta_prop_sinks.sink import Sink
     from delta_prop_wire.delta import AckLevel, Delta, Dot
@@ -59,10 +59,11 @@ _ALL_VISIBLE = "every sink has everything"
 
 
 class SyncPropagator:
-    """`with SyncPropagator() as p: p.publish(delta)`. See `Propagator` for what each verb promises.
+    """Blocking form of `Propagator`: `with SyncPropagator() as p: p.publish(delta)`.
 
-    Where one block is too short, as for cells of a notebook, `open` and `close` do the same. What is still
-    open when the interpreter ends is closed then, within `close_timeout_s` for each step of that.
+    `Propagator` documents each verb. If one block is too short, as for cells of a notebook, `open` and
+    `close` do the same. A propagator that is still open when the interpreter exits is closed then, within
+    `close_timeout_s` for each step of that.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class SyncPropagator:
         log: LogSettings | None = None,
         backend: str = "asyncio",
     ) -> None:
-        """`data`: the directory that the log is kept in, within `log`; without it, in memory.
+        """Create a propagator; its log is in the directory `data`, with the settings `log`, else in memory.
         `backend`: of anyio, `asyncio` or `trio`.
         """
         self._backend = backend
@@ -82,14 +83,14 @@ class SyncPropagator:
         self._life: Future[None]
         self._leave: Callable[[], object]
         self._left_open = ""
-        """Set by the exit of the interpreter: what the sinks have got by then."""
+        """Set at the interpreter's exit: what the sinks have received by then."""
 
     # --- life
 
     def open(self) -> SyncPropagator:
         """Open; return itself. `close` ends it, at the latest when the interpreter exits."""
         if self._loop is not None:
-            raise UsageError("this propagator is open already: make another one")
+            raise UsageError("this propagator is open already: create another one")
         loop = LoopThread(self._backend)
         try:
             self._life, self._leave = loop.portal.start_task(self._live)
@@ -101,11 +102,11 @@ class SyncPropagator:
         return self
 
     def close(self) -> None:
-        """Bring sinks what the log holds, close them and the log; where it is closed, do nothing. Raises what
+        """Deliver to the sinks what the log holds, close them and the log; do nothing if closed. Raises what
         sinks or the log raise at that.
         """
         if self._loop is not None:
-            self._running()  # refuses a call that would wait for itself
+            self._require_portal()  # refuses a call that would wait for itself
             self._end()
 
     def __enter__(self) -> SyncPropagator:
@@ -123,12 +124,12 @@ class SyncPropagator:
 
     @property
     def settings(self) -> Settings:
-        """The settings that were given, or the usual ones."""
+        """The settings that were given, or the defaults."""
         return self._propagator.settings
 
     @property
     def recovery(self) -> RecoveryReport | None:
-        """The report of what was found in the data directory at the last start or recovery of the log."""
+        """Result of the log's recovery, at the last start or after a failure since."""
         return self._propagator.recovery
 
     @overload
@@ -143,7 +144,7 @@ class SyncPropagator:
             raise UsageError(
                 f"{function!r:.80} cannot be called: give a function, as in call(lambda: cache.get(…))"
             )
-        return self._running().call(_awaited, function)
+        return self._require_portal().call(_call_and_await, function)
 
     def attach(
         self,
@@ -156,10 +157,10 @@ class SyncPropagator:
         pacing: bool = False,
         on_log_full: OnLogFull | None = None,
         batch_deltas: int | None = None,
-        linger_ms_max: float | None = None,
+        linger_ms: float | None = None,
         rebuild: bool = False,
     ) -> S:
-        """Attach a sink; return it. Its own methods are called through `call`."""
+        """Attach a sink; return it. Call its own methods through `call`."""
         attach = partial(
             self._propagator.attach,
             sink,
@@ -170,17 +171,17 @@ class SyncPropagator:
             pacing=pacing,
             on_log_full=on_log_full,
             batch_deltas=batch_deltas,
-            linger_ms_max=linger_ms_max,
+            linger_ms=linger_ms,
             rebuild=rebuild,
         )
-        return self._running().call(attach)
+        return self._require_portal().call(attach)
 
     def detach(self, name: str) -> None:
-        """Let a sink go."""
-        self._running().call(self._propagator.detach, name)
+        """Detach a sink."""
+        self._require_portal().call(self._propagator.detach, name)
 
     def forget(self, name: str) -> None:
-        """Remember nothing of a detached sink."""
+        """Delete what is stored for a detached sink."""
         self.call(partial(self._propagator.forget, name))
 
     def sink(self, name: str) -> Sink:
@@ -188,39 +189,43 @@ class SyncPropagator:
         return self.call(partial(self._propagator.sink, name))
 
     def restart(self, name: str) -> None:
-        """Let a stopped sink go on; one whose breaker is open is tried at once."""
+        """Restart a stopped sink; one with an open circuit breaker is tried at once."""
         self.call(partial(self._propagator.restart, name))
 
     def rebuild(self, name: str) -> None:
-        """Have a sink's data replaced by the newest snapshot of the log and what follows it."""
+        """Replace a sink's data from the log's newest snapshot and the deltas after it."""
         self.call(partial(self._propagator.rebuild, name))
 
     def pause(self, name: str) -> None:
-        """Bring a sink nothing until `resume`."""
+        """Deliver nothing to a sink until `resume`."""
         self.call(partial(self._propagator.pause, name))
 
     def resume(self, name: str) -> None:
         """End a pause."""
         self.call(partial(self._propagator.resume, name))
 
-    def reset(self, name: str, to: Place, *, timeout_s: float = 30.0) -> int:
-        """Have a sink go on at `earliest`, `latest` or an offset; return the offset."""
-        return self._running().call(partial(self._propagator.reset, name, to, timeout_s=timeout_s))
+    def reset(self, name: str, to: ResetPosition, *, timeout_s: float = 30.0) -> int:
+        """Set the cursor of a sink to `earliest`, `latest` or an offset; return the offset."""
+        return self._require_portal().call(partial(self._propagator.reset, name, to, timeout_s=timeout_s))
 
-    def quarantine(self, sink: str) -> list[SetAside]:
-        """What this sink has set aside, in log order."""
+    def quarantine(self, sink: str) -> list[QuarantinedDelta]:
+        """Return the deltas quarantined for this sink, in log order."""
         return self.call(partial(self._propagator.quarantine, sink))
 
-    def replay(self, sink: str, *offsets: int, timeout_s: float = 30.0) -> Replayed:
-        """Have quarantined deltas applied once more (no offsets: all), and what waits behind them."""
-        return self._running().call(partial(self._propagator.replay, sink, *offsets, timeout_s=timeout_s))
+    def replay(self, sink: str, *offsets: int, timeout_s: float = 30.0) -> ReplayResult:
+        """Apply quarantined deltas again (no offsets: all), and those blocked by them."""
+        return self._require_portal().call(
+            partial(self._propagator.replay, sink, *offsets, timeout_s=timeout_s)
+        )
 
-    def drop(self, sink: str, *offsets: int, timeout_s: float = 30.0) -> Replayed:
-        """Give up quarantined deltas (no offsets: all); what waits behind them goes on."""
-        return self._running().call(partial(self._propagator.drop, sink, *offsets, timeout_s=timeout_s))
+    def drop(self, sink: str, *offsets: int, timeout_s: float = 30.0) -> ReplayResult:
+        """Drop quarantined deltas (no offsets: all), and apply those blocked by them."""
+        return self._require_portal().call(
+            partial(self._propagator.drop, sink, *offsets, timeout_s=timeout_s)
+        )
 
     def pressure(self) -> Pressure:
-        """How pressed producers are now."""
+        """Return the current backpressure."""
         return self.call(self._propagator.pressure)
 
     def pressure_changes(self) -> Iterator[Pressure]:
@@ -229,7 +234,7 @@ class SyncPropagator:
         return self._read(changes, changes.aclose)
 
     def offer(
-        self, *deltas: Delta, after: Sequence[Named] = (), ack_level: AckLevel | str | None = None
+        self, *deltas: Delta, after: Sequence[AfterItem] = (), ack_level: AckLevel | str | None = None
     ) -> Receipt:
         """Send deltas without waiting for their outcome; `call(receipt.wait)` waits for it."""
         offer = partial(self._propagator.offer, *deltas, after=after, ack_level=ack_level)
@@ -238,15 +243,15 @@ class SyncPropagator:
     def publish(
         self,
         *deltas: Delta,
-        after: Sequence[Named] = (),
+        after: Sequence[AfterItem] = (),
         ack_level: AckLevel | str | None = None,
         timeout_s: float | None = None,
-    ) -> Published:
+    ) -> PublishAck:
         """Publish deltas of one priority; return the acknowledgement."""
         publish = partial(
             self._propagator.publish, *deltas, after=after, ack_level=ack_level, timeout_s=timeout_s
         )
-        return self._running().call(publish)
+        return self._require_portal().call(publish)
 
     def publish_many(
         self,
@@ -259,8 +264,8 @@ class SyncPropagator:
         priority: Priority = Priority.NORMAL,
         ack_level: AckLevel | str | None = None,
         timeout_s: float | None = None,
-    ) -> Published:
-        """Publish whole vectors, or with `indices` parts of them, as columns."""
+    ) -> PublishAck:
+        """Publish complete vectors, or with `indices` some of their elements, as columns."""
         publish = partial(
             self._propagator.publish_many,
             ids,
@@ -272,16 +277,16 @@ class SyncPropagator:
             ack_level=ack_level,
             timeout_s=timeout_s,
         )
-        return self._running().call(publish)
+        return self._require_portal().call(publish)
 
-    def publish_as(self, producer: Producer, *deltas: Delta, timeout_s: float = 30.0) -> Published:
+    def publish_as(self, producer: Producer, *deltas: Delta, timeout_s: float = 30.0) -> PublishAck:
         """Publish under a producer's own dots."""
-        return self._running().call(partial(producer.publish, *deltas, timeout_s=timeout_s))
+        return self._require_portal().call(partial(producer.publish, *deltas, timeout_s=timeout_s))
 
     def producer(
         self, name: str, *, ack_level: AckLevel | str | None = None, source: Source = Source.LOCAL
     ) -> Producer:
-        """A named handle, for `publish_as`."""
+        """Return a named handle, for `publish_as`."""
         return self.call(partial(self._propagator.producer, name, ack_level=ack_level, source=source))
 
     def register_transform(
@@ -297,7 +302,7 @@ class SyncPropagator:
 
     def wait_visible(
         self,
-        published: Published | Receipt | int,
+        published: PublishAck | Receipt | int,
         *,
         sinks: Iterable[str] | None = None,
         committed: bool = False,
@@ -307,11 +312,11 @@ class SyncPropagator:
         wait = partial(
             self._propagator.wait_visible, published, sinks=sinks, committed=committed, timeout_s=timeout_s
         )
-        self._running().call(wait)
+        self._require_portal().call(wait)
 
     def outcome(self, dot: Dot, *, timeout_s: float | None = None) -> int | ErrorCode | None:
-        """Return the offset of the delta with this dot, or why it has none; None if it has not happened."""
-        return self._running().call(partial(self._propagator.outcome, dot, timeout_s=timeout_s))
+        """Return the offset of the delta with this dot, the code of a no-op; None if it was not appended."""
+        return self._require_portal().call(partial(self._propagator.outcome, dot, timeout_s=timeout_s))
 
     def subscribe(
         self, *topics: str, start: Start = "latest", name: str | None = None
@@ -321,14 +326,14 @@ class SyncPropagator:
         return self._read(subscription, subscription.close)
 
     def head(self, vector_id: str, namespace: str = DEFAULT_NAMESPACE) -> Dot | None:
-        """The dot of a vector's last delta."""
+        """Return the dot of a vector's last delta."""
         return self.call(partial(self._propagator.head, vector_id, namespace))
 
     def statistics(self) -> Statistics:
-        """A snapshot of everything."""
+        """Return a snapshot of all statistics."""
         return self.call(self._propagator.statistics)
 
-    # --- inside
+    # --- helpers
 
     async def _live(self, *, task_status: TaskStatus[Callable[[], object]]) -> None:
         """Hold the propagator open, in one task, until it is to leave."""
@@ -354,27 +359,27 @@ class SyncPropagator:
                 self._leave()
             self._life.result(limit_s)
         finally:
-            if self._life.done() or limit_s is None:  # else it does not hear
+            if self._life.done() or limit_s is None:  # else the loop is blocked and cannot be stopped
                 loop.stop(cancel=not self._life.done())
 
     def _close_at_exit(self) -> None:
-        """Close what the program has left open; say so where a sink has not got everything."""
+        """Close what the program has left open; log a warning if a sink has not received everything."""
         if self._loop is None or not self._loop.is_running:
             return
         self._left_open, limit_s = _ALL_VISIBLE, 3 * self.settings.close_timeout_s
         try:
-            self._end(limit_s)  # of which what sinks lack, the log, and the sinks' end have a third each
+            self._end(limit_s)  # a third each for the sinks' deliveries, the log, and the sinks' end
         except Exception as failure:
             self._left_open = str(failure) or f"its event loop has been blocked for {limit_s:g} s"
         if self._left_open != _ALL_VISIBLE:
             logger.warning(
-                "a SyncPropagator was left open, and closed by the exit of the program: %s: end it yourself, "
+                "a SyncPropagator was left open, and closed at the program's exit: %s: close it yourself, "
                 "with close() or a `with` block",
                 self._left_open,
             )
 
     def _read(self, items: AsyncIterator[T], close: Callable[[], Awaitable[None]]) -> Iterator[T]:
-        portal = self._running()
+        portal = self._require_portal()
         try:
             while self._is_open(portal):
                 try:
@@ -383,7 +388,7 @@ class SyncPropagator:
                     return
                 except RuntimeError:
                     if self._is_open(portal):
-                        raise  # else it was closed just now, from another thread
+                        raise  # else another thread has just closed it
         finally:
             if self._is_open(portal):
                 portal.call(close)
@@ -391,7 +396,7 @@ class SyncPropagator:
     def _is_open(self, portal: BlockingPortal) -> bool:
         return self._loop is not None and self._loop.portal is portal
 
-    def _running(self) -> BlockingPortal:
+    def _require_portal(self) -> BlockingPortal:
         if self._loop is None:
             raise UsageError(
                 "the propagator is not open: use it inside `with SyncPropagator() as p:`, or between open() "
@@ -405,7 +410,7 @@ class SyncPropagator:
         return self._loop.portal
 
 
-async def _awaited(function: Callable[[], Any]) -> Any:
-    """Call on the loop; an awaitable result is awaited there."""
+async def _call_and_await(function: Callable[[], Any]) -> Any:
+    """Call a function on the loop; await its result there if it is awaitable."""
     result = function()
     return await result if isawaitable(result) else result

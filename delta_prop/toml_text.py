@@ -1,4 +1,4 @@
-"""TOML text, read into a table; whatever is wrong with it is told in one line."""
+"""Parser of TOML text into a table; any fault is reported in one line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from delta_prop_wire.errors import UsageError
 
 
 def parse_toml(text: str, what: str) -> dict[str, Any]:
-    """Parse `text`; `what` names it for people. Raises UsageError."""
+    """Parse `text`; `what` names it in messages. Raises UsageError."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -17,5 +17,5 @@ def parse_toml(text: str, what: str) -> dict[str, Any]:
     except ValueError:  # Python's own bound
         why = "a number in it has more digits than can be read: give a smaller one"
     except RecursionError:
-        why = "its lists or tables lie too deep in each other: take some apart"
-    raise UsageError(f"{what} is no TOML: {why}")
+        why = "its lists or tables are nested too deeply: flatten some"
+    raise UsageError(f"{what} is not TOML: {why}")

@@ -1,7 +1,7 @@
 """Transforms: a named function of a vector, resolved into a dense delta before it is queued.
 
-Read, apply, publish with `expect`; if the vector has moved on meanwhile, again. A function may block: it is
-called in a thread, unless it was registered as one that does not.
+Read, apply, publish with `expect`; retry if the vector has changed meanwhile. A function may block: it is
+called in a thread, unless it was registered with `nonblocking`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import anyio
 import numpy as np
 
-from delta_prop.route.status import text_of
+from delta_prop.route.status import format_failure
 from delta_prop_sinks.callback import is_async
 from delta_prop_wire.delta import Dot, Source, dense
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from delta_prop.ports import Threads
-    from delta_prop.receipt import Published
+    from delta_prop.receipt import PublishAck
     from delta_prop_wire.delta import Delta
 
 ATTEMPTS_MAX = 16
 
 
 class VectorReader(Protocol):
-    """What a transform reads from: an attached sink that gives a vector's state."""
+    """Source of a transform's vectors: an attached sink that returns a vector's state."""
 
     def get(self, namespace: str, vector_id: str) -> object:
-        """The state, with `vector`, `alive` and `key`; may be awaitable."""
+        """Return the state, with `vector`, `alive` and `key`; may be awaitable."""
         ...
 
 
@@ -52,7 +52,7 @@ class Transforms:
 
     def __init__(self) -> None:
         self._known: dict[str, _Transform] = {}
-        self._turn = anyio.Lock()  # transforms of this process wait for each other rather than conflict
+        self._lock = anyio.Lock()  # transforms of this process wait for each other rather than conflict
 
     def register(
         self,
@@ -62,9 +62,9 @@ class Transforms:
         *,
         nonblocking: bool,
     ) -> None:
-        """Know `function` as `name`, reading vectors from the attached sink `reads`."""
+        """Register `function` as `name`; it reads vectors from the attached sink `reads`."""
         if not name:
-            raise UsageError("a transform needs a name")
+            raise UsageError("name '': give the transform a name")
         for field, value in (("name", name), ("reads", reads)):
             if not isinstance(value, str):
                 raise UsageError(f"{field} {value!r:.60} is a {type(value).__name__}: give text")
@@ -83,9 +83,9 @@ class Transforms:
         *,
         reader: Callable[[str], object],
         catch_up: Callable[[str], Awaitable[None]],
-        publish: Callable[[Delta], Awaitable[Published]],
+        publish: Callable[[Delta], Awaitable[PublishAck]],
         threads: Threads,
-    ) -> Published:
+    ) -> PublishAck:
         """Resolve and publish. Raises InvalidDelta for an unknown name or vector, Refused: CONFLICT;
         PROCESSING_FAILED from what the function raises.
         """
@@ -93,15 +93,15 @@ class Transforms:
         transform = self._known.get(name)
         if transform is None:
             raise InvalidDelta(
-                "operation", f"no transform {name!r} is registered; known are {sorted(self._known)}"
+                "operation", f"no transform {name!r} is registered: give one of {sorted(self._known)}"
             )
         sink = cast("VectorReader", reader(transform.reads))
         if not hasattr(sink, "get"):
             raise UsageError(
-                f"transform {name!r} reads from {transform.reads!r}, which gives no vector: let it read from "
+                f"transform {name!r} reads from {transform.reads!r}, without vectors: let it read from "
                 "a storage or cache sink"
             )
-        async with self._turn:
+        async with self._lock:
             for _ in range(ATTEMPTS_MAX):
                 await catch_up(transform.reads)
                 state = sink.get(delta.namespace, delta.vector_id)
@@ -122,7 +122,7 @@ class Transforms:
         raise Refused(
             ErrorCode.CONFLICT,
             f"{delta.vector_id!r} was changed by others {ATTEMPTS_MAX} times while transform {name!r} ran: "
-            "try again when it is quieter",
+            "retry when it changes less often",
             retry_after_ms=100,
         )
 
@@ -131,7 +131,7 @@ def _failed(name: str, delta: Delta, failure: Exception) -> Refused:
     return Refused(
         ErrorCode.PROCESSING_FAILED,
         f"transform {name!r} failed at {delta.vector_id!r} in namespace {delta.namespace!r}: "
-        f"{text_of(failure)}: correct the function or the vector, then publish again",
+        f"{format_failure(failure)}: correct the function or the vector, then publish again",
         details={"transform": name, "vector_id": delta.vector_id, "namespace": delta.namespace},
     )
 
@@ -142,7 +142,7 @@ def _read(state: object, delta: Delta) -> tuple[NDArray[np.float32], Dot]:
     if not getattr(state, "alive", False) or vector is None or key is None:
         raise InvalidDelta(
             "vector_id",
-            f"{delta.vector_id!r} in namespace {delta.namespace!r} is no living vector, and a transform "
-            "needs one: create it first",
+            f"{delta.vector_id!r} in namespace {delta.namespace!r} is not a live vector, which a transform "
+            "needs: create it first",
         )
     return vector, Dot(key[1], key[2])

@@ -1,6 +1,6 @@
 """The real world: the event loop's clock, the system's randomness, worker threads, sockets.
 
-With `sockets.py` and `tls.py` the only module of the service that touches them; everything else is handed a
+Besides `sockets.py` and `tls.py` the only module of the service that uses them; everything else gets a
 `World`.
 """
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import anyio
 import anyio.to_thread
 
-from delta_prop.local_places import check_data_directory
+from delta_prop.path_checks import check_data_directory
 from delta_prop.ports import World
 from delta_prop.sockets import SocketNetwork
 from delta_prop_broker.local_disk import LocalDisk
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BACKGROUND_NICENESS = 10
-"""How far background threads stand back: against a busy thread of the usual 0 they get about a tenth."""
+"""Niceness of background threads: against a busy thread of niceness 0 they get about a tenth of the CPU."""
 SWITCH_S_MAX = 0.0005
-"""How long a thread that has the interpreter may keep it while another waits for it."""
+"""Maximum seconds for which a thread holds the interpreter lock while another waits for it."""
 
 
 class LoopClock:
-    """Time of the event loop that runs where this is made, so that virtual time is followed too."""
+    """Time of the event loop that runs at its creation, so that it follows virtual time too."""
 
     def __init__(self) -> None:
-        # anyio asks which loop is running at each call, which costs a microsecond; once is enough.
+        # anyio looks up the running loop at each call, which costs a microsecond; one lookup is enough.
         self.now: Callable[[], float] = _loop_time()
 
     @staticmethod
     def wall_us() -> int:
-        """Microseconds since 1970."""
+        """Return microseconds since 1970."""
         return time.time_ns() // 1000
 
 
@@ -56,20 +56,20 @@ class SystemRandomness:
 
     @staticmethod
     def bytes(count: int) -> bytes:
-        """That many random bytes."""
+        """Return `count` random bytes."""
         return os.urandom(count)
 
     def random(self) -> float:
-        """A number from 0 to 1."""
+        """Return a number from 0 (inclusive) to 1 (exclusive)."""
         return self._generator.random()
 
     def fork(self, name: str) -> SystemRandomness:
-        """A source for one concern."""
+        """Return an independent source for one purpose."""
         return SystemRandomness()
 
 
 this_thread = threading.get_ident
-"""The thread that runs, as a number."""
+"""Function that returns the identifier of the running thread."""
 
 
 class WorkerThread:
@@ -86,58 +86,60 @@ class WorkerThread:
 
 
 class OwnThread:
-    """A thread that runs nothing else: there and back takes half the time that one of anyio's takes.
+    """An exclusive thread: a call takes half the time of one on anyio's thread pool.
 
-    With a niceness it stands back, on Linux; anyio's threads are pooled, so theirs must stay as it is.
-    It ends with `stop`, which the scope that gave it calls.
+    With a niceness it has a lower priority, on Linux; anyio's threads are pooled, so theirs must not change.
+    It ends with `stop`, which the scope that created it calls.
     """
 
     def __init__(self, name: str, niceness: int = 0) -> None:
-        self._calls: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()
-        self._waited_for: set[_Call[Any]] = set()
+        self._calls: queue.SimpleQueue[_ThreadCall[Any] | None] = queue.SimpleQueue()
+        self._pending_calls: set[_ThreadCall[Any]] = set()
         self._niceness = niceness
-        self._wake = waker()
-        # A daemon, so that an interpreter which dies in the middle of a call is not held up by it.
+        self._call_soon_threadsafe = waker()
+        # A daemon thread, so that an interpreter which exits during a call is not blocked by it.
         self._thread = threading.Thread(target=self._work, name=f"delta-prop {name}", daemon=True)
         self._thread.start()
 
     async def run(self, function: Callable[[], T]) -> T:
         """Run `function` on the thread; a cancelled caller waits for its end, so it knows the outcome."""
-        call = _Call(function)
+        call = _ThreadCall(function)
         with anyio.CancelScope(shield=True):
-            # It takes them one at a time, in their order; last here, as it begins when this thread waits.
-            self._waited_for.add(call)
+            # The thread takes calls one at a time, in order. It is put last, since the call may start at
+            # once.
+            self._pending_calls.add(call)
             self._calls.put(call)
             await call.done.wait()
-            self._waited_for.discard(call)
+            self._pending_calls.discard(call)
         if call.failure is not None:
             raise call.failure
         return call.result[0]
 
     def stop(self) -> None:
-        """End the thread, now or when the call that runs returns; whoever waits for that waits no more."""
+        """End the thread, at once or when the running call returns; callers that wait for it get an error."""
         self._calls.put(None)
-        if not self._waited_for:
+        if not self._pending_calls:
             self._thread.join()
-        for call in self._waited_for:
-            call.failure = RuntimeError("the thread was given up while it ran this call")
+        for call in self._pending_calls:
+            call.failure = RuntimeError("the thread was stopped while it ran this call")
             call.done.set()
 
     def _work(self) -> None:
-        if self._niceness and sys.platform == "linux":  # elsewhere a thread's number would name a process
+        # on other systems the thread's number would name a process
+        if self._niceness and sys.platform == "linux":
             with suppress(OSError):
                 thread = threading.get_native_id()
                 niceness = os.getpriority(os.PRIO_PROCESS, thread) + self._niceness
                 os.setpriority(os.PRIO_PROCESS, thread, niceness)
         while (call := self._calls.get()) is not None:
-            call.work()
-            with suppress(RuntimeError):  # the loop is gone, and whoever waited with it
-                self._wake(call.done.set)
+            call.run()
+            with suppress(RuntimeError):  # the loop has closed, and the waiting caller with it
+                self._call_soon_threadsafe(call.done.set)
             del call
 
 
-class _Call(Generic[T]):
-    """One call on its way to the thread and back."""
+class _ThreadCall(Generic[T]):
+    """One call, passed to the thread and back."""
 
     def __init__(self, function: Callable[[], T]) -> None:
         self.function = function
@@ -145,7 +147,7 @@ class _Call(Generic[T]):
         self.result: list[T] = []
         self.failure: BaseException | None = None
 
-    def work(self) -> None:
+    def run(self) -> None:
         try:
             self.result.append(self.function())
         except BaseException as failure:
@@ -154,7 +156,7 @@ class _Call(Generic[T]):
 
 @asynccontextmanager
 async def background_thread() -> AsyncIterator[OwnThread]:
-    """A thread of low priority for as long as the scope lasts."""
+    """Run a thread of low priority for as long as the scope lasts."""
     thread = OwnThread("background", BACKGROUND_NICENESS)
     try:
         yield thread
@@ -164,10 +166,10 @@ async def background_thread() -> AsyncIterator[OwnThread]:
 
 @asynccontextmanager
 async def own_thread() -> AsyncIterator[OwnThread]:
-    """A thread for as long as the scope lasts.
+    """Run a thread for as long as the scope lasts.
 
-    From then on nobody keeps the interpreter for more than 0.5 ms while another thread waits for it: else
-    this one would wait up to 5 ms for a busy loop, after each of its calls of the system.
+    Lowers the interpreter's switch interval to 0.5 ms: else this thread would wait up to 5 ms for a busy
+    event loop after each of its system calls.
     """
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S_MAX))
     thread = OwnThread("own")
@@ -178,27 +180,27 @@ async def own_thread() -> AsyncIterator[OwnThread]:
 
 
 def real_world() -> World:
-    """The world of the running event loop. Call it inside one."""
+    """Return the world of the running event loop. Call it inside one."""
     return World(
         clock=LoopClock(),
         randomness=SystemRandomness(),
         new_threads=WorkerThread,
         own_thread=own_thread,
         background_thread=background_thread,
-        open_disk=_disk_at,
+        open_disk=_open_disk,
         network=SocketNetwork(),
-        soon=_soon(),
+        call_soon=_loop_call_soon(),
     )
 
 
-def _disk_at(path: str) -> LocalDisk:
-    """The disk of a data directory, there or to be made. Raises UsageError where it cannot be."""
+def _open_disk(path: str) -> LocalDisk:
+    """Return the disk of a data directory. Raises UsageError if the directory cannot be created."""
     check_data_directory(path)
     return LocalDisk(path)
 
 
 def waker() -> Callable[[Callable[[], object]], object]:
-    """What other threads call to have something done on the running loop."""
+    """Return the function by which other threads schedule calls on the running loop."""
     try:
         return asyncio.get_running_loop().call_soon_threadsafe
     except RuntimeError:
@@ -207,7 +209,7 @@ def waker() -> Callable[[Callable[[], object]], object]:
         return trio.lowlevel.current_trio_token().run_sync_soon
 
 
-def _soon() -> Callable[[Callable[[], None]], object] | None:
+def _loop_call_soon() -> Callable[[Callable[[], None]], object] | None:
     try:
         return asyncio.get_running_loop().call_soon
     except RuntimeError:

@@ -18,7 +18,7 @@ BODY_BYTES_MAX = 1 << 20
 
 
 class Service:
-    """An ASGI application. Every request that changes something returns once it can be searched for."""
+    """An ASGI application. A change is searchable when its request returns."""
 
     def __init__(self) -> None:
         self.propagator = Propagator()
@@ -35,9 +35,9 @@ class Service:
             await send({"type": "http.response.body", "body": body})
 
     async def live(self, receive: Any, send: Any) -> None:
-        """The server's lifespan: what is published before the end reaches the index before the end."""
+        """Serve the lifespan: deltas published before shutdown reach the index before it."""
         await receive()
-        self.__init__()  # type: ignore[misc]  # a fresh one at each start
+        self.__init__()  # type: ignore[misc]  # new objects at each start
         async with self.propagator:
             await self.propagator.attach(self.index)
             await send({"type": "lifespan.startup.complete"})
@@ -54,7 +54,7 @@ class Service:
             return 404, {"error": "POST /deltas or GET /nearest"}
         except InvalidDelta as refusal:
             return 422, {"error": str(refusal), "field": refusal.field}
-        except Refused as refusal:  # full, or too slow: try again
+        except Refused as refusal:  # the service is full or too slow: the client retries
             return 503, {"error": str(refusal), "retry_after_ms": refusal.retry_after_ms}
         except (UsageError, KeyError, ValueError) as error:
             return 400, {"error": str(error)}

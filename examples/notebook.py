@@ -12,7 +12,7 @@ from delta_prop.sinks import CacheSink, IndexSink
 
 
 def unit(vector):
-    """A transform: what it returns replaces the vector."""
+    """Normalize a vector. A transform's result replaces the vector."""
     return vector / np.linalg.norm(vector)
 
 
@@ -22,7 +22,7 @@ def main() -> None:
 
         names = [f"point-{n}" for n in range(1000)]
         points = np.random.default_rng(0).standard_normal((1000, 8))
-        seen = p.publish_many(names, points)  # whole columns: one call, no object for a row
+        seen = p.publish_many(names, points)  # full columns: one call, no object per row
         p.wait_visible(seen)
         print("nearest:", p.call(lambda: index.search(points[7], k=1))[0].vector_id)
 
@@ -31,7 +31,7 @@ def main() -> None:
         state = p.call(lambda: cache.get("default", "point-7"))
         print("length:", np.linalg.norm(state.vector).round(6))
 
-        try:  # two who change the same vector: the second is told
+        try:  # two writers change the same vector: the second one is refused
             head = p.head("point-7")
             p.publish(Delta("point-7", offset(1.0), expect=head))
             p.publish(Delta("point-7", create(points[0]), expect=head))

@@ -1,6 +1,6 @@
-"""A sink of one's own: counts how often each namespace changed, and is exact after any failure.
+"""A custom sink: counts how often each namespace changed, and is exact after any failure.
 
-`check_sink` plays to it what a sink may meet: repeats, cancelled calls, restarts, crashes, late rows.
+`check_sink` tests it with all that a sink may meet: duplicates, cancelled calls, restarts, crashes and more.
 
 python examples/own_sink.py
 """
@@ -24,61 +24,61 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Counts:
-    """A snapshot: it stays as it is while the sink goes on."""
+    """A frozen snapshot of the sink's numbers."""
 
     changes: Mapping[str, int]
 
 
 class CountingSink:
-    """The whole contract: `open`, `apply`, `aclose`, a name and statistics."""
+    """The full contract: `open`, `apply`, `aclose`, a name and statistics."""
 
     name = "counting"
 
     def __init__(self) -> None:
         self.changes: Counter[str] = Counter()
-        self.last: dict[tuple[str, str], int] = {}  # each vector's last offset tells a repeat
+        self.last_offsets: dict[tuple[str, str], int] = {}  # a vector's last offset detects duplicates
 
     async def open(self, context: SinkContext) -> None:
-        """None: the service keeps the cursor. A sink with a cursor of its own returns a ResumePoint."""
+        """Return None: the service stores the cursor. A sink with its own cursor returns a ResumePoint."""
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Called with one or more batches in log order, never twice at once; returning means applied."""
+        """Apply one or more batches in log order. Calls never overlap; a return means applied."""
         for delivery in deliveries:
             batch = delivery.batch
             rows = range(batch.count) if delivery.rows is None else delivery.rows.tolist()
             for row in rows:  # these match the sink's topics; a batch may have others
                 vector = (batch.namespaces[row], batch.keys[row])
-                at = delivery.first_offset + row
-                if at > self.last.get(vector, -1):  # else: a repeat after a failure
+                row_offset = delivery.first_offset + row
+                if row_offset > self.last_offsets.get(vector, -1):  # else a duplicate after a failure
                     self.changes[vector[0]] += 1
-                    self.last[vector] = at
+                    self.last_offsets[vector] = row_offset
 
     async def aclose(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: the sink has no resources."""
 
     def statistics(self) -> Counts:
         return Counts(dict(self.changes))
 
 
-async def seen(sink: CountingSink) -> object:
-    """What readers of the sink see."""
+async def read_changes(sink: CountingSink) -> object:
+    """Return the view of the sink's readers."""
     return sink.statistics().changes
 
 
-def expected(rows: Sequence[Applied]) -> object:
-    """What they must see after these rows, each once."""
+def count_changes(rows: Sequence[Applied]) -> object:
+    """Return what readers must see after these rows, each once."""
     return Counter(row.delta.namespace for row in rows)
 
 
 async def main() -> None:
-    await check_sink(CountingSink, seen, expected=expected)
-    print("the sink keeps the contract")
+    await check_sink(CountingSink, read_changes, expected=count_changes)
+    print("the sink follows the contract")
 
     async with Propagator() as p:
         sink = await p.attach(CountingSink(), topics=["ns:fruit", "op:offset"])
         await p.publish(Delta("apple", create([1.0]), namespace="fruit"))
         await p.publish(Delta("oak", create([1.0]), namespace="trees"))
-        last = await p.publish(Delta("apple", offset(1.0), namespace="fruit"))  # matches twice, comes once
+        last = await p.publish(Delta("apple", offset(1.0), namespace="fruit"))  # matches two topics
         await p.publish(Delta("oak", offset(1.0), namespace="trees"))
         await p.wait_visible(last)
     print(sink.statistics().changes)

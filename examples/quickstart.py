@@ -11,12 +11,12 @@ from pathlib import Path
 import anyio
 
 from delta_prop import Delta, Propagator, create, sparse
-from delta_prop.sinks import CacheSink, IndexSink, Resident, StorageSink
+from delta_prop.sinks import CacheSink, IndexSink, ResidentVectors, StorageSink
 
 
 async def main(path: Path) -> None:
     async with Propagator() as p:
-        vectors = Resident()  # one copy in memory, which store and index share
+        vectors = ResidentVectors()  # one copy in memory, which store and index share
         storage = await p.attach(StorageSink(path, resident=vectors))
         index = await p.attach(IndexSink(resident=vectors))
         cache = await p.attach(CacheSink(loader=storage.get))
@@ -28,7 +28,7 @@ async def main(path: Path) -> None:
             )
             seen = await p.publish(Delta("pear", sparse([2], [0.5]), metadata={"colour": "green"}))
 
-            await p.wait_visible(seen)  # read your own write, wherever you read
+            await p.wait_visible(seen)  # any sink now shows your own write
             print("nearest:", [hit.vector_id for hit in index.search([0.0, 1.0, 1.0], k=2)])
             pear = await cache.get("default", "pear")
             assert pear is not None

@@ -1,4 +1,4 @@
-"""Two services side by side behind one producer and one subscriber; each vector is at one of them.
+"""Two services behind one producer and one subscriber; each vector is at one of them.
 
 python examples/spread.py
 """
@@ -16,21 +16,21 @@ from delta_prop.server.settings import ServerSettings
 async def main() -> None:
     async with Propagator() as one, Propagator() as two, anyio.create_task_group() as tasks:
         services = []
-        for propagator in (one, two):  # elsewhere these are `delta-prop serve`, one a core or a machine
+        for propagator in (one, two):  # in production these are `delta-prop serve`, one per core or machine
             address = await tasks.start(Service(propagator, ServerSettings(port=0)).run)
             services.append(f"{address.host}:{address.port}")
 
         async with SpreadProducer(services, name="writer") as producer:
-            told = await producer.publish(*(Delta(f"note-{n}", opaque(b"new")) for n in range(7)))
-            for part in told.parts:
+            ack = await producer.publish(*(Delta(f"note-{n}", opaque(b"new")) for n in range(7)))
+            for part in ack.parts:
                 print(f"service {part.place}: rows {list(part.rows)} from offset {part.published.offset} on")
-            changed = await producer.publish(Delta("note-6", opaque(b"changed")), after=[told])
+            changed = await producer.publish(Delta("note-6", opaque(b"changed")), after=[ack])
             print("note-6 is at service", changed.parts[0].place)
 
         async with SpreadSubscriber(services, "*", start="earliest") as reader:
-            came = [await anext(reader) for _ in range(8)]
+            received = [await anext(reader) for _ in range(8)]
         for place in range(len(services)):
-            mine = [one.delta.vector_id for one in came if one.place == place]
+            mine = [one.delta.vector_id for one in received if one.place == place]
             print(f"from service {place}: {', '.join(mine)}")
         tasks.cancel_scope.cancel()
 

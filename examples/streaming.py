@@ -1,4 +1,4 @@
-"""Deltas from a service, worked on eight at a time and acknowledged when what was made of them is done.
+"""Consume deltas from a service, eight at a time; acknowledge each once its summary is used.
 
 python examples/streaming.py (needs the extra `streams`)
 """
@@ -15,14 +15,14 @@ from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
 
 
-async def summarised(one: streams.Delivered) -> str:
-    await asyncio.sleep(0.01)  # a call to somewhere else
+async def summarise(one: streams.Delivered) -> str:
+    await asyncio.sleep(0.01)  # stands for a call to another service
     return f"{one.delta.vector_id}: {len(one.delta.operation.data)} bytes"
 
 
 async def main() -> None:
     async with Propagator() as p, anyio.create_task_group() as tasks:
-        service = Service(p, ServerSettings(port=0))  # elsewhere this is `delta-prop serve`
+        service = Service(p, ServerSettings(port=0))  # in production this is `delta-prop serve`
         address = await tasks.start(service.run)
         where = f"{address.host}:{address.port}"
 
@@ -36,8 +36,8 @@ async def main() -> None:
                 producer.offer(Delta(f"{namespace}-{number}", opaque(bytes(number)), namespace))
 
             both = streams.merge(streams.items(docs), streams.items(mail))
-            short = streams.keep(both, lambda one: one.delta.vector_id != "docs-1")
-            chunks = streams.chunk(streams.map(short, summarised), 3, within_s=0.5)
+            short = streams.filter(both, lambda one: one.delta.vector_id != "docs-1")
+            chunks = streams.chunk(streams.map(short, summarise), 3, within_s=0.5)
             summaries: list[str] = []
             async for chunk in streams.values(chunks):
                 summaries += chunk

@@ -1,7 +1,7 @@
-"""A sink with state of its own: a table of products in SQLite, its rows and its cursor in one transaction.
+"""A sink with its own state: a table of products in SQLite, its rows and its cursor in one transaction.
 
-Other programs read the table `products`. The sink keeps each vector's state beside what they read, because a
-forwarded delta may sort before one that is in there already: then the vector is folded again.
+Other programs read the table `products`. The sink also stores each vector's state, because a forwarded delta
+may sort before one that is applied already: then the sink refolds the vector.
 
 python examples/table_sink.py
 """
@@ -25,9 +25,9 @@ from delta_prop.sinks import (
     Cursor,
     RejectDelta,
     ResumePoint,
-    State,
     StopSink,
     TryAgain,
+    VectorState,
     check_sink,
     fold,
     fold_again,
@@ -57,75 +57,75 @@ KNOWN_KINDS = frozenset(map(int, Kind))
 
 @dataclass(frozen=True)
 class TableStatistics:
-    """A snapshot: it stays as it is while the sink goes on."""
+    """A frozen snapshot of the sink's numbers."""
 
     next_offset: int
-    folded_again: int
+    refolded: int
 
 
 class ProductTable:
-    """Each vector's name and price, as its metadata say, in a file that is exact after any failure."""
+    """Stores each vector's name and price, from its metadata, in a file that is exact after any failure."""
 
     name = "products"
 
     def __init__(self, path: str | Path) -> None:
         self.path = path
         self._context: SinkContext
-        self._next_offset = self._lamport = self._folded_again = 0
+        self._next_offset = self._lamport = self._refolded = 0
 
     # --- the contract
 
     async def open(self, context: SinkContext) -> ResumePoint:
-        """Tell how far the file reaches; it is made if it is not there."""
+        """Return the file's cursor; create the file if it does not exist."""
         self._context = context
         try:
-            kept, self._lamport, rebuilding = await context.threads.run(self._read_cursor)
+            stored, self._lamport, rebuilding = await context.threads.run(self._read_cursor)
         except (sqlite3.Error, OSError) as error:
-            raise StopSink(f"{self.path} cannot be opened ({error}): mend or remove it") from error
-        cursor = Cursor(context.log_id, context.epoch, 0) if kept is None else Cursor.parse(kept)
+            raise StopSink(f"{self.path} cannot be opened ({error}): repair or remove it") from error
+        cursor = Cursor(context.log_id, context.epoch, 0) if stored is None else Cursor.parse(stored)
         self._next_offset = cursor.next_offset
         return ResumePoint(cursor, self._lamport, bool(rebuilding))
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Bring all rows into the table in one transaction, or none, or those before one that is rejected."""
+        """Apply all rows to the table in one transaction, or none, or those before a rejected one."""
         states = await self._on_thread(partial(self._read_states, vectors_of(deliveries)))
-        again: dict[Ref, int] = {}
+        refolds: dict[Ref, int] = {}
         next_offset, lamport = self._next_offset, self._lamport
         rejected = None
         for delivery in deliveries:
-            rejected = take(delivery, states, again)
-            if not delivery.late:  # those move no cursor
+            rejected = fold_rows(delivery, states, refolds)
+            if not delivery.redelivered:  # rows from quarantine move no cursor
                 end = delivery.next_offset if rejected is None else rejected.offset
                 next_offset = max(next_offset, end)
             lamport = max(lamport, delivery.logged.lamport + delivery.logged.count - 1)
             if rejected is not None:
                 break
-        states |= await fold_again(self._context, again)  # reads the log once for all of them
+        states |= await fold_again(self._context, refolds)  # reads the log once for all of them
         await self._on_thread(partial(self._write, states, next_offset, lamport))
         self._next_offset, self._lamport = next_offset, lamport
-        self._folded_again += len(again)
+        self._refolded += len(refolds)
         self._context.committed(next_offset)
         if rejected is not None:
             raise rejected
 
     async def aclose(self) -> None:
-        """Nothing to let go of: each transaction has a connection of its own."""
+        """Do nothing: each transaction has its own connection."""
 
     def statistics(self) -> TableStatistics:
-        return TableStatistics(self._next_offset, self._folded_again)
+        return TableStatistics(self._next_offset, self._refolded)
 
     # --- optional: a reader of states, which the conformance kit compares with its own fold
 
-    async def get(self, namespace: str, vector_id: str) -> State | None:
+    async def get(self, namespace: str, vector_id: str) -> VectorState | None:
         states = await self._on_thread(partial(self._read_states, [(namespace, vector_id)]))
         return states.get((namespace, vector_id))
 
-    # --- optional: rebuilt from a snapshot, where the log no longer has what comes next
+    # --- optional: rebuilt from a snapshot, if the log no longer has the next offset
 
     async def begin_rebuild(self, offset: int) -> None:
         await self._on_thread(self._begin_rebuild)
 
-    async def take_states(self, rows: Sequence[StateRow]) -> None:
+    async def load_states(self, rows: Sequence[StateRow]) -> None:
         await self._on_thread(partial(self._put, {(row.namespace, row.vector_id): row.state for row in rows}))
 
     async def end_rebuild(self, offset: int, lamport: int) -> None:
@@ -147,21 +147,21 @@ class ProductTable:
             found = db.execute("SELECT cursor, lamport, rebuilding FROM cursor").fetchone()
             return (None, 0, 0) if found is None else found
 
-    def _read_states(self, refs: Collection[Ref]) -> dict[Ref, State]:
+    def _read_states(self, refs: Collection[Ref]) -> dict[Ref, VectorState]:
         query = "SELECT state FROM products WHERE namespace = ? AND vector_id = ?"
         with closing(sqlite3.connect(self.path)) as db:
             found = {ref: db.execute(query, ref).fetchone() for ref in refs}
-        return {ref: unpacked(row[0]) for ref, row in found.items() if row is not None}
+        return {ref: unpack(row[0]) for ref, row in found.items() if row is not None}
 
-    def _write(self, states: dict[Ref, State], next_offset: int, lamport: int) -> None:
+    def _write(self, states: dict[Ref, VectorState], next_offset: int, lamport: int) -> None:
         cursor = Cursor(self._context.log_id, self._context.epoch, next_offset)
         with closing(sqlite3.connect(self.path)) as db, db:  # one transaction: all of it, or nothing
-            db.executemany("REPLACE INTO products VALUES (?, ?, ?, ?, ?, ?)", map(columns, states.items()))
+            db.executemany("REPLACE INTO products VALUES (?, ?, ?, ?, ?, ?)", map(encode_row, states.items()))
             db.execute("REPLACE INTO cursor VALUES (1, ?, ?, 0)", (str(cursor), lamport))
 
-    def _put(self, states: dict[Ref, State]) -> None:
+    def _put(self, states: dict[Ref, VectorState]) -> None:
         with closing(sqlite3.connect(self.path)) as db, db:
-            db.executemany("REPLACE INTO products VALUES (?, ?, ?, ?, ?, ?)", map(columns, states.items()))
+            db.executemany("REPLACE INTO products VALUES (?, ?, ?, ?, ?, ?)", map(encode_row, states.items()))
 
     def _begin_rebuild(self) -> None:
         cursor = Cursor(self._context.log_id, self._context.epoch, 0)
@@ -171,12 +171,12 @@ class ProductTable:
 
 
 def rows_of(delivery: Delivery) -> Sequence[int]:
-    """The rows that match the sink's topics; a batch may have others."""
+    """Return the rows that match the sink's topics; a batch may have others."""
     return range(delivery.batch.count) if delivery.rows is None else delivery.rows.tolist()
 
 
 def vectors_of(deliveries: Sequence[Delivery]) -> set[Ref]:
-    """The vectors that these change."""
+    """Return the vectors that these change."""
     return {
         (delivery.batch.namespaces[row], delivery.batch.keys[row])
         for delivery in deliveries
@@ -184,23 +184,25 @@ def vectors_of(deliveries: Sequence[Delivery]) -> set[Ref]:
     }
 
 
-def take(delivery: Delivery, states: dict[Ref, State], again: dict[Ref, int]) -> RejectDelta | None:
-    """Fold rows onto the states, and note the vectors that have to be folded again; up to a wrong row."""
+def fold_rows(
+    delivery: Delivery, states: dict[Ref, VectorState], refolds: dict[Ref, int]
+) -> RejectDelta | None:
+    """Fold rows onto the states, and note the vectors to refold; stop at an invalid row."""
     logged, batch = delivery.logged, delivery.batch
     for row in rows_of(delivery):
         ref, key = (batch.namespaces[row], batch.keys[row]), logged.key(row)
-        state = states.get(ref, State())
-        if (reason := wrong_with(delivery, row)) is not None:
+        state = states.get(ref, VectorState())
+        if (reason := find_error(delivery, row)) is not None:
             return RejectDelta(logged.offset + row, reason)
-        if ref in again or must_fold_again(logged, row, state.key):
-            again[ref] = logged.offset + row  # it is forwarded, and cannot go on top
-        elif state.key is None or key > state.key:  # else: a repeat after a failure
+        if ref in refolds or must_fold_again(logged, row, state.key):
+            refolds[ref] = logged.offset + row  # the row is forwarded, and cannot go on top
+        elif state.key is None or key > state.key:  # else the row is a duplicate after a failure
             states[ref] = fold([(key, batch.operation(row), batch.metadata(row))], onto=state)
     return None
 
 
-def wrong_with(delivery: Delivery, row: int) -> str | None:
-    """Why a row can never be in this table; None where it can."""
+def find_error(delivery: Delivery, row: int) -> str | None:
+    """Return why a row can never be in this table, None if it can."""
     kind, price = delivery.batch.kinds[row], (delivery.batch.metadata(row) or {}).get("price")
     if kind not in KNOWN_KINDS:
         return f"kind {kind} is of a later version"
@@ -213,30 +215,30 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float))
 
 
-def columns(item: tuple[Ref, State]) -> tuple[Any, ...]:
-    """A row of the table. What is deleted stays as a tombstone, which tells later rows from repeats."""
+def encode_row(item: tuple[Ref, VectorState]) -> tuple[Any, ...]:
+    """Return a row of the table. A deleted vector stays as a tombstone, to detect duplicates of its rows."""
     (namespace, vector_id), state = item
     name, price = str(state.metadata.get("name", "")), state.metadata.get("price")
-    return (namespace, vector_id, state.alive, name, price if is_number(price) else None, packed(state))
+    return (namespace, vector_id, state.alive, name, price if is_number(price) else None, pack(state))
 
 
-def packed(state: State) -> bytes:
-    """Everything that a later delta may need of a state."""
+def pack(state: VectorState) -> bytes:
+    """Return the full state as bytes, since a later delta may need any of it."""
     vector = None if state.vector is None else state.vector.tobytes()
     return msgpack.packb((state.alive, vector, state.data, state.metadata, state.ignored, state.key))
 
 
-def unpacked(data: bytes) -> State:
-    """The state that these bytes are of."""
+def unpack(data: bytes) -> VectorState:
+    """Return the state that these bytes encode."""
     alive, vector, opaque, metadata, ignored, key = msgpack.unpackb(data)
     numbers = None if vector is None else np.frombuffer(vector, np.float32)
-    return State(alive, numbers, opaque, metadata, ignored, tuple(key))
+    return VectorState(alive, numbers, opaque, metadata, ignored, tuple(key))
 
 
 async def main() -> None:
     with TemporaryDirectory() as folder:
         await check_sink(partial(ProductTable, Path(folder, "check.db")))
-        print("the sink keeps the contract")
+        print("the sink follows the contract")
 
         file = Path(folder, "products.db")
         async with Propagator() as p:
@@ -249,8 +251,8 @@ async def main() -> None:
             )
             last = await p.publish(Delta("ink", delete(), namespace="shop"))
             await p.wait_visible(last)
-            for aside in p.quarantine("products"):
-                print(f"set aside: {aside.delta.vector_id}, {aside.reason}")
+            for held in p.quarantine("products"):
+                print(f"quarantined: {held.delta.vector_id}, {held.reason}")
         with closing(sqlite3.connect(file)) as db:
             print(db.execute("SELECT name, price FROM products WHERE alive").fetchall())
 

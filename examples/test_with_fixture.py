@@ -1,4 +1,4 @@
-"""How a program that embeds the propagator is tested: in memory, in virtual time, with a recorder.
+"""Tests of a program that embeds the propagator: in memory, in virtual time, with a recorder.
 
 pytest examples/test_with_fixture.py
 """
@@ -21,13 +21,13 @@ pytest_plugins = ["delta_prop.testing.plugin"]  # usually in conftest.py
 
 
 async def halve_each_hour(p: Propagator, vector_id: str) -> None:
-    """What is tested: a program's own code, written against the Propagator."""
+    """Halve a vector each hour: the program's own code, which the tests check."""
     while True:
         await anyio.sleep(3600)
         await p.publish(Delta(vector_id, scale(0.5)))
 
 
-def test_a_morning(run_propagator: Any) -> None:
+def test_halving_runs_each_hour(run_propagator: Any) -> None:
     async def morning(p: RecordedPropagator) -> None:
         await p.publish_lines('{"vector_id": "weight", "op": "create", "vector": [128]}')
         with anyio.move_on_after(4.5 * 3600):
@@ -35,10 +35,10 @@ def test_a_morning(run_propagator: Any) -> None:
         await p.settle()
         assert p.recorder.vector_ids == ["weight"] * 5
 
-    run_propagator(morning)  # takes seconds
+    run_propagator(morning)  # virtual hours take real seconds
 
 
-def test_what_happens_when_a_sink_is_too_slow(run_propagator: Any) -> None:
+def test_slow_sink_full_log_refuses(run_propagator: Any) -> None:
     async def crowd(p: RecordedPropagator) -> None:
         await p.attach(CallbackSink(lambda *_: anyio.sleep(3600), name="slow"))
         for n in range(10):

@@ -31,24 +31,24 @@ BODY_BYTES_MAX = 1 << 20
 
 
 @contextmanager
-def seat() -> Iterator[str]:
-    """A name that no other worker of this machine has while this one lives, and the next one takes over.
+def claim_name() -> Iterator[str]:
+    """Claim a name that no other worker of this machine has while this one lives; a later one reuses it.
 
-    Two producers of one name fence each other, and names made up anew at each start add up in the service.
+    Two producers of one name fence each other, and names that are new at each start pile up there.
     """
     for number in range(WORKERS_MAX):
         with open(SEATS / f"web-{number}.lock", "a") as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go of when the process ends, however
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends
             except BlockingIOError:
                 continue
             yield f"web-{number}"
             return
-    raise UsageError(f"{WORKERS_MAX} workers have a seat in {SEATS} already: raise WORKERS_MAX")
+    raise UsageError(f"{WORKERS_MAX} workers have a name in {SEATS} already: raise WORKERS_MAX")
 
 
 class Worker:
-    """An ASGI application. What one worker has acknowledged, all of them read."""
+    """An ASGI application. A fact that one worker has acknowledged is visible to all of them."""
 
     producer: Producer
 
@@ -62,9 +62,9 @@ class Worker:
             await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
 
     async def live(self, receive: Any, send: Any) -> None:
-        """Connect in the worker's own process, never before it was forked."""
+        """Connect in the worker's own process, after the fork."""
         await receive()
-        with seat() as name:
+        with claim_name() as name:
             async with Producer(SERVICE, name=name) as self.producer:
                 await send({"type": "lifespan.startup.complete"})
                 await receive()
@@ -74,20 +74,20 @@ class Worker:
         try:
             match scope["method"], scope["path"].split("/")[1:]:
                 case "POST", ["facts"]:
-                    told = await self.producer.publish(delta_from_line(await body_of(receive)), timeout_s=5)
-                    return 200, {"offset": told.offset, "worker": self.producer.name}
+                    ack = await self.producer.publish(delta_from_line(await body_of(receive)), timeout_s=5)
+                    return 200, {"offset": ack.offset, "worker": self.producer.name}
                 case "GET", ["facts", vector_id]:
                     fact = await anyio.to_thread.run_sync(facts.get, SERVICE, vector_id)
                     if fact.state.value == "vector":
                         return 200, {"vector": fact.vector.tolist(), "worker": self.producer.name}
-            return 404, {"error": "POST /facts, or GET /facts/ID of a vector that is there"}
+            return 404, {"error": "POST /facts, or GET /facts/ID of an existing vector"}
         except InvalidDelta as refusal:
             return 422, {"error": str(refusal), "field": refusal.field}
-        except Refused as refusal:  # full, or too slow: try again
+        except Refused as refusal:  # the service is full or too slow: the client retries
             return 503, {"error": str(refusal), "retry_after_ms": refusal.retry_after_ms}
         except (UsageError, ValueError) as error:
             return 400, {"error": str(error)}
-        except (DeltaPropError, OSError) as error:  # nobody answers: the service restarts
+        except (DeltaPropError, OSError) as error:  # no answer, as while the service restarts
             return 503, {"error": str(error)}
 
 

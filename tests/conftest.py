@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from delta_prop.spark.java import missing
+from delta_prop.spark.java import find_missing
 from tests.quiet import in_the_room
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("full" if config.getoption("--full") else "normal")
     config.addinivalue_line("markers", "alone: judges time; runs while no other test does")
     config.addinivalue_line("markers", "spark: starts Spark, so it runs only where there is Java")
-    if config.getoption("--spark") and (lacking := missing()) is not None:
+    if config.getoption("--spark") and (lacking := find_missing()) is not None:
         raise pytest.UsageError(lacking)
 
 
@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--spark"):
         items[:] = with_spark
         return
-    lacking = missing() if with_spark else None
+    lacking = find_missing() if with_spark else None
     if lacking is not None:
         for item in with_spark:
             item.add_marker(pytest.mark.skip(reason=lacking))
@@ -99,7 +99,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 terminalreporter.write_line(value)
     skipped = terminalreporter.stats.get("skipped", [])
     count = sum("spark" in getattr(report, "keywords", ()) for report in skipped)
-    if count and (lacking := missing()) is not None:
+    if count and (lacking := find_missing()) is not None:
         terminalreporter.write_line(f"{count} tests with Spark did not run: {lacking}")
 
 

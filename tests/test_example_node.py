@@ -20,7 +20,7 @@ import anyio
 import pytest
 
 from delta_prop.server.service import Address
-from delta_prop_wire.algebra import State, apply
+from delta_prop_wire.algebra import VectorState, apply
 from delta_prop_wire.delta import (
     Delta,
     Kind,
@@ -282,16 +282,16 @@ def test_what_a_subscriber_yields_is_folded_to_the_states_of_the_algebra(server:
     for word, value in (("PORT", server.port), ("DELTAS", deltas), ("COUNT", len(rows))):
         script = script.replace(word, str(value))
     done = node("--input-type=module", "--eval", script)
-    wanted: dict[str, State] = {}
+    wanted: dict[str, VectorState] = {}
     for at, batch in enumerate(batches, start=1):
-        before = wanted.get(batch.keys[0], State())
+        before = wanted.get(batch.keys[0], VectorState())
         wanted[batch.keys[0]] = apply(
             before, batch.operation(0), batch.metadata(0), (20_000 + at, origin, at)
         )
     assert lines(done) == [[vector_id, *content_of(state)] for vector_id, state in wanted.items()]
 
 
-def content_of(state: State) -> list[Any]:
+def content_of(state: VectorState) -> list[Any]:
     alive, vector, data, metadata = state.content
     assert state.key is not None
     kind = Kind.DELETE if not alive else Kind.CREATE if vector is not None else Kind.OPAQUE

@@ -41,10 +41,10 @@ PRINTED = {
         "from service 0: note-0, note-2, note-3, note-4, note-5",
         "from service 1: note-1, note-6, note-6",
     ],
-    "own_sink": ["the sink keeps the contract", "{'fruit': 2, 'trees': 1}"],
+    "own_sink": ["the sink follows the contract", "{'fruit': 2, 'trees': 1}"],
     "table_sink": [
-        "the sink keeps the contract",
-        "set aside: cap, price 'dear' is not a number",
+        "the sink follows the contract",
+        "quarantined: cap, price 'dear' is not a number",
         "[('Pen', 3.0)]",
     ],
 }

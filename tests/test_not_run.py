@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-CURE = "Spark needs Java 17 or later, and JAVA_HOME=/nowhere holds no bin/java: "
+CURE = "Spark needs Java 17 or later, but JAVA_HOME=/nowhere holds no bin/java: "
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -23,7 +23,7 @@ from installer.destinations import SchemeDictionaryDestination
 from installer.sources import WheelFile
 from packaging.requirements import Requirement
 
-from tools.set_up import canonical, locked_blocks
+from tools.set_up import canonical_name, locked_blocks
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -105,7 +105,7 @@ def test_importing_the_product_loads_no_extra_and_nothing_under_the_gpl(tmp_path
 def test_no_core_dependency_however_deep_is_under_the_gpl() -> None:
     waiting, seen = [Requirement(one).name for one in PROJECT["dependencies"]], set[str]()
     while waiting:
-        name = canonical(waiting.pop())
+        name = canonical_name(waiting.pop())
         if name not in seen:
             seen.add(name)
             needed = map(Requirement, metadata.requires(name) or [])

@@ -85,7 +85,7 @@ def test_the_contract_of_the_page_and_of_the_docstring_name_the_same() -> None:
     docstring = inspect.getdoc(Sink) or ""
     exceptions = ("TryAgain", "RejectDelta", "StopSink")
     functions = ("committed", "must_fold_again", "fold_again", "check_sink")
-    rules = ("order", "return", "repeats", "cancellation", "late", "forwarded rows")
+    rules = ("order", "return", "duplicates", "cancellation", "quarantine", "forwarded rows")
     for name in (*exceptions, *functions, *rules):
         assert name.lower() in page.lower(), name
         assert name.lower() in docstring.lower(), name

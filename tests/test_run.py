@@ -243,10 +243,10 @@ def test_the_locks_hold_what_the_project_asks_for() -> None:
 
 
 def test_two_set_ups_keep_apart_and_the_second_gives_up_at_its_deadline(tmp_path: Path) -> None:
-    lock, late = tmp_path / "lock", pytest.raises(set_up.Failed, match=r"has held \S+ for 0 s")
-    with set_up.alone(lock), late, set_up.alone(lock, 0.0):
+    lock, late = tmp_path / "lock", pytest.raises(set_up.SetUpError, match=r"has held \S+ for 0 s")
+    with set_up.hold_lock(lock), late, set_up.hold_lock(lock, 0.0):
         pass
-    with set_up.alone(lock, 0.0):
+    with set_up.hold_lock(lock, 0.0):
         pass
 
 
@@ -263,7 +263,7 @@ def test_a_set_up_that_fails_leaves_no_stamp_and_says_why(
     shutil.copy(ROOT / "requirements.lock", tmp_path)
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / "stamp").write_text("an older recipe")
-    monkeypatch.setattr(set_up, "interpreter", lambda: "/bin/false")
+    monkeypatch.setattr(set_up, "interpreter_path", lambda: "/bin/false")
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert set_up.main(tmp_path, "the recipe") == 1
@@ -283,7 +283,7 @@ def test_mending_in_place_that_fails_leaves_no_stamp(tmp_path: Path, monkeypatch
 
     def fail(self: set_up.SetUp, command: list[str], environ: dict[str, str]) -> None:
         steps.append(command)
-        raise set_up.Failed("the network is away")
+        raise set_up.SetUpError("the network is away")
 
     monkeypatch.setattr(set_up.SetUp, "_call", fail)
     monkeypatch.setattr(shutil, "which", lambda name: None)
@@ -325,12 +325,12 @@ def test_the_registry_that_the_user_named_is_the_one_in_use(tmp_path: Path) -> N
 
 def test_a_failure_is_told_by_the_line_that_says_most() -> None:
     log = "Collecting a\nERROR: No matching distribution found for a==1\n\n[notice] a new release of pip\n"
-    assert set_up.why(log) == "ERROR: No matching distribution found for a==1"
-    assert set_up.why("") == "the set-up failed"
+    assert set_up.failure_reason(log) == "ERROR: No matching distribution found for a==1"
+    assert set_up.failure_reason("") == "the set-up failed"
 
 
 def test_the_interpreter_is_named_by_its_version() -> None:
-    path = Path(set_up.interpreter())
+    path = Path(set_up.interpreter_path())
     assert path == path.resolve()
     assert os.access(path, os.X_OK)
 
@@ -353,19 +353,19 @@ def test_of_the_pythons_on_the_path_the_quickest_is_taken(
         (tmp_path / name).write_text(f"#!/bin/sh\n{said}\n")
         (tmp_path / name).chmod(0o755)
     path = {"PATH": f"{tmp_path / 'gone'}{os.pathsep}{tmp_path}"}
-    assert set_up.quickest(own, path) == (taken or own)
+    assert set_up.quickest_python(own, path) == (taken or own)
 
 
 def test_a_python_that_lacks_what_an_environment_needs_gives_way_to_another(tmp_path: Path) -> None:
     (tmp_path / "python3").write_text("#!/bin/sh\necho 0.03 whole\n")
     (tmp_path / "python3").chmod(0o755)
-    assert set_up.quickest("/bin/false", {"PATH": str(tmp_path)}) == "whole"
-    assert set_up.quickest("/bin/false", {"PATH": ""}) == "/bin/false"
-    assert set_up.quickest("/bin/false", {"PATH": str(tmp_path), "PYTHON": "false"}) == "/bin/false"
+    assert set_up.quickest_python("/bin/false", {"PATH": str(tmp_path)}) == "whole"
+    assert set_up.quickest_python("/bin/false", {"PATH": ""}) == "/bin/false"
+    assert set_up.quickest_python("/bin/false", {"PATH": str(tmp_path), "PYTHON": "false"}) == "/bin/false"
 
 
 def test_a_real_python_is_probed() -> None:
-    assert set_up.quickest(set_up.interpreter(), {"PATH": ""}) == set_up.interpreter()
+    assert set_up.quickest_python(set_up.interpreter_path(), {"PATH": ""}) == set_up.interpreter_path()
 
 
 def test_the_python_that_is_named_is_the_one_in_use(checkout: Checkout) -> None:

@@ -26,7 +26,7 @@ from packaging.requirements import Requirement
 
 from delta_prop.config import Settings
 from delta_prop.server.settings import ServerSettings
-from delta_prop_broker.log.damage import LogBusy
+from delta_prop_broker.log.corruption import LogBusy
 from delta_prop_broker.log.files.identity import FORMAT
 from delta_prop_sinks.storage_file import SCHEMA_VERSION
 from delta_prop_wire.spec import VERSION
@@ -230,7 +230,7 @@ def unit() -> dict[str, dict[str, str]]:
 def test_the_unit_leaves_room_for_what_the_defaults_allow() -> None:
     service, server = unit()["Service"], ServerSettings()
     assert set(unit()) == {"Unit", "Service", "Install"}
-    assert int(service["TimeoutStopSec"]) > server.drain_s_max + Settings().close_timeout_s
+    assert int(service["TimeoutStopSec"]) > server.drain_timeout_s + Settings().close_timeout_s
     connections = server.connections_max + server.http_connections_max
     assert int(service["LimitNOFILE"]) > 2 * connections + 100
     assert service["MemoryMax"] == "8G"

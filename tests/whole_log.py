@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 def whole(log: Log) -> list[LoggedBatch]:
     """Every batch up to `visible`, in order."""
     found: list[LoggedBatch] = []
-    offset = log.first_offset
-    while offset < log.visible:
+    offset = log.start_offset
+    while offset < log.high_watermark:
         found += log.read(offset, rows_max=1_000_000, bytes_max=1 << 30)
         offset = found[-1].offset + found[-1].count
     return found

@@ -1,1 +1,1 @@
-"""What the checkout needs to look after itself: its set-up and the rules of its architecture."""
+"""Tools of the checkout: its set-up, and the rules of its architecture and of its language."""

@@ -1,6 +1,6 @@
-"""The rules of the architecture, as functions over a checkout: `violations(root)` lists what breaks them.
+"""The rules of the architecture, as functions over a checkout: `violations(root)` lists violations.
 
-It reads source text and never imports it, so that it can judge any tree, a broken one too.
+It reads source text and never imports it, so that it can check any tree, even a broken one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# Each package, and the packages it may import besides itself.
+# Each package, and the other packages that it may import.
 ARROWS = {
     "delta_prop_wire": set[str](),
     "delta_prop_broker": {"delta_prop_wire"},
@@ -31,10 +31,10 @@ FOLDERS = {
     "delta_prop": "delta_prop",
     "delta_prop_simulations": "simulations/delta_prop_simulations",
 }
-# Importable only because a checkout is a folder; never there for an installed wheel.
+# Importable only from the folder of a checkout; an installed wheel lacks them.
 CHECKOUT_ONLY = {"wire", "broker", "sinks", "simulations", "tests", "benchmarks", "tools", "examples", "docs"}
 
-# Modules of calls and values alone: `now` is an argument. What they import at run time is pure as well.
+# Modules without input, output and clock: `now` is an argument. Their imports at run time are pure as well.
 PURE = (
     "wire/delta_prop_wire/*",
     "*/ports.py",
@@ -42,48 +42,48 @@ PURE = (
     "broker/delta_prop_broker/log/*",
     "delta_prop/advice.py",
     "delta_prop/backpressure/*",
-    "delta_prop/checks.py",
+    "delta_prop/argument_checks.py",
     "delta_prop/client/addresses.py",
-    "delta_prop/client/answers.py",
+    "delta_prop/client/ack_ranges.py",
     "delta_prop/client/arguments.py",
-    "delta_prop/client/calls.py",
+    "delta_prop/client/coalesced_calls.py",
     "delta_prop/client/backoff.py",
     "delta_prop/client/counts.py",
-    "delta_prop/client/delivered.py",
+    "delta_prop/client/delivered_batch.py",
     "delta_prop/client/errors.py",
-    "delta_prop/client/flight.py",
-    "delta_prop/client/heads.py",
-    "delta_prop/client/held.py",
-    "delta_prop/client/incoming.py",
-    "delta_prop/client/known_service.py",
-    "delta_prop/client/lane.py",
+    "delta_prop/client/in_flight.py",
+    "delta_prop/client/vector_order.py",
+    "delta_prop/client/unacked_offers.py",
+    "delta_prop/client/consumer_state.py",
+    "delta_prop/client/service_identity.py",
+    "delta_prop/client/sequence_sender.py",
     "delta_prop/client/offer.py",
-    "delta_prop/client/outgoing.py",
-    "delta_prop/client/probing.py",
-    "delta_prop/client/producing.py",
-    "delta_prop/client/refusing.py",
+    "delta_prop/client/producer_state.py",
+    "delta_prop/client/capacity_probe.py",
+    "delta_prop/client/producer_protocol.py",
+    "delta_prop/client/refusals.py",
     "delta_prop/client/session.py",
     "delta_prop/client/settings.py",
     "delta_prop/client/splitting.py",
     "delta_prop/client/spreading.py",
-    "delta_prop/client/wanted_range.py",
-    "delta_prop/commands/places.py",
+    "delta_prop/client/range_fetch.py",
+    "delta_prop/commands/log_positions.py",
     "delta_prop/dates.py",
-    "delta_prop/misconfigured.py",
+    "delta_prop/connection_faults.py",
     "delta_prop/ingest/*",
     "delta_prop/order/*",
-    "delta_prop/published.py",
+    "delta_prop/outcomes.py",
     "delta_prop/recorded_traffic.py",
     "delta_prop/refusals.py",
-    "delta_prop/repeats.py",
-    "delta_prop/route/table.py",
-    "delta_prop/server/wanted.py",
+    "delta_prop/duplicate_batches.py",
+    "delta_prop/route/routing_table.py",
+    "delta_prop/server/subscription_set.py",
     "delta_prop/spark/option_values.py",
     "delta_prop/spark/options.py",
 )
 IMPURE = {"anyio", "trio", "sniffio"}  # and everything in BANNED_MODULES
 
-# Public names that load on first use: the only imports whose name may be computed.
+# Modules whose public names load on first use: only these may import by a computed name.
 LAZY = (
     "delta_prop/__init__.py",
     "delta_prop/client/__init__.py",
@@ -92,32 +92,32 @@ LAZY = (
     "delta_prop/sinks.py",
 )
 
-# The edge: the only modules that may touch a clock, chance, files, sockets and threads. pyproject.toml says
-# the same to ruff.
-EDGE = (
+# The only modules that may use a clock, random numbers, files, sockets and threads. pyproject.toml has the
+# same list for ruff.
+SYSTEM = (
     "broker/delta_prop_broker/local_disk.py",
-    "delta_prop/auditing/stored.py",
-    "delta_prop/client/blocking.py",
-    "delta_prop/client/asking.py",
+    "delta_prop/auditing/sink_file.py",
+    "delta_prop/client/sync_producer.py",
+    "delta_prop/client/request_client.py",
     "delta_prop/client/ranges.py",
-    "delta_prop/commands/edge.py",
-    "delta_prop/commands/logs.py",
-    "delta_prop/demo/edge.py",
-    "delta_prop/local_places.py",
+    "delta_prop/commands/system.py",
+    "delta_prop/commands/server_logging.py",
+    "delta_prop/demo/system.py",
+    "delta_prop/path_checks.py",
     "delta_prop/loop_thread.py",
     "delta_prop/readiness.py",
     "delta_prop/sockets.py",
-    "delta_prop/spark/edge.py",
+    "delta_prop/spark/system.py",
     "delta_prop/streams.py",
     "delta_prop/synchronous.py",
     "delta_prop/tls.py",
     "delta_prop/tls_contexts.py",
     "delta_prop/unknown_hosts.py",
-    "delta_prop/waking.py",
+    "delta_prop/one_shot.py",
     "delta_prop/world.py",
     "delta_prop/testing/*",
-    "simulations/delta_prop_simulations/calibration/edge.py",
-    "simulations/delta_prop_simulations/chance.py",
+    "simulations/delta_prop_simulations/calibration/system.py",
+    "simulations/delta_prop_simulations/rng.py",
     "simulations/delta_prop_simulations/disk*.py",
     "simulations/delta_prop_simulations/processes.py",
     "simulations/delta_prop_simulations/files.py",
@@ -173,10 +173,10 @@ BANNED_NAMES = {
     "numpy.random",
     "numpy.save",
 }
-# Calls on a path: told by their name, since a tree of syntax knows no types.
+# Calls on a path, recognized by their name, since a syntax tree has no types.
 FILE_METHODS = {"read_bytes", "read_text", "touch", "unlink", "write_bytes", "write_text", "tofile"}
 
-# Extras that one package is made for: at home there, nowhere else.
+# Third-party packages that only one folder may import.
 HOMES = {
     "pandas": "delta_prop/spark/*",
     "py4j": "delta_prop/spark/*",
@@ -184,7 +184,7 @@ HOMES = {
     "pyspark": "delta_prop/spark/*",
 }
 
-COMPUTED = "?"  # the name of an import that only runs can tell
+COMPUTED = "?"  # the name of an import that is computed at run time
 
 FILE_LINES_MAX = 650
 FUNCTION_LINES_MAX = 70
@@ -192,7 +192,7 @@ FUNCTION_LINES_MAX = 70
 
 @dataclass(frozen=True, slots=True, order=True)
 class Violation:
-    """One place that breaks one rule."""
+    """One line that violates one rule."""
 
     path: str
     line: int
@@ -214,7 +214,7 @@ class Import:
 
 
 def violations(root: Path) -> list[Violation]:
-    """Every rule over every Python file of the checkout."""
+    """Check every rule on every Python file of the checkout."""
     found: list[Violation] = []
     declared = declared_imports(root)
     for path in source_files(root):
@@ -229,25 +229,25 @@ def violations(root: Path) -> list[Violation]:
             found += arrows(place, package, imports)
             found += purity(place, imports)
             found += third_parties(place, imports, *declared)
-            if not matches(place, EDGE):
+            if not matches(place, SYSTEM):
                 found += ports(place, nodes, imports)
     return sorted(found)
 
 
 def source_files(root: Path) -> Iterator[Path]:
-    """The Python files of a checkout, its environments and caches left out."""
+    """Yield the Python files of a checkout, without environments and caches."""
     for path in sorted(root.rglob("*.py")):
         if not any(part.startswith(".") for part in path.relative_to(root).parts):
             yield path
 
 
 def package_of(place: str) -> str | None:
-    """The package that a file belongs to; None for tests, benchmarks, tools and examples."""
+    """Return the package that a file belongs to; None for tests, benchmarks, tools and examples."""
     return next((name for name, folder in FOLDERS.items() if place.startswith(folder + "/")), None)
 
 
 def module_name(place: str) -> str:
-    """The dotted name under which a file of a package is imported."""
+    """Return the dotted name under which a file of a package is imported."""
     package = package_of(place)
     assert package is not None
     inside = (
@@ -257,41 +257,39 @@ def module_name(place: str) -> str:
 
 
 def matches(place: str, patterns: Iterable[str]) -> bool:
-    """Whether one of the patterns names the file; `*` spans folders too."""
+    """Return True if one of the patterns matches the file; `*` spans folders too."""
     return any(fnmatch(place, pattern) for pattern in patterns)
 
 
 def shape(place: str, text: str, tree: ast.Module, nodes: list[ast.AST]) -> Iterator[Violation]:
-    """Opening docstrings; the length of files and functions."""
+    """Check the module docstring, and the length of files and functions."""
     lines = len(text.splitlines())
     if lines > FILE_LINES_MAX:
-        yield Violation(place, lines, "length", f"{lines} lines; a file has {FILE_LINES_MAX} at most")
+        yield Violation(place, lines, "length", f"{lines} lines; a file has up to {FILE_LINES_MAX}")
     if not (ast.get_docstring(tree) or "").strip():
-        yield Violation(place, 1, "docstring", "the file does not open by saying what it is")
+        yield Violation(place, 1, "docstring", "the module has no docstring: write one")
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             long = (node.end_lineno or node.lineno) - node.lineno + 1
             if long > FUNCTION_LINES_MAX:
-                what = f"{node.name} has {long} lines; a function has {FUNCTION_LINES_MAX} at most"
+                what = f"{node.name} has {long} lines; a function has up to {FUNCTION_LINES_MAX}"
                 yield Violation(place, node.lineno, "length", what)
 
 
 def arrows(place: str, package: str, imports: Iterable[Import]) -> Iterator[Violation]:
-    """wire <- broker, sinks <- delta_prop <- simulations, and nothing of the checkout around them."""
+    """Check that imports follow ARROWS, and that none is of a folder of the checkout."""
     for one in imports:
         top = one.name.partition(".")[0]
         if one.name == COMPUTED and not matches(place, LAZY):
-            yield Violation(place, one.line, "arrow", "an import by a computed name hides where it points")
+            yield Violation(place, one.line, "arrow", "an import by a computed name hides its target")
         elif top in CHECKOUT_ONLY:
-            yield Violation(
-                place, one.line, "arrow", f"'{one.name}' is not there once the wheel is installed"
-            )
+            yield Violation(place, one.line, "arrow", f"'{one.name}' is missing from an installed wheel")
         elif top in ARROWS and top != package and top not in ARROWS[package]:
-            yield Violation(place, one.line, "arrow", f"{package} must not know {top}")
+            yield Violation(place, one.line, "arrow", f"{package} must not import {top}")
 
 
 def purity(place: str, imports: Iterable[Import]) -> Iterator[Violation]:
-    """A pure module imports nothing that waits or does input and output, and no module of ours that may."""
+    """Check that a pure module imports nothing that waits or does input and output, even indirectly."""
     if not matches(place, PURE):
         return
     for one in imports:
@@ -305,7 +303,7 @@ def purity(place: str, imports: Iterable[Import]) -> Iterator[Violation]:
 
 
 def is_pure(name: str) -> bool:
-    """Whether an imported name of ours, a module or what it holds, lies in a pure module."""
+    """Return True if an imported name of ours, a module or a name in one, is in a pure module."""
     package, *inside = name.split(".")
     place = "/".join([FOLDERS[package], *inside])
     return any(matches(one, PURE) for one in (place + ".py", place + "/", place.rpartition("/")[0] + ".py"))
@@ -314,7 +312,7 @@ def is_pure(name: str) -> bool:
 def third_parties(
     place: str, imports: Iterable[Import], core: set[str], extras: set[str]
 ) -> Iterator[Violation]:
-    """What a package imports is declared; what only an extra installs is imported where it is used."""
+    """Check that third-party imports are declared, and that functions import those of extras."""
     for one in imports:
         top = one.name.partition(".")[0]
         known = {COMPUTED, *ARROWS, *CHECKOUT_ONLY, *core, *sys.stdlib_module_names}
@@ -323,7 +321,7 @@ def third_parties(
         home = HOMES.get(top)
         if home is not None:
             if not matches(place, [home]):
-                yield Violation(place, one.line, "dependency", f"'{top}' is known to {home} alone")
+                yield Violation(place, one.line, "dependency", f"only {home} may import '{top}'")
         elif top not in extras:
             yield Violation(place, one.line, "dependency", f"pyproject.toml does not declare '{top}'")
         elif not one.lazy:
@@ -333,32 +331,32 @@ def third_parties(
 
 
 def declared_imports(root: Path) -> tuple[set[str], set[str]]:
-    """The import names of the core dependencies, and of the extras."""
+    """Return the import names of the core dependencies, and of the extras."""
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     extras = [one for group in project.get("optional-dependencies", {}).values() for one in group]
     return {import_name(one) for one in project["dependencies"]}, {import_name(one) for one in extras}
 
 
 def import_name(requirement: str) -> str:
-    """`pybloom-live>=4.0` is imported as pybloom_live."""
+    """Return the import name of a requirement: pybloom_live of `pybloom-live>=4.0`."""
     end = next((i for i, letter in enumerate(requirement) if not (letter.isalnum() or letter in "-_.")), None)
     return requirement[:end].replace("-", "_").lower()
 
 
 def ports(place: str, nodes: list[ast.AST], imports: list[Import]) -> Iterator[Violation]:
-    """Clock, chance, files, sockets and threads are handed in; only the edge reaches for them."""
+    """Check that only SYSTEM modules use clocks, random numbers, files, sockets and threads directly."""
     for one in imports:
-        if one.name.partition(".")[0] in BANNED_MODULES or banned(one.name):
+        if one.name.partition(".")[0] in BANNED_MODULES or is_banned(one.name):
             yield Violation(
-                place, one.line, "port", f"'{one.name}' is for the edge alone; take it from a port"
+                place, one.line, "port", f"'{one.name}' is for system modules only; take it from a port"
             )
     knows_paths = any(one.name.partition(".")[0] == "pathlib" for one in imports)
     known = aliases(nodes)
     awaited = {id(node.value) for node in nodes if isinstance(node, ast.Await)}
     for node in nodes:
-        if isinstance(node, ast.Attribute | ast.Name) and banned(name := qualified(node, known)):
+        if isinstance(node, ast.Attribute | ast.Name) and is_banned(name := qualified_name(node, known)):
             yield Violation(
-                place, node.lineno, "port", f"'{name}' is for the edge alone; take it from a port"
+                place, node.lineno, "port", f"'{name}' is for system modules only; take it from a port"
             )
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             opens = knows_paths and node.func.attr == "open" and id(node) not in awaited
@@ -367,13 +365,13 @@ def ports(place: str, nodes: list[ast.AST], imports: list[Import]) -> Iterator[V
                 yield Violation(place, node.lineno, "port", what)
 
 
-def banned(name: str) -> bool:
-    """Whether a qualified name is banned, or lies below one that is."""
+def is_banned(name: str) -> bool:
+    """Return True if a qualified name, or a name that contains it, is banned."""
     return bool(name) and any(name == one or name.startswith(one + ".") for one in BANNED_NAMES)
 
 
 def aliases(nodes: list[ast.AST]) -> dict[str, str]:
-    """What each imported local name stands for."""
+    """Return the qualified name of each imported local name."""
     known = {"open": "builtins.open"}
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -387,18 +385,18 @@ def aliases(nodes: list[ast.AST]) -> dict[str, str]:
     return known
 
 
-def qualified(node: ast.expr, known: dict[str, str]) -> str:
-    """The dotted name an expression stands for, as far as imports tell; empty where they do not."""
+def qualified_name(node: ast.expr, known: dict[str, str]) -> str:
+    """Return the dotted name of an expression, resolved by the imports; empty if it is unknown."""
     if isinstance(node, ast.Name):
         return known.get(node.id, "")
     if isinstance(node, ast.Attribute):
-        below = qualified(node.value, known)
+        below = qualified_name(node.value, known)
         return f"{below}.{node.attr}" if below else ""
     return ""
 
 
 def imports_of(tree: ast.Module, module: str, is_package: bool) -> Iterator[Import]:
-    """Every import of a file, whatever it hides in: functions, TYPE_CHECKING, importlib."""
+    """Yield every import of a file, also those inside functions, under TYPE_CHECKING, and by importlib."""
     yield from _imports(tree, module.split(".") if is_package else module.split(".")[:-1], False, False)
 
 
@@ -412,7 +410,7 @@ def _imports(node: ast.AST, package: list[str], typing_only: bool, lazy: bool) -
             base = ".".join([*above, *([child.module] if child.module else [])])
             for one in child.names:
                 yield Import(f"{base}.{one.name}", child.lineno, typing_only, lazy)
-        elif isinstance(child, ast.Call) and _imports_by_name(child):
+        elif isinstance(child, ast.Call) and _is_dynamic_import(child):
             yield Import(_constant(child.args), child.lineno, typing_only, lazy)
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
             for inner in child.body:
@@ -429,6 +427,6 @@ def _constant(arguments: list[ast.expr]) -> str:
     return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else COMPUTED
 
 
-def _imports_by_name(call: ast.Call) -> bool:
+def _is_dynamic_import(call: ast.Call) -> bool:
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     return name in {"import_module", "__import__"}

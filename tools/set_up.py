@@ -1,7 +1,7 @@
-"""Fills .venv from a lock; ./run calls it when the environment's stamp is not the one it wants.
+"""Installs a lock file into .venv; ./run calls it when the environment's stamp is out of date.
 
-The stamp is written last, so a set-up that failed or was stopped starts anew. One runs at a time.
-Standard library only: this runs before anything is installed.
+The stamp is written last, so a set-up that failed or was stopped starts over. One runs at a time.
+It uses the standard library only, as it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 WAIT_S_MAX = 900.0
 VENV_CURE = "sudo apt-get install -y python3-venv"
 NAMES = ("python3.13", "python3.12", "python3.11", "python3", "python")
-"""What a Python is called on the PATH."""
+"""Names of Python interpreters on the PATH."""
 PROBES, PROBE_S_MAX = 10, 20.0
 QUICKER_MIN = 1.2
-"""Another one is taken where it is so many times as quick as the one that was found first."""
+"""Another interpreter is chosen if it is this many times as quick as the running one."""
 PROBE = """
 import os, sys, time
 assert sys.version_info >= (3, 11)
@@ -38,10 +38,10 @@ class Made:
     def __init__(self, number): self.number = number
     def more(self, by): return self.number + by
 def work():
-    total, kept = 0, {}
+    total, known = 0, {}
     for number in range(10000):
-        kept["last"] = Made(number)
-        total += kept["last"].more(total & 7) + len([number, str(number)])
+        known["last"] = Made(number)
+        total += known["last"].more(total & 7) + len([number, str(number)])
 taken = []
 for _ in range(5):
     began = time.process_time()
@@ -49,25 +49,25 @@ for _ in range(5):
     taken.append(time.process_time() - began)
 print(min(taken), os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
 """
-"""What an environment needs of a Python, and how quick it is."""
+"""Program that checks that a Python can make an environment, and measures its speed."""
 
 
-class Failed(Exception):
-    """The set-up cannot go on; the text says why, and what cures it where that is known."""
+class SetUpError(Exception):
+    """The set-up cannot continue; the text gives the reason, and the fix if it is known."""
 
 
 def main(root: Path, want: str, addition: str = "") -> int:
-    """Bring root/.venv in line with the recipe `want`. Returns the exit status.
+    """Bring root/.venv in line with the stamp `want`. Return the exit status.
 
-    `addition`: what is added to an environment that is there, from the lock of that name.
+    `addition`: the name of a further lock, installed into the existing environment.
     """
     try:
-        with alone(root / ".venv.lock") as lock:
+        with hold_lock(root / ".venv.lock") as lock:
             stamp = root / ".venv" / (f"stamp-{addition}" if addition else "stamp")
             if not stamp.is_file() or stamp.read_text() != want:
                 set_up = SetUp(root, lock)
                 set_up.add(addition, want) if addition else set_up.run(want)
-    except Failed as failure:
+    except SetUpError as failure:
         print(f"\n./run: {failure}" if sys.stderr.isatty() else f"./run: {failure}", file=sys.stderr)
         return 1
     except PermissionError as error:
@@ -80,8 +80,8 @@ def main(root: Path, want: str, addition: str = "") -> int:
 
 
 @contextlib.contextmanager
-def alone(path: Path, wait_s_max: float = WAIT_S_MAX) -> Iterator[IO[str]]:
-    """Hold the lock file: the system lets go of it when its last holder dies, however it dies."""
+def hold_lock(path: Path, wait_s_max: float = WAIT_S_MAX) -> Iterator[IO[str]]:
+    """Hold the lock file: the system releases it when its last holder ends, even by a crash."""
     deadline = time.monotonic() + wait_s_max
     with path.open("w") as file:
         while True:
@@ -90,7 +90,7 @@ def alone(path: Path, wait_s_max: float = WAIT_S_MAX) -> Iterator[IO[str]]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise Failed(
+                    raise SetUpError(
                         f"another set-up of this checkout has held {path} for {wait_s_max:.0f} s; "
                         "end that one, then start again"
                     ) from None
@@ -112,22 +112,22 @@ class SetUp:
         self._chosen = ""
 
     def run(self, want: str) -> None:
-        """Make or mend the environment, then stamp it."""
+        """Create or repair the environment, then stamp it."""
         stamp = self._env / "stamp"
-        in_place = stamp.exists() and self._may_be_mended(stamp.read_text())
+        in_place = stamp.exists() and self._can_be_repaired(stamp.read_text())
         stamp.unlink(missing_ok=True)
         self._log.write_text("")
         self._progress.announce(f"{len(locked_blocks(self._requirements.read_text()))} packages")
         uv = shutil.which("uv")
-        if not (uv and self._with_uv(uv, in_place)):
-            self._with_pip(in_place)
+        if not (uv and self._install_with_uv(uv, in_place)):
+            self._install_with_pip(in_place)
         partial = self._env / "stamp.partial"
         partial.write_text(want)
         partial.rename(stamp)
         self._progress.end()
 
     def add(self, addition: str, want: str) -> None:
-        """Install a further lock's packages, which are all that it needs beside those that are there."""
+        """Install the packages of a further lock into the existing environment."""
         requirements = self._root / f"requirements-{addition}.lock"
         names = locked_blocks(requirements.read_text())
         what = f"{len(names)} packages for {addition}"
@@ -137,16 +137,16 @@ class SetUp:
         uv = shutil.which("uv")
         try:
             if uv is None:
-                raise Failed("uv is not there")
+                raise SetUpError("uv is not installed")
             self._call([uv, "pip", "install", "--python", str(self._python), *last], uv_environ(os.environ))
-        except Failed:
+        except SetUpError:
             pip = [str(self._python), "-m", "pip", "install", "--no-input", "--use-pep517"]
             self._call([*pip, *last], pip_environ(os.environ))
         (self._env / f"stamp-{addition}").write_text(want)
         self._progress.end()
 
-    def _may_be_mended(self, stamp: str) -> bool:
-        """Whether the environment was made here, works, and holds nothing that the lock does not name."""
+    def _can_be_repaired(self, stamp: str) -> bool:
+        """Return True if the environment was made here, works, and has only packages that the locks name."""
         if stamp.splitlines()[1:] != [str(self._root)]:
             return False
         names = "import importlib.metadata as m; print(*(d.name for d in m.distributions()))"
@@ -157,11 +157,11 @@ class SetUp:
         except OSError:
             return False
         locks = (self._requirements, *self._root.glob("requirements-*.lock"))
-        kept = {name for lock in locks for name in locked_blocks(lock.read_text())} | {"pip", "delta-prop"}
-        return found.returncode == 0 and {canonical(name) for name in found.stdout.split()} <= kept
+        known = {name for lock in locks for name in locked_blocks(lock.read_text())} | {"pip", "delta-prop"}
+        return found.returncode == 0 and {canonical_name(name) for name in found.stdout.split()} <= known
 
-    def _with_uv(self, uv: str, in_place: bool) -> bool:
-        """False where uv cannot do it here: pip may know the registry by settings that uv does not read."""
+    def _install_with_uv(self, uv: str, in_place: bool) -> bool:
+        """Return False if uv fails: pip may have registry settings that uv does not read."""
         environ = uv_environ(os.environ)
         try:
             if not in_place:
@@ -169,11 +169,11 @@ class SetUp:
                 self._call([uv, "venv", "--python", self._interpreter(), str(self._env)], environ)
             install = [uv, "pip", "install", "--python", str(self._python), "--compile-bytecode"]
             self._install(install, environ)
-        except Failed:
+        except SetUpError:
             return False
         return True
 
-    def _with_pip(self, in_place: bool) -> None:
+    def _install_with_pip(self, in_place: bool) -> None:
         environ = pip_environ(os.environ)
         own = [str(self._python), "-m", "pip"]
         if in_place and self._works([*own, "--version"]):
@@ -189,12 +189,12 @@ class SetUp:
             outer = [python, "-m", "pip", "--python", str(self._python)]
             self._install([*outer, "install", "--no-input"], environ)
         else:
-            raise Failed(f"this Python has no ensurepip and no pip; this brings them: {VENV_CURE}")
+            raise SetUpError(f"this Python has no ensurepip and no pip; this brings them: {VENV_CURE}")
 
     def _install(self, install: Sequence[str], environ: Mapping[str, str]) -> None:
-        """The lock first, with what builds source packages ahead of them, then the checkout itself, editable.
+        """Install the build tools of source packages, then the lock, then the checkout itself, editable.
 
-        Nothing is built in isolation: an isolated build would fetch unlocked build tools.
+        No build is isolated: an isolated build would fetch unlocked build tools.
         """
         blocks = locked_blocks(self._requirements.read_text())
         builders = self._env / "builders.txt"
@@ -208,10 +208,10 @@ class SetUp:
         self._call([*install, "--no-deps", "--no-build-isolation", "-e", str(self._root)], environ)
 
     def _interpreter(self) -> str:
-        """The Python whose environment this will be."""
+        """Return the Python to make the environment with."""
         if not self._chosen:
             self._progress.say("looking for the quickest Python")
-            self._chosen = quickest(interpreter(), os.environ)
+            self._chosen = quickest_python(interpreter_path(), os.environ)
         return self._chosen
 
     def _remove(self) -> None:
@@ -228,7 +228,7 @@ class SetUp:
         )
 
     def _call(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Run one step. It inherits the lock, which so outlasts this process for as long as the step runs."""
+        """Run one step. It inherits the lock file, so the lock is held until the step ends."""
         with self._log.open("a") as log:
             print("$", *command, file=log, flush=True)
             step = subprocess.Popen(
@@ -252,14 +252,14 @@ class SetUp:
                 step.wait()
                 raise
         if status != 0:
-            raise Failed(
-                f"{why(self._log.read_text())} (all of it: {self._log}); check the network and the registry "
-                "that pip or uv is told to use, then start again"
+            raise SetUpError(
+                f"{failure_reason(self._log.read_text())} (full log: {self._log}); check the network and the "
+                "registry that pip or uv is configured to use, then start again"
             )
 
 
 class Progress:
-    """One line that rewrites itself on a terminal; elsewhere one line when it begins."""
+    """A progress line that is rewritten on a terminal; elsewhere one line at the start."""
 
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty()
@@ -267,13 +267,13 @@ class Progress:
         self._what = ""
 
     def announce(self, what: str) -> None:
-        """Say elsewhere, before anything is installed, what will be."""
+        """Print the one line, if standard error is not a terminal."""
         if not self._shown:
             text = f"./run: installing {what} into .venv, which takes a minute or so"
             print(text, file=sys.stderr, flush=True)
 
     def say(self, what: str) -> None:
-        """Name the step that runs from now on."""
+        """Show the name of the step that starts now."""
         self._what = what
         self.tick()
 
@@ -282,7 +282,7 @@ class Progress:
         self._write(f"first start: {self._what}, {time.monotonic() - self._start:.0f} s")
 
     def end(self) -> None:
-        """Leave the line empty."""
+        """Clear the line."""
         self._write("")
 
     def _write(self, text: str) -> None:
@@ -291,30 +291,30 @@ class Progress:
 
 
 def locked_blocks(text: str) -> dict[str, str]:
-    """Each package of a lock file: its canonical name, and its lines with their hashes."""
+    """Return each package of a lock file: its canonical name, and its lines with their hashes."""
     blocks: dict[str, str] = {}
     for block in re.split(r"(?m)^(?=[A-Za-z0-9])", text):
         if pinned := re.match(r"([A-Za-z0-9._-]+)==", block):
-            name = canonical(pinned[1])
+            name = canonical_name(pinned[1])
             blocks[name] = blocks.get(name, "") + block
     return blocks
 
 
-def canonical(name: str) -> str:
-    """The one spelling of a package's name."""
+def canonical_name(name: str) -> str:
+    """Return the normalized spelling of a package's name."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def interpreter() -> str:
-    """This Python by the path of its version: once that is gone, the environment is made anew."""
+def interpreter_path() -> str:
+    """Return the path of this Python's version: once it is removed, the environment is made again."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
-def quickest(own: str, environ: Mapping[str, str]) -> str:
-    """Of the Pythons on the PATH one that is clearly quicker than this one, else this one, as where PYTHON is
-    set: that names it.
+def quickest_python(own: str, environ: Mapping[str, str]) -> str:
+    """Return a Python on the PATH that is clearly quicker than this one, else this one; this one also if
+    PYTHON is set, which then names it.
 
-    One that was built without the compiler's profiles, as version managers do, takes up to twice as long.
+    A Python built without profile-guided optimization, as version managers do, takes up to twice as long.
     """
     if environ.get("PYTHON"):
         return own
@@ -323,17 +323,17 @@ def quickest(own: str, environ: Mapping[str, str]) -> str:
     )
     found: dict[str, float] = {}
     for python in (own, *(str(folder / name) for folder in folders for name in NAMES)):
-        taken_s, path = probed(python)
+        taken_s, path = probe(python)
         if path:
             found.setdefault(path, taken_s)
-    for _ in range(PROBES if len(found) > 1 else 0):  # in turn, as the machine is slower now and then
-        found = {path: min(taken_s, probed(path)[0]) for path, taken_s in found.items()}
+    for _ in range(PROBES if len(found) > 1 else 0):  # interleaved, as the machine's speed varies
+        found = {path: min(taken_s, probe(path)[0]) for path, taken_s in found.items()}
     best = min(found, key=found.__getitem__, default=own)
     return best if own not in found or found[own] >= QUICKER_MIN * found[best] else own
 
 
-def probed(python: str) -> tuple[float, str]:
-    """How long a short loop takes there, in seconds, and the path of its version: none where it is no use."""
+def probe(python: str) -> tuple[float, str]:
+    """Return the seconds of a short loop in a Python, and the path of its version; no path if unusable."""
     try:
         done = subprocess.run(
             [python, "-I", "-c", PROBE],
@@ -350,31 +350,31 @@ def probed(python: str) -> tuple[float, str]:
 
 
 def pip_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """What the user told pip stays, except where it would install: that is always this .venv."""
+    """Return an environment with the user's pip settings but for the target, which is always this .venv."""
     elsewhere = {"PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PYTHONPATH", "PYTHONHOME"}
-    kept = {name: value for name, value in environ.items() if name not in elsewhere}
-    return {**kept, "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    known = {name: value for name, value in environ.items() if name not in elsewhere}
+    return {**known, "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
 def uv_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """uv does not read pip's settings: where it has none of its own, it is told pip's registry."""
-    told = {
+    """Return an environment with pip's registry settings for uv, which does not read them itself."""
+    settings = {
         "UV_INDEX_URL": environ.get("PIP_INDEX_URL", ""),
         "UV_EXTRA_INDEX_URL": environ.get("PIP_EXTRA_INDEX_URL", ""),
         "UV_FIND_LINKS": ",".join(existing_links(environ.get("PIP_FIND_LINKS", ""))),
         "UV_NO_INDEX": environ.get("PIP_NO_INDEX", ""),
         "SSL_CERT_FILE": environ.get("PIP_CERT", ""),
     }
-    return {**{name: value for name, value in told.items() if value}, **pip_environ(environ)}
+    return {**{name: value for name, value in settings.items() if value}, **pip_environ(environ)}
 
 
 def existing_links(links: str) -> list[str]:
-    """Places to look for wheels; pip passes over a folder that is not there, uv would stop."""
+    """Return the URLs and existing folders of wheels; pip skips a missing folder, uv would fail."""
     return [link for link in links.split() if "://" in link or Path(link).is_dir()]
 
 
-def why(log: str) -> str:
-    """The line of the log that says most about a failure."""
+def failure_reason(log: str) -> str:
+    """Return the line of the log that describes a failure best."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(?i)error|.*\bno matching distribution|.*hash", line)]
     return (errors or lines or ["the set-up failed"])[-1]

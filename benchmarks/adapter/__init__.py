@@ -1,1 +1,1 @@
-"""delta-prop for harnesses of others: a folder of its own, which such a harness looks into first."""
+"""delta-prop for another harness: a folder that the harness puts first on its path."""

@@ -1,7 +1,7 @@
 """delta-prop serve for another harness: one whose peers are classes with `start`, `connect`, `publish_batch`.
 
-Such a harness puts this folder in front of its own modules: nothing here may have the name of one of them.
-What it calls is said at each method; it runs on asyncio. Frames are those of `_peers_ours.py`.
+Such a harness puts this folder before its own modules on the path, so no module here may have the name of one
+of them. It calls these methods on asyncio. Frames are those of `_peers_ours.py`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _WRITE_BYTES_MAX = 8 * 1024 * 1024
 
 
 class DeltaProp:
-    """A log of level logged: acknowledged, and shown, is what the page cache has."""
+    """A log of level logged: deltas are acknowledged, and delivered, once the page cache has them."""
 
     name = "delta-prop serve (raw wire)"
     durability = "page cache"
@@ -60,7 +60,7 @@ class DeltaProp:
 
     @property
     def pids(self) -> list[int]:
-        """Whose CPU is counted."""
+        """The processes whose CPU time is counted."""
         return [process.pid for process in self._server.processes]
 
     def start(self, folder: str) -> None:
@@ -68,11 +68,11 @@ class DeltaProp:
         self._server.start(Path(folder))
 
     def stop(self) -> None:
-        """Stop it."""
+        """Stop the server."""
         self._server.stop()
 
     async def connect(self) -> None:
-        """Called in each worker. A connection is made when it is known what for."""
+        """Do nothing: a worker connects when it first publishes or subscribes."""
 
     async def close(self) -> None:
         """End the connection."""
@@ -80,13 +80,13 @@ class DeltaProp:
             self._wire.transport.close()
 
     async def create(self, topic: str, consumers: int) -> None:
-        """A topic is a namespace: nothing is to be made."""
+        """Do nothing: a topic is a namespace."""
 
     async def drop(self, topic: str) -> None:
-        """Nothing is to be removed: what is old goes by itself."""
+        """Do nothing: retention removes old deltas."""
 
     async def publish_batch(self, topic: str, msgs: Sequence[bytes]) -> None:
-        """One frame; return when it is acknowledged."""
+        """Send one frame; return when it is acknowledged."""
         if self._wire is None:
             self._topic = topic
             origin = make_origin(random.getrandbits(44), Priority.NORMAL)
@@ -104,18 +104,18 @@ class DeltaProp:
         await wire.send(frames.frame(last - len(msgs) + 1, b"".join(msgs)), last)
 
     async def subscribe(self, topic: str, who: int, on_msgs: Callable[[list[bytes]], bool]) -> None:
-        """Bring what comes to `on_msgs`, and acknowledge it, until that says that it was all."""
+        """Pass payloads to `on_msgs`, and acknowledge them, until it returns True."""
         wire = self._wire = await _Wire.open(self._server.port)
         await wire.ask(hello_of(f"{topic}-{who}"))
         granted = await wire.ask(subscription_of(Topic(TopicKind.NAMESPACE, topic), f"{topic}-{who}"))
         assert granted.subscribed is not None
         wire.log, wire.on_payloads = granted.subscribed.start, on_msgs
         on_msgs([])
-        await wire.over
+        await wire.ended
 
 
 class DeltaPropDurable(DeltaProp):
-    """Acknowledged, and shown, is what is on stable storage."""
+    """Deltas are acknowledged, and delivered, once they are on stable storage."""
 
     name = "delta-prop serve, durable (raw wire)"
     durability = "fdatasync before the acknowledgement"
@@ -123,7 +123,7 @@ class DeltaPropDurable(DeltaProp):
 
 
 class _Wire(asyncio.Protocol):
-    """A connection: frames out, acknowledgements and batches in."""
+    """A connection: sends frames, receives acknowledgements and batches."""
 
     def __init__(self) -> None:
         self.transport: Any = None
@@ -131,7 +131,7 @@ class _Wire(asyncio.Protocol):
         self.grant: OriginGrant | None = None
         self.log: Any = None
         self.on_payloads: Callable[[list[bytes]], bool] | None = None
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._rest = b""
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._answer: asyncio.Future[Ack] | None = None
@@ -148,26 +148,26 @@ class _Wire(asyncio.Protocol):
         transport.set_write_buffer_limits(_WRITE_BYTES_MAX)
 
     def connection_lost(self, error: Exception | None) -> None:
-        told = error or ConnectionError("the server has closed the connection")
+        failure = error or ConnectionError("the server has closed the connection")
         awaited = [self._answer, *(future for _, future in self._waiting)]
         if self.on_payloads is not None:
-            awaited.append(self.over)
+            awaited.append(self.ended)
         for one in awaited:
             if one is not None and not one.done():
-                one.set_exception(told)
+                one.set_exception(failure)
 
     async def ask(self, frame: bytes) -> Ack:
-        """Send a request; its answer."""
+        """Send a request and return its answer."""
         self._answer = asyncio.get_running_loop().create_future()
         self.transport.write(frame)
         return await self._answer
 
     async def send(self, frame: bytes | bytearray, last: int) -> None:
-        """Send a batch; return when all up to this number is acknowledged."""
-        told = asyncio.get_running_loop().create_future()
-        self._waiting.append((last, told))
+        """Send a batch; return when all rows up to the sequence `last` are acknowledged."""
+        acked = asyncio.get_running_loop().create_future()
+        self._waiting.append((last, acked))
         self.transport.write(frame)
-        await told
+        await acked
 
     def data_received(self, data: bytes) -> None:
         data = self._rest + data if self._rest else data
@@ -205,5 +205,5 @@ class _Wire(asyncio.Protocol):
         if self._unacked >= ACK_DELTAS:
             self._unacked = 0
             self.transport.write(commit_of(self.log, offset))
-        if self.on_payloads(found) and not self.over.done():
-            self.over.set_result(None)
+        if self.on_payloads(found) and not self.ended.done():
+            self.ended.set_result(None)

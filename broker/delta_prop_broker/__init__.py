@@ -1,1 +1,1 @@
-"""Keeps deltas: numbered, in causal order, until everyone who needs them has them. Knows only `wire`."""
+"""Stores deltas, numbered and in causal order, until nobody needs them any more. Imports only `wire`."""

@@ -1,9 +1,9 @@
-"""The disk as the broker sees it: a few calls, each of which can fail, tear or be cut off by a crash.
+"""The disk as the broker sees it: a few calls, each of which can fail, tear or be interrupted by a crash.
 
 Paths are relative to one directory, with `/` between their parts. Nothing is durable before it is
 synced: bytes by `File.sync`, a new, renamed or removed name by `Disk.sync_directory` of its directory.
-Every call may raise OSError; an error of `sync` says that what was written since the last one may be
-gone, and that calling it again proves nothing.
+Every call may raise OSError. After an error of `sync`, the bytes written since the last sync may be lost,
+and a second call that succeeds proves nothing.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-PIECE_BYTES_MAX = 256 * 1024
-"""How much of a range is read at once."""
+CHUNK_BYTES_MAX = 256 * 1024
+"""Maximum bytes of a range that one read returns."""
 
 
 class File(Protocol):
     """One open file. Calls come from one thread at a time, reads from any."""
 
     def read(self, at: int, size: int) -> bytes:
-        """Up to `size` bytes from position `at` on; fewer only where the file ends."""
+        """Read up to `size` bytes from position `at` on; fewer only where the file ends."""
         ...
 
     def write(self, at: int, parts: Sequence[Buffer]) -> int:
-        """Write these buffers one behind the other from `at` on; how many bytes were taken.
+        """Write these buffers one after the other from `at` on; return the number of bytes written.
 
-        Fewer than asked for is no error: the caller goes on behind them, or gives up.
+        A short count is not an error: the caller writes the rest, or stops.
         """
         ...
 
@@ -39,27 +39,26 @@ class File(Protocol):
         ...
 
     def size(self) -> int:
-        """How long the file is, in bytes."""
+        """Return the length of the file, in bytes."""
         ...
 
     def truncate(self, size: int) -> None:
-        """Cut the file, or lengthen it with zeros. Not durable before `sync`."""
+        """Truncate the file, or extend it with zeros. Not durable before `sync`."""
         ...
 
     def allocate(self, size: int) -> None:
-        """Take room on the disk for so many bytes, really, the file being at least that long afterwards.
+        """Allocate disk space for this many bytes; the file is at least that long afterwards.
 
-        What was written stays; what was not reads as zeros. `truncate` gives the room back. Not durable
-        before `sync`.
+        Written bytes stay; the others read as zeros. `truncate` frees the space. Not durable before `sync`.
         """
         ...
 
     def descriptor(self) -> int | None:
-        """The system's number of the file, for calls that send from it; None where it has none."""
+        """Return the file descriptor, for calls that send from it; None where there is none."""
         ...
 
     def close(self) -> None:
-        """Let go of it. Syncs nothing."""
+        """Close the file, without a sync."""
         ...
 
 
@@ -70,31 +69,31 @@ class FileRange(NamedTuple):
     at: int
     size: int
 
-    def pieces(self, begin: int = 0) -> Iterator[bytes]:
-        """Read them piece by piece, from `begin` bytes behind `at` on. Raises OSError."""
+    def chunks(self, begin: int = 0) -> Iterator[bytes]:
+        """Yield the bytes in chunks, from `begin` bytes after `at` on. Raises OSError."""
         while begin < self.size:
-            found = self.file.read(self.at + begin, min(self.size - begin, PIECE_BYTES_MAX))
+            found = self.file.read(self.at + begin, min(self.size - begin, CHUNK_BYTES_MAX))
             if not found:
-                raise self.short(begin)
+                raise self.short_read_error(begin)
             begin += len(found)
             yield found
 
-    def short(self, found: int) -> OSError:
-        """What says that the file holds only so many of these bytes."""
-        told = f"a file ends at byte {self.at + found}, and {self.size - found} more were to be read"
-        return OSError(errno.EIO, told)
+    def short_read_error(self, found: int) -> OSError:
+        """Return the error for a file that ends after `found` of these bytes."""
+        text = f"the file ends at byte {self.at + found}, {self.size - found} bytes before the range does"
+        return OSError(errno.EIO, text)
 
 
 class Lock(Protocol):
-    """Held until `release`, or until the process ends, however it does."""
+    """A lock, held until `release` or until the process ends, even by a crash."""
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
         ...
 
 
 class Disk(Protocol):
-    """The directory that one service keeps its data in."""
+    """The directory that holds the data of one service."""
 
     @property
     def name(self) -> str:
@@ -102,19 +101,19 @@ class Disk(Protocol):
         ...
 
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> File:
-        """Open a file; with `create` make it, where there is none. Raises FileNotFoundError."""
+        """Open a file; with `create`, create it if it is missing. Raises FileNotFoundError."""
         ...
 
     def list(self, path: str) -> list[str]:
-        """The names in a directory, sorted; none where there is no such directory."""
+        """Return the names in a directory, sorted; an empty list if there is no such directory."""
         ...
 
     def make_directory(self, path: str) -> None:
-        """Make a directory, and those above it, where they are not there yet."""
+        """Create a directory and its parents where they are missing."""
         ...
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name, in place of what had that name: it has the one or the other."""
+        """Rename a file, and replace the one that has the new name; atomic, also in a crash."""
         ...
 
     def remove(self, path: str) -> None:
@@ -126,11 +125,12 @@ class Disk(Protocol):
         ...
 
     def lock(self, path: str) -> Lock:
-        """Take the directory for this process, by a file at `path`. Raises BlockingIOError if it is taken;
-        its text says by which process.
+        """Lock the directory for this process, by a file at `path`.
+
+        Raises BlockingIOError if it is locked; its text names the process.
         """
         ...
 
     def free_bytes(self) -> int:
-        """How much room is left."""
+        """Return the free space, in bytes."""
         ...

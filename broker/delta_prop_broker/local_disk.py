@@ -1,8 +1,8 @@
 """The disk of the machine, one directory of it. Every call blocks. For Linux and macOS.
 
-Names are looked up part by part from the root, and a symbolic link below the root is refused: whatever a
-name says, nothing outside is touched. The root itself may be a link; where it points is the operator's
-choice. Files are made for their owner alone (0600), directories too (0700).
+Names are resolved part by part from the root, and a symbolic link below the root is refused, so no name
+reaches a file outside. The root itself may be a link: its target is the operator's choice. Only the owner
+can access the files (mode 0600) and directories (0700).
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ if TYPE_CHECKING:
 
 _FILE_MODE = 0o600
 _DIRECTORY_MODE = 0o700
-_PARTS_MAX = max(16, os.sysconf("SC_IOV_MAX"))  # 16 is what POSIX promises where the system names no bound
+_PARTS_MAX = max(16, os.sysconf("SC_IOV_MAX"))  # POSIX guarantees 16 where the system sets no limit
 _LOCK_TEXT_BYTES_MAX = 32
 _CHUNK_BYTES = 1024 * 1024
 
 
 def path_parts(path: str) -> list[str]:
-    """The names in a path of the disk port; none for the root itself, `""` or `"."`. Raises ValueError."""
+    """Return the names in a path of the disk port; none for the root, `""` or `"."`. Raises ValueError."""
     if path in ("", "."):
         return []
     parts = path.split("/")
     if "\0" in path or any(part in ("", ".", "..") for part in parts):
         raise ValueError(
-            f"{path!r} is no path below the data directory: names with one '/' between them, "
+            f"path {path!r}: not below the data directory: give names with one '/' between them, "
             "without '.', '..' and NUL"
         )
     return parts
 
 
 def file_parts(path: str) -> tuple[list[str], str]:
-    """The directory of a file, as its names, and the file's own name. Raises ValueError."""
+    """Return the directory of a file, as its names, and the file's own name. Raises ValueError."""
     parts = path_parts(path)
     if not parts:
-        raise ValueError(f"{path!r} is the data directory itself: name a file in it")
+        raise ValueError(f"path {path!r}: this is the data directory itself: name a file in it")
     return parts[:-1], parts[-1]
 
 
-def in_use(name: str, text: bytes) -> BlockingIOError:
-    """What says that a lock is taken, and by which process."""
+def lock_taken_error(name: str, text: bytes) -> BlockingIOError:
+    """Return the error for a lock that another process holds; it names that process."""
     process = text.decode("ascii", "replace").strip() or "unknown"
-    told = f"the data directory is locked by process {process}: stop that one, or name another directory"
-    return BlockingIOError(errno.EWOULDBLOCK, told, name)
+    reason = f"the data directory is locked by process {process}: stop that one, or name another directory"
+    return BlockingIOError(errno.EWOULDBLOCK, reason, name)
 
 
 class LocalFile:
@@ -66,12 +66,12 @@ class LocalFile:
         self._name = name
 
     def read(self, at: int, size: int) -> bytes:
-        """Up to `size` bytes from `at` on; fewer only where the file ends."""
-        with _Named(self._name):
+        """Read up to `size` bytes from `at` on; fewer only where the file ends."""
+        with _ErrorFilename(self._name):
             found = os.pread(self._descriptor, size, at)
             if not found or len(found) == size:
                 return found
-            pieces = [found]  # the system may give less than it has
+            pieces = [found]  # the system may return less than it has
             missing = size - len(found)
             while missing and (found := os.pread(self._descriptor, missing, at + size - missing)):
                 pieces.append(found)
@@ -79,8 +79,8 @@ class LocalFile:
             return b"".join(pieces)
 
     def write(self, at: int, parts: Sequence[Buffer]) -> int:
-        """Write these buffers one behind the other from `at` on; how many bytes were taken."""
-        if at < 0:  # -1 would mean "where the last call stopped" to the system
+        """Write these buffers one after the other from `at` on; return the number of bytes written."""
+        if at < 0:  # the system takes -1 for "the position after the last call"
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._name)
         if len(parts) <= _PARTS_MAX:
             try:
@@ -89,35 +89,35 @@ class LocalFile:
                 error.filename = self._name
                 raise
         taken = 0
-        with _Named(self._name):
+        with _ErrorFilename(self._name):
             for first in range(0, len(parts), _PARTS_MAX):
-                some = parts[first : first + _PARTS_MAX]
-                now = os.pwritev(self._descriptor, some, at + taken)
-                taken += now
-                if now < sum(memoryview(part).nbytes for part in some):
+                group = parts[first : first + _PARTS_MAX]
+                count = os.pwritev(self._descriptor, group, at + taken)
+                taken += count
+                if count < sum(memoryview(part).nbytes for part in group):
                     break
         return taken
 
     def sync(self) -> None:
         """Return when everything written is on stable storage, the file's size with it."""
-        if self._descriptor < 0:  # the system's other calls find that out for themselves
+        if self._descriptor < 0:  # the other calls report a closed file themselves
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), self._name)
-        with _Named(self._name):
+        with _ErrorFilename(self._name):
             _sync_file(self._descriptor)
 
     def size(self) -> int:
-        """How long the file is, in bytes."""
-        with _Named(self._name):
+        """Return the length of the file, in bytes."""
+        with _ErrorFilename(self._name):
             return os.fstat(self._descriptor).st_size
 
     def truncate(self, size: int) -> None:
-        """Cut the file, or lengthen it with zeros."""
-        with _Named(self._name):
+        """Truncate the file, or extend it with zeros."""
+        with _ErrorFilename(self._name):
             os.ftruncate(self._descriptor, size)
 
     def allocate(self, size: int) -> None:
-        """Take room for so many bytes; the file is at least that long then."""
-        with _Named(self._name):
+        """Allocate disk space for this many bytes; the file is at least that long afterwards."""
+        with _ErrorFilename(self._name):
             if sys.platform == "linux":
                 os.posix_fallocate(self._descriptor, 0, size)
                 return
@@ -127,25 +127,25 @@ class LocalFile:
                 at += os.pwrite(self._descriptor, memoryview(zeros)[: size - at], at)
 
     def descriptor(self) -> int | None:
-        """The system's number of the file; None once it is closed."""
+        """Return the file descriptor; None once the file is closed."""
         return self._descriptor if self._descriptor >= 0 else None
 
     def close(self) -> None:
-        """Let go of it. A second time does nothing."""
-        # Later calls must fail, and not reach the file that gets this number next.
+        """Close the file. A second call does nothing."""
+        # Later calls must fail: they must not reach the file that gets this descriptor next.
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
 
 class LocalLock:
-    """A locked file. The system lets go of it when the process ends."""
+    """A locked file. The system releases the lock when the process ends."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Let others have it. A second time does nothing."""
+        """Release the lock. A second call does nothing."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             with suppress(OSError):
@@ -154,7 +154,7 @@ class LocalLock:
 
 
 class LocalDisk:
-    """A directory of this machine. Making the object touches nothing; `make_directory("")` makes the root."""
+    """A directory of this machine. The constructor touches nothing; `make_directory("")` creates the root."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
@@ -165,14 +165,14 @@ class LocalDisk:
         return str(self.root)
 
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> LocalFile:
-        """Open a regular file; with `create` make it, where there is none. Read-only changes nothing."""
+        """Open a regular file; with `create`, create it if it is missing. Read-only changes nothing."""
         if create and read_only:
-            raise ValueError("a file to be made cannot be opened read-only: choose one")
+            raise ValueError("create, read_only: both are set: choose one")
         flags = os.O_RDONLY if read_only else os.O_RDWR
         return LocalFile(self._open(path, flags | (os.O_CREAT if create else 0)), str(self.root / path))
 
     def list(self, path: str) -> list[str]:
-        """The names in a directory, sorted; none where there is no such directory."""
+        """Return the names in a directory, sorted; an empty list if there is no such directory."""
         try:
             with self._directory(path_parts(path)) as directory:
                 return sorted(os.listdir(directory))
@@ -180,28 +180,28 @@ class LocalDisk:
             return []
 
     def make_directory(self, path: str) -> None:
-        """Make a directory, and those above it, where they are not there yet.
+        """Create a directory and its parents where they are missing.
 
-        The root is on stable storage when this returns: nobody else could sync what is above it.
+        The root is on stable storage when this returns: no other call syncs the directory above it.
         """
         parts = path_parts(path)
         self._make_root()
         descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
         try:
             for depth, part in enumerate(parts):
-                with suppress(FileExistsError), self._told(parts[: depth + 1]):
+                with suppress(FileExistsError), self._with_filename(parts[: depth + 1]):
                     os.mkdir(part, _DIRECTORY_MODE, dir_fd=descriptor)
-                descriptor = self._down(descriptor, parts[: depth + 1])
+                descriptor = self._open_subdirectory(descriptor, parts[: depth + 1])
         finally:
             os.close(descriptor)
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name, in place of what had that name."""
+        """Rename a file, and replace the file that has the new name."""
         (old_above, old_name), (new_above, new_name) = file_parts(old), file_parts(new)
         with self._directory(old_above) as source, self._directory(new_above) as target:
-            with self._told([*old_above, old_name]):
+            with self._with_filename([*old_above, old_name]):
                 found = os.stat(old_name, dir_fd=source, follow_symlinks=False)
-            self._must_be_file(found, [*old_above, old_name])
+            self._require_file(found, [*old_above, old_name])
             try:
                 os.rename(old_name, new_name, src_dir_fd=source, dst_dir_fd=target)
             except OSError as error:
@@ -211,21 +211,21 @@ class LocalDisk:
     def remove(self, path: str) -> None:
         """Remove a file."""
         above, name = file_parts(path)
-        with self._directory(above) as directory, self._told([*above, name]):
+        with self._directory(above) as directory, self._with_filename([*above, name]):
             found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            self._must_be_file(found, [*above, name])
+            self._require_file(found, [*above, name])
             os.unlink(name, dir_fd=directory)
 
     def sync_directory(self, path: str) -> None:
         """Return when the names in a directory are on stable storage."""
         parts = path_parts(path)
-        with self._directory(parts) as directory, self._told(parts):
+        with self._directory(parts) as directory, self._with_filename(parts):
             _sync(directory)
 
     def lock(self, path: str) -> LocalLock:
-        """Take the directory for this process, by a file at `path` that says which process it is.
+        """Lock the directory for this process, by a file at `path` that holds the process id.
 
-        The file stays when the lock is released: removing it could take it from one who just locked it.
+        The file stays when the lock is released: a removal could hit a file that was just locked.
         """
         while True:
             descriptor = self._open(path, os.O_RDWR | os.O_CREAT)
@@ -234,44 +234,44 @@ class LocalDisk:
                 mine = self._is_at(path, descriptor)
                 if mine:
                     text = f"{os.getpid()}\n".encode()
-                    with suppress(OSError):  # a full disk: the lock holds, and only its text is missing
+                    with suppress(OSError):  # on a full disk the lock holds, and only its text is missing
                         os.pwrite(descriptor, text, 0)
                         os.ftruncate(descriptor, len(text))
             except BlockingIOError:
                 text = os.pread(descriptor, _LOCK_TEXT_BYTES_MAX, 0)
                 os.close(descriptor)
-                raise in_use(str(self.root / path), text) from None
+                raise lock_taken_error(str(self.root / path), text) from None
             except BaseException:
                 os.close(descriptor)
                 raise
             if mine:
                 return LocalLock(descriptor)
-            os.close(descriptor)  # another file was put in its place meanwhile: lock that one
+            os.close(descriptor)  # the file was replaced meanwhile: lock the new one
 
     def free_bytes(self) -> int:
-        """How much room is left for those who are not root."""
+        """Return the free space for users other than root, in bytes."""
         found = os.statvfs(self.root)
         return found.f_bavail * found.f_frsize
 
-    # --- looking names up
+    # --- name resolution
 
     def _is_at(self, path: str, descriptor: int) -> bool:
         above, name = file_parts(path)
         try:
             with self._directory(above) as directory:
-                there = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                found = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
             return False
-        return os.path.samestat(there, os.fstat(descriptor))
+        return os.path.samestat(found, os.fstat(descriptor))
 
     def _open(self, path: str, flags: int) -> int:
         above, name = file_parts(path)
-        with self._directory(above) as directory, self._told([*above, name]):
-            # Without O_NONBLOCK a pipe in the place of a file would wait for its other end.
+        with self._directory(above) as directory, self._with_filename([*above, name]):
+            # Without O_NONBLOCK, opening a pipe instead of a file would wait for its other end.
             flags |= os.O_NOFOLLOW | os.O_NONBLOCK
             descriptor = os.open(name, flags, _FILE_MODE, dir_fd=directory)
         try:
-            self._must_be_file(os.fstat(descriptor), [*above, name])
+            self._require_file(os.fstat(descriptor), [*above, name])
         except BaseException:
             os.close(descriptor)
             raise
@@ -282,16 +282,16 @@ class LocalDisk:
         descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
         try:
             for depth in range(len(parts)):
-                descriptor = self._down(descriptor, parts[: depth + 1])
+                descriptor = self._open_subdirectory(descriptor, parts[: depth + 1])
             yield descriptor
         finally:
             os.close(descriptor)
 
-    def _down(self, above: int, parts: Sequence[str]) -> int:
-        """Open the last of these directories, by the one above it, and close that one."""
-        with self._told(parts):
+    def _open_subdirectory(self, above: int, parts: Sequence[str]) -> int:
+        """Open the last of these directories from its parent `above`, and close the parent."""
+        with self._with_filename(parts):
             found = os.stat(parts[-1], dir_fd=above, follow_symlinks=False)
-            self._must_be_no_link(found, parts)
+            self._reject_link(found, parts)
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
             below = os.open(parts[-1], flags, dir_fd=above)
         os.close(above)
@@ -312,25 +312,25 @@ class LocalDisk:
             finally:
                 os.close(above)
 
-    def _must_be_file(self, found: os.stat_result, parts: Sequence[str]) -> None:
-        self._must_be_no_link(found, parts)
+    def _require_file(self, found: os.stat_result, parts: Sequence[str]) -> None:
+        self._reject_link(found, parts)
         name = str(self.root.joinpath(*parts))
         if stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "is no regular file: move it out of the data directory", name)
+            raise OSError(errno.EINVAL, "is not a regular file: move it out of the data directory", name)
 
-    def _must_be_no_link(self, found: os.stat_result, parts: Sequence[str]) -> None:
+    def _reject_link(self, found: os.stat_result, parts: Sequence[str]) -> None:
         if stat.S_ISLNK(found.st_mode):
-            text = "is a symbolic link, and the data directory may hold none: put in its place what it names"
+            text = "is a symbolic link, which the data directory must not hold: replace it by its target"
             raise OSError(errno.ELOOP, text, str(self.root.joinpath(*parts)))
 
-    def _told(self, parts: Sequence[str]) -> _Named:
-        return _Named(str(self.root.joinpath(*parts)))
+    def _with_filename(self, parts: Sequence[str]) -> _ErrorFilename:
+        return _ErrorFilename(str(self.root.joinpath(*parts)))
 
 
-class _Named:
-    """Gives errors the whole path, where the system knows a descriptor or the last name alone."""
+class _ErrorFilename:
+    """Puts the full path into errors, since the system knows only a descriptor or the last name."""
 
     __slots__ = ("_name",)
 
@@ -347,13 +347,13 @@ class _Named:
 
 def _sync(descriptor: int) -> None:
     if sys.platform == "darwin":
-        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)  # fsync leaves it in the drive's own cache there
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)  # on macOS, fsync leaves the bytes in the drive's cache
     else:
         os.fsync(descriptor)
 
 
 def _sync_file(descriptor: int) -> None:
-    """Sync what reading the file back needs, its size too, but not its times."""
+    """Sync the bytes and the size of a file, but not its times."""
     if sys.platform == "linux":
         os.fdatasync(descriptor)
     else:

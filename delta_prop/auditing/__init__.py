@@ -1,6 +1,6 @@
-"""Audits of sinks on one machine: what a sink holds against what the log makes of it, and the repair.
+"""Audits and repairs of sinks on one machine: compares a sink's rows with the fold of the log.
 
-The public names. `delta_prop.spark` has the same for what outgrows one machine.
+The public names. `delta_prop.spark` has the same for data beyond one machine.
 """
 
 from delta_prop.auditing.audit import audit

@@ -1,6 +1,6 @@
 """Audit on one machine: every difference between a sink and the log, in bounded memory.
 
-What the log makes of each vector and what the sink holds come sorted by key, and are compared side by side.
+The folded states of the log and the sink's rows are sorted by key and merged.
 """
 
 from __future__ import annotations
@@ -10,121 +10,130 @@ from contextlib import ExitStack, contextmanager
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from delta_prop.argument_checks import check_path
+from delta_prop.auditing.audit_scope import (
+    check_sink_offset,
+    open_audited_log,
+    read_quarantined_keys,
+    sink_offset_of,
+)
 from delta_prop.auditing.contents import Lines, rows_of_states
-from delta_prop.auditing.differences import Difference, difference, judge
+from delta_prop.auditing.differences import Difference, classify, make_difference
 from delta_prop.auditing.folding import RUN_BYTES_MAX, fold_log
-from delta_prop.auditing.reach import audited_log, check_come, reached_by, set_aside
-from delta_prop.auditing.stored import Scratch, StoredFile, lines_of
-from delta_prop.checks import path_of
+from delta_prop.auditing.sink_file import Scratch, StorageSinkFile, read_lines
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
-    from delta_prop.auditing.differences import Held, Known
-    from delta_prop.auditing.folding import Folded, Span
-    from delta_prop.auditing.stored import Rows
-    from delta_prop_wire.algebra import State
+    from delta_prop.auditing.differences import LogState, SinkRow
+    from delta_prop.auditing.folding import FoldedRuns, FoldInput
+    from delta_prop.auditing.sink_file import SinkRows
+    from delta_prop_wire.algebra import VectorState
 
 
 def audit(
     data: str | PurePath,
-    sink: str | PurePath | Lines | Iterable[tuple[str, str, State]],
+    sink: str | PurePath | Lines | Iterable[tuple[str, str, VectorState]],
     *,
     come: int | None = None,
     name: str | None = None,
     memory_bytes_max: int = RUN_BYTES_MAX,
 ) -> Iterator[Difference]:
-    """Every difference between a sink and the log in a data directory, by key, and what mends each.
+    """Yield every difference between a sink and the log in a data directory, by key, each with its repair.
 
-    `sink`: a storage sink's file, which may be in use; or what another one holds, such as `index.rows()`,
-    or a table in JSON lines.
-    A sink is held to what it has come to: the file's cursor, or `come`, the offset behind the last delta that
-    it has applied (None: all). `name`: what the sink is attached as: vectors of which its quarantine holds
-    deltas are told as set aside, and not repaired. `memory_bytes_max`: about the memory for sorting; what is
-    more goes to a temporary folder.
+    `sink`: a storage sink's file, which may be in use; or another sink's rows, such as `index.rows()`, or a
+    table in JSON lines. A sink is compared with the log up to its own progress: the file's cursor, or `come`,
+    the offset after the last delta that it has applied (None: all). `name`: the name the sink is attached by:
+    vectors with deltas in its quarantine are reported as quarantined, and not repaired. `memory_bytes_max`:
+    approximate memory for sorting; more is spilled to a temporary folder.
 
-    Raises UsageError where the file, or the log, cannot tell; Refused, LogDamaged, OSError.
+    Raises UsageError if the file or the log is not usable; Refused, LogCorrupted, OSError.
     """
-    data = path_of("data", data)
+    data = check_path("data", data)
     if isinstance(sink, PurePath):
         sink = str(sink)
     if isinstance(sink, bytes | dict) or not isinstance(sink, str | Lines | Iterable) or sink == "":
         raise UsageError(
-            f"sink {sink!r:.60}: give a storage sink's file, Lines(PATH), or what another sink holds, as "
-            "index.rows() does"
+            f"sink {sink!r:.60}: give a storage sink's file, Lines(PATH), or another sink's rows, as "
+            "index.rows() returns them"
         )
     if come is not None:
         _check_number("come", come, 0)
     _check_number("memory_bytes_max", memory_bytes_max, 1)
     if not isinstance(name, str | None):
-        raise UsageError(f"name {name!r:.60}: give what the sink is attached as, a text")
+        raise UsageError(f"name {name!r:.60}: give the name that the sink is attached by, a text")
     return _audit(data, sink, come, name, memory_bytes_max)
 
 
 def _check_number(field: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UsageError(f"{field} {value!r:.60}: give a whole number from {least} on")
+        raise UsageError(f"{field} {value!r:.60}: give an integer from {least} on")
 
 
 def _audit(
     data: str,
-    sink: str | Lines | Iterable[tuple[str, str, State]],
+    sink: str | Lines | Iterable[tuple[str, str, VectorState]],
     come: int | None,
     name: str | None,
     memory_bytes_max: int,
 ) -> Iterator[Difference]:
     with ExitStack() as exits:
         scratch = exits.enter_context(Scratch())
-        rows: Rows
+        rows: SinkRows
         if isinstance(sink, str):
-            rows = stored = exits.enter_context(StoredFile(sink))
-            log = exits.enter_context(audited_log(data))  # behind the rows: it has what made them
-            come = reached_by(stored, data, log.log_id)
+            rows = stored = exits.enter_context(StorageSinkFile(sink))
+            # The log is opened after the rows, so it includes their deltas.
+            log = exits.enter_context(open_audited_log(data))
+            come = sink_offset_of(stored, data, log.log_id)
         else:
-            rows = exits.enter_context(_sorted(sink, scratch))
-            log = exits.enter_context(audited_log(data))
-        span = log.span(come, rows)
-        yield from compare(rows, span, scratch, set_aside(data, name), memory_bytes_max)
+            rows = exits.enter_context(_open_sorted(sink, scratch))
+            log = exits.enter_context(open_audited_log(data))
+        span = log.fold_input(come, rows)
+        yield from compare(rows, span, scratch, read_quarantined_keys(data, name), memory_bytes_max)
 
 
 @contextmanager
-def _sorted(sink: Lines | Iterable[tuple[str, str, State]], scratch: Scratch) -> Iterator[Rows]:
+def _open_sorted(
+    sink: Lines | Iterable[tuple[str, str, VectorState]], scratch: Scratch
+) -> Iterator[SinkRows]:
     if isinstance(sink, Lines):
-        with scratch.sorted_rows(sink.rows(lines_of(sink.path)), sink.path) as rows:
-            rows.tell_metadata = sink.tell_metadata
+        with scratch.open_sorted(sink.rows(read_lines(sink.path)), sink.path) as rows:
+            rows.has_metadata = sink.has_metadata
             yield rows
     else:
-        with scratch.sorted_rows(rows_of_states(sink), "what the sink holds") as rows:
+        with scratch.open_sorted(rows_of_states(sink), "what the sink holds") as rows:
             yield rows
 
 
 def compare(
-    rows: Rows, span: Span, scratch: Scratch, aside: Container[str], memory_bytes_max: int
+    rows: SinkRows, span: FoldInput, scratch: Scratch, quarantined: Container[str], memory_bytes_max: int
 ) -> Iterator[Difference]:
-    """Every difference between a sink's rows and what is made of a log. Raises as `audit` does."""
-    check_come(span.come, span.begin, span.end)
+    """Yield every difference between a sink's rows and the folded log. Raises as `audit` does."""
+    check_sink_offset(span.sink_offset, span.begin, span.end)
     with fold_log(span, scratch.disk, run_bytes_max=memory_bytes_max) as folded:
-        yield from _differences(rows, folded, aside, moved=span.come < span.end)
+        yield from _find_differences(rows, folded, quarantined, log_goes_on=span.sink_offset < span.end)
 
 
-def _differences(rows: Rows, folded: Folded, aside: Container[str], *, moved: bool) -> Iterator[Difference]:
-    """`moved`: the log goes on behind what the sink has come to."""
-    present = _Present(folded.at_end()) if moved else None
-    for key, known, held in _side_by_side(folded.at_sink(), rows.held()):
-        verdict = judge(known, held)
+def _find_differences(
+    rows: SinkRows, folded: FoldedRuns, quarantined: Container[str], *, log_goes_on: bool
+) -> Iterator[Difference]:
+    """Yield the differences. `log_goes_on`: True if the log has rows after the sink's progress."""
+    present = _SortedLookup(folded.at_end()) if log_goes_on else None
+    for key, known, held in _merge_join(folded.at_sink(), rows.read_sorted()):
+        verdict = classify(known, held)
         if verdict is None:
             continue
-        now = known if present is None else present.of(key)
+        now = known if present is None else present.find(key)
         namespace, _, vector_id = key.partition("\0")
         state = None if now is None else now.state
-        yield difference((namespace, vector_id), verdict, held, state, aside=key in aside)
+        yield make_difference((namespace, vector_id), verdict, held, state, is_quarantined=key in quarantined)
 
 
-def _side_by_side(
-    log: Iterator[tuple[str, Known]], sink: Iterator[tuple[str, Held]]
-) -> Iterator[tuple[str, Known | None, Held | None]]:
-    """Each key that one of two sorted sides has."""
+def _merge_join(
+    log: Iterator[tuple[str, LogState]], sink: Iterator[tuple[str, SinkRow]]
+) -> Iterator[tuple[str, LogState | None, SinkRow | None]]:
+    """Yield each key that one of two sorted sides has."""
     known, held = next(log, None), next(sink, None)
     while known is not None or held is not None:
         if held is None or (known is not None and known[0] < held[0]):
@@ -139,14 +148,14 @@ def _side_by_side(
             known, held = next(log, None), next(sink, None)
 
 
-class _Present:
-    """Sorted states, asked for by keys that rise."""
+class _SortedLookup:
+    """Lookup in sorted states, by ascending keys."""
 
-    def __init__(self, states: Iterator[tuple[str, Known]]) -> None:
+    def __init__(self, states: Iterator[tuple[str, LogState]]) -> None:
         self._states = states
         self._next = next(states, None)
 
-    def of(self, key: str) -> Known | None:
+    def find(self, key: str) -> LogState | None:
         while self._next is not None and self._next[0] < key:
             self._next = next(self._states, None)
         return self._next[1] if self._next is not None and self._next[0] == key else None

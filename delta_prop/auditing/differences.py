@@ -1,6 +1,6 @@
-"""Differences between what a sink holds and what the log makes of it: which kind, why, and what mends each.
+"""Differences between a sink and the log: their kinds, reasons and repairs.
 
-Pure, one vector at a time. Every audit judges by this module, however it brings the two sides together.
+Pure, one vector at a time. Every audit uses this module, however it joins the two sides.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from delta_prop_wire.delta import Kind
-from delta_prop_wire.jsonlines import NOT_THERE
+from delta_prop_wire.jsonlines import ABSENT_TEXT
 from delta_prop_wire.topics import kind_name
 
 if TYPE_CHECKING:
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from delta_prop_wire.algebra import Key, State
+    from delta_prop_wire.algebra import Key, VectorState
 
 MISSING, STALE, EXTRA, CORRUPTED = "missing", "stale", "extra", "corrupted"
-SET_ASIDE = "set aside"
+QUARANTINED = "quarantined"
 _NAMES = {Kind.CREATE: "a vector", Kind.OPAQUE: "bytes", Kind.DELETE: "deleted"}
 
 
-class Held(NamedTuple):
+class SinkRow(NamedTuple):
     """One row of a sink.
 
-    `metadata`: None where they cannot be read. `tells_metadata`: False where the sink tells none, which are
-    not compared then. `key`: of its last delta, None where the sink tells none; `offset`: of the same, or -1.
+    `metadata`: None if they cannot be read. `has_metadata`: False if the sink has none, which are not
+    compared then. `key`: of its last delta, None if the sink has none; `offset`: of the same, or -1.
     """
 
     kind: Kind
@@ -40,7 +40,7 @@ class Held(NamedTuple):
     metadata: dict[str, Any] | None
     key: Key | None
     offset: int
-    tells_metadata: bool = True
+    has_metadata: bool = True
 
     @property
     def alive(self) -> bool:
@@ -48,26 +48,26 @@ class Held(NamedTuple):
         return self.kind is not Kind.DELETE
 
 
-class Known(NamedTuple):
-    """A vector as the log has it: its state, and the offset of its last delta."""
+class LogState(NamedTuple):
+    """A vector's state in the log, and the offset of its last delta."""
 
-    state: State
+    state: VectorState
     offset: int
 
 
 class Verdict(NamedTuple):
-    """The kind of a difference, and its cause."""
+    """Kind and reason of a difference."""
 
     difference: str
     reason: str
 
 
 class Difference(NamedTuple):
-    """One difference. `op`, `vector`, `data`, `metadata`: the delta that mends it, metadata as JSON.
+    """One difference. `op`, `vector`, `data`, `metadata`: the delta that repairs it, metadata as JSON.
 
-    `origin`, `counter`: the last delta that the log has of the vector, which that one goes behind; None where
-    it has none, and the vector must still not be there. `op` is None where the sink has set deltas of the
-    vector aside: the mending delta would line up behind those.
+    `origin`, `counter`: the last delta of the vector in the log, which the repair expects; None if there is
+    none, and the vector must not exist. `op` is None if the sink's quarantine holds deltas of the vector: the
+    repair would be held for those.
     """
 
     namespace: str
@@ -82,128 +82,136 @@ class Difference(NamedTuple):
     counter: int | None = None
 
     def line(self) -> dict[str, Any]:
-        """The difference as a line of JSON says it."""
-        told: dict[str, Any] = {"vector_id": self.vector_id, "namespace": self.namespace}
-        told |= {"difference": self.difference, "reason": self.reason}
+        """Return the difference as a JSON object of a report."""
+        fields: dict[str, Any] = {"vector_id": self.vector_id, "namespace": self.namespace}
+        fields |= {"difference": self.difference, "reason": self.reason}
         if self.op is None:
-            return told
-        mended: dict[str, Any] = {"vector_id": self.vector_id, "namespace": self.namespace, "op": self.op}
+            return fields
+        repair: dict[str, Any] = {"vector_id": self.vector_id, "namespace": self.namespace, "op": self.op}
         if self.vector is not None:
-            mended["vector"] = list(map(float, self.vector))
+            repair["vector"] = list(map(float, self.vector))
         if self.data is not None:
-            mended["data"] = base64.b64encode(self.data).decode()
+            repair["data"] = base64.b64encode(self.data).decode()
         if self.metadata is not None:
-            mended["metadata"] = json.loads(self.metadata)
-        mended["expect"] = NOT_THERE if self.origin is None else f"{self.origin}:{self.counter}"
-        return told | {"mended_by": mended}
+            repair["metadata"] = json.loads(self.metadata)
+        repair["expect"] = ABSENT_TEXT if self.origin is None else f"{self.origin}:{self.counter}"
+        return fields | {"mended_by": repair}
 
 
-def judge(known: Known | None, held: Held | None) -> Verdict | None:
-    """Tell how a sink's row differs from what the log makes of its vector; None where it does not."""
-    if held is None:
-        if known is None or not known.state.alive:
+def classify(log_state: LogState | None, sink_row: SinkRow | None) -> Verdict | None:
+    """Classify how a sink's row differs from its vector's state in the log; return None if it does not."""
+    if sink_row is None:
+        if log_state is None or not log_state.state.alive:
             return None
-        return Verdict(MISSING, f"the log has it since offset {known.offset}, the sink has no row")
-    if known is None:
-        return Verdict(EXTRA, "the log tells of no such vector") if held.alive else None
-    if not (known.state.alive or held.alive):
+        return Verdict(MISSING, f"the log has it since offset {log_state.offset}, the sink has no row")
+    if log_state is None:
+        return Verdict(EXTRA, "the log has no such vector") if sink_row.alive else None
+    if not (log_state.state.alive or sink_row.alive):
         return None
-    same, same_delta = _detail(known.state, held) is None, held.key in (None, known.state.key)
+    same, same_delta = (
+        _find_fault(log_state.state, sink_row) is None,
+        sink_row.key in (None, log_state.state.key),
+    )
     if same and same_delta:
         return None
-    if not known.state.alive:
-        return Verdict(EXTRA, f"the log has it deleted since offset {known.offset}")
-    if not held.alive and not same_delta:
-        return Verdict(MISSING, f"the log has it since offset {known.offset}, the sink has it deleted")
-    what = _detail(known.state, held) or "its content is right"
-    assert known.state.key is not None
-    if held.key is not None and held.key < known.state.key:
-        return Verdict(STALE, f"{what}; it lacks the delta at offset {known.offset}")
+    if not log_state.state.alive:
+        return Verdict(EXTRA, f"the log has it deleted since offset {log_state.offset}")
+    if not sink_row.alive and not same_delta:
+        return Verdict(MISSING, f"the log has it since offset {log_state.offset}, the sink has it deleted")
+    what = _find_fault(log_state.state, sink_row) or "its content is correct"
+    assert log_state.state.key is not None
+    if sink_row.key is not None and sink_row.key < log_state.state.key:
+        return Verdict(STALE, f"{what}; it lacks the delta at offset {log_state.offset}")
     if same_delta:
-        return Verdict(CORRUPTED, f"{what}; it has the delta at offset {known.offset}")
-    return Verdict(CORRUPTED, f"{what}; its last delta is none of the log's")
+        return Verdict(CORRUPTED, f"{what}; it has the delta at offset {log_state.offset}")
+    return Verdict(CORRUPTED, f"{what}; its last delta is not in the log")
 
 
-def difference(
-    name: tuple[str, str], verdict: Verdict, held: Held | None, now: State | None, *, aside: bool
+def make_difference(
+    name: tuple[str, str],
+    verdict: Verdict,
+    sink_row: SinkRow | None,
+    now: VectorState | None,
+    *,
+    is_quarantined: bool,
 ) -> Difference:
-    """A verdict on the vector of that namespace and id, and what mends it.
+    """Combine a verdict on the vector of that namespace and id with its repair.
 
-    `now`: what the log makes of the vector at present, None where it tells of none. `aside`: the sink's
+    `now`: the vector's present state in the log, None if it has none. `is_quarantined`: the sink's
     quarantine holds deltas of it.
     """
-    told: dict[str, Any] = {}
-    if aside:
-        verdict = Verdict(SET_ASIDE, f"{verdict.reason}; deltas of it wait in the quarantine")
+    fields: dict[str, Any] = {}
+    if is_quarantined:
+        verdict = Verdict(QUARANTINED, f"{verdict.reason}; deltas of it wait in the quarantine")
     elif now is None:
-        told = {"op": kind_name(Kind.DELETE)}
+        fields = {"op": kind_name(Kind.DELETE)}
     else:
-        told = _mending(now, (held.metadata if held is not None else None) or {})
+        fields = _repair_fields(now, (sink_row.metadata if sink_row is not None else None) or {})
     if now is not None:
         assert now.key is not None
         _, origin, counter = now.key
-        told |= {"origin": f"{origin:016x}", "counter": counter}
-    return Difference(*name, *verdict, **told)
+        fields |= {"origin": f"{origin:016x}", "counter": counter}
+    return Difference(*name, *verdict, **fields)
 
 
-def _mending(state: State, held: Mapping[str, Any]) -> dict[str, Any]:
-    """The delta that sets a vector to its state, whatever a sink has in its place.
+def _repair_fields(state: VectorState, sink_metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the delta that sets a vector to its state, whatever a sink has in its place.
 
-    A create clears metadata; bytes keep them, so that those which are too many are removed one by one.
+    A create clears metadata; bytes keep them, so extra ones are removed one by one.
     """
     if not state.alive:
         return {"op": kind_name(Kind.DELETE)}
     metadata = dict(state.metadata)
     if state.vector is not None:
-        told: dict[str, Any] = {"op": kind_name(Kind.CREATE), "vector": state.vector}
+        fields: dict[str, Any] = {"op": kind_name(Kind.CREATE), "vector": state.vector}
     else:
-        told = {"op": kind_name(Kind.OPAQUE), "data": state.data}
-        metadata |= {name: None for name in held if name not in metadata}
-    return told | ({"metadata": json.dumps(metadata, ensure_ascii=False)} if metadata else {})
+        fields = {"op": kind_name(Kind.OPAQUE), "data": state.data}
+        metadata |= {name: None for name in sink_metadata if name not in metadata}
+    return fields | ({"metadata": json.dumps(metadata, ensure_ascii=False)} if metadata else {})
 
 
-def _detail(wanted: State, held: Held) -> str | None:
-    """Find the first thing that is wrong with a row of the sink; None where nothing is."""
-    kind = Kind.DELETE if not wanted.alive else Kind.OPAQUE if wanted.vector is None else Kind.CREATE
-    if held.kind is not kind:
-        return f"it is {_NAMES[held.kind]}, not {_NAMES[kind]}"
-    if wanted.vector is not None and held.vector is not None:
-        fault = _number_fault(wanted.vector, held.vector)
+def _find_fault(expected: VectorState, sink_row: SinkRow) -> str | None:
+    """Find the first fault in a row of the sink; return None if there is none."""
+    kind = Kind.DELETE if not expected.alive else Kind.OPAQUE if expected.vector is None else Kind.CREATE
+    if sink_row.kind is not kind:
+        return f"it is {_NAMES[sink_row.kind]}, not {_NAMES[kind]}"
+    if expected.vector is not None and sink_row.vector is not None:
+        fault = _find_number_fault(expected.vector, sink_row.vector)
         if fault is not None:
             return fault
-    if wanted.data is not None and held.data != wanted.data:
-        return f"its {len(held.data)} bytes are not the {len(wanted.data)} of the log"
-    if not held.tells_metadata:
+    if expected.data is not None and sink_row.data != expected.data:
+        return f"its {len(sink_row.data)} bytes are not the {len(expected.data)} of the log"
+    if not sink_row.has_metadata:
         return None
-    if held.metadata is None:
+    if sink_row.metadata is None:
         return "its metadata cannot be read"
-    patch = patch_between(held.metadata, dict(wanted.metadata))
+    patch = diff_metadata(sink_row.metadata, dict(expected.metadata))
     return f"its metadata differ in {', '.join(map(repr, sorted(patch)[:3]))}" if patch else None
 
 
-def _number_fault(wanted: NDArray[np.float32], held: NDArray[np.float32]) -> str | None:
-    if len(held) != len(wanted):
-        return f"it has {len(held)} numbers, not {len(wanted)}"
-    places = (held.view(np.uint32) != wanted.view(np.uint32)).nonzero()[0]
+def _find_number_fault(expected: NDArray[np.float32], actual: NDArray[np.float32]) -> str | None:
+    if len(actual) != len(expected):
+        return f"it has {len(actual)} numbers, not {len(expected)}"
+    places = (actual.view(np.uint32) != expected.view(np.uint32)).nonzero()[0]
     if not len(places):
         return None
     at = int(places[0])
     more = f", and {len(places) - 1} more" if len(places) > 1 else ""
-    return f"number {at} is {held[at]:.9g}, not {wanted[at]:.9g}{more}"
+    return f"number {at} is {actual[at]:.9g}, not {expected[at]:.9g}{more}"
 
 
-def patch_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The merge patch that makes the one of the other; empty where they are the same."""
+def diff_metadata(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the merge patch from one to the other; empty if they are the same."""
     patch: dict[str, Any] = {name: None for name in old if name not in new}
     for name, value in new.items():
         before = old.get(name)
         if isinstance(value, dict) and isinstance(before, dict):
-            if inner := patch_between(before, value):
+            if inner := diff_metadata(before, value):
                 patch[name] = inner
-        elif name not in old or _canonical(before) != _canonical(value):
+        elif name not in old or _to_canonical(before) != _to_canonical(value):
             patch[name] = value
     return patch
 
 
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)  # else 0 and False, or 1 and 1.0, were the same
+def _to_canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)  # distinguishes 0 from False, and 1 from 1.0

@@ -1,7 +1,7 @@
-"""Folds a log into the states of its vectors, sorted, in bounded memory; nothing of the log is touched.
+"""Folds a log into the sorted states of its vectors, in bounded memory, without changing the log.
 
-As compaction does: changes are gathered into sorted runs, which are set aside in a scratch folder where they
-are large, and merged. The states behind two places of the log come of one pass over it.
+Works like compaction: changes are collected into sorted runs, which are spilled to a scratch folder if they
+are large, and merged. One pass gives the states at two offsets of the log.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from delta_prop.auditing.differences import Known
-from delta_prop_broker.log.beside.follow import Follower
+from delta_prop.auditing.differences import LogState
 from delta_prop_broker.log.files.snapshot import sort_keys
-from delta_prop_broker.log.retention.cells import Frames
+from delta_prop_broker.log.readonly.follow import Follower
 from delta_prop_broker.log.retention.merging import Merge
-from delta_prop_broker.log.retention.runs import Folding, Frameset, Run, RunBuilder
+from delta_prop_broker.log.retention.raw_rows import FrameBuilder
+from delta_prop_broker.log.retention.sorted_run import ChangeFolder, RunBuilder, SortedRun, SpillFile
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import KnownIds, Source
-from delta_prop_wire.states import state_of
+from delta_prop_wire.state_rows import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,44 +28,44 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
 
 RUN_BYTES_MAX = 64 * 1024 * 1024
-"""About the memory that is taken for sorting; what is more is set aside."""
+"""Approximate memory for sorting; more is spilled."""
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """The input of a fold: the snapshot, None where there is none, and the log from `begin` up to `end`.
+class FoldInput:
+    """Input of a fold: the snapshot, None if there is none, and the log from `begin` up to `end`.
 
-    `come`: how far the sink has come. `ahead`: up to which offset the sink has a vector beyond that.
+    `sink_offset`: the sink's progress. `row_offset_of`: the offset of a key's row, for rows beyond that.
     """
 
     disk: Disk
     snapshot: Snapshot | None
     begin: int
     end: int
-    come: int
-    ahead: Callable[[str], int] | None = None
+    sink_offset: int
+    row_offset_of: Callable[[str], int] | None = None
 
 
 @dataclass(slots=True)
-class Folded:
-    """The runs of one pass. Iterate over the states as often as is wanted, until they are dropped."""
+class FoldedRuns:
+    """The runs of one pass. The states may be iterated repeatedly, until the runs are dropped."""
 
     snapshot: Snapshot | None
-    before: list[Run] = field(default_factory=list)
-    ahead: list[Run] = field(default_factory=list)
-    behind: list[Run] = field(default_factory=list)
+    before: list[SortedRun] = field(default_factory=list)
+    ahead: list[SortedRun] = field(default_factory=list)
+    after: list[SortedRun] = field(default_factory=list)
 
-    def at_sink(self) -> Iterator[tuple[str, Known]]:
-        """By key, in order, what the sink should hold. Raises LogDamaged, OSError."""
-        return _merged(self.snapshot, [*self.before, *self.ahead])
+    def at_sink(self) -> Iterator[tuple[str, LogState]]:
+        """Yield the states that the sink should hold, ordered by key. Raises LogCorrupted, OSError."""
+        return _merge_runs(self.snapshot, [*self.before, *self.ahead])
 
-    def at_end(self) -> Iterator[tuple[str, Known]]:
-        """The same at the end of the log."""
-        return _merged(self.snapshot, [*self.before, *self.behind])
+    def at_end(self) -> Iterator[tuple[str, LogState]]:
+        """Yield the states at the end of the log, ordered by key."""
+        return _merge_runs(self.snapshot, [*self.before, *self.after])
 
     def drop(self) -> None:
-        """Let go of all runs. Raises OSError."""
-        for runs in (self.before, self.ahead, self.behind):
+        """Drop all runs. Raises OSError."""
+        for runs in (self.before, self.ahead, self.after):
             while runs:
                 run = runs.pop()
                 run.rows.drop()
@@ -73,82 +73,86 @@ class Folded:
 
 
 @contextmanager
-def fold_log(span: Span, scratch: Disk, *, run_bytes_max: int = RUN_BYTES_MAX) -> Iterator[Folded]:
-    """Read the log once, or twice where forwarded deltas have come out of order.
+def fold_log(
+    fold_input: FoldInput, scratch: Disk, *, run_bytes_max: int = RUN_BYTES_MAX
+) -> Iterator[FoldedRuns]:
+    """Read the log once, or twice if forwarded deltas are out of order.
 
-    Raises Refused (CURSOR_TOO_OLD) where a writer has let go of what comes next, LogDamaged, OSError.
+    Raises Refused (CURSOR_TOO_OLD) if a writer has dropped rows that are still needed, LogCorrupted, OSError.
     """
-    folded = Folded(span.snapshot)
+    folded = FoldedRuns(fold_input.snapshot)
     try:
         try:
-            _Pass(span, folded, scratch, run_bytes_max, in_order=True).run()
+            _Pass(fold_input, folded, scratch, run_bytes_max, in_order=True).run()
         except _OutOfOrder:
             folded.drop()
-            _Pass(span, folded, scratch, run_bytes_max, in_order=False).run()
+            _Pass(fold_input, folded, scratch, run_bytes_max, in_order=False).run()
         yield folded
     finally:
         folded.drop()
 
 
 class _OutOfOrder(Exception):
-    """A batch's Lamport numbers are not above all before, or it repeats ids."""
+    """A batch's Lamport numbers are not above all earlier ones, or it has duplicate ids."""
 
 
 class _Pass:
     """One pass over the log, whose runs go to `made`."""
 
     def __init__(
-        self, span: Span, made: Folded, scratch: Disk, run_bytes_max: int, *, in_order: bool
+        self, span: FoldInput, made: FoldedRuns, scratch: Disk, run_bytes_max: int, *, in_order: bool
     ) -> None:
-        self._span = span
+        self._input = span
         self._in_order = in_order
         self._lamport = 0 if span.snapshot is None else span.snapshot.lamport
-        kinds = (("before", made.before), ("ahead", made.ahead), ("behind", made.behind))
-        self._before, self._ahead, self._behind = (
-            _Runs(name, runs, scratch, run_bytes_max, in_order=in_order) for name, runs in kinds
+        kinds = (("before", made.before), ("ahead", made.ahead), ("after", made.after))
+        self._before, self._ahead, self._after = (
+            _RunCollector(name, runs, scratch, run_bytes_max, in_order=in_order) for name, runs in kinds
         )
 
     def run(self) -> None:
-        """Raises as `fold_log` does, _OutOfOrder."""
-        span = self._span
+        """Read the input. Raises as `fold_log` does, _OutOfOrder."""
+        span = self._input
         follower = Follower(span.disk, span.begin, synced=span.end)
         try:
-            for place in follower.read():
-                if place.logged.offset >= span.end:
+            for located in follower.read():
+                if located.logged.offset >= span.end:
                     break
-                self._take(place.logged)
+                self._add(located.logged)
         finally:
             follower.close()
-        for runs in (self._before, self._ahead, self._behind):
-            runs.close(aside=False)
+        for runs in (self._before, self._ahead, self._after):
+            runs.close(spill=False)
 
-    def _take(self, logged: LoggedBatch) -> None:
+    def _add(self, logged: LoggedBatch) -> None:
         if self._in_order and not (logged.lamport > self._lamport and logged.known_ids is KnownIds.NONE):
             raise _OutOfOrder
         self._lamport = max(self._lamport, logged.lamport + logged.batch.count - 1)
         if logged.batch.is_control:
             return
-        come, first = self._span.come, logged.offset
-        if logged.next_offset <= come:
+        sink_offset, first = self._input.sink_offset, logged.offset
+        if logged.next_offset <= sink_offset:
             self._before.add(logged)
             return
-        cut = max(come - first, 0)
+        cut = max(sink_offset - first, 0)
         self._before.add(logged, range(cut))
-        self._behind.add(logged, range(cut, logged.batch.count))
-        if self._span.ahead is not None:
+        self._after.add(logged, range(cut, logged.batch.count))
+        if self._input.row_offset_of is not None:
             keys = sort_keys(logged.batch)
             rows = range(cut, len(keys))
-            self._ahead.add(logged, [row for row in rows if self._span.ahead(keys[row]) >= first + row])
+            self._ahead.add(
+                logged, [row for row in rows if self._input.row_offset_of(keys[row]) >= first + row]
+            )
 
 
-class _Runs:
-    """Gathers batches into runs."""
+class _RunCollector:
+    """Collects batches into runs."""
 
     def __init__(
-        self, name: str, made: list[Run], scratch: Disk, run_bytes_max: int, *, in_order: bool
+        self, name: str, made: list[SortedRun], scratch: Disk, run_bytes_max: int, *, in_order: bool
     ) -> None:
         self._name = name
-        self._made = made
+        self._runs = made
         self._scratch = scratch
         self._run_bytes_max = run_bytes_max
         self._builder = RunBuilder(in_order)
@@ -156,33 +160,33 @@ class _Runs:
     def add(self, logged: LoggedBatch, rows: Sequence[int] | None = None) -> None:
         if rows is not None and not len(rows):
             return
-        whole = rows is None or len(rows) == logged.batch.count
-        self._builder.add(logged, None if whole else rows)
+        is_complete = rows is None or len(rows) == logged.batch.count
+        self._builder.add(logged, None if is_complete else rows)
         if self._builder.bytes >= self._run_bytes_max:
-            self.close(aside=True)
+            self.close(spill=True)
 
-    def close(self, *, aside: bool) -> None:
+    def close(self, *, spill: bool) -> None:
         if not self._builder.bytes:
             return
-        kinds = (f"{self._name}-{len(self._made)}-{kind}.run" for kind in ("rows", "changes"))
-        run = Run(*(Frameset(self._scratch, kind) if aside else Frameset() for kind in kinds))
-        self._made.append(run)
-        for _ in self._builder.close(run, Folding()):
+        kinds = (f"{self._name}-{len(self._runs)}-{kind}.run" for kind in ("rows", "changes"))
+        run = SortedRun(*(SpillFile(self._scratch, kind) if spill else SpillFile() for kind in kinds))
+        self._runs.append(run)
+        for _ in self._builder.close(run, ChangeFolder()):
             pass
 
 
-def _merged(snapshot: Snapshot | None, runs: list[Run]) -> Iterator[tuple[str, Known]]:
+def _merge_runs(snapshot: Snapshot | None, runs: list[SortedRun]) -> Iterator[tuple[str, LogState]]:
     made: list[Batch] = []
-    out = Frames(made.append, states=True)
+    out = FrameBuilder(made.append, states=True)
     base = () if snapshot is None else snapshot.frames()
-    for _ in Merge(base, runs, Folding(), out, keep_tombstones=True).run():
-        yield from _states(made)
-    yield from _states(made)
+    for _ in Merge(base, runs, ChangeFolder(), out, keep_tombstones=True).run():
+        yield from _read_states(made)
+    yield from _read_states(made)
 
 
-def _states(made: list[Batch]) -> Iterator[tuple[str, Known]]:
+def _read_states(made: list[Batch]) -> Iterator[tuple[str, LogState]]:
     for batch in made:
         logged = LoggedBatch(batch, 0, 0, Source.LOCAL)
         for row, key in enumerate(sort_keys(batch)):
-            yield key, Known(state_of(batch, row), logged.row_offset(row))
+            yield key, LogState(state_of(batch, row), logged.row_offset(row))
     made.clear()

@@ -1,1 +1,1 @@
-"""Backpressure: credits as a hard bound, a rate for each pacing sink, and the gate before the chain."""
+"""Backpressure: credit as a hard bound, a rate for each pacing sink, and the gate before the pipeline."""

@@ -1,7 +1,7 @@
-"""The rate that suits one pacing sink, in deltas a second: from what it drains and what stands before it.
+"""Rate controllers for a pacing sink, in deltas per second: from its drain rate and its depth.
 
-Pure, and stepped at a fixed interval. Depth alone tells too late and makes a rate swing; the rate at
-which a busy sink drains is its capacity, so the rate follows that, and depth only corrects it.
+Pure, stepped at a fixed interval. Depth alone reacts too late and makes a rate oscillate; the drain rate of
+a busy sink is its capacity, so the rate follows that, and depth only corrects it.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Protocol
 from delta_prop_wire.errors import UsageError
 
 INTERVAL_S = 0.1
-"""How often a law is stepped."""
+"""Time between two steps."""
 ELAPSED_S_MIN = 0.001
 ELAPSED_S_MAX = 60.0
-"""A step closer to the last one, or later, counts as this: so samples are few, and their sum is finite."""
+"""Bounds of a step's elapsed time: so samples are few, and their sum is finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """Where a rate starts and what bounds it, in deltas a second; the window drains are measured over.
+    """Initial value and bounds of a rate, in deltas per second; the window that drains are measured over.
 
-    `rate_initial`: where the sink has drained for a while already, what it drained. `standing_s`: what
-    may stand before the sink, as the time it drains that in; for a sink with many calls in flight more
-    than their round trip, or what is only under way is taken for a queue, and the rate sinks.
+    `rate_initial`: for a sink that has drained for a while, its drain rate. `standing_s`: the depth allowed
+    before the sink, as the time in which it drains that; for a sink with many calls in flight give more than
+    their round trip: otherwise deltas in flight count as a queue, and the rate sinks.
     """
 
     rate_initial: float = 10_000.0
@@ -42,29 +42,29 @@ class RateLimits:
                 "give 0 < min <= initial <= max"
             )
         if not 0 < self.increase_share <= 1:
-            raise UsageError(f"increase_share={self.increase_share}: give a share of at most 1")
+            raise UsageError(f"increase_share={self.increase_share}: give a share above 0, up to 1")
         if not (INTERVAL_S <= self.window_s <= 60 and 0 < self.standing_s <= 60):
             raise UsageError(
                 f"window_s={self.window_s}, standing_s={self.standing_s}: give {INTERVAL_S} to 60 s, "
-                "and up to 60 s"
+                "and above 0, up to 60 s"
             )
 
 
-LONG_S = 10.0
-"""No measure reaches further back, unless its window does."""
+MEASURE_S_MAX = 10.0
+"""Maximum age of a sample, unless its window is longer."""
 
 
 class Law(Protocol):
-    """What turns measurements into a rate. One object a sink."""
+    """A control law from measurements to a rate. One object for each sink."""
 
     @property
     def rate(self) -> float:
-        """The rate that suits now, deltas a second."""
+        """The present rate, in deltas per second."""
         ...
 
     @property
     def drain_rate(self) -> float:
-        """What left the sink over the last window, deltas a second; 0 before the first step."""
+        """Deltas per second that left the sink over the last window; 0 before the first step."""
         ...
 
     def update(
@@ -79,23 +79,23 @@ class Law(Protocol):
     ) -> float:
         """Step the law and return the new rate.
 
-        `drained`: deltas that left since the last step, that is admitted less the growth of the depth.
-        `depth`: admitted and not applied, or a backlog of the sink's own, now; `depth_max` its bound.
-        `elapsed_s`: since the last step; what a late step measured is spread over its real time.
-        `demand_limited`: nothing was held back for this sink's rate, so the source had no more to give.
-        `in_call`: of the depth, what the call in hand should have done by now, where that is known.
+        `drained`: deltas that left since the last step: those admitted less the growth of the depth.
+        `depth`: deltas admitted and not applied, or a backlog of the sink's own, now; `depth_max` its bound.
+        `elapsed_s`: time since the last step; the drain of a late step is spread over its real time.
+        `demand_limited`: this sink's rate held nothing back, so the source had no more to send.
+        `in_call`: the part of the depth that the running call should have done by now, if that is known.
         """
         ...
 
     def follow(self, *, drained: int, share: float, elapsed_s: float = INTERVAL_S) -> float:
-        """Step while the sink catches up by itself: the rate is a share of what it drains."""
+        """Step while the sink catches up by itself: the rate is a share of its drain rate."""
         ...
 
 
 class _Meter:
-    """Deltas a second over the last `window_s` of samples.
+    """Deltas per second over the last `window_s` of samples.
 
-    Over a longer time, 10 s at most, where in the window less than `steps_min` steps saw anything leave.
+    The window is extended, up to 10 s, while fewer than `steps_min` steps in it saw deltas leave.
     """
 
     __slots__ = ("_samples", "_steps", "_steps_min", "_window_s", "seconds", "total")
@@ -113,13 +113,13 @@ class _Meter:
         samples.append((min(max(elapsed_s, ELAPSED_S_MIN), ELAPSED_S_MAX), count))
         self.total += count
         self._steps += count > 0
-        # Summed anew: a running sum of seconds would gather the errors of a lifetime.
+        # The sum is computed afresh: a running sum would accumulate rounding errors.
         self.seconds = sum(seconds for seconds, _ in samples)
         while len(samples) > 1:
             seconds, old = samples[0]
             left_s, left_steps = self.seconds - seconds, self._steps - (old > 0)
-            # A hair below, since ten times 0.1 is not 1.
-            if left_s < self._window_s * 0.999 or (left_steps < self._steps_min and left_s < LONG_S):
+            # The factor allows for rounding: ten times 0.1 is not 1.
+            if left_s < self._window_s * 0.999 or (left_steps < self._steps_min and left_s < MEASURE_S_MAX):
                 return
             samples.popleft()
             self.seconds, self.total, self._steps = left_s, self.total - old, left_steps
@@ -130,12 +130,12 @@ class _Meter:
 
     @property
     def lump(self) -> float:
-        """What left between two steps in which anything did, on average."""
+        """Average number of deltas that left in a step, over the steps in which any did."""
         return self.total / self._steps if self._steps else 0.0
 
 
-class _Measured:
-    """What both laws share: the clamps, the smoothing of increases alone, the drain over a window."""
+class _MeasuredLaw:
+    """Common part of both laws: the bounds, the smoothing of increases only, the drain over a window."""
 
     def __init__(self, limits: RateLimits | None = None) -> None:
         self.limits = limits or RateLimits()
@@ -144,23 +144,23 @@ class _Measured:
 
     @property
     def rate(self) -> float:
-        """The rate that suits now, deltas a second."""
+        """The present rate, in deltas per second."""
         return self._rate
 
     @property
     def drain_rate(self) -> float:
-        """What left the sink over the last window, deltas a second; 0 before the first step."""
+        """Deltas per second that left the sink over the last window; 0 before the first step."""
         return self._drained.rate
 
     def follow(self, *, drained: int, share: float, elapsed_s: float = INTERVAL_S) -> float:
-        """Step while the sink catches up by itself: the rate is a share of what it drains."""
+        """Step while the sink catches up by itself: the rate is a share of its drain rate."""
         if elapsed_s > 0:
             self._drained.note(elapsed_s, max(drained, 0))
             self._move(share * self._drained.rate)
         return self._rate
 
     def _move(self, target: float) -> None:
-        """Down at once, up by a share of the way; within the bounds."""
+        """Move the rate down at once, or up by a share of the way; within the bounds."""
         limits = self.limits
         target = min(max(target, limits.rate_min), limits.rate_max)
         if target > self._rate:
@@ -169,40 +169,41 @@ class _Measured:
 
 
 RESPONSE_S = 1.0
-"""In this time a depth that is off would be corrected; what exceeds twice the wanted depth, in a quarter."""
+"""Time to correct a wrong depth; the part beyond twice the wanted depth is corrected in a quarter."""
 FALL_MAX = 0.5
-"""A rate falls to this share of itself at most in one step: one odd sample does not stop a source."""
+"""Minimum share of itself that a rate keeps in one step: one odd sample does not stop a source."""
 PROBE = 1.5
-"""What a starved sink is tried with, times the present rate. Smoothed, that doubles it in half a second."""
+"""Factor to probe a starved sink with. After smoothing, the rate doubles in half a second."""
 HEADROOM = 2.0
-"""A rate is never raised beyond this multiple of what is really drained."""
+"""Maximum multiple of the real drain rate to which a rate is raised."""
 CALLS_MIN = 2
-"""A capacity is measured over so many calls at least, however long they take."""
-KNOWN_S = 0.3
-"""From so much measured time on a capacity is known."""
+"""Minimum calls over which a capacity is measured, however long they take."""
+MEASURED_S_MIN = 0.3
+"""Minimum measured time for a capacity."""
 NOISE_MAX = 0.2
-"""A measure that is off by no more, and a call more or less in its window, is noise; else it is a change."""
+"""Maximum relative deviation that counts as noise, plus one call in the window; beyond is a change."""
 NOISE_SHARE = 0.1
-"""Noise moves the known capacity by this share of the way; a change replaces it."""
+"""Share of the way that noise moves the known capacity; a change replaces it."""
 
 
-class DrainLaw(_Measured):
-    """rate = capacity + (wanted depth - depth) / response time, down at once and up smoothly.
+class DrainLaw(_MeasuredLaw):
+    """Law: rate = capacity + (wanted depth - depth) / response time, down at once and up smoothly.
 
-    Capacity is what the sink drained over the last second in which it could not have done more: it had
-    work all the time, or the gate held the source back. Idle time is no measure of it. A sink that
-    takes many deltas in one call lets them go at once; so the part of the call in hand that should be
-    done by now counts as gone, and what one call takes may stand before it besides.
+    Capacity is the drain rate over the last second in which the sink was the bottleneck: it had work all
+    the time, or the gate held the source back. Idle time does not count. A sink that takes many deltas in
+    one call releases them at once; so the part of the running call that should be done by now counts as
+    drained, and one call's deltas may stand before the sink besides.
     """
 
     def __init__(self, limits: RateLimits | None = None) -> None:
         super().__init__(limits)
-        self._busy = _Meter(self.limits.window_s, CALLS_MIN)
-        self._even = _Meter(self.limits.window_s, CALLS_MIN)  # the same, with what calls in hand have done
-        self._lately = _Meter(KNOWN_S)
+        self._busy_meter = _Meter(self.limits.window_s, CALLS_MIN)
+        # The same, including deltas that running calls have done.
+        self._in_call_meter = _Meter(self.limits.window_s, CALLS_MIN)
+        self._recent_meter = _Meter(MEASURED_S_MIN)
         self._depth = self._in_call = 0
         self._capacity = 0.0
-        self._quiet_s = 0.0  # since something left
+        self._idle_s = 0.0  # since the last drain
 
     def update(
         self,
@@ -221,36 +222,36 @@ class DrainLaw(_Measured):
         before, self._depth = self._depth, depth
         evenly, self._in_call = drained + (in_call or 0) - self._in_call, in_call or 0
         self._drained.note(elapsed_s, drained)
-        self._lately.note(elapsed_s, drained)
-        self._quiet_s = 0.0 if drained else self._quiet_s + elapsed_s
-        # Had it drained no more than stood before it, it never ran dry.
+        self._recent_meter.note(elapsed_s, drained)
+        self._idle_s = 0.0 if drained else self._idle_s + elapsed_s
+        # A sink that drained no more than its depth before the step never ran dry.
         if not demand_limited or (before and drained <= before):
-            self._busy.note(elapsed_s, drained)
-            self._even.note(elapsed_s, evenly)
-            off = (self._busy if in_call is None else self._even).rate - self._capacity
-            noise = NOISE_MAX * self._capacity + self._busy.lump / self._busy.seconds
+            self._busy_meter.note(elapsed_s, drained)
+            self._in_call_meter.note(elapsed_s, evenly)
+            off = (self._busy_meter if in_call is None else self._in_call_meter).rate - self._capacity
+            noise = NOISE_MAX * self._capacity + self._busy_meter.lump / self._busy_meter.seconds
             self._capacity += (NOISE_SHARE if abs(off) <= noise else 1.0) * off
         self._move(self._target(depth, depth_max, demand_limited, in_call))
         return self._rate
 
     def _target(self, depth: int, depth_max: int, demand_limited: bool, in_call: int | None) -> float:
-        if self._busy.seconds < KNOWN_S * 0.999:
+        if self._busy_meter.seconds < MEASURED_S_MIN * 0.999:
             return self._rate * FALL_MAX if depth > 0.9 * depth_max else self._rate
-        capacity, lump = self._capacity, self._busy.lump
-        done = capacity * self._quiet_s if in_call is None else in_call
+        capacity, lump = self._capacity, self._busy_meter.lump
+        done = capacity * self._idle_s if in_call is None else in_call
         standing = depth - min(done, lump, depth)
         wanted = min(self.limits.standing_s * capacity + lump, depth_max / 2)
         excess = standing - wanted
         target = capacity - (excess + 3 * max(excess - wanted, 0.0)) / RESPONSE_S
-        if standing <= wanted / 2 and depth <= wanted:  # starved: no reason to go down, whatever was drained
+        if standing <= wanted / 2 and depth <= wanted:  # starved: the rate must not go down
             if not demand_limited:
                 target = max(target, PROBE * self._rate)
-            target = max(min(target, HEADROOM * max(self._lately.rate, self._drained.rate)), self._rate)
+            target = max(min(target, HEADROOM * max(self._recent_meter.rate, self._drained.rate)), self._rate)
         return max(target, FALL_MAX * self._rate)
 
 
-class SpecificationLaw(_Measured):
-    """The law by depth alone, for comparison: halve above 90 %, x0.9 above 70 %, x1.1 below 30 %."""
+class DepthLaw(_MeasuredLaw):
+    """Law by depth alone, for comparison: halve above 90 %, x0.9 above 70 %, x1.1 below 30 %."""
 
     def update(
         self,
@@ -270,6 +271,6 @@ class SpecificationLaw(_Measured):
         factor = 0.5 if full > 0.9 else 0.9 if full > 0.7 else 1.1 if full < 0.3 else 1.0
         limits = self.limits
         target = min(max(self._rate * factor, limits.rate_min), limits.rate_max)
-        # Smoothed both ways, as it is written down: this is what makes it late.
+        # It is smoothed both ways, as specified: this makes it late.
         self._rate = limits.increase_share * target + (1 - limits.increase_share) * self._rate
         return self._rate

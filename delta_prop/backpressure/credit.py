@@ -1,7 +1,7 @@
-"""Credits: how much one sink may hold that is admitted and not yet applied, in deltas and in bytes. Pure.
+"""Credit: how many deltas and bytes one sink may hold that are admitted and not yet applied. Pure.
 
-What is out may be kept in two ways: by `take` and `give_back`, or by setting it to what was counted
-(`set_out`), which forgives every difference.
+The amount out is counted in one of two ways: by `take` and `release`, or by setting it (`set_out`), which
+corrects every difference.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from delta_prop_wire.errors import UsageError
 
 
 class Credits:
-    """A window of deltas and bytes. Nothing is let in beyond it, but for one batch that is larger alone."""
+    """A window of deltas and bytes. Nothing is admitted beyond it, but for one larger batch by itself."""
 
     __slots__ = ("bytes_max", "bytes_out", "deltas_max", "deltas_out")
 
@@ -24,42 +24,44 @@ class Credits:
 
     @property
     def available(self) -> tuple[int, int]:
-        """Deltas and bytes that may still be let in; never below 0."""
+        """Deltas and bytes that may still be admitted; never below 0."""
         return max(self.deltas_max - self.deltas_out, 0), max(self.bytes_max - self.bytes_out, 0)
 
     @property
-    def full(self) -> float:
-        """The share of the window that is out, the larger of the two; above 1 with a batch that is larger."""
+    def used_share(self) -> float:
+        """Share of the window that is out, the larger of the two; above 1 with a larger batch."""
         return max(self.deltas_out / self.deltas_max, self.bytes_out / self.bytes_max)
 
-    def fits(self, count: int, size: int) -> bool:
-        """Whether a batch may come in. One larger than the window may when nothing else is out."""
+    def can_take(self, count: int, size: int) -> bool:
+        """True if a batch may be admitted. One larger than the window may if nothing else is out."""
         return (
             self.deltas_out + count <= self.deltas_max and self.bytes_out + size <= self.bytes_max
         ) or self.deltas_out == self.bytes_out == 0
 
     def take(self, count: int, size: int) -> None:
-        """Spend the credits of a batch that was let in. Raises UsageError where it does not fit."""
-        if count < 0 or size < 0 or not self.fits(count, size):
+        """Spend the credit of an admitted batch. Raises UsageError if it does not fit."""
+        if count < 0 or size < 0 or not self.can_take(count, size):
             deltas, size_left = self.available
             raise UsageError(
-                f"{count} deltas of {size} bytes do not fit in {deltas} deltas, {size_left} bytes: ask first"
+                f"{count} deltas of {size} bytes: only {deltas} deltas, {size_left} bytes are left: "
+                "call can_take first"
             )
         self.deltas_out += count
         self.bytes_out += size
 
-    def give_back(self, count: int, size: int) -> None:
-        """What was taken is applied, or was not for this sink. Raises UsageError above what is out."""
+    def release(self, count: int, size: int) -> None:
+        """Return the credit of deltas that were applied or skipped. Raises UsageError beyond what is out."""
         if not (0 <= count <= self.deltas_out and 0 <= size <= self.bytes_out):
             raise UsageError(
-                f"{count} deltas of {size} bytes given back, of {self.deltas_out} and {self.bytes_out} out"
+                f"{count} deltas of {size} bytes: only {self.deltas_out} and {self.bytes_out} are out: "
+                "release what was taken"
             )
         self.deltas_out -= count
         self.bytes_out -= size
 
     def set_out(self, deltas: int, size: int) -> None:
-        """What is out is this much, whatever was noted: at a start, after a stop. May exceed the window."""
+        """Set the amount that is out, as at a start or after a stop. It may exceed the window."""
         if deltas < 0 or size < 0:
-            raise UsageError(f"{deltas} deltas of {size} bytes cannot be out: give at least 0")
+            raise UsageError(f"{deltas} deltas of {size} bytes: give at least 0")
         self.deltas_out = deltas
         self.bytes_out = size

@@ -1,7 +1,7 @@
-"""The gate before the chain: lets the source go at the pace of the slowest pacing sink, within its credits.
+"""The gate before the pipeline: limits the source to the pace of the slowest pacing sink, within its credit.
 
-Pure: `now` is an argument, in seconds of a monotonic clock. It holds no queue: who is not admitted
-stays where it waits, and asks again after `wait_s`, or when a sink has made progress.
+Pure: `now` is an argument, in seconds of a monotonic clock. It holds no queue: a caller that is not admitted
+keeps its batch, and asks again after `wait_s`, or when a sink has made progress.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop.backpressure.controller import INTERVAL_S
 from delta_prop_wire.errors import UsageError
-from delta_prop_wire.frames import Level
+from delta_prop_wire.frames import PressureLevel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,20 +21,21 @@ if TYPE_CHECKING:
     from delta_prop.backpressure.controller import Law
     from delta_prop.backpressure.credit import Credits
 
-WARN_FULL = 0.8
+WARN_SHARE = 0.8
 CATCH_UP_SHARE = 0.7
 RETRY_AFTER_MS_MIN = 1
 RETRY_AFTER_MS_MAX = 10_000
 RETRY_AFTER_MS_UNMEASURED = 100
-ROUNDING = 1e-6  # deltas: a wait that has just passed must not be refused for its rounding
+ROUNDING = 1e-6  # deltas: rounding must not refuse a batch whose wait has just passed
 
 
 class Measure(NamedTuple):
-    """What one pacing sink did since the last step, in deltas. `drained` = admitted - growth of `depth`.
+    """Measurement of one pacing sink since the last step, in deltas; `drained` = admitted - growth of
+    `depth`.
 
-    With a mailbox, depth is what is admitted and not applied; with a backlog of the sink's own, its
-    rows; beside a log that runs full, the part between its marks that the sink still needs. `in_call`: of
-    the depth, what the call in hand should have done by now, where that is known.
+    With a mailbox, depth counts the deltas admitted and not applied; with a backlog of the sink's own, its
+    rows; near a full log, the part between its marks that the sink still needs. `in_call`: the part of the
+    depth that the running call should have done by now, if that is known.
     """
 
     drained: int
@@ -44,7 +45,7 @@ class Measure(NamedTuple):
 
 
 class Mode(Enum):
-    """What a sink that is known to the pacer does to the source."""
+    """Effect of a known sink on the source."""
 
     PACING = "pacing"
     CATCHING_UP = "catching up"
@@ -53,12 +54,12 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """How pressed the source is, why, and what would suit. `depth` and `capacity` are the queue's.
+    """Pressure on the source, its reason, and a suitable rate. `depth` and `capacity` are the queue's.
 
-    `rate_limit`: deltas a second, None for any. `paced_by`: the sink with the smallest rate.
+    `rate_limit`: deltas per second, None for no limit. `paced_by`: the sink with the smallest rate.
     """
 
-    level: Level
+    level: PressureLevel
     rate_limit: float | None
     depth: int
     capacity: int
@@ -67,7 +68,7 @@ class Pressure:
     reason: str
 
 
-class _Paced:
+class _PacedSink:
     __slots__ = ("credits", "law", "measure", "mode", "name", "share", "stepped_at")
 
     def __init__(self, name: str, law: Law, credits_: Credits | None, now: float) -> None:
@@ -80,79 +81,80 @@ class _Paced:
         self.measure = Measure(0, 0, 0)
 
     @property
-    def full(self) -> float:
+    def used_share(self) -> float:
         of_depth = self.measure.depth / self.measure.depth_max if self.measure.depth_max > 0 else 0.0
-        return max(of_depth, 0.0 if self.credits is None else self.credits.full)
+        return max(of_depth, 0.0 if self.credits is None else self.credits.used_share)
 
     @property
-    def stalled(self) -> bool:
-        """It has no credit left, and nothing has left it for a whole window."""
+    def is_stalled(self) -> bool:
+        """True if it has no credit left, and nothing has left it for a full window."""
         return self.credits is not None and not min(self.credits.available) and not self.law.drain_rate
 
 
 class Pacer:
-    """Knows the pacing sinks by name; the source's rate is the smallest of theirs.
+    """The pacing sinks by name; the source's rate is the smallest of theirs.
 
-    With no pacing sink, `admits` is one comparison and `note` another. Where a batch is larger than
-    the bucket, it goes when the bucket is full, and those behind it wait the longer: over any time t no
-    more is admitted than rate * t and one interval's worth, or one batch if that is more. Where the rate
-    falls, the part of an interval's worth by which it falls may go besides such a batch.
+    Without a pacing sink, `admits` is one comparison and `note` another. A batch larger than the bucket is
+    admitted when the bucket is full, and those after it wait the longer: over any time t no more is admitted
+    than rate * t and one interval's worth, or one batch if that is more. When the rate falls, the part of an
+    interval's worth by which it falls may be admitted besides such a batch.
     """
 
     def __init__(self) -> None:
         self.rate: float | None = None
-        """Deltas a second the source may go; None for any."""
+        """Deltas per second that the source may send; None for no limit."""
         self.paced_by: str | None = None
-        self._sinks: dict[str, _Paced] = {}
-        self._credited: tuple[_Paced, ...] = ()
+        self._sinks: dict[str, _PacedSink] = {}
+        self._credited: tuple[_PacedSink, ...] = ()
         self._tokens = 0.0
         self._tokens_at = 0.0
-        # Who held the source back: in this interval, in the last one, and as the gate stands now.
-        self._held: set[str] = set()
-        self._held_before: frozenset[str] = frozenset()
-        self._held_now: str | None = None
+        # Sinks that held the source back: in this interval, in the last one, and at the present moment.
+        self._holders: set[str] = set()
+        self._last_holders: frozenset[str] = frozenset()
+        self._current_holder: str | None = None
 
-    # --- who paces
+    # --- pacing sinks
 
     def pace(self, name: str, law: Law, credits_: Credits | None, now: float) -> None:
-        """From now on this sink paces the source; a sink of that name is replaced.
+        """Let this sink pace the source from now on, in place of a sink of the same name.
 
-        Without credits only the rate holds: a backlog of the sink's own is bounded by the sink. What
-        the sink already holds is told to its credits by `set_out` before.
+        Without credit only the rate limits: a backlog of the sink's own is bounded by the sink. Set what the
+        sink already holds by `set_out` of its credit before.
         """
-        self._sinks[name] = _Paced(name, law, credits_, now)
-        self._choose(now)
+        self._sinks[name] = _PacedSink(name, law, credits_, now)
+        self._update_rate(now)
 
     def release(self, name: str, now: float) -> None:
-        """This sink paces no more. A name that is not known is no mistake."""
+        """Let this sink pace no more. An unknown name is ignored."""
         if self._sinks.pop(name, None) is not None:
-            self._choose(now)
+            self._update_rate(now)
 
     def suspend(self, name: str, now: float) -> None:
-        """No limit from this sink for now: it has stopped, or fails. Its law keeps what it knows."""
+        """Suspend this sink's limit: it has stopped, or fails. Its law keeps its state."""
         self._set_mode(name, Mode.SUSPENDED, now)
 
-    def catching_up(self, name: str, now: float, *, share: float = CATCH_UP_SHARE) -> None:
-        """The sink reads the log far behind: no credits, and the rate is a share of what it drains.
+    def catch_up(self, name: str, now: float, *, share: float = CATCH_UP_SHARE) -> None:
+        """Limit the rate to a share of the sink's drain rate, without credit, while it catches up from the
+        log.
 
-        Below 1 the sink gains on the source, so that it arrives. Raises UsageError elsewhere.
+        Below 1 the sink gains on the source, so that it catches up. Raises UsageError otherwise.
         """
         if not 0 < share < 1:
-            raise UsageError(f"share={share} of what a sink drains: give a share between 0 and 1")
-        self._sink(name).share = share
+            raise UsageError(f"share={share}: give a share between 0 and 1 of a sink's drain rate")
+        self._require_sink(name).share = share
         self._set_mode(name, Mode.CATCHING_UP, now)
 
     def resume(self, name: str, now: float) -> None:
-        """The sink paces as usual again. What it holds is told to its credits by `set_out` before."""
+        """Resume usual pacing. Set what the sink holds by `set_out` of its credit before."""
         self._set_mode(name, Mode.PACING, now)
 
     def mode(self, name: str) -> Mode | None:
-        """What this sink does to the source; None if it is not known."""
+        """Return this sink's effect on the source; None if it is not known."""
         paced = self._sinks.get(name)
         return None if paced is None else paced.mode
 
     def rates(self) -> dict[str, tuple[float, float]]:
-        """Of each sink that is not suspended: the rate that suits it, and the rate it drains."""
+        """Return for each sink that is not suspended its law's rate and its drain rate."""
         return {
             paced.name: (paced.law.rate, paced.law.drain_rate)
             for paced in self._sinks.values()
@@ -162,18 +164,18 @@ class Pacer:
     # --- the gate
 
     def admits(self, count: int, size: int, now: float) -> bool:
-        """Whether a batch of so many deltas and bytes may go down the chain now."""
+        """True if a batch of `count` deltas and `size` bytes may enter the pipeline now."""
         if self.rate is None:
             return True
-        holder = self._holder(count, size, now)
-        self._held_now = holder
+        holder = self._find_holder(count, size, now)
+        self._current_holder = holder
         if holder is None:
             return True
-        self._held.add(holder)
+        self._holders.add(holder)
         return False
 
     def note(self, count: int, size: int, now: float) -> None:
-        """A batch that `admits` let in at this same moment goes. Raises UsageError without credits."""
+        """Note a batch that `admits` admitted at this moment. Raises UsageError without credit."""
         if self.rate is None:
             return
         for paced in self._credited:
@@ -183,10 +185,10 @@ class Pacer:
         self._tokens -= count
 
     def wait_s(self, count: int, size: int, now: float) -> float | None:
-        """When to ask again for this batch, in seconds: 0 at once, None when a sink has made progress."""
+        """Return the seconds after which to ask again for this batch; None: when a sink has made progress."""
         if self.rate is None:
             return 0.0
-        if self._without_credit(count, size) is not None:
+        if self._find_without_credit(count, size) is not None:
             return None
         self._refill(now)
         missing = min(count, self._burst) - self._tokens
@@ -195,12 +197,12 @@ class Pacer:
     # --- the rate
 
     def step(self, now: float, measures: Mapping[str, Measure], *, waiting: bool = True) -> float | None:
-        """Step the laws of the sinks measured, once every `INTERVAL_S`, and return the source's rate.
+        """Step the laws of the measured sinks, once every `INTERVAL_S`, and return the source's rate.
 
-        `waiting`: somebody may be at the gate. Who was held back and has gone since, is held no more.
+        `waiting`: True while a batch may wait at the gate. Otherwise no sink holds the source back.
         """
         if not waiting:
-            self._held_now = None
+            self._current_holder = None
         for name, measure in measures.items():
             paced = self._sinks.get(name)
             if paced is None or paced.mode is Mode.SUSPENDED:
@@ -214,48 +216,48 @@ class Pacer:
                 depth=measure.depth,
                 depth_max=measure.depth_max,
                 elapsed_s=elapsed_s,
-                demand_limited=name not in self._held,
+                demand_limited=name not in self._holders,
                 in_call=measure.in_call,
             )
-        self._held_before = frozenset(self._held)
-        self._held = set() if self._held_now is None else {self._held_now}
-        self._choose(now)
+        self._last_holders = frozenset(self._holders)
+        self._holders = set() if self._current_holder is None else {self._current_holder}
+        self._update_rate(now)
         return self.rate
 
     def pressure(self, queue_depth: int, queue_capacity: int) -> Pressure:
-        """What to tell producers. Warn from 0.8 full, throttle while the gate holds back, stop when full."""
+        """Return the pressure: warn from 0.8 full, throttle while the gate holds back, stop when full."""
         level, reason = self._level(queue_depth, queue_capacity)
         retry_after_ms: int | None = None
-        if level >= Level.THROTTLE:
+        if level >= PressureLevel.THROTTLE:
             retry_after_ms = RETRY_AFTER_MS_UNMEASURED
             if self.rate is not None:
                 wait_ms = 1000 * (queue_depth + 1) / self.rate
                 retry_after_ms = int(min(max(wait_ms, RETRY_AFTER_MS_MIN), RETRY_AFTER_MS_MAX))
         return Pressure(level, self.rate, queue_depth, queue_capacity, retry_after_ms, self.paced_by, reason)
 
-    # --- inside
+    # --- internals
 
     @property
     def _burst(self) -> float:
         assert self.rate is not None
         return self.rate * INTERVAL_S
 
-    def _sink(self, name: str) -> _Paced:
+    def _require_sink(self, name: str) -> _PacedSink:
         paced = self._sinks.get(name)
         if paced is None:
             known = ", ".join(map(repr, self._sinks)) or "none"
-            raise UsageError(f"sink {name!r} does not pace; those that do: {known}")
+            raise UsageError(f"sink {name!r}: it does not pace: name one that does: {known}")
         return paced
 
     def _set_mode(self, name: str, mode: Mode, now: float) -> None:
-        paced = self._sink(name)
+        paced = self._require_sink(name)
         if paced.mode is mode:
             return
         paced.mode, paced.stepped_at = mode, now
-        self._choose(now)
+        self._update_rate(now)
 
-    def _choose(self, now: float) -> None:
-        """The smallest rate counts. What the bucket gathered till now was gathered at the old one."""
+    def _update_rate(self, now: float) -> None:
+        """Set the smallest rate. Tokens so far were added at the old one."""
         was = self.rate
         if was is not None:
             self._refill(now)
@@ -267,8 +269,8 @@ class Pacer:
             paced for paced in self._sinks.values() if paced.mode is Mode.PACING and paced.credits is not None
         )
         if self.paced_by is None:
-            self.rate, self._held_now = None, None
-            self._held.clear()
+            self.rate, self._current_holder = None, None
+            self._holders.clear()
             return
         self.rate = rate
         if was is None:
@@ -278,45 +280,48 @@ class Pacer:
 
     def _refill(self, now: float) -> None:
         assert self.rate is not None
-        gathered = self.rate * max(now - self._tokens_at, 0.0)
-        self._tokens = min(self._tokens + gathered, self._burst)
+        added = self.rate * max(now - self._tokens_at, 0.0)
+        self._tokens = min(self._tokens + added, self._burst)
         self._tokens_at = max(now, self._tokens_at)
 
-    def _without_credit(self, count: int, size: int) -> str | None:
+    def _find_without_credit(self, count: int, size: int) -> str | None:
         for paced in self._credited:
             assert paced.credits is not None
-            if not paced.credits.fits(count, size):
+            if not paced.credits.can_take(count, size):
                 return paced.name
         return None
 
-    def _holder(self, count: int, size: int, now: float) -> str | None:
-        """Who holds this batch back: a sink without credits, or else the one with the smallest rate."""
-        holder = self._without_credit(count, size)
+    def _find_holder(self, count: int, size: int, now: float) -> str | None:
+        """Return the sink that holds this batch back: one without credit, else the one that paces."""
+        holder = self._find_without_credit(count, size)
         if holder is not None:
             return holder
         self._refill(now)
         return None if self._tokens + ROUNDING >= min(count, self._burst) else self.paced_by
 
-    def _level(self, queue_depth: int, queue_capacity: int) -> tuple[Level, str]:
-        stalled = next((paced for paced in self._credited if paced.stalled), None)
+    def _level(self, queue_depth: int, queue_capacity: int) -> tuple[PressureLevel, str]:
+        stalled = next((paced for paced in self._credited if paced.is_stalled), None)
         if stalled is not None:
-            return Level.STOP, f"{self._told(stalled)}, and nothing leaves it"
+            return PressureLevel.STOP, f"{self._format_sink(stalled)}, but nothing leaves it"
         if queue_depth >= queue_capacity:
-            return Level.STOP, f"the queue holds {queue_depth} of {queue_capacity} deltas"
-        holders = self._held | self._held_before
+            return PressureLevel.STOP, f"the queue holds {queue_depth} of {queue_capacity} deltas"
+        holders = self._holders | self._last_holders
         held = next((paced for name, paced in self._sinks.items() if name in holders), None)
         if self.rate is not None and held is not None and held.mode is not Mode.SUSPENDED:
-            return Level.THROTTLE, f"{self._told(held)}; the source may go {self.rate:.0f} deltas/s"
-        if queue_depth >= WARN_FULL * queue_capacity:
-            return Level.WARN, f"the queue holds {queue_depth} of {queue_capacity} deltas"
+            return (
+                PressureLevel.THROTTLE,
+                f"{self._format_sink(held)}; the source may send {self.rate:.0f} deltas/s",
+            )
+        if queue_depth >= WARN_SHARE * queue_capacity:
+            return PressureLevel.WARN, f"the queue holds {queue_depth} of {queue_capacity} deltas"
         gating = [paced for paced in self._sinks.values() if paced.mode is Mode.PACING]
-        fullest = max(gating, key=lambda paced: paced.full, default=None)
-        if fullest is not None and fullest.full >= WARN_FULL:
-            return Level.WARN, self._told(fullest)
-        return Level.OK, "there is room"
+        fullest = max(gating, key=lambda paced: paced.used_share, default=None)
+        if fullest is not None and fullest.used_share >= WARN_SHARE:
+            return PressureLevel.WARN, self._format_sink(fullest)
+        return PressureLevel.OK, "there is capacity"
 
     @staticmethod
-    def _told(paced: _Paced) -> str:
+    def _format_sink(paced: _PacedSink) -> str:
         depth, depth_max = paced.measure.depth, paced.measure.depth_max
         return (
             f"sink {paced.name!r} is {paced.mode.value}: {depth} of {depth_max} deltas stand before it, "

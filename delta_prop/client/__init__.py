@@ -1,6 +1,6 @@
-"""Clients of a service: what a program uses that talks to `delta-prop serve`.
+"""Clients of a service: all that a program needs to talk to `delta-prop serve`.
 
-The public names, loaded when first used, so that a script which only publishes loads no event loop.
+The public names are loaded on first use, so a script that only publishes loads no event loop.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from delta_prop.client.blocking import SyncProducer, SyncReceipt
     from delta_prop.client.errors import Unreachable
     from delta_prop.client.forwarding import ForwardLink
     from delta_prop.client.producer import Producer
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from delta_prop.client.spread_producer import SpreadProducer
     from delta_prop.client.spread_subscriber import SpreadSubscriber
     from delta_prop.client.subscriber import Subscriber
+    from delta_prop.client.sync_producer import SyncProducer, SyncReceipt
 
 _HOME_OF = {
     "ClientSettings": "delta_prop.client.settings",
@@ -25,8 +25,8 @@ _HOME_OF = {
     "SpreadProducer": "delta_prop.client.spread_producer",
     "SpreadSubscriber": "delta_prop.client.spread_subscriber",
     "Subscriber": "delta_prop.client.subscriber",
-    "SyncProducer": "delta_prop.client.blocking",
-    "SyncReceipt": "delta_prop.client.blocking",
+    "SyncProducer": "delta_prop.client.sync_producer",
+    "SyncReceipt": "delta_prop.client.sync_producer",
     "Unreachable": "delta_prop.client.errors",
 }
 

@@ -1,6 +1,6 @@
-"""Where services listen: `host:port` as text, one or several.
+"""Addresses of services: `host:port` as text, one or several.
 
-Pure. Names are looked up by the network, when it connects.
+Pure. The network resolves host names when it connects.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ADDRESSES_MAX = 64
 
 
 class Address(NamedTuple):
-    """One place to connect to."""
+    """One host and port to connect to."""
 
     host: str
     port: int
@@ -25,42 +25,44 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @classmethod
-    def parse(cls, text: str, usual: int = PORT) -> Address:
-        """Read `host`, `host:port` or `[IPv6]:port`; `usual`: the port where none is named. Raises
-        UsageError.
+    def parse(cls, text: str, default_port: int = PORT) -> Address:
+        """Parse `host`, `host:port` or `[IPv6]:port`. Raises UsageError.
+
+        `default_port`: the port if the text names none.
         """
         if not isinstance(text, str):
-            raise _unfit(text, usual)
+            raise _invalid_address(text, default_port)
         if text.startswith("["):
             host, closed, rest = text[1:].partition("]")
             if not closed or (rest and not rest.startswith(":")):
-                raise _unfit(text, usual)
-            port = rest[1:] if rest else str(usual)
+                raise _invalid_address(text, default_port)
+            port = rest[1:] if rest else str(default_port)
         else:
             host, colon, port = text.partition(":")
-            port = port if colon else str(usual)
+            port = port if colon else str(default_port)
         number = int(port) if port.isascii() and port.isdigit() and len(port) <= 5 else 0
         if not host or any(letter.isspace() or letter == "/" for letter in host):
-            raise _unfit(text, usual)
+            raise _invalid_address(text, default_port)
         if not 1 <= number <= _PORT_MAX:
-            raise _unfit(text, usual, f"and a port from 1 to {_PORT_MAX}, ")
+            raise _invalid_address(text, default_port, f"and a port from 1 to {_PORT_MAX}, ")
         return cls(host, number)
 
 
 def parse_addresses(addresses: str | Iterable[str]) -> tuple[Address, ...]:
-    """One address or several of one service, each once. Raises UsageError."""
+    """Parse one or several addresses of one service; drop duplicates. Raises UsageError."""
     if isinstance(addresses, str):
         texts = [addresses]
     elif isinstance(addresses, Iterable):
         texts = list(addresses)
     else:
-        raise _unfit(addresses)
+        raise _invalid_address(addresses)
     if not 1 <= len(texts) <= ADDRESSES_MAX:
         raise UsageError(f"{len(texts)} addresses: give 1 to {ADDRESSES_MAX}, as host:port")
     return tuple(dict.fromkeys(map(Address.parse, texts)))
 
 
-def _unfit(text: object, usual: int = PORT, more: str = "") -> UsageError:
+def _invalid_address(text: object, default_port: int = PORT, hint: str = "") -> UsageError:
     return UsageError(
-        f"address {text!r:.80}: give host:port, {more}such as 127.0.0.1:{usual} or [::1]:{usual}"
+        f"address {text!r:.80}: give host:port, {hint}"
+        f"such as 127.0.0.1:{default_port} or [::1]:{default_port}"
     )

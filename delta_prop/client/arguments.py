@@ -1,4 +1,4 @@
-"""What every client is made with, checked when it is made: each refusal names the argument and the cure.
+"""Checks of the arguments that every client takes: each error names the argument and the fix.
 
 Pure.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, TypeVar
 
-from delta_prop.checks import check_instance
+from delta_prop.argument_checks import check_instance
 from delta_prop.client.settings import ClientSettings
 from delta_prop.ports import Tls, World
 from delta_prop_wire.errors import UsageError
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     E = TypeVar("E", bound=IntEnum)
 
 
-def settings_of(settings: ClientSettings | None) -> ClientSettings:
-    """The settings given, or the usual ones. Raises UsageError."""
+def settings_or_default(settings: ClientSettings | None) -> ClientSettings:
+    """Return the settings given, or the defaults. Raises UsageError."""
     if settings is None:
         return ClientSettings()
     return check_instance("settings", settings, ClientSettings, "delta_prop.client.ClientSettings(…)")
 
 
 def check_connection(token: str | None, tls: Tls | None, world: World | None = None) -> None:
-    """Refuse what no connection is made with. Raises UsageError, which never shows the token."""
+    """Check the arguments of a connection. Raises UsageError, which never shows the token."""
     if token is not None and not isinstance(token, str):
         raise UsageError(f"token: a {type(token).__name__} is not a token: give text")
     if tls is not None:
@@ -37,24 +37,24 @@ def check_connection(token: str | None, tls: Tls | None, world: World | None = N
         check_instance("world", world, World, "delta_prop.world.real_world(), or leave it out")
 
 
-def member_of(field: str, value: object, kind: type[E]) -> E:
-    """The member that is meant. Raises UsageError."""
+def parse_member(field: str, value: object, kind: type[E]) -> E:
+    """Return the member that `value` names. Raises UsageError."""
     if isinstance(value, int) and not isinstance(value, bool) and value in set(kind):
         return kind(value)
     names = ", ".join(f"{kind.__name__}.{one.name}" for one in kind)
     raise UsageError(f"{field} {value!r:.60}: give one of {names}")
 
 
-def members_of(field: str, values: Iterable[object], kind: type[E]) -> tuple[E, ...]:
-    """The members that are meant. Raises UsageError."""
+def parse_members(field: str, values: Iterable[object], kind: type[E]) -> tuple[E, ...]:
+    """Return the members that `values` name. Raises UsageError."""
     if isinstance(values, str) or not isinstance(values, (list, tuple, set, frozenset)):
         names = ", ".join(f"{kind.__name__}.{one.name}" for one in kind)
         raise UsageError(f"{field} {values!r:.60}: give a list of some of {names}")
-    return tuple(member_of(field, one, kind) for one in values)
+    return tuple(parse_member(field, one, kind) for one in values)
 
 
-def credit_of(credit: tuple[int, int]) -> Credit:
-    """Deltas and bytes that may lie unread. Raises UsageError."""
+def parse_credit(credit: tuple[int, int]) -> Credit:
+    """Return the credit: deltas and bytes that may lie unread. Raises UsageError."""
     if not isinstance(credit, tuple) or len(credit) != len(Credit._fields):
         raise UsageError(f"credit {credit!r:.60}: give deltas and bytes, such as (10_000, 8_388_608)")
     return Credit(*credit)

@@ -1,6 +1,6 @@
-"""How long to wait before the next try: doubling, bounded, with jitter, so that clients do not come at once.
+"""Exponential backoff with jitter, so that clients do not all retry at the same time.
 
-Pure: chance is an argument.
+Pure: the random sample is an argument.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ JITTER = 0.5
 
 @dataclass(slots=True)
 class Backoff:
-    """Waits of `first_s`, twice that, and so on up to `max_s`; of each, chance leaves out a share."""
+    """Waits of `first_s`, twice that, and so on up to `max_s`, each shortened at random by up to `jitter`."""
 
     first_s: float = FIRST_S
     max_s: float = MAX_S
     jitter: float = JITTER
-    _tries: int = 0
+    _attempts: int = 0
 
-    def next_s(self, chance: float) -> float:
-        """The next wait; `chance` from 0 to 1 says how much of the jitter is left out."""
-        whole = min(self.first_s * 2.0 ** min(self._tries, 32), self.max_s)
-        self._tries += 1
-        return whole * (1 - self.jitter * chance)
+    def next_s(self, sample: float) -> float:
+        """Return the next wait; `sample` from 0 to 1 is the share of the jitter to subtract."""
+        full_s = min(self.first_s * 2.0 ** min(self._attempts, 32), self.max_s)
+        self._attempts += 1
+        return full_s * (1 - self.jitter * sample)
 
     def reset(self) -> None:
-        """It went well: begin anew."""
-        self._tries = 0
+        """Start over with `first_s`: the last attempt succeeded."""
+        self._attempts = 0

@@ -1,4 +1,4 @@
-"""What a producer counts of what it has sent. Values only."""
+"""Counters of a producer. Values only."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Counts:
-    """Since the producer was made; batches and deltas that were sent, deltas that have an outcome.
+    """Counts since the producer was made: batches and deltas sent, deltas that have an outcome.
 
-    `resent`: batches sent more than once. `lost`: deltas once acknowledged that the service does not have any
-    more, as their ack level allowed.
+    `resent`: batches sent more than once. `lost`: deltas once acknowledged that the service no longer has,
+    as their ack level allowed.
     """
 
     batches: int = 0

@@ -1,6 +1,6 @@
-"""Why a client ends that could not go on: no service could be reached.
+"""Errors of a client that could not go on: no service could be reached.
 
-Everything else a client raises is the service's own refusal, or UsageError.
+Every other error that a client raises is the service's own refusal, or UsageError.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Unreachable(Refused):
 
 
 class Reconnect(Exception):
-    """The connection is of no use any more: make another one, not before `after_s`. Never leaves a client."""
+    """The connection is unusable: open another one, not before `after_s`. Never leaves a client."""
 
     def __init__(self, after_s: float = 0.0, cause: Refused | None = None) -> None:
         super().__init__()

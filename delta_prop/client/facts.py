@@ -1,7 +1,7 @@
-"""Asks a service by plain blocking calls: what a fact is, where in the log something lies, what it is itself.
+"""Queries a service by blocking calls: facts, offsets in the log, its own description.
 
-A fact's dot is what `expect` of the next delta is to name: so who was refused with CONFLICT reads the fact
-anew and decides again.
+A fact's dot is the value for `expect` of the next delta: on CONFLICT, read the fact again and decide
+with its new value.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from delta_prop.client.asking import Asking
+from delta_prop.client.request_client import RequestClient
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.frames import (
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 _CLIENT = "asks"
-_CURE = "start the service or correct the address"
+_FIX = "start the service or correct the address"
 
 
 def get(
@@ -55,16 +55,16 @@ def get(
     tls: Tls | None = None,
     timeout_s: float = 30.0,
 ) -> Fact:
-    """A fact as the service has it, with all that was in its log when it was asked. `namespace`: absent, the
-    text before the first `:` of the vector id, else `default`.
+    """Return a fact as the service has it, with everything that was in its log at the time of the call.
 
+    `namespace`: if absent, the text before the first `:` of the vector id, else `default`.
     Raises InvalidDelta for a name that no fact can have, Refused (BAD_REQUEST where no sink of the service
-    keeps the states of all facts), Unreachable, UsageError.
+    stores the states of all facts), Unreachable, UsageError.
     """
     check_name("vector_id", vector_id, VECTOR_ID_BYTES_MAX)
     if namespace is not None:
         check_name("namespace", namespace, NAMESPACE_BYTES_MAX)
-    found = Asking(_CLIENT, token, tls, timeout_s, _CURE).ask(addresses, Get(vector_id, namespace))
+    found = RequestClient(_CLIENT, token, tls, timeout_s, _FIX).ask(addresses, Get(vector_id, namespace))
     assert isinstance(found, Fact)
     return found
 
@@ -77,22 +77,22 @@ def find_offsets(
     tls: Tls | None = None,
     timeout_s: float = 30.0,
 ) -> FoundOffsets:
-    """The offset of the first delta that was logged at each of up to 64 times (µs since 1970) or later.
+    """Return the offset of the first delta logged at or after each of up to 64 times (µs since 1970).
 
     Raises Refused (BAD_REQUEST of a log in memory), Unreachable, UsageError.
     """
     if not isinstance(times_us, Iterable):
-        raise UsageError(f"times_us {times_us!r:.40} is a {type(times_us).__name__}: give a list of times")
+        raise UsageError(f"times_us {times_us!r:.40}: a {type(times_us).__name__} is not a list: give times")
     times = tuple(times_us)
     if len(times) > STARTS_MAX:
-        raise UsageError(f"times_us: {len(times)} times, allowed are {STARTS_MAX}: ask several times")
+        raise UsageError(f"times_us: {len(times)} times: give up to {STARTS_MAX} in one call")
     for time_us in times:
         if type(time_us) is not int or not 0 <= time_us <= COUNTER_MAX:
             raise UsageError(
                 f"times_us: {time_us!r:.40} is not a whole number from 0 to {COUNTER_MAX}: give microseconds"
             )
     starts = tuple(Start(StartAt.TIME, time_us) for time_us in times)
-    found = Asking(_CLIENT, token, tls, timeout_s, _CURE).ask(addresses, FindOffsets(starts))
+    found = RequestClient(_CLIENT, token, tls, timeout_s, _FIX).ask(addresses, FindOffsets(starts))
     assert isinstance(found, FoundOffsets)
     return found
 
@@ -104,10 +104,10 @@ def describe(
     tls: Tls | None = None,
     timeout_s: float = 30.0,
 ) -> Description:
-    """Describe a service: its streams, where their logs begin and end, the requests that it knows.
+    """Describe a service: its streams, where their logs begin and end, the requests that it supports.
 
     Raises Refused, Unreachable, UsageError.
     """
-    found = Asking(_CLIENT, token, tls, timeout_s, _CURE).ask(addresses, Describe())
+    found = RequestClient(_CLIENT, token, tls, timeout_s, _FIX).ask(addresses, Describe())
     assert isinstance(found, Description)
     return found

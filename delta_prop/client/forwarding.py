@@ -1,6 +1,6 @@
-"""The link of a replication sink: hands another service batches of a log, and hears what became of them.
+"""The link of a replication sink: sends batches of a log to another service and collects their outcomes.
 
-It never re-encodes a body: a frame's head is made anew, with the Lamport number and the forwarder's sequence.
+It never re-encodes a body: only a frame's header is new, with the Lamport number and the link's sequence.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop.client.addresses import parse_addresses
-from delta_prop.client.arguments import check_connection, settings_of
+from delta_prop.client.arguments import check_connection, settings_or_default
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.errors import Reconnect
-from delta_prop.client.link import Link
-from delta_prop.misconfigured import Misconfigured
+from delta_prop.client.reconnecting_link import ReconnectingLink
+from delta_prop.connection_faults import Misconfigured
 from delta_prop_wire.control_rows import uses_dots
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("delta_prop.client")
 
 SEND_BYTES_MAX = 256 * 1024
-FORWARD_S_MAX = 120.0
-"""How long a call may wait for its outcomes before the connection is given up."""
-GREETED_S_MAX = 10.0
-"""How long a call waits for the connection: as soon as it is back things go on."""
+FORWARD_TIMEOUT_S = 120.0
+"""Seconds for which a call waits for its outcomes before it closes the connection."""
+CONNECT_TIMEOUT_S = 10.0
+"""Seconds for which a call waits for the connection: it goes on as soon as there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardLinkStatistics:
-    """`sent`: rows that went over the wire; `covered`: rows that the other service had already."""
+    """Counters: `sent` rows went over the wire; `covered` rows were already at the other service."""
 
     connected: bool
     reconnects: int
@@ -55,20 +55,20 @@ class ForwardLinkStatistics:
 
 
 class _Call:
-    """One `forward`: its batches, what became of each, and how many are not told yet."""
+    """One `forward`: its batches, their outcomes, and the batches still in flight."""
 
     def __init__(self, batches: Sequence[LoggedBatch]) -> None:
         self.batches = batches
         self.outcomes: list[Refused | None] = [None] * len(batches)
-        self.open: dict[int, int] = {}
-        """First sequence to place, of what was sent and is not told, in that order."""
-        self.next = 0
+        self.in_flight: dict[int, int] = {}
+        """First sequence to index in `batches`, of each batch that is in flight, in the order of sending."""
+        self.next_index = 0
         self.failure: Exception | None = None
         self.done = anyio.Event()
 
 
 class ForwardLink:
-    """Implements what `ForwardSink` is handed. One call at a time.
+    """The link that `ForwardSink` is given. One call at a time.
 
     *Resources*: `run` owns a connection and its tasks. *Errors*: `forward` raises them.
     """
@@ -87,130 +87,132 @@ class ForwardLink:
         self._given_world = world
         self._token, self._tls, self._name = token, tls, name
         check_connection(token, tls, world)
-        self._settings = settings_of(settings)
+        self._settings = settings_or_default(settings)
         self._log_id: bytes | None = None
-        self._link: Link | None = None
+        self._link: ReconnectingLink | None = None
         self._call: _Call | None = None
-        self._has: dict[
-            int, int
-        ] = {}  # what the other service has, by its watermarks and its acknowledgements
+        # the watermarks of the other service: those of its welcome, advanced by its acknowledgements
+        self._watermarks: dict[int, int] = {}
         self._connected = anyio.Event()
-        self._changed = anyio.Event()  # it is connected, or cannot be for now
-        self._told = False  # what it has, since it is connected
-        self._ended: DeltaPropError | None = None
+        self._changed = anyio.Event()  # set when connected, or when a connection failed
+        self._watermarks_taken = False  # `wait_for_watermarks` has returned them for this connection
+        self._last_error: DeltaPropError | None = None
         self._reconnects = self._sent = self._covered = 0
-        self._sequence = 1  # of the next row on this connection; one that is sent again gets another one
+        self._sequence = 1  # of the next row on this connection; a batch that is resent gets a new one
 
     # --- for the sink
 
     def begin(self, log_id: bytes) -> None:
-        """Whose batches they will be."""
+        """Name the log whose batches are forwarded."""
         self._log_id = log_id
 
     async def run(self) -> None:
-        """Keep the connection up until cancelled. What stands in the way is told by `forward`."""
+        """Keep the connection up until cancelled. `forward` raises the reason why there is none."""
         world = self._given_world or _real_world()
         network = world.network
         if network is None:
             raise UsageError("this world has no network to forward over")
         backoff = Backoff(first_s=1.0, max_s=30.0)
         while True:
-            self._link = Link(
+            self._link = ReconnectingLink(
                 self._addresses,
                 self,
                 world=world,
                 network=network,
                 tls=self._tls,
                 settings=self._settings,
-                warns=False,  # it is told below, and the tries go on for ever
+                warns=False,  # the warning below replaces it, as the retries never end
             )
             try:
                 await self._link.run()
             except DeltaPropError as error:
                 if self._link.welcomed.is_set():
                     backoff.reset()
-                if str(error) != str(self._ended):
+                if str(error) != str(self._last_error):
                     logger.warning("%s: %s", self._name, error)
-                self._ended = error
+                self._last_error = error
                 self._changed.set()
-                self._fail(_as_failure(error))
+                self._fail(_to_call_error(error))
             finally:
                 self._reconnects += self._link.reconnects
             await anyio.sleep(backoff.next_s(world.randomness.random()))
 
     async def forward(self, batches: Sequence[LoggedBatch]) -> list[Refused | None]:
-        """Have these taken; what became of each. Raises ConnectionError, Refused."""
+        """Send these batches; return the refusal of each, or None. Raises ConnectionError, Refused."""
         await self._wait_connected()
         call = self._call = _Call(batches)
         try:
-            self._pass_covered(call)
+            self._skip_covered(call)
             if self._link is not None:
-                self._link.ring()
-            with anyio.move_on_after(FORWARD_S_MAX):
+                self._link.notify()
+            with anyio.move_on_after(FORWARD_TIMEOUT_S):
                 await call.done.wait()
         finally:
             self._call = None
         if call.failure is not None:
             raise call.failure
         if not call.done.is_set():
-            raise ConnectionError(f"not all was answered within {FORWARD_S_MAX:g} s")
+            raise ConnectionError(f"no answer to every batch within {FORWARD_TIMEOUT_S:g} s")
         return call.outcomes
 
-    async def greeted(self) -> Mapping[int, int] | None:
-        """Wait for the connection; what the other service has, once for each. Raises as `forward` does."""
+    async def wait_for_watermarks(self) -> Mapping[int, int] | None:
+        """Wait for the connection; return the other service's watermarks, once per connection, else None.
+
+        Raises as `forward` does.
+        """
         await self._wait_connected()
-        if self._told:
+        if self._watermarks_taken:
             return None
-        self._told = True
-        return self._has
+        self._watermarks_taken = True
+        return self._watermarks
 
     async def _wait_connected(self) -> None:
-        with anyio.move_on_after(GREETED_S_MAX):
-            while not (self._connected.is_set() or _lasts(self._ended)):
+        with anyio.move_on_after(CONNECT_TIMEOUT_S):
+            while not (self._connected.is_set() or _is_permanent(self._last_error)):
                 self._changed = anyio.Event()
                 await self._changed.wait()
         if not self._connected.is_set():
-            failure = None if self._ended is None else _as_failure(self._ended)
+            failure = None if self._last_error is None else _to_call_error(self._last_error)
             raise failure or ConnectionError(f"{self._addresses[0]} has not answered yet")
 
     def statistics(self) -> ForwardLinkStatistics:
-        """A snapshot."""
+        """Return a snapshot of the counters."""
         reconnects = self._reconnects + (0 if self._link is None else self._link.reconnects)
         return ForwardLinkStatistics(self._connected.is_set(), reconnects, self._sent, self._covered)
 
     # --- for the link
 
     def hello(self) -> Hello:
-        """What opens a connection."""
+        """Return the hello that opens a connection."""
         self._sequence = 1
         return Hello(token=self._token, source=Source.REPLICA, client=self._name, log_id=self._log_id)
 
-    def welcomed(self, welcome: Welcome, *, same_address: bool) -> None:
-        """It takes batches from now on; what the other service has is known."""
+    def on_welcome(self, welcome: Welcome, *, same_address: bool) -> None:
+        """Start sending batches: the watermarks of the other service are known."""
         if welcome.log is not None and welcome.log.log_id == self._log_id:
-            raise UsageError("it would forward to itself: name another service")
-        self._has = {one.origin: one.watermark for one in welcome.origins}
-        self._told, self._ended = False, None
+            raise UsageError("the service would forward to itself: name another service")
+        self._watermarks = {one.origin: one.watermark for one in welcome.origins}
+        self._watermarks_taken, self._last_error = False, None
         self._connected.set()
         self._changed.set()
 
-    def take(self, frame: Frame, size: int, now: float) -> bool:
-        """What became of some batches."""
+    def on_frame(self, frame: Frame, size: int, now: float) -> bool:
+        """Handle the outcomes of some batches."""
         if isinstance(frame, Ack):
-            return self._take_ack(frame)
+            return self._on_ack(frame)
         if isinstance(frame, Nack):
-            self._take_nack(frame)
+            self._on_nack(frame)
         return False
 
-    def to_send(self, session: Session, now: float) -> Sequence[Buffer]:
-        """The next batches, as credits allow."""
+    def data_to_send(self, session: Session, now: float) -> Sequence[Buffer]:
+        """Return the next batches, as credits allow."""
         call, parts, size = self._call, [], 0
-        while call is not None and call.next < len(call.batches) and size < SEND_BYTES_MAX:
-            if not session.connection.window.open:
+        while call is not None and call.next_index < len(call.batches) and size < SEND_BYTES_MAX:
+            if not session.connection.send_window.is_open:
                 break
-            logged = call.batches[call.next]
-            if not self._covers(logged):
-                call.open[self._sequence] = call.next
+            logged = call.batches[call.next_index]
+            if not self._is_covered(logged):
+                call.in_flight[self._sequence] = call.next_index
                 stamp = Stamp(logged.lamport, Source.REPLICA)
                 frame = BatchFrame(self._sequence, logged.batch, stamp, ack_wanted=True)
                 self._sequence += logged.count
@@ -218,49 +220,49 @@ class ForwardLink:
                 parts.append(raw)
                 size += len(raw)
                 self._sent += logged.count
-            call.next += 1
+            call.next_index += 1
         if call is not None:
-            self._finish(call)  # what was left may have been there already
+            self._finish(call)  # the remaining batches may all be covered
         return parts
 
-    def sent(self) -> None:
-        """Nothing is remembered of it."""
+    def on_sent(self) -> None:
+        """Do nothing: no state depends on a completed send."""
 
     def wait_s(self, now: float) -> float | None:
-        """It is rung."""
+        """Return None: `notify` wakes the link."""
         return None
 
-    def dealt_with(self) -> int | None:
-        """Nothing is delivered here."""
+    def processed_offset(self) -> int | None:
+        """Return None: nothing is delivered here."""
         return None
 
-    def disconnected(self) -> None:
-        """What was under way comes again."""
+    def on_disconnect(self) -> None:
+        """Fail the call in flight: its batches are resent."""
         if self._connected.is_set():
             self._connected = anyio.Event()
         self._fail(ConnectionError("the connection broke"))
 
-    # --- what came
+    # --- answers
 
-    def _take_ack(self, ack: Ack) -> bool:
+    def _on_ack(self, ack: Ack) -> bool:
         call = self._call
         if call is None:
             return False
-        told = []
-        for first, place in call.open.items():
+        acked = []
+        for first, place in call.in_flight.items():
             if first + call.batches[place].count - 1 > ack.sequence:
                 break
-            told.append(first)
-        for first in told:
-            logged = call.batches[call.open[first]]
+            acked.append(first)
+        for first in acked:
+            logged = call.batches[call.in_flight[first]]
             if _is_in_doubt(ack, first, first + logged.count - 1):
-                raise Reconnect(cause=_in_doubt(logged))  # if it is there, the next welcome says so
-            del call.open[first]
-            self._note_has(logged)
+                raise Reconnect(cause=_in_doubt_error(logged))  # if it is there, the next welcome covers it
+            del call.in_flight[first]
+            self._advance_watermark(logged)
         self._finish(call)
-        return bool(told)
+        return bool(acked)
 
-    def _take_nack(self, nack: Nack) -> None:
+    def _on_nack(self, nack: Nack) -> None:
         refusal = nack.refusal()
         call = self._call
         if nack.correlation_id is not None or nack.is_about_connection:
@@ -269,31 +271,31 @@ class ForwardLink:
             raise refusal
         if call is None:
             return
-        place = call.open.pop(nack.sequence, None)
+        place = call.in_flight.pop(nack.sequence, None)
         if place is not None:
             call.outcomes[place] = refusal
         self._finish(call)
 
     def _finish(self, call: _Call) -> None:
-        if call.next == len(call.batches) and not call.open:
+        if call.next_index == len(call.batches) and not call.in_flight:
             call.done.set()
 
-    def _pass_covered(self, call: _Call) -> None:
-        """Count what the other service has; where it has all, nothing is left to do."""
-        self._covered += sum(logged.count for logged in call.batches if self._covers(logged))
-        if all(map(self._covers, call.batches)):
-            call.next = len(call.batches)
+    def _skip_covered(self, call: _Call) -> None:
+        """Count the rows that the other service has; finish the call if it has all of them."""
+        self._covered += sum(logged.count for logged in call.batches if self._is_covered(logged))
+        if all(map(self._is_covered, call.batches)):
+            call.next_index = len(call.batches)
             self._finish(call)
 
-    def _covers(self, logged: LoggedBatch) -> bool:
-        """Return True if the other service needs none of it: it has it, or these are the log's own rows."""
+    def _is_covered(self, logged: LoggedBatch) -> bool:
+        """Return True if the other service needs no row of it: it has them, or they are control rows."""
         if not uses_dots(logged.batch):
             return True
-        return logged.batch.last <= self._has.get(logged.batch.origin, 0)
+        return logged.batch.last <= self._watermarks.get(logged.batch.origin, 0)
 
-    def _note_has(self, logged: LoggedBatch) -> None:
+    def _advance_watermark(self, logged: LoggedBatch) -> None:
         batch = logged.batch
-        self._has[batch.origin] = max(self._has.get(batch.origin, 0), batch.last)
+        self._watermarks[batch.origin] = max(self._watermarks.get(batch.origin, 0), batch.last)
 
     def _fail(self, failure: Exception) -> None:
         call = self._call
@@ -307,26 +309,26 @@ def _is_in_doubt(ack: Ack, first: int, last: int) -> bool:
     return any(one.offset == UNKNOWN_OFFSET and one.first <= last and first <= one.last for one in ack.ranges)
 
 
-def _in_doubt(logged: LoggedBatch) -> Refused:
+def _in_doubt_error(logged: LoggedBatch) -> Refused:
     return Refused(
         ErrorCode.OUTCOME_UNKNOWN,
-        f"the other service calls the batch at offset {logged.offset} a repeat and does not say where it has "
-        "it: connecting again to hear its watermarks",
+        f"the other service reports the batch at offset {logged.offset} as a duplicate without an offset: "
+        "reconnecting to read its watermarks",
     )
 
 
-def _as_failure(error: DeltaPropError) -> Exception:
-    """Return what a call raises: a refusal that lasts ends the sink, all else passes.
+def _to_call_error(error: DeltaPropError) -> Exception:
+    """Return the error that a call raises: a permanent refusal ends the sink, other errors are retried.
 
-    What is misconfigured may be so at the other service, so that it passes once it is mended there.
+    A misconfiguration may be at the other service, so it is retried: it passes once it is fixed there.
     """
     if isinstance(error, UsageError) and not isinstance(error, Misconfigured):
         return Refused(ErrorCode.BAD_REQUEST, str(error))
     return error if isinstance(error, Refused) and not error.retryable else ConnectionError(str(error))
 
 
-def _lasts(error: DeltaPropError | None) -> bool:
-    """True if waiting for the connection is of no use before something is mended."""
+def _is_permanent(error: DeltaPropError | None) -> bool:
+    """True if waiting for the connection does not help until someone fixes the cause."""
     return isinstance(error, UsageError) or (isinstance(error, Refused) and not error.retryable)
 
 

@@ -1,15 +1,15 @@
-"""Jobs over the network: what tasks have staged is committed or dropped as a whole, by plain blocking calls.
+"""Jobs over the network, by blocking calls: commits all that a job's tasks have staged, or drops all of it.
 
-A decision may be sent again, so each call goes on through lost connections until its time is over. Tasks
-stage with `SyncProducer(…, job=JobPart(…))`.
+A decision may be sent repeatedly, so each call retries over lost connections until its timeout. Tasks stage
+with `SyncProducer(…, job=JobPart(…))`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop.client.asking import Asking
-from delta_prop.client.producing import check_stages
+from delta_prop.client.producer_protocol import check_staging
+from delta_prop.client.request_client import RequestClient
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.frames import (
     Decide,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Decision", "JobPart", "JobState", "JobStatus", "StagedPart", "attempt_of", "decide"]
 
-_CURE = "look how the job is, or send the decision again, which decides nothing twice"
+_FIX = "query the job's state, or send the decision again: it is applied only once"
 
 
 def decide(
@@ -45,24 +45,31 @@ def decide(
     timeout_s: float = 30.0,
     failed: Callable[[Exception], None] | None = None,
 ) -> JobStatus:
-    """Have a job published (COMMIT, with all `parts` that count), or dropped and forgotten (ABORT), or ask
-    how it is (QUERY). `run`: with ABORT, drop only what this run of the job has staged (`attempt_of`), if
-    anything; what another driver stages under the same name stays. `failed`: told of each failed attempt.
+    """Decide a job: publish it (COMMIT, with all `parts` that count), drop it (ABORT), or QUERY its state.
 
-    Once this returns the decision is on disk. Raises Refused (UNKNOWN_JOB, JOB_DECIDED, …; nothing is decided
-    then), Unreachable (nobody knows), UsageError.
+    `run`: with ABORT, drop only what this run of the job has staged (`attempt_of`), if anything; what another
+    driver has staged under the same name stays. `failed`: called with the error of each failed attempt.
+    Once this returns the decision is on disk. Raises Refused (UNKNOWN_JOB, JOB_DECIDED, …: nothing is
+    decided), Unreachable (the outcome is unknown), UsageError.
     """
     named = tuple(parts)
     if len(named) > PARTS_MAX:
-        raise UsageError(f"job {job!r} has {len(named)} parts, allowed are {PARTS_MAX}: stage fewer, larger")
+        raise UsageError(f"job {job!r}: {len(named)} parts: stage up to {PARTS_MAX}, larger ones")
 
-    def unheard(refused: Refused) -> JobStatus | None:
+    def resolve_retried_abort(refused: Refused) -> JobStatus | None:
         if decision is Decision.ABORT and refused.code is ErrorCode.UNKNOWN_JOB:
-            return JobStatus(JobState.ABORTED)  # as was asked before, and not heard
+            return JobStatus(JobState.ABORTED)  # an earlier attempt aborted it, and its answer was lost
         return None
 
-    asking = Asking(
-        "decides a job", token, tls, timeout_s, _CURE, check=check_stages, unheard=unheard, failed=failed
+    asking = RequestClient(
+        "decides a job",
+        token,
+        tls,
+        timeout_s,
+        _FIX,
+        check_welcome=check_staging,
+        resolve_maybe_applied=resolve_retried_abort,
+        on_failure=failed,
     )
     status = asking.ask(addresses, Decide(job, decision, named, run))
     assert isinstance(status, JobStatus)

@@ -1,6 +1,6 @@
-"""An offer: the deltas of one call, which share one fate, from the call to the outcome.
+"""An offer: the deltas of one call, which share one outcome.
 
-Pure values and small moves. An offer has no dots until a batch is cut that holds it.
+Pure values and small transitions. An offer has no dots until a batch is made that holds it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 
-from delta_prop.published import Published
-from delta_prop_wire.cutting import deltas_of
+from delta_prop.outcomes import PublishAck
 from delta_prop_wire.delta import Delta, Dot, Source, create, dense
 from delta_prop_wire.delta import Kind as _Kind
+from delta_prop_wire.slicing import deltas_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,33 +20,33 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from delta_prop.client.lane import OpenFrame
+    from delta_prop.client.sequence_sender import UnackedBatch
     from delta_prop_wire.block import Block
     from delta_prop_wire.delta import Priority
     from delta_prop_wire.errors import Refused
 
-ROW_BYTES = 64
-"""What a row takes beside its name and content, about."""
+ROW_OVERHEAD_BYTES = 64
+"""Approximate bytes of a row besides its name and content."""
 
 
-class Place:
-    """Where the last row of an offer stands in its origin. Counter 0: no dot yet; `gone`: nor will be."""
+class PendingDot:
+    """The dot of an offer's last row. Counter 0: not drawn yet; `is_removed`: it never will be."""
 
-    __slots__ = ("counter", "gone", "origin")
+    __slots__ = ("counter", "is_removed", "origin")
 
     def __init__(self, origin: int) -> None:
         self.origin = origin
         self.counter = 0
-        self.gone = False
+        self.is_removed = False
 
     @property
-    def awaited(self) -> bool:
-        """Whether what names it has to wait until it has its dot."""
-        return self.counter == 0 and not self.gone
+    def is_pending(self) -> bool:
+        """True while offers that depend on it have to wait until it has its dot."""
+        return self.counter == 0 and not self.is_removed
 
 
 class Columns(NamedTuple):
-    """Whole vectors, one a row of `matrix`."""
+    """Complete vectors, one per row of `matrix`."""
 
     ids: Sequence[str]
     matrix: NDArray[np.float32]
@@ -54,88 +54,89 @@ class Columns(NamedTuple):
     kind: _Kind
 
     def deltas(self) -> list[Delta]:
-        """The same as deltas."""
+        """Return the same vectors as deltas."""
         make = create if self.kind is _Kind.CREATE else dense
         rows = zip(self.ids, self.matrix, strict=True)
         return [Delta(vector_id, make(row), self.namespace) for vector_id, row in rows]
 
 
 class Offer:
-    """Deltas of one priority. `tell` is called once, with the outcome.
+    """Deltas of one priority. `on_outcome` is called once, with the outcome.
 
-    `after`: what must come first, by place or by name; `behind`: what touched the same vectors in other
-    lanes; `counter`: the dot's, where the caller numbers. `alone`: it shares a batch with no other.
-    `waited_for`: its caller waits only as long as `publish` does. `simple`: its deltas are, by `is_simple`.
+    `after`: what must come first, by offer or by name; `predecessors`: offers on the same vectors in other
+    senders; `counter`: of the dot, if the caller numbers. `is_single`: it shares a batch with no other offer.
+    `is_awaited`: its caller waits no longer than `publish_timeout_s`. `is_opaque_only`: `is_opaque_only` is
+    true of its deltas.
     """
 
     __slots__ = (
         "after",
-        "alone",
-        "at",
-        "behind",
         "columns",
         "count",
         "counter",
         "deltas",
         "done",
-        "frame",
-        "given_up",
         "has_ids",
-        "place",
+        "is_awaited",
+        "is_dropped",
+        "is_opaque_only",
+        "is_single",
+        "offered_at",
+        "on_outcome",
+        "pending_dot",
+        "predecessors",
         "priority",
         "refusal",
-        "simple",
         "size",
         "source",
-        "tell",
-        "waited_for",
+        "unacked_batch",
     )
 
     def __init__(
         self,
         priority: Priority,
         deltas: Sequence[Delta],
-        tell: Callable[[Published | Refused], None],
+        on_outcome: Callable[[PublishAck | Refused], None],
         *,
         columns: Columns | Block | None = None,
-        after: Sequence[Place | Dot | bytes] = (),
+        after: Sequence[PendingDot | Dot | bytes] = (),
         counter: int | None = None,
-        simple: bool = False,
+        is_opaque_only: bool = False,
     ) -> None:
         self.priority = priority
         self.deltas: Sequence[Delta] = deltas
         self.columns: Columns | Block | None = columns
-        self.tell = tell
+        self.on_outcome = on_outcome
         self.after = after
-        self.behind: Sequence[Place] = ()
+        self.predecessors: Sequence[PendingDot] = ()
         self.counter = counter
         if columns is None:
-            self.count, self.size = len(deltas), _size(deltas)
+            self.count, self.size = len(deltas), _estimate_size(deltas)
         elif isinstance(columns, Columns):
             self.count = len(columns.ids)
-            self.size = columns.matrix.nbytes + ROW_BYTES * self.count
+            self.size = columns.matrix.nbytes + ROW_OVERHEAD_BYTES * self.count
         else:
             self.count, self.size = columns.count, columns.size
         self.has_ids = bool(deltas) and deltas[0].id is not None
-        self.source = deltas[0].source if deltas else Source.LOCAL  # where no hello says it
-        self.alone = columns is not None or any(one.expect is not None for one in deltas)
-        self.at = 0.0  # when the call was made
-        self.place = Place(0)
-        self.frame: OpenFrame | None = None
-        self.refusal: Refused | None = None  # the last one, which may have passed
-        self.given_up = False
-        self.waited_for = False
-        self.simple = simple
+        self.source = deltas[0].source if deltas else Source.LOCAL  # used where no hello names the source
+        self.is_single = columns is not None or any(one.expect is not None for one in deltas)
+        self.offered_at = 0.0  # when the call was made
+        self.pending_dot = PendingDot(0)
+        self.unacked_batch: UnackedBatch | None = None
+        self.refusal: Refused | None = None  # the last one, even if it no longer applies
+        self.is_dropped = False
+        self.is_awaited = False
+        self.is_opaque_only = is_opaque_only
         self.done = False
 
     @property
     def calls(self) -> int:
-        """How many calls it holds."""
+        """The number of calls in the offer."""
         return 1
 
     @property
     def is_block(self) -> bool:
-        """Whether it came as a block, of whose rows nobody has looked at one."""
+        """True if it came as a block, whose rows are not decoded here."""
         return not isinstance(self.columns, Columns | None)
 
     @property
@@ -148,72 +149,72 @@ class Offer:
         return list(deltas_of(self.columns.encode(origin=0, base=1)))
 
     @property
-    def ready(self) -> bool:
-        """Whether everything that must come first has its dot."""
-        for place in self.behind:
-            if place.awaited:
+    def is_ready(self) -> bool:
+        """True if all that must come first has its dot."""
+        for place in self.predecessors:
+            if place.is_pending:
                 return False
-        return not any(isinstance(one, Place) and one.awaited for one in self.after)
+        return not any(isinstance(one, PendingDot) and one.is_pending for one in self.after)
 
     def parents(self) -> list[Dot | bytes]:
-        """What must come first, by name; of the same origin's, order sees to it."""
+        """Return the names of what must come first; within one origin, order ensures it."""
         named: list[Dot | bytes] = []
         for one in self.after:
-            if not isinstance(one, Place):
+            if not isinstance(one, PendingDot):
                 named.append(one)
-            elif one.counter and one.origin != self.place.origin:
+            elif one.counter and one.origin != self.pending_dot.origin:
                 named.append(Dot(one.origin, one.counter))
         return named
 
-    def encoded(self, frame: OpenFrame) -> None:
-        """A batch holds these deltas from now on: they need not lie here too."""
-        self.frame = frame
+    def mark_encoded(self, frame: UnackedBatch) -> None:
+        """Note that a batch holds these deltas: drop them here."""
+        self.unacked_batch = frame
         self.deltas, self.columns = (), None
 
-    def settle(self, outcome: Published | Refused) -> None:
-        """Tell the outcome."""
-        assert not self.done, "told twice"
+    def settle(self, outcome: PublishAck | Refused) -> None:
+        """Report the outcome."""
+        assert not self.done, "settled twice"
         self.done = True
-        self.deltas, self.columns, self.frame = (), None, None
-        self.tell(outcome)
+        self.deltas, self.columns, self.unacked_batch = (), None, None
+        self.on_outcome(outcome)
 
 
-class Joined:
-    """The first and the last rows of an offer, by themselves: the outcomes of both are told as one."""
+class OutcomeJoiner:
+    """Joins the outcomes of an offer's first rows and of its last rows, sent apart, into one."""
 
-    def __init__(self, whole: Offer) -> None:
-        self._whole = whole
-        self._outcomes: list[Published | Refused | None] = [None, None]
+    def __init__(self, offer: Offer) -> None:
+        self._offer = offer
+        self._outcomes: list[PublishAck | Refused | None] = [None, None]
 
-    def tell(self, part: int) -> Callable[[Published | Refused], None]:
-        """What one part's offer calls."""
+    def callback_for(self, part: int) -> Callable[[PublishAck | Refused], None]:
+        """Return the callback for the offer of one part."""
 
-        def told(outcome: Published | Refused) -> None:
+        def on_part_outcome(outcome: PublishAck | Refused) -> None:
             self._outcomes[part] = outcome
             first, second = self._outcomes
             if first is not None and second is not None:
-                self._whole.settle(self._together(first, second))
+                self._offer.settle(self._join(first, second))
 
-        return told
+        return on_part_outcome
 
-    def _together(self, first: Published | Refused, second: Published | Refused) -> Published | Refused:
-        if not isinstance(first, Published):
+    def _join(self, first: PublishAck | Refused, second: PublishAck | Refused) -> PublishAck | Refused:
+        if not isinstance(first, PublishAck):
             return first
-        if not isinstance(second, Published):
+        if not isinstance(second, PublishAck):
             return second
         rows = [*first.places(), *second.places()]
         if any(not one.duplicate for one in rows):
-            return Published.of_rows(rows, second.level)
+            return PublishAck.of_rows(rows, second.level)
         duplicates = {row: one.offset for row, one in enumerate(rows)}
-        return Published(first.offset, first.dot, len(rows), second.level, duplicates)
+        return PublishAck(first.offset, first.dot, len(rows), second.level, duplicates)
 
 
-def _size(deltas: Sequence[Delta]) -> int:
-    """About how many bytes of a batch these take, rather more than fewer."""
+def _estimate_size(deltas: Sequence[Delta]) -> int:
+    """Estimate the bytes that these deltas take in a batch, rather too many than too few."""
     size = 0
     for delta in deltas:
         operation = delta.operation
-        size += ROW_BYTES + 3 * len(delta.vector_id) + len(operation.data)
+        size += ROW_OVERHEAD_BYTES + 3 * len(delta.vector_id) + len(operation.data)
         if operation.values is not None:
             size += operation.values.nbytes
         if operation.indices is not None:

@@ -1,6 +1,6 @@
-"""Says that a service does not answer while a client goes on trying, and that it answers again.
+"""Warns when a service does not answer while a client goes on trying, and when it answers again.
 
-A client may try for minutes, and its program would stand still for that long without a word.
+A client may try for minutes; without the warning its program would seem to hang.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("delta_prop.client.outage")
 
 WARN_S = 3.0
-"""Seconds that a service may go without an answer before it is worth a warning."""
+"""Seconds without an answer after which a warning is logged."""
 
 
 class Outage:
@@ -27,7 +27,7 @@ class Outage:
         self._warned = False
 
     def lasts(self, cause: Exception | None, since_s: float, left_s: float) -> None:
-        """Note that there has been no answer for `since_s`, and that the tries go on for `left_s`."""
+        """Note that there has been no answer for `since_s`, and that the retries go on for `left_s`."""
         if not self._warned and since_s >= WARN_S:
             self._warned = True
             logger.warning(

@@ -12,29 +12,31 @@ from delta_prop_wire.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """`open_s_max`: how long opening may try. `offline_s_max`: how long a client tries to come back before it
-    gives up. `connect_s_max`: for one connection, `handshake_s_max`: for the answer to its hello.
-    `delivery_s_max`: how long an offer may go without an outcome. `publish_s_max`: how long `publish` waits,
-    unless it is told. `close_s_max`: for what is open at the end. Raises UsageError where one makes no sense.
+    """Timeouts of a client. Raises UsageError if one makes no sense.
+
+    `open_timeout_s`: for opening, all attempts together. `reconnect_timeout_s`: for reconnecting, all
+    attempts together. `connect_timeout_s`: for one connection; `handshake_timeout_s`: for the answer to its
+    hello. `delivery_timeout_s`: for the outcome of an offer. `publish_timeout_s`: for a call of `publish`
+    without a timeout. `close_timeout_s`: for open offers at the end.
     """
 
-    open_s_max: float = 30.0
-    offline_s_max: float = 300.0
-    connect_s_max: float = 10.0
-    handshake_s_max: float = 10.0
-    heartbeat_s: float = 5.0
-    silence_s_max: float = 15.0
-    delivery_s_max: float = 120.0
-    publish_s_max: float = 30.0
-    close_s_max: float = 10.0
+    open_timeout_s: float = 30.0
+    reconnect_timeout_s: float = 300.0
+    connect_timeout_s: float = 10.0
+    handshake_timeout_s: float = 10.0
+    heartbeat_interval_s: float = 5.0
+    peer_timeout_s: float = 15.0
+    delivery_timeout_s: float = 120.0
+    publish_timeout_s: float = 30.0
+    close_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
         for one in fields(self):
             value = getattr(self, one.name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
                 raise UsageError(f"{one.name} = {value!r}: give a number of seconds above 0")
-        if not self.heartbeat_s < self.silence_s_max:
+        if not self.heartbeat_interval_s < self.peer_timeout_s:
             raise UsageError(
-                f"heartbeat_s {self.heartbeat_s} and silence_s_max {self.silence_s_max}: they must rise, so "
-                "that a service has time for a heartbeat before it is taken for gone"
+                f"heartbeat_interval_s {self.heartbeat_interval_s}: not below peer_timeout_s "
+                f"{self.peer_timeout_s}: give a lower one, so that a heartbeat comes before the timeout"
             )

@@ -1,6 +1,6 @@
-"""Splits a batch whose rows are to keep their dots: around the row that was refused, or into single rows.
+"""Splits a batch whose rows must keep their dots: around the refused row, or into single rows.
 
-Pure. The parts stand for the batch in its lane; whoever splits it has them sent.
+Pure. The parts replace the batch in its sender; the caller has them sent.
 """
 
 from __future__ import annotations
@@ -10,37 +10,37 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delta_prop.client.lane import OpenFrame
+    from delta_prop.client.sequence_sender import UnackedBatch
 
 
 SINGLES_MAX = 256
 
 
-def around(frame: OpenFrame, row: int | None) -> Sequence[OpenFrame]:
-    """Cut a frame into what comes before the refused row, that row, and the rest. None: it is not known.
+def split_around(frame: UnackedBatch, row: int | None) -> Sequence[UnackedBatch]:
+    """Split a batch into the rows before the refused row, that row, and the rest. None: halve it.
 
-    Whenever a part is refused again, twice as many rows from the refused one on go by themselves, so that a
-    batch of bad rows alone costs few rounds. A single row is void at once, and holds up nobody.
+    Each time a part is refused again, twice as many rows after the refused one are sent singly, so that a
+    batch of bad rows costs few rounds. A single refused row is settled at once and blocks no other.
     """
     count = frame.batch.count
     if row is None:
-        parts = _parts(frame, [count // 2])
+        parts = _split_at(frame, [count // 2])
     else:
-        alone = min(1 << frame.splits, SINGLES_MAX, count - row)
-        parts = _parts(frame, [cut for cut in range(row, row + alone + 1) if 0 < cut < count])
+        singles = min(1 << frame.split_count, SINGLES_MAX, count - row)
+        parts = _split_at(frame, [cut for cut in range(row, row + singles + 1) if 0 < cut < count])
     for part in parts:
-        part.splits = frame.splits + 1
+        part.split_count = frame.split_count + 1
     return parts
 
 
-def singles(frame: OpenFrame) -> Sequence[OpenFrame]:
-    """Each row by itself."""
-    return _parts(frame, range(1, frame.batch.count))
+def split_rows(frame: UnackedBatch) -> Sequence[UnackedBatch]:
+    """Split a batch into single rows."""
+    return _split_at(frame, range(1, frame.batch.count))
 
 
-def _parts(frame: OpenFrame, cuts: Sequence[int]) -> Sequence[OpenFrame]:
+def _split_at(frame: UnackedBatch, cuts: Sequence[int]) -> Sequence[UnackedBatch]:
     parts = [frame]
     for cut in reversed(cuts):
-        parts[:1] = parts[0].cut(cut)
-    frame.lane.exchange(frame, parts)
+        parts[:1] = parts[0].split_at(cut)
+    frame.sender.replace_batch(frame, parts)
     return parts

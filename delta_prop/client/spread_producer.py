@@ -1,7 +1,7 @@
 """A producer over several services side by side: each vector at one of them, found by a hash of its name.
 
-It decides who gets what and joins what they answer; each service has a `Producer` of its own, which does the
-rest. One that is down keeps nobody waiting but those who write to it.
+It assigns rows to services and joins their outcomes; each service has a `Producer` of its own, which does
+the rest. A service that is down delays only the calls that write to it.
 """
 
 from __future__ import annotations
@@ -13,21 +13,27 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop.checks import cause_of, check_columns, check_deltas, looked_over, timeout_or
-from delta_prop.client.arguments import settings_of
+from delta_prop.argument_checks import (
+    check_columns,
+    check_deltas,
+    dependency_key,
+    timeout_or_default,
+    validate,
+)
+from delta_prop.client.arguments import settings_or_default
 from delta_prop.client.errors import Unreachable
-from delta_prop.client.known_service import OtherLog
 from delta_prop.client.producer import Producer
+from delta_prop.client.service_identity import LogMismatch
 from delta_prop.client.spreading import (
     Part,
-    Places,
+    ServiceMap,
     SpreadPublished,
+    check_distinct_logs,
     check_log_ids,
-    check_told,
-    joined,
-    misplaced,
-    near,
+    join_outcomes,
+    local_parents,
     parse_services,
+    wrong_log,
 )
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, Delta, Kind, Priority, Source
@@ -41,20 +47,20 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from delta_prop.checks import Cause
+    from delta_prop.argument_checks import Dependency
     from delta_prop.client.counts import Counts
     from delta_prop.client.settings import ClientSettings
+    from delta_prop.outcomes import PublishAck
     from delta_prop.ports import Tls, World
-    from delta_prop.published import Published
     from delta_prop.receipt import Receipt
     from delta_prop_wire.delta import AckLevel
 
-    SpreadCause: TypeAlias = "SpreadReceipt | SpreadPublished | Cause"
+    SpreadCause: TypeAlias = "SpreadReceipt | SpreadPublished | Dependency"
 
-OTHERS_S_MAX = 2.0
-"""How long opening waits for the others once one service has answered: they may be down, and come later."""
-_CLOSE_S = 0.01
-"""What is left for each service's own end when the end of all has waited."""
+OTHERS_TIMEOUT_S = 2.0
+"""Seconds for which opening waits for other services after the first answer: they may connect later."""
+_CLOSE_TIMEOUT_S = 0.01
+"""Timeout of each producer's own end, after the joint end has waited."""
 _FIRST_ROW = (0,)
 
 
@@ -66,7 +72,7 @@ class SpreadReceipt:
 
     @property
     def done(self) -> bool:
-        """Whether the outcome of every part is known."""
+        """True once the outcome of every part is known."""
         return all(receipt.done for _, _, receipt in self.parts)
 
     async def wait(self) -> SpreadPublished:
@@ -82,8 +88,10 @@ class SpreadReceipt:
         return self.result()
 
     def result(self) -> SpreadPublished:
-        """The outcome. Raises Refused, SpreadRefused; UsageError while it is not known."""
-        return joined([(place, rows, one.refusal() or one.result()) for place, rows, one in self.parts])
+        """Return the outcome. Raises Refused, SpreadRefused; UsageError while it is not known."""
+        return join_outcomes(
+            [(place, rows, one.refusal() or one.result()) for place, rows, one in self.parts]
+        )
 
     def __await__(self) -> Generator[object, None, SpreadPublished]:
         return self.wait().__await__()
@@ -92,12 +100,12 @@ class SpreadReceipt:
 class SpreadProducer:
     """`async with SpreadProducer(["a:7373", "b:7373"], name="orders") as p: await p.publish(delta, …)`.
 
-    All who write must give the same services in the same order. Causal order holds within a service: what
-    `after` names at another one is acknowledged there before this is sent. A call that touches several
-    services has a part at each, and each part its own fate.
+    All writers must give the same services in the same order. Causal order holds within a service: what
+    `after` names at another service is acknowledged there before this call is sent. A call that touches
+    several services has a part at each, and each part an outcome of its own.
 
-    *Resources*: a `Producer` for each service. *Errors*: as `Producer`, told for the services they concern;
-    UsageError where a service is not the one whose place it has.
+    *Resources*: a `Producer` for each service. *Errors*: as `Producer`, for the services they concern;
+    UsageError if a service is not the one that belongs in its place.
     """
 
     def __init__(
@@ -113,14 +121,16 @@ class SpreadProducer:
         settings: ClientSettings | None = None,
         world: World | None = None,
     ) -> None:
-        """`services`: the addresses of each. `log_ids`: what `log_ids` told another time; services in another
-        order, or others, are refused then.
+        """`services`: the addresses of each. `log_ids`: the property `log_ids` of an earlier producer; other
+        services, or services in another order, are then refused.
         """
         addresses = parse_services(services)
-        self.settings = settings_of(settings)
-        self._wanted = check_log_ids(log_ids, len(addresses))
-        self._places = Places(len(addresses))
-        each = replace(self.settings, close_s_max=_CLOSE_S, open_s_max=self.settings.offline_s_max)
+        self.settings = settings_or_default(settings)
+        self._expected_log_ids = check_log_ids(log_ids, len(addresses))
+        self._service_map = ServiceMap(len(addresses))
+        each = replace(
+            self.settings, close_timeout_s=_CLOSE_TIMEOUT_S, open_timeout_s=self.settings.reconnect_timeout_s
+        )
         self._producers = [
             Producer(
                 [str(one) for one in some],
@@ -130,7 +140,7 @@ class SpreadProducer:
                 ack_level=ack_level,
                 source=source,
                 partition=place,
-                log_id=self._wanted[place],
+                log_id=self._expected_log_ids[place],
                 settings=each,
                 world=world,
             )
@@ -146,7 +156,7 @@ class SpreadProducer:
             for producer in self._producers:
                 await producer.begin()
                 self._exit.push_async_exit(producer)
-            await self._answered()
+            await self._wait_connected()
         except BaseException as error:
             await self._exit.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -157,93 +167,93 @@ class SpreadProducer:
     ) -> None:
         try:
             if error is None:
-                with suppress(TimeoutError, Refused, UsageError):  # each producer tells in the end
-                    await self.flush(self.settings.close_s_max)
+                with suppress(TimeoutError, Refused, UsageError):  # each producer raises its own at its end
+                    await self.flush(self.settings.close_timeout_s)
         finally:
             await self._exit.__aexit__(kind, error, trace)
 
-    async def _answered(self) -> None:
-        """Wait until each service has answered; for some no longer than `OTHERS_S_MAX` behind the first."""
-        told: dict[int, bytes] = {}
+    async def _wait_connected(self) -> None:
+        """Wait until each service has answered, at most `OTHERS_TIMEOUT_S` longer than for the first."""
+        log_ids: dict[int, bytes] = {}
         failures: list[Refused | UsageError] = []
-        with anyio.move_on_after(self.settings.open_s_max) as scope:
+        with anyio.move_on_after(self.settings.open_timeout_s) as scope:
             async with anyio.create_task_group() as tasks:
 
                 async def ask(place: int, producer: Producer) -> None:
                     try:
                         await producer.answered()
-                        told[place] = producer.log_id or b""
-                        check_told(place, told)
-                    except OtherLog as other:
-                        failures.append(misplaced(place, other.log_id, self._wanted))
+                        log_ids[place] = producer.log_id or b""
+                        check_distinct_logs(place, log_ids)
+                    except LogMismatch as mismatch:
+                        failures.append(wrong_log(place, mismatch.log_id, self._expected_log_ids))
                     except (Refused, UsageError) as failure:
                         failures.append(failure)
                     if failures:
                         tasks.cancel_scope.cancel()
-                    scope.deadline = min(scope.deadline, anyio.current_time() + OTHERS_S_MAX)
+                    scope.deadline = min(scope.deadline, anyio.current_time() + OTHERS_TIMEOUT_S)
 
                 for place, producer in enumerate(self._producers):
                     tasks.start_soon(ask, place, producer)
         if failures:
             raise failures[0]
-        if not told:
+        if not log_ids:
             raise Unreachable(
-                f"none of {len(self._producers)} services has answered for {self.settings.open_s_max:g} s: "
-                "start them or correct the addresses"
+                f"none of {len(self._producers)} services has answered for {self.settings.open_timeout_s:g} "
+                "s: start them or correct the addresses"
             )
 
-    # --- what is asked
+    # --- state
 
     @property
     def log_ids(self) -> list[bytes | None]:
-        """The log of each service, to be given as `log_ids` another time; None where it has not answered."""
+        """The log of each service, for `log_ids` of a later producer; None where it has not answered."""
         return [producer.log_id for producer in self._producers]
 
     @property
-    def open_offers(self) -> int:
-        """Parts of calls whose outcome is not known yet."""
-        return sum(producer.open_offers for producer in self._producers)
+    def in_flight_offers(self) -> int:
+        """Parts of calls without an outcome yet."""
+        return sum(producer.in_flight_offers for producer in self._producers)
 
     def place_of(self, vector_id: str, namespace: str = DEFAULT_NAMESPACE) -> int:
-        """Which service a vector is at, from 0 on."""
+        """Return the place of the service that has a vector, from 0 on."""
         check_name("vector_id", vector_id, VECTOR_ID_BYTES_MAX)
         check_name("namespace", namespace, NAMESPACE_BYTES_MAX)
-        return self._places.of(namespace, vector_id)
+        return self._service_map.find(namespace, vector_id)
 
     def statistics(self) -> list[Counts]:
-        """What was sent to each service and what became of it."""
+        """Return, for each service, counts of what was sent to it and of its outcomes."""
         return [producer.statistics() for producer in self._producers]
 
-    # --- what programs call
+    # --- calls
 
     async def publish(
         self, *deltas: Delta, after: Sequence[SpreadCause] = (), timeout_s: float | None = None
     ) -> SpreadPublished:
         """Send each delta to its service, and wait for all acknowledgements; see `Producer.publish`.
 
-        What `after` names at other services is waited for first. Raises Refused; SpreadRefused where some
-        services have acknowledged their part.
+        First waits for what `after` names at other services. Raises Refused; SpreadRefused if some services
+        have acknowledged their part.
         """
-        priority, simple = looked_over(deltas)
-        if simple and len(deltas) == 1 and not after:  # the short way
+        priority, simple = validate(deltas)
+        if simple and len(deltas) == 1 and not after:  # the fast path
             delta = deltas[0]
-            place = self._places.of(delta.namespace, delta.vector_id)
+            place = self._service_map.find(delta.namespace, delta.vector_id)
             published = await self._producers[place].publish(delta, timeout_s=timeout_s)
             return SpreadPublished(1, (Part(place, _FIRST_ROW, published),))
-        parts = self._places.cut(deltas)
-        await self._wait_for(after, [place for place, _ in parts], timeout_s)
+        parts = self._service_map.group_rows(deltas)
+        await self._wait_remote(after, [place for place, _ in parts], timeout_s)
         calls = {
             place: partial(
                 self._producers[place].publish_checked,
                 priority,
-                [_near_only(deltas[row], place) for row in rows],
+                [_with_local_parents(deltas[row], place) for row in rows],
                 simple=simple,
-                after=_causes(after, place),
+                after=_local_dependencies(after, place),
                 timeout_s=timeout_s,
             )
             for place, rows in parts
         }
-        return await self._together(parts, calls)
+        return await self._call_all(parts, calls)
 
     async def publish_many(
         self,
@@ -255,9 +265,9 @@ class SpreadProducer:
         priority: Priority = Priority.NORMAL,
         timeout_s: float | None = None,
     ) -> SpreadPublished:
-        """Publish whole vectors as columns, each at its service; see `Producer.publish_many`."""
+        """Publish complete vectors as columns, each at its service; see `Producer.publish_many`."""
         rows_of = check_columns(ids, matrix, namespace=namespace, kind=kind, priority=priority)
-        parts = self._places.cut_columns(namespace, ids)
+        parts = self._service_map.group_columns(namespace, ids)
         calls = {
             place: partial(
                 self._producers[place].publish_many,
@@ -270,20 +280,20 @@ class SpreadProducer:
             )
             for place, rows in parts
         }
-        return await self._together(parts, calls)
+        return await self._call_all(parts, calls)
 
     def offer(self, *deltas: Delta, after: Sequence[SpreadCause] = ()) -> SpreadReceipt:
         """Send each delta to its service. Never waits; see `Producer.offer`.
 
-        Raises UsageError where `after` names what another service has not acknowledged yet: `publish` waits
-        for that.
+        Raises UsageError if `after` names what another service has not acknowledged yet: `publish` waits for
+        that.
         """
         check_deltas(deltas)
-        parts = self._places.cut(deltas)
-        if _far(after, [place for place, _ in parts]):
+        parts = self._service_map.group_rows(deltas)
+        if _remote_receipts(after, [place for place, _ in parts]):
             raise UsageError("`after` names what another service has not acknowledged yet: use publish")
-        causes = {place: _causes(after, place) for place, _ in parts}
-        rows_of = {place: [_near_only(deltas[row], place) for row in rows] for place, rows in parts}
+        causes = {place: _local_dependencies(after, place) for place, _ in parts}
+        rows_of = {place: [_with_local_parents(deltas[row], place) for row in rows] for place, rows in parts}
         for place, _ in parts:
             self._producers[place].check()
         return SpreadReceipt(
@@ -294,7 +304,7 @@ class SpreadProducer:
         )
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until everything offered so far has its outcome. Raises TimeoutError, or why nothing goes."""
+        """Wait until everything offered so far has its outcome. Raises TimeoutError, or why it cannot."""
         failures: list[Exception] = []
 
         async def one(producer: Producer) -> None:
@@ -311,27 +321,27 @@ class SpreadProducer:
 
     # --- helpers
 
-    async def _wait_for(
+    async def _wait_remote(
         self, after: Sequence[SpreadCause], places: Sequence[int], timeout_s: float | None
     ) -> None:
-        limit_s = timeout_or(timeout_s, self.settings.publish_s_max)
+        limit_s = timeout_or_default(timeout_s, self.settings.publish_timeout_s)
         with anyio.move_on_after(limit_s):
-            for receipt in _far(after, places):
+            for receipt in _remote_receipts(after, places):
                 await receipt.wait()
             return
         raise Refused(
             ErrorCode.DEP_TIMEOUT,
             f"what must come first was not acknowledged by its service within {limit_s:g} s; this was not "
-            "sent, and has not happened",
+            "sent, and has not happened: send it again",
             retry_after_ms=1000,
         )
 
     @staticmethod
-    async def _together(
-        parts: Sequence[tuple[int, list[int]]], calls: Mapping[int, Callable[[], Awaitable[Published]]]
+    async def _call_all(
+        parts: Sequence[tuple[int, list[int]]], calls: Mapping[int, Callable[[], Awaitable[PublishAck]]]
     ) -> SpreadPublished:
-        """Call all at once, and join what they say."""
-        outcomes: dict[int, Published | Refused] = {}
+        """Call all at once, and join their outcomes."""
+        outcomes: dict[int, PublishAck | Refused] = {}
 
         async def call(place: int) -> None:
             try:
@@ -345,11 +355,11 @@ class SpreadProducer:
             async with anyio.create_task_group() as tasks:
                 for place, _ in parts:
                     tasks.start_soon(call, place)
-        return joined([(place, rows, outcomes[place]) for place, rows in parts])
+        return join_outcomes([(place, rows, outcomes[place]) for place, rows in parts])
 
 
-def _far(after: Sequence[SpreadCause], places: Sequence[int]) -> list[SpreadReceipt]:
-    """What is not acknowledged yet and must be, as some of it is at another place than some of these."""
+def _remote_receipts(after: Sequence[SpreadCause], places: Sequence[int]) -> list[SpreadReceipt]:
+    """Return the receipts without an outcome that have a part at another service than some of `places`."""
     return [
         one
         for one in after
@@ -359,18 +369,18 @@ def _far(after: Sequence[SpreadCause], places: Sequence[int]) -> list[SpreadRece
     ]
 
 
-def _causes(after: Sequence[SpreadCause], place: int) -> list[Receipt | Cause]:
-    """What of these is at this place; the rest is acknowledged by another service."""
-    found: list[Receipt | Cause] = []
+def _local_dependencies(after: Sequence[SpreadCause], place: int) -> list[Receipt | Dependency]:
+    """Return what of `after` is at this place; another service has acknowledged the rest."""
+    found: list[Receipt | Dependency] = []
     for one in after:
         if isinstance(one, SpreadReceipt):
             found += [receipt for there, _, receipt in one.parts if there == place]
         elif isinstance(one, SpreadPublished):
             found += [part.published for part in one.parts if part.place == place]
         else:
-            found += near([cause_of(one)], place)
+            found += local_parents([dependency_key(one)], place)
     return found
 
 
-def _near_only(delta: Delta, place: int) -> Delta:
-    return replace(delta, parents=tuple(near(delta.parents, place))) if delta.parents else delta
+def _with_local_parents(delta: Delta, place: int) -> Delta:
+    return replace(delta, parents=tuple(local_parents(delta.parents, place))) if delta.parents else delta

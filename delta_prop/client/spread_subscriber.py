@@ -1,7 +1,7 @@
 """A subscriber over several services side by side: their streams merged, with a cursor for each.
 
-Each service's deltas come in the order of its log, each once; between services there is no order. Each has a
-`Subscriber` of its own, which does the rest.
+Each service's deltas come in the order of its log, each once; there is no order between services. Each
+service has a `Subscriber` of its own, which does the rest.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import anyio
 
-from delta_prop.client.arguments import settings_of
+from delta_prop.client.arguments import settings_or_default
+from delta_prop.client.consumer_state import CREDIT
 from delta_prop.client.errors import Unreachable
-from delta_prop.client.incoming import CREDIT
-from delta_prop.client.known_service import OtherLog
-from delta_prop.client.spreading import check_log_ids, check_told, misplaced, parse_services
+from delta_prop.client.service_identity import LogMismatch
+from delta_prop.client.spreading import check_distinct_logs, check_log_ids, parse_services, wrong_log
 from delta_prop.client.subscriber import Subscriber
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import UsageError
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
     from types import TracebackType
 
-    from delta_prop.client.delivered import DeliveredBatch
+    from delta_prop.client.delivered_batch import DeliveredBatch
     from delta_prop.client.settings import ClientSettings
-    from delta_prop.client.subscriber import Place
+    from delta_prop.client.subscriber import StartPosition
     from delta_prop.ports import Tls, World
     from delta_prop_wire.delta import Delta, Priority, Source
 
 SpreadStart: TypeAlias = "str | datetime | Sequence[Cursor | None]"
-"""Where to start: at an end of all logs, a time, or where the cursors of another time stopped."""
+"""The position to start at: an end of all logs, a time, or the cursors of an earlier subscriber."""
 
-OTHERS_S_MAX = 2.0
-"""How long opening waits for the others once one service has answered: they may be down, and come later."""
+OTHERS_TIMEOUT_S = 2.0
+"""Seconds for which opening waits for other services after the first answer: they may connect later."""
 
 
 class SpreadDelivered(NamedTuple):
-    """One delta: which service it comes from, its place in that log, its Lamport number there."""
+    """One delta: the place of its service, its offset in that log, its Lamport number there."""
 
     place: int
     offset: int
@@ -51,11 +51,11 @@ class SpreadDelivered(NamedTuple):
 class SpreadSubscriber:
     """`async with SpreadSubscriber(["a:7373", "b:7373"], "ns:docs") as s: async for delivered in s: …`
 
-    A service that is down is waited for while the others' deltas come. With `group` each service remembers
-    how far the reader has come in its own log.
+    While a service is down the other services' deltas come. With `group` each service stores the reader's
+    cursor in its own log.
 
-    *Resources*: a `Subscriber` for each service. *Errors*: what ends one of them ends all, since its deltas
-    would be missed in silence; UsageError where a service is not the one whose place it has.
+    *Resources*: a `Subscriber` for each service. *Errors*: an error that ends one of them ends all, or its
+    deltas would be missed silently; UsageError if a service is not the one that belongs in its place.
     """
 
     def __init__(
@@ -75,15 +75,15 @@ class SpreadSubscriber:
         settings: ClientSettings | None = None,
         world: World | None = None,
     ) -> None:
-        """`start`: as `Subscriber`, or `cursors` of another time. `credit`: deltas and bytes of each service
-        that may lie here unread. `log_ids`: what `log_ids` told another time; services in another order, or
-        others, are refused then, as they are where cursors are given.
+        """`start`: as `Subscriber`, or the `cursors` of an earlier subscriber. `credit`: deltas and bytes of
+        each service that may lie here unread. `log_ids`: the property `log_ids` of an earlier subscriber;
+        other services, or services in another order, are then refused, as they are if cursors are given.
         """
         addresses = parse_services(services)
-        self.settings = settings_of(settings)
-        starts, known = _starts(start, len(addresses))
-        self._wanted = check_log_ids(log_ids, len(addresses)) if log_ids is not None else known
-        each = replace(self.settings, open_s_max=self.settings.offline_s_max)
+        self.settings = settings_or_default(settings)
+        starts, known = _parse_starts(start, len(addresses))
+        self._expected_log_ids = check_log_ids(log_ids, len(addresses)) if log_ids is not None else known
+        each = replace(self.settings, open_timeout_s=self.settings.reconnect_timeout_s)
         self._subscribers = [
             Subscriber(
                 [str(one) for one in some],
@@ -97,16 +97,15 @@ class SpreadSubscriber:
                 name=name,
                 token=token,
                 tls=tls,
-                log_id=self._wanted[place],
+                log_id=self._expected_log_ids[place],
                 settings=each,
                 world=world,
             )
             for place, some in enumerate(addresses)
         ]
-        self._turn = 0
-        self._taken: tuple[int, DeliveredBatch, int] | None = (
-            None  # that rows are handed out of, and the next
-        )
+        self._next_index = 0
+        # the place, the batch that rows are handed out of, and the next row
+        self._current: tuple[int, DeliveredBatch, int] | None = None
         self._exit = AsyncExitStack()
 
     # --- life
@@ -116,9 +115,9 @@ class SpreadSubscriber:
         await self._exit.__aenter__()
         try:
             for subscriber in self._subscribers:
-                await subscriber.begin(self._ring)
+                await subscriber.begin(self._notify)
                 self._exit.push_async_exit(subscriber)
-            await self._started()
+            await self._wait_started()
         except BaseException as error:
             await self._exit.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -129,21 +128,21 @@ class SpreadSubscriber:
     ) -> None:
         await self._exit.__aexit__(kind, error, trace)
 
-    async def _started(self) -> None:
-        """Wait until each service has answered; for some no longer than `OTHERS_S_MAX` behind the first."""
-        with anyio.move_on_after(self.settings.open_s_max) as scope:
+    async def _wait_started(self) -> None:
+        """Wait until each service has answered, at most `OTHERS_TIMEOUT_S` longer than for the first."""
+        with anyio.move_on_after(self.settings.open_timeout_s) as scope:
             while not all(one.started for one in self._subscribers):
                 self._check()
                 if any(one.started for one in self._subscribers):
-                    scope.deadline = min(scope.deadline, anyio.current_time() + OTHERS_S_MAX)
-                await self._change()
-        told = {place: log_id for place, log_id in enumerate(self.log_ids) if log_id is not None}
-        for place in told:
-            check_told(place, told)
-        if not told:
+                    scope.deadline = min(scope.deadline, anyio.current_time() + OTHERS_TIMEOUT_S)
+                await self._wait_change()
+        log_ids = {place: log_id for place, log_id in enumerate(self.log_ids) if log_id is not None}
+        for place in log_ids:
+            check_distinct_logs(place, log_ids)
+        if not log_ids:
             raise Unreachable(
-                f"none of {len(self._subscribers)} services has answered for {self.settings.open_s_max:g} s: "
-                "start them or correct the addresses"
+                f"none of {len(self._subscribers)} services has answered for "
+                f"{self.settings.open_timeout_s:g} s: start them or correct the addresses"
             )
 
     # --- reading
@@ -152,42 +151,42 @@ class SpreadSubscriber:
         return self
 
     async def __anext__(self) -> SpreadDelivered:
-        if self._taken is None:
+        if self._current is None:
             place, batch = await self.next_batch()
-            self._taken = (place, batch, 0)
-        place, batch, row = self._taken
-        self._taken = (place, batch, row + 1) if row + 1 < batch.count else None
+            self._current = (place, batch, 0)
+        place, batch, row = self._current
+        self._current = (place, batch, row + 1) if row + 1 < batch.count else None
         return SpreadDelivered(place, *batch.row(row))
 
     async def next_batch(self) -> tuple[int, DeliveredBatch]:
-        """The next batch and its service; services in turn. Raises why nothing comes any more."""
+        """Return the next batch and its service, services in turn. Raises the reason why none will come."""
         while True:
             for _ in self._subscribers:
-                place, self._turn = self._turn, (self._turn + 1) % len(self._subscribers)
+                place, self._next_index = self._next_index, (self._next_index + 1) % len(self._subscribers)
                 batch = self._take(place)
                 if batch is not None:
                     return place, batch
-            await self._change()
+            await self._wait_change()
 
     async def batches(self) -> AsyncIterator[tuple[int, DeliveredBatch]]:
-        """The same, one after the other."""
+        """Yield the same, one after another."""
         while True:
             yield await self.next_batch()
 
     def ack(self, place: int, offset: int) -> None:
-        """Everything of a service up to this offset is done with. Never waits. Raises UsageError."""
+        """Note that all of a service up to this offset is processed. Never waits. Raises UsageError."""
         if not 0 <= place < len(self._subscribers):
-            raise UsageError(f"service {place}: there are {len(self._subscribers)}, from 0 on")
+            raise UsageError(f"service {place}: give one from 0 to {len(self._subscribers) - 1}")
         self._subscribers[place].ack(offset)
 
     @property
     def cursors(self) -> list[Cursor | None]:
-        """Where to start another time: of each service, None where it has not answered."""
+        """The cursor of each service, for `start` of a later subscriber; None where it has not answered."""
         return [one.cursor for one in self._subscribers]
 
     @property
     def log_ids(self) -> list[bytes | None]:
-        """The log of each service, to be given as `log_ids` another time; None where it has not answered."""
+        """The log of each service, for `log_ids` of a later subscriber; None where it has not answered."""
         return [one.log_id for one in self._subscribers]
 
     # --- helpers
@@ -195,32 +194,34 @@ class SpreadSubscriber:
     def _take(self, place: int) -> DeliveredBatch | None:
         try:
             return self._subscribers[place].take_batch()
-        except OtherLog as other:
-            raise misplaced(place, other.log_id, self._wanted) from None
+        except LogMismatch as other:
+            raise wrong_log(place, other.log_id, self._expected_log_ids) from None
 
     def _check(self) -> None:
         for place, one in enumerate(self._subscribers):
             try:
                 one.check()
-            except OtherLog as other:
-                raise misplaced(place, other.log_id, self._wanted) from None
+            except LogMismatch as other:
+                raise wrong_log(place, other.log_id, self._expected_log_ids) from None
 
-    def _ring(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
 
-    async def _change(self) -> None:
+    async def _wait_change(self) -> None:
         if self._changed.is_set():
             self._changed = anyio.Event()
         await self._changed.wait()
 
 
-def _starts(start: SpreadStart | None, count: int) -> tuple[list[Place | None], list[bytes | None]]:
-    """Where each service starts, and the log that it must have for that. Raises UsageError."""
+def _parse_starts(
+    start: SpreadStart | None, count: int
+) -> tuple[list[StartPosition | None], list[bytes | None]]:
+    """Return where each service starts, and the log that it must have for that. Raises UsageError."""
     if start is None or isinstance(start, str | datetime):
         return [start] * count, [None] * count
     if len(start) != count:
         raise UsageError(f"{len(start)} cursors for {count} services: give one for each, in their order")
     for one in start:
         if not isinstance(one, Cursor | None):
-            raise UsageError(f"start {one!r:.60}: give earliest, latest, a datetime, or a cursor a service")
+            raise UsageError(f"start {one!r:.60}: give earliest, latest, a datetime, or a cursor per service")
     return ["earliest" if one is None else one for one in start], [one and one.log_id for one in start]

@@ -1,6 +1,6 @@
-"""A subscriber over the network: deltas of its topics in the order of the log, each once.
+"""A subscriber over the network: deltas of its topics in log order, each once.
 
-It waits and wakes; what comes, comes again and is dealt with is `incoming.py`'s.
+It waits and wakes; `consumer_state.py` handles deliveries, redeliveries and acknowledgements.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
 
-from delta_prop.checks import parse_topics
+from delta_prop.argument_checks import parse_topics
 from delta_prop.client.addresses import parse_addresses
-from delta_prop.client.arguments import check_connection, credit_of, members_of, settings_of
-from delta_prop.client.ending import end_tasks
-from delta_prop.client.incoming import CREDIT, Incoming
-from delta_prop.client.link import Link
-from delta_prop.dates import EXAMPLES, check_past, time_of
-from delta_prop.published import Delivered
-from delta_prop_wire.bounds import check_name, check_whole
-from delta_prop_wire.compression import available
+from delta_prop.client.arguments import check_connection, parse_credit, parse_members, settings_or_default
+from delta_prop.client.closing import close_tasks
+from delta_prop.client.consumer_state import CREDIT, ConsumerState
+from delta_prop.client.reconnecting_link import ReconnectingLink
+from delta_prop.dates import TIME_EXAMPLES, check_past, parse_time
+from delta_prop.outcomes import Delivered
+from delta_prop_wire.bounds import check_integer, check_name
+from delta_prop_wire.compression import available_codecs
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Priority, Source
-from delta_prop_wire.errors import PeerError, Refused, UsageError
+from delta_prop_wire.errors import ProtocolError, Refused, UsageError
 from delta_prop_wire.frames import Filter, Hello, Start, StartAt, Subscription
 from delta_prop_wire.spec import BATCH_ROWS_MAX, VECTOR_ID_BYTES_MAX
 
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
     from types import TracebackType
 
-    from delta_prop.client.delivered import DeliveredBatch
-    from delta_prop.client.incoming import Answer
+    from delta_prop.client.consumer_state import RequestOutcome
+    from delta_prop.client.delivered_batch import DeliveredBatch
     from delta_prop.client.session import Session
     from delta_prop.client.settings import ClientSettings
     from delta_prop.ports import Tls, World
     from delta_prop_wire.frames import Backpressure, Frame, Welcome
 
-Place: TypeAlias = str | int | datetime | Cursor
-"""Where to start: at an end of the log (`earliest`, `latest`), an offset, a time (a datetime, or text such as
-`1h`, `yesterday`, `2026-01-31T12:00:00Z`), or where a cursor stopped.
+StartPosition: TypeAlias = str | int | datetime | Cursor
+"""The position to start at: an end of the log (`earliest`, `latest`), an offset, a time (a datetime, or text
+such as `1h`, `yesterday`, `2026-01-31T12:00:00Z`), or a cursor.
 """
 
-LAST_ACK_S_MAX = 1.0
-"""How long the end waits until what was dealt with is said."""
+LAST_ACK_TIMEOUT_S = 1.0
+"""Seconds for which the end waits until the last acknowledgement is sent."""
 GROUP_BYTES_MAX = 64
 WAIT_MS_MAX = 60_000
 MEMBER_BYTES = 16
@@ -54,20 +54,20 @@ MEMBER_BYTES = 16
 class Subscriber:
     """`async with Subscriber("host:port", "ns:docs") as s: async for offset, lamport, delta in s: …`
 
-    It goes on where it was when a connection breaks. With `group` the service remembers how far the reader
-    has come: what it has come back from (`ack="auto"`), or what it says with `ack(offset)` (`"manual"`). One
-    reader of a group at a time gets deltas; the others stand by until it has gone.
+    It resumes from its cursor when a connection breaks. With `group` the service stores the reader's cursor:
+    all deltas before the one in hand (`ack="auto"`), or up to `ack(offset)` (`"manual"`). One reader of a
+    group at a time gets deltas; the others stand by until it leaves.
 
     *Resources*: a connection and its tasks; they end with the `async with`.
-    *Errors*: Refused: CURSOR_TOO_OLD where the log no longer has what comes next, UNKNOWN_TOPIC,
-    UNAUTHORIZED; UsageError; Unreachable.
+    *Errors*: Refused: CURSOR_TOO_OLD if the log no longer has the next rows, UNKNOWN_TOPIC, UNAUTHORIZED;
+    UsageError; Unreachable.
     """
 
     def __init__(
         self,
         addresses: str | Iterable[str],
         *topics: str,
-        start: Place | None = None,
+        start: StartPosition | None = None,
         group: str | None = None,
         ack: Literal["auto", "manual"] = "auto",
         sources: Sequence[Source] = (),
@@ -84,45 +84,45 @@ class Subscriber:
         settings: ClientSettings | None = None,
         world: World | None = None,
     ) -> None:
-        """`start`: where to begin, without it at the end. With `group` it is where a new group begins,
-        without it at the beginning of the log; any other goes on where it has come to. `sources`,
-        `priorities`: of what matches, only these. `deltas`: have single deltas sent instead of batches.
-        `credit`: deltas and bytes that may lie here unread. `compressed`: take compressed batches too, whose
-        content may be larger than the credit says. `name`: for people. `log_id`: the only log that the
-        service may have.
+        """`start`: where to begin; by default at the end of the log. With `group` it is where a new group
+        begins, by default at the beginning of the log; any other resumes from its cursor. `sources`,
+        `priorities`: of the matching deltas, only these. `deltas`: request single deltas instead of batches.
+        `credit`: deltas and bytes that may lie here unread. `compressed`: accept compressed batches too,
+        whose content may exceed the credit. `name`: for people. `log_id`: the only log that the service may
+        have.
         """
         if ack not in ("auto", "manual"):
             raise UsageError(f"ack {ack!r}: give auto or manual")
         check_name("name", name, VECTOR_ID_BYTES_MAX)
         if group is not None:
             check_name("group", group, GROUP_BYTES_MAX)
-        check_whole("batch_deltas_max", batch_deltas_max, BATCH_ROWS_MAX)
-        check_whole("wait_ms_max", wait_ms_max, WAIT_MS_MAX)
-        self.settings = settings_of(settings)
+        check_integer("batch_deltas_max", batch_deltas_max, BATCH_ROWS_MAX)
+        check_integer("wait_ms_max", wait_ms_max, WAIT_MS_MAX)
+        self.settings = settings_or_default(settings)
         check_connection(token, tls, world)
         self.name = name
         self._auto = ack == "auto"
         self._addresses = parse_addresses(addresses)
         self._token = token
         self._tls = tls
-        self._features = tuple(one.name.lower() for one in available()) if compressed else ()
+        self._features = tuple(one.name.lower() for one in available_codecs()) if compressed else ()
         self._given_world = world
         self._template = Subscription(
             1,
             tuple(parse_topics(topics)),
-            _start(start, group),
+            _parse_start(start, group),
             batch_deltas_max=batch_deltas_max,
             wait_ms_max=wait_ms_max,
             group=group,
-            filter=_filter(sources, priorities),
+            filter=_make_filter(sources, priorities),
             deltas=deltas,
         )
         self._start = start
-        self._credit, self._log_id = credit_of(credit), log_id
-        self._numbers = 1
+        self._credit, self._log_id = parse_credit(credit), log_id
+        self._last_subscription = 1
         self._sending = False
-        self._bell: Callable[[], None] = _silent
-        self._in = Incoming(self._template, credit=self._credit, log_id=log_id)
+        self._on_ready: Callable[[], None] = _ignore
+        self._consumer_state = ConsumerState(self._template, credit=self._credit, log_id=log_id)
         self._exit = AsyncExitStack()
         self._state = "not open yet"
 
@@ -131,29 +131,30 @@ class Subscriber:
     async def __aenter__(self) -> Subscriber:
         await self.begin()
         try:
-            while not self._in.started:
-                self._check_going_on()
-                await self._change()
+            while not self._consumer_state.started:
+                self._check_open()
+                await self._wait_change()
         except BaseException as error:
-            await self._leave(error)
+            await self._close(error)
             raise
         return self
 
-    async def begin(self, bell: Callable[[], None] | None = None) -> None:
-        """Open without waiting until the service answers; `__aexit__` ends it. `bell` rings when there may be
-        something for `take_batch`.
+    async def begin(self, on_ready: Callable[[], None] | None = None) -> None:
+        """Open without waiting until the service answers; `__aexit__` ends it.
+
+        `on_ready` is called when there may be something for `take_batch`.
         """
         if self._state != "not open yet":
-            raise UsageError(f"this subscriber is {self._state}: make another one")
+            raise UsageError(f"this subscriber is {self._state}: create another one")
         world = self._given_world or _real_world()
         if world.network is None:
-            raise UsageError("this world has no network to connect over")
+            raise UsageError("world: it has no network to connect over: give one that has")
         self._resolve_time(world.clock.wall_us())
         self._changed = anyio.Event()
-        self._bell = bell or _silent
+        self._on_ready = on_ready or _ignore
         if self._template.group is not None:
-            self._in.member = world.randomness.bytes(MEMBER_BYTES)
-        self._link = Link(
+            self._consumer_state.member = world.randomness.bytes(MEMBER_BYTES)
+        self._link = ReconnectingLink(
             self._addresses,
             self,
             world=world,
@@ -172,33 +173,33 @@ class Subscriber:
     ) -> None:
         try:
             if not isinstance(error, anyio.get_cancelled_exc_class()):
-                with anyio.move_on_after(LAST_ACK_S_MAX):
-                    await self._say_all()
+                with anyio.move_on_after(LAST_ACK_TIMEOUT_S):
+                    await self._ack_all()
         except BaseException as cancelled:
-            await self._leave(cancelled)
+            await self._close(cancelled)
             raise
-        await self._leave(error)
+        await self._close(error)
 
-    async def _leave(self, error: BaseException | None) -> None:
+    async def _close(self, error: BaseException | None) -> None:
         self._state = "closed"
-        self._in.fail(UsageError("the subscriber is closed"))
-        self._note()
-        await end_tasks(self._exit, error)
+        self._consumer_state.fail(UsageError("the subscriber is closed"))
+        self._notify()
+        await close_tasks(self._exit, error)
 
-    async def _say_all(self) -> None:
-        while (self._in.unsaid or self._sending) and self._in.failure is None:
-            self._in.say_now()
-            self._link.ring()
-            await self._change()
+    async def _ack_all(self) -> None:
+        while (self._consumer_state.has_unacked or self._sending) and self._consumer_state.failure is None:
+            self._consumer_state.ack_now()
+            self._link.notify()
+            await self._wait_change()
 
     async def _run(self) -> None:
         try:
             await self._link.run()
         except (Refused, UsageError) as failure:
-            self._in.fail(failure)
-        except PeerError as failure:
-            self._in.fail(Refused(failure.code, failure.message))
-        self._note()
+            self._consumer_state.fail(failure)
+        except ProtocolError as failure:
+            self._consumer_state.fail(Refused(failure.code, failure.message))
+        self._notify()
 
     # --- reading
 
@@ -206,204 +207,205 @@ class Subscriber:
         return self
 
     async def __anext__(self) -> Delivered:
-        self._come_back()
-        while (taken := self._in.take_row()) is None:
-            self._check_going_on()
-            await self._change()
+        self._mark_processed()
+        while (taken := self._consumer_state.take_row()) is None:
+            self._check_open()
+            await self._wait_change()
         batch, row = taken
-        if row + 1 == batch.count or self._template.group is not None:  # there may be something to say
-            self._link.ring()
+        # The row before may be acknowledged now, and credit granted.
+        if row + 1 == batch.count or self._template.group is not None:
+            self._link.notify()
         return batch.row(row)
 
     def batches(self) -> AsyncIterator[DeliveredBatch]:
-        """The same in whole batches, as they come."""
+        """Return an iterator over complete batches, as they come."""
         return _Batches(self)
 
     async def next_batch(self) -> DeliveredBatch:
-        """The next batch. Raises why nothing comes any more."""
-        self._come_back()
-        while (batch := self._in.take()) is None:
-            self._check_going_on()
-            await self._change()
-        self._link.ring()
+        """Return the next batch. Raises the reason why none will come."""
+        self._mark_processed()
+        while (batch := self._consumer_state.take()) is None:
+            self._check_open()
+            await self._wait_change()
+        self._link.notify()
         return batch
 
     def take_batch(self) -> DeliveredBatch | None:
-        """The next batch if there is one now. Raises why nothing comes any more."""
-        self._come_back()
-        batch = self._in.take()
+        """Return the next batch if there is one now, else None. Raises the reason why none will come."""
+        self._mark_processed()
+        batch = self._consumer_state.take()
         if batch is None:
-            self._check_going_on()
+            self._check_open()
         else:
-            self._link.ring()
+            self._link.notify()
         return batch
 
     def check(self) -> None:
-        """Raise why nothing comes any more."""
-        self._check_going_on()
+        """Raise the reason why nothing more comes, if there is one."""
+        self._check_open()
 
     @property
     def log_id(self) -> bytes | None:
         """The log of the service; None before it has answered."""
-        return self._in.log_id
+        return self._consumer_state.log_id
 
     @property
     def started(self) -> bool:
         """True if the service has answered."""
-        return self._in.started
+        return self._consumer_state.started
 
     @property
     def standing_by(self) -> bool:
-        """True while another reader of the group gets the deltas; this one goes on when that has gone."""
-        return self._in.standing_by
+        """True while another reader of the group gets the deltas; this one resumes when that one leaves."""
+        return self._consumer_state.standing_by
 
     def ack(self, offset: int) -> None:
-        """Everything up to this offset is done with. Never waits; said within 0.1 s. Raises UsageError."""
-        self._in.ack(offset)
-        self._link.ring()
+        """Note that all up to this offset is processed. Never waits; sent within 0.1 s. Raises UsageError."""
+        self._consumer_state.ack(offset)
+        self._link.notify()
 
     @property
     def manual(self) -> bool:
-        """Whether only `ack` acknowledges."""
+        """True if only `ack` acknowledges."""
         return not self._auto
 
     @property
     def cursor(self) -> Cursor | None:
-        """Where to start another time: everything below it is done with."""
-        return self._in.cursor
+        """The cursor to start from another time: everything below it is processed."""
+        return self._consumer_state.cursor
 
     @property
     def log_end(self) -> int | None:
-        """Where the log ended when the service answered."""
-        return self._in.log_end
+        """The end of the log when the service answered."""
+        return self._consumer_state.log_end
 
     @property
     def received(self) -> int:
-        """Everything below this offset came, or is none of this subscriber's business."""
-        return self._in.received
+        """The offset below which everything was received or matches no topic of this subscriber."""
+        return self._consumer_state.received
 
     @property
     def warning(self) -> Backpressure | None:
-        """How near the reader is to the end of what the log keeps; None: it is not."""
-        return self._in.warning
+        """The service's warning that the reader is close to the log start; None: it is not close."""
+        return self._consumer_state.warning
 
     @property
     def waits_for(self) -> Exception | None:
-        """The reason why there is no connection, where that is known."""
+        """The reason why there is no connection, if known."""
         return None if self._state == "not open yet" else self._link.cause
 
     @property
     def reconnects(self) -> int:
-        """How often the connection was made anew."""
+        """Number of reconnects."""
         return self._link.reconnects
 
     async def add(
         self, *topics: str, sources: Sequence[Source] = (), priorities: Sequence[Priority] = ()
     ) -> int:
-        """Ask for more topics, from wherever this subscriber is; their number. Raises Refused, UsageError."""
-        self._check_going_on()
-        self._numbers += 1
+        """Add topics, from the current cursor on; return their number. Raises Refused, UsageError."""
+        self._check_open()
+        self._last_subscription += 1
         subscription = Subscription(
-            self._numbers,
+            self._last_subscription,
             tuple(parse_topics(topics)),
-            filter=_filter(sources, priorities),
+            filter=_make_filter(sources, priorities),
             deltas=self._template.deltas,
         )
-        await self._answered(self._in.add(subscription))
-        return self._numbers
+        await self._wait_request(self._consumer_state.add(subscription))
+        return self._last_subscription
 
     async def remove(self, number: int) -> None:
-        """End topics that were added. Raises UsageError."""
-        self._check_going_on()
-        await self._answered(self._in.remove(number))
+        """Remove topics that were added. Raises UsageError."""
+        self._check_open()
+        await self._wait_request(self._consumer_state.remove(number))
 
-    async def _answered(self, answer: Answer) -> None:
-        self._link.ring()
+    async def _wait_request(self, answer: RequestOutcome) -> None:
+        self._link.notify()
         while not answer.done:
-            await self._change()
+            await self._wait_change()
         if answer.refusal is not None:
             raise answer.refusal
 
-    # --- what the link asks
+    # --- for the link
 
     def hello(self) -> Hello:
-        """What opens a connection."""
+        """Return the hello that opens a connection."""
         return Hello(features=self._features, token=self._token, client=self.name[:60])
 
-    def welcomed(self, welcome: Welcome, *, same_address: bool) -> None:
-        """A hello was answered."""
-        self._in.welcomed(welcome)
+    def on_welcome(self, welcome: Welcome, *, same_address: bool) -> None:
+        """Note that a hello was answered."""
+        self._consumer_state.on_welcome(welcome)
 
-    def take(self, frame: Frame, size: int, now: float) -> bool:
-        """A frame came."""
-        got_on = self._in.take_in(frame, size, now)
-        self._note()
-        return got_on
+    def on_frame(self, frame: Frame, size: int, now: float) -> bool:
+        """Handle a frame; return True if it made progress."""
+        made_progress = self._consumer_state.on_frame(frame, size, now)
+        self._notify()
+        return made_progress
 
-    def to_send(self, session: Session, now: float) -> list[bytes]:
-        """Requests, grants, acknowledgements."""
-        parts = self._in.to_send(session, now)
+    def data_to_send(self, session: Session, now: float) -> list[bytes]:
+        """Return requests, credit and acknowledgements that are due."""
+        parts = self._consumer_state.data_to_send(session, now)
         self._sending = bool(parts)
         return parts
 
-    def sent(self) -> None:
-        """What was said is on its way."""
+    def on_sent(self) -> None:
+        """Note that all that `data_to_send` returned was sent."""
         self._sending = False
-        self._note()
+        self._notify()
 
     def wait_s(self, now: float) -> float | None:
-        """When an acknowledgement is due."""
-        return self._in.wait_s(now)
+        """Return the seconds until an acknowledgement is due; None: none will be."""
+        return self._consumer_state.wait_s(now)
 
-    def dealt_with(self) -> int | None:
-        """What a heartbeat says."""
-        return self._in.dealt_with
+    def processed_offset(self) -> int | None:
+        """Return the processed offset for a heartbeat."""
+        return self._consumer_state.processed
 
-    def disconnected(self) -> None:
-        """The connection is gone."""
+    def on_disconnect(self) -> None:
+        """Note that the connection is lost."""
         self._sending = False
-        self._in.disconnected()
-        self._note()
+        self._consumer_state.on_disconnect()
+        self._notify()
 
     # --- helpers
 
     def _resolve_time(self, now_us: int) -> None:
-        """Have the start say which time is meant by a word. Raises UsageError where that is still to come."""
+        """Resolve a start given as a relative time. Raises UsageError if it lies in the future."""
         given, start = self._start, self._template.start
         if start is None or start.at is not StartAt.TIME:
             return
-        time_us = time_of(given, now_us) if isinstance(given, str) else start.value
-        assert isinstance(time_us, int), "looked at when this was made"
+        time_us = parse_time(given, now_us) if isinstance(given, str) else start.value
+        assert isinstance(time_us, int), "the constructor has checked it"
         check_past("start", str(given), time_us, now_us)
         self._template = replace(self._template, start=Start(StartAt.TIME, max(time_us, 0)))
-        self._in = Incoming(self._template, credit=self._credit, log_id=self._log_id)
+        self._consumer_state = ConsumerState(self._template, credit=self._credit, log_id=self._log_id)
 
-    def _come_back(self) -> None:
+    def _mark_processed(self) -> None:
         if self._auto:
-            self._in.come_back()
+            self._consumer_state.mark_all_processed()
 
-    def _check_going_on(self) -> None:
+    def _check_open(self) -> None:
         if self._state != "open":
             raise UsageError(f"subscriber {self.name!r} is {self._state}: use it inside its `async with`")
-        if self._in.failure is not None:
-            raise self._in.failure.with_traceback(None)
+        if self._consumer_state.failure is not None:
+            raise self._consumer_state.failure.with_traceback(None)
 
-    def _note(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
-        self._bell()
+        self._on_ready()
 
-    async def _change(self) -> None:
+    async def _wait_change(self) -> None:
         if self._changed.is_set():
             self._changed = anyio.Event()
         await self._changed.wait()
 
 
-def _silent() -> None:
-    """Nobody else waits for this subscriber."""
+def _ignore() -> None:
+    """Do nothing: no one else waits for this subscriber."""
 
 
 class _Batches:
-    """A subscriber's batches, one after the other."""
+    """A subscriber's batches, one after another."""
 
     def __init__(self, subscriber: Subscriber) -> None:
         self._subscriber = subscriber
@@ -415,30 +417,32 @@ class _Batches:
         return await self._subscriber.next_batch()
 
 
-def _start(start: Place | None, group: str | None) -> Start:
+def _parse_start(start: StartPosition | None, group: str | None) -> Start:
     if start is None:
         return Start(StartAt.LATEST if group is None else StartAt.GROUP)
     if isinstance(start, Cursor):
         return Start(StartAt.CURSOR, start)
     if isinstance(start, datetime):
         if start.tzinfo is None:
-            raise UsageError(f"start {start}: a time needs its time zone, such as datetime.timezone.utc")
+            raise UsageError(f"start {start}: no time zone: give one, such as datetime.timezone.utc")
         return Start(StartAt.TIME, round(start.timestamp() * 1_000_000))
     if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
         return Start(StartAt.OFFSET, start)
     if start in ("earliest", "latest"):
         return Start(StartAt(start))
-    if isinstance(start, str) and time_of(start, 0) is not None:
-        return Start(StartAt.TIME, 0)  # which time is meant is known when it opens
+    if isinstance(start, str) and parse_time(start, 0) is not None:
+        return Start(StartAt.TIME, 0)  # the time is resolved at opening
     raise UsageError(
-        f"start {start!r:.60}: give earliest, latest, an offset, a datetime, a Cursor, or {EXAMPLES}"
+        f"start {start!r:.60}: give earliest, latest, an offset, a datetime, a Cursor, or {TIME_EXAMPLES}"
     )
 
 
-def _filter(sources: Sequence[Source], priorities: Sequence[Priority]) -> Filter | None:
+def _make_filter(sources: Sequence[Source], priorities: Sequence[Priority]) -> Filter | None:
     if not sources and not priorities:
         return None
-    return Filter(members_of("sources", sources, Source), members_of("priorities", priorities, Priority))
+    return Filter(
+        parse_members("sources", sources, Source), parse_members("priorities", priorities, Priority)
+    )
 
 
 def _real_world() -> World:

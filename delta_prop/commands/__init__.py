@@ -1,1 +1,1 @@
-"""The verbs of the command that work on a data directory, one module a group of verbs."""
+"""The command line verbs that work on a data directory or ask a server, one module per group of verbs."""

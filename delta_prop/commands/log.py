@@ -1,4 +1,4 @@
-"""`log show`, `log verify`, `log export`: what a log on disk holds. They read alone, beside a writer too."""
+"""`log show`, `log verify`, `log export`: read a log on disk, also while a process writes it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.commands import edge
-from delta_prop.commands.opened import open_disk, opened_log, snapshot_told
-from delta_prop.commands.places import EARLIEST, LATEST, parse_at, reached_offset
+from delta_prop.commands import system
+from delta_prop.commands.log_positions import EARLIEST, LATEST, parse_position, reached_offset
+from delta_prop.commands.readonly_log import open_disk, open_readonly_log, snapshot_to_json
 from delta_prop.cursors import cursors_damage
-from delta_prop.dates import shown_time
-from delta_prop_broker.log.beside.inspect import (
+from delta_prop.dates import format_time
+from delta_prop_broker.log.corruption import REPAIR, LogCorrupted
+from delta_prop_broker.log.files.paths import DIRECTORY
+from delta_prop_broker.log.files.snapshot import SnapshotFacts, snapshot_path
+from delta_prop_broker.log.readonly.inspect import (
     inspect,
     inspect_checkpoints,
     inspect_snapshots,
     start_offset,
 )
-from delta_prop_broker.log.damage import REPAIR, LogDamaged
-from delta_prop_broker.log.files.names import DIRECTORY
-from delta_prop_broker.log.files.snapshot import SnapshotFacts, snapshot_path
 from delta_prop_wire.control_rows import ControlType, control_type, refused_code
 from delta_prop_wire.jsonlines import to_line
 from delta_prop_wire.spec import ErrorCode
@@ -30,20 +30,20 @@ from delta_prop_wire.topics import kind_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from delta_prop.commands.places import At
+    from delta_prop.commands.log_positions import LogPosition
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.log.files.frames import Place
+    from delta_prop_broker.log.files.frames import FrameLocation
     from delta_prop_wire.batch import Batch
 
 OK, FAILED = 0, 1
-_TOLD_MAX = 20
-_HEADS = ("offset", "time", "lamport", "dot", "op", "vector")
+_REPORTED_MAX = 20
+_COLUMNS = ("offset", "time", "lamport", "dot", "op", "vector")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a log: from `start` on, up to `count` rows (None: all)."""
+class LogRange:
+    """Range of a log: from `start` on, up to `count` rows (None: all)."""
 
     data: str
     start: str | None = None
@@ -53,47 +53,49 @@ class Part:
 # --- show
 
 
-def show(part: Part, *, as_json: bool) -> int:
-    """One line a row, voids too. Raises UsageError, LogDamaged, OSError."""
-    start = EARLIEST if part.start is None else parse_at("--start", part.start, edge.wall_us())
-    with opened_log(part.data) as (disk, log, _):
+def show(log_range: LogRange, *, as_json: bool) -> int:
+    """Print one line per row, no-ops too. Raises UsageError, LogCorrupted, OSError."""
+    start = (
+        EARLIEST if log_range.start is None else parse_position("--start", log_range.start, system.wall_us())
+    )
+    with open_readonly_log(log_range.data) as (disk, log, _):
         begin = reached_offset(start, log)
         if not as_json:
-            held = snapshot_told(log)
+            held = snapshot_to_json(log)
             if held is not None:
-                edge.put(
+                system.put(
                     f"snapshot at offset {held['offset']}: {held['rows']:,} rows, {held['bytes']:,} bytes"
                 )
-            edge.put(_table_line(dict(zip(_HEADS, _HEADS, strict=True))))
-        _note_let_go(disk, begin)
-        rows = islice(_rows(log, begin), part.count)
-        edge.put_all(json.dumps(row, ensure_ascii=False) if as_json else _table_line(row) for row in rows)
+            system.put(_format_row(dict(zip(_COLUMNS, _COLUMNS, strict=True))))
+        _note_removed(disk, begin)
+        rows = islice(_read_rows(log, begin), log_range.count)
+        system.put_all(json.dumps(row, ensure_ascii=False) if as_json else _format_row(row) for row in rows)
     return OK
 
 
-def _rows(log: DurableLog, begin: int) -> Iterator[dict[str, Any]]:
-    for place in log.frames(begin):
-        yield from (row for row in _told(place) if row["offset"] >= begin)
+def _read_rows(log: DurableLog, begin: int) -> Iterator[dict[str, Any]]:
+    for location in log.frames(begin):
+        yield from (row for row in _frame_rows(location) if row["offset"] >= begin)
 
 
-def _told(place: Place) -> Iterator[dict[str, Any]]:
-    logged, batch = place.logged, place.logged.batch
+def _frame_rows(location: FrameLocation) -> Iterator[dict[str, Any]]:
+    logged, batch = location.logged, location.logged.batch
     for row in range(batch.count):
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "offset": logged.offset + row,
-            "time": shown_time(place.stamp.append_time),
+            "time": format_time(location.stamp.append_time),
             "lamport": logged.lamport + row,
             "dot": str(batch.dot(row)),
         }
         if batch.is_control:
-            told |= _control_told(batch, row)
+            fields |= _control_fields(batch, row)
         else:
-            told |= {"op": kind_name(batch.operation(row).kind)}
-            told |= {"namespace": batch.namespaces[row], "vector_id": batch.keys[row]}
-        yield told
+            fields |= {"op": kind_name(batch.operation(row).kind)}
+            fields |= {"namespace": batch.namespaces[row], "vector_id": batch.keys[row]}
+        yield fields
 
 
-def _control_told(batch: Batch, row: int) -> dict[str, Any]:
+def _control_fields(batch: Batch, row: int) -> dict[str, Any]:
     kind = control_type(batch)
     if kind is not ControlType.REFUSED:
         return {"op": "control", "type": "unknown" if kind is None else kind.name.lower()}
@@ -101,7 +103,7 @@ def _control_told(batch: Batch, row: int) -> dict[str, Any]:
     return {"op": "void", "error": ErrorCode(code).name if code in set(ErrorCode) else str(code)}
 
 
-def _table_line(row: dict[str, Any]) -> str:
+def _format_row(row: dict[str, Any]) -> str:
     if row["op"] in ("void", "control"):
         vector = row.get("error") or row["type"]
     else:
@@ -114,162 +116,176 @@ def _table_line(row: dict[str, Any]) -> str:
 
 
 def verify(data: str, *, as_json: bool) -> int:
-    """Read and check everything; exit status 1 with the damage told, the first one first.
+    """Read and check everything; return exit status 1 and report every corruption if there is one.
 
-    A torn tail that was never synced is none: a writer may be at it, or was killed. Raises FormatUnknown,
-    OSError.
+    A torn tail that was never synced is not a corruption: a writer may be at it, or was killed. Raises
+    FormatUnknown, OSError.
     """
-    disk = open_disk(data, damaged=True)
-    found = _looked_over(disk)
-    if found.damages:  # the writer may have removed a segment between two looks: what stays is damage
-        found = _looked_over(disk)
-    told: dict[str, Any] = {"sound": not found.damages, "frames": found.frames, "deltas": found.rows}
-    told |= {"bytes": found.bytes, "first_offset": found.first, "next_offset": found.following}
-    told |= {"torn_tail": found.torn is not None, "damages": len(found.damages)}
-    told |= {"snapshots": len(found.snapshots), "snapshot_rows": sum(found.snapshots.values())}
-    told |= {"snapshot_offset": max(found.snapshots, default=None), "checkpoints": found.checkpoints}
+    disk = open_disk(data, allow_corrupt=True)
+    found = _scan_log(disk)
+    if found.corruptions:  # the writer may have removed a segment meanwhile: real corruption stays
+        found = _scan_log(disk)
+    fields: dict[str, Any] = {"sound": not found.corruptions, "frames": found.frames, "deltas": found.rows}
+    fields |= {"bytes": found.bytes, "start_offset": found.start_offset, "next_offset": found.next_offset}
+    fields |= {"torn_tail": found.torn_tail is not None, "damages": len(found.corruptions)}
+    fields |= {"snapshots": len(found.snapshots), "snapshot_rows": sum(found.snapshots.values())}
+    fields |= {"snapshot_offset": max(found.snapshots, default=None), "checkpoints": found.checkpoints}
     if as_json:
-        edge.put(json.dumps(told | {"first_damage": _damage(found.damages[0]) if found.damages else None}))
-        return FAILED if found.damages else OK
-    state = f"{len(found.damages)} damaged places" if found.damages else "sound"
-    edge.put(
+        system.put(
+            json.dumps(
+                fields
+                | {"first_damage": _corruption_to_json(found.corruptions[0]) if found.corruptions else None}
+            )
+        )
+        return FAILED if found.corruptions else OK
+    state = f"{len(found.corruptions)} corruptions" if found.corruptions else "sound"
+    system.put(
         f"{found.rows:,} deltas in {found.frames:,} frames of {found.bytes:,} bytes, "
-        f"offsets {found.first} to {found.following}: {state}"
+        f"offsets {found.start_offset} to {found.next_offset}: {state}"
     )
     for offset, rows in found.snapshots.items():
-        edge.put(f"a snapshot of {rows:,} rows at offset {offset}: sound")
-    if 0 < found.first <= max(found.snapshots, default=0):
-        edge.put(f"offsets below {found.first} are held by the snapshot alone")
+        system.put(f"snapshot of {rows:,} rows at offset {offset}: sound")
+    if 0 < found.start_offset <= max(found.snapshots, default=0):
+        system.put(f"offsets before {found.start_offset}: only the snapshot has them")
     if found.checkpoints:
-        edge.put(f"checkpoints: {found.checkpoints}, sound")
-    if found.torn is not None:
-        edge.put(f"behind them {found.torn.path}, byte {found.torn.position}: {found.torn.reason}")
-    for damage in found.damages[:_TOLD_MAX]:
-        edge.note(damage.description)
-    if len(found.damages) > _TOLD_MAX:
-        edge.note(f"and {len(found.damages) - _TOLD_MAX} more")
-    if found.damages:
-        edge.note(f"nothing was changed; {REPAIR}")
-    return FAILED if found.damages else OK
+        system.put(f"checkpoints: {found.checkpoints}, sound")
+    if found.torn_tail is not None:
+        system.put(
+            f"after them {found.torn_tail.path}, byte {found.torn_tail.position}: {found.torn_tail.reason}"
+        )
+    for damage in found.corruptions[:_REPORTED_MAX]:
+        system.note(damage.description)
+    if len(found.corruptions) > _REPORTED_MAX:
+        system.note(f"and {len(found.corruptions) - _REPORTED_MAX} more")
+    if found.corruptions:
+        system.note(f"nothing was changed; {REPAIR}")
+    return FAILED if found.corruptions else OK
 
 
 @dataclass(slots=True)
-class _Found:
-    """What a look over a whole log counted."""
+class _VerifyReport:
+    """Counts and faults of a full pass over a log."""
 
     frames: int = 0
     rows: int = 0
     bytes: int = 0
-    first: int = 0
-    following: int = 0
-    torn: LogDamaged | None = None
-    damages: list[LogDamaged] = field(default_factory=list)
+    start_offset: int = 0
+    next_offset: int = 0
+    torn_tail: LogCorrupted | None = None
+    corruptions: list[LogCorrupted] = field(default_factory=list)
     snapshots: dict[int, int] = field(default_factory=dict)  # offset to rows
     checkpoints: int = 0
 
 
-def _looked_over(disk: Disk) -> _Found:
-    # Snapshots and checkpoints first: a writer may go on meanwhile, and what they hold must be in the frames.
+def _scan_log(disk: Disk) -> _VerifyReport:
+    # Snapshots and checkpoints come first: a writer may go on, and the frames must hold all they cover.
     saved = [*inspect_snapshots(disk), *inspect_checkpoints(disk)]
     start = start_offset(disk)
-    told = _Found(first=start, following=start)
+    result = _VerifyReport(start_offset=start, next_offset=start)
     for found in inspect(disk):
-        if not isinstance(found, LogDamaged):
-            told.first = told.first if told.frames else found.logged.offset
-            told.frames, told.rows = told.frames + 1, told.rows + found.logged.count
-            told.bytes, told.following = told.bytes + found.size, found.logged.next_offset
-        elif _is_torn(found):
-            told.torn = found
+        if not isinstance(found, LogCorrupted):
+            result.start_offset = result.start_offset if result.frames else found.logged.offset
+            result.frames, result.rows = result.frames + 1, result.rows + found.logged.count
+            result.bytes, result.next_offset = result.bytes + found.size, found.logged.next_offset
+        elif _is_torn_tail(found):
+            result.torn_tail = found
         else:
-            told.damages.append(found)
-    end = max([told.following, *(damage.end or 0 for damage in told.damages)])
+            result.corruptions.append(found)
+    end = max([result.next_offset, *(damage.end or 0 for damage in result.corruptions)])
     for one in (*saved, *filter(None, [cursors_damage(disk)])):
-        if isinstance(one, LogDamaged):
-            told.damages.append(one)
+        if isinstance(one, LogCorrupted):
+            result.corruptions.append(one)
         elif one.offset > end:
             path = snapshot_path(DIRECTORY, one.offset) if isinstance(one, SnapshotFacts) else one.path
-            told.damages.append(LogDamaged(path, f"the log ends at offset {end}, before this file"))
+            result.corruptions.append(LogCorrupted(path, f"the log ends at offset {end}, before this file"))
         elif isinstance(one, SnapshotFacts):
-            told.snapshots[one.offset] = one.rows
+            result.snapshots[one.offset] = one.rows
         else:
-            told.checkpoints += 1
-    return told
+            result.checkpoints += 1
+    return result
 
 
-def _is_torn(damage: LogDamaged) -> bool:
-    """Whether it lies above everything that was synced: then nobody was promised that."""
-    return damage.position is not None and damage.end is None
+def _is_torn_tail(corruption: LogCorrupted) -> bool:
+    """True if it lies above everything that was synced, so that no acknowledged delta is lost."""
+    return corruption.position is not None and corruption.end is None
 
 
-def _damage(damage: LogDamaged) -> dict[str, Any]:
+def _corruption_to_json(corruption: LogCorrupted) -> dict[str, Any]:
     return {
-        "file": damage.path,
-        "position": damage.position,
-        "first_offset": damage.offset,
-        "next_offset": damage.end,
-        "reason": damage.reason,
+        "file": corruption.path,
+        "position": corruption.position,
+        "start_offset": corruption.offset,
+        "next_offset": corruption.end,
+        "reason": corruption.reason,
     }
 
 
 # --- export
 
 
-def export(part: Part, *, output: str | None, frames: bool, around: bool) -> int:
+def export(log_range: LogRange, *, output: str | None, frames: bool, skip_corrupt: bool) -> int:
     """Write the log out: deltas as JSON lines, or the frames that it consists of.
 
-    At damage it ends with LogDamaged; `around` it tells what is left out, and goes on behind. Raises
-    UsageError, OSError.
+    A corruption ends it with LogCorrupted; with `skip_corrupt` it reports what it skips and goes on after it.
+    Raises UsageError, OSError.
     """
-    start = EARLIEST if part.start is None else parse_at("--start", part.start, edge.wall_us())
-    disk = open_disk(part.data, damaged=around)
+    start = (
+        EARLIEST if log_range.start is None else parse_position("--start", log_range.start, system.wall_us())
+    )
+    disk = open_disk(log_range.data, allow_corrupt=skip_corrupt)
     with ExitStack() as exits:
-        if around:
-            places = _around(disk)
+        if skip_corrupt:
+            locations = _skip_corrupt(disk)
         else:
-            _, log, _ = exits.enter_context(opened_log(part.data))
-            places = log.frames(log.first_offset)
+            _, log, _ = exits.enter_context(open_readonly_log(log_range.data))
+            locations = log.frames(log.start_offset)
         if start != LATEST and start.time_us is None:
-            _note_let_go(disk, start.offset or 0)
-        out = exits.enter_context(edge.output(output))
-        for place, rows in _chosen(places, start, part.count):
+            _note_removed(disk, start.offset or 0)
+        out = exits.enter_context(system.open_output(output))
+        for location, rows in _select_rows(locations, start, log_range.count):
             if frames:
-                out.write(place.logged.head, place.logged.batch.body)
+                out.write(location.logged.head, location.logged.batch.body)
             else:
-                for row in () if place.logged.batch.is_control else rows:
-                    delta = place.logged.batch.delta(row, place.logged.source)
-                    out.write(to_line(delta, place.logged.offset + row).encode() + b"\n")
+                for row in () if location.logged.batch.is_control else rows:
+                    delta = location.logged.batch.delta(row, location.logged.source)
+                    out.write(to_line(delta, location.logged.offset + row).encode() + b"\n")
         out.flush()
     return OK
 
 
-def _around(disk: Disk) -> Iterator[Place]:
-    """Every frame that can be read; what cannot is told."""
+def _skip_corrupt(disk: Disk) -> Iterator[FrameLocation]:
+    """Yield every frame that can be read; report the others."""
     for found in inspect(disk):
-        if isinstance(found, LogDamaged):
-            what = "" if found.offset is None else f" (offset {found.offset} to {found.end or 'the end'})"
-            edge.note(f"left out: {found.path}{what}: {found.reason}")
+        if isinstance(found, LogCorrupted):
+            span = "" if found.offset is None else f" (offset {found.offset} to {found.end or 'the end'})"
+            system.note(f"left out: {found.path}{span}: {found.reason}")
         else:
             yield found
 
 
-def _note_let_go(disk: Disk, begin: int) -> None:
-    """Report the offsets from `begin` on that no frame holds any more."""
+def _note_removed(disk: Disk, begin: int) -> None:
+    """Report the offsets from `begin` on that the log no longer holds."""
     start = start_offset(disk)
     if begin < start:
-        edge.note(f"left out: offsets {begin} to {start}, which the log has let go")
+        system.note(f"left out: offsets {begin} to {start}, which the log has removed")
 
 
-def _chosen(places: Iterator[Place], start: At, left: int | None) -> Iterator[tuple[Place, range]]:
-    """The frames that hold something from `start` on, each with the rows that belong to it; `left` rows."""
-    for place in places:
-        logged = place.logged
-        if start == LATEST or (start.time_us is not None and place.stamp.append_time < start.time_us):
+def _select_rows(
+    locations: Iterator[FrameLocation], start: LogPosition, remaining: int | None
+) -> Iterator[tuple[FrameLocation, range]]:
+    """Yield the frames that hold rows from `start` on, each with the range of those rows.
+
+    Stops after `remaining` rows.
+    """
+    for location in locations:
+        logged = location.logged
+        if start == LATEST or (start.time_us is not None and location.stamp.append_time < start.time_us):
             continue
         start = start if start.time_us is None else EARLIEST
         first = max((start.offset or 0) - logged.offset, 0)
-        rows = range(first, logged.count if left is None else min(logged.count, first + left))
+        rows = range(first, logged.count if remaining is None else min(logged.count, first + remaining))
         if rows:
-            yield place, rows
-        left = None if left is None else left - len(rows)
-        if left == 0:
+            yield location, rows
+        remaining = None if remaining is None else remaining - len(rows)
+        if remaining == 0:
             return

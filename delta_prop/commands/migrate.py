@@ -1,59 +1,59 @@
-"""`log migrate`: a data directory of an earlier version brought to the format of this one."""
+"""`log migrate`: converts a data directory of an earlier version to this version's format."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.commands import edge
+from delta_prop.commands import system
 from delta_prop_broker.log import migration
 
 if TYPE_CHECKING:
-    from delta_prop_broker.log.migration import Migrated, Plan
+    from delta_prop_broker.log.migration import MigrationPlan, MigrationReport
 
 OK = 0
 
 
 def migrate(data: str, *, as_json: bool) -> int:
-    """Migrate it; report what was done on standard output, what is about to be done on standard error.
+    """Migrate a data directory; print the plan on standard error and the result on standard output.
 
-    Raises UsageError, LogBusy, LogDamaged, CodecMissing, FormatUnknown, RoomMissing, OSError.
+    Raises UsageError, LogBusy, LogCorrupted, CodecMissing, FormatUnknown, InsufficientDiskSpace, OSError.
     """
-    progress = edge.Progress()
-    plans: list[Plan] = []
+    progress = system.Progress()
+    plans: list[MigrationPlan] = []
 
-    def announce(plan: Plan) -> None:
+    def announce(plan: MigrationPlan) -> None:
         plans.append(plan)
-        edge.note(_announcement(data, plan))
+        system.note(_format_plan(data, plan))
 
-    def tell(done: int, total: int) -> None:
-        progress.tell(f"{done:,} of {total:,} bytes")
+    def report_progress(done: int, total: int) -> None:
+        progress.report(f"{done:,} of {total:,} bytes")
 
     try:
-        watching = migration.Watching(announce, tell, edge.note)
-        migrated = migration.migrate(edge.existing_disk(data), draw=edge.draw, watching=watching)
+        callbacks = migration.MigrationCallbacks(announce, report_progress, system.note)
+        migrated = migration.migrate(system.open_existing_disk(data), draw=system.draw, callbacks=callbacks)
     finally:
         progress.end()
     if as_json:
-        edge.confirm(json.dumps(_to_json(migrated, plans)))
+        system.confirm(json.dumps(_to_json(migrated, plans)))
     else:
-        edge.confirm(f"{data}: {_outcome(migrated)}")
+        system.confirm(f"{data}: {_format_result(migrated)}")
     return OK
 
 
-def _announcement(data: str, plan: Plan) -> str:
-    if plan.first_offset is None:
-        return f"{data}: {plan.segments} segments hold no control rows, none is rewritten"
+def _format_plan(data: str, plan: MigrationPlan) -> str:
+    if plan.start_offset is None:
+        return f"{data}: {plan.segments} segments hold no control rows, so none is rewritten"
     return (
         f"{data}: {plan.segments_rewritten} of {plan.segments} segments are rewritten, from the first "
-        f"control row at offset {plan.first_offset} on; up to {plan.bytes_needed:,} bytes of room are "
+        f"control row at offset {plan.start_offset} on; up to {plan.bytes_needed:,} bytes are "
         f"needed, {plan.bytes_free:,} are free"
     )
 
 
-def _outcome(migrated: Migrated) -> str:
+def _format_result(migrated: MigrationReport) -> str:
     if migrated.completed:
-        return f"format {migrated.to_format}; what an earlier migration had left to do is done"
+        return f"format {migrated.to_format}; the rest of an interrupted migration is done"
     if migrated.from_format == migrated.to_format:
         return f"format {migrated.to_format} already; nothing was changed"
     return (
@@ -62,8 +62,8 @@ def _outcome(migrated: Migrated) -> str:
     )
 
 
-def _to_json(migrated: Migrated, plans: list[Plan]) -> dict[str, Any]:
-    told: dict[str, Any] = {"from_format": migrated.from_format, "format": migrated.to_format}
-    told |= {"completed": migrated.completed, "segments_rewritten": migrated.segments_rewritten}
-    told |= {"bytes_written": migrated.bytes_written, "control_batches": migrated.control_batches}
-    return told | {"bytes_needed": plans[0].bytes_needed if plans else 0}
+def _to_json(migrated: MigrationReport, plans: list[MigrationPlan]) -> dict[str, Any]:
+    fields: dict[str, Any] = {"from_format": migrated.from_format, "format": migrated.to_format}
+    fields |= {"completed": migrated.completed, "segments_rewritten": migrated.segments_rewritten}
+    fields |= {"bytes_written": migrated.bytes_written, "control_batches": migrated.control_batches}
+    return fields | {"bytes_needed": plans[0].bytes_needed if plans else 0}

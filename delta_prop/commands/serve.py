@@ -1,6 +1,6 @@
-"""`serve`: one data directory behind a port for 0xD3 and one for HTTP, until a signal ends it.
+"""`serve`: serves one data directory on a port for 0xD3 and one for HTTP, until a signal ends it.
 
-Exactly one line goes to standard output, once clients are accepted; all else is the log on standard error.
+Standard output gets exactly one line, once clients are accepted; all else goes to the log on standard error.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from delta_prop.commands import edge
+from delta_prop.commands import system
+from delta_prop.commands.cleanup import remove_on_failure
 from delta_prop.commands.configure import load
-from delta_prop.commands.leftovers import removing_if_failed
-from delta_prop.commands.logs import logging_to
-from delta_prop.commands.startup import judge, listening
-from delta_prop.configuration.values import placed
+from delta_prop.commands.server_logging import write_logs_to
+from delta_prop.commands.startup import check_startup, explain_listen_failure
+from delta_prop.configuration.values import with_path
 from delta_prop.embedded import Propagator
-from delta_prop.refusals import HoldsOtherData
+from delta_prop.refusals import ForeignSinkData
 from delta_prop.server.http import HttpPort
-from delta_prop.server.overview import Overview
+from delta_prop.server.server_status import ServerStatus
 from delta_prop.server.service import Service
 from delta_prop.world import real_world
 from delta_prop_wire.errors import DeltaPropError, UsageError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from delta_prop.commands.startup import Startable
+    from delta_prop.commands.startup import ServerParts
     from delta_prop.configuration import Configuration
     from delta_prop.ports import World
 
@@ -40,12 +40,12 @@ OK = 0
 logger = logging.getLogger("delta_prop.serve")
 
 
-def configured(
+def build_configuration(
     file: str | None, options: Mapping[str, Mapping[str, Any]], *, rebuild: Collection[str] = ()
 ) -> Configuration:
-    """What is to be served: a file and the environment, and what options say instead.
+    """Return the configuration to serve: a file and the environment, overridden by options.
 
-    `options`: values by section, "" for the top, and key; None: not given. `rebuild`: names of sinks. Raises
+    `options`: values by section ("" for the top) and key; None: not given. `rebuild`: names of sinks. Raises
     UsageError.
     """
     configuration = load(file)
@@ -55,13 +55,13 @@ def configured(
         try:
             changes |= {section: replace(getattr(configuration, section), **given)} if section else given
         except UsageError as error:
-            raise placed(error, section, keys) from None
+            raise with_path(error, section, keys) from None
     sinks = configuration.sinks
     for name in rebuild:
         if name not in [one.name for one in sinks]:
             known = ", ".join(one.name for one in sinks) or "none"
             raise UsageError(
-                f"--rebuild {name!r}: no sink of the configuration has that name; there are {known}"
+                f"--rebuild {name!r}: the configuration has no such sink: name an existing one ({known})"
             )
     changes["sinks"] = tuple(replace(one, rebuild=one.rebuild or one.name in rebuild) for one in sinks)
     configuration = replace(configuration, **changes)
@@ -70,166 +70,169 @@ def configured(
     return configuration
 
 
-async def serve(configuration: Configuration, *, command: str = "delta-prop serve") -> int:
-    """Serve until a signal. `command`: what was typed, for whoever has to type more.
+async def serve(configuration: Configuration, *, command_line: str = "delta-prop serve") -> int:
+    """Serve until a signal. `command_line`: the command as typed, for messages that extend it.
 
-    Raises UsageError, SinksHoldOtherData, LogBusy, LogDamaged, FormatUnknown, OSError.
+    Raises UsageError, SinkDataMismatch, LogBusy, LogCorrupted, FormatUnknown, OSError.
     """
-    wanted = configuration.logging
+    log_settings = configuration.logging
     with (
-        logging_to(edge.standard_error(), level=wanted.level, format_=wanted.format),
-        edge.signals() as asked,
+        write_logs_to(system.standard_error(), level=log_settings.level, format_=log_settings.format),
+        system.receive_signals() as signals,
     ):
         async with anyio.create_task_group() as tasks:
             world = real_world()
-            serving = _Serving(configuration, world, await judge(configuration, world), command)
-            tasks.start_soon(serving.obey, asked)
-            await serving.run()
+            server_run = _ServerRun(
+                configuration, world, await check_startup(configuration, world), command_line
+            )
+            tasks.start_soon(server_run.handle_signals, signals)
+            await server_run.run()
             tasks.cancel_scope.cancel()
     return OK
 
 
-class SinksHoldOtherData(DeltaPropError):
-    """Sinks hold what the log does not have, as beside a log from a backup."""
+class SinkDataMismatch(DeltaPropError):
+    """Sinks hold data that the log does not have, e.g. beside a log restored from a backup."""
 
     def __init__(
-        self, refusals: Mapping[str, HoldsOtherData], command: str, paths: Mapping[str, str]
+        self, refusals: Mapping[str, ForeignSinkData], command: str, paths: Mapping[str, str]
     ) -> None:
-        """`paths`: where sinks have their data, of those that have a place."""
+        """Take refusals by sink; `paths`: data paths of the sinks that have one."""
         what = "; ".join(one.what for one in refusals.values())
         cures = [
-            f"move {paths.get(name, 'its data')} away, as sink {name!r} cannot be rebuilt and begins anew "
-            "then"
+            f"move {paths.get(name, 'its data')} away, as sink {name!r} cannot be rebuilt but can start empty"
             for name, one in refusals.items()
-            if not one.rebuilds
+            if not one.can_rebuild
         ]
-        options = " ".join(f"--rebuild {quote(name)}" for name, one in refusals.items() if one.rebuilds)
+        options = " ".join(f"--rebuild {quote(name)}" for name, one in refusals.items() if one.can_rebuild)
         start = f"{command} {options}".rstrip()
-        replaces = ", which replaces what is held by what the log has" if options else ""
+        replaces = ", which replaces their data from the log" if options else ""
         cures.append(f"start with `{start}`{replaces}")
         super().__init__(
             f"{what}: nothing was rebuilt; if this is the right directory, {', then '.join(cures)}"
         )
 
 
-class _Serving:
-    """One server from its start to its end."""
+class _ServerRun:
+    """Run of one server, from start to end."""
 
-    def __init__(self, configuration: Configuration, world: World, judged: Startable, command: str) -> None:
+    def __init__(self, configuration: Configuration, world: World, parts: ServerParts, command: str) -> None:
         self._configuration = configuration
         self._world = world
-        self._access, self._sinks = judged
+        self._access, self._sinks = parts
         self._command = command
-        self._overview = Overview(version=version("delta-prop"), now=world.clock.now)
-        self._whole = anyio.CancelScope()
+        self._server_status = ServerStatus(version=version("delta-prop"), now=world.clock.now)
+        self._scope = anyio.CancelScope()
         self._service: Service | None = None
 
     async def run(self) -> None:
-        """HTTP from the first moment on, then the log, the sinks, the port for 0xD3; back in that order."""
-        with self._whole:
+        """Open the HTTP port, then the log, the sinks and the port for 0xD3; close them in reverse order."""
+        with self._scope:
             async with anyio.create_task_group() as tasks:
                 http_port = await self._open_http(tasks)
                 await self._serve(http_port)
                 tasks.cancel_scope.cancel()
         logger.info("ended")
 
-    async def obey(self, asked: AsyncIterator[int]) -> None:
-        """Do what signals ask: read tokens anew; drain and end, at the second one at once."""
+    async def handle_signals(self, signals: AsyncIterator[int]) -> None:
+        """Act on signals: reload tokens, or drain and end; a second ending signal ends at once."""
         ending = False
-        async for number in asked:
-            if number == edge.RELOAD_SIGNAL:
+        async for number in signals:
+            if number == system.RELOAD_SIGNAL:
                 await self._access.reload()
             elif ending:
-                edge.end_at_once(number)
+                system.exit_by_signal(number)
             else:
                 ending = True
                 logger.info(
-                    "ending: what was taken is answered, clients are told; another signal ends it at once"
+                    "ending: pending batches are answered, clients notified; another signal ends it at once"
                 )
-                self._end()
+                self._stop()
 
-    def _end(self) -> None:
-        if self._service is None:  # nobody was accepted yet
-            self._whole.cancel()
+    def _stop(self) -> None:
+        if self._service is None:  # no client was accepted yet
+            self._scope.cancel()
         else:
             self._service.stop()
 
     async def _open_http(self, tasks: TaskGroup) -> int:
-        """Tell from now on how it goes; the port."""
+        """Open the HTTP port, which reports the startup too; return its number."""
         server, network = self._configuration.server, self._world.network
         assert network is not None
         port = HttpPort(
             network,
             self._world,
-            self._overview,
+            self._server_status,
             access=self._access,
             host=server.host,
             port=server.http_port,
             tls=self._configuration.served_tls,
             connections_max=server.http_connections_max,
         )
-        with listening("http_port", server.host):
+        with explain_listen_failure("http_port", server.host):
             _, http_port = await tasks.start(port.run)
         return int(http_port)
 
     async def _serve(self, http_port: int) -> None:
-        """Open, attach, listen, say so, and go on until the service ends."""
+        """Open the log, attach sinks, listen, report ready, and serve until the service ends."""
         data = self._configuration.data
         assert data is not None
-        with removing_if_failed(data) as keep:
+        with remove_on_failure(data) as keep:
             await self._serve_log(http_port, keep)
 
     async def _serve_log(self, http_port: int, keep: Callable[[], None]) -> None:
-        wanted, overview = self._configuration, self._overview
-        async with Propagator(wanted.settings, data=wanted.data, log=wanted.log, world=self._world) as p:
-            overview.propagator = p
+        configuration, server_status = self._configuration, self._server_status
+        async with Propagator(
+            configuration.settings, data=configuration.data, log=configuration.log, world=self._world
+        ) as p:
+            server_status.propagator = p
             try:
-                with p.inside().sinks.together():
+                with p.internals().sinks.attach_together():
                     await self._attach(p)
-                service = Service(p, wanted.server, access=self._access, tls=wanted.served_tls)
+                service = Service(p, configuration.server, access=self._access, tls=configuration.served_tls)
                 async with anyio.create_task_group() as tasks:
-                    with listening("port", wanted.server.host):
+                    with explain_listen_failure("port", configuration.server.host):
                         address = await tasks.start(service.run)
-                    self._service = overview.service = service
+                    self._service = server_status.service = service
                     keep()
-                    self._say_ready(address.port, http_port, p)
+                    self._report_ready(address.port, http_port, p)
             finally:
-                overview.propagator = None
+                server_status.propagator = None
 
     async def _attach(self, propagator: Propagator) -> None:
-        """Attach all sinks. Raises SinksHoldOtherData with a cure for all of them at once."""
-        remembered = frozenset(propagator.inside().sinks.cursors())
-        refusals: dict[str, HoldsOtherData] = {}
+        """Attach all sinks. Raises one SinkDataMismatch with the fix for all of them."""
+        remembered = frozenset(propagator.internals().sinks.cursors())
+        refusals: dict[str, ForeignSinkData] = {}
         for one in self._sinks:
             try:
                 await one.attach(propagator, remembered)
-            except HoldsOtherData as refusal:
-                if getattr(one.terms, "vectors", None) not in refusals:  # else it is rebuilt with that sink
-                    refusals[one.terms.name] = refusal
+            except ForeignSinkData as refusal:
+                if getattr(one.config, "vectors", None) not in refusals:  # else it is rebuilt with that
+                    refusals[one.config.name] = refusal
             except (DeltaPropError, OSError):
-                if not refusals:  # else it may be for want of a sink that is to be rebuilt
+                if not refusals:  # else a refused sink may be the reason
                     raise
         if refusals:
-            paths = {one.terms.name: one.terms.path for one in self._sinks if hasattr(one.terms, "path")}
-            raise SinksHoldOtherData(refusals, self._command, paths)
+            paths = {one.config.name: one.config.path for one in self._sinks if hasattr(one.config, "path")}
+            raise SinkDataMismatch(refusals, self._command, paths)
 
-    def _say_ready(self, port: int, http_port: int, propagator: Propagator) -> None:
-        wanted = self._configuration
+    def _report_ready(self, port: int, http_port: int, propagator: Propagator) -> None:
+        configuration = self._configuration
         recovery = propagator.recovery
-        damaged = [] if recovery is None else recovery.notes
+        warnings = [] if recovery is None else recovery.notes
         for line in str(recovery).splitlines():
-            logger.log(logging.WARNING if line in damaged else logging.INFO, "%s", line)
+            logger.log(logging.WARNING if line in warnings else logging.INFO, "%s", line)
         logger.info(
             "serving",
             extra={
-                "data": wanted.data,
-                "host": wanted.server.host,
+                "data": configuration.data,
+                "host": configuration.server.host,
                 "port": port,
                 "http": http_port,
-                "level_of_log": wanted.log.level.name.lower(),
-                "sinks": [one.name for one in wanted.sinks],
-                "memory_bytes_max": wanted.memory_bytes_max(),
+                "level_of_log": configuration.log.read_level.name.lower(),
+                "sinks": [one.name for one in configuration.sinks],
+                "memory_bytes_max": configuration.memory_bytes_max(),
             },
         )
-        edge.settle_memory()
-        edge.confirm(f"ready port={port} http={http_port}")
+        system.freeze_heap()
+        system.confirm(f"ready port={port} http={http_port}")

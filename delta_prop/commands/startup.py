@@ -1,7 +1,7 @@
-"""Judges whether a server can start from a configuration: the one judge of `serve` and of `config check`.
+"""Checks that a server can start from a configuration, for `serve` and `config check` alike.
 
-It looks at what the configuration names on this machine, before anything is made, and leaves nothing behind.
-What only a moment decides, a port that is taken or a directory that another process has, is for `serve`.
+It inspects what the configuration names on this machine, and creates nothing. Conditions that change any
+moment, a taken port or a directory that another process has, are left to `serve`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from errno import EADDRINUSE
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop.checks import parse_topics
+from delta_prop.argument_checks import parse_topics
 from delta_prop.client.addresses import parse_addresses
-from delta_prop.commands import edge
-from delta_prop.configuration import ForwardTerms, make_sinks
-from delta_prop.configuration.values import placed
-from delta_prop.local_places import check_apart, check_data_directory, check_file_place
+from delta_prop.commands import system
+from delta_prop.configuration import ForwardConfig, make_sinks
+from delta_prop.configuration.values import with_path
+from delta_prop.path_checks import check_data_directory, check_file_writable, check_outside_data
 from delta_prop.ports import Tls
 from delta_prop.route.rebuild import can_be_rebuilt
 from delta_prop.server.access import Access
-from delta_prop.server.service import check_open_to_others, is_loopback
-from delta_prop.server.tokens import Usual
+from delta_prop.server.service import check_exposure, is_loopback
+from delta_prop.server.tokens import TokenDefaults
 from delta_prop.tls_contexts import client_context, server_context
 from delta_prop_broker.log.files.identity import check_format
 from delta_prop_sinks import JsonLinesSink, StorageSink
@@ -35,122 +35,126 @@ if TYPE_CHECKING:
     from delta_prop.server.settings import ServerSettings
 
 
-class CannotListen(DeltaPropError):
-    """A port is taken, or may not be had."""
+class ListenFailed(DeltaPropError):
+    """A port is taken, or this user may not listen on it."""
 
 
-class Startable(NamedTuple):
+class ServerParts(NamedTuple):
     """The parts that a server starts with."""
 
     access: Access
     sinks: tuple[Attachment, ...]
 
 
-async def judge(configuration: Configuration, world: World, *, beside: bool = False) -> Startable:
-    """Check all that a start needs. `beside`: a server may be running, so its ports may be taken.
+async def check_startup(
+    configuration: Configuration, world: World, *, allow_taken_ports: bool = False
+) -> ServerParts:
+    """Check everything that a start needs; `allow_taken_ports`: a running server may have the ports.
 
-    Raises UsageError that begins with the path of the key; CannotListen, FormatOutdated, FormatUnknown,
-    LogDamaged.
+    Raises UsageError that begins with the path of the key; ListenFailed, FormatOutdated, FormatUnknown,
+    LogCorrupted.
     """
-    access = _access(configuration, world)
+    access = _read_access(configuration, world)
     server = configuration.server
     await _check_open_to_others(configuration, world, access)
     if server.port == server.http_port != 0:
         raise UsageError(
-            f"server.http_port: {server.http_port} is server.port too: give each its own, or 0 for any free"
+            f"server.http_port: {server.http_port} is also server.port: give each its own, or 0 for any free"
         )
-    with _at("tls"):
+    with _locate_error("tls"):
         if configuration.served_tls is not None:
             server_context(configuration.served_tls)
     sinks = make_sinks(configuration.sinks)
-    for place, one in enumerate(sinks):
-        _check_files(one, f"sinks[{place}]", configuration.data)
-        _check_leads_elsewhere(one, f"sinks[{place}]", server)
+    for position, one in enumerate(sinks):
+        _check_files(one, f"sinks[{position}]", configuration.data)
+        _check_leads_elsewhere(one, f"sinks[{position}]", server)
     if configuration.data is not None:
-        with _at("data"):
+        with _locate_error("data"):
             check_data_directory(configuration.data)
-        check_format(edge.disk_at(configuration.data))
+        check_format(system.open_disk_at(configuration.data))
     for key in ("http_port", "port"):
-        await _try_to_listen(configuration, world, key, beside=beside)
-    return Startable(access, sinks)
+        await _try_to_listen(configuration, world, key, allow_taken_ports=allow_taken_ports)
+    return ServerParts(access, sinks)
 
 
 @contextmanager
-def listening(key: str, host: str) -> Iterator[None]:
-    """Tell what can be done where nothing can listen. Raises CannotListen."""
+def explain_listen_failure(key: str, host: str) -> Iterator[None]:
+    """Turn a failure to listen into ListenFailed with its fix."""
     try:
         yield
     except OSError as error:
         option = f"--{key.replace('_', '-')}"
         what = f"server.{key}"
-        cure = f"stop what has it, or give another one with {option} (or server.{key}), 0 for any"
-        if not is_taken(error):
+        cure = f"stop the process that has it, or give another with {option} (or server.{key}), 0 for any"
+        if not is_port_taken(error):
             what = what if isinstance(error, PermissionError) else f"server.host {host!r}"
-            cure = f"name an address of this machine with --host, and with {option} a port you may have"
-        raise CannotListen(f"{what}: {error.strerror or error}: {cure}") from None
+            cure = f"name an address of this machine with --host, and a port this user may have with {option}"
+        raise ListenFailed(f"{what}: {error.strerror or error}: {cure}") from None
 
 
-def is_taken(error: OSError) -> bool:
-    """True if somebody else has the port."""
+def is_port_taken(error: OSError) -> bool:
+    """True if another process has the port."""
     return error.errno == EADDRINUSE
 
 
 async def _check_open_to_others(configuration: Configuration, world: World, access: Access) -> None:
     try:
-        check_open_to_others(configuration.server, access)
+        check_exposure(configuration.server, access)
     except UsageError as error:
-        with suppress(CannotListen):  # a name that has no address is the first mistake
-            await _try_to_listen(configuration, world, "port", beside=True)
-        raise placed(error, "server", ("host",)) from None
+        with suppress(ListenFailed):  # an unknown host name is reported first
+            await _try_to_listen(configuration, world, "port", allow_taken_ports=True)
+        raise with_path(error, "server", ("host",)) from None
 
 
-async def _try_to_listen(configuration: Configuration, world: World, key: str, *, beside: bool) -> None:
+async def _try_to_listen(
+    configuration: Configuration, world: World, key: str, *, allow_taken_ports: bool
+) -> None:
     network, server = world.network, configuration.server
     assert network is not None
-    with _at("server", "host"), listening(key, server.host):
+    with _locate_error("server", "host"), explain_listen_failure(key, server.host):
         try:
             listener = await network.listen(server.host, getattr(server, key))
         except OSError as error:
-            if beside and is_taken(error):
+            if allow_taken_ports and is_port_taken(error):
                 return
             raise
         await listener.aclose()
 
 
 @contextmanager
-def _at(section: str, *names: str) -> Iterator[None]:
-    """Say where a mistake stands: at one of these keys of the section, where it begins with one."""
+def _locate_error(section: str, *names: str) -> Iterator[None]:
+    """Prefix a UsageError with the section, or with the one of its keys that the error begins with."""
     try:
         yield
     except UsageError as error:
-        raise placed(error, section, names) from None
+        raise with_path(error, section, names) from None
 
 
-def _access(configuration: Configuration, world: World) -> Access:
-    """Read the rights of each token. Raises UsageError where the tokens cannot be read."""
+def _read_access(configuration: Configuration, world: World) -> Access:
+    """Read the rights of each token. Raises UsageError if the tokens cannot be read."""
     file = configuration.access.tokens
     server = configuration.server
-    usual = Usual(server.token_rate, server.token_burst)
-    with _at("access.tokens"):
+    usual = TokenDefaults(server.token_rate, server.token_burst)
+    with _locate_error("access.tokens"):
         try:
-            return Access(world, None if file is None else partial(edge.file_bytes, file), usual)
+            return Access(world, None if file is None else partial(system.read_file, file), usual)
         except OSError as error:
-            raise UsageError(f"{file!r} cannot be read ({error.strerror}): name a file of tokens") from None
+            raise UsageError(f"{file!r} cannot be read ({error.strerror}): name a token file") from None
         except UsageError as error:
             raise UsageError(f"{file!r}: {error}") from None
 
 
 def _check_leads_elsewhere(attachment: Attachment, section: str, server: ServerSettings) -> None:
     """Refuse to forward a log to the server that has it. Raises UsageError."""
-    if not isinstance(attachment.terms, ForwardTerms):
+    if not isinstance(attachment.config, ForwardConfig):
         return
-    for to in parse_addresses(attachment.terms.to):
+    for to in parse_addresses(attachment.config.to):
         if to.port == server.port and _is_same_host(to.host, server.host):
             raise UsageError(f"{section}.to: {to} is this server itself: name another one")
 
 
 def _is_same_host(host: str, listening: str) -> bool:
-    """True if `listening` takes connections to `host`, as far as can be told without a name service."""
+    """True if `listening` accepts connections to `host`, as far as can be known without a name service."""
     if not is_loopback(host):
         return host == listening
     return listening in (host, "0.0.0.0", "::") or (
@@ -159,20 +163,20 @@ def _is_same_host(host: str, listening: str) -> bool:
 
 
 def _check_files(attachment: Attachment, section: str, data: str | None) -> None:
-    sink, terms = attachment.sink, attachment.terms
-    if terms.rebuild and not can_be_rebuilt(sink, parse_topics(terms.topics)):
+    sink, config = attachment.sink, attachment.config
+    if config.rebuild and not can_be_rebuilt(sink, parse_topics(config.topics)):
         raise UsageError(
-            f"{section}.rebuild: sink {terms.name!r} cannot be rebuilt: it is made of deltas, or its topics "
-            "do not match whole vectors: leave it out, and --rebuild too"
+            f"{section}.rebuild: sink {config.name!r} cannot be rebuilt, as it stores deltas, or its topics "
+            "do not match full vectors: leave it out, and --rebuild too"
         )
-    path: str | None = getattr(terms, "path", None)
+    path: str | None = getattr(config, "path", None)
     if path is not None:
-        with _at(f"{section}.path"):
-            check_file_place(path)
+        with _locate_error(f"{section}.path"):
+            check_file_writable(path)
             if data is not None:
-                check_apart(path, data)
+                check_outside_data(path, data)
             if isinstance(sink, StorageSink | JsonLinesSink):
                 sink.check_file()
-    if isinstance(terms, ForwardTerms) and terms.authorities is not None:
-        with _at(f"{section}.authorities"):
-            client_context(Tls(authorities=terms.authorities))
+    if isinstance(config, ForwardConfig) and config.authorities is not None:
+        with _locate_error(f"{section}.authorities"):
+            client_context(Tls(authorities=config.authorities))

@@ -1,7 +1,7 @@
-"""`subscribe`: a log's deltas as JSON lines, from some place on, and what comes after as it comes.
+"""`subscribe`: writes a log's deltas as JSON lines from a position on, new ones as they come.
 
-It reads a directory beside the process that writes, or asks a server. A group's place is kept once its lines
-were written, so after a kill some lines come again and none is missing.
+It reads a directory, also while a process writes it, or a server. A group's offset is committed after its
+lines are written, so after a kill some lines are repeated and none is missing.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 
-from delta_prop.checks import parse_topics
+from delta_prop.argument_checks import parse_topics
 from delta_prop.client import Subscriber
-from delta_prop.commands import edge
-from delta_prop.commands.opened import opened_log
-from delta_prop.commands.places import (
+from delta_prop.commands import system
+from delta_prop.commands.log_positions import (
     EARLIEST,
     LATEST,
     check_reached,
-    name_fault,
+    find_name_fault,
     offset_of,
-    parse_at,
-    place_of,
+    parse_position,
+    subscribe_start_of,
 )
-from delta_prop.commands.waiting import waiting_for
-from delta_prop.group_places import NAME_BYTES_MAX, Group, GroupBusy
-from delta_prop_broker.log.beside.follow import Follower
+from delta_prop.commands.readonly_log import open_readonly_log
+from delta_prop.commands.wait_reporter import report_subscriber_waits
+from delta_prop.group_cursor import NAME_BYTES_MAX, GroupBusy, GroupCursor
+from delta_prop_broker.log.readonly.follow import Follower
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.jsonlines import to_line
 from delta_prop_wire.spec import ErrorCode
@@ -37,29 +37,30 @@ from delta_prop_wire.spec import ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from delta_prop.client.delivered import DeliveredBatch
-    from delta_prop.commands.connecting import Link
-    from delta_prop.commands.places import At
+    from delta_prop.client.delivered_batch import DeliveredBatch
+    from delta_prop.commands.connect_options import ConnectOptions
+    from delta_prop.commands.log_positions import LogPosition
     from delta_prop_broker.disk import Disk
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.topics import Topic
 
 OK = 0
 POLL_S = 0.02
-KEEP_S = 1.0
-"""How often a group's place is written down."""
-STANDBY_LOOK_S = 0.5
-"""How often it is looked whether the group's reader has gone."""
+SAVE_INTERVAL_S = 1.0
+"""Interval between commits of a group's offset."""
+STANDBY_POLL_S = 0.5
+"""Interval between checks that the group is free."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What to read where: a directory, or over a link. `start`: where a new group begins, or nobody's
-    subscription; None: a group at earliest, nobody's at latest. `count` None: all. `follow`: go on where
-    the log ends.
+class SubscribeOptions:
+    """Deltas to read, from a directory or a server.
+
+    `start`: where a new group begins, or a subscription without a group; None: earliest, or latest without a
+    group. `count` None: all. `follow`: go on at the end of the log.
     """
 
-    place: str | Link
+    source: str | ConnectOptions
     topics: tuple[str, ...] = ()
     start: str | None = None
     count: int | None = None
@@ -67,26 +68,27 @@ class Wanted:
     follow: bool = True
 
 
-async def subscribe(wanted: Wanted) -> int:
-    """Write the lines. Raises UsageError, Refused (CURSOR_TOO_OLD), LogDamaged, OSError."""
-    if wanted.count is not None and wanted.count < 1:
-        raise UsageError(f"--count {wanted.count}: give 1 or more")
-    fault = None if wanted.group is None else name_fault("group", wanted.group, NAME_BYTES_MAX)
+async def subscribe(options: SubscribeOptions) -> int:
+    """Write the lines. Raises UsageError, Refused (CURSOR_TOO_OLD), LogCorrupted, OSError."""
+    if options.count is not None and options.count < 1:
+        raise UsageError(f"--count {options.count}: give 1 or more")
+    fault = None if options.group is None else find_name_fault("group", options.group, NAME_BYTES_MAX)
     if fault is not None:
         raise UsageError(fault)
-    edge.check_standard_output()  # now, as a line may be long in coming
-    topics = parse_topics(wanted.topics or "*")
-    at = None if wanted.start is None else parse_at("--start", wanted.start, edge.wall_us())
-    if not isinstance(wanted.place, str):
-        await _subscribe_from(wanted.place, wanted, at)
+    system.check_standard_output()  # early, as the first line may come late
+    topics = parse_topics(options.topics or "*")
+    at = None if options.start is None else parse_position("--start", options.start, system.wall_us())
+    if not isinstance(options.source, str):
+        await _subscribe_to_server(options.source, options, at)
         return OK
     group = None
-    if wanted.group is not None:
-        with opened_log(wanted.place) as (disk, log, _):
+    if options.group is not None:
+        with open_readonly_log(options.source) as (disk, log, _):
             log_id = log.log_id
-        group = await _group(disk, wanted.group, log_id)
+        group = await _acquire_group(disk, options.group, log_id)
     try:
-        with opened_log(wanted.place) as (disk, log, _):  # not before: it went on while this stood by
+        # The log is opened only now, as it grew while this process stood by.
+        with open_readonly_log(options.source) as (disk, log, _):
             if group is None or group.next_offset is None:
                 begin = offset_of(at or (LATEST if group is None else EARLIEST), log)
             else:
@@ -94,134 +96,142 @@ async def subscribe(wanted: Wanted) -> int:
             check_reached(begin, log)
         if group is not None:
             group.next_offset = begin
-        with closing(Follower(disk, begin, synced=log.visible)) as follower:
-            await _Reading(wanted, topics, group, follower).run()
+        with closing(Follower(disk, begin, synced=log.high_watermark)) as follower:
+            await _DirectoryReader(options, topics, group, follower).run()
     finally:
         if group is not None:
             group.close()
     return OK
 
 
-async def _group(disk: Disk, name: str, log_id: bytes) -> Group:
-    """A group, once nobody else reads for it. Raises UsageError, OSError."""
-    told = False
+async def _acquire_group(disk: Disk, name: str, log_id: bytes) -> GroupCursor:
+    """Open a group once no other process reads for it. Raises UsageError, OSError."""
+    reported = False
     while True:
         try:
-            group = Group(disk, name, log_id)
+            group = GroupCursor(disk, name, log_id)
         except GroupBusy:
-            if not told:
-                edge.note(f"another process reads for group {name!r}: standing by until it has ended")
-            told = True
-            await anyio.sleep(STANDBY_LOOK_S)
+            if not reported:
+                system.note(f"another process reads for group {name!r}: standing by until it ends")
+            reported = True
+            await anyio.sleep(STANDBY_POLL_S)
         else:
-            if told:
-                edge.note(f"reading for group {name!r} now")
+            if reported:
+                system.note(f"reading for group {name!r} now")
             return group
 
 
-async def _subscribe_from(link: Link, wanted: Wanted, at: At | None) -> None:
-    """The same of a server."""
+async def _subscribe_to_server(
+    link: ConnectOptions, options: SubscribeOptions, at: LogPosition | None
+) -> None:
+    """Write the lines of a server's log."""
     try:
         subscriber = Subscriber(
             link.addresses,
-            *(wanted.topics or ("*",)),
-            start=None if at is None else place_of(at),
-            group=wanted.group,
+            *(options.topics or ("*",)),
+            start=None if at is None else subscribe_start_of(at),
+            group=options.group,
             ack="manual",
             name="delta-prop subscribe",
             token=link.token,
             tls=link.tls,
         )
-        async with waiting_for(subscriber), subscriber:
-            await _write_from(subscriber, wanted)
+        async with report_subscriber_waits(subscriber), subscriber:
+            await _write_from_server(subscriber, options)
     except Refused as refused:
         if refused.code is not ErrorCode.BAD_REQUEST:
             raise
         raise UsageError(refused.message) from None
 
 
-async def _write_from(subscriber: Subscriber, wanted: Wanted) -> None:
-    left, end, look_s = wanted.count, subscriber.log_end, inf if wanted.group is None else STANDBY_LOOK_S
+async def _write_from_server(subscriber: Subscriber, options: SubscribeOptions) -> None:
+    remaining, end, poll_s = (
+        options.count,
+        subscriber.log_end,
+        inf if options.group is None else STANDBY_POLL_S,
+    )
     while True:
-        await _until_its_turn(subscriber, wanted)
+        await _wait_while_standby(subscriber, options)
         batch: DeliveredBatch | None = None
-        with anyio.move_on_after(look_s if wanted.follow else POLL_S):
+        with anyio.move_on_after(poll_s if options.follow else POLL_S):
             batch = await subscriber.next_batch()
-        if batch is None:  # nothing lies here unread
-            if wanted.follow or subscriber.standing_by:
+        if batch is None:  # nothing unread is buffered
+            if options.follow or subscriber.standing_by:
                 continue
             if end is None or subscriber.received >= end:
                 return
             continue
         for offset, _, delta in batch:
-            if not wanted.follow and end is not None and offset >= end:
+            if not options.follow and end is not None and offset >= end:
                 return
-            edge.put(to_line(delta, offset))
+            system.put(to_line(delta, offset))
             subscriber.ack(offset)
-            left = None if left is None else left - 1
-            if left == 0:
+            remaining = None if remaining is None else remaining - 1
+            if remaining == 0:
                 return
         await anyio.lowlevel.checkpoint()
 
 
-async def _until_its_turn(subscriber: Subscriber, wanted: Wanted) -> None:
-    """Wait while another member reads for the group. Raises why nothing comes any more."""
+async def _wait_while_standby(subscriber: Subscriber, options: SubscribeOptions) -> None:
+    """Wait while another member reads for the group. Raises the reason why nothing comes any more."""
     if not subscriber.standing_by:
         return
-    edge.note(f"another member reads for group {wanted.group!r}: standing by until it has gone")
+    system.note(f"another member reads for group {options.group!r}: standing by until it leaves")
     while subscriber.standing_by:
         subscriber.check()
         await anyio.sleep(POLL_S)
-    edge.note(f"reading for group {wanted.group!r} now, from offset {subscriber.received}")
+    system.note(f"reading for group {options.group!r} now, from offset {subscriber.received}")
 
 
-class _Reading:
-    """One run through the log."""
+class _DirectoryReader:
+    """Writes the lines of a directory's log."""
 
-    def __init__(self, wanted: Wanted, topics: list[Topic], group: Group | None, follower: Follower) -> None:
-        self._wanted = wanted
+    def __init__(
+        self, options: SubscribeOptions, topics: list[Topic], group: GroupCursor | None, follower: Follower
+    ) -> None:
+        self._options = options
         self._topics = topics
         self._group = group
         self._follower = follower
-        self._begin = follower.offset
-        self._left = wanted.count
+        self._start_offset = follower.offset
+        self._remaining = options.count
 
     async def run(self) -> None:
-        kept_at = edge.now()
+        stored_at = system.now()
         while True:
-            for place in self._follower.read():
-                self._write(place.logged)
-                if self._left == 0:
+            for location in self._follower.read():
+                self._write(location.logged)
+                if self._remaining == 0:
                     return
-                if edge.now() - kept_at > KEEP_S and self._group is not None:
-                    self._group.keep()
-                    kept_at = edge.now()
+                if system.now() - stored_at > SAVE_INTERVAL_S and self._group is not None:
+                    self._group.store()
+                    stored_at = system.now()
                 await anyio.lowlevel.checkpoint()
             if self._group is not None:
-                self._group.keep()
-            if not self._wanted.follow:
+                self._group.store()
+            if not self._options.follow:
                 return
             await anyio.sleep(POLL_S)
 
     def _write(self, logged: LoggedBatch) -> None:
         for offset, line in self._lines(logged):
-            edge.put(line)
-            self._note(offset + 1)
-            if self._left is not None:
-                self._left -= 1
-                if self._left == 0:
+            system.put(line)
+            self._advance(offset + 1)
+            if self._remaining is not None:
+                self._remaining -= 1
+                if self._remaining == 0:
                     return
-        self._note(logged.next_offset)
+        self._advance(logged.next_offset)
 
     def _lines(self, logged: LoggedBatch) -> Iterator[tuple[int, str]]:
         batch = logged.batch
         if batch.is_control:
             return
-        for row in range(max(self._begin - logged.offset, 0), batch.count):
+        for row in range(max(self._start_offset - logged.offset, 0), batch.count):
             delta = batch.delta(row, logged.source)
             if any(topic.matches(delta) for topic in self._topics):
                 yield logged.offset + row, to_line(delta, logged.offset + row)
 
-    def _note(self, next_offset: int) -> None:
+    def _advance(self, next_offset: int) -> None:
         if self._group is not None:
             self._group.next_offset = next_offset

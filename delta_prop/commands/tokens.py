@@ -1,4 +1,4 @@
-"""`token new`: draws a token, which is shown this once, and writes the lines by which a server knows it."""
+"""`token new`: creates a token, prints it once, and writes the lines by which a server recognizes it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.commands import edge
-from delta_prop.dates import TIME_US_MAX, shown_time, span_us, time_fault, time_of
-from delta_prop.server.tokens import TOKEN_RANDOM_BYTES, Usual, digest_of, parse_tokens, token_from
+from delta_prop.commands import system
+from delta_prop.dates import TIME_US_MAX, explain_bad_time, format_time, parse_span_us, parse_time
+from delta_prop.server.tokens import TOKEN_RANDOM_BYTES, TokenDefaults, digest_of, make_token, parse_tokens
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,74 +19,76 @@ _DIGITS_MAX = 20
 _OPTIONS = {"name": "NAME", "namespaces": "--namespace", "operations": "--operation"}
 
 
-def new(name: str, rights: Mapping[str, Any], *, as_json: bool) -> int:
-    """Write a table for the file of tokens to standard output, the token itself to standard error.
+def create_token(name: str, rights: Mapping[str, Any], *, as_json: bool) -> int:
+    """Write a table for the token file to standard output, the token itself to standard error.
 
-    `rights`: keys and values of the table, None for what is not said. Raises UsageError.
+    `rights`: keys and values of the table; None: omitted. Raises UsageError.
     """
-    token = token_from(edge.draw(TOKEN_RANDOM_BYTES))
+    token = make_token(system.draw(TOKEN_RANDOM_BYTES))
     table = {"name": name, "sha256": digest_of(token).hex()} | dict(rights)
-    lines = [f"{key} = {_toml(value)}" for key, value in table.items() if value not in (None, False, [])]
+    lines = [f"{key} = {_to_toml(value)}" for key, value in table.items() if value not in (None, False, [])]
     text = "\n".join(["[[token]]", *lines])
     _check_rights(name, rights)
     try:
-        parse_tokens(text, Usual())
+        parse_tokens(text, TokenDefaults())
     except UsageError as error:
         raise _of_options(error) from None
     if as_json:
-        edge.put(json.dumps({"name": name, "token": token, "toml": text}))
+        system.put(json.dumps({"name": name, "token": token, "toml": text}))
         return OK
-    edge.put(text + "\n")
-    edge.note(f"the token of {name}, shown this once: {token}")
+    system.put(text + "\n")
+    system.note(f"the token of {name}, shown this once: {token}")
     return OK
 
 
 def _check_rights(name: str, rights: Mapping[str, Any]) -> None:
-    """Check what options must stand together: as the file's rules do, in the words of options."""
+    """Check which options go together, by the rules of the token file but in terms of options."""
     given = {key for key, value in rights.items() if value}
     if not given & {"publish", "subscribe", "forward", "admin"}:
         raise UsageError(
-            f"token {name!r:.80} may do nothing: give --publish, --subscribe, --forward or --admin"
+            f"token {name!r:.80}: it may do nothing: give --publish, --subscribe, --forward or --admin"
         )
-    whole = {"publish", "namespaces"} <= given and rights["namespaces"] == ["*"] and "operations" not in given
-    if "forward" in given and not whole:
+    is_unrestricted = (
+        {"publish", "namespaces"} <= given and rights["namespaces"] == ["*"] and "operations" not in given
+    )
+    if "forward" in given and not is_unrestricted:
         raise UsageError(
-            f"--forward: {name!r:.80} would hand on whole logs: give --publish and --namespace '*', and no "
+            f"--forward: {name!r:.80} would forward full logs: give --publish and --namespace '*', and no "
             "--operation"
         )
     if given & {"publish", "subscribe"} and "namespaces" not in given:
         raise UsageError(
-            "--namespace: give the names that it is for, as --namespace docs --namespace 'img-*', or "
+            "--namespace: give the namespaces that it may use, like --namespace docs --namespace 'img-*', or "
             "--namespace '*' for all"
         )
 
 
 def _of_options(error: UsageError) -> UsageError:
-    """Name the option in place of the key that it gives in the file."""
+    """Replace the file's key in an error by the option that gives it."""
     path, _, what = str(error).partition(": ")
     key = path.removeprefix("token[0].").partition("[")[0]
     return UsageError(f"{_OPTIONS.get(key, f'--{key}')}: {what}") if path.startswith("token[0].") else error
 
 
-def expiry(text: str) -> str:
-    """When a token expires, as TOML writes it: a time, or how long from now on. Raises UsageError."""
-    now_us = edge.wall_us()
-    ahead_us = span_us(text)
-    time_us = time_of(text, now_us) if ahead_us is None else now_us + ahead_us
+def parse_expiry(text: str) -> str:
+    """Return a token's expiry as TOML, from a time or a span from now on. Raises UsageError."""
+    now_us = system.wall_us()
+    ahead_us = parse_span_us(text)
+    time_us = parse_time(text, now_us) if ahead_us is None else now_us + ahead_us
     if time_us is None or time_us > TIME_US_MAX:
         raise UsageError(
-            f"--expires {text!r:.60}: {time_fault(text)}give a time like 2027-01-31T00:00:00Z, or "
+            f"--expires {text!r:.60}: {explain_bad_time(text)}give a time like 2027-01-31T00:00:00Z, or "
             "how long from now on, like 30d"
         )
     if time_us <= now_us:
         raise UsageError(
-            f"--expires {text!r:.60}: has passed, as it is {shown_time(now_us)} now: give a later time"
+            f"--expires {text!r:.60}: it has passed, now is {format_time(now_us)}: give a later time"
         )
-    return shown_time(time_us)
+    return format_time(time_us)
 
 
-def number(option: str, text: str) -> str:
-    """A number as TOML writes it; which ones are allowed the rules of the file say. Raises UsageError."""
+def parse_number(option: str, text: str) -> str:
+    """Return a number as TOML; the token file's rules check its range. Raises UsageError."""
     with suppress(ValueError):
         if len(text) <= _DIGITS_MAX:
             return str(int(text))
@@ -96,11 +98,11 @@ def number(option: str, text: str) -> str:
 
 
 class Literal(str):
-    """Return a value as TOML writes it without quotes: a number, a time."""
+    """A value that TOML writes without quotes: a number, a time."""
 
     __slots__ = ()
 
 
-def _toml(value: object) -> str:
+def _to_toml(value: object) -> str:
     # JSON writes texts, lists of texts and true as TOML does.
     return value if isinstance(value, Literal) else json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""`top`, and `status` and `sinks` of a running server: what its HTTP port tells, for eyes or as JSON."""
+"""`top`, `status` and `sinks` of a running server: shows its HTTP port's answers as text or JSON."""
 
 from __future__ import annotations
 
@@ -8,97 +8,97 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from delta_prop.commands import edge
-from delta_prop.commands.look import flat, shown
-from delta_prop.commands.screen import Shot, screen, shown_lag
-from delta_prop.commands.waiting import NO_HTTP_PORT, Waiting
-from delta_prop.commands.web import NotTold, Web
+from delta_prop.commands import system
+from delta_prop.commands.http_client import HttpClient, NoAnswer
+from delta_prop.commands.screen import StatusSample, format_lag, render
+from delta_prop.commands.status import flatten, format_value
+from delta_prop.commands.wait_reporter import NO_HTTP_PORT, WaitReporter
 from delta_prop.world import real_world
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from delta_prop.commands.connecting import Link
+    from delta_prop.commands.connect_options import ConnectOptions
 
 OK, FAILED = 0, 1
 DRAW_S = 1.0
 
 
 @asynccontextmanager
-async def web_of(link: Link) -> AsyncIterator[Web]:
-    """The HTTP port that somebody named; that it is silent is told. Raises UsageError."""
+async def open_http_client(link: ConnectOptions) -> AsyncIterator[HttpClient]:
+    """Open a client of the given HTTP port; report while the port is silent. Raises UsageError."""
     network = real_world().network
     assert network is not None
-    waiting = Waiting(NO_HTTP_PORT)
-    async with waiting.told(), Web(network, link) as web:
-        waiting.busy = lambda: not web.answered
+    waiting = WaitReporter(NO_HTTP_PORT)
+    async with waiting.report(), HttpClient(network, link) as web:
+        waiting.is_busy = lambda: not web.has_answered
         yield web
 
 
-async def status(link: Link, *, as_json: bool) -> int:
-    """The server's state; exit status 1 where it is not ready. Raises UsageError, NotTold."""
-    async with web_of(link) as web:
-        told: dict[str, Any] = await web.get("/api/status")
+async def show_server_status(link: ConnectOptions, *, as_json: bool) -> int:
+    """Print the server's state; return exit status 1 if it is not ready. Raises UsageError, NoAnswer."""
+    async with open_http_client(link) as web:
+        status: dict[str, Any] = await web.get("/api/status")
     if as_json:
-        edge.put(json.dumps(told))
+        system.put(json.dumps(status))
     else:
-        lines = dict(flat(told))
+        lines = dict(flatten(status))
         width = max(map(len, lines))
-        edge.put_all(f"{name:{width}}  {shown(value)}" for name, value in lines.items())
-    return OK if told["ready"] else FAILED
+        system.put_all(f"{name:{width}}  {format_value(value)}" for name, value in lines.items())
+    return OK if status["ready"] else FAILED
 
 
-async def sinks(link: Link, *, as_json: bool) -> int:
-    """Each attached sink, and how far it is. Raises UsageError, NotTold."""
-    async with web_of(link) as web:
-        told: list[dict[str, Any]] = await web.get("/api/sinks")
+async def show_server_sinks(link: ConnectOptions, *, as_json: bool) -> int:
+    """Print each attached sink and its progress. Raises UsageError, NoAnswer."""
+    async with open_http_client(link) as web:
+        sinks: list[dict[str, Any]] = await web.get("/api/sinks")
     if as_json:
-        edge.put_all(map(json.dumps, told))
+        system.put_all(map(json.dumps, sinks))
         return OK
-    edge.put(
+    system.put(
         f"{'name':24}  {'state':13}  {'offset':>12}  {'lag':>12}  {'lag time':>8}  {'quarantined':>11}  notes"
     )
-    for one in told:
-        late = shown_lag(one["lag_s"])
-        numbers = f"{one['applied']:>12,}  {one['lag']:>12,}  {late:>8}  {one['quarantined']:>11,}"
+    for one in sinks:
+        lag = format_lag(one["lag_s"])
+        numbers = f"{one['applied_offset']:>12,}  {one['lag']:>12,}  {lag:>8}  {one['quarantined']:>11,}"
         progress = one["rebuild"]
-        rebuilt = progress and f"{progress['rows_done']:,} of {progress['rows_total']:,} rows are rebuilt"
+        rebuilt = progress and f"{progress['rows_done']:,} of {progress['rows_total']:,} rows rebuilt"
         notes = "; ".join(filter(None, (rebuilt, one["reason"])))
-        edge.put(f"{one['name']:24}  {one['state']:13}  {numbers}  {notes}".rstrip())
+        system.put(f"{one['name']:24}  {one['state']:13}  {numbers}  {notes}".rstrip())
     return OK
 
 
-async def top(link: Link, *, once: bool) -> int:
-    """Draw what happens each second, until interrupted; once, a second later, where there is no terminal.
+async def show_top(link: ConnectOptions, *, once: bool) -> int:
+    """Redraw a server's state each second until interrupted; without a terminal, draw once after a second.
 
-    Raises UsageError; NotTold where it cannot even be asked at the start.
+    Raises UsageError; NoAnswer if the server does not answer at the start.
     """
-    async with web_of(link) as web:
-        shot = await _look(web)
-        if once or not edge.Canvas.possible():
-            width, _ = edge.terminal_size()
+    async with open_http_client(link) as web:
+        sample = await _poll(web)
+        if once or not system.Canvas.is_possible():
+            width, _ = system.read_terminal_size()
             await anyio.sleep(DRAW_S)  # rates are differences
-            lines = screen(await _look(web), shot, name=web.name, width=width, height=1_000)
-            edge.put_all(iter(lines))
+            lines = render(await _poll(web), sample, name=web.name, width=width, height=1_000)
+            system.put_all(iter(lines))
             return OK
-        with edge.Canvas() as canvas:
-            before: Shot | None = None
+        with system.Canvas() as canvas:
+            before: StatusSample | None = None
             while True:
-                width, height = edge.terminal_size()
-                canvas.draw(screen(shot, before, name=web.name, width=width, height=height))
-                before, shot = shot, await _next_look(web, canvas)
+                width, height = system.read_terminal_size()
+                canvas.draw(render(sample, before, name=web.name, width=width, height=height))
+                before, sample = sample, await _poll_next(web, canvas)
 
 
-async def _next_look(web: Web, canvas: edge.Canvas) -> Shot:
-    """After a pause. While it cannot be had, the last one stays, with why there is no newer one."""
+async def _poll_next(web: HttpClient, canvas: system.Canvas) -> StatusSample:
+    """Return the next sample after a pause; while there is none, keep the last screen and note the reason."""
     while True:
         await anyio.sleep(DRAW_S)
         try:
-            return await _look(web)
-        except NotTold as failure:
+            return await _poll(web)
+        except NoAnswer as failure:
             canvas.note(str(failure))
 
 
-async def _look(web: Web) -> Shot:
+async def _poll(web: HttpClient) -> StatusSample:
     status, sinks = await web.get("/api/status"), await web.get("/api/sinks")
-    return Shot(edge.now(), status, sinks)
+    return StatusSample(system.now(), status, sinks)

@@ -1,18 +1,18 @@
-"""The configuration of a served delta-prop: a TOML file, overridden by the environment, checked whole.
+"""The configuration of a served delta-prop: a TOML file, overridden by the environment, fully validated.
 
-Read once, at the start; nothing here opens a file or looks at the environment, both are handed in.
+It is read once, at the start; nothing here opens a file or reads the environment, both are arguments.
 """
 
-from delta_prop.configuration.attaching import Attachment, make_sinks
+from delta_prop.configuration.attachment import Attachment, make_sinks
 from delta_prop.configuration.reading import ENVIRONMENT_PREFIX, read_configuration
-from delta_prop.configuration.shape import Access, Configuration, Logging, TlsFiles
+from delta_prop.configuration.schema import Access, Configuration, Logging, TlsFiles
 from delta_prop.configuration.sinks import (
-    CacheTerms,
-    ForwardTerms,
-    IndexTerms,
-    JsonLinesTerms,
-    SinkTerms,
-    StorageTerms,
+    CacheConfig,
+    ForwardConfig,
+    IndexConfig,
+    JsonLinesConfig,
+    SinkConfig,
+    StorageConfig,
 )
 from delta_prop.configuration.writing import to_json, to_toml
 
@@ -20,14 +20,14 @@ __all__ = [
     "ENVIRONMENT_PREFIX",
     "Access",
     "Attachment",
-    "CacheTerms",
+    "CacheConfig",
     "Configuration",
-    "ForwardTerms",
-    "IndexTerms",
-    "JsonLinesTerms",
+    "ForwardConfig",
+    "IndexConfig",
+    "JsonLinesConfig",
     "Logging",
-    "SinkTerms",
-    "StorageTerms",
+    "SinkConfig",
+    "StorageConfig",
     "TlsFiles",
     "make_sinks",
     "read_configuration",

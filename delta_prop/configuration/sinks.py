@@ -1,6 +1,6 @@
-"""What a configuration may say of each kind of sink: `[[sinks]]` with a `kind`, and these keys.
+"""The configuration of each kind of sink: `[[sinks]]` with a `kind`, and these keys.
 
-The defaults are the sinks' own; a test holds them together.
+The defaults are the sinks' own; a test compares them.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from delta_prop.attachments import OnLogFull
-from delta_prop.checks import parse_topics
+from delta_prop.argument_checks import parse_topics
 from delta_prop.client.addresses import parse_addresses
-from delta_prop.configuration.values import File, fault, shown
-from delta_prop_sinks.linking import Linked
+from delta_prop.configuration.values import File, format_value, value_error
+from delta_prop.sink_manager import OnLogFull
+from delta_prop_sinks.hnsw_builder import Hnsw
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SinkTerms:
-    """What every kind has: which deltas it gets, what the log and producers do for it.
+class SinkConfig:
+    """Common part of all kinds: the subscribed deltas, and their treatment by the log and by producers.
 
-    `name`: under which it is remembered; one of its own where there are several of a kind. `start`: where
-    one that is not remembered yet begins: at offset 0, or, where the log no longer has that, by a rebuild
-    (`resume`); at what the log still has; at its end. `rebuild`: at each start what it holds is replaced by
-    what the log has. See `Propagator.attach` for the rest.
+    `name`: the name the sink is remembered by; sinks of one kind need different names. `start`: the first
+    offset of a sink that is not remembered: 0, or, if the log no longer has that, a rebuild (`resume`); the
+    log's start (`earliest`); its end (`latest`). `rebuild`: rebuild the sink from the log at each start.
+    See `Propagator.attach` for the rest.
     """
 
     kind: ClassVar[str]
@@ -39,23 +39,23 @@ class SinkTerms:
     pacing: bool = False
     on_log_full: OnLogFull | None = None
     batch_deltas: int | None = None
-    linger_ms_max: float | None = None
+    linger_ms: float | None = None
     rebuild: bool = False
 
     @classmethod
-    def chosen(cls, table: Mapping[str, Any], path: str) -> tuple[type[SinkTerms], dict[str, Any]]:
-        """The terms of the kind that a table names, and the rest of the table. Raises UsageError."""
+    def choose(cls, table: Mapping[str, Any], path: str) -> tuple[type[SinkConfig], dict[str, Any]]:
+        """Return the class of the kind that a table names, and the rest of the table. Raises UsageError."""
         kinds = ", ".join(KINDS)
         if "kind" not in table:
             raise UsageError(f"{path}.kind: it is missing: give one of {kinds}")
         kind = table["kind"]
         if not isinstance(kind, str) or kind not in KINDS:
-            raise fault(f"{path}.kind", kind, f"{shown(kind)}: give one of {kinds}")
+            raise value_error(f"{path}.kind", kind, f"{format_value(kind)}: give one of {kinds}")
         return KINDS[kind], {name: value for name, value in table.items() if name != "kind"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StorageTerms(SinkTerms):
+class StorageConfig(SinkConfig):
     """Vectors in an SQLite file. `resident_bytes_max`: memory for vectors, shared with the indexes that name
     this sink as `vectors`.
     """
@@ -74,23 +74,23 @@ class StorageTerms(SinkTerms):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexTerms(SinkTerms):
-    """A search index. `vectors`: the name of the storage sink, further up, whose vectors it reads; without
-    it it holds its own within `resident_bytes_max`. `linked`: true, or a table of settings, for a graph;
-    `path`: the graph's file.
+class IndexConfig(SinkConfig):
+    """A search index. `vectors`: the name of an earlier storage sink, whose vectors it reads; without it, it
+    holds its own within `resident_bytes_max`. `hnsw`: true, or a table of settings, for a graph; `path`: the
+    graph's file.
     """
 
     kind: ClassVar[str] = "index"
     name: str = "index"
     vectors: str | None = None
-    linked: bool | Linked = False
+    hnsw: bool | Hnsw = False
     path: File | None = None
     resident_bytes_max: int = 1024 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheTerms(SinkTerms):
-    """Vectors in memory, the least recently used go first."""
+class CacheConfig(SinkConfig):
+    """Vectors in memory; the least recently used are evicted first."""
 
     kind: ClassVar[str] = "cache"
     name: str = "cache"
@@ -100,8 +100,8 @@ class CacheTerms(SinkTerms):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsonLinesTerms(SinkTerms):
-    """Each delta as a line of a file. `fsync`: after each delivery."""
+class JsonLinesConfig(SinkConfig):
+    """Each delta as a line of a file. `fsync`: True to sync after each delivery."""
 
     kind: ClassVar[str] = "jsonlines"
     name: str = "jsonlines"
@@ -110,10 +110,10 @@ class JsonLinesTerms(SinkTerms):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardTerms(SinkTerms):
-    """Another delta-prop, which gets the whole log. `to`: its addresses. `token`: better in the environment
-    than in a file. `authorities`: who signed its certificate; without it, no TLS; `server_name`: the name in
-    that, if not the address's.
+class ForwardConfig(SinkConfig):
+    """Another delta-prop, which gets the full log. `to`: its addresses. `token`: better in the environment
+    than in a file. `authorities`: the signers of its certificate; without them, no TLS; `server_name`: the
+    name in that certificate, if it is not the address's.
     """
 
     kind: ClassVar[str] = "forward"
@@ -124,77 +124,80 @@ class ForwardTerms(SinkTerms):
     server_name: str | None = None
 
 
-KINDS: dict[str, type[SinkTerms]] = {
-    one.kind: one for one in (StorageTerms, IndexTerms, CacheTerms, JsonLinesTerms, ForwardTerms)
+KINDS: dict[str, type[SinkConfig]] = {
+    one.kind: one for one in (StorageConfig, IndexConfig, CacheConfig, JsonLinesConfig, ForwardConfig)
 }
 
 
-def check_together(sinks: tuple[SinkTerms, ...]) -> None:
-    """The relations between sinks: names, files, shared vectors. Raises UsageError."""
+def check_sinks(sinks: tuple[SinkConfig, ...]) -> None:
+    """Check the relations between sinks: names, files, shared vectors. Raises UsageError."""
     names: dict[str, int] = {}
     files: dict[str, int] = {}
-    for place, one in enumerate(sinks):
-        path = f"sinks[{place}]"
+    for index, one in enumerate(sinks):
+        path = f"sinks[{index}]"
         if one.name in names:
             raise UsageError(
-                f"{path}.name: sinks[{names[one.name]}] is named {one.name!r} too: give each its own"
+                f"{path}.name: sinks[{names[one.name]}] is named {one.name!r} too: give each its own name"
             )
         if not one.name.isprintable():
-            raise UsageError(f"{path}.name: {shown(one.name)} cannot be printed: give letters, digits, '-'")
+            raise UsageError(
+                f"{path}.name: {format_value(one.name)} is not printable: use letters, digits, '-'"
+            )
         if not one.name:
             raise UsageError(f'{path}.name: "" names no sink: give a name, or leave the key out')
         try:
             parse_topics(one.topics)
         except UsageError as error:
             raise UsageError(f"{path}.topics: {error}") from None
-        if isinstance(one, ForwardTerms):
+        if isinstance(one, ForwardConfig):
             _check_forward(one, path)
         file = getattr(one, "path", None)
         if file in files and file is not None:
             raise UsageError(f"{path}.path: sinks[{files[file]}] writes {file!r} too: name another file")
-        if isinstance(one, IndexTerms):
-            _check_index(sinks[:place], one, path)
-        names[one.name] = place
-        files |= {} if file is None else {file: place}
+        if isinstance(one, IndexConfig):
+            _check_index(sinks[:index], one, path)
+        names[one.name] = index
+        files |= {} if file is None else {file: index}
 
 
-def _check_index(before: tuple[SinkTerms, ...], index: IndexTerms, path: str) -> None:
+def _check_index(before: tuple[SinkConfig, ...], index: IndexConfig, path: str) -> None:
     if index.vectors is None and index.path is not None:
         raise UsageError(
-            f"{path}.path: {shown(index.path)} is read at the start, where an index without vectors has "
-            "nothing yet that it could stand for: give vectors, the name of a storage sink above it"
+            f"{path}.path: {format_value(index.path)} is read at the start, but an index without vectors "
+            "is empty then: give vectors, the name of a storage sink above it"
         )
-    if index.path is not None and index.linked is False:
+    if index.path is not None and index.hnsw is False:
         raise UsageError(
-            f"{path}.path: {shown(index.path)}: only a graph has a file: give linked = true, or leave it out"
+            f"{path}.path: {format_value(index.path)}: only a graph has a file: give hnsw = true, or leave "
+            "the key out"
         )
     if index.vectors is not None:
         _check_shared(before, index, path)
 
 
-def _check_shared(before: tuple[SinkTerms, ...], index: IndexTerms, path: str) -> None:
-    stores = {one.name: one for one in before if isinstance(one, StorageTerms)}
+def _check_shared(before: tuple[SinkConfig, ...], index: IndexConfig, path: str) -> None:
+    stores = {one.name: one for one in before if isinstance(one, StorageConfig)}
     store = stores.get(index.vectors or "")
     if store is None:
         known = ", ".join(stores) or "none"
         raise UsageError(
-            f"{path}.vectors: no storage sink above it is named {index.vectors!r}; those that are: {known}"
+            f"{path}.vectors: {index.vectors!r} names no storage sink above it: give one of these: {known}"
         )
     if set(store.topics) != set(index.topics):
         raise UsageError(
-            f"{path}.topics: it shares the vectors of {store.name!r}, whose topics are others: give both the "
-            "same"
+            f"{path}.topics: it shares the vectors of {store.name!r}, which has other topics: give both "
+            "the same topics"
         )
 
 
-def _check_forward(forward: ForwardTerms, path: str) -> None:
+def _check_forward(forward: ForwardConfig, path: str) -> None:
     try:
         parse_addresses(forward.to)
     except UsageError as error:
         raise UsageError(f"{path}.to: {error}") from None
     if tuple(forward.topics) != ("*",):
-        raise UsageError(f"{path}.topics: a log is forwarded whole: leave topics out")
+        raise UsageError(f"{path}.topics: a log is always forwarded in full: leave topics out")
     if forward.token is not None and not (forward.token.isascii() and forward.token.strip()):
-        raise UsageError(f"{path}.token: this is no token: give one as it was made, or leave the key out")
+        raise UsageError(f"{path}.token: not a valid token: give it as created, or leave the key out")
     if forward.server_name == "":
-        raise UsageError(f'{path}.server_name: "" is no name: give that in the certificate, or leave it out')
+        raise UsageError(f'{path}.server_name: "" is not a name: give the certificate\'s, or leave it out')

@@ -1,6 +1,6 @@
-"""Values of a file made into typed settings: each is checked against the type of the field it is for.
+"""Converts values of a file to typed settings, each checked against the type of its field.
 
-Every mistake is a UsageError that begins with the path of the key, as it is written in the file.
+Every error is a UsageError that begins with the path of the key, as it is written in the file.
 """
 
 from __future__ import annotations
@@ -30,53 +30,52 @@ from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from dataclasses import Field
 
 T = TypeVar("T")
-_A_FILE = "a file"
-File: TypeAlias = Annotated[str, _A_FILE]
-"""The name of a file or directory."""
+_FILE_MARKER = "a file"
+File: TypeAlias = Annotated[str, _FILE_MARKER]
+"""Name of a file or directory."""
 
 _SHOWN_MAX = 60
 _NUMBER_MAX = 10**15
-"""Seconds of 30 million years, bytes of a petabyte: more is a slip, and too much for some clocks."""
+"""Maximum number: seconds of 30 million years, bytes of a petabyte; some clocks take no more."""
 
 
-class FromEnvironment(str):
-    """A text from the environment, which may stand for any type; it knows its variable."""
+class EnvironmentText(str):
+    """A text from the environment, which may stand for any type, with the name of its variable."""
 
     __slots__ = ("variable",)
     variable: str
 
     @classmethod
-    def of(cls, variable: str, text: str) -> FromEnvironment:
-        """The text of that variable."""
-        made = cls(text)
-        made.variable = variable
-        return made
+    def of(cls, variable: str, text: str) -> EnvironmentText:
+        """Create the text of that variable."""
+        result = cls(text)
+        result.variable = variable
+        return result
 
 
 @runtime_checkable
-class OneOfKinds(Protocol):
-    """A dataclass that stands for several, of which a table names one."""
+class TaggedUnion(Protocol):
+    """A dataclass with several variants, of which a table names one."""
 
     @classmethod
-    def chosen(cls, table: Mapping[str, Any], path: str) -> tuple[type, dict[str, Any]]:
-        """The one named, and the rest of the table. Raises UsageError."""
+    def choose(cls, table: Mapping[str, Any], path: str) -> tuple[type, dict[str, Any]]:
+        """Return the variant that the table names, and the rest of the table. Raises UsageError."""
         ...
 
 
-def fault(path: str, value: object, what: str) -> UsageError:
-    """What is wrong with the value at a path."""
+def value_error(path: str, value: object, what: str) -> UsageError:
+    """Return the error about the value at a path."""
     first = value
-    while isinstance(first, dict | list) and first:  # keys of the file stand before those of variables
+    while isinstance(first, dict | list) and first:  # keys of the file precede those of variables
         first = next(iter(first.values())) if isinstance(first, dict) else first[0]
-    source = f" ({first.variable})" if isinstance(first, FromEnvironment) else ""
+    source = f" ({first.variable})" if isinstance(first, EnvironmentText) else ""
     return UsageError(f"{path}{source}: {what}")
 
 
-def shown(value: object) -> str:
-    """A value as the file has it, as far as it fits into a line."""
+def format_value(value: object) -> str:
+    """Format a value as in the file, truncated to a part of a line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     try:
@@ -85,60 +84,55 @@ def shown(value: object) -> str:
         text = "a number of thousands of digits"
     if isinstance(value, str) and "'" not in value and '"' not in value:
         text = f'"{text[1:-1]}"'
-    return _cut(text)
+    return _truncate(text)
 
 
-def _cut(text: str) -> str:
+def _truncate(text: str) -> str:
     return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 1] + "…"
 
 
 # --- tables
 
 
-def made_of(kind: type[T], table: Mapping[str, Any], path: str) -> T:
-    """A dataclass of a table's values; keys that are not there keep their defaults. Raises UsageError."""
+def build_dataclass(kind: type[T], table: Mapping[str, Any], path: str) -> T:
+    """Create a dataclass from a table; missing keys have their defaults. Raises UsageError."""
     assert is_dataclass(kind)
     known = {one.name: one for one in fields(kind) if one.init}
     check_keys(table, known, path)
     hints = get_type_hints(kind, include_extras=True)
-    given = {name: converted(value, hints[name], join(path, name)) for name, value in table.items()}
+    given = {name: convert(value, hints[name], join_path(path, name)) for name, value in table.items()}
     for name, one in known.items():
         if name not in given and one.default is MISSING and one.default_factory is MISSING:
-            raise UsageError(f"{join(path, name)}: it is missing, and has no default: add it")
+            raise UsageError(f"{join_path(path, name)}: it is missing, and has no default: add it")
     try:
         return kind(**given)
     except UsageError as error:
-        raise placed(error, path, known) from None
+        raise with_path(error, path, known) from None
 
 
 def check_keys(table: Mapping[str, Any], known: Iterable[str], path: str) -> None:
-    """Refuse a key that nobody reads. Raises UsageError."""
+    """Refuse unknown keys. Raises UsageError."""
     names = list(known)
     for name, value in table.items():
         if name not in names:
-            raise fault(join(path, name), value, f"there is no such key{suggested(name, names)}")
+            raise value_error(join_path(path, name), value, f"unknown key{suggest(name, names)}")
 
 
-def suggested(name: str, known: Iterable[str]) -> str:
-    """What was perhaps meant, else all that there is."""
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return a similar known name, else the list of all."""
     names = sorted(known)
     near = get_close_matches(name.lower(), names, 1, 0.6)
-    return f": did you mean {near[0]}?" if near else f"; there are {', '.join(names)}"
+    return f": did you mean {near[0]}?" if near else f": use one of {', '.join(names)}"
 
 
-def join(path: str, name: str) -> str:
-    """The path of a key in the table at `path`."""
-    bare = _cut(name if name.replace("_", "a").replace("-", "a").isalnum() else repr(name))
+def join_path(path: str, name: str) -> str:
+    """Return the path of a key in the table at `path`."""
+    bare = _truncate(name if name.replace("_", "a").replace("-", "a").isalnum() else repr(name))
     return f"{path}.{bare}" if path else bare
 
 
-def default_of(one: Field[Any]) -> object:
-    """A field's default; MISSING where it has none."""
-    return one.default if one.default_factory is MISSING else one.default_factory()
-
-
-def placed(error: UsageError, path: str, known: Iterable[str]) -> UsageError:
-    """Make an error about some fields one that says where they stand."""
+def with_path(error: UsageError, path: str, known: Iterable[str]) -> UsageError:
+    """Prefix an error about some fields with their path."""
     text = str(error)
     first = text.partition(" ")[0].rstrip(":")
     if not path:
@@ -149,137 +143,147 @@ def placed(error: UsageError, path: str, known: Iterable[str]) -> UsageError:
 # --- values
 
 
-def converted(value: object, kind: Any, path: str) -> Any:
-    """The value as that type. Raises UsageError."""
+def convert(value: object, kind: Any, path: str) -> Any:
+    """Convert a value to a type. Raises UsageError."""
     origin = get_origin(kind)
     if origin in (Union, UnionType):
-        return _one_of(value, get_args(kind), path)
+        return _convert_union(value, get_args(kind), path)
     if origin is Annotated:
         _, meant = get_args(kind)
-        return _file(value, path) if meant == _A_FILE else _chosen(value, _by_name(meant), path)
+        return (
+            _read_path(value, path) if meant == _FILE_MARKER else _choose(value, _index_by_name(meant), path)
+        )
     if origin is Literal:
-        return _chosen(value, _by_name(get_args(kind)), path)
+        return _choose(value, _index_by_name(get_args(kind)), path)
     if origin is tuple:
-        return _several(value, get_args(kind)[0], path)
+        return _convert_list(value, get_args(kind)[0], path)
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return _chosen(value, _by_name(kind), path)
+        return _choose(value, _index_by_name(kind), path)
     if is_dataclass(kind):
         if not isinstance(value, dict):
-            raise fault(path, value, f"{shown(value)} is no table: give keys and values below [{path}]")
-        if isinstance(kind, type) and issubclass(kind, OneOfKinds):
-            kind, value = kind.chosen(value, path)
+            raise value_error(
+                path, value, f"{format_value(value)} is not a table: give keys and values below [{path}]"
+            )
+        if isinstance(kind, type) and issubclass(kind, TaggedUnion):
+            kind, value = kind.choose(value, path)
         assert isinstance(kind, type)
-        return made_of(kind, value, path)
+        return build_dataclass(kind, value, path)
     return _READERS[kind](value, path)
 
 
-def _one_of(value: object, kinds: tuple[Any, ...], path: str) -> Any:
-    """As the first of these types that it has; where it has none, what the first of them says."""
-    told: UsageError | None = None
+def _convert_union(value: object, kinds: tuple[Any, ...], path: str) -> Any:
+    """Convert to the first of these types that fits; if none does, raise the error of the first."""
+    first_error: UsageError | None = None
     kinds = tuple(kind for kind in kinds if kind is not type(None))
     for kind in (isinstance(value, dict) and tuple(filter(is_dataclass, kinds))) or kinds:
         try:
-            return converted(value, kind, path)
+            return convert(value, kind, path)
         except UsageError as error:
-            told = told or error
-    assert told is not None
-    raise told
+            first_error = first_error or error
+    assert first_error is not None
+    raise first_error
 
 
-def _by_name(choices: Iterable[object]) -> dict[str, object]:
+def _index_by_name(choices: Iterable[object]) -> dict[str, object]:
     return {one.name.lower() if isinstance(one, Enum) else str(one): one for one in choices}
 
 
-def _chosen(value: object, choices: Mapping[str, T], path: str) -> T:
+def _choose(value: object, choices: Mapping[str, T], path: str) -> T:
     if not isinstance(value, str) or value.lower() not in choices:
-        raise fault(path, value, f"{shown(value)}: give one of {', '.join(choices)}")
+        raise value_error(path, value, f"{format_value(value)}: give one of {', '.join(choices)}")
     return choices[value.lower()]
 
 
-def _several(value: object, kind: Any, path: str) -> tuple[Any, ...]:
-    """A list; from the environment a list in TOML, or one text with commas between."""
+def _convert_list(value: object, kind: Any, path: str) -> tuple[Any, ...]:
+    """Convert a list; from the environment a list in TOML, or one text with commas in between."""
     if is_dataclass(kind):
         return _tables(value, kind, path)
-    if isinstance(value, FromEnvironment):
+    if isinstance(value, EnvironmentText):
         variable, parts = value.variable, [part.strip() for part in value.split(",")]
         if value.startswith("["):
-            parts = _toml_list(value, path)
-        value = [FromEnvironment.of(variable, str(part)) for part in parts]
+            parts = _parse_toml_list(value, path)
+        value = [EnvironmentText.of(variable, str(part)) for part in parts]
     elif isinstance(value, str):
         value = [value]
     if not isinstance(value, list) or not value:
-        raise fault(path, value, f"{shown(value)}: give a list of at least one")
+        raise value_error(path, value, f"{format_value(value)}: give a list of at least one value")
     return _each(value, kind, path)
 
 
 def _tables(value: object, kind: Any, path: str) -> tuple[Any, ...]:
-    """Return several tables of one kind. Raises UsageError."""
+    """Convert several tables of one kind. Raises UsageError."""
     if not isinstance(value, list) or not value or not all(isinstance(one, dict) for one in value):
-        how = f"write [[{path}]] above the keys of each"
+        fix = f"write [[{path}]] above the keys of each"
         names = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
-        if names and issubclass(kind, OneOfKinds):
-            how += f", and kind = {shown(names[0])} below it"
-        raise fault(path, value, f"{shown(value)}: {how}")
+        if names and issubclass(kind, TaggedUnion):
+            fix += f", and kind = {format_value(names[0])} below it"
+        raise value_error(path, value, f"{format_value(value)}: {fix}")
     return _each(value, kind, path)
 
 
 def _each(values: list[Any], kind: Any, path: str) -> tuple[Any, ...]:
-    return tuple(converted(one, kind, f"{path}[{place}]") for place, one in enumerate(values))
+    return tuple(convert(one, kind, f"{path}[{index}]") for index, one in enumerate(values))
 
 
-def _toml_list(value: FromEnvironment, path: str) -> list[Any]:
+def _parse_toml_list(value: EnvironmentText, path: str) -> list[Any]:
     try:
         found: list[Any] = parse_toml(f"list = {value}", "this")["list"]
     except UsageError:
-        raise fault(path, value, f"{shown(value)} is no list: give a, b or ['a', 'b']") from None
+        raise value_error(
+            path, value, f"{format_value(value)} is not a list: give a, b or ['a', 'b']"
+        ) from None
     return found
 
 
-def _text(value: object, path: str) -> str:
+def _read_text(value: object, path: str) -> str:
     if not isinstance(value, str):
-        cure = f'write {path} = "…" instead of [{path}]' if isinstance(value, dict) else "write it in quotes"
-        raise fault(path, value, f"{shown(value)} is no text: {cure}")
+        fix = f'write {path} = "…" instead of [{path}]' if isinstance(value, dict) else "write it in quotes"
+        raise value_error(path, value, f"{format_value(value)} is not a text: {fix}")
     return str(value)
 
 
-def _file(value: object, path: str) -> str:
-    name = _text(value, path)
+def _read_path(value: object, path: str) -> str:
+    name = _read_text(value, path)
     if not name or "\0" in name:
-        raise fault(path, value, f"{shown(value)} names no file: give a name, or leave the key out")
+        raise value_error(
+            path, value, f"{format_value(value)} is not a file name: give a name, or leave the key out"
+        )
     return name
 
 
-def _truth(value: object, path: str) -> bool:
-    if isinstance(value, FromEnvironment) and value.lower() in ("true", "false"):
+def _read_bool(value: object, path: str) -> bool:
+    if isinstance(value, EnvironmentText) and value.lower() in ("true", "false"):
         return value.lower() == "true"
     if not isinstance(value, bool):
-        raise fault(path, value, f"{shown(value)}: give true or false")
+        raise value_error(path, value, f"{format_value(value)}: give true or false")
     return value
 
 
-def _whole(value: object, path: str) -> int:
-    number = _number(value, path)
+def _read_int(value: object, path: str) -> int:
+    number = _read_number(value, path)
     if not isinstance(number, int):
-        raise fault(path, value, f"{shown(value)} is no whole number: leave the fraction out")
+        raise value_error(path, value, f"{format_value(value)} is not an integer: leave the fraction out")
     return number
 
 
-def _real(value: object, path: str) -> float:
-    return float(_number(value, path))
+def _read_float(value: object, path: str) -> float:
+    return float(_read_number(value, path))
 
 
-def _number(value: object, path: str) -> int | float:
-    number = _parsed(value) if isinstance(value, FromEnvironment) else value
+def _read_number(value: object, path: str) -> int | float:
+    number = _parse_number(value) if isinstance(value, EnvironmentText) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
-        raise fault(path, value, f"{shown(value)} is no number: give one without quotes, such as 5")
+        raise value_error(
+            path, value, f"{format_value(value)} is not a number: give one without quotes, such as 5"
+        )
     if isinstance(number, float) and not math.isfinite(number):
-        raise fault(path, value, f"{shown(value)} is not finite: give a large number instead")
+        raise value_error(path, value, f"{format_value(value)} is not finite: give a large number instead")
     if abs(number) > _NUMBER_MAX:
-        raise fault(path, value, f"{shown(value)}: give at most {_NUMBER_MAX:,}")
+        raise value_error(path, value, f"{format_value(value)}: give up to {_NUMBER_MAX:,}")
     return number
 
 
-def _parsed(text: str) -> int | float | None:
+def _parse_number(text: str) -> int | float | None:
     for kind in (int, float):
         try:
             return kind(text)
@@ -288,4 +292,4 @@ def _parsed(text: str) -> int | float | None:
     return None
 
 
-_READERS = {bool: _truth, int: _whole, float: _real, str: _text}
+_READERS = {bool: _read_bool, int: _read_int, float: _read_float, str: _read_text}

@@ -1,4 +1,4 @@
-"""A configuration as text: TOML that reads back as the same, or JSON. Every key is there."""
+"""Formats a configuration as TOML that reads back as the same, or as JSON. Every key is included."""
 
 from __future__ import annotations
 
@@ -7,55 +7,55 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.configuration.sinks import SinkTerms
+from delta_prop.configuration.sinks import SinkConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from delta_prop.configuration.shape import Configuration
+    from delta_prop.configuration.schema import Configuration
 
 
 def to_json(configuration: Configuration) -> str:
-    """One JSON object; null where nothing is set."""
-    return json.dumps(_plain(configuration), ensure_ascii=False)
+    """Format as one JSON object; keys that are not set are null."""
+    return json.dumps(_to_json_value(configuration), ensure_ascii=False)
 
 
 def to_toml(configuration: Configuration) -> str:
-    """TOML with every key; those that are not set stand in comments."""
-    return "\n".join(_lines(_plain(configuration))) + "\n"
+    """Format as TOML with every key; those that are not set are comments."""
+    return "\n".join(_format_lines(_to_json_value(configuration))) + "\n"
 
 
-def _plain(value: Any) -> Any:
-    """What JSON can hold of a value."""
+def _to_json_value(value: Any) -> Any:
+    """Convert a value to JSON types."""
     if is_dataclass(value) and not isinstance(value, type):
-        kind = {"kind": value.kind} if isinstance(value, SinkTerms) else {}
-        return kind | {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+        kind = {"kind": value.kind} if isinstance(value, SinkConfig) else {}
+        return kind | {one.name: _to_json_value(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, Enum):
         return value.name.lower()
-    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+    return [_to_json_value(one) for one in value] if isinstance(value, tuple) else value
 
 
-def _lines(table: dict[str, Any]) -> Iterator[str]:
+def _format_lines(table: dict[str, Any]) -> Iterator[str]:
     for name, value in table.items():
         if isinstance(value, dict):
-            yield from ("", f"[{name}]", *_keys(value))
+            yield from ("", f"[{name}]", *_format_keys(value))
         elif value and isinstance(value, list) and all(isinstance(one, dict) for one in value):
             for one in value:
-                yield from ("", f"[[{name}]]", *_keys(one))
+                yield from ("", f"[[{name}]]", *_format_keys(one))
         elif value != []:
-            yield from _keys({name: value})
+            yield from _format_keys({name: value})
 
 
-def _keys(table: dict[str, Any]) -> Iterator[str]:
+def _format_keys(table: dict[str, Any]) -> Iterator[str]:
     for name, value in table.items():
-        yield f"# {name} is not set" if value is None else f"{name} = {_toml(value)}"
+        yield f"# {name} is not set" if value is None else f"{name} = {_format_toml(value)}"
 
 
-def _toml(value: Any) -> str:
+def _format_toml(value: Any) -> str:
     if isinstance(value, dict):
-        inside = (f"{name} = {_toml(one)}" for name, one in value.items() if one is not None)
+        inside = (f"{name} = {_format_toml(one)}" for name, one in value.items() if one is not None)
         return "{ " + ", ".join(inside) + " }"
     if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    # A text of JSON is one of TOML as well, where no other characters than these are escaped.
+        return f"[{', '.join(map(_format_toml, value))}]"
+    # A JSON text is a TOML text too, if no characters but these are escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

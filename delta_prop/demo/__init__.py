@@ -1,1 +1,1 @@
-"""The demo: search the standard library while you edit it. Nothing of the service depends on it."""
+"""The demo: searches the standard library while you edit it. The service does not depend on it."""

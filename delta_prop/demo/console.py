@@ -1,6 +1,6 @@
-"""What the demo shows: lines, a bar that moves on a terminal, and a prompt that other lines do not disturb.
+"""Terminal output of the demo: lines, a progress bar, and a prompt that other lines do not disturb.
 
-It is handed a function to write with, the time, and what kind of terminal there is; it asks for nothing.
+A write function, the clock and the kind of terminal are arguments; it reads nothing itself.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-PLAIN_S_MIN = 3.0
-"""How often, at most, progress is told where no bar can move."""
+PIPE_INTERVAL_S = 3.0
+"""Minimum interval of progress lines where no bar can move."""
 
-_LIVE_S_MIN = 0.05
+_TERMINAL_INTERVAL_S = 0.05
 _BAR_CELLS = 20
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "cyan": "36"}
 _CLEAR = "\r\x1b[K"
 
 
 class Console:
-    """Writes to one terminal or pipe. `live`: lines can be rewritten; `color`: styles are welcome."""
+    """Writer to one terminal or pipe. `live`: lines can be rewritten; `color`: styles are supported."""
 
     def __init__(
         self,
@@ -36,94 +36,96 @@ class Console:
         self.columns = max(columns, 40)
         self._write, self._now = write, now
         self._live, self._color = live, color
-        self._pending = ""  # a bar or a prompt that stands in the last line
-        self._told_at = now()
-        self._table_lines = 0  # of a table that is not at its end yet, above the cursor
+        self._pending = ""  # a bar or a prompt in the last line
+        self._reported_at = now()
+        self._table_lines = 0  # lines of an unfinished table above the cursor
 
     def style(self, name: str, text: str) -> str:
-        """A text in bold, dim, red, green or cyan, where that is welcome."""
+        """Style a text as bold, dim, red, green or cyan, if styles are supported."""
         return f"\x1b[{_STYLES[name]}m{text}\x1b[0m" if self._color else text
 
     def line(self, text: str = "") -> None:
-        """One line; a prompt stays below it."""
-        self._table_lines = 0  # a line between is the end of a table
+        """Write one line; a prompt stays below it."""
+        self._table_lines = 0  # a line in between ends a table
         if self._pending:
             self._write(f"{_CLEAR}{text}\n{self._pending}")
         else:
             self._write(f"{text}\n")
 
-    def fitting(self, text: str) -> str:
-        """A text cut to one line of the terminal; whole where there is none."""
-        return cut(text, self.columns - 1) if self._live else text
+    def fit(self, text: str) -> str:
+        """Truncate a text to one line of a terminal; return it in full if there is none."""
+        return truncate(text, self.columns - 1) if self._live else text
 
     def progress(self, done: int, total: int, note: str) -> None:
-        """How far something is: a bar on a terminal, else a line every few seconds."""
+        """Report progress: a bar on a terminal, else a line every few seconds."""
         now = self._now()
         last = done >= total
-        if now - self._told_at < (_LIVE_S_MIN if self._live else PLAIN_S_MIN) and not (last and self._live):
+        if now - self._reported_at < (_TERMINAL_INTERVAL_S if self._live else PIPE_INTERVAL_S) and not (
+            last and self._live
+        ):
             return
-        self._told_at = now
+        self._reported_at = now
         counted = f"{done:,}/{total:,}  {note}"
         if not self._live:
             self._write(f"  {counted}\n")
             return
         cells = _BAR_CELLS * done // max(total, 1)
         bar = self.style("cyan", "#" * cells) + self.style("dim", "." * (_BAR_CELLS - cells))
-        self._pending = self.fitting(f"  {bar} {counted}")
+        self._pending = self.fit(f"  {bar} {counted}")
         self._write(f"{_CLEAR}{self._pending}")
 
-    def progress_done(self) -> None:
-        """Take the bar away."""
+    def end_progress(self) -> None:
+        """Remove the bar."""
         if self._live and self._pending:
             self._write(_CLEAR)
         self._pending = ""
-        self._told_at = self._now()
+        self._reported_at = self._now()
 
     def table(self, lines: Sequence[str], *, last: bool = False) -> None:
-        """Lines that change in place, on a terminal; elsewhere only their last form is told."""
+        """Write lines that change in place on a terminal; elsewhere only their last form is written."""
         if self._live:
             up = f"\x1b[{self._table_lines}A" if self._table_lines else ""
-            self._write(up + "".join(f"{_CLEAR}{self.fitting(line)}\n" for line in lines))
+            self._write(up + "".join(f"{_CLEAR}{self.fit(line)}\n" for line in lines))
             self._table_lines = 0 if last else len(lines)
         elif last:
             self._write("".join(f"{line}\n" for line in lines))
 
     def prompt(self, text: str) -> None:
-        """Ask for a line, on a terminal; empty: ask no more."""
+        """Show a prompt for a line on a terminal; an empty text removes it."""
         if self._pending and not text:
             self._write(_CLEAR)
         self._pending = text
         self._write(text)
 
 
-def cut(text: str, columns: int) -> str:
-    """A text that takes no more than `columns`, styles not counted, an ellipsis where it was longer."""
-    if width(text) <= columns:
+def truncate(text: str, columns: int) -> str:
+    """Truncate a text to `columns`, styles not counted, with an ellipsis if it was longer."""
+    if display_width(text) <= columns:
         return text
-    kept, used = "", 0
+    result, used = "", 0
     for part in _STYLED.split(text):
         if part.startswith("\x1b"):
-            kept += part
+            result += part
             continue
         for letter in part:
             if used + _cells(letter) >= columns:
-                return kept + "…" + ("\x1b[0m" if "\x1b" in text else "")
-            kept, used = kept + letter, used + _cells(letter)
-    return kept
+                return result + "…" + ("\x1b[0m" if "\x1b" in text else "")
+            result, used = result + letter, used + _cells(letter)
+    return result
 
 
-def width(text: str) -> int:
-    """How many columns a text takes, styles not counted."""
+def display_width(text: str) -> int:
+    """Return the number of columns of a text, styles not counted."""
     return sum(map(_cells, _STYLED.sub("", text)))
 
 
-def printable(text: str) -> str:
-    """Other people's text on one line, without what would move the cursor."""
+def blank_unprintable(text: str) -> str:
+    """Put other people's text on one line, without characters that would move the cursor."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def size(count: float) -> str:
-    """A number of bytes, for people."""
+def format_size(count: float) -> str:
+    """Format a number of bytes for people."""
     for unit in ("B", "kB"):
         if count < 1000:
             return f"{count:,.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,6 +1,6 @@
-"""Turns files into documents: one for each described function, class and module, heading and paragraph.
+"""Converts files to documents: one for each described function, class and module, heading and paragraph.
 
-It reads texts that it is handed and touches no file. What cannot be parsed gives no documents, and is told.
+Texts are arguments; it reads no file. A file that cannot be parsed raises ParseFailed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text that can be found: `id` is `module:name`, `signature` its first line, `text` what it says.
+    """One searchable text: `id` is `module:name`, `signature` its first line, `text` its contents.
 
-    `module` and `name` are the two halves of the id as words, `extra` further words that belong to it (names
-    of arguments and methods). `line` is where it begins in its file.
+    `module` and `name` are the two halves of the id as words, `extra` further words of it (names of arguments
+    and methods). `line` is its first line in its file.
     """
 
     id: str
@@ -40,39 +40,39 @@ class Document:
     line: int = 1
 
     @property
-    def private(self) -> bool:
-        """Whether it is not meant for users of its module."""
+    def is_private(self) -> bool:
+        """True if the document is not meant for users of its module."""
         return any(is_private(part) for part in re.split(r"[.:]", self.id))
 
 
-class NotParsed(Exception):
-    """A file that is not Python as this interpreter knows it."""
+class ParseFailed(Exception):
+    """The file is not valid Python for this interpreter."""
 
 
 def documents_of(path: str, text: str) -> list[Document]:
-    """All documents of one file, in its order, each id once. Raises NotParsed."""
-    found = _of_python(path, text) if path.endswith(".py") else _of_prose(path, text)
+    """Return all documents of one file, in its order, each id once. Raises ParseFailed."""
+    found = _parse_python(path, text) if path.endswith(".py") else _parse_prose(path, text)
     documents: dict[str, Document] = {}
     for document in found:
-        documents.setdefault(document.id, document)  # the first of several definitions of one name
+        documents.setdefault(document.id, document)  # the first definition of a name counts
     return list(documents.values())
 
 
-def too_short(path: str, text: str) -> int:
-    """How many paragraphs of a text are too short to be documents."""
+def count_short_paragraphs(path: str, text: str) -> int:
+    """Count the paragraphs of a text that are too short for documents."""
     if path.endswith(".py"):
         return 0
-    paragraphs = (paragraph for _, paragraph in _paragraphs(text) if _heading(paragraph) is None)
+    paragraphs = (paragraph for _, paragraph in _split_paragraphs(text) if _parse_heading(paragraph) is None)
     return sum(len(one) < PARAGRAPH_CHARACTERS_MIN for one in paragraphs)
 
 
 def is_private(name: str) -> bool:
-    """Whether a name asks to be left alone: one underscore before it, or two without two behind."""
+    """True if a name is private: with one leading underscore, or two without two at the end."""
     return name.startswith("_") and not (name.startswith("__") and name.endswith("__"))
 
 
 def module_of(path: str) -> str:
-    """`email/mime/base.py` is `email.mime.base`; a package goes by its folder's name."""
+    """Return a path's module: `email/mime/base.py` is `email.mime.base`; a package has its folder's name."""
     inside = path.removesuffix(".py").replace("/", ".")
     return inside.removesuffix(".__init__") or inside
 
@@ -80,51 +80,56 @@ def module_of(path: str) -> str:
 # --- Python
 
 
-def _of_python(path: str, text: str) -> Iterator[Document]:
+def _parse_python(path: str, text: str) -> Iterator[Document]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # old escapes in other people's strings
             tree = ast.parse(text, path)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last: nested too deep
-        raise NotParsed(f"{path}: {error or 'nested too deep'}") from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deep
+        raise ParseFailed(f"{path}: {error or 'nested too deep'}") from None
     module, lines = module_of(path), text.splitlines()
     described = ast.get_docstring(tree)
     if described:
-        yield _document(module, "", f"module {module}", described)
-    aliases = _bound_methods(tree)
-    for qualified, node in _definitions(tree, ""):
+        yield _make_document(module, "", f"module {module}", described)
+    aliases = _find_bound_methods(tree)
+    for qualified, node in _iter_definitions(tree, ""):
         if text_of := ast.get_docstring(node):
             name = aliases.get(qualified, qualified)
-            yield _document(
-                module, name, _signature(node, lines), text_of, extra=_extra(node), line=node.lineno
+            yield _make_document(
+                module,
+                name,
+                _read_signature(node, lines),
+                text_of,
+                extra=_extra_words_of(node),
+                line=node.lineno,
             )
 
 
-def _definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, _Definition]]:
-    """Functions and classes that a user can reach by name: not those inside functions."""
-    for child in _statements(node):
+def _iter_definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, _Definition]]:
+    """Yield functions and classes that a user can reach by name: not those inside functions."""
+    for child in _iter_statements(node):
         if isinstance(child, _Definition):
             name = f"{prefix}{child.name}"
             yield name, child
             if isinstance(child, ast.ClassDef):
-                yield from _definitions(child, f"{name}.")
+                yield from _iter_definitions(child, f"{name}.")
 
 
-def _statements(node: ast.AST) -> Iterator[ast.stmt]:
-    """The statements of a body, those under if, try and with among them."""
+def _iter_statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """Yield the statements of a body, including those under if, try and with."""
     blocks: list[list[ast.stmt]] = [getattr(node, part, []) for part in ("body", "orelse", "finalbody")]
     blocks += [handler.body for handler in getattr(node, "handlers", [])]
     for statement in (one for block in blocks for one in block):
         yield statement
         if isinstance(statement, ast.If | ast.Try | ast.With):
-            yield from _statements(statement)
+            yield from _iter_statements(statement)
 
 
-def _bound_methods(tree: ast.Module) -> dict[str, str]:
-    """`sample = _inst.sample`, where `_inst = Random()`, is the method `Random.sample` by a shorter name."""
+def _find_bound_methods(tree: ast.Module) -> dict[str, str]:
+    """Find aliases of methods: `sample = _inst.sample`, where `_inst = Random()`, is `Random.sample`."""
     owners: dict[str, str] = {}
     found: dict[str, str] = {}
-    for statement in _statements(tree):
+    for statement in _iter_statements(tree):
         if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
             continue
         target, value = statement.targets[0].id, statement.value
@@ -137,15 +142,15 @@ def _bound_methods(tree: ast.Module) -> dict[str, str]:
     return found
 
 
-def _signature(node: _Definition, lines: list[str]) -> str:
-    """The lines from `def` or `class` to the docstring, as one."""
+def _read_signature(node: _Definition, lines: list[str]) -> str:
+    """Join the lines from `def` or `class` to the docstring."""
     end = max(node.lineno, node.body[0].lineno - 1)
     joined = " ".join(" ".join(lines[node.lineno - 1 : end]).split())
     return joined[:_SIGNATURE_CHARACTERS_MAX].rstrip().removesuffix(":")
 
 
-def _extra(node: _Definition) -> tuple[str, ...]:
-    """Names of arguments, or of a class's public methods: what one would call it with."""
+def _extra_words_of(node: _Definition) -> tuple[str, ...]:
+    """Return the names of arguments, or of a class's public methods: the words of a call."""
     if isinstance(node, ast.ClassDef):
         methods = [one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
         return tuple(one.name for one in methods if not one.name.startswith("_"))
@@ -157,35 +162,35 @@ def _extra(node: _Definition) -> tuple[str, ...]:
 # --- other text
 
 
-def _of_prose(path: str, text: str) -> Iterator[Document]:
-    """Paragraphs, each named after the heading above it and its number below that heading."""
+def _parse_prose(path: str, text: str) -> Iterator[Document]:
+    """Yield paragraphs, each named after the heading above it and its number below that heading."""
     heading, number = "", 0
-    for line, paragraph in _paragraphs(text):
-        title = _heading(paragraph)
+    for line, paragraph in _split_paragraphs(text):
+        title = _parse_heading(paragraph)
         if title is not None:
             heading, number = title, 0
         elif len(paragraph) >= PARAGRAPH_CHARACTERS_MIN:
             number += 1
             first = paragraph.partition("\n")[0].strip()
-            name = f"{_slug(heading)}.{number}" if heading else str(number)
+            name = f"{_make_slug(heading)}.{number}" if heading else str(number)
             signature = f"{heading}: {first}" if heading else first
-            yield _document(
+            yield _make_document(
                 path, name, signature[:_SIGNATURE_CHARACTERS_MAX], paragraph, extra=(heading,), line=line
             )
 
 
-def _paragraphs(text: str) -> Iterator[tuple[int, str]]:
-    gathered: list[str] = []
+def _split_paragraphs(text: str) -> Iterator[tuple[int, str]]:
+    lines: list[str] = []
     for number, line in enumerate([*text.splitlines(), ""], 1):
-        if line.strip() and not (gathered and gathered[0].startswith("#")):
-            gathered.append(line)
-        elif gathered:
-            yield number - len(gathered), "\n".join(gathered)
-            gathered = [line] if line.strip() else []
+        if line.strip() and not (lines and lines[0].startswith("#")):
+            lines.append(line)
+        elif lines:
+            yield number - len(lines), "\n".join(lines)
+            lines = [line] if line.strip() else []
 
 
-def _heading(paragraph: str) -> str | None:
-    """The title, where a paragraph is `# title`, `= title` or a title with a rule below it."""
+def _parse_heading(paragraph: str) -> str | None:
+    """Return the title, if a paragraph is `# title`, `= title` or a title with a rule below it."""
     lines = paragraph.splitlines()
     if len(lines) == 1 and (marked := re.match(r"(?:#{1,6}|={1,6}|\*{1,6})\s+(\S.*)", lines[0])):
         return marked[1].strip("#= ")
@@ -194,14 +199,14 @@ def _heading(paragraph: str) -> str | None:
     return None
 
 
-def _slug(title: str) -> str:
+def _make_slug(title: str) -> str:
     return "-".join(re.findall(r"\w+", title.lower()))[:_NAME_CHARACTERS_MAX]
 
 
-def _document(
+def _make_document(
     module: str, name: str, signature: str, text: str, *, extra: Iterable[str] = (), line: int = 1
 ) -> Document:
     identity = f"{module}:{name}" if name else module
-    if len(identity) > ID_CHARACTERS_MAX:  # the end tells more than the beginning
+    if len(identity) > ID_CHARACTERS_MAX:  # the end is more specific than the beginning
         identity = "…" + identity[1 - ID_CHARACTERS_MAX :]
     return Document(identity, module, name, signature, text[:DOCUMENT_CHARACTERS_MAX], tuple(extra), line)

@@ -1,7 +1,7 @@
-"""Makes a document a vector of 1,024 numbers, by rules, with nothing to download.
+"""Embeds a document as a vector of 1,024 numbers, by rules, without a download.
 
-Every word has a fixed place in the vector, so a small edit of the text is a small change of the vector:
-that is why vectors keep the length of their text, and searching, not embedding, makes up for it.
+Every word has fixed positions in the vector, so a small edit of the text is a small change of the vector:
+therefore vectors are not normalized, and the search, not the embedding, corrects for the text's length.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
 DIMENSION = 1024
 POSITIONS = 4
-"""A word's places, one in each quarter of the vector, so that no two of them coincide."""
+"""Positions of a word, one in each quarter of the vector, so that no two coincide."""
 
 TEXT_WEIGHT = 0.5
 SUMMARY_WEIGHT = 1.5
 MODULE_WEIGHT = 1.0
 NAME_WEIGHT = 1.5
 EXTRA_WEIGHT = 0.5
-"""What one word adds where it stands; where it stands in several places, these add up."""
+"""Weight of one word in each part of a document; a word in several parts adds them up."""
 
 RARITY_POWER = 0.75
-"""Below 1, so that two words of a query that are found say more than one that is found and rare."""
+"""Exponent below 1, so that two matching words of a query outweigh one rare word."""
 
 PRIVATE_FACTOR = 0.5
 DEPTH_FACTOR = 0.9
-"""Private names, and modules deep inside packages, are seldom what somebody looks for."""
+"""Factors for private names and deeply nested modules, which are seldom searched for."""
 
 _SUMMARY_CHARACTERS_MAX = 300
-_REPEATS_MAX = 3.0
-_WORDS_KNOWN_MAX = 1_000_000
+_COUNT_WEIGHT_MAX = 3.0
+_CACHED_WORDS_MAX = 1_000_000
 _QUARTER = DIMENSION // POSITIONS
 
 _STOP_TEXT = """
@@ -56,64 +56,64 @@ STOP_WORDS = frozenset(_STOP_TEXT.split())
 
 
 class Embedding:
-    """The rules and the weights of words, which `learn` freezes from the first documents.
+    """The rules and the weights of words; `learn` freezes them from the first documents.
 
-    Frozen, because a weight that moved with each new document would move every vector with it.
+    They are frozen because a weight that changed with each new document would change every vector.
     """
 
     def __init__(self) -> None:
         self._weights: dict[str, float] = {}
-        self._rare = 1.0
-        self._places: dict[str, tuple[NDArray[np.intp], NDArray[np.float64]]] = {}
+        self._rarest_weight = 1.0
+        self._cached_positions: dict[str, tuple[NDArray[np.intp], NDArray[np.float64]]] = {}
 
     def learn(self, documents: Iterable[Document]) -> None:
-        """Count in how many documents each word stands: the rarer, the more it says."""
+        """Count the documents of each word: a rarer word weighs more."""
         counts: Counter[str] = Counter()
         number = 0
         for document in documents:
             number += 1
-            counts.update(set(_amounts(document)))
-        self._weights = {word: _rarity(number, count) for word, count in counts.items()}
-        self._rare = _rarity(number, 0)
+            counts.update(set(_word_weights(document)))
+        self._weights = {word: _compute_rarity(number, count) for word, count in counts.items()}
+        self._rarest_weight = _compute_rarity(number, 0)
 
     def document(self, document: Document) -> NDArray[np.float32]:
-        """The vector of a document."""
-        factor = DEPTH_FACTOR ** document.module.count(".") * (PRIVATE_FACTOR if document.private else 1.0)
-        return self._sum(_amounts(document)) * np.float32(factor)
+        """Return the vector of a document."""
+        factor = DEPTH_FACTOR ** document.module.count(".") * (PRIVATE_FACTOR if document.is_private else 1.0)
+        return self._sum(_word_weights(document)) * np.float32(factor)
 
     def query(self, text: str) -> NDArray[np.float32]:
-        """The vector of what somebody types."""
-        return self._sum(Counter(words(text)))
+        """Return the vector of a query."""
+        return self._sum(Counter(split_words(text)))
 
     def _sum(self, amounts: Mapping[str, float]) -> NDArray[np.float32]:
-        # In order of words, so that a sum is rounded alike whatever else stands in the text.
+        # Words are added in order, so that rounding does not depend on the rest of the text.
         chosen = sorted(amounts)
         if not chosen:
             return np.zeros(DIMENSION, np.float32)
-        places, signs = zip(*map(self._place, chosen), strict=True)
-        weights = [amounts[word] * self._weights.get(word, self._rare) for word in chosen]
+        positions, signs = zip(*map(self._cached_positions_of, chosen), strict=True)
+        weights = [amounts[word] * self._weights.get(word, self._rarest_weight) for word in chosen]
         scaled = np.concatenate(signs) * np.repeat(weights, POSITIONS)
-        return np.bincount(np.concatenate(places), scaled, DIMENSION).astype(np.float32)
+        return np.bincount(np.concatenate(positions), scaled, DIMENSION).astype(np.float32)
 
-    def _place(self, word: str) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        known = self._places.get(word)
+    def _cached_positions_of(self, word: str) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        known = self._cached_positions.get(word)
         if known is None:
-            if len(self._places) >= _WORDS_KNOWN_MAX:
-                self._places.clear()
-            known = self._places[word] = _place(word)
+            if len(self._cached_positions) >= _CACHED_WORDS_MAX:
+                self._cached_positions.clear()
+            known = self._cached_positions[word] = _positions_of(word)
         return known
 
 
-def words(text: str) -> list[str]:
-    """The words that count: identifiers split at underscores and humps, stop words out, endings off."""
-    return [word for one in _WORDS.findall(text) for word in _parts(one)]
+def split_words(text: str) -> list[str]:
+    """Split a text into its words: identifiers at underscores and humps, without stop words and endings."""
+    return [word for one in _WORDS.findall(text) for word in _split_identifier(one)]
 
 
 def stem(word: str) -> str:
-    """A word without the ending that its use in a sentence gave it; not always a word itself."""
-    for ending, instead, left_min in _ENDINGS:
+    """Remove a word's grammatical ending; the result is not always a word."""
+    for ending, replacement, left_min in _ENDINGS:
         if word.endswith(ending) and len(word) - len(ending) >= left_min:
-            word = word[: len(word) - len(ending)] + instead
+            word = word[: len(word) - len(ending)] + replacement
             break
     if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "lsz":
         word = word[:-1]
@@ -122,7 +122,7 @@ def stem(word: str) -> str:
 
 _WORDS = re.compile(r"[A-Za-z][A-Za-z0-9]*|[0-9]{2,}|[^\W\d_a-zA-Z]+")
 _HUMPS = re.compile(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z][a-z0-9]*|[A-Z][a-z0-9]+|[0-9]+|[^\W\d_a-zA-Z]+")
-_ENDINGS = (  # ending, what comes instead, how many letters must be left
+_ENDINGS = (  # ending, its replacement, minimum letters left
     ("sses", "ss", 2),
     ("ies", "y", 3),
     ("ings", "", 3),
@@ -138,24 +138,24 @@ _ENDINGS = (  # ending, what comes instead, how many letters must be left
     ("is", "is", 1),
     ("s", "", 3),
 )
-_PARTS: dict[str, tuple[str, ...]] = {}
+_CACHED_PARTS: dict[str, tuple[str, ...]] = {}
 
 
-def _parts(identifier: str) -> tuple[str, ...]:
-    known = _PARTS.get(identifier)
+def _split_identifier(identifier: str) -> tuple[str, ...]:
+    known = _CACHED_PARTS.get(identifier)
     if known is None:
-        if len(_PARTS) >= _WORDS_KNOWN_MAX:
-            _PARTS.clear()
+        if len(_CACHED_PARTS) >= _CACHED_WORDS_MAX:
+            _CACHED_PARTS.clear()
         lower = (one.lower() for one in _HUMPS.findall(identifier))
-        kept = (one for one in lower if len(one) > 1 and one not in STOP_WORDS)
-        known = _PARTS[identifier] = tuple(map(stem, kept))
+        words = (one for one in lower if len(one) > 1 and one not in STOP_WORDS)
+        known = _CACHED_PARTS[identifier] = tuple(map(stem, words))
     return known
 
 
-def _amounts(document: Document) -> dict[str, float]:
-    """How much of each word a document is: its name and first sentence more than the rest of its text."""
-    counts = Counter(words(document.text))
-    amounts = {word: TEXT_WEIGHT * min(1.0 + log(count), _REPEATS_MAX) for word, count in counts.items()}
+def _word_weights(document: Document) -> dict[str, float]:
+    """Return the weight of each word: more in the name and first sentence than in the rest of the text."""
+    counts = Counter(split_words(document.text))
+    amounts = {word: TEXT_WEIGHT * min(1.0 + log(count), _COUNT_WEIGHT_MAX) for word, count in counts.items()}
     summary = document.text.partition("\n\n")[0][:_SUMMARY_CHARACTERS_MAX]
     for text, weight in (
         (summary, SUMMARY_WEIGHT),
@@ -163,17 +163,17 @@ def _amounts(document: Document) -> dict[str, float]:
         (document.name, NAME_WEIGHT),
         (" ".join(document.extra), EXTRA_WEIGHT),
     ):
-        for word in set(words(text)):
+        for word in set(split_words(text)):
             amounts[word] = amounts.get(word, 0.0) + weight
     return amounts
 
 
-def _rarity(documents: int, count: int) -> float:
+def _compute_rarity(documents: int, count: int) -> float:
     return log((1 + documents) / (1 + count)) ** RARITY_POWER if documents else 1.0
 
 
-def _place(word: str) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+def _positions_of(word: str) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     drawn = blake2b(word.encode(), digest_size=POSITIONS + 1).digest()
-    places = np.array([quarter * _QUARTER + drawn[quarter] for quarter in range(POSITIONS)], np.intp)
+    positions = np.array([quarter * _QUARTER + drawn[quarter] for quarter in range(POSITIONS)], np.intp)
     signs = np.array([1.0 if drawn[POSITIONS] >> quarter & 1 else -1.0 for quarter in range(POSITIONS)])
-    return places, signs
+    return positions, signs

@@ -1,15 +1,15 @@
-"""The demo's last scenes: the check of every sink, the table, what to try next.
+"""The demo's last scenes: the verification of every sink, the table, and commands to try next.
 
-It shows what `verify.py` found and what `wiring.py` measured; it judges nothing itself.
+It shows the results of `verify.py` and the measurements of `wiring.py`; it judges nothing itself.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop.demo.console import printable, size
+from delta_prop.demo.console import blank_unprintable, format_size
 from delta_prop.demo.library import NAMESPACE, Library
-from delta_prop.demo.verify import Verdict, spoil, verify
+from delta_prop.demo.verify import Verdict, corrupt, verify
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,45 +17,50 @@ if TYPE_CHECKING:
     from delta_prop.demo.wiring import Wiring
 
 
-async def verify_scene(play: Play, wiring: Wiring, spoiled: str | None) -> list[Verdict]:
-    """Compare every sink with the published lines; first plant a wrong row, if that was asked for."""
+async def verify_scene(play: Play, wiring: Wiring, corrupted: str | None) -> list[Verdict]:
+    """Compare every sink with the published lines; plant a wrong row first if requested."""
     console = play.console
-    await wiring.settled()
-    if spoiled is not None:
-        if spoiled not in wiring.sinks():
-            raise UsageError(f"--spoil {spoiled}: there was nothing to edit here, so there is no such sink")
-        spoil(spoiled, wiring, play.place, (NAMESPACE, _middle(play.library)))
-        told = "one line was taken out of" if spoiled == "audit" else "one wrong row was planted in"
-        console.line(f"  {told} {spoiled}")
-    verdicts = await verify(wiring, play.place)
+    await wiring.wait_settled()
+    if corrupted is not None:
+        if corrupted not in wiring.sinks():
+            raise UsageError(
+                f"--corrupt {corrupted}: no such sink, since no document here could be edited: choose another"
+            )
+        corrupt(corrupted, wiring, play.workspace, (NAMESPACE, _middle_document(play.library)))
+        what = "one line was removed from" if corrupted == "audit" else "one wrong row was planted in"
+        console.line(f"  {what} {corrupted}")
+    verdicts = await verify(wiring, play.workspace)
     for verdict in verdicts:
         unit = "deltas" if verdict.sink in ("subscriber", "audit") else "rows"
-        told = console.style("green", "identical")
-        if not verdict.identical:
-            told = console.style("red", f"{verdict.wrong:,} WRONG") + f"  {printable(verdict.fault)}"
-        console.line(f"  verify {verdict.sink:<10}  {verdict.rows:>7,} {unit:<6}  {told}")
+        result = console.style("green", "identical")
+        if not verdict.is_identical:
+            result = (
+                console.style("red", f"{verdict.wrong_count:,} WRONG")
+                + f"  {blank_unprintable(verdict.fault)}"
+            )
+        console.line(f"  verify {verdict.sink:<10}  {verdict.rows:>7,} {unit:<6}  {result}")
     play.facts["verify"] = {
-        one.sink: "identical" if one.identical else printable(one.fault) for one in verdicts
+        one.sink: "identical" if one.is_identical else blank_unprintable(one.fault) for one in verdicts
     }
     return verdicts
 
 
 def end_scene(play: Play, wiring: Wiring, elapsed_s: float) -> None:
-    """What happened, in one table, and what one may do next."""
+    """Show the results in one table."""
     console, library = play.console, play.library
     statistics = wiring.propagator.statistics()
     console.line(
-        f"  {len(library.documents):,} documents, {wiring.deltas:,} deltas, {size(wiring.number_bytes)}, "
-        f"{elapsed_s:.1f} s in all"
+        f"  {len(library.documents):,} documents, {wiring.deltas:,} deltas, "
+        f"{format_size(wiring.number_bytes)}, {elapsed_s:.1f} s in all"
     )
     console.line(console.style("dim", "  sink          deltas     lag   publish to visible, p50"))
     sinks = {}
     for name in wiring.sinks():
         one, p50_ms = statistics.sinks[name], wiring.p50_ms(name)
-        told = "–" if p50_ms is None else f"{p50_ms:.1f} ms"
-        console.line(f"  {name:<10}  {one.success:>8,}  {one.lag:>6,}   {told:>23}")
+        latency = "–" if p50_ms is None else f"{p50_ms:.1f} ms"
+        console.line(f"  {name:<10}  {one.applied_deltas:>8,}  {one.lag:>6,}   {latency:>23}")
         sinks[name] = {
-            "deltas": one.success,
+            "deltas": one.applied_deltas,
             "lag": one.lag,
             "p50_ms": None if p50_ms is None else round(p50_ms, 3),
         }
@@ -68,15 +73,15 @@ def end_scene(play: Play, wiring: Wiring, elapsed_s: float) -> None:
 
 
 def next_scene(play: Play) -> None:
-    """Commands that one may try next."""
+    """Show commands to try next."""
     console, command = play.console, play.command
     console.line("  next:")
     console.line(f"  {command} demo                       edit and search by hand")
     console.line(f"  {command} demo --path DIR            the same with your own text")
-    console.line(f"  {command} demo --once --spoil index  plant a wrong row and see it found")
+    console.line(f"  {command} demo --once --corrupt index  plant a wrong row and see it found")
 
 
-def _middle(library: Library) -> str:
-    """Any document will do to be spoiled, but one has to be."""
+def _middle_document(library: Library) -> str:
+    """Return the id of some document, to corrupt its row."""
     ids = list(library.documents)
     return ids[len(ids) // 2]

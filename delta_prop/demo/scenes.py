@@ -1,6 +1,6 @@
-"""The demo's scenes up to the check, in the order they are played: read, index, search, edit.
+"""The demo's scenes up to the faults, in the order they are played: read, index, search, edit.
 
-Each shows what really happened: every number on the screen was measured in this run.
+Every number on the screen was measured in this run.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import anyio.lowlevel
 
-from delta_prop.demo import edge
-from delta_prop.demo.console import cut, printable, size, width
-from delta_prop.demo.corpus import PARAGRAPH_CHARACTERS_MIN, NotParsed, documents_of, too_short
+from delta_prop.demo import system
+from delta_prop.demo.console import blank_unprintable, display_width, format_size, truncate
+from delta_prop.demo.corpus import PARAGRAPH_CHARACTERS_MIN, ParseFailed, count_short_paragraphs, documents_of
 from delta_prop.demo.embedding import DIMENSION
-from delta_prop.demo.library import DOCUMENTS_MAX, NAMESPACE, Library, edited
+from delta_prop.demo.library import DOCUMENTS_MAX, NAMESPACE, Library, append_words
 from delta_prop.demo.wiring import Wiring, number_bytes
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.topics import kind_name
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from delta_prop.demo.console import Console
     from delta_prop.demo.corpus import Document
-    from delta_prop.demo.edge import Place, Seen
+    from delta_prop.demo.system import ScanResult, Workspace
     from delta_prop_wire.delta import Delta
 
 SEARCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -41,12 +41,12 @@ SEARCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("temporary file", ("tempfile:TemporaryFile", "tempfile:NamedTemporaryFile")),
     ("quote a shell argument", ("shlex:quote",)),
 )
-"""What is asked of the standard library, and which answers one hopes for; nothing else knows of them."""
+"""Queries for the standard library, and the expected results; nothing else knows of them."""
 
-PLACE_BYTES, PLACE_BYTES_A_DOCUMENT = 2_000_000, 36_000
-"""What the temporary folder takes: the lines, three files of vectors, each with its write-ahead log."""
+WORKSPACE_BYTES, WORKSPACE_BYTES_PER_DOCUMENT = 2_000_000, 36_000
+"""Size of the temporary folder: the lines, three files of vectors, each with its write-ahead log."""
 HITS = 3
-EDITED = "random:sample"
+EDITED_DOCUMENT = "random:sample"
 EDIT_WORDS = "lottery raffle"
 _BATCH = 256
 _OWN_SEARCHES = 5
@@ -58,90 +58,96 @@ _WORDS = re.compile(r"[^\W_][\w'-]*")
 
 @dataclass(slots=True)
 class Play:
-    """What the scenes share. `folder`: the texts; `own`: they are the user's, and are never written."""
+    """Shared state of the scenes. `folder`: the texts; `is_own`: the user's own, which are never written."""
 
     console: Console
-    place: Place
+    workspace: Workspace
     folder: Path
-    own: bool
+    is_own: bool
     now: Callable[[], float]
     command: str = "delta-prop"
     library: Library = field(default_factory=Library)
-    seen: Seen = field(default_factory=dict)
+    last_scan: ScanResult = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def scan(self) -> Seen:
-        """The texts as they lie there now: the user's own, or the copies."""
-        return edge.scan(*((self.folder, edge.IN_OWN) if self.own else (self.place.texts, edge.IN_COPIES)))
+    def scan(self) -> ScanResult:
+        """Scan the texts as they are now: the user's own, or the copies."""
+        return system.scan(
+            *(
+                (self.folder, system.USER_FILTER)
+                if self.is_own
+                else (self.workspace.texts, system.COPY_FILTER)
+            )
+        )
 
     def read(self, path: str) -> str | None:
-        """A text as it lies there now."""
-        return edge.read(self.folder if self.own else self.place.texts, path)
+        """Read a text as it is now."""
+        return system.read(self.folder if self.is_own else self.workspace.texts, path)
 
 
 async def read_scene(play: Play) -> None:
-    """Read all texts, copy what may be edited, take the documents in. Raises UsageError for none."""
+    """Read all texts, copy those that may be edited, add their documents. Raises UsageError if none."""
     console, library = play.console, play.library
     large: list[str] = []
-    found = edge.scan(play.folder, edge.IN_OWN if play.own else edge.IN_LIBRARY, large)
+    found = system.scan(play.folder, system.USER_FILTER if play.is_own else system.LIBRARY_FILTER, large)
     unread = empty = short = 0
     for number, path in enumerate(found, 1):
-        text = edge.read(play.folder, path)
+        text = system.read(play.folder, path)
         try:
             count = library.add(path, text) if text is not None else 0
-        except NotParsed:
+        except ParseFailed:
             count, text = 0, None
         unread += text is None
         empty += text is not None and not count
-        short += 0 if text is None else too_short(path, text)
-        if text is not None and count and not play.own:
-            play.place.copy(path, text)
+        short += 0 if text is None else count_short_paragraphs(path, text)
+        if text is not None and count and not play.is_own:
+            play.workspace.copy(path, text)
         console.progress(number, len(found), f"files read, {len(library.documents):,} documents")
         await anyio.lowlevel.checkpoint()
-    console.progress_done()
+    console.end_progress()
     left_out = [
         f"{count:,} {what}{'s' * (count != 1)} left out: {why}"
         for count, what, why in (
-            (len(large), "file", f"above {size(edge.FILE_BYTES_MAX)}"),
+            (len(large), "file", f"above {format_size(system.FILE_BYTES_MAX)}"),
             (unread, "file", "not UTF-8, or not Python as this version knows it"),
             (empty, "file", f"no description, no paragraph of {PARAGRAPH_CHARACTERS_MIN} characters"),
             (short, "paragraph", f"shorter than {PARAGRAPH_CHARACTERS_MIN} characters"),
-            (library.left_out, "document", f"the demo takes {DOCUMENTS_MAX:,}"),
+            (library.skipped_count, "document", f"the demo takes {DOCUMENTS_MAX:,}"),
         )
         if count
     ]
     if not library.documents:
         raise UsageError(
-            f"{play.folder} has no text to index: name a folder with described .py, or .md, .rst, .txt files"
-            + "".join(f"; {told}" for told in left_out)
+            f"{play.folder} has no text to index: name a folder with documented .py, or .md, .rst, .txt files"
+            + "".join(f"; {line}" for line in left_out)
         )
-    _check_room(play)
+    _check_free_space(play)
     library.learn()
-    play.seen = play.scan()
+    play.last_scan = play.scan()
     play.facts |= {"files": len(found), "documents": len(library.documents)}
     console.line(f"  {len(library.documents):,} documents in {len(found):,} files below {play.folder}")
-    for told in left_out:
-        console.line(f"  {told}")
+    for line in left_out:
+        console.line(f"  {line}")
 
 
 async def index_scene(play: Play, wiring: Wiring) -> None:
-    """Publish every document's vector, as columns; show how fast, and how far each sink is."""
+    """Publish every document's vector, as columns; show the rate, and each sink's lag."""
     console, ids = play.console, list(play.library.documents)
     started = play.now()
     for at in range(0, len(ids), _BATCH):
         some = ids[at : at + _BATCH]
         await wiring.create(some, play.library.vectors(some))
         rate = wiring.deltas / max(play.now() - started, 1e-9)
-        lags = ", ".join(f"{name} {lag:,} behind" for name, lag in wiring.lags().items() if lag)
-        told = f"{rate:,.0f} deltas/s  {size(wiring.number_bytes)}  {lags or 'no sink behind'}"
-        console.progress(wiring.deltas, len(ids), told)
+        lags = ", ".join(f"{name} lags {lag:,}" for name, lag in wiring.lags().items() if lag)
+        status = f"{rate:,.0f} deltas/s  {format_size(wiring.number_bytes)}  {lags or 'no sink lags'}"
+        console.progress(wiring.deltas, len(ids), status)
         await anyio.lowlevel.checkpoint()
     published_s = play.now() - started
-    await wiring.settled()
+    await wiring.wait_settled()
     settled_s = play.now() - started
-    console.progress_done()
+    console.end_progress()
     rate = len(ids) / settled_s
-    amount = f"{wiring.deltas:,} deltas, {size(wiring.number_bytes)}"
+    amount = f"{wiring.deltas:,} deltas, {format_size(wiring.number_bytes)}"
     console.line(f"  {amount}: embedded and published in {published_s:.1f} s,")
     console.line(
         f"  at every sink and on disk after {settled_s:.1f} s; {rate:,.0f} deltas/s from text to disk"
@@ -150,28 +156,28 @@ async def index_scene(play: Play, wiring: Wiring) -> None:
 
 
 async def search_scene(play: Play, wiring: Wiring) -> None:
-    """Ask the index: ten fixed questions of the standard library, else sentences of the user's own text."""
-    searches = _own_searches(play.library) if play.own else SEARCHES
+    """Search the index: ten fixed queries of the standard library, else sentences of the user's own text."""
+    searches = _sample_searches(play.library) if play.is_own else SEARCHES
     found = 0
     for query, expected in searches:
         hits, took_s = search(play, wiring, query)
         found += any(hit in expected for hit in hits)
         _show_hits(play.console, query, hits, took_s, expected)
         await anyio.lowlevel.checkpoint()
-    what = "the text they are from" if play.own else "the function one hopes for"
+    what = "the text they are from" if play.is_own else "the function one hopes for"
     play.console.line(f"  {found} of {len(searches)} found {what} among the first {HITS}")
     play.facts |= {"searches": len(searches), "searches_found": found}
 
 
 def search(play: Play, wiring: Wiring, query: str) -> tuple[list[str], float]:
-    """The ids of the nearest documents, and how many seconds that took."""
+    """Return the ids of the nearest documents, and the duration in seconds."""
     started = play.now()
     hits = wiring.index.search(play.library.embedding.query(query), HITS, NAMESPACE, "pivot")
     return [hit.vector_id for hit in hits if hit.score > 0], play.now() - started
 
 
 async def edit_scene(play: Play, wiring: Wiring) -> None:
-    """Edit a docstring in the temporary folder and follow the delta until the index shows it."""
+    """Edit a docstring in the temporary folder and follow the delta until it is visible in the index."""
     console = play.console
     chosen = _choose_edit(play)
     if chosen is None:
@@ -179,14 +185,18 @@ async def edit_scene(play: Play, wiring: Wiring) -> None:
         return
     document, path, text = chosen
     before, _ = search(play, wiring, EDIT_WORDS)
-    play.place.copy(path, text)
-    console.line(f'  "{EDIT_WORDS}" added to {printable(document.id)}, in {play.place.texts / path}')
+    play.workspace.copy(path, text)
+    console.line(
+        f'  "{EDIT_WORDS}" added to {blank_unprintable(document.id)}, in {play.workspace.texts / path}'
+    )
     deltas = play.library.edit(path, text)
-    if not play.own:
-        play.seen = play.scan()
+    if not play.is_own:
+        play.last_scan = play.scan()
     await publish_changes(play, wiring, deltas)
     after, took_s = search(play, wiring, EDIT_WORDS)
-    console.line(f"  the delta's numbers: {size(number_bytes(deltas[0]))} instead of {4 * DIMENSION:,} B")
+    console.line(
+        f"  the delta's numbers: {format_size(number_bytes(deltas[0]))} instead of {4 * DIMENSION:,} B"
+    )
     console.line(
         f"  searched before the edit, the same words found {before[0] if before else 'nothing'}; now:"
     )
@@ -199,7 +209,7 @@ async def edit_scene(play: Play, wiring: Wiring) -> None:
 
 
 async def publish_changes(play: Play, wiring: Wiring, deltas: Sequence[Delta]) -> None:
-    """Publish what an edit changed, delta by delta; show the listener's line for each."""
+    """Publish the deltas of an edit one by one; show the listener's line for each."""
     for number, delta in enumerate(deltas):
         started = play.now()
         published = await wiring.publish([delta])
@@ -210,20 +220,20 @@ async def publish_changes(play: Play, wiring: Wiring, deltas: Sequence[Delta]) -
         assert got is not None
         if number < _CHANGES_SHOWN_MAX:
             numbers = got.delta.operation.values
-            told = [
-                f"{kind_name(got.delta.operation.kind)} {printable(got.delta.vector_id)}",
+            parts = [
+                f"{kind_name(got.delta.operation.kind)} {blank_unprintable(got.delta.vector_id)}",
                 f"{0 if numbers is None else len(numbers):,} dims",
-                size(number_bytes(got.delta)),
+                format_size(number_bytes(got.delta)),
                 f"visible in index after {took_ms:.1f} ms",
             ]
-            play.console.line(f"  subscriber: {'  '.join(told)}")
+            play.console.line(f"  subscriber: {'  '.join(parts)}")
         play.facts.setdefault("visible_ms", round(took_ms, 3))
     if len(deltas) > _CHANGES_SHOWN_MAX:
         play.console.line(f"  subscriber: and {len(deltas) - _CHANGES_SHOWN_MAX:,} more")
 
 
-def answer(play: Play, wiring: Wiring, query: str) -> None:
-    """Search for what somebody typed."""
+def answer_query(play: Play, wiring: Wiring, query: str) -> None:
+    """Search for a typed query."""
     hits, took_s = search(play, wiring, query)
     if not hits:
         play.console.line("  nothing has any of these words")
@@ -232,27 +242,27 @@ def answer(play: Play, wiring: Wiring, query: str) -> None:
     for hit in hits:
         document = play.library.documents.get(hit)
         if document is not None:
-            first = printable(document.text.strip().partition("\n")[0])
-            told = f"  {play.console.style('bold', printable(hit))}  {first}"
-            play.console.line(play.console.fitting(told))
+            first = blank_unprintable(document.text.strip().partition("\n")[0])
+            shown = f"  {play.console.style('bold', blank_unprintable(hit))}  {first}"
+            play.console.line(play.console.fit(shown))
 
 
 # --- helpers
 
 
-def _check_room(play: Play) -> None:
-    """Tell before it begins that the temporary folder is too small. Raises UsageError."""
-    needed = PLACE_BYTES + len(play.library.documents) * PLACE_BYTES_A_DOCUMENT
-    free = play.place.free_bytes
+def _check_free_space(play: Play) -> None:
+    """Check the free space of the temporary folder before the demo begins. Raises UsageError."""
+    needed = WORKSPACE_BYTES + len(play.library.documents) * WORKSPACE_BYTES_PER_DOCUMENT
+    free = play.workspace.free_bytes
     if free < needed:
         raise UsageError(
-            f"{play.place.root} has room for {size(free)}, but this demo needs about {size(needed)}: "
-            "free some, or name another folder with TMPDIR=DIR"
+            f"{play.workspace.root} has {format_size(free)} free, but this demo needs about "
+            f"{format_size(needed)}: free some, or name another folder with TMPDIR=DIR"
         )
 
 
-def _own_searches(library: Library) -> list[tuple[str, tuple[str, ...]]]:
-    """The first words of some documents, spread over all of them: each should find itself."""
+def _sample_searches(library: Library) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the first words of some documents, spread over all of them: each should find itself."""
     wordy: list[tuple[str, tuple[str, ...]]] = [
         (" ".join(words[:_OWN_SEARCH_WORDS]), (document.id,))
         for document in library.documents.values()
@@ -265,38 +275,39 @@ def _own_searches(library: Library) -> list[tuple[str, tuple[str, ...]]]:
 def _show_hits(
     console: Console, query: str, hits: Sequence[str], took_s: float, expected: Sequence[str]
 ) -> None:
-    """One line where it fits, else the hits on a line of their own; the hoped-for one in bold."""
+    """Show one line if it fits, else the hits on a line of their own; expected ones in bold."""
     listed = "   ".join(
-        console.style("bold", printable(hit)) if hit in expected else printable(hit) for hit in hits
+        console.style("bold", blank_unprintable(hit)) if hit in expected else blank_unprintable(hit)
+        for hit in hits
     )
     listed, took = listed or "nothing", f"{took_s * 1000:.1f} ms"
-    shown = cut(query, 42)
-    wide = f"  {shown}{' ' * (42 - width(shown))}  {took:>8}  {listed}"
-    if width(wide) < console.columns:
+    shown = truncate(query, 42)
+    wide = f"  {shown}{' ' * (42 - display_width(shown))}  {took:>8}  {listed}"
+    if display_width(wide) < console.columns:
         console.line(wide)
     else:
-        console.line(f"  {shown}{' ' * (42 - width(shown))}  {took:>8}")
-        console.line(console.fitting(f"      {listed}"))
+        console.line(f"  {shown}{' ' * (42 - display_width(shown))}  {took:>8}")
+        console.line(console.fit(f"      {listed}"))
 
 
 def _choose_edit(play: Play) -> tuple[Document, str, str] | None:
-    """A document, its file's path, and that file's text with two words added, so that only it changes."""
+    """Choose a document for the edit; return it, its file's path, and the file's edited text."""
     library = play.library
-    first = [EDITED] if EDITED in library.documents and not play.own else []
+    first = [EDITED_DOCUMENT] if EDITED_DOCUMENT in library.documents and not play.is_own else []
     for document_id in [*first, *list(library.documents)[:_EDIT_TRIES_MAX]]:
         document, path = library.documents[document_id], library.file_of(document_id)
         text = play.read(path)
-        after = None if text is None else edited(text, document, EDIT_WORDS)
-        if after is not None and after != text and _changes_only(library, path, after, document_id):
+        after = None if text is None else append_words(text, document, EDIT_WORDS)
+        if after is not None and after != text and _changes_only_document(library, path, after, document_id):
             return document, path, after
     return None
 
 
-def _changes_only(library: Library, path: str, text: str, document_id: str) -> bool:
+def _changes_only_document(library: Library, path: str, text: str, document_id: str) -> bool:
     try:
         found = documents_of(path, text)
-    except NotParsed:
+    except ParseFailed:
         return False
     changed = [one.id for one in found if library.documents.get(one.id) != one]
-    # Lines below an edit do not move: it adds words, not lines.
+    # Lines below the edit do not move: it adds words, not lines.
     return changed == [document_id]

@@ -1,6 +1,7 @@
-"""Compares what every sink holds with what the published lines fold to, and says which row differs.
+"""Verifies every sink against the fold of the published lines, and names the first row that differs.
 
-It trusts no sink's own account: rows are read out of the SQLite file, the index and the cache, one by one.
+It does not rely on a sink's own report: rows are read from the SQLite file, the index and the cache, one by
+one.
 """
 
 from __future__ import annotations
@@ -10,71 +11,71 @@ from typing import TYPE_CHECKING
 
 import anyio.lowlevel
 
-from delta_prop.demo.published import Folded, logged_mark
+from delta_prop.demo.reference_fold import ReferenceFold, parse_logged_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from delta_prop.demo.edge import Place
-    from delta_prop.demo.published import Key, Mark
+    from delta_prop.demo.reference_fold import Fingerprint, Key
+    from delta_prop.demo.system import Workspace
     from delta_prop.demo.wiring import Wiring
-    from delta_prop_wire.algebra import State
+    from delta_prop_wire.algebra import VectorState
 
 
-LINES_AT_ONCE = 200
+LINES_PER_CHECKPOINT = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One sink: how many rows (for the subscriber: deltas) were compared, and the first that differs."""
+    """Result for one sink: the number of compared rows (for the subscriber: deltas), and the first fault."""
 
     sink: str
     rows: int
-    wrong: int = 0
+    wrong_count: int = 0
     fault: str = ""
 
     @property
-    def identical(self) -> bool:
-        """Whether nothing differs."""
+    def is_identical(self) -> bool:
+        """True if nothing differs."""
         return not self.fault
 
 
-async def verify(wiring: Wiring, place: Place) -> list[Verdict]:
-    """A verdict on every sink. Nothing may be published meanwhile."""
-    await wiring.settled()
-    folded = Folded()
-    for number, line in enumerate(place.lines()):
+async def verify(wiring: Wiring, workspace: Workspace) -> list[Verdict]:
+    """Return a verdict on every sink. Nothing may be published meanwhile."""
+    await wiring.wait_settled()
+    folded = ReferenceFold()
+    for number, line in enumerate(workspace.read_published()):
         folded.add(line)
-        if not number % LINES_AT_ONCE:
-            await anyio.lowlevel.checkpoint()  # an interrupt has to get through
+        if not number % LINES_PER_CHECKPOINT:
+            await anyio.lowlevel.checkpoint()  # lets an interrupt through
     verdicts = []
     for sink in wiring.sinks():
-        verdicts.append(await _verdict(sink, wiring, place, folded))
+        verdicts.append(await _verify_sink(sink, wiring, workspace, folded))
         await anyio.lowlevel.checkpoint()
     return verdicts
 
 
-async def _verdict(sink: str, wiring: Wiring, place: Place, folded: Folded) -> Verdict:
+async def _verify_sink(sink: str, wiring: Wiring, workspace: Workspace, folded: ReferenceFold) -> Verdict:
     if sink == "subscriber":
-        return compare_stream(sink, wiring.listener.offsets, wiring.listener.marks, folded)
+        return compare_stream(sink, wiring.listener.offsets, wiring.listener.fingerprints, folded)
     if sink == "audit":
         offsets, marks = [], []
-        for offset, mark in map(logged_mark, place.audited()):
+        for offset, mark in map(parse_logged_line, workspace.read_audit()):
             offsets.append(offset)
             marks.append(mark)
-        return compare_stream(sink, offsets, marks, folded, first=wiring.audit_from)
+        return compare_stream(sink, offsets, marks, folded, first=wiring.audit_start_offset)
     if sink == "index":
-        return compare(sink, _alive(wiring.index.rows()), folded)
+        return compare(sink, _alive_rows(wiring.index.rows()), folded)
     if sink == "cache":
-        return compare(sink, _cached(wiring, folded), folded)
+        return compare(sink, _cached_rows(wiring, folded), folded)
     store = wiring.replica if sink == "replica" else wiring.storage
     assert store is not None
     stored = [row async for row in store.rows()]
-    return compare(sink, _alive(stored), folded)
+    return compare(sink, _alive_rows(stored), folded)
 
 
-def compare(sink: str, rows: Iterable[tuple[Key, list[float]]], folded: Folded) -> Verdict:
-    """Rows against the fold: none missing, none too many, every number the same."""
+def compare(sink: str, rows: Iterable[tuple[Key, list[float]]], folded: ReferenceFold) -> Verdict:
+    """Compare rows with the fold: none missing, none extra, every number the same."""
     seen: set[Key] = set()
     wrong, fault = 0, ""
     for key, vector in rows:
@@ -82,22 +83,24 @@ def compare(sink: str, rows: Iterable[tuple[Key, list[float]]], folded: Folded) 
         expected = folded.vectors.get(key)
         if vector != expected:
             wrong += 1
-            fault = fault or _difference(key, vector, expected)
+            fault = fault or _describe_difference(key, vector, expected)
     missing = [key for key in folded.vectors if key not in seen]
     if missing:
         wrong += len(missing)
-        fault = fault or f"{_name(missing[0])} is missing"
+        fault = fault or f"{_format_key(missing[0])} is missing"
     return Verdict(sink, len(seen), wrong, fault)
 
 
 def compare_stream(
-    sink: str, offsets: Sequence[int], got: Sequence[Mark], folded: Folded, first: int = 0
+    sink: str, offsets: Sequence[int], got: Sequence[Fingerprint], folded: ReferenceFold, first: int = 0
 ) -> Verdict:
-    """What a sink of deltas got against the lines from the `first` on: each once, in order, whole."""
-    published = folded.marks[first:]
+    """Compare the deltas that a sink got with the lines from `first` on: each once, in order, complete."""
+    published = folded.fingerprints[first:]
     verdict = Verdict(sink, len(got))
     if list(offsets) != sorted(set(offsets)):
-        return replace(verdict, wrong=1, fault="offsets do not rise: a delta came twice or out of order")
+        return replace(
+            verdict, wrong_count=1, fault="offsets do not ascend: a delta came twice or out of order"
+        )
     wrong = sum(a != b for a, b in zip(got, published, strict=False)) + abs(len(got) - len(published))
     if not wrong:
         return verdict
@@ -106,18 +109,20 @@ def compare_stream(
         fault = f"{len(got):,} deltas came, {len(published):,} were published"
     else:
         mine, its = published[at], got[at]
-        fault = f"delta {at:,} is {its[1]} {_name(its[0])}, published was {mine[1]} {_name(mine[0])}"
-    return replace(verdict, wrong=wrong, fault=fault)
+        fault = (
+            f"delta {at:,} is {its[1]} {_format_key(its[0])}, published was {mine[1]} {_format_key(mine[0])}"
+        )
+    return replace(verdict, wrong_count=wrong, fault=fault)
 
 
-def spoil(sink: str, wiring: Wiring, place: Place, key: Key) -> None:
-    """Plant one wrong row in a sink, so that one can see it found."""
+def corrupt(sink: str, wiring: Wiring, workspace: Workspace, key: Key) -> None:
+    """Plant one wrong row in a sink, for the verification to find."""
     if sink == "subscriber":
-        marks = wiring.listener.marks
+        marks = wiring.listener.fingerprints
         marks[0], marks[-1] = marks[-1], marks[0]
         return
     if sink == "audit":
-        place.spoil_audit()
+        workspace.corrupt_audit()
         return
     namespace, vector_id = key
     table = wiring.index.resident.tables[namespace]
@@ -127,24 +132,24 @@ def spoil(sink: str, wiring: Wiring, place: Place, key: Key) -> None:
     assert cached is not None
     assert cached.vector is not None
     if sink in ("storage", "replica"):
-        store = place.store if sink == "storage" else place.left
-        place.spoil_store(store, namespace, vector_id, [row[0].item() + 1, *row[1:].tolist()])
+        store = workspace.store if sink == "storage" else workspace.crashed_replica
+        workspace.corrupt_store(store, namespace, vector_id, [row[0].item() + 1, *row[1:].tolist()])
     elif sink == "index":
         row[0] += 1
     else:
         cached.vector[0] += 1
 
 
-def _alive(rows: Iterable[tuple[str, str, State]]) -> Iterator[tuple[Key, list[float]]]:
+def _alive_rows(rows: Iterable[tuple[str, str, VectorState]]) -> Iterator[tuple[Key, list[float]]]:
     for namespace, vector_id, state in rows:
         if state.alive:
             yield (namespace, vector_id), [] if state.vector is None else state.vector.tolist()
 
 
-def _cached(wiring: Wiring, folded: Folded) -> Iterator[tuple[Key, list[float]]]:
-    """A cache is asked by key; what it holds beyond the published vectors shows in its count."""
+def _cached_rows(wiring: Wiring, folded: ReferenceFold) -> Iterator[tuple[Key, list[float]]]:
+    """Yield the published vectors that the cache holds; then a row for other entries, if there are any."""
     alive = 0
-    for key in {mark[0]: None for mark in folded.marks}:
+    for key in {mark[0]: None for mark in folded.fingerprints}:
         state = wiring.cache.peek(*key)
         alive += state is not None
         if state is not None and state.alive:
@@ -154,14 +159,14 @@ def _cached(wiring: Wiring, folded: Folded) -> Iterator[tuple[Key, list[float]]]
         yield ("", f"one of {entries - alive} entries of vectors that were never published"), []
 
 
-def _difference(key: Key, vector: list[float], expected: list[float] | None) -> str:
+def _describe_difference(key: Key, vector: list[float], expected: list[float] | None) -> str:
     if expected is None:
-        return f"{_name(key)} is there, but what was published does not make it"
+        return f"{_format_key(key)} exists, but was not published"
     if len(vector) != len(expected):
-        return f"{_name(key)} has {len(vector):,} numbers, published were {len(expected):,}"
+        return f"{_format_key(key)} has {len(vector):,} numbers, published were {len(expected):,}"
     at = next(i for i, (a, b) in enumerate(zip(vector, expected, strict=True)) if a != b)
-    return f"{_name(key)}: number {at} is {vector[at]:g}, published was {expected[at]:g}"
+    return f"{_format_key(key)}: number {at} is {vector[at]:g}, published was {expected[at]:g}"
 
 
-def _name(key: Key) -> str:
+def _format_key(key: Key) -> str:
     return "/".join(key)

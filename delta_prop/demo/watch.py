@@ -1,6 +1,6 @@
-"""Which texts of a folder changed since the last look, told by time of change and size.
+"""Detects changed texts of a folder by time of change and size.
 
-Compares two scans; the scan itself, and how often it is made, is the caller's.
+Compares two scans; the caller scans, as often as it likes.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ POLL_S = 0.5
 
 
 class Changes(NamedTuple):
-    """Paths to read again, and paths that are gone."""
+    """Paths to read, and paths that were removed."""
 
-    touched: list[str]
-    gone: list[str]
+    modified: list[str]
+    removed: list[str]
 
 
-def changes(before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> Changes:
-    """What a later scan shows, in order of path."""
+def compare_scans(before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> Changes:
+    """Compare two scans, ordered by path."""
     touched = sorted(path for path, stat in after.items() if before.get(path) != stat)
     return Changes(touched, sorted(before.keys() - after.keys()))

@@ -1,6 +1,6 @@
 """The demo's service: a propagator with a store, an index, a cache and a live listener.
 
-What is published goes through here, so that each delta is also a line of the file it is checked against.
+All deltas are published through here, so each is also a line of the file that sinks are verified against.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import anyio
 
 from delta_prop.config import Settings
 from delta_prop.demo.library import DOCUMENTS_MAX, NAMESPACE
-from delta_prop.demo.published import create_line, line_of, mark_of
+from delta_prop.demo.reference_fold import create_line, fingerprint_of, line_of
 from delta_prop.embedded import Propagator
 from delta_prop_sinks.cache import CacheSink
 from delta_prop_sinks.index import IndexSink
-from delta_prop_sinks.resident import Resident
+from delta_prop_sinks.resident import ResidentVectors
 from delta_prop_sinks.storage import StorageSink
 from delta_prop_wire.errors import Refused
 
@@ -30,42 +30,42 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
     from numpy.typing import NDArray
 
-    from delta_prop.demo.edge import Place
-    from delta_prop.demo.published import Mark
-    from delta_prop.published import Delivered
-    from delta_prop.receipt import Published
+    from delta_prop.demo.reference_fold import Fingerprint
+    from delta_prop.demo.system import Workspace
+    from delta_prop.outcomes import Delivered
+    from delta_prop.receipt import PublishAck
     from delta_prop.route.subscription import Subscription
     from delta_prop_wire.delta import Delta
 
 SINKS = ("storage", "index", "cache", "subscriber", "audit", "replica")
-"""In the order they are shown; the last two are attached by the scenes that mistreat them."""
+"""Sinks in display order; the fault scenes attach the last two."""
 MAILBOX_DELTAS_MAX = 128
-"""A sink that is behind by more reads the log; the usual bound is 10,000, too many to be seen here."""
+"""A sink that lags more reads the log; the usual bound, 10,000, is too high to show that here."""
 DELTAS_MAX = 200_000
-"""As many as the listener writes down; the demo ends before there are more."""
+"""Maximum deltas that the listener records; the demo ends before there are more."""
 _MEASURED_MAX = 10_000
-_SETTLED_S_MAX = 60
+_SETTLE_TIMEOUT_S = 60
 
 
 @dataclass(slots=True)
 class Listener:
-    """A live subscriber that notes each delta's place and mark, and the last one whole."""
+    """A live subscriber that records each delta's offset and fingerprint, and the last delta."""
 
     offsets: list[int] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
+    fingerprints: list[Fingerprint] = field(default_factory=list)
     last: Delivered | None = None
 
     async def listen(self, subscription: Subscription) -> None:
-        """Note what comes, until the subscription ends."""
+        """Record deltas until the subscription ends."""
         async for delivered in subscription:
             self.offsets.append(delivered.offset)
-            self.marks.append(mark_of(delivered.delta))
+            self.fingerprints.append(fingerprint_of(delivered.delta))
             self.last = delivered
 
 
 @dataclass(slots=True)
 class Wiring:
-    """The running service, and what was measured on it."""
+    """The running service, and its measurements."""
 
     propagator: Propagator
     storage: StorageSink
@@ -73,7 +73,7 @@ class Wiring:
     cache: CacheSink
     listener: Listener
     now: Callable[[], float]
-    audit_from: int = 0
+    audit_start_offset: int = 0
     replica: StorageSink | None = None
     deltas: int = 0
     number_bytes: int = 0
@@ -82,67 +82,73 @@ class Wiring:
     _lines: TextIO = field(kw_only=True)
     _tasks: TaskGroup = field(kw_only=True)
 
-    async def create(self, ids: Sequence[str], matrix: NDArray[np.float32]) -> Published:
-        """Publish whole vectors, a row an id."""
+    async def create(self, ids: Sequence[str], matrix: NDArray[np.float32]) -> PublishAck:
+        """Publish full vectors, one row for each id."""
         started = self.now()
         published = await self.propagator.publish_many(ids, matrix, namespace=NAMESPACE)
         self._measure(published, started)
-        self._note(map(create_line, [NAMESPACE] * len(ids), ids, matrix), count=len(ids), size=matrix.nbytes)
+        self._record(
+            map(create_line, [NAMESPACE] * len(ids), ids, matrix), count=len(ids), size=matrix.nbytes
+        )
         return published
 
-    async def publish(self, deltas: Sequence[Delta]) -> Published:
+    async def publish(self, deltas: Sequence[Delta]) -> PublishAck:
         """Publish changes, in one call."""
         started = self.now()
         published = await self.propagator.publish(*deltas)
         self._measure(published, started)
-        self._note(map(line_of, deltas), count=len(deltas), size=sum(map(number_bytes, deltas)))
+        self._record(map(line_of, deltas), count=len(deltas), size=sum(map(number_bytes, deltas)))
         return published
 
     def sinks(self) -> list[str]:
-        """Which sinks are attached."""
+        """Return the names of the attached sinks."""
         attached = self.propagator.statistics().sinks
         return [name for name in SINKS if name in attached]
 
-    async def settled(self) -> None:
-        """Wait until every sink has everything, the stores on disk."""
+    async def wait_settled(self) -> None:
+        """Wait until every sink has applied all deltas, and the stores have written them."""
         try:
-            await self.propagator.wait_visible(self.deltas, sinks=self.sinks(), timeout_s=_SETTLED_S_MAX)
+            await self.propagator.wait_visible(self.deltas, sinks=self.sinks(), timeout_s=_SETTLE_TIMEOUT_S)
         except TimeoutError:
             sinks = self.propagator.statistics().sinks.values()
-            late = [f"{one.name} lacks {one.lag:,} ({one.reason or one.state})" for one in sinks if one.lag]
-            raise TimeoutError(f"after {_SETTLED_S_MAX} s {', '.join(late)}") from None
+            lagging = [
+                f"{one.name} lacks {one.lag:,} ({one.reason or one.state})" for one in sinks if one.lag
+            ]
+            raise TimeoutError(f"after {_SETTLE_TIMEOUT_S} s {', '.join(lagging)}") from None
         await self.storage.flush()
         if self.replica is not None:
             await self.replica.flush()
 
     def lags(self) -> dict[str, int]:
-        """How many deltas each sink is behind."""
+        """Return the lag of each sink."""
         return {name: one.lag for name, one in self.propagator.statistics().sinks.items()}
 
-    def measure_anew(self) -> dict[str, list[float]]:
-        """Where seconds from publish to visible, sink by sink, go from now on as well."""
+    def restart_measurement(self) -> dict[str, list[float]]:
+        """Start a new record of latencies from publish to visible, by sink, in seconds; return it."""
         self.scene_latencies = {}
         return self.scene_latencies
 
     def p50_ms(self, sink: str) -> float | None:
-        """Half of the publishes were visible in the sink within so many milliseconds."""
+        """Return the median latency from publish to visible in the sink, in milliseconds."""
         return quantile_ms(self.latencies.get(sink, ()), 0.5)
 
-    def _note(self, lines: Iterable[str], *, count: int, size: int) -> None:
+    def _record(self, lines: Iterable[str], *, count: int, size: int) -> None:
         self._lines.writelines(lines)
         self._lines.flush()
         self.deltas += count
         self.number_bytes += size
 
-    def _measure(self, published: Published, started: float) -> None:
+    def _measure(self, published: PublishAck, started: float) -> None:
         for name in self.sinks():
             scene = self.scene_latencies.setdefault(name, [])
             self._tasks.start_soon(self._measure_one, published, started, name, scene)
 
-    async def _measure_one(self, published: Published, started: float, name: str, scene: list[float]) -> None:
+    async def _measure_one(
+        self, published: PublishAck, started: float, name: str, scene: list[float]
+    ) -> None:
         try:
             await self.propagator.wait_visible(published, sinks=[name], timeout_s=60)
-        except Refused:  # the sink has died: how long it took will never be known
+        except Refused:  # the sink has died: its latency will never be known
             return
         took_s = self.now() - started
         for measured in (scene, self.latencies.setdefault(name, [])):
@@ -151,13 +157,13 @@ class Wiring:
 
 
 @asynccontextmanager
-async def wired(place: Place, now: Callable[[], float]) -> AsyncIterator[Wiring]:
-    """The service, from its start to its end."""
-    resident = Resident()
-    with place.append_lines() as lines:
+async def open_wiring(workspace: Workspace, now: Callable[[], float]) -> AsyncIterator[Wiring]:
+    """Run the service."""
+    resident = ResidentVectors()
+    with workspace.open_published() as lines:
         settings = Settings(mailbox_deltas_max=MAILBOX_DELTAS_MAX)
         async with Propagator(settings) as propagator, anyio.create_task_group() as tasks:
-            storage = await propagator.attach(StorageSink(place.store, resident=resident))
+            storage = await propagator.attach(StorageSink(workspace.store, resident=resident))
             index = await propagator.attach(IndexSink(resident=resident))
             cache = await propagator.attach(CacheSink(entries_max=2 * DOCUMENTS_MAX))
             listener = Listener()
@@ -167,13 +173,13 @@ async def wired(place: Place, now: Callable[[], float]) -> AsyncIterator[Wiring]
                 tasks.cancel_scope.cancel()
 
 
-def quantile_ms(measured: Sequence[float], part: float) -> float | None:
-    """That part of what was measured, in s, took no more than so many ms; None where nothing was."""
+def quantile_ms(measured: Sequence[float], share: float) -> float | None:
+    """Return a quantile of latencies in s, as ms; None if there are none."""
     ranked = sorted(measured)
-    return ranked[ceil(part * len(ranked)) - 1] * 1000 if ranked else None
+    return ranked[ceil(share * len(ranked)) - 1] * 1000 if ranked else None
 
 
 def number_bytes(delta: Delta) -> int:
-    """The bytes of a delta's indices and values."""
+    """Return the bytes of a delta's indices and values."""
     operation = delta.operation
     return sum(0 if part is None else part.nbytes for part in (operation.values, operation.indices))

@@ -1,1 +1,1 @@
-"""The way in: one bounded queue, who may write, what was seen before. Decides; waits for nothing."""
+"""Ingest: a bounded queue, write permissions, and deduplication. Decides only; never waits."""

@@ -1,7 +1,7 @@
-"""A Bloom filter over 16-byte ids, read and filled many at a time.
+"""A Bloom filter over 16-byte ids, read and filled in bulk.
 
-Pure. A positive answer means "perhaps" and is never acted on without a look at the ids themselves.
-pybloom-live gives the sizing and the bits. Its own hashing and loops, 3 to 10 us an id, are not used.
+Pure. A positive answer means "perhaps": callers confirm it with the ids themselves.
+Sizing and bits are pybloom-live's. Its own hashing and loops, 3 to 10 us for each id, are not used.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _SECOND = 0x94D049BB133111EB
 
 
 def hash_ids(ids: Sequence[bytes]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Each id as a hash of all its bits, and its second half: together as distinct as the ids are.
+    """Return a hash of all bits of each id, and its second half: together as distinct as the ids.
 
-    A producer's ids may be counters, times or hashes. The 64-bit finaliser of splitmix spreads them
-    all alike; as it can be undone, no two ids with one second half share a hash.
+    A producer's ids may be counters, times or hashes. The 64-bit finalizer of splitmix spreads them
+    uniformly; it is invertible, so no two ids with the same second half share a hash.
     """
     joined = b"".join(ids)
     assert len(joined) == 16 * len(ids)
@@ -41,7 +41,7 @@ def hash_ids(ids: Sequence[bytes]) -> tuple[NDArray[np.uint64], NDArray[np.uint6
 
 
 def hash_id(one: bytes) -> tuple[int, int]:
-    """The same for one id, where numpy would take longer."""
+    """Hash one id; numpy would take longer."""
     second = int.from_bytes(one[8:], "little")
     mixed = (int.from_bytes(one[:8], "little") + second * _SPREAD) & _WORD
     mixed = ((mixed ^ (mixed >> 30)) * _FIRST) & _WORD
@@ -50,9 +50,9 @@ def hash_id(one: bytes) -> tuple[int, int]:
 
 
 class IdFilter:
-    """The bits for up to `capacity` hashes, wrong for about `error_rate` of the others once full.
+    """The bits for up to `capacity` hashes; when full, about `error_rate` of other hashes match falsely.
 
-    Slice i holds bit `low + i * high` of a hash, its halves taken as fractions of the slice.
+    Slice i holds bit `low + i * high` of a hash, its halves scaled to the slice.
     """
 
     __slots__ = ("_bytes", "_filter", "_slices", "bits", "slice_bits")
@@ -65,7 +65,7 @@ class IdFilter:
         self._bytes = np.frombuffer(self.bits, dtype=np.uint8)
 
     @staticmethod
-    def size_of(capacity: int, error_rate: float) -> int:
+    def compute_size(capacity: int, error_rate: float) -> int:
         """Return the bytes that the bits of such a filter take, without creating one."""
         slices = math.ceil(math.log(1.0 / error_rate, 2))
         bits = math.ceil(capacity * abs(math.log(error_rate)) / (slices * math.log(2) ** 2))
@@ -76,20 +76,20 @@ class IdFilter:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its bits."""
+        """Size of its bits in bytes."""
         return self._bytes.nbytes
 
     @property
     def capacity(self) -> int:
-        """For how many hashes it was made."""
+        """Maximum number of hashes."""
         return int(self._filter.capacity)
 
     def save(self) -> bytes:
-        """Its bits, for `load`."""
+        """Return its bits, for `load`."""
         return self._bytes.tobytes()
 
     def load(self, bits: bytes | memoryview, count: int) -> bool:
-        """Take over the bits of a filter of the same size that holds so many; False if they do not fit."""
+        """Load the bits of an equal filter that holds `count` hashes; return False if they do not fit."""
         if len(bits) != self._bytes.nbytes or count > self.capacity:
             return False
         self._bytes[:] = np.frombuffer(bits, np.uint8)
@@ -97,7 +97,7 @@ class IdFilter:
         return True
 
     def add(self, hashes: NDArray[np.uint64]) -> None:
-        """Add hashes that are not in it yet."""
+        """Add hashes that it does not hold yet."""
         assert len(self) + len(hashes) <= self._filter.capacity
         point, stride = _halves(hashes)
         for start in range(0, self._slices * self.slice_bits, self.slice_bits):
@@ -107,7 +107,7 @@ class IdFilter:
         self._filter.count += len(hashes)
 
     def may_hold(self, hashed: int) -> bool:
-        """Whether a hash is perhaps in it. An absent one costs two looks on average."""
+        """True if the filter perhaps holds a hash. An absent one takes two reads on average."""
         bits, width = self.bits, self.slice_bits
         point, stride = hashed & _HALF, hashed >> 32
         for start in range(0, self._slices * width, width):
@@ -117,7 +117,7 @@ class IdFilter:
         return True
 
     def candidates(self, hashes: NDArray[np.uint64]) -> NDArray[np.intp]:
-        """The rows of the hashes that are perhaps in it."""
+        """Return the rows of the hashes that the filter perhaps holds."""
         rows = np.arange(len(hashes))
         point, stride = _halves(hashes)
         for start in range(0, self._slices * self.slice_bits, self.slice_bits):
@@ -135,5 +135,5 @@ def _halves(hashes: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.i
 
 
 def _bit(at: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """The bit that stands for a place, in its byte; bitarray counts from the low end."""
+    """Return the mask of a bit within its byte; bitarray counts from the low end."""
     return np.left_shift(np.uint8(1), (at & 7).astype(np.uint8))

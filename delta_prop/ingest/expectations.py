@@ -1,11 +1,11 @@
-"""Compare-and-set: judges what the rows of a batch expect, as if the rows had come one by one. Pure."""
+"""Compare-and-set: checks the expectations of a batch's rows, each against the rows before it. Pure."""
 
 from __future__ import annotations
 
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from delta_prop_wire.delta import ABSENT, WHOLE_KINDS, Dot, Head, Kind
+from delta_prop_wire.delta import ABSENT, FULL_KINDS, Dot, Head, Kind
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def check_expects(batch: Batch, head_of: Callable[[str, str], Head | None], rows: int | None = None) -> None:
-    """Raise Refused (CONFLICT) for the first row whose vector is not as it expects, of the first `rows`.
+    """Raise Refused (CONFLICT) for the first of the first `rows` rows whose vector is not as it expects.
 
-    `head_of`: gives a vector's head before the batch, None if there is none.
+    `head_of`: returns a vector's head before the batch, None if there is none.
     """
-    expects = dict(reversed(batch.expects))  # of several the first
+    expects = dict(reversed(batch.expects))  # the first expectation of a row counts
     namespaces, keys, kinds = batch.namespaces, batch.keys, batch.kinds
     named = {(namespaces[row], keys[row]) for row in expects}
     heads = dict[tuple[str, str], Head | None]()
@@ -31,7 +31,7 @@ def check_expects(batch: Batch, head_of: Callable[[str, str], Head | None], rows
         expected = expects.get(row)
         if expected is not None and not _is_met(head, expected):
             raise _conflict(row, ref[1], head, expected)
-        heads[ref] = Head(batch.dot(row), _is_alive_behind(kinds[row], head))
+        heads[ref] = Head(batch.dot(row), _is_alive_after(kinds[row], head))
 
 
 def _is_met(head: Head | None, expected: Dot) -> bool:
@@ -40,18 +40,18 @@ def _is_met(head: Head | None, expected: Dot) -> bool:
     return head is not None and head.dot == expected
 
 
-def _is_alive_behind(kind: int, head: Head | None) -> bool:
-    """True if a vector is there behind a row of this kind."""
-    return kind in WHOLE_KINDS or (kind != Kind.DELETE and head is not None and head.alive)
+def _is_alive_after(kind: int, head: Head | None) -> bool:
+    """True if the vector exists after a row of this kind."""
+    return kind in FULL_KINDS or (kind != Kind.DELETE and head is not None and head.alive)
 
 
 def _conflict(row: int, vector_id: str, head: Head | None, expected: Dot) -> Refused:
     present = None if head is None else head.dot
-    what = "it not to be there" if expected == ABSENT else f"{expected}"
+    what = "no vector" if expected == ABSENT else f"{expected}"
     return Refused(
         ErrorCode.CONFLICT,
         f"row {row}: {vector_id!r} was last changed by {present or 'nothing'}, this delta expects {what}: "
-        "read it again and send a new delta",
+        "read the vector again and send a new delta",
         row=row,
         field="expect",
         details={"current": present},

@@ -1,6 +1,6 @@
-"""The last changes of a namespace's vectors, and whether rows can be changed in one go.
+"""The heads of a namespace's vectors, and checks of many rows at once.
 
-Pure. What is not plain to see by columns is left to `vectors.py`, which looks at each row.
+Pure. Rows that the columns alone cannot decide are left to `vector_heads.py`, which checks each.
 """
 
 from __future__ import annotations
@@ -21,59 +21,60 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
 
 ORIGIN_SHIFT = 64
-"""A head is the place of its origin, shifted by this, and its counter."""
+"""Shift of the origin's index in a head; the counter is below it."""
 COUNTER_MASK = (1 << ORIGIN_SHIFT) - 1
-SEVERAL = -2
-"""No place, and not that of an origin that has not written."""
+SEVERAL_WRITERS = -2
+"""Index that no origin has; `None` means that none has written."""
 VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
 VECTOR_BITS = sum(1 << kind for kind in VECTOR_KINDS)
 PARTIAL_BITS = sum(1 << kind for kind in PARTIAL_KINDS)
 DELETE_BIT = 1 << Kind.DELETE
 IS_PARTIAL = bytes(kind in PARTIAL_KINDS for kind in range(256))
-"""For `bytes.translate`: of each kind whether it needs a living vector."""
-get: Callable[[dict[str, int], str], int | None] = dict.get
+"""For `bytes.translate`: for each kind, 1 if it needs a living vector."""
+dict_get: Callable[[dict[str, int], str], int | None] = dict.get
 
 
 class Namespace:
-    """What is known of the vectors of one namespace."""
+    """The known vectors of one namespace."""
 
     __slots__ = ("complete", "dead", "dimension", "heads", "widths", "writer")
 
     def __init__(self, *, complete: bool) -> None:
-        self.heads: dict[str, int] = {}  # vector id -> place of the origin << 64 | counter
-        self.writer: int | None = None  # the place of the one origin that all heads are of, or SEVERAL
+        self.heads: dict[str, int] = {}  # vector id -> index of the origin << 64 | counter
+        self.writer: int | None = None  # index of the only origin of all heads, or SEVERAL_WRITERS
         self.dead: set[str] = set()
         self.dimension = 0
-        self.widths: dict[int, int] = {}  # of the states it began with: how many have so many numbers
+        self.widths: dict[int, int] = {}  # value count -> number of restored states that have it
         self.complete = complete  # False once a head was dropped: absence then proves nothing
 
-    def note_writer(self, place: int) -> None:
-        """Heads of an origin are put in."""
-        if self.writer != place:
-            self.writer = place if self.writer is None else SEVERAL
+    def note_writer(self, writer: int) -> None:
+        """Note that an origin writes heads."""
+        if self.writer != writer:
+            self.writer = writer if self.writer is None else SEVERAL_WRITERS
 
 
-class Table:
-    """The namespaces of an origin's mixed batches, and what they have in common while heads alone move."""
+class NamespaceTable:
+    """The namespaces of an origin's heterogeneous batches, and their common state while only heads change."""
 
-    __slots__ = ("_alone", "_dead", "_dimension", "_dimension_min", "_heads", "_named", "_place")
+    __slots__ = ("_dead", "_dimension", "_dimension_min", "_heads", "_is_single_writer", "_named", "_writer")
 
-    def __init__(self, named: Sequence[Namespace], place: int) -> None:
-        """`place`: of the origin."""
-        self._place = place
-        self._named: Sequence[Namespace] = named  # empty once the origin is noted to write there
+    def __init__(self, named: Sequence[Namespace], writer: int) -> None:
+        """`writer`: index of the origin."""
+        self._writer = writer
+        self._named: Sequence[Namespace] = named  # empty once the origin is noted as a writer there
         self._heads = [known.heads for known in named]
-        self._alone = all(known.writer in (None, place) for known in named)
+        self._is_single_writer = all(known.writer in (None, writer) for known in named)
         self._dead = [known.dead for known in named if known.dead]
         dimensions = {known.dimension for known in named}
-        # That of all; 0 where they differ, or some have none yet.
+        # The common dimension; 0 if dimensions differ, or some namespace has none yet.
         self._dimension = dimensions.pop() if len(dimensions) == 1 else 0
         fixed = [known.dimension for known in named if known.dimension]
         self._dimension_min = min(fixed, default=DIMENSION_MAX)
 
-    def append(self, batch: Batch, limit_of: Callable[[int], int]) -> tuple[int, int] | None:
-        """Move the heads of a batch where it is plain to see that all its rows apply and nothing else moves:
-        how many are new, and how many rows conflict; None where it is not. `limit_of`: as for `unseen`.
+    def try_append(self, batch: Batch, limit_of: Callable[[int], int]) -> tuple[int, int] | None:
+        """Move the heads of a batch if its columns prove that all rows apply and only heads change; return
+        the number of new heads and of concurrent rows, None if they do not. `limit_of`: as for
+        `find_concurrent_rows`.
         """
         kinds, keys, heads, index = batch.kinds_mask, batch.keys, self._heads, batch.namespace_index
         if (
@@ -84,28 +85,28 @@ class Table:
         ):
             return None
         rows = [heads[0]] * batch.count if index is None else list(map(heads.__getitem__, index))
-        codes = None if self._alone else list(map(get, rows, keys))
+        codes = None if self._is_single_writer else list(map(dict_get, rows, keys))
         if kinds & PARTIAL_BITS:
             partial = batch.kinds.translate(IS_PARTIAL)
             if codes is not None and None in compress(codes, partial):
                 return None
             if codes is None and not all(map(contains, compress(rows, partial), compress(keys, partial))):
                 return None
-        conflicts = 0 if codes is None else len(unseen(codes, self._place, limit_of))
+        concurrent = 0 if codes is None else len(find_concurrent_rows(codes, self._writer, limit_of))
         for known in self._named:
-            known.note_writer(self._place)
+            known.note_writer(self._writer)
         self._named = ()
         before = sum(map(len, heads))
-        deque(map(setitem, rows, keys, count(self._place << ORIGIN_SHIFT | batch.base)), maxlen=0)
-        return sum(map(len, heads)) - before, conflicts
+        deque(map(setitem, rows, keys, count(self._writer << ORIGIN_SHIFT | batch.base)), maxlen=0)
+        return sum(map(len, heads)) - before, concurrent
 
 
-def all_apply(
+def can_all_apply(
     known: Namespace | None, batches: Sequence[Batch], kind: int, codes: list[int | None] | None = None
 ) -> bool:
-    """Whether all rows of a kind can apply, told without looking at each; where not, some may still.
+    """True if columns prove that all rows of a kind can apply; if False, some may still apply.
 
-    `codes`: their heads, where these have been looked up.
+    `codes`: their heads, if they were looked up.
     """
     dimension = 0 if known is None else known.dimension
     if kind in VECTOR_KINDS:
@@ -117,19 +118,21 @@ def all_apply(
         return False
     if kind in SPARSE_KINDS and dimension and max([batch.index_highest for batch in batches]) >= dimension:
         return False
-    keys = keys_of(batches)
+    keys = all_keys(batches)
     if known.dead and not known.dead.isdisjoint(keys):
         return False
-    # Whether there is a head, not which: that would be looked up somewhere in memory for each row.
-    # Where heads were dropped, none proves nothing, and each row would pass.
+    # Membership is tested without reading the value, whose memory access would cost more for each row.
+    # Where heads were dropped, absence proves nothing, and each row passes.
     return not known.complete or all(map(known.heads.__contains__, keys) if codes is None else codes)
 
 
-def unseen(codes: Sequence[int | None], place: int, limit_of: Callable[[int], int]) -> list[int]:
-    """The rows whose vector was last changed by an origin of another place, above what `limit_of` that place
-    gives: by a change that whoever changes them now has not seen.
+def find_concurrent_rows(
+    codes: Sequence[int | None], writer: int, limit_of: Callable[[int], int]
+) -> list[int]:
+    """Find the rows whose vector was last changed by another origin, above the counter that `limit_of`
+    returns for its index: the present writer has not seen that change.
     """
-    lowest = place << ORIGIN_SHIFT
+    lowest = writer << ORIGIN_SHIFT
     highest = lowest | COUNTER_MASK
     rows = [row for row, code in enumerate(codes) if code is not None and not lowest <= code <= highest]
     if not rows:
@@ -140,21 +143,21 @@ def unseen(codes: Sequence[int | None], place: int, limit_of: Callable[[int], in
         limits = {other: limit_of(other) for other in {head >> ORIGIN_SHIFT for head in heads}}
         return [row for row, head in zip(rows, heads, strict=True) if head > limits[head >> ORIGIN_SHIFT]]
     limit = limit_of(least >> ORIGIN_SHIFT)
-    if most <= limit or least > limit:  # what another job wrote and this one writes anew, say
+    if most <= limit or least > limit:  # as when a job rewrites all that another job wrote
         return [] if most <= limit else rows
     return [row for row, head in zip(rows, heads, strict=True) if head > limit]
 
 
-def firsts(rows: Sequence[int], batches: Sequence[Batch]) -> int:
-    """How many of these rows have a vector that no batch before theirs changes. `rows`: rising, of all the
-    batches end to end, and either all rows of a vector or none.
+def count_first_rows(rows: Sequence[int], batches: Sequence[Batch]) -> int:
+    """Count the rows whose vector no earlier batch changes. `rows`: ascending, numbered over all batches end
+    to end, and either all rows of a vector or none.
     """
-    keys, stops = keys_of(batches), [*accumulate([batch.count for batch in batches])]
+    keys, stops = all_keys(batches), [*accumulate([batch.count for batch in batches])]
     found: dict[str, int] = {}
-    places = [bisect_right(stops, row) for row in rows]
-    return sum([found.setdefault(keys[row], at) == at for row, at in zip(rows, places, strict=True)])
+    batch_numbers = [bisect_right(stops, row) for row in rows]
+    return sum([found.setdefault(keys[row], at) == at for row, at in zip(rows, batch_numbers, strict=True)])
 
 
-def keys_of(batches: Sequence[Batch]) -> list[str]:
-    """The vector ids of all rows."""
+def all_keys(batches: Sequence[Batch]) -> list[str]:
+    """Return the vector ids of all rows."""
     return batches[0].keys if len(batches) == 1 else [*chain.from_iterable([one.keys for one in batches])]

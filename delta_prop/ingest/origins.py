@@ -1,7 +1,7 @@
-"""Origins: who may write under which epoch, and what each has written.
+"""Origins: their owners and epochs, and what each has written.
 
-Pure. The watermark itself, the highest delivered counter, lives in the orderer, where dedup and
-order are one comparison; here stands what surrounds it.
+Pure. The watermark itself, the highest delivered counter, is in the orderer, where dedup and order are one
+comparison; this module holds all other state of an origin.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop.ingest.epochs import (
-    CLAIMED_MAX,
+    CLAIMED_EPOCH_MAX,
     EPOCH_MAX,
-    SPARE,
+    SPARE_EPOCHS,
+    epoch_not_believed,
+    epoch_not_reserved,
+    epochs_exhausted,
     fenced_by,
-    not_believed,
-    not_reserved,
-    of_another,
-    used_up,
+    origin_not_owned,
 )
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
@@ -37,40 +37,40 @@ OWN = ""
 ORIGINS_MAX = 100_000
 ORIGINS_PER_OWNER_MAX = 1_000
 IDLE_S_MAX = 7 * 24 * 3600.0
-IDLE_TIMES = 10
-"""Idle origins kept, as a multiple of the active ones."""
+IDLE_RATIO = 10
+"""Maximum idle origins, as a multiple of the active ones."""
 RECENT_BATCHES = 64
-VOIDS_MAX = 10_000
-"""Void runs remembered for each origin; an older one is answered as a repeat without an offset."""
-RUNS_MAX = 2_000_000
-"""Runs of first offsets kept over all origins, 24 bytes each."""
+NOOPS_MAX = 10_000
+"""No-op runs remembered for each origin; an older one is acknowledged as a duplicate without an offset."""
+OFFSET_RANGES_MAX = 2_000_000
+"""Runs of first offsets stored over all origins, 24 bytes each."""
 
 
 UNKNOWN_OWNER = "\0"
-"""Whose an origin is that a log names, until it says hello again."""
+"""Owner of an origin that a log names, until its producer says hello."""
 
 
 class SavedOrigin(NamedTuple):
-    """What is known of one origin, as arrays: (bases, lasts, checksums) of recent batches, (bases, lasts,
-    offsets) of runs, (bases, lasts, codes) of voids.
+    """The state of one origin, as arrays: (bases, lasts, checksums) of recent batches, (bases, lasts,
+    offsets) of runs, (bases, lasts, codes) of no-ops.
     """
 
     epoch: int
     known_above: int
     forgot: bool
     recent: tuple[array[int], array[int], array[int]]
-    runs: tuple[array[int], array[int], array[int]]
-    voids: tuple[array[int], array[int], array[int]]
+    ranges: tuple[array[int], array[int], array[int]]
+    noops: tuple[array[int], array[int], array[int]]
 
 
-def _columns(kinds: str) -> tuple[array[int], array[int], array[int]]:
+def _make_columns(kinds: str) -> tuple[array[int], array[int], array[int]]:
     one, two, three = (array(kind) for kind in kinds)
     return one, two, three
 
 
 @dataclass(slots=True)
 class OriginColumns:
-    """Many active origins end to end, as a checkpoint has them: no object for each of them is made."""
+    """Many active origins end to end, as in a checkpoint: without an object for each."""
 
     epochs: array[int] = field(default_factory=partial(array, "Q"))
     known_above: array[int] = field(default_factory=partial(array, "Q"))
@@ -78,29 +78,29 @@ class OriginColumns:
     recent_counts: array[int] = field(default_factory=partial(array, "Q"))
     runs_counts: array[int] = field(default_factory=partial(array, "Q"))
     voids_counts: array[int] = field(default_factory=partial(array, "Q"))
-    recent: tuple[array[int], array[int], array[int]] = field(default_factory=partial(_columns, "QQI"))
-    runs: tuple[array[int], array[int], array[int]] = field(default_factory=partial(_columns, "QQQ"))
-    voids: tuple[array[int], array[int], array[int]] = field(default_factory=partial(_columns, "QQI"))
+    recent: tuple[array[int], array[int], array[int]] = field(default_factory=partial(_make_columns, "QQI"))
+    runs: tuple[array[int], array[int], array[int]] = field(default_factory=partial(_make_columns, "QQQ"))
+    voids: tuple[array[int], array[int], array[int]] = field(default_factory=partial(_make_columns, "QQI"))
 
 
 class OriginState:
-    """What is known of one origin beside its watermark."""
+    """The state of one origin except its watermark."""
 
     __slots__ = (
         "_bases",
         "_crcs",
-        "_forgot",
+        "_has_dropped_ranges",
         "_lasts",
-        "_run_bases",
-        "_run_lasts",
-        "_run_offsets",
-        "_runs_saved",
-        "_void_bases",
-        "_void_codes",
-        "_void_lasts",
-        "changed",
+        "_noop_bases",
+        "_noop_codes",
+        "_noop_lasts",
+        "_range_bases",
+        "_range_lasts",
+        "_range_offsets",
+        "_ranges_saved",
         "claims",
         "epoch",
+        "is_changed",
         "known_above",
         "owner",
         "seen_at",
@@ -109,180 +109,182 @@ class OriginState:
     def __init__(self, owner: str, epoch: int, now: float, known_above: int = 0) -> None:
         self.owner = owner
         self.epoch = epoch
-        self.claims = 0  # hellos over the network, each of which sends anew what has no outcome
+        self.claims = 0  # hellos over the network, each of which resends what has no outcome
         self.seen_at = now
-        self.known_above = known_above  # what became of dots up to here left memory while it was idle
-        self.changed = True  # since it was saved last
-        self._runs_saved = 0  # that will not change any more
-        self._forgot = False
+        self.known_above = known_above  # outcomes of dots up to here left memory while the origin was idle
+        self.is_changed = True  # since the last save
+        self._ranges_saved = 0  # saved ranges that can no longer change
+        self._has_dropped_ranges = False
         self._bases, self._lasts, self._crcs = array("Q"), array("Q"), array("I")
-        self._run_bases, self._run_lasts, self._run_offsets = array("Q"), array("Q"), array("Q")
-        self._void_bases, self._void_lasts, self._void_codes = array("Q"), array("Q"), array("I")
+        self._range_bases, self._range_lasts, self._range_offsets = array("Q"), array("Q"), array("Q")
+        self._noop_bases, self._noop_lasts, self._noop_codes = array("Q"), array("Q"), array("I")
 
-    def appended(self, batch: Batch, offset: int, firsts: Mapping[int, int | None] | None = None) -> int:
-        """Note a batch that got its place; return by how many runs the table grew.
+    def note_appended(self, batch: Batch, offset: int, firsts: Mapping[int, int | None] | None = None) -> int:
+        """Note an appended batch; return by how many runs the table grew.
 
-        `firsts`: where the rows' first copies stand, if their ids had been accepted before; None: not known.
+        `firsts`: offsets of the rows' first copies, if their ids had been accepted before; None: not known.
         """
-        self.changed = True
-        self.remember(batch.base, batch.last, batch.crc)
-        if firsts is None and not batch.leaps:
-            return self._extend(batch.base, offset, batch.count)
+        self.is_changed = True
+        self.note_checksum(batch.base, batch.last, batch.crc)
+        if firsts is None and not batch.has_gaps:
+            return self._extend_ranges(batch.base, offset, batch.count)
         if firsts is not None:
             for row, at in firsts.items():
                 if at is None:
-                    self._note_void(batch.counter(row), batch.counter(row), ErrorCode.OUTCOME_UNKNOWN)
+                    self._note_noop(batch.counter(row), batch.counter(row), ErrorCode.OUTCOME_UNKNOWN)
             known = ((row, at) for row, at in firsts.items() if at is not None)
-            return sum(self._extend(batch.counter(row), at) for row, at in known)
+            return sum(self._extend_ranges(batch.counter(row), at) for row, at in known)
         counters = batch.counters
         assert counters is not None
-        return sum(self._extend(int(counter), offset + row) for row, counter in enumerate(counters))
+        return sum(self._extend_ranges(int(counter), offset + row) for row, counter in enumerate(counters))
 
-    def appended_run(self, batches: Sequence[Batch], offset: int) -> int:
-        """`appended` for batches whose counters and offsets go on from one to the next, without leaps."""
-        self.changed = True
+    def note_appended_run(self, batches: Sequence[Batch], offset: int) -> int:
+        """Note batches like `note_appended`; their counters and offsets are contiguous across all batches."""
+        self.is_changed = True
         rows = 0
         for batch in batches:
-            self.remember(batch.base, batch.base + batch.count - 1, batch.crc)
+            self.note_checksum(batch.base, batch.base + batch.count - 1, batch.crc)
             rows += batch.count
-        return self._extend(batches[0].base, offset, rows)
+        return self._extend_ranges(batches[0].base, offset, rows)
 
-    def note_void(self, batch: Batch, code: ErrorCode) -> None:
-        """Remember that these dots were refused for good: a repeat is refused again, not acknowledged."""
-        self._note_void(batch.base, batch.last, code)
+    def note_noop(self, batch: Batch, code: ErrorCode) -> None:
+        """Remember that these dots were refused for good: a duplicate is refused too, not acknowledged."""
+        self._note_noop(batch.base, batch.last, code)
 
-    def _note_void(self, base: int, last: int, code: ErrorCode) -> None:
-        if len(self._void_bases) >= VOIDS_MAX:
-            for column in (self._void_bases, self._void_lasts, self._void_codes):
-                del column[: VOIDS_MAX // 2]
-        self._void_bases.append(base)
-        self._void_lasts.append(last)
-        self._void_codes.append(code)
+    def _note_noop(self, base: int, last: int, code: ErrorCode) -> None:
+        if len(self._noop_bases) >= NOOPS_MAX:
+            for column in (self._noop_bases, self._noop_lasts, self._noop_codes):
+                del column[: NOOPS_MAX // 2]
+        self._noop_bases.append(base)
+        self._noop_lasts.append(last)
+        self._noop_codes.append(code)
 
-    def first_void(self, batch: Batch) -> tuple[int, ErrorCode] | None:
-        """Return the first of these counters whose dot is void, and why; None if none is."""
-        place = bisect_left(self._void_lasts, batch.base)
-        if place == len(self._void_bases) or self._void_bases[place] > batch.last:
+    def first_noop(self, batch: Batch) -> tuple[int, ErrorCode] | None:
+        """Return the first of these counters whose dot is a no-op, and its code; None if none is."""
+        index = bisect_left(self._noop_lasts, batch.base)
+        if index == len(self._noop_bases) or self._noop_bases[index] > batch.last:
             return None
-        return max(batch.base, self._void_bases[place]), ErrorCode(self._void_codes[place])
+        return max(batch.base, self._noop_bases[index]), ErrorCode(self._noop_codes[index])
 
     def outcome(self, counter: int) -> int | ErrorCode | None:
-        """Where the delta with this counter stands, or why its dot is void; None where memory does not tell.
+        """Return the offset of the delta with this counter, or its no-op's code; None if memory lacks it.
 
-        DOT_REUSED where its producer left the counter out.
+        DOT_REUSED if its producer skipped the counter.
         """
-        found = self._void(counter, counter) or self.first_offset(counter)
-        left_out = bool(self._run_bases and self._run_bases[0] < counter)
-        return ErrorCode.DOT_REUSED if found is None and left_out and not self._lacks_void(counter) else found
+        found = self._find_noop(counter, counter) or self.first_offset(counter)
+        left_out = bool(self._range_bases and self._range_bases[0] < counter)
+        return (
+            ErrorCode.DOT_REUSED if found is None and left_out and not self._may_lack_noop(counter) else found
+        )
 
-    def _lacks_void(self, counter: int) -> bool:
-        """True if the counter may be of a void that was dropped from memory."""
-        return len(self._void_bases) >= VOIDS_MAX // 2 and counter < self._void_bases[0]
+    def _may_lack_noop(self, counter: int) -> bool:
+        """True if a no-op with this counter may have been dropped from memory."""
+        return len(self._noop_bases) >= NOOPS_MAX // 2 and counter < self._noop_bases[0]
 
-    def _void(self, base: int, last: int) -> ErrorCode | None:
-        place = bisect_right(self._void_bases, last) - 1
-        if place < 0 or self._void_lasts[place] < base:
+    def _find_noop(self, base: int, last: int) -> ErrorCode | None:
+        index = bisect_right(self._noop_bases, last) - 1
+        if index < 0 or self._noop_lasts[index] < base:
             return None
-        return ErrorCode(self._void_codes[place])
+        return ErrorCode(self._noop_codes[index])
 
     def first_offset(self, counter: int) -> int | None:
-        """Where the delta with this counter stands; None where that is not kept, or never was."""
-        place = bisect_right(self._run_bases, counter) - 1
-        if place < 0 or counter > self._run_lasts[place] or self._lacks_void(counter):
+        """Return the offset of the delta with this counter; None if it is not stored, or never was."""
+        index = bisect_right(self._range_bases, counter) - 1
+        if index < 0 or counter > self._range_lasts[index] or self._may_lack_noop(counter):
             return None
-        return self._run_offsets[place] + counter - self._run_bases[place]
+        return self._range_offsets[index] + counter - self._range_bases[index]
 
     def first_offset_above(self, counter: int) -> int | None:
-        """Where the first delta behind a counter stands, or one before it; None where that is not kept."""
-        place = bisect_right(self._run_lasts, counter)
-        bases, lasts, offsets = self._run_bases, self._run_lasts, self._run_offsets
-        if place == len(lasts) or counter < self.known_above or (place == 0 and self._forgot):
+        """Return the offset of the first delta after a counter, or a lower one; None if it is not stored."""
+        index = bisect_right(self._range_lasts, counter)
+        bases, lasts, offsets = self._range_bases, self._range_lasts, self._range_offsets
+        if index == len(lasts) or counter < self.known_above or (index == 0 and self._has_dropped_ranges):
             return None
-        offset = offsets[place] + max(counter + 1 - bases[place], 0)
-        if place == 0:
+        offset = offsets[index] + max(counter + 1 - bases[index], 0)
+        if index == 0:
             return offset
-        # Of a repeat under a new dot the first copy is remembered, which stands further back.
-        return max(offset, offsets[place - 1] + lasts[place - 1] - bases[place - 1] + 1)
+        # For a duplicate under a new dot the first copy is remembered, which has a lower offset.
+        return max(offset, offsets[index - 1] + lasts[index - 1] - bases[index - 1] + 1)
 
-    def same_frame(self, batch: Batch) -> bool | None:
-        """Whether this repeat is a frame that was sent; None: the last 64 batches do not tell.
+    def is_same_frame(self, batch: Batch) -> bool | None:
+        """True if this duplicate is a frame that was sent before; None: the last 64 batches do not decide.
 
-        A producer repeats the same frames. Other cuts of known dots cannot be told from their checksums.
+        A producer resends the same frames. Checksums of known dots cannot verify a batch with other bounds.
         """
         recent = slice(-RECENT_BATCHES, None)
-        told = [
+        known_crcs = [
             crc
             for base, last, crc in zip(
                 self._bases[recent], self._lasts[recent], self._crcs[recent], strict=True
             )
             if base == batch.base and last == batch.last
         ]
-        return batch.crc in told if told else None
+        return batch.crc in known_crcs if known_crcs else None
 
     @property
-    def runs(self) -> int:
-        """How many runs of first offsets it keeps."""
-        return len(self._run_bases)
+    def range_count(self) -> int:
+        """Number of stored runs of first offsets."""
+        return len(self._range_bases)
 
-    def forget_half_of_runs(self) -> int:
-        """Drop the older half of the first offsets; return how many runs that were."""
-        half = len(self._run_bases) // 2
-        for column in (self._run_bases, self._run_lasts, self._run_offsets):
+    def drop_older_ranges(self) -> int:
+        """Drop the older half of the first offsets; return the number of dropped runs."""
+        half = len(self._range_bases) // 2
+        for column in (self._range_bases, self._range_lasts, self._range_offsets):
             del column[:half]
-        self._runs_saved = max(self._runs_saved - half, 0)
-        self._forgot = True
+        self._ranges_saved = max(self._ranges_saved - half, 0)
+        self._has_dropped_ranges = True
         return half
 
-    def save(self, into: OriginColumns, *, whole: bool) -> None:
-        """Add it to columns for a checkpoint; without `whole`, of its runs those alone that changed since."""
-        first = 0 if whole else self._runs_saved
-        self.changed = False
-        self._runs_saved = max(len(self._run_bases) - 1, 0)  # the last one may go on
+    def save(self, columns: OriginColumns, *, full: bool) -> None:
+        """Add it to columns for a checkpoint; unless `full`, only those of its runs that changed since."""
+        first = 0 if full else self._ranges_saved
+        self.is_changed = False
+        self._ranges_saved = max(len(self._range_bases) - 1, 0)  # the last one may still grow
         recent = slice(-RECENT_BATCHES, None)
-        into.epochs.append(self.epoch)
-        into.known_above.append(self.known_above)
-        into.forgot.append(self._forgot)
-        bases, lasts, crcs = into.recent
+        columns.epochs.append(self.epoch)
+        columns.known_above.append(self.known_above)
+        columns.forgot.append(self._has_dropped_ranges)
+        bases, lasts, crcs = columns.recent
         bases.extend(self._bases[recent])
         lasts.extend(self._lasts[recent])
         crcs.extend(self._crcs[recent])
-        into.recent_counts.append(min(len(self._bases), RECENT_BATCHES))
-        bases, lasts, offsets = into.runs
-        bases.extend(self._run_bases[first:])
-        lasts.extend(self._run_lasts[first:])
-        offsets.extend(self._run_offsets[first:])
-        into.runs_counts.append(len(self._run_bases) - first)
-        bases, lasts, codes = into.voids
-        bases.extend(self._void_bases)
-        lasts.extend(self._void_lasts)
-        codes.extend(self._void_codes)
-        into.voids_counts.append(len(self._void_bases))
+        columns.recent_counts.append(min(len(self._bases), RECENT_BATCHES))
+        bases, lasts, offsets = columns.runs
+        bases.extend(self._range_bases[first:])
+        lasts.extend(self._range_lasts[first:])
+        offsets.extend(self._range_offsets[first:])
+        columns.runs_counts.append(len(self._range_bases) - first)
+        bases, lasts, codes = columns.voids
+        bases.extend(self._noop_bases)
+        lasts.extend(self._noop_lasts)
+        codes.extend(self._noop_codes)
+        columns.voids_counts.append(len(self._noop_bases))
 
     @classmethod
-    def restored(cls, saved: SavedOrigin, now: float) -> OriginState:
-        """What `save` made, whole; whose it is is known when it says hello again."""
+    def from_saved(cls, saved: SavedOrigin, now: float) -> OriginState:
+        """Restore a state that `save` wrote in full; its owner is known once its producer says hello."""
         state = cls(UNKNOWN_OWNER, saved.epoch, now, saved.known_above)
-        state._forgot = saved.forgot
+        state._has_dropped_ranges = saved.forgot
         state._bases, state._lasts, state._crcs = saved.recent
-        state._run_bases, state._run_lasts, state._run_offsets = saved.runs
-        state._void_bases, state._void_lasts, state._void_codes = saved.voids
-        state._runs_saved = max(len(state._run_bases) - 1, 0)
-        state.changed = False
+        state._range_bases, state._range_lasts, state._range_offsets = saved.ranges
+        state._noop_bases, state._noop_lasts, state._noop_codes = saved.noops
+        state._ranges_saved = max(len(state._range_bases) - 1, 0)
+        state.is_changed = False
         return state
 
-    def remember(self, base: int, last: int, crc: int) -> None:
-        """Keep the checksum of these dots' bytes, to tell a repeat from a reuse."""
-        if len(self._bases) >= 2 * RECENT_BATCHES:  # cut now and then, not at each batch
+    def note_checksum(self, base: int, last: int, crc: int) -> None:
+        """Store the checksum of these dots' bytes, to distinguish a duplicate from a reused dot."""
+        if len(self._bases) >= 2 * RECENT_BATCHES:  # truncated now and then, not at each batch
             for column in (self._bases, self._lasts, self._crcs):
                 del column[:RECENT_BATCHES]
         self._bases.append(base)
         self._lasts.append(last)
         self._crcs.append(crc)
 
-    def _extend(self, base: int, offset: int, count: int = 1) -> int:
-        bases, lasts, offsets = self._run_bases, self._run_lasts, self._run_offsets
+    def _extend_ranges(self, base: int, offset: int, count: int = 1) -> int:
+        bases, lasts, offsets = self._range_bases, self._range_lasts, self._range_offsets
         if bases and base == lasts[-1] + 1 and base - bases[-1] == offset - offsets[-1]:
-            lasts[-1] = base + count - 1  # goes on where the last run ended, in counters and in offsets
+            lasts[-1] = base + count - 1  # contiguous with the last run, in counters and in offsets
             return 0
         bases.append(base)
         lasts.append(base + count - 1)
@@ -292,7 +294,7 @@ class OriginState:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a hello gives for one origin: the epoch to write under, and the watermark so far."""
+    """An origin granted by a hello: the epoch to write under, and the watermark so far."""
 
     origin: int
     epoch: int
@@ -300,68 +302,68 @@ class Grant:
 
 
 class Origins:
-    """All origins, bounded per owner and in all; idle ones are put aside, never forgotten."""
+    """All origins, bounded per owner and in all; idle ones are deactivated, never forgotten."""
 
     def __init__(
         self,
         *,
         origins_max: int = ORIGINS_MAX,
         per_owner_max: int = ORIGINS_PER_OWNER_MAX,
-        epochs_above: int = 0,
-        epochs_until: int = EPOCH_MAX,
+        epoch_floor: int = 0,
+        epoch_limit: int = EPOCH_MAX,
     ) -> None:
-        """`epochs_above`, `epochs_until`: a new epoch lies between them, the last one included, whatever is
+        """`epoch_floor`, `epoch_limit`: a new epoch lies above the first and up to the second, whatever is
         known of its origin.
         """
-        self.epochs_wanted = 0
-        """The highest epoch that is to be set aside, as those up to `epochs_until` are; 0: no more are."""
-        self._epochs_above = epochs_above
-        self._epochs_until = epochs_until
+        self.epoch_requested = 0
+        """Highest epoch to reserve, as those up to `epoch_limit` are; 0: no more are requested."""
+        self._epoch_floor = epoch_floor
+        self._epoch_limit = epoch_limit
         self._origins_max = origins_max
         self._per_owner_max = per_owner_max
         self._active: OrderedDict[int, OriginState] = OrderedDict()  # least recently seen first
-        self._idle: dict[int, tuple[str, int]] = {}  # bounded too, since nothing of it may be forgotten
-        self._owned: dict[str, int] = {}
-        self._runs = 0
+        self._idle: dict[int, tuple[str, int]] = {}  # bounded too, since no entry may be forgotten
+        self._owned_counts: dict[str, int] = {}
+        self._range_count = 0
 
     def __len__(self) -> int:
         return len(self._active) + len(self._idle)
 
-    def check_room(self, origins: Iterable[int], owner: str, *, bounded: bool = True) -> None:
-        """Raise Refused (RATE_LIMITED) where these are too many, for this owner (if `bounded`) or in all."""
+    def check_capacity(self, origins: Iterable[int], owner: str, *, bounded: bool = True) -> None:
+        """Raise Refused (RATE_LIMITED) if these are too many, for this owner (if `bounded`) or in all."""
         new = sum(origin not in self._active and origin not in self._idle for origin in origins)
-        held = self._owned.get(owner, 0)
-        full = len(self._active) + new > self._origins_max or len(self._idle) > IDLE_TIMES * self._origins_max
+        held = self._owned_counts.get(owner, 0)
+        full = len(self._active) + new > self._origins_max or len(self._idle) > IDLE_RATIO * self._origins_max
         if new and (full or (bounded and held + new > self._per_owner_max)):
             raise Refused(
                 ErrorCode.RATE_LIMITED,
-                f"{held} origins of {self._per_owner_max} for {owner!r}, {len(self._active)} of "
-                f"{self._origins_max} in all: use fewer producer names (each has an origin a priority)",
+                f"origins of {owner!r}: {held} of {self._per_owner_max} in use, {len(self._active)} of "
+                f"{self._origins_max} in all: use fewer producer names (each has an origin per priority)",
                 retry_after_ms=60_000,
                 details={"depth": len(self._active), "capacity": self._origins_max},
             )
 
     def hello(self, origin: int, owner: str, now: float, watermark: int = 0) -> OriginState:
-        """Grant the next epoch; whoever wrote under the one before is fenced. Ask `check_room` before.
+        """Grant the next epoch; the writer under the epoch before is fenced. Call `check_capacity` before.
 
-        Raises Refused (RATE_LIMITED) while no more epochs are set aside, BAD_REQUEST where none are left.
+        Raises Refused (RATE_LIMITED) while no more epochs are reserved, BAD_REQUEST if none are left.
         """
         return self._grant(origin, owner, self._next_epoch(origin), now, watermark)
 
     def claim(self, origin: int, epoch: int, owner: str, now: float, watermark: int) -> OriginState:
-        """Grant the epoch that a producer holds (0: none, so a new one) while nobody has a later one.
+        """Grant the epoch that a producer holds (0: none, so a new one) unless another holds a later one.
 
-        One that is not known here is believed: a former life of this log may have granted it, or a log that
-        is lost. Raises Refused (FENCED, UNAUTHORIZED; BAD_REQUEST for one that would leave too few; as
-        `hello` does). Ask `check_room` before.
+        An unknown epoch is accepted: a former opening of this log may have granted it, or a log that is lost.
+        Raises Refused (FENCED, UNAUTHORIZED; BAD_REQUEST for one that would leave too few; as `hello` does).
+        Call `check_capacity` before.
         """
         return self._grant(origin, owner, self._claimed_epoch(origin, epoch, owner), now, watermark)
 
     def check_claims(self, claims: Sequence[OriginClaim], owner: str, *, bounded: bool) -> None:
-        """Raise Refused as `check_room` and `claim` would, before any is granted: so that a hello which is
-        refused fences nobody.
+        """Raise Refused as `check_capacity` and `claim` would, before any is granted: so a refused hello
+        fences nobody.
         """
-        self.check_room([claim.origin for claim in claims], owner, bounded=bounded)
+        self.check_capacity([claim.origin for claim in claims], owner, bounded=bounded)
         for claim in claims:
             self._claimed_epoch(claim.origin, claim.epoch, owner)
 
@@ -369,133 +371,133 @@ class Origins:
         self.check_owner(origin, owner)
         if epoch == 0:
             return self._next_epoch(origin)
-        present = self._present(origin)
+        present = self._current_epoch(origin)
         if epoch < present:
             raise fenced_by(origin, epoch, present)
-        if epoch > present and epoch > self._epochs_above:
-            if epoch > CLAIMED_MAX:
-                raise not_believed(origin, epoch)
-            self._check_set_aside(origin, epoch)
+        if epoch > present and epoch > self._epoch_floor:
+            if epoch > CLAIMED_EPOCH_MAX:
+                raise epoch_not_believed(origin, epoch)
+            self._check_reserved(origin, epoch)
         return epoch
 
     def note_forwarded(self, origin: int, owner: str, epoch: int, now: float, watermark: int) -> None:
-        """Note an origin of which another service's log tells for the first time. Ask `check_room` before."""
+        """Note an origin that another service's log names first. Call `check_capacity` before."""
         self._grant(origin, owner, epoch, now, watermark)
 
-    def note_reserved(self, epochs_until: int) -> None:
-        """Note that all epochs up to there are set aside, on disk: the next opening begins above them."""
-        self._epochs_until = epochs_until
-        if epochs_until >= self.epochs_wanted:
-            self.epochs_wanted = 0
+    def note_reserved(self, epoch_limit: int) -> None:
+        """Note that all epochs up to there are reserved on disk: the next opening begins above them."""
+        self._epoch_limit = epoch_limit
+        if epoch_limit >= self.epoch_requested:
+            self.epoch_requested = 0
 
     def _next_epoch(self, origin: int) -> int:
-        epoch = max(self._present(origin), self._epochs_above) + 1
-        self._check_set_aside(origin, epoch)
+        epoch = max(self._current_epoch(origin), self._epoch_floor) + 1
+        self._check_reserved(origin, epoch)
         return epoch
 
-    def _present(self, origin: int) -> int:
+    def _current_epoch(self, origin: int) -> int:
         known = self._active.get(origin)
         return known.epoch if known is not None else self._idle.get(origin, ("", 0))[1]
 
-    def _check_set_aside(self, origin: int, epoch: int) -> None:
-        """Raise Refused where an epoch could come again after a crash; want more while there are few left."""
-        until = self._epochs_until
-        if epoch <= until - SPARE:
+    def _check_reserved(self, origin: int, epoch: int) -> None:
+        """Raise Refused if an epoch could be granted twice after a crash; request more while few are left."""
+        until = self._epoch_limit
+        if epoch <= until - SPARE_EPOCHS:
             return
-        if epoch > max(CLAIMED_MAX, until) + SPARE or epoch > EPOCH_MAX:
-            raise used_up(origin)
-        self.epochs_wanted = max(self.epochs_wanted, epoch + SPARE)
+        if epoch > max(CLAIMED_EPOCH_MAX, until) + SPARE_EPOCHS or epoch > EPOCH_MAX:
+            raise epochs_exhausted(origin)
+        self.epoch_requested = max(self.epoch_requested, epoch + SPARE_EPOCHS)
         if epoch > until:
-            raise not_reserved(origin, epoch)
+            raise epoch_not_reserved(origin, epoch)
 
     def check_owner(self, origin: int, owner: str) -> None:
-        """Raise Refused (UNAUTHORIZED) where the origin is somebody else's."""
+        """Raise Refused (UNAUTHORIZED) if the origin belongs to another owner."""
         known = self._active.get(origin)
         holder = known.owner if known is not None else self._idle.get(origin, (UNKNOWN_OWNER, 0))[0]
         if holder not in (owner, UNKNOWN_OWNER):
-            raise of_another(origin)
+            raise origin_not_owned(origin)
 
     def restore(self, origin: int, epoch: int, now: float) -> OriginState:
-        """The state of an origin that a log names; it writes again once it has said hello."""
+        """Return the state of an origin that a log names; it may write once its producer said hello."""
         state = self._active.get(origin)
         if state is None:
             state = self._active[origin] = OriginState(UNKNOWN_OWNER, epoch, now)
-            self._owned[UNKNOWN_OWNER] = self._owned.get(UNKNOWN_OWNER, 0) + 1
+            self._owned_counts[UNKNOWN_OWNER] = self._owned_counts.get(UNKNOWN_OWNER, 0) + 1
         state.epoch = max(state.epoch, epoch)
         return state
 
-    def carry_over(self, before: Origins) -> None:
-        """Keep what was granted before the log failed: who holds which origin, under which epoch."""
-        for origin, state in before._active.items():
+    def carry_over(self, previous: Origins) -> None:
+        """Keep the grants from before the log failed: the owner and epoch of each origin."""
+        for origin, state in previous._active.items():
             if state.owner not in (OWN, UNKNOWN_OWNER):
                 self._grant(origin, state.owner, state.epoch, state.seen_at, state.known_above)
-        for origin, (owner, epoch) in before._idle.items():
+        for origin, (owner, epoch) in previous._idle.items():
             if origin in self._active:
                 self._grant(origin, owner, epoch, self._active[origin].seen_at, 0)
             elif origin not in self._idle:
                 self._idle[origin] = (owner, epoch)
-                self._owned[owner] = self._owned.get(owner, 0) + 1
+                self._owned_counts[owner] = self._owned_counts.get(owner, 0) + 1
 
     def _grant(self, origin: int, owner: str, epoch: int, seen_at: float, known_above: int) -> OriginState:
-        """Let an owner write under an epoch, or a higher one that is known."""
+        """Let an owner write under this epoch, or the known one if that is higher."""
         state = self._active.get(origin)
         if state is None:
             former = self._idle.pop(origin, None)
             state = self._active[origin] = OriginState(owner, epoch, seen_at, known_above)
             if former is not None and former[0] != UNKNOWN_OWNER:
-                self._owned[former[0]] -= 1
+                self._owned_counts[former[0]] -= 1
         else:
-            self._owned[state.owner] -= 1
+            self._owned_counts[state.owner] -= 1
             state.seen_at = max(state.seen_at, seen_at)
             self._active.move_to_end(origin)
-        state.owner, state.epoch, state.changed = owner, max(state.epoch, epoch), True
-        self._owned[owner] = self._owned.get(owner, 0) + 1
+        state.owner, state.epoch, state.is_changed = owner, max(state.epoch, epoch), True
+        self._owned_counts[owner] = self._owned_counts.get(owner, 0) + 1
         return state
 
-    def all(self) -> tuple[list[int], dict[int, tuple[str, int]]]:
-        """The origins that are active, and (owner, epoch) of those put aside; copies."""
+    def list_all(self) -> tuple[list[int], dict[int, tuple[str, int]]]:
+        """Return copies: the active origins, and (owner, epoch) of the idle ones."""
         return list(self._active), dict(self._idle)
 
-    def take_back(self, active: Mapping[int, OriginState], idle: Mapping[int, int]) -> None:
-        """Begin with what a checkpoint holds: states of active origins, epochs of those put aside."""
+    def restore_states(self, active: Mapping[int, OriginState], idle: Mapping[int, int]) -> None:
+        """Restore from a checkpoint: the states of active origins, the epochs of idle ones."""
         for origin, state in active.items():
             if origin not in self._active:
                 self._active[origin] = state
-                self._runs += state.runs
-                self._owned[UNKNOWN_OWNER] = self._owned.get(UNKNOWN_OWNER, 0) + 1
+                self._range_count += state.range_count
+                self._owned_counts[UNKNOWN_OWNER] = self._owned_counts.get(UNKNOWN_OWNER, 0) + 1
         for origin, epoch in idle.items():
             self._idle.setdefault(origin, (UNKNOWN_OWNER, epoch))
 
     def get(self, origin: int) -> OriginState | None:
-        """The state of an origin that said hello and is not idle."""
+        """Return the state of an origin whose producer said hello and that is not idle."""
         return self._active.get(origin)
 
-    def require(self, batch: Batch, owner: str, *, repeat: bool = False) -> OriginState:
-        """The state of a batch's origin. Raises Refused (UNKNOWN_ORIGIN, FENCED, UNAUTHORIZED).
+    def require(self, batch: Batch, owner: str, *, is_duplicate: bool = False) -> OriginState:
+        """Return the state of a batch's origin. Raises Refused (UNKNOWN_ORIGIN, FENCED, UNAUTHORIZED).
 
-        A `repeat` may come under an epoch of before: its producer said hello again, and sends the same frame.
+        A duplicate may have an earlier epoch: its producer said hello again, and resends the same frame.
         """
         state = self._active.get(batch.origin)
         if state is None or state.owner == UNKNOWN_OWNER or batch.epoch > state.epoch:
             raise Refused(
                 ErrorCode.UNKNOWN_ORIGIN,
-                f"origin {batch.origin:016x} epoch {batch.epoch} is not known here: say hello again",
+                f"origin {batch.origin:016x} epoch {batch.epoch}: unknown here: say hello again",
                 details={"origin": batch.origin},
             )
         if owner != state.owner:
-            raise of_another(batch.origin)
-        if batch.epoch < state.epoch and not repeat:
+            raise origin_not_owned(batch.origin)
+        if batch.epoch < state.epoch and not is_duplicate:
             raise fenced_by(batch.origin, batch.epoch, state.epoch)
         return state
 
-    def writer(self, batch: Batch, owner: str) -> OriginState | None:
-        """The state of a batch's origin where this owner may write under it; `require` says why not."""
+    def find_writer(self, batch: Batch, owner: str) -> OriginState | None:
+        """Return the state of a batch's origin if this owner may write; `require` raises otherwise."""
         state = self._active.get(batch.origin)
         if state is None or state.owner != owner or state.epoch != batch.epoch or owner == UNKNOWN_OWNER:
             return None
         return state
 
-    def appended(
+    def note_appended(
         self,
         state: OriginState,
         batch: Batch,
@@ -503,24 +505,26 @@ class Origins:
         now: float,
         firsts: Mapping[int, int | None] | None = None,
     ) -> None:
-        """Note a batch that got its place; see `OriginState.appended`."""
+        """Note an appended batch; see `OriginState.note_appended`."""
         state.seen_at = now
         self._active.move_to_end(batch.origin)
-        self._note_runs(state.appended(batch, offset, firsts))
+        self._note_ranges(state.note_appended(batch, offset, firsts))
 
-    def appended_run(self, state: OriginState, batches: Sequence[Batch], offset: int, now: float) -> None:
-        """Note batches that got their places; see `OriginState.appended_run`."""
+    def note_appended_run(
+        self, state: OriginState, batches: Sequence[Batch], offset: int, now: float
+    ) -> None:
+        """Note appended batches; see `OriginState.note_appended_run`."""
         state.seen_at = now
         self._active.move_to_end(batches[0].origin)
-        self._note_runs(state.appended_run(batches, offset))
+        self._note_ranges(state.note_appended_run(batches, offset))
 
-    def _note_runs(self, count: int) -> None:
-        self._runs += count
-        if self._runs > RUNS_MAX:
-            self._runs -= max(self._active.values(), key=_runs).forget_half_of_runs()
+    def _note_ranges(self, count: int) -> None:
+        self._range_count += count
+        if self._range_count > OFFSET_RANGES_MAX:
+            self._range_count -= max(self._active.values(), key=_range_count).drop_older_ranges()
 
-    def set_idle_aside(self, now: float, idle_s_max: float = IDLE_S_MAX) -> int:
-        """Put aside what was not seen for `idle_s_max` seconds; return how many origins that were."""
+    def deactivate_idle(self, now: float, idle_s_max: float = IDLE_S_MAX) -> int:
+        """Deactivate origins not seen for `idle_s_max` seconds; return their number."""
         count = 0
         while self._active:
             origin, state = next(iter(self._active.items()))
@@ -531,11 +535,11 @@ class Origins:
                 self._active.move_to_end(origin)
                 continue
             del self._active[origin]
-            self._runs -= state.runs
+            self._range_count -= state.range_count
             self._idle[origin] = (state.owner, state.epoch)
             count += 1
         return count
 
 
-def _runs(state: OriginState) -> int:
-    return state.runs
+def _range_count(state: OriginState) -> int:
+    return state.range_count

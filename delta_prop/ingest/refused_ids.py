@@ -1,6 +1,6 @@
-"""Ids of deltas that were refused for good, so that nobody waits for one of them as for a parent.
+"""Ids of deltas that were refused for good, so that no delta waits for one of them as a parent.
 
-Pure and bounded: the newest are kept. An id is forgotten when a delta with it is accepted after all.
+Pure and bounded: the newest are stored. An id is forgotten when a delta with it is accepted after all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _U16 = np.dtype("<u2")
 
 
 class RefusedIds:
-    """The ids, each with the code that a delta was refused with."""
+    """The ids, each with the code of its refusal."""
 
     def __init__(self) -> None:
         self._codes: dict[bytes, int] = {}  # the newest last
@@ -38,13 +38,13 @@ class RefusedIds:
             del codes[one]
 
     def discard(self, ids: Iterable[bytes]) -> None:
-        """Forget those with which a delta was accepted."""
+        """Forget the ids of accepted deltas."""
         if self._codes:
             for one in ids:
                 self._codes.pop(one, None)
 
     def code(self, one: bytes) -> ErrorCode | None:
-        """Return the code that a delta with this id was refused with; None if none is known."""
+        """Return the code of the refusal of a delta with this id; None if none is known."""
         code = self._codes.get(one)
         return None if code is None else ErrorCode(code)
 
@@ -53,13 +53,13 @@ class RefusedIds:
         return b"".join(self._codes), np.fromiter(self._codes.values(), _U16, len(self._codes)).tobytes()
 
     def restore(self, saved: tuple[bytes, bytes]) -> None:
-        """Begin with what `save` gave."""
+        """Replace all with what `save` returned."""
         ids, codes = saved
         names = [ids[at : at + DELTA_ID_BYTES] for at in range(0, len(ids), DELTA_ID_BYTES)]
         self._codes = dict(zip(names, np.frombuffer(codes, _U16).tolist(), strict=True))
 
-    def take_over(self, before: RefusedIds) -> None:
-        """Add those that another table knows, as older ones."""
+    def merge_older(self, older: RefusedIds) -> None:
+        """Add the ids of another table, as older ones."""
         known = self._codes
-        self._codes = {**before._codes, **known}
+        self._codes = {**older._codes, **known}
         self.add((), 0)

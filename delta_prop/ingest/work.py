@@ -1,4 +1,4 @@
-"""What the chain works on: a batch that has its dots, or a draft that gets them inside the append.
+"""Units of work of the pipeline: a batch that has its dots, or a draft that gets them when appended.
 
 Values only; `pipeline.py` decides.
 """
@@ -24,61 +24,61 @@ if TYPE_CHECKING:
     from delta_prop_wire.errors import Refused
 
 DELTA_OVERHEAD_BYTES = 128
-"""Bytes a delta counts for in the queue beside its payload: fixed parts of a frame, names' places."""
+"""Bytes that a delta counts in the queue besides its payload: fixed parts of a frame, indexes of names."""
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
-    """Who sends: `owner` is what bounds are counted for, `source` what it declared.
+class Sender:
+    """The sender of batches: `owner` is the account for bounds, `source` the declared source.
 
-    A forwarder sends other services' batches, under their origins and Lamport numbers. `splits`: a batch of
-    several rows that is refused for good keeps its dots, since its sender splits it and sends its rows again.
+    A forwarder sends other services' batches, under their origins and Lamport numbers. `can_split`: a batch
+    of several rows that is refused for good keeps its dots, since its sender splits it and resends its rows.
     """
 
     owner: str
     source: Source = Source.LOCAL
-    splits: bool = False
+    can_split: bool = False
 
     @property
-    def forwards(self) -> bool:
-        """Whether batches come from other services' logs."""
+    def is_forwarder(self) -> bool:
+        """True if batches come from other services' logs."""
         return self.source is Source.REPLICA
 
 
 @dataclass(slots=True, eq=False)
-class Sequenced:
-    """A batch under its producer's dots; `lamport` is given by a forwarder only."""
+class SequencedBatch:
+    """A batch under its producer's dots; only a forwarder gives `lamport`."""
 
     batch: Batch
-    session: Session
+    sender: Sender
     receipt: Receipt
     lamport: int | None = None
-    void: Refused | None = None
-    repeats: int = 0  # how many repeats wait for its outcome
-    claims: int | None = None  # of its origin's, when it began to wait in the queue
+    final_refusal: Refused | None = None
+    duplicates: int = 0  # number of duplicates that wait for its outcome
+    claims: int | None = None  # claims of its origin when it was queued
 
     @property
-    def forwards(self) -> bool:
-        """Whether it comes from another service's log."""
-        return self.session.forwards
+    def is_forwarded(self) -> bool:
+        """True if it comes from another service's log."""
+        return self.sender.is_forwarder
 
     @property
     def priority(self) -> Priority:
-        """Its lane."""
+        """The lane."""
         return self.batch.priority
 
     @property
     def count(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return self.batch.count
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return self.batch.size
 
     def vectors(self) -> list[tuple[str, str]]:
-        """(namespace, vector id) of each row."""
+        """Return (namespace, vector id) of each row."""
         if self.batch.is_control:
             return []
         return list(zip(self.batch.namespaces, self.batch.keys, strict=True))
@@ -86,7 +86,7 @@ class Sequenced:
 
 @dataclass(slots=True, eq=False)
 class Draft:
-    """Deltas of one priority without dots: of callers in this process, of sources without counters."""
+    """Deltas of one priority without dots: of callers in this process, or of sources without counters."""
 
     deltas: Sequence[Delta]
     receipt: Receipt
@@ -94,27 +94,27 @@ class Draft:
     ack_level: AckLevel
     source: Source = Source.LOCAL
     after: tuple[Receipt, ...] = ()  # receipts of work that must come before
-    forwards: ClassVar[bool] = False
+    is_forwarded: ClassVar[bool] = False
 
     @property
     def count(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return len(self.deltas)
 
     @property
     def size(self) -> int:
-        """Bytes, about."""
+        """Approximate size in bytes."""
         return sum(map(delta_bytes, self.deltas))
 
     @property
     def ids(self) -> list[bytes] | None:
-        """The rows' ids, None where they have none."""
+        """The rows' ids; None if they have none."""
         first = self.deltas[0].id
         return None if first is None else [delta.id or b"" for delta in self.deltas]
 
     @property
     def causes(self) -> set[Dot | bytes]:
-        """The deltas that must come before the rows: their parents, and the entries of their clocks."""
+        """Causal dependencies of the rows: their parents, and the entries of their clocks."""
         return {cause for delta in self.deltas for cause in (*delta.parents, *delta.clock)}
 
     @property
@@ -122,10 +122,10 @@ class Draft:
         """The entries of the rows' clocks."""
         return {entry for delta in self.deltas for entry in delta.clock}
 
-    def name_receipts(self) -> None:
-        """Name as parents what `after` holds, which has dots by now, so that sinks know of it too.
+    def add_receipt_parents(self) -> None:
+        """Add the dots of the receipts in `after` to the rows' parents, so that sinks get them too.
 
-        As far as there is room: in the log it comes first in any case.
+        Only up to the bound on parents: the log has those deltas first in any case.
         """
         named = [one.result().last_dot for one in self.after if one.acknowledged]
         dots = [dot for dot in named if dot is not None]
@@ -136,13 +136,13 @@ class Draft:
             ]
 
     def vectors(self) -> list[tuple[str, str]]:
-        """(namespace, vector id) of each row."""
+        """Return (namespace, vector id) of each row."""
         return [(delta.namespace, delta.vector_id) for delta in self.deltas]
 
     def encode(
         self, rows: Sequence[int] | None, *, origin: int, base: int, clock: Sequence[Dot], hybrid_time: int
     ) -> Batch:
-        """The batch of these rows (None: all) under the dots from (origin, base) on."""
+        """Encode these rows (None: all) as a batch under the dots from (origin, base) on."""
         return encode_batch(
             self.deltas if rows is None else [self.deltas[row] for row in rows],
             origin=origin,
@@ -156,9 +156,9 @@ class Draft:
 
 @dataclass(slots=True, eq=False)
 class MatrixDraft:
-    """Whole vectors, or with `indices` parts of them, as columns: no object for a row.
+    """Full vectors, or with `indices` parts of them, as columns: without an object for each row.
 
-    `checked`: not only the shape of the columns was looked at, but what is in them.
+    `is_checked`: True if the values were validated too, not only the shape of the columns.
     """
 
     keys: Sequence[str]
@@ -172,34 +172,34 @@ class MatrixDraft:
     after: tuple[Receipt, ...] = ()
     ids: list[bytes] | None = None
     indices: NDArray[np.uint32] | None = None
-    checked: bool = True
-    forwards: ClassVar[bool] = False
+    is_checked: bool = True
+    is_forwarded: ClassVar[bool] = False
     clock: ClassVar[frozenset[Dot]] = frozenset()
 
     @property
     def count(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return len(self.keys)
 
     @property
     def size(self) -> int:
-        """Bytes, about."""
+        """Approximate size in bytes."""
         numbers = self.matrix.nbytes if self.indices is None else 2 * self.matrix.nbytes
         return numbers + DELTA_OVERHEAD_BYTES * len(self.keys)
 
     @property
     def causes(self) -> set[Dot | bytes]:
-        """None are named."""
+        """Causal dependencies: always none."""
         return set()
 
     def vectors(self) -> list[tuple[str, str]]:
-        """(namespace, vector id) of each row."""
+        """Return (namespace, vector id) of each row."""
         return [(self.namespace, key) for key in self.keys]
 
     def encode(
         self, rows: Sequence[int] | None, *, origin: int, base: int, clock: Sequence[Dot], hybrid_time: int
     ) -> Batch:
-        """The batch of these rows (None: all) under the dots from (origin, base) on."""
+        """Encode these rows (None: all) as a batch under the dots from (origin, base) on."""
         chosen = slice(None) if rows is None else list(rows)
         return encode_vectors(
             self.keys if rows is None else [self.keys[row] for row in rows],
@@ -218,7 +218,7 @@ class MatrixDraft:
 
 
 def delta_bytes(delta: Delta) -> int:
-    """What a delta counts for in the bounds, in bytes: its payload and names and a fixed overhead."""
+    """Return the bytes that a delta counts in the bounds: its payload, names and a fixed overhead."""
     operation = delta.operation
     size = DELTA_OVERHEAD_BYTES + len(delta.vector_id) + len(operation.data)
     if operation.values is not None:

@@ -1,6 +1,6 @@
-"""Causal order: what may be appended now, what waits for its causes, what is refused. Pure."""
+"""Causal order: decides which deltas to append, which wait for dependencies, which to refuse. Pure."""
 
 from delta_prop.order.clock import OriginClocks
-from delta_prop.order.orderer import Entry, Orderer, OrdererStatistics, Refusal, Verdict
+from delta_prop.order.orderer import Entry, Orderer, OrdererStatistics, RefusedEntry, Verdict
 
-__all__ = ["Entry", "Orderer", "OrdererStatistics", "OriginClocks", "Refusal", "Verdict"]
+__all__ = ["Entry", "Orderer", "OrdererStatistics", "OriginClocks", "RefusedEntry", "Verdict"]

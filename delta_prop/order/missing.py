@@ -1,6 +1,6 @@
-"""What a delta waits for, as facts and in words; and the refusals that say so.
+"""The missing dependencies of a delta, and the refusals that name them.
 
-Builds values only; when something is refused is decided in `orderer.py`.
+Builds values only; `orderer.py` decides when to refuse.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from delta_prop.order.pending import Entry, Shortage
 
 RETRY_AFTER_MS = 1_000
-"""When to try again: the missing delta is on another's way here, its time of arrival is not known."""
+"""Delay before a retry: the missing delta arrives from another producer at an unknown time."""
 
 NAMED_MAX = 16
-"""Missing dots and ids that a refusal names; of the rest it gives the number."""
+"""Maximum missing dots and ids that a refusal names; it counts the others."""
 
 
 class DotRange(NamedTuple):
@@ -29,12 +29,12 @@ class DotRange(NamedTuple):
 
     def __str__(self) -> str:
         if self.origin < 0:
-            return "a delta that has no dot yet"  # a stand-in means nothing outside
+            return "a delta that has no dot yet"  # a stand-in origin is not known outside
         head = f"{self.origin:016x}:{self.first}"
         return head if self.first == self.last else f"{head}-{self.last}"
 
 
-class Missing(NamedTuple):
+class MissingDependencies(NamedTuple):
     """The dots and ids that an entry waits for."""
 
     dots: tuple[DotRange, ...]
@@ -55,7 +55,7 @@ class Missing(NamedTuple):
         return ", ".join(self.names) + (f" and {more} more" if more > 0 else "")
 
     @property
-    def holder(self) -> str | None:
+    def blocked_by(self) -> str | None:
         """The first thing missing."""
         if self.dots:
             origin, first, _ = self.dots[0]
@@ -63,58 +63,59 @@ class Missing(NamedTuple):
         return self.ids[0].hex() if self.ids else None
 
 
-def pending_full(missing: Missing, shortage: Shortage) -> Refused:
-    """There is no room to wait in."""
+def pending_full(missing: MissingDependencies, shortage: Shortage) -> Refused:
+    """Refuse an entry because a pending bound is reached."""
     return Refused(
         ErrorCode.PENDING_FULL,
-        f"it waits for {missing}, and of {shortage.capacity} {shortage.what} {shortage.depth} are used: "
-        "send what it waits for first, then this again, under its dot if it has one",
+        f"delta waits for {missing}, but {shortage.depth} of {shortage.capacity} {shortage.what} are in use: "
+        "send its dependencies first, then resend it, under its dot if it has one",
         retry_after_ms=RETRY_AFTER_MS,
         details={
             "depth": shortage.depth,
             "capacity": shortage.capacity,
             "missing": missing.names,
-            "blocked_by": missing.holder,
+            "blocked_by": missing.blocked_by,
         },
     )
 
 
-def timed_out(missing: Missing, waited_s: float, ids_kept_since: str | None) -> Refused:
-    """What it waits for has not come in time."""
-    message = f"waited {waited_s:g} s for {missing}: send that, then this again, under its dot if it has one"
-    details: dict[str, object] = {"missing": missing.names, "blocked_by": missing.holder}
+def timed_out(missing: MissingDependencies, waited_s: float, ids_kept_since: str | None) -> Refused:
+    """Refuse an entry whose dependencies did not arrive in time."""
+    message = (
+        f"delta waited {waited_s:g} s for {missing}: send its dependencies, then resend it, "
+        "under its dot if it has one"
+    )
+    details: dict[str, object] = {"missing": missing.names, "blocked_by": missing.blocked_by}
     if missing.ids:
         since = ids_kept_since or "the log's beginning"
-        message += f"; ids are known since {since}, an older parent must be named by its dot"
+        message += f"; ids are known since {since}: name an older parent by its dot"
         details["ids_kept_since"] = since
     return Refused(ErrorCode.DEP_TIMEOUT, message, retry_after_ms=RETRY_AFTER_MS, details=details)
 
 
-def held_behind(root: Entry, cause: Refused, missing: Missing) -> Refused:
-    """It stands behind a delta that was refused; `cause` is that refusal."""
+def blocked_by_refused(root: Entry, cause: Refused, missing: MissingDependencies) -> Refused:
+    """Refuse an entry that depends on a refused delta; `cause` is the refusal of `root`."""
     code = cause.code if cause.retryable else ErrorCode.DEP_TIMEOUT
     holder = str(DotRange(root.origin, root.first, root.first))
     more = f", and waits for {missing}" if missing.names else ""
     return Refused(
         code,
-        f"it stands behind {holder}, which was refused ({cause.code.name}){more}: "
-        "send it again after that one, under its dot if it has one",
+        f"delta depends on {holder}, which was refused ({cause.code.name}){more}: "
+        "resend it after that delta, under its dot if it has one",
         retry_after_ms=cause.retry_after_ms if cause.retry_after_ms is not None else RETRY_AFTER_MS,
         details={"blocked_by": holder, "missing": missing.names},
     )
 
 
 def overlap(entry: Entry, watermark: int, parked: Entry | None) -> Refused:
-    """Some of its deltas have been delivered, or wait, under other cuts."""
+    """Refuse an entry of which a part was delivered, or is pending, in a batch with other bounds."""
     what = f"counters {entry.first} to {entry.last} of origin {entry.origin:016x}"
     if parked is None or watermark > entry.previous:
-        message = (
-            f"{what} begin below its watermark {watermark}: cut the batch behind {watermark}, send the rest"
-        )
+        message = f"{what} begin below its watermark {watermark}: split after {watermark}, resend the rest"
         return Refused(ErrorCode.OVERLAP, message, retry_after_ms=0, details={"watermark": watermark})
     return Refused(
         ErrorCode.OVERLAP,
-        f"{what} are pending as {parked.first} to {parked.last}: send them again cut as they were",
+        f"{what} are pending as {parked.first} to {parked.last}: resend them in the same batch",
         retry_after_ms=RETRY_AFTER_MS,
         details={"watermark": watermark, "current": f"{parked.first}-{parked.last}"},
     )

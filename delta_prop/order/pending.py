@@ -1,7 +1,7 @@
-"""Deltas that wait for their causes: what is held, for whom, until when, and how much room is left.
+"""Pending deltas: those held for their dependencies, by owner, with deadlines and bounds.
 
-Holds and counts only; who waits for what stands in `waiters.py`. Bounds are never exceeded: `shortage`
-is asked before each `add`.
+Holds and counts only; `waiters.py` indexes the dependencies. Call `shortage` before each `add`: so
+bounds are never exceeded.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
 
 STALE_TICKETS_MAX = 64
-"""Tickets of entries that left may stay in the queue up to this many beyond twice those that are held."""
+"""Stale tickets that the queue may hold beyond twice the number of held entries."""
 
 
 class Verdict(Enum):
-    """What to do with a released entry."""
+    """Action for a released entry."""
 
     APPEND = "append"
-    """Everything before it is delivered: it is next."""
-    REPEAT = "repeat"
-    """All of it was delivered while it waited, under other cuts: acknowledge it as a repeat."""
+    """All its dependencies are delivered: append it."""
+    DUPLICATE = "repeat"
+    """All of it was delivered meanwhile in other batches: acknowledge it as a duplicate."""
     OVERLAP = "overlap"
-    """Some of it was: refuse it with `overlap(entry)`; nothing behind it is touched."""
+    """A part of it was delivered meanwhile: refuse it with `overlap(entry)`; its dependents stay."""
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One run of an origin's deltas, with what must come before it; `item` belongs to the caller.
+    """One run of an origin's deltas with its dependencies; `item` belongs to the caller.
 
-    `previous` is the counter of the origin before `first`: `first - 1` unless counters leap. An entry
-    that has no dot yet is given an origin below zero, used once, as a stand-in for its order.
-    `clock` and `parents` that name the run itself or what its origin had before it ask for nothing.
+    `previous` is the counter of the origin before `first`: `first - 1` unless counters have gaps. An entry
+    that has no dot yet gets a negative origin, used once, as a stand-in for its order. Items of `clock` and
+    `parents` that name the run itself or earlier deltas of its origin have no effect.
     """
 
     origin: int
@@ -51,16 +51,16 @@ class Entry:
     clock: Sequence[Dot] = ()
     parents: Sequence[Dot | bytes] = ()
     ids: Sequence[bytes] = ()
-    void: bool = False
-    """Withdrawn: only its place is left to fill, by a control row."""
+    is_withdrawn: bool = False
+    """True if it was withdrawn: a control row fills its position."""
     deadline: float = 0.0
     ticket: int = 0
-    missing: int = 0
-    needs: Sequence[tuple[int, int]] = ()
-    """Counters of other origins that were missing when it was parked."""
-    needs_ids: Sequence[bytes] = ()
+    missing_count: int = 0
+    missing_counters: Sequence[tuple[int, int]] = ()
+    """Counters of other origins that were missing when the entry was parked."""
+    missing_ids: Sequence[bytes] = ()
     verdict: Verdict = Verdict.APPEND
-    """Once released: what to do with it."""
+    """Action for the entry once it is released."""
 
     @property
     def dot(self) -> Dot:
@@ -70,7 +70,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Which bound an entry would break, and how far it is used up."""
+    """A bound that an entry would exceed, and its present use."""
 
     what: str
     depth: int
@@ -78,28 +78,28 @@ class Shortage:
 
 
 @dataclass(slots=True)
-class Share:
-    """What one owner has pending."""
+class OwnerUsage:
+    """Amounts that one owner has pending."""
 
     deltas: int = 0
     bytes: int = 0
 
 
-class Pending:
-    """The entries held, by ticket, in order of arrival; all wait equally long."""
+class PendingEntries:
+    """The held entries by ticket, in order of arrival; all have the same timeout."""
 
     def __init__(
         self,
         *,
         deltas_max: int,
         bytes_max: int,
-        time_s_max: float,
+        timeout_s: float,
         owner_share: float,
         reserve_share: float,
     ) -> None:
         assert deltas_max > 0
         assert bytes_max > 0
-        assert time_s_max > 0
+        assert timeout_s > 0
         assert 0 < owner_share <= 1
         assert 0 <= reserve_share < 1
         self._deltas_max = deltas_max
@@ -107,11 +107,11 @@ class Pending:
         self.deltas = 0
         self.bytes = 0
         self.entries: dict[int, Entry] = {}
-        self.owners: dict[Hashable, Share] = {}
-        self._time_s_max = time_s_max
+        self.owners: dict[Hashable, OwnerUsage] = {}
+        self._timeout_s = timeout_s
         self._owner_deltas_max = int(deltas_max * owner_share)
         self._owner_bytes_max = int(bytes_max * owner_share)
-        # What nothing waits for leaves this much free, for what would unblock the others.
+        # Entries that no other waits for leave this reserve free for those that would release others.
         self._open_deltas_max = deltas_max - int(deltas_max * reserve_share)
         self._open_bytes_max = bytes_max - int(bytes_max * reserve_share)
         self._ticket = 0
@@ -125,11 +125,11 @@ class Pending:
 
     @property
     def queue_length(self) -> int:
-        """Tickets in the queue of deadlines, stale ones included."""
+        """Tickets in the deadline queue, stale ones included."""
         return len(self._queue)
 
-    def fits(self, entry: Entry) -> bool:
-        """Whether it has room without the reserve."""
+    def can_hold(self, entry: Entry) -> bool:
+        """True if the entry fits without the reserve."""
         deltas, size = entry.count, entry.size
         share = self.owners.get(entry.owner)
         return (
@@ -139,11 +139,11 @@ class Pending:
             and (size if share is None else share.bytes + size) <= self._owner_bytes_max
         )
 
-    def shortage(self, entry: Entry, *, wanted: bool) -> Shortage | None:
-        """The first bound that keeps this entry out; the reserve is open to what is wanted."""
-        deltas_max = self._deltas_max if wanted else self._open_deltas_max
-        bytes_max = self._bytes_max if wanted else self._open_bytes_max
-        share = self.owners.get(entry.owner) or Share()
+    def shortage(self, entry: Entry, *, is_wanted: bool) -> Shortage | None:
+        """Return the first bound that the entry would exceed; a wanted entry may use the reserve."""
+        deltas_max = self._deltas_max if is_wanted else self._open_deltas_max
+        bytes_max = self._bytes_max if is_wanted else self._open_bytes_max
+        share = self.owners.get(entry.owner) or OwnerUsage()
         bounds = (
             Shortage("deltas of this producer pending", share.deltas, self._owner_deltas_max),
             Shortage("bytes of this producer pending", share.bytes, self._owner_bytes_max),
@@ -164,13 +164,13 @@ class Pending:
         """Hold an entry; it gets a ticket and a deadline."""
         self._ticket = ticket = self._ticket + 1
         entry.ticket = ticket
-        entry.deadline = now + self._time_s_max
+        entry.deadline = now + self._timeout_s
         self.entries[ticket] = entry
         self.deltas += entry.count
         self.bytes += entry.size
         share = self.owners.get(entry.owner)
         if share is None:
-            share = self.owners[entry.owner] = Share()
+            share = self.owners[entry.owner] = OwnerUsage()
         share.deltas += entry.count
         share.bytes += entry.size
         self._queue.append(ticket)
@@ -178,7 +178,7 @@ class Pending:
             self._queue = deque(self.entries)  # a dict keeps the order of arrival
 
     def remove(self, entry: Entry) -> None:
-        """Let an entry go."""
+        """Remove an entry."""
         del self.entries[entry.ticket]
         self.deltas -= entry.count
         self.bytes -= entry.size
@@ -191,7 +191,7 @@ class Pending:
             self._queue.clear()
 
     def oldest(self) -> Entry | None:
-        """The entry that was parked first."""
+        """Return the entry that was parked first."""
         queue = self._queue
         while queue:
             entry = self.entries.get(queue[0])
@@ -200,7 +200,7 @@ class Pending:
             queue.popleft()
         return None
 
-    def expired(self, now: float) -> Iterator[Entry]:
-        """Entries whose time is over, oldest first; the caller removes each before it asks for the next."""
+    def iter_expired(self, now: float) -> Iterator[Entry]:
+        """Yield expired entries, oldest first; the caller removes each before it asks for the next."""
         while (entry := self.oldest()) is not None and entry.deadline <= now:
             yield entry

@@ -1,10 +1,10 @@
-"""Who waits for what: indexes from a missing dot or id to the entries that need it.
+"""Dependency indexes: from a missing dot or id to the entries that wait for it.
 
-Nothing here walks over what is pending. Three questions, each answered by the entries it returns:
-what does this delivery complete, what stands behind this delta, is anything waiting for this delta.
+No operation iterates over all pending entries. Three queries, each answered with entries: those that a
+delivery completes, the dependents of a delta, and whether any entry waits for a delta.
 
-Indexes hold (counter, ticket) and are cleaned lazily: a ticket that is no longer held is skipped, and
-what is mostly stale is rebuilt, so their length is bounded by what is pending.
+Indexes hold (counter, ticket) and are cleaned lazily: tickets that are no longer held are skipped, and a
+mostly stale index is rebuilt, so the pending entries bound its length.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 T = TypeVar("T", int, tuple[int, int])
 
 STALE_MAX = 64
-"""Index items of an origin that may be stale beyond three for each live one."""
+"""Index items of an origin that may be stale, beyond three for each live one."""
 
 
 class LazyHeap(Generic[T]):
-    """A heap that is appended to often and looked at seldom: items are sifted when its top is asked for."""
+    """A heap with cheap appends and rare reads: appended items are pushed when the heap is read."""
 
     __slots__ = ("_heap", "append", "fresh")
 
@@ -37,7 +37,7 @@ class LazyHeap(Generic[T]):
         return len(self._heap) + len(self.fresh)
 
     def heap(self) -> list[T]:
-        """All items as a heap, to be popped from."""
+        """Return all items as a heap, to pop from."""
         if self.fresh:
             for item in self.fresh:
                 heappush(self._heap, item)
@@ -52,58 +52,58 @@ class LazyHeap(Generic[T]):
 
 
 class OriginWaiters:
-    """What waits for one origin's deltas; dropped when nothing does."""
+    """Waiters of one origin's deltas; dropped when none are left."""
 
-    __slots__ = ("added", "awaited", "behind", "foreign", "runs", "starts")
+    __slots__ = ("added", "awaited", "dependents", "foreign", "runs", "starts")
 
     def __init__(self) -> None:
-        self.runs: dict[int, Entry] = {}  # the origin's own parked runs, by the counter before each
-        self.starts: LazyHeap[int] = LazyHeap()  # the keys of `runs`: finds runs that were overtaken
-        self.foreign: list[tuple[int, int]] = []  # lowest missing counter first: finds what is released
-        # Own runs too, highest missing counter (negative) first: finds what stands behind a delta.
-        self.behind: LazyHeap[tuple[int, int]] = LazyHeap()
-        self.awaited = 0  # of `foreign`, how many are not stale
-        self.added = 0  # items added to the three heaps since they were rebuilt
+        self.runs: dict[int, Entry] = {}  # the origin's own parked runs, by the counter before each run
+        self.starts: LazyHeap[int] = LazyHeap()  # the keys of `runs`, to find overtaken runs
+        self.foreign: list[tuple[int, int]] = []  # lowest missing counter first, to find released entries
+        # Own runs too, highest missing counter (negative) first, to find the dependents of a delta.
+        self.dependents: LazyHeap[tuple[int, int]] = LazyHeap()
+        self.awaited = 0  # items of `foreign` that are not stale
+        self.added = 0  # items added to the three heaps since their last rebuild
 
 
 class Waiters:
-    """The indexes over all origins and ids. `held` is the pending entries by ticket, read only."""
+    """The indexes over all origins and ids. `entries`: the pending entries by ticket, read only."""
 
-    def __init__(self, held: Mapping[int, Entry], have: Mapping[int, int]) -> None:
-        self._held = held
-        self._have = have
+    def __init__(self, entries: Mapping[int, Entry], watermarks: Mapping[int, int]) -> None:
+        self._entries = entries
+        self._watermarks = watermarks
         self._origins: dict[int, OriginWaiters] = {}
         self._ids: dict[bytes, set[int]] = {}
 
     @property
     def origins(self) -> int:
-        """Origins that something waits for, or waits in."""
+        """Number of origins with waiting entries, or that entries wait for."""
         return len(self._origins)
 
     @property
     def ids(self) -> int:
-        """Ids that something waits for."""
+        """Number of ids that entries wait for."""
         return len(self._ids)
 
     @property
     def index_length(self) -> int:
         """Items in all indexes, stale ones included."""
         return sum(map(len, self._ids.values())) + sum(
-            len(w.runs) + len(w.starts) + len(w.foreign) + len(w.behind) for w in self._origins.values()
+            len(w.runs) + len(w.starts) + len(w.foreign) + len(w.dependents) for w in self._origins.values()
         )
 
-    def run(self, origin: int, previous: int) -> Entry | None:
-        """The parked run of this origin that starts behind this counter."""
+    def find_run(self, origin: int, previous: int) -> Entry | None:
+        """Return the parked run of this origin that follows this counter."""
         waiters = self._origins.get(origin)
         return None if waiters is None else waiters.runs.get(previous)
 
-    def runs(self, origin: int) -> list[Entry]:
-        """All parked runs of an origin, in order of their counters."""
+    def find_runs(self, origin: int) -> list[Entry]:
+        """Return all parked runs of an origin, in order of their counters."""
         waiters = self._origins.get(origin)
         return [] if waiters is None else [waiters.runs[previous] for previous in sorted(waiters.runs)]
 
     def add(self, entry: Entry) -> None:
-        """Register a held entry under its place and everything it misses; count what that is."""
+        """Register a held entry under its position and its missing dependencies, and count these."""
         origin, previous = entry.origin, entry.previous
         waiters = self._origins.get(origin)
         if waiters is None:
@@ -112,28 +112,28 @@ class Waiters:
         waiters.runs[previous] = entry
         waiters.starts.append(previous)
         waiters.added += 2
-        if self._have.get(origin, 0) < previous:
-            entry.missing = 1
-            waiters.behind.append((-previous, entry.ticket))
+        if self._watermarks.get(origin, 0) < previous:
+            entry.missing_count = 1
+            waiters.dependents.append((-previous, entry.ticket))
         else:
-            entry.missing = 0
-        if entry.needs or entry.needs_ids:
-            self._add_needs(entry)
+            entry.missing_count = 0
+        if entry.missing_counters or entry.missing_ids:
+            self._add_missing(entry)
 
     def discard(self, entry: Entry) -> None:
-        """Take an entry out of every index, whether all it waited for has come or not."""
-        if entry.missing and (entry.needs or entry.needs_ids):
-            self._discard_needs(entry)
+        """Remove an entry from every index, complete or not."""
+        if entry.missing_count and (entry.missing_counters or entry.missing_ids):
+            self._discard_missing(entry)
         waiters = self._origins[entry.origin]
         del waiters.runs[entry.previous]
         live = len(waiters.runs) + waiters.awaited
         if not live or waiters.added > 4 * live + STALE_MAX:
-            self._tidy(entry.origin, waiters)
+            self._clean_index(entry.origin, waiters)
 
-    def reached(self, origin: int, before: int, counter: int) -> tuple[list[Entry], list[Entry]]:
-        """Note a delivery: entries that miss nothing more, and runs of the origin that were overtaken.
+    def note_reached(self, origin: int, before: int, counter: int) -> tuple[list[Entry], list[Entry]]:
+        """Note a delivery; return the entries it completes, and the origin's runs that it overtook.
 
-        They stay registered; the caller discards them. `before` was the watermark.
+        These stay registered until the caller discards them. `before` was the watermark.
         """
         waiters = self._origins.get(origin)
         if waiters is None:
@@ -141,17 +141,17 @@ class Waiters:
         complete = []
         run = waiters.runs.get(counter)
         if run is not None:
-            run.missing -= 1
-            if not run.missing:
+            run.missing_count -= 1
+            if not run.missing_count:
                 complete.append(run)
-        overtaken = _overtaken(waiters, before, counter)
+        overtaken = _find_overtaken(waiters, before, counter)
         foreign = waiters.foreign
         while foreign and foreign[0][0] <= counter:
-            entry = self._held.get(heappop(foreign)[1])
+            entry = self._entries.get(heappop(foreign)[1])
             if entry is not None:
                 waiters.awaited -= 1
-                entry.missing -= 1
-                if not entry.missing:
+                entry.missing_count -= 1
+                if not entry.missing_count:
                     complete.append(entry)
         if overtaken:
             complete = [entry for entry in complete if entry not in overtaken]
@@ -159,107 +159,107 @@ class Waiters:
             del self._origins[origin]
         return complete, overtaken
 
-    def known(self, delta_id: bytes) -> list[Entry]:
-        """Note an id's delivery: entries that miss nothing more."""
+    def note_known(self, delta_id: bytes) -> list[Entry]:
+        """Note an id's delivery; return the entries it completes."""
         complete = []
         for ticket in self._ids.pop(delta_id, ()):
-            entry = self._held[ticket]
-            entry.missing -= 1
-            if not entry.missing:
+            entry = self._entries[ticket]
+            entry.missing_count -= 1
+            if not entry.missing_count:
                 complete.append(entry)
         return complete
 
-    def waiting_for(self, ids: Iterable[bytes]) -> list[Entry]:
+    def find_waiting(self, ids: Iterable[bytes]) -> list[Entry]:
         """Find the held entries that wait for one of these ids."""
         if not self._ids:
             return []
         tickets = {ticket for delta_id in ids for ticket in self._ids.get(delta_id, ())}
-        return [self._held[ticket] for ticket in tickets]
+        return [self._entries[ticket] for ticket in tickets]
 
-    def wanted(self, entry: Entry) -> bool:
-        """Whether anything pending waits for this entry, or for what comes after it in its origin."""
+    def is_wanted(self, entry: Entry) -> bool:
+        """True if a pending entry waits for this entry, or for a later one of its origin."""
         waiters = self._origins.get(entry.origin)
         if waiters is not None:
-            behind = waiters.behind.heap()
-            while behind and behind[0][1] not in self._held:
-                heappop(behind)
-            if behind and -behind[0][0] >= entry.first:
+            dependents = waiters.dependents.heap()
+            while dependents and dependents[0][1] not in self._entries:
+                heappop(dependents)
+            if dependents and -dependents[0][0] >= entry.first:
                 return True
         return bool(self._ids) and any(delta_id in self._ids for delta_id in entry.ids)
 
-    def behind(self, entry: Entry) -> list[Entry]:
-        """Held entries that wait for one of this entry's deltas, or for a later one of its origin.
+    def find_dependents(self, entry: Entry) -> list[Entry]:
+        """Find held entries that wait for one of this entry's deltas, or for a later one of its origin.
 
-        They must be discarded: this finds each only once.
+        The caller must discard them: each is found only once.
         """
         found: dict[int, Entry] = {}
         waiters = self._origins.get(entry.origin)
         if waiters is not None:
-            behind = waiters.behind.heap()
-            while behind and -behind[0][0] >= entry.first:
-                ticket = heappop(behind)[1]
-                if ticket in self._held:
-                    found[ticket] = self._held[ticket]
+            dependents = waiters.dependents.heap()
+            while dependents and -dependents[0][0] >= entry.first:
+                ticket = heappop(dependents)[1]
+                if ticket in self._entries:
+                    found[ticket] = self._entries[ticket]
         if self._ids:
             for delta_id in entry.ids:
                 for ticket in self._ids.get(delta_id, ()):
-                    found[ticket] = self._held[ticket]
+                    found[ticket] = self._entries[ticket]
         return list(found.values())
 
-    def _add_needs(self, entry: Entry) -> None:
+    def _add_missing(self, entry: Entry) -> None:
         ticket = entry.ticket
-        for origin, counter in entry.needs:
+        for origin, counter in entry.missing_counters:
             waiters = self._origins.get(origin)
             if waiters is None:
                 waiters = self._origins[origin] = OriginWaiters()
             waiters.awaited += 1
             waiters.added += 2
             heappush(waiters.foreign, (counter, ticket))
-            waiters.behind.append((-counter, ticket))
-        for delta_id in entry.needs_ids:
+            waiters.dependents.append((-counter, ticket))
+        for delta_id in entry.missing_ids:
             self._ids.setdefault(delta_id, set()).add(ticket)
-        entry.missing += len(entry.needs) + len(entry.needs_ids)
+        entry.missing_count += len(entry.missing_counters) + len(entry.missing_ids)
 
-    def _discard_needs(self, entry: Entry) -> None:
-        for origin, counter in entry.needs:
-            # Nobody waits for an origin whose watermark has been forgotten: what it had came before that.
+    def _discard_missing(self, entry: Entry) -> None:
+        for origin, counter in entry.missing_counters:
+            # No entry waits for an origin whose watermark was dropped: its deltas were delivered before that.
             waiters = self._origins.get(origin)
-            if waiters is not None and self._have.get(origin, 0) < counter:
+            if waiters is not None and self._watermarks.get(origin, 0) < counter:
                 waiters.awaited -= 1
-                self._tidy(origin, waiters)
-        for delta_id in entry.needs_ids:
+                self._clean_index(origin, waiters)
+        for delta_id in entry.missing_ids:
             tickets = self._ids.get(delta_id)
             if tickets is not None:
                 tickets.discard(entry.ticket)
                 if not tickets:
                     del self._ids[delta_id]
 
-    def _tidy(self, origin: int, waiters: OriginWaiters) -> None:
-        """Drop what nothing uses; rebuild what is mostly stale."""
+    def _clean_index(self, origin: int, waiters: OriginWaiters) -> None:
+        """Drop unused waiters; rebuild mostly stale ones."""
         live = len(waiters.runs) + waiters.awaited
         if not live:
             del self._origins[origin]
         elif waiters.added > 4 * live + STALE_MAX:
-            held, reached = self._held, -self._have.get(origin, 0)
+            held, reached = self._entries, -self._watermarks.get(origin, 0)
             waiters.starts.rebuild(waiters.runs)
             waiters.foreign = [item for item in waiters.foreign if item[1] in held]
             heapify(waiters.foreign)
-            # A wait that is over is as stale as one whose entry has gone.
-            behind = [item for item in waiters.behind.heap() if item[0] < reached and item[1] in held]
-            waiters.behind.rebuild(behind)
-            waiters.added = len(waiters.starts) + len(waiters.foreign) + len(behind)
+            # A wait that is over is as stale as one whose entry was removed.
+            dependents = [item for item in waiters.dependents.heap() if item[0] < reached and item[1] in held]
+            waiters.dependents.rebuild(dependents)
+            waiters.added = len(waiters.starts) + len(waiters.foreign) + len(dependents)
 
 
-def _overtaken(waiters: OriginWaiters, before: int, counter: int) -> list[Entry]:
-    """Runs that would have started below `counter`: other cuts of what has been delivered."""
-    if counter == before + 1:  # then there is one place where such a run can start
+def _find_overtaken(waiters: OriginWaiters, before: int, counter: int) -> list[Entry]:
+    """Find runs that begin below `counter`: other batches of deltas that were delivered."""
+    if counter == before + 1:  # then such a run can begin at one counter only
         run = waiters.runs.get(before)
         return [] if run is None else [run]
     starts, overtaken = waiters.starts.heap(), []
     while starts and starts[0] < counter:
         start = heappop(starts)
         run = waiters.runs.get(start)
-        # A run that was taken out and parked again has left its start twice.
+        # A run that was removed and parked once more has left its start twice.
         if run is not None and not (starts and starts[0] == start):
             overtaken.append(run)
     return overtaken

@@ -1,1 +1,1 @@
-"""From the log to the sinks: who gets what (`table.py`), and how it reaches them (`feed.py`)."""
+"""From the log to the sinks: routing (`routing_table.py`) and delivery (`feed.py`)."""

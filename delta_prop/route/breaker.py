@@ -1,8 +1,8 @@
-"""The breaker: when a sink that fails is called again. Retries first, then pauses with a probe.
+"""The circuit breaker of a sink: decides when to retry a failed call; first retries, then probes.
 
-Pure. It decides about waiting only; the cursor stays where it is however long that lasts. After
-M. Nygard, "Release It!" (circuit breaker), with retries inside: a delivery whose retries ran out counts
-once, and enough of those within a window open the breaker.
+Pure. It decides on delays only; the cursor stays in place however long they last. After
+M. Nygard, "Release It!" (circuit breaker), with retries inside: a delivery that has used up its retries
+counts once, and enough of those within a window open the breaker.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class RetryLimits:
-    """How often and how soon a failed call comes again, when to pause, when to trust the sink again.
+    """Limits on retries of a failed call: number, delays, and when the breaker opens and closes.
 
-    Waits double from `first_s` to `max_s`, each off by up to `jitter` of itself, either way.
+    Delays double from `first_s` to `max_s`, each varied by up to `jitter` of itself, either way.
     """
 
     retries: int = 5
     first_s: float = 0.05
     max_s: float = 5.0
     jitter: float = 0.1
-    breaker_deliveries: int = 5
+    breaker_failures: int = 5
     breaker_window_s: float = 60.0
     probe_s: float = 30.0
     heal_successes: int = 3
 
 
 class BreakerState(Enum):
-    """Closed: calls go through. Open: none does. Probing: they do, and one failure opens it again."""
+    """Closed: calls are made. Open: none is. Probing: calls are made, and one failure opens it."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -38,7 +38,7 @@ class BreakerState(Enum):
 
 
 class Breaker:
-    """One sink's. Tell it how each call ended; `failed` answers how long to wait before the next."""
+    """One sink's breaker. Report the result of each call; `note_failure` returns the delay of the next."""
 
     def __init__(self, limits: RetryLimits) -> None:
         self.state = BreakerState.CLOSED
@@ -47,31 +47,31 @@ class Breaker:
         self._limits = limits
         self._tries = 0
         self._successes = 0
-        self._progressed = False  # the call that runs fails, but has applied something
-        self._ran_out: deque[float] = deque(maxlen=limits.breaker_deliveries)
+        self._has_progressed = False  # the present call fails, but has applied rows
+        self._exhausted_at: deque[float] = deque(maxlen=limits.breaker_failures)
 
-    def failed(self, now: float, chance: float) -> float:
-        """A call failed; seconds until the next one. `chance`, from 0 to 1, draws the jitter."""
+    def note_failure(self, now: float, random_value: float) -> float:
+        """Note a failed call; return the seconds until the next. `random_value` in 0..1 sets the jitter."""
         limits = self._limits
-        if self.state is not BreakerState.CLOSED and not self._progressed:
+        if self.state is not BreakerState.CLOSED and not self._has_progressed:
             return self._open(now)
         self._tries += 1
         wait_s = min(limits.first_s * 2.0 ** min(self._tries - 1, 60), limits.max_s)
         if self._tries > limits.retries:
             self._tries = 0
-            self._ran_out.append(now)
-            often = len(self._ran_out) == limits.breaker_deliveries
-            if often and now - self._ran_out[0] <= limits.breaker_window_s:
+            self._exhausted_at.append(now)
+            often = len(self._exhausted_at) == limits.breaker_failures
+            if often and now - self._exhausted_at[0] <= limits.breaker_window_s:
                 return self._open(now)
-        return wait_s * (1 + limits.jitter * (2 * chance - 1))
+        return wait_s * (1 + limits.jitter * (2 * random_value - 1))
 
-    def progressed(self) -> None:
-        """A call failed, but applied something first: what is left is another delivery."""
-        self.succeeded()
-        self._progressed = True
+    def note_progress(self) -> None:
+        """Note that a call failed after it applied rows: the remaining rows are another delivery."""
+        self.note_success()
+        self._has_progressed = True
 
-    def succeeded(self) -> None:
-        """A call applied everything."""
+    def note_success(self) -> None:
+        """Note that a call applied all its rows."""
         self._tries = 0
         if self.state is not BreakerState.CLOSED:
             self._successes += 1
@@ -79,16 +79,16 @@ class Breaker:
                 self.reset()
 
     def probe(self) -> None:
-        """The next call is let through, to see how the sink is."""
-        self._progressed = False
+        """Allow the next call, as a probe of the sink."""
+        self._has_progressed = False
         if self.state is BreakerState.OPEN:
             self.state = BreakerState.PROBING
 
     def reset(self) -> None:
-        """Close, as if nothing had failed."""
+        """Close, and forget all failures."""
         self.state = BreakerState.CLOSED
         self._tries = self._successes = 0
-        self._ran_out.clear()
+        self._exhausted_at.clear()
 
     def _open(self, now: float) -> float:
         self.opened += self.state is BreakerState.CLOSED

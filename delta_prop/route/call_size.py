@@ -1,7 +1,7 @@
-"""How much one call of a failing sink brings, and the delta that it fails at on and on. Pure.
+"""Size of the calls to a failing sink, and detection of the delta that makes them fail. Pure.
 
-A sink that says how far it came is brought as much as it managed, one that does not half of what failed. So
-what can be applied is, and where one delta stands in the way a call brings that one alone before long.
+A sink that reports its progress gets as many rows as it applied, another half as many as failed. So rows
+that can be applied are, and a delta that always fails is soon called by itself.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from delta_prop.route.late import rows_of
+from delta_prop.route.redelivery import row_numbers
 from delta_prop.route.status import FailingDelta
 
 if TYPE_CHECKING:
@@ -19,44 +19,44 @@ if TYPE_CHECKING:
 
 
 class CallSize:
-    """One sink's. `failing`: the delta at which call after call failed that brought it alone."""
+    """One sink's call size. `failing`: the delta at which consecutive calls failed that held only it."""
 
-    def __init__(self, *, cuts: bool) -> None:
-        """`cuts`: batches may be delivered in parts."""
+    def __init__(self, *, can_split: bool) -> None:
+        """`can_split`: batches may be delivered in parts."""
         self.failing: FailingDelta | None = None
-        self._cuts = cuts
-        self._rows_max: int | None = None  # None: whatever there is, as nothing has failed lately
+        self._can_split = can_split
+        self._rows_max: int | None = None  # None: no bound, as no call failed lately
 
     def split(self, deliveries: list[Delivery]) -> tuple[list[Delivery], list[Delivery]]:
-        """Split deliveries into what the next call brings, and the rest."""
+        """Split deliveries into those of the next call, and the rest."""
         left = self._rows_max
         if left is None:
             return deliveries, []
-        for place, delivery in enumerate(deliveries):
+        for index, delivery in enumerate(deliveries):
             if delivery.count > left:
-                if self._cuts and left:
-                    head, tail = _cut(delivery, left)
-                    return [*deliveries[:place], head], [tail, *deliveries[place + 1 :]]
-                count = max(place, 1)
+                if self._can_split and left:
+                    head, tail = _split_delivery(delivery, left)
+                    return [*deliveries[:index], head], [tail, *deliveries[index + 1 :]]
+                count = max(index, 1)
                 return deliveries[:count], deliveries[count:]
             left -= delivery.count
         return deliveries, []
 
-    def failed(self, brought: Sequence[Delivery], done: int) -> None:
-        """A call failed that brought these, of which it applied so many rows."""
-        count = sum(delivery.count for delivery in brought)
+    def note_failure(self, deliveries: Sequence[Delivery], done: int) -> None:
+        """Note a failed call of these deliveries, of which it applied `done` rows."""
+        count = sum(delivery.count for delivery in deliveries)
         self._rows_max = done or max(count // 2, 1)
-        first = brought[0]
+        first = deliveries[0]
         if count > 1 or done or first.batch.is_control:
             self.failing = None
             return
-        row = int(rows_of(first)[0])
+        row = int(row_numbers(first)[0])
         offset, before = first.first_offset + row, self.failing
         failures = before.failures if before is not None and before.offset == offset else 0
         self.failing = FailingDelta(offset, first.batch.namespaces[row], first.batch.keys[row], failures + 1)
 
-    def succeeded(self, enough: int) -> None:
-        """A call applied all that it brought. `enough`: rows that need no bound."""
+    def note_success(self, enough: int) -> None:
+        """Note a call that applied all its rows. `enough`: rows from which on no bound is needed."""
         self.failing = None
         if self._rows_max is not None:
             self._rows_max *= 2
@@ -64,8 +64,8 @@ class CallSize:
                 self._rows_max = None
 
 
-def _cut(delivery: Delivery, count: int) -> tuple[Delivery, Delivery]:
-    """The first rows of a delivery, and the rest; up to the first of the rest all is dealt with."""
-    rows = rows_of(delivery)
+def _split_delivery(delivery: Delivery, count: int) -> tuple[Delivery, Delivery]:
+    """Split off the first rows of a delivery; they process all offsets up to the first row of the rest."""
+    rows = row_numbers(delivery)
     end = delivery.first_offset + int(rows[count])
     return replace(delivery, rows=rows[:count], end=end), replace(delivery, rows=rows[count:])

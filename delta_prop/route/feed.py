@@ -1,8 +1,8 @@
-"""A feed: the loop that brings one sink its deltas, in log order, at its own pace.
+"""A feed: the loop that delivers deltas to one sink, in log order, at the sink's pace.
 
-Push while hot, pull when behind: a sink that keeps up is handed batches from memory, one that does
-not reads them from the log, so a full mailbox loses nothing, blocks nobody and never grows. A call that
-fails comes again, ever more slowly; a delta that the sink rejects goes to its quarantine.
+Push while hot, pull when lagging: a sink that keeps up gets batches from memory, another reads them from
+the log, so a full mailbox loses nothing, blocks nobody and never grows. A failed call is retried with
+backoff; a delta that the sink rejects goes to its quarantine.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import anyio.lowlevel
 import numpy as np
 
 from delta_prop.route import reasons
-from delta_prop.route.calling import Calling
-from delta_prop.route.late import Replayed, answer_request, means, rows_of
 from delta_prop.route.quarantine import Quarantine
-from delta_prop.route.reading import deliveries_of
-from delta_prop.route.status import ENDED, WORSE, FeedLimits, FeedState, FeedStatistics
-from delta_prop_sinks.sink import Delivery, RejectDelta, StopSink, TakesManyAtOnce, TryAgain
+from delta_prop.route.reading import make_deliveries
+from delta_prop.route.redelivery import ReplayResult, contains_offset, execute_replay, row_numbers
+from delta_prop.route.sink_invoker import SinkInvoker
+from delta_prop.route.status import ENDED_STATES, WORSE_TRANSITIONS, FeedLimits, FeedState, FeedStatistics
+from delta_prop_sinks.sink import BulkSink, Delivery, RejectDelta, StopSink, TryAgain
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from delta_prop.ports import World
-    from delta_prop.quarantines import Keeper
-    from delta_prop.route.late import ReplayRequest
-    from delta_prop.route.table import Table, Taker
+    from delta_prop.quarantines import QuarantineWriter
+    from delta_prop.route.redelivery import ReplayRequest
+    from delta_prop.route.routing_table import RouteTarget, RoutingTable
     from delta_prop_broker.log.contract import Log
     from delta_prop_sinks.sink import Sink
     from delta_prop_wire.batch import LoggedBatch
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 _IDLE = FeedState.IDLE
 READ_BYTES_MAX = 4 * 1024 * 1024
 READ_ROWS_MAX = 1_000
-"""So many rows are read of the log at once: single deltas from the disk take some 20 ms."""
+"""Maximum rows of one read: single deltas from the disk take some 20 ms."""
 
 STUCK_S = 1.0
-"""How long a call may take to end that was broken off, before that is told."""
+"""Time that a cancelled call may take to end before a warning is logged."""
 
 logger = logging.getLogger("delta_prop")
 
 
-class Feed(Calling):
-    """One sink's way out of the log. `offer` is called by the chain, `run` by the feed's owner."""
+class Feed(SinkInvoker):
+    """The feed of one sink. The pipeline calls `offer`; the feed's owner calls `run`."""
 
     def __init__(
         self,
@@ -59,17 +59,17 @@ class Feed(Calling):
         sink: Sink,
         *,
         log: Log,
-        table: Table[Taker],
+        routing_table: RoutingTable[RouteTarget],
         world: World,
         limits: FeedLimits,
         start: int,
-        keeps_cursor: bool,
+        has_own_cursor: bool,
         reported: int = 0,
         quarantine: Quarantine | None = None,
-        keeper: Keeper | None = None,
+        quarantine_writer: QuarantineWriter | None = None,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """`keeper`: who writes the quarantine down, before anything passes what is in it."""
+        """`quarantine_writer`: writes the quarantine to disk, before the cursor passes what is in it."""
         super().__init__(
             name,
             sink,
@@ -77,75 +77,76 @@ class Feed(Calling):
             world=world,
             limits=limits,
             start=start,
-            keeps_cursor=keeps_cursor,
+            has_own_cursor=has_own_cursor,
             reported=reported,
             on_progress=on_progress,
         )
         if quarantine is None:
             quarantine = Quarantine(limits.quarantine_deltas_max, limits.quarantine_bytes_max)
-        quarantine.come_back(start)
+        quarantine.resume_from(start)
         self.quarantine = quarantine
-        self._keeper = keeper
+        self._quarantine_writer = quarantine_writer
         self.pacing = False
-        self.unhurried = False
-        """How far it is concerns only who asks or waits: it need not be moved where nothing is for it."""
-        self._table = table
-        self._takes_many = isinstance(sink, TakesManyAtOnce)
-        self._enough = 0  # deltas to wake for
-        self._full = False  # stopped because the quarantine is
-        self._end = start  # everything below is dealt with, in hand, or in the mailbox
-        self._bell: anyio.Event | None = None
-        self._calls = anyio.CancelScope()
+        self.lazy_progress = False
+        """True if progress past rows of others may be deferred until someone asks or waits for it."""
+        self._routing_table = routing_table
+        self._takes_many = isinstance(sink, BulkSink)
+        self._wake_at_deltas = 0  # mailbox deltas at which to wake
+        self._is_stopped_full = False  # stopped because the quarantine is full
+        self._end = start  # all rows below are processed, in a call, or in the mailbox
+        self._wake_event: anyio.Event | None = None
+        self._call_scope = anyio.CancelScope()
         self._requests: deque[ReplayRequest] = deque()
-        self._set_aside = 0
-        self._ahead: list[int] = []  # set aside out of the delivery in hand, before the cursor gets there
-        self._backpressure = 0
+        self._quarantined = 0
+        # Offsets held from the present delivery, before the cursor reached them.
+        self._held_ahead: list[int] = []
+        self._pulled = 0
         self._recoveries = 0  # of the log
 
-    # --- what others ask
+    # --- queries
 
     @property
-    def behind(self) -> bool:
-        """Whether it reads the log, and is not pushed."""
-        return self._behind
+    def is_catching_up(self) -> bool:
+        """True while the feed reads the log instead of getting pushes."""
+        return self._catching_up
 
     @property
     def in_flight(self) -> tuple[int, int]:
-        """Deltas and bytes handed over and not applied yet: what credits are spent on."""
-        return self._mailbox.deltas + self._in_hand, self._mailbox.bytes
+        """Deltas and bytes in the mailbox or in a call: they use up credit."""
+        return self._mailbox.deltas + self._in_call, self._mailbox.bytes
 
     @property
-    def ended(self) -> bool:
-        """Whether nothing is delivered any more, until someone acts."""
-        return self.state in ENDED
+    def has_ended(self) -> bool:
+        """True while nothing is delivered until someone acts."""
+        return self.state in ENDED_STATES
 
     @property
-    def answers(self) -> bool:
-        """Whether it can do what an operator asks of its quarantine."""
-        return self._full or not self.ended
+    def can_answer(self) -> bool:
+        """True if it can execute an operator's request on its quarantine."""
+        return self._is_stopped_full or not self.has_ended
 
     def statistics(self) -> FeedStatistics:
-        """A snapshot."""
+        """Return a snapshot."""
         quarantine, applied = self.quarantine, self.applied
-        ahead = sum(offset >= applied for offset in self._ahead)
+        ahead = sum(offset >= applied for offset in self._held_ahead)
         return FeedStatistics(
             name=self.name,
             state=self.state.value,
-            reason=self._told(),
-            applied=applied,
-            committed=self.committed,
-            lag=max(0, self._log.visible - applied),
+            reason=self._format_reason(),
+            applied_offset=applied,
+            committed_offset=self.committed,
+            lag=max(0, self._log.high_watermark - applied),
             lag_s=self._log.age_s(applied),
-            behind=self._behind,
+            catching_up=self._catching_up,
             mailbox_deltas=self._mailbox.deltas,
             mailbox_bytes=self._mailbox.bytes,
-            in_hand=self._in_hand,
+            in_call=self._in_call,
             deliveries=self._deliveries,
-            success=self._success + quarantine.replayed,
-            skipped=applied - self._start - self._success - self._set_aside + ahead,
-            backpressure=self._backpressure,
+            applied_deltas=self._applied_deltas + quarantine.replayed,
+            skipped=applied - self._start - self._applied_deltas - self._quarantined + ahead,
+            pulled=self._pulled,
             errors=self._errors,
-            defects=self._defects,
+            unexpected_errors=self._unexpected_errors,
             retries=self._retries,
             breaker=self.breaker.state.value,
             breaker_opened=self.breaker.opened,
@@ -160,482 +161,489 @@ class Feed(Calling):
             rebuilds=0 if self.rebuilder is None else self.rebuilder.rebuilds,
         )
 
-    # --- what the chain does
+    # --- calls from the pipeline
 
     def offer(self, logged: LoggedBatch, rows: NDArray[np.intp] | None) -> None:
-        """Hand over a batch that has become visible; `rows` None means all. Never waits."""
-        if self.takes_at_once and self._may_be_called(logged) and self.call_at_once(Delivery(logged, rows)):
+        """Deliver or queue a batch below the high watermark; `rows` None means all. Never waits."""
+        if self.has_apply_now and self._can_call_now(logged) and self.call_now(Delivery(logged, rows)):
             self._end = logged.next_offset
             return
-        if self._behind or self.ended or not self._push(logged, rows):
-            self._behind = True  # from here on it reads the log
-            self._backpressure += logged.count if rows is None else len(rows)
+        if self._catching_up or self.has_ended or not self._push(logged, rows):
+            self._catching_up = True  # from now on it reads the log
+            self._pulled += logged.count if rows is None else len(rows)
             return
         self._end = logged.next_offset
-        if self._bell is not None and self._mailbox.deltas >= self._enough:
-            self._bell.set()
+        if self._wake_event is not None and self._mailbox.deltas >= self._wake_at_deltas:
+            self._wake_event.set()
 
-    def _may_be_called(self, logged: LoggedBatch) -> bool:
-        """Whether this batch is all there is to bring, and nothing else to see to: `_quiet`, in few steps."""
+    def _can_call_now(self, logged: LoggedBatch) -> bool:
+        """True if this batch is all that is left to deliver, and nothing else is to be done."""
         return (
             self.state is _IDLE
-            and not (self._behind or self._mailbox.deltas or self._requests)
-            and (self.rebuilder is None or self.rebuilder.why is None)
-            and logged.next_offset == self._log.visible
-            and not self.quarantine.concerns(logged.offset)
-            and not (self._keeper is not None and self._keeper.due)
+            and not (self._catching_up or self._mailbox.deltas or self._requests)
+            and (self.rebuilder is None or self.rebuilder.reason is None)
+            and logged.next_offset == self._log.high_watermark
+            and not self.quarantine.can_affect(logged.offset)
+            and not (self._quarantine_writer is not None and self._quarantine_writer.is_dirty)
         )
 
     def _push(self, logged: LoggedBatch, rows: NDArray[np.intp] | None) -> bool:
-        if self._quiet:
-            self._settle(logged.offset)
+        if self._is_idle:
+            self._advance_past(logged.offset)
         return self._mailbox.put(Delivery(logged, rows), self._clock.now())
 
     def note_visible(self) -> None:
-        """More of the log may be read; what was meant for this sink has been offered.
+        """Note that the high watermark has advanced and this sink's rows up to it were offered.
 
-        Where nobody waits for an unhurried one, it need not be told: it finds out when it is asked.
+        A feed with lazy progress is skipped while nobody waits for it: it is brought up to date when asked.
         """
-        if self._applied >= self._log.visible or (
-            self.unhurried and not (self._waiters or self._commit_waiters)
+        if self._applied >= self._log.high_watermark or (
+            self.lazy_progress and not (self._waiters or self._commit_waiters)
         ):
             return
-        if self._quiet:
-            self._rest()
+        if self._is_idle:
+            self._become_idle()
 
     def note_offered(self, offset: int) -> None:
-        """Everything for this sink up to there has been offered; one that passed it over says so now."""
-        if self.unhurried and self._quiet:
+        """Note that all rows for this sink below `offset` were offered; a lazy feed advances now."""
+        if self.lazy_progress and self._is_idle:
             self._end = max(self._end, offset)
-            self._settle(offset)
+            self._advance_past(offset)
 
     def note_recovered(self) -> None:
-        """The log was recovered: more may be in it than was shown; or less, then who has that is ahead."""
-        end, handed = self._log.visible, self._handing if self._in_hand else 0
+        """Note that the log was recovered: rows may have been added; or removed, then sinks may be ahead."""
+        end, handed = self._log.high_watermark, self._in_call_end if self._in_call else 0
         self._recoveries += 1
-        self.quarantine.cut(end)
-        holds = max(self._handed_over, self._reported, handed)
-        if holds > end and not self.rebuilding:
-            refusal = reasons.ahead(self.name, holds, end, rebuilds=self.rebuilder is not None)
+        self.quarantine.truncate(end)
+        holds = max(self._last_applied_end, self._reported, handed)
+        if holds > end and not self.is_rebuilding:
+            refusal = reasons.sink_ahead(self.name, holds, end, can_rebuild=self.rebuilder is not None)
             self.stop(refusal, FeedState.NEEDS_SNAPSHOT)
         elif self._end > end:
             self._mailbox.clear()
             self._applied, self._committed = min(self._applied, end), min(self._committed, end)
             self._end = max(self._applied, handed)
-        self._behind = self._behind or self._end < end
-        self._ring_bell()
+        self._catching_up = self._catching_up or self._end < end
+        self._notify()
 
-    # --- what an operator does
+    # --- calls from an operator
 
     def restart(self) -> None:
-        """Go on after a stop, from the cursor; with an open breaker, try at once."""
+        """Resume after a stop, from the cursor; if the breaker is open, probe at once."""
         if self.state in (FeedState.BREAKER_OPEN, FeedState.STOPPED):
             self._probe_now.set()
         if self.state is FeedState.STOPPED:
-            self._go_on()
+            self._continue()
             self.breaker.reset()
-            self._ring_bell()
+            self._notify()
 
-    def rebuild(self, why: str, *, lasting: bool = False) -> None:
-        """Have the sink rebuilt, or rebuilt again from the beginning, before it gets another delta."""
+    def rebuild(self, why: str, *, is_persistent: bool = False) -> None:
+        """Have the sink rebuilt, or the rebuild restarted, before it gets another delta."""
         assert self.rebuilder is not None
-        self.rebuilder.ask(why, lasting=lasting)
+        self.rebuilder.request(why, is_persistent=is_persistent)
         if self.state in (FeedState.STOPPED, FeedState.NEEDS_SNAPSHOT):
-            self._go_on()
+            self._continue()
             self.breaker.reset()
-        self._behind = True
+        self._catching_up = True
         self._probe_now.set()
-        self._ring_bell()
+        self._notify()
 
-    def begin_at(self, offset: int) -> None:
-        """Of what lies below, the sink has or gets the states: go on from there, and count anew."""
-        self.quarantine.come_back(offset)
-        self._read_on()
-        self._ahead = []
-        self._success = self._set_aside = 0
+    def restart_at(self, offset: int) -> None:
+        """Restart from an offset, and reset the counters: the sink has or gets the states below it."""
+        self.quarantine.resume_from(offset)
+        self._reread()
+        self._held_ahead = []
+        self._applied_deltas = self._quarantined = 0
         self._start = self._applied = self._committed = self._end = offset
-        self._reported = self._handed_over = offset
-        self._behind = True
+        self._reported = self._last_applied_end = offset
+        self._catching_up = True
 
-    def rebuilt(self) -> None:
-        """A rebuild has ended: what the quarantine held is in the states, and deltas come again."""
+    def end_rebuild(self) -> None:
+        """End a rebuild: the states include the quarantined deltas, and deliveries resume."""
         self.quarantine.clear(self._start)
         self.state = FeedState.IDLE
-        self._tell_progress()
+        self._notify_progress()
         self._commit_waiters.wake(self.committed)
 
     def pause(self) -> None:
-        """Deliver nothing until `resume`; what the log holds waits for it."""
-        self.paused = True
-        self.stop(reasons.is_paused(self.name, self._applied), FeedState.PAUSED)
+        """Deliver nothing until `resume`; the log retains what the sink misses."""
+        self.is_paused = True
+        self.stop(reasons.sink_paused(self.name, self._applied), FeedState.PAUSED)
 
     def resume(self) -> None:
-        """End a pause; go on after a stop too."""
-        self.paused = False
+        """End a pause; resume after a stop too."""
+        self.is_paused = False
         if self.state is FeedState.PAUSED:
             self.state = FeedState.STOPPED
         self.restart()
 
     @property
-    def resetting(self) -> bool:
-        """Whether it is to go on from another offset, so that what is in hand does not matter any more."""
-        return any(one.reset_to is not None and not one.withdrawn for one in self._requests)
+    def is_resetting(self) -> bool:
+        """True if a request moves the cursor, so the present delivery no longer matters."""
+        return any(one.reset_to is not None and not one.is_withdrawn for one in self._requests)
 
-    def request(self, request: ReplayRequest) -> None:
-        """Have quarantined deltas applied or dropped, between two deliveries; or begin elsewhere."""
+    def add_request(self, request: ReplayRequest) -> None:
+        """Have quarantined deltas applied or dropped, between two deliveries; or move the cursor."""
         if self.state is FeedState.CLOSED and self.reason is not None:
-            request.end(self.reason)
+            request.finish(self.reason)
             return
-        kept = [one for one in self._requests if one is self._requests[0] or not one.withdrawn]
-        self._requests = deque([*kept, request])
+        open_requests = [one for one in self._requests if one is self._requests[0] or not one.is_withdrawn]
+        self._requests = deque([*open_requests, request])
         if request.reset_to is not None:
             self._probe_now.set()
-        self._ring_bell()
+        self._notify()
 
     def stop(self, refusal: Refused, state: FeedState = FeedState.STOPPED) -> None:
-        """Deliver no more; whoever waits for this sink is told.
+        """Stop delivering, and notify the waiters of this sink.
 
-        Of two reasons the first counts, but for a full quarantine, from which a sink goes on by itself,
-        and a sink that stands may still be paused, or lose its place.
+        Of two reasons the first counts, except that a full quarantine, from which a sink resumes by itself,
+        yields to any other, and a stopped sink may still be paused, or have its cursor invalidated.
         """
-        if self.unhurried and self._quiet:
-            self._rest()  # what it has passed over stays so
-        worse = (self.state, state) in WORSE
-        if self.ended and not self._full and not worse:
+        if self.lazy_progress and self._is_idle:
+            self._become_idle()  # advances past the rows of others
+        worse = (self.state, state) in WORSE_TRANSITIONS
+        if self.has_ended and not self._is_stopped_full and not worse:
             if state is FeedState.CLOSED:
                 self.state = state
         else:
             self.state, self.reason = state, refusal
             if state is not FeedState.CLOSED:
                 logger.warning("%s", refusal.message)
-        self._full = False
+        self._is_stopped_full = False
         self._mailbox.clear()
-        self._behind = True
+        self._catching_up = True
         self._waiters.wake_all()
         self._commit_waiters.wake_all()
         for request in self._requests if state is FeedState.CLOSED else ():
-            request.end(self.reason or refusal)
+            request.finish(self.reason or refusal)
         self._on_progress()
 
-    def give_up(self) -> None:
-        """Deliver no more, and let nobody wait for it: the reader has gone."""
-        if self._quiet:
-            self._rest()  # what came since and was for others is dealt with too
-        self.stop(reasons.is_detached(self.name), FeedState.CLOSED)
+    def close(self) -> None:
+        """Stop delivering for good, and notify all waiters: the sink was detached."""
+        if self._is_idle:
+            self._become_idle()  # advances past the rows of others too
+        self.stop(reasons.sink_detached(self.name), FeedState.CLOSED)
 
-    def lose_place(self) -> None:
-        """The log keeps nothing for it any more: it cannot go on from its cursor."""
-        self._lose(reasons.lost_place(self.name, self._applied))
+    def invalidate_cursor(self) -> None:
+        """Note that the log no longer retains rows for this sink: it cannot resume from its cursor."""
+        self._require_snapshot(reasons.cursor_invalidated(self.name, self._applied))
 
-    def _lose(self, refusal: Refused) -> None:
+    def _require_snapshot(self, refusal: Refused) -> None:
         if self.rebuilder is not None:
-            self.rebuild(f"it had come to offset {self._applied}, which the log no longer holds")
+            self.rebuild(f"its cursor {self._applied} is below the log's start")
         else:
             self.stop(refusal, FeedState.NEEDS_SNAPSHOT)
 
-    def watch(self, now: float) -> None:
-        """Break off a call that takes too long; what it was given comes again."""
-        late_s = now - self._called_at - self.limits.apply_s_max
-        if late_s > 0:
-            self._calls.cancel()
-        if late_s > STUCK_S and not self._stuck:
-            self._stuck = True
-            logger.warning("sink %r: %s", self.name, self._told())
+    def cancel_overdue_call(self, now: float) -> None:
+        """Cancel a call that takes too long; its rows are redelivered."""
+        overdue_s = now - self._called_at - self.limits.apply_timeout_s
+        if overdue_s > 0:
+            self._call_scope.cancel()
+        if overdue_s > STUCK_S and not self._is_stuck:
+            self._is_stuck = True
+            logger.warning("sink %r: %s", self.name, self._format_reason())
 
     # --- the loop
 
     async def run(self) -> None:
-        """Deliver until cancelled. A sink that must stop parks here until `restart`."""
+        """Deliver until cancelled. A sink that must stop waits here until `restart`."""
         while True:
-            with anyio.CancelScope() as self._calls:
+            with anyio.CancelScope() as self._call_scope:
                 await self._run()
-            self._forget_ahead()
-            self._read_on()
-            if self._brought:
-                self._size.failed(self._brought, 0)
-            late = TimeoutError(f"a call took longer than {self.limits.apply_s_max} s (apply_s_max)")
+            self._drop_held_ahead()
+            self._reread()
+            if self._called_deliveries:
+                self._call_size.note_failure(self._called_deliveries, 0)
+            overdue = TimeoutError(f"a call took over {self.limits.apply_timeout_s} s (apply_timeout_s)")
             self._errors += 1
-            await self.back_off(late)
+            await self.back_off(overdue)
 
     async def _run(self) -> None:
         busy = False
         while True:
-            if self._behind:
-                await anyio.lowlevel.checkpoint()  # a sink that never waits must not keep others waiting
+            if self._catching_up:
+                await anyio.lowlevel.checkpoint()  # a sink that never waits must not block other tasks
             elif busy:
-                await self._gather()
-            if self.rebuilder is not None and self.rebuilder.why is not None and not self.ended:
+                await self._linger()
+            if self.rebuilder is not None and self.rebuilder.reason is not None and not self.has_ended:
                 await self.rebuilder.run(self)
                 busy = False
                 continue
             while self._requests and self.state is not FeedState.CLOSED:
-                await self._answer(self._requests[0])
-            if self.ended or not (self._behind or self._mailbox):
-                self._rest()
+                await self._run_request(self._requests[0])
+            if self.has_ended or not (self._catching_up or self._mailbox):
+                self._become_idle()
                 busy = False
-                await self._ring(None)
+                await self._wait_wakeup(None)
             else:
-                # No await between taking and the state that shows it: nobody may see an idle feed.
-                await self._deliver(await self._pull() if self._behind else self._take())
+                # No await between taking and the state that shows it: otherwise the feed would appear idle.
+                await self._deliver(await self._pull() if self._catching_up else self._take())
                 busy = True
 
     # --- taking
 
     @property
-    def _deltas_a_call(self) -> int:
+    def _deltas_per_call(self) -> int:
         least = self.limits.merge_deltas_max
         return max(least, self.sink.deltas_a_call) if self._takes_many else least  # type: ignore[attr-defined]
 
     def _take(self) -> list[Delivery]:
-        return self._mailbox.take(self._deltas_a_call)
+        return self._mailbox.take(self._deltas_per_call)
 
     async def _pull(self) -> list[Delivery]:
-        """Read on from the log; once its end is reached, batches are pushed again.
+        """Read the next rows of the log; at its end, switch back to pushes.
 
-        What takes much at once is read in pieces, between which others run: a feed that is behind is not
-        idle.
+        A large read is done in pieces, with checkpoints in between, so that other tasks run: a feed that is
+        catching up is not idle.
         """
         if self._mailbox:
             return self._take()
         self._end = max(self._end, self._applied)
         found: list[Delivery] = []
-        rows, size = self._deltas_a_call, READ_BYTES_MAX
+        rows, size = self._deltas_per_call, READ_BYTES_MAX
         while True:
             try:
                 read = self._log.read(self._end, rows_max=min(rows, READ_ROWS_MAX), bytes_max=size)
             except Refused as refusal:
                 if refusal.code is ErrorCode.CURSOR_TOO_OLD:
-                    self._lose(refusal)
+                    self._require_snapshot(refusal)
                 else:
                     self.stop(refusal)
                 return []
-            found += deliveries_of(read, self, self._table, self._end)
+            found += make_deliveries(read, self, self._routing_table, self._end)
             end = self._end = read[-1].next_offset if read else self._end
             rows -= sum(logged.count for logged in read)
             size -= sum(logged.batch.size for logged in read)
-            if end >= self._log.visible or rows <= 0 or size <= 0:
+            if end >= self._log.high_watermark or rows <= 0 or size <= 0:
                 break
             await anyio.lowlevel.checkpoint()
-            if self._end != end:  # the log was recovered, and holds less
+            if self._end != end:  # the log was recovered, and lost rows
                 return []
-        # No await between this comparison and the flag: what is appended next is offered.
-        self._behind = self._end < self._log.visible
-        if self.rebuilder is not None and not self._behind:
-            self.rebuilder.caught_up()
+        # No await between this comparison and the flag: the next appended batch is offered.
+        self._catching_up = self._end < self._log.high_watermark
+        if self.rebuilder is not None and not self._catching_up:
+            self.rebuilder.note_caught_up()
         if not found:
-            self._progress(self._end)
+            self._advance_applied(self._end)
         return found
 
-    async def _gather(self) -> None:
-        """While the sink was busy deltas arrived: wait for a full batch, 10 ms from the first at most."""
+    async def _linger(self) -> None:
+        """Wait up to 10 ms from the first delta for a full batch, if deltas arrived during the last call."""
         limits = self.limits
-        while self._mailbox and self._mailbox.deltas < limits.batch_deltas and not self._behind:
-            left = self._mailbox.oldest_at + limits.linger_ms_max / 1000 - self._clock.now()
+        while self._mailbox and self._mailbox.deltas < limits.batch_deltas and not self._catching_up:
+            left = self._mailbox.oldest_at + limits.linger_ms / 1000 - self._clock.now()
             if left <= 0:
                 return
-            await self._ring(left, limits.batch_deltas)
+            await self._wait_wakeup(left, limits.batch_deltas)
 
-    async def _ring(self, timeout_s: float | None, enough: int = 0) -> None:
-        self._bell, self._enough = anyio.Event(), enough
+    async def _wait_wakeup(self, timeout_s: float | None, enough: int = 0) -> None:
+        self._wake_event, self._wake_at_deltas = anyio.Event(), enough
         try:
             if timeout_s is None:
-                await self._bell.wait()
+                await self._wake_event.wait()
             else:
                 with anyio.move_on_after(timeout_s):
-                    await self._bell.wait()
+                    await self._wake_event.wait()
         finally:
-            self._bell = None
+            self._wake_event = None
 
-    def _ring_bell(self) -> None:
-        if self._bell is not None:
-            self._bell.set()
+    def _notify(self) -> None:
+        if self._wake_event is not None:
+            self._wake_event.set()
 
-    def _go_on(self) -> None:
-        self._read_on()
-        self._full = False
+    def _continue(self) -> None:
+        self._reread()
+        self._is_stopped_full = False
         self.state, self.reason = FeedState.IDLE, None
-        if self.paused:
+        if self.is_paused:
             self.pause()
 
-    def _read_on(self) -> None:
-        """Forget what was handed over and not applied: it is read from the log again."""
+    def _reread(self) -> None:
+        """Drop what was handed over and not applied: it is read from the log later."""
         self._mailbox.clear()
-        self._in_hand = 0
+        self._in_call = 0
         self._end = self._applied
-        self._behind = self._end < self._log.visible
+        self._catching_up = self._end < self._log.high_watermark
 
     # --- delivering
 
     async def _deliver(self, deliveries: list[Delivery]) -> None:
-        """Have deliveries applied, whatever it takes; or set aside, as far as the sink rejects them."""
+        """Deliver until all is applied, or quarantined where the sink rejects it."""
         end = deliveries[-1].next_offset if deliveries else 0
         recoveries = self._recoveries
-        while deliveries and not (self.ended or self.rebuilding or self.resetting):
-            if self.quarantine.concerns(deliveries[0].first_offset):
-                deliveries = self._sift(deliveries)
-                self._in_hand = sum(delivery.count for delivery in deliveries)
-            keeper = self._keeper
-            if keeper is not None and keeper.due and not await self.kept():
+        while deliveries and not (self.has_ended or self.is_rebuilding or self.is_resetting):
+            if self.quarantine.can_affect(deliveries[0].first_offset):
+                deliveries = self._hold_dependents(deliveries)
+                self._in_call = sum(delivery.count for delivery in deliveries)
+            writer = self._quarantine_writer
+            if writer is not None and writer.is_dirty and not await self.wait_quarantine_written():
                 break
             if not deliveries:
                 break
-            brought, rest = self._size.split(deliveries)
+            brought, rest = self._call_size.split(deliveries)
             failure = await self.call(brought, sum(delivery.count for delivery in rest))
             if failure is None:
                 self.note_done(brought)
-                self._size.succeeded(self._deltas_a_call)
+                self._call_size.note_success(self._deltas_per_call)
                 deliveries = rest
             else:
-                deliveries = await self._after_failure(deliveries, brought, failure)
-            if self._recoveries != recoveries:  # the log may have lost what the sink was not shown yet
-                self._read_on()
+                deliveries = await self._handle_failure(deliveries, brought, failure)
+            if self._recoveries != recoveries:  # the log may have lost rows that the sink has not got yet
+                self._reread()
                 end = 0
                 break
             if deliveries:
-                await anyio.lowlevel.checkpoint()  # a sink that only rejects must not keep others waiting
-        self._in_hand = 0
-        if not (self.ended or self.rebuilding or self.resetting):
-            self._progress(end)
+                await anyio.lowlevel.checkpoint()  # a sink that only rejects must not block other tasks
+        self._in_call = 0
+        if not (self.has_ended or self.is_rebuilding or self.is_resetting):
+            self._advance_applied(end)
             if self._full_at is not None:
                 self._stop_full(self._full_at)
-        self._forget_ahead()
+        self._drop_held_ahead()
 
-    async def _after_failure(
-        self, deliveries: list[Delivery], brought: list[Delivery], failure: Exception
+    async def _handle_failure(
+        self, deliveries: list[Delivery], called: list[Delivery], failure: Exception
     ) -> list[Delivery]:
-        """Do what the failure asks for of a call that brought the first of these; what is left to deliver."""
+        """Handle the failure of a call that held the first of these deliveries; return those left."""
         if isinstance(failure, StopSink):
-            self.stop(self.failed(failure.reason))
+            self.stop(self.make_stop_refusal(failure.reason))
             return deliveries
         if isinstance(failure, RejectDelta):
-            if not any(means(delivery, failure.offset) for delivery in brought):
-                self.stop(self.failed(reasons.rejected_another(failure)))
+            if not any(contains_offset(delivery, failure.offset) for delivery in called):
+                self.stop(self.make_stop_refusal(reasons.rejected_unknown(failure)))
                 return deliveries
-            self.breaker.progressed()
+            self.breaker.note_progress()
             return await self._reject(self._drop_done(deliveries, failure.offset), failure)
-        rest, before = deliveries, self._success
+        rest, before = deliveries, self._applied_deltas
         if isinstance(failure, TryAgain) and failure.done_offset is not None:
-            rest = self._drop_done(deliveries, min(failure.done_offset, brought[-1].next_offset))
+            rest = self._drop_done(deliveries, min(failure.done_offset, called[-1].next_offset))
             if rest is not deliveries:
-                self.breaker.progressed()
-        self._size.failed(brought, self._success - before)
+                self.breaker.note_progress()
+        self._call_size.note_failure(called, self._applied_deltas - before)
         await self.back_off(failure)
         return rest
 
     def _drop_done(self, deliveries: list[Delivery], done: int) -> list[Delivery]:
-        """Count what lies below `done` as applied; the same list where that is nothing."""
+        """Count rows below `done` as applied; return the same list if there are none."""
         finished = [delivery for delivery in deliveries if delivery.next_offset <= done]
         if finished:
             self.note_done(finished)
         rest = deliveries[len(finished) :]
         if rest:
             first = rest[0]
-            rows = rows_of(first)
+            rows = row_numbers(first)
             count = int(np.searchsorted(rows, done - first.first_offset))
             if count:
-                self._success += count
-                self._handed_over = max(self._handed_over, first.first_offset + int(rows[count - 1]) + 1)
-                self._progress(done)
+                self._applied_deltas += count
+                self._last_applied_end = max(
+                    self._last_applied_end, first.first_offset + int(rows[count - 1]) + 1
+                )
+                self._advance_applied(done)
                 return [*([replace(first, rows=rows[count:])] if count < len(rows) else []), *rest[1:]]
         return rest if finished else deliveries
 
-    # --- setting aside
+    # --- quarantine
 
-    def _sift(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Line up what has to wait behind a rejected delta, as far as there is room; what passes."""
+    def _hold_dependents(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """Hold the dependents of rejected deltas, within the capacity; return the other deliveries."""
         passing: list[Delivery] = []
         at_us = self._clock.wall_us()
         for delivery in deliveries:
-            sifted = self.quarantine.sift(delivery, at_us)
-            self._set_aside += len(sifted.lined_up)
-            self._ahead += sifted.lined_up
-            if sifted.passing is not None:
-                passing.append(sifted.passing)
-            if sifted.full_at is not None:
-                self._full_at = sifted.full_at
+            split = self.quarantine.hold_dependents(delivery, at_us)
+            self._quarantined += len(split.held_dependents)
+            self._held_ahead += split.held_dependents
+            if split.passing is not None:
+                passing.append(split.passing)
+            if split.full_at is not None:
+                self._full_at = split.full_at
                 break
         return passing
 
-    async def kept(self) -> bool:
-        """Wait until what is set aside is on stable storage, so that it may be passed; whether it is.
+    async def wait_quarantine_written(self) -> bool:
+        """Wait until the quarantine is on stable storage; return True if it is.
 
-        However often the disk fails: only the end of the feed ends this.
+        Disk failures are retried: only the end of the feed ends the wait.
         """
-        keeper = self._keeper
-        while keeper is not None and keeper.due and not self.ended:
+        writer = self._quarantine_writer
+        while writer is not None and writer.is_dirty and not self.has_ended:
             self.state = FeedState.WORKING
             self.breaker.probe()
             try:
-                await keeper.keep()
+                await writer.write()
             except OSError as error:
-                await self.back_off(reasons.not_kept(error))
+                await self.back_off(reasons.quarantine_not_written(error))
             else:
-                self.breaker.progressed()
-        return keeper is None or not (self.ended or keeper.due)
+                self.breaker.note_progress()
+        return writer is None or not (self.has_ended or writer.is_dirty)
 
     async def _reject(self, rest: list[Delivery], failure: RejectDelta) -> list[Delivery]:
-        """Set the rejected delta aside; what is left to deliver."""
-        at, rows = failure.offset - rest[0].first_offset, rows_of(rest[0])
+        """Quarantine the rejected delta; return the deliveries that are left."""
+        at, rows = failure.offset - rest[0].first_offset, row_numbers(rest[0])
         if not self.quarantine.reject(rest[0].logged, at, failure.reason, self._clock.wall_us()):
-            self._progress(failure.offset)  # what lies before it is applied, or held
+            self._advance_applied(failure.offset)  # rows before it are applied, or held
             self._stop_full(failure.offset)
             return rest
-        self._set_aside += 1
-        level = logging.WARNING if len(self.quarantine) == 1 else logging.DEBUG  # one tells to look
+        self._quarantined += 1
+        level = logging.WARNING if len(self.quarantine) == 1 else logging.DEBUG  # one warning is enough
         logger.log(level, "sink %r rejected offset %d: %s", self.name, failure.offset, failure.reason)
         left = rows[rows > at]
-        if await self.kept():
-            self._progress(failure.offset + 1)
+        if await self.wait_quarantine_written():
+            self._advance_applied(failure.offset + 1)
         return [*([replace(rest[0], rows=left)] if len(left) else []), *rest[1:]]
 
-    def _forget_ahead(self) -> None:
-        """No delivery is in hand. What it lined up before the cursor got there comes again, in its turn;
-        kept, it could be replayed before what comes first."""
+    def _drop_held_ahead(self) -> None:
+        """Drop the deltas held ahead of the cursor, after a delivery ended: they are redelivered in their
+        turn.
+
+        Otherwise a replay could apply them before the rows that precede them.
+        """
         self._full_at = None
-        ahead = [offset for offset in self._ahead if offset >= self._applied]
-        self._ahead = []
-        self._set_aside -= len(ahead)
+        ahead = [offset for offset in self._held_ahead if offset >= self._applied]
+        self._held_ahead = []
+        self._quarantined -= len(ahead)
         for offset in ahead:
             self.quarantine.forget(offset)
 
-    async def _answer(self, request: ReplayRequest) -> None:
-        """Do what an operator asks for; a full quarantine has room then, and the sink goes on."""
-        if request.withdrawn:
+    async def _run_request(self, request: ReplayRequest) -> None:
+        """Execute an operator's request; it frees capacity in a full quarantine, so the sink resumes."""
+        if request.is_withdrawn:
             pass
         elif request.reset_to is not None:
-            self.begin_at(request.reset_to)
+            self.restart_at(request.reset_to)
             if self.state is FeedState.NEEDS_SNAPSHOT:
-                self._go_on()
-            request.end(Replayed(0, 0, len(self.quarantine)))
-        elif not self.answers:
-            request.end(
-                self.failed("it applies nothing while it stands: restart it (or resume it), then ask again")
+                self._continue()
+            request.finish(ReplayResult(0, 0, len(self.quarantine)))
+        elif not self.can_answer:
+            request.finish(
+                self.make_stop_refusal(
+                    "a stopped sink applies nothing: restart it (or resume it), then retry"
+                )
             )
         else:
-            if self._full:  # stopped for that alone
-                self._go_on()
-            answer = await answer_request(self, request)
-            self._in_hand = 0
-            if not self.ended:
+            if self._is_stopped_full:  # the request frees capacity
+                self._continue()
+            answer = await execute_replay(self, request)
+            self._in_call = 0
+            if not self.has_ended:
                 self.state = FeedState.IDLE
-            request.end(answer)
+            request.finish(answer)
         self._requests.popleft()
 
     def _stop_full(self, offset: int) -> None:
         quarantine = self.quarantine
-        standing = self.ended  # for another reason, which a replay does not cure
-        self.stop(self.failed(reasons.is_full(quarantine, offset)))
-        self._full = not standing
+        had_ended = self.has_ended  # for another reason, which a replay does not remove
+        self.stop(self.make_stop_refusal(reasons.quarantine_full(quarantine, offset)))
+        self._is_stopped_full = not had_ended
 
-    # --- telling
+    # --- notifying
 
-    def _rest(self) -> None:
-        """Nothing is left to do; a feed that has ended only waits."""
-        if self.ended:
+    def _become_idle(self) -> None:
+        """Advance past the rows of others when idle; an ended feed only waits."""
+        if self.has_ended:
             return
         self.state = FeedState.IDLE
-        self._end = self._log.visible
+        self._end = self._log.high_watermark
         if self._applied < self._end:
-            self._settle(self._end)
-            self._tell_progress()
+            self._advance_past(self._end)
+            self._notify_progress()
         self._commit_waiters.wake(self.committed)

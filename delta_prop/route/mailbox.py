@@ -1,6 +1,6 @@
 """A sink's mailbox: deliveries handed over in memory, bounded in deltas and bytes.
 
-What a full one does not take is read from the log later, so that nothing is lost with it. Pure.
+Deliveries beyond its bounds are read from the log later, so none is lost. Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Mailbox:
-    """First in, first out; an empty one takes a delivery of any size, or that could never be pushed."""
+    """A FIFO queue; an empty one accepts a delivery of any size, which could never be pushed otherwise."""
 
     def __init__(self, deltas_max: int, bytes_max: int) -> None:
         self.deltas = 0
@@ -27,11 +27,11 @@ class Mailbox:
 
     @property
     def oldest_at(self) -> float:
-        """When the first delivery that waits came."""
+        """Arrival time of the first delivery."""
         return self._waiting[0][1]
 
     def put(self, delivery: Delivery, now: float) -> bool:
-        """Take a delivery; False where there is no room for it."""
+        """Queue a delivery; return False if it exceeds the bounds."""
         deltas, size = self.deltas + delivery.count, self.bytes + delivery.batch.size
         if self._waiting and (deltas > self._deltas_max or size > self._bytes_max):
             return False
@@ -40,7 +40,7 @@ class Mailbox:
         return True
 
     def take(self, deltas_max: int) -> list[Delivery]:
-        """The next deliveries, at least one, with at most so many deltas together."""
+        """Remove and return the next deliveries, at least one, with up to `deltas_max` deltas together."""
         taken: list[Delivery] = []
         deltas = 0
         while self._waiting and (not taken or deltas + self._waiting[0][0].count <= deltas_max):
@@ -52,6 +52,6 @@ class Mailbox:
         return taken
 
     def clear(self) -> None:
-        """Let everything go."""
+        """Drop all deliveries."""
         self._waiting.clear()
         self.deltas = self.bytes = 0

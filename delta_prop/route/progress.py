@@ -1,11 +1,11 @@
-"""How far one sink is: what it has applied, what of that is durable there, and who waits for which."""
+"""Progress of one sink: its applied and committed offsets, and the waiters for each."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop.route.status import FeedState, KeptCursor
-from delta_prop.route.waiting import OffsetWaiters
+from delta_prop.route.offset_waiters import OffsetWaiters
+from delta_prop.route.status import FeedState, SavedCursor
 from delta_prop_wire.cursor import Cursor
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """A feed's marks; the feed itself moves them."""
+    """A feed's progress marks; the feed itself advances them."""
 
     def __init__(
         self,
@@ -25,71 +25,75 @@ class Progress:
         start: int,
         reported: int,
         *,
-        keeps_cursor: bool,
+        has_own_cursor: bool,
         on_progress: Callable[[], None],
     ) -> None:
         self.state = FeedState.IDLE
         self.reason: Refused | None = None
         self.rebuilder: Rebuilder | None = None
-        """Where the sink can be rebuilt."""
-        self.before: KeptCursor | None = None
-        """What was remembered of a sink that has to be rebuilt since it came back, until that has begun."""
-        self.paused = False
+        """Set if the sink can be rebuilt."""
+        self.cursor_before_rebuild: SavedCursor | None = None
+        """Saved cursor of a sink that was to be rebuilt when it was attached, until the rebuild begins."""
+        self.is_paused = False
         self._log = log
-        self._keeps_cursor = keeps_cursor
+        self._has_own_cursor = has_own_cursor
         self._on_progress = on_progress
         self._start = start
         self._applied = start
         self._committed = start
-        self._reported = reported  # as the sink itself says, rows of other topics left out
-        self._handed_over = start  # behind the last row that was applied
-        self._full_at: int | None = None  # no room for what lies here and behind it: a delivery is in hand
+        self._reported = reported  # by the sink itself, rows of other topics excluded
+        self._last_applied_end = start  # after the last row that was applied
+        self._full_at: int | None = None  # first offset of a delivery that exceeds the quarantine
         self._waiters = OffsetWaiters()
         self._commit_waiters = OffsetWaiters()
 
     @property
-    def _quiet(self) -> bool:
-        """Nothing in hand, nothing waiting: whatever the log holds, it is dealt with."""
+    def _is_idle(self) -> bool:
+        """True while nothing is in a call or waiting: all rows of the log are processed."""
         raise NotImplementedError
 
     @property
     def applied(self) -> int:
-        """Everything below is applied, set aside, or matched none of the sink's topics."""
-        return self._log.visible if self._quiet else self._applied
+        """Offset below which all rows are applied, quarantined, or matched none of the sink's topics."""
+        return self._log.high_watermark if self._is_idle else self._applied
 
     @property
     def committed(self) -> int:
-        """Everything below need not be delivered again after a crash of the sink."""
-        if not self._keeps_cursor:
+        """Offset below which no row is redelivered after a crash of the sink."""
+        if not self._has_own_cursor:
             return self.applied
-        return self._log.visible if self._quiet and self._committed >= self._handed_over else self._committed
-
-    @property
-    def kept_cursor(self) -> KeptCursor:
-        """What to remember of a sink that goes, for when it comes back to the same log."""
-        settled = not self._keeps_cursor or self._committed >= self._handed_over
-        void = self.rebuilder is not None and self.rebuilder.begun
-        if self.before is not None and self.rebuilding:
-            return self.before._replace(paused=self.paused, own=self._keeps_cursor)
-        return KeptCursor(
-            self._reported,
-            self.applied if settled else self._committed,
-            rebuilding=void,
-            paused=self.paused,
-            own=self._keeps_cursor,
-            rebuild_asked=self.rebuilder is not None and self.rebuilder.lasting,
+        return (
+            self._log.high_watermark
+            if self._is_idle and self._committed >= self._last_applied_end
+            else self._committed
         )
 
     @property
-    def needed(self) -> int:
-        """From where on the log must be kept for it."""
-        rebuilt_from = None if self.rebuilder is None else self.rebuilder.needed
+    def saved_cursor(self) -> SavedCursor:
+        """Cursor to save when the sink is detached, for its next attachment to the same log."""
+        is_committed = not self._has_own_cursor or self._committed >= self._last_applied_end
+        has_begun = self.rebuilder is not None and self.rebuilder.has_begun
+        if self.cursor_before_rebuild is not None and self.is_rebuilding:
+            return self.cursor_before_rebuild._replace(paused=self.is_paused, own=self._has_own_cursor)
+        return SavedCursor(
+            self._reported,
+            self.applied if is_committed else self._committed,
+            rebuilding=has_begun,
+            paused=self.is_paused,
+            own=self._has_own_cursor,
+            rebuild_asked=self.rebuilder is not None and self.rebuilder.is_persistent,
+        )
+
+    @property
+    def needed_from(self) -> int:
+        """Offset from which on the log must retain rows for the sink."""
+        rebuilt_from = None if self.rebuilder is None else self.rebuilder.needed_from
         return self.committed if rebuilt_from is None else rebuilt_from
 
     @property
-    def rebuilding(self) -> bool:
-        """Whether a rebuild is wanted, or under way: deltas wait until it has ended."""
-        return self.rebuilder is not None and self.rebuilder.why is not None
+    def is_rebuilding(self) -> bool:
+        """True while a rebuild is requested or running: deltas wait until it has ended."""
+        return self.rebuilder is not None and self.rebuilder.reason is not None
 
     @property
     def cursor(self) -> Cursor:
@@ -99,14 +103,14 @@ class Progress:
     async def wait(self, offset: int, *, committed: bool = False) -> None:
         """Wait until everything below `offset` is applied (or committed). Raises Refused if it stops."""
         waiters = self._commit_waiters if committed else self._waiters
-        while self.rebuilding or (self.committed if committed else self.applied) < offset:
+        while self.is_rebuilding or (self.committed if committed else self.applied) < offset:
             if self.reason is not None:
-                raise self.reason.with_traceback(None)  # many raise it; their traces must not add up
+                raise self.reason.with_traceback(None)  # many raise it: without this its traceback would grow
             await waiters.wait(offset)
 
     def note_committed(self, next_offset: int) -> None:
-        """The sink says that everything below is durable, its own cursor with it."""
-        if self.rebuilding:
+        """Note the sink's report that all rows below are durable, and its own cursor with them."""
+        if self.is_rebuilding:
             return
         self._reported = max(self._reported, next_offset)
         if next_offset > self._committed:
@@ -114,23 +118,23 @@ class Progress:
             self._commit_waiters.wake(self.committed)
             self._on_progress()
 
-    # --- moving
+    # --- advancing
 
-    def _settle(self, offset: int) -> None:
-        """Nothing below is left to do, so what was passed over counts as done, and stays so."""
-        if self._committed >= self._handed_over:
+    def _advance_past(self, offset: int) -> None:
+        """Advance past rows of others: all rows below `offset` are processed."""
+        if self._committed >= self._last_applied_end:
             self._committed = max(self._committed, offset)
         self._applied = max(self._applied, offset)
 
-    def _progress(self, applied: int) -> None:
+    def _advance_applied(self, applied: int) -> None:
         if self._full_at is not None:
             applied = min(applied, self._full_at)
         if applied > self._applied:
             self._applied = applied
-            self._tell_progress()
+            self._notify_progress()
 
-    def _tell_progress(self) -> None:
+    def _notify_progress(self) -> None:
         self._waiters.wake(self._applied)
-        if not self._keeps_cursor:
+        if not self._has_own_cursor:
             self._commit_waiters.wake(self._applied)
         self._on_progress()

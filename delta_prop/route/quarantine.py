@@ -1,8 +1,8 @@
-"""A sink's quarantine: deltas that it rejected, and behind each of them what must not overtake it.
+"""A sink's quarantine: deltas that it rejected, and their dependents.
 
-A rejected delta leaves a gap in its vector. Applied over the gap, the vector's later deltas would make
-a state that no fold makes; so they line up behind it, and so does what names any of these as a parent,
-until an operator has the rejected one applied again, or drops it. Other vectors go on. Pure.
+A rejected delta leaves a gap in its vector. Later deltas of the vector, applied over the gap, would make a
+state that no fold makes; so they are held, and so is a delta that names a held one as a parent, until an
+operator replays the rejected delta, or drops it. Other vectors proceed. Pure.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
     Name = Dot | bytes
 
 
-GIVEN_UP_MAX = 100_000
+DROPPED_MAX = 100_000
 
 
 @dataclass(slots=True, eq=False)
-class SetAside:
-    """One delta in the quarantine. `reason`: why it was rejected; None: it lines up behind `behind`.
+class QuarantinedDelta:
+    """One delta in the quarantine. `reason`: why it was rejected; None: it is held for `blocked_by`.
 
-    `behind` is the offset of the delta that it waits for: one that was rejected, or that waits for nothing
-    any more as a replay was given up half-way. For those two it is their own.
+    `blocked_by` is the offset of the rejected delta that it waits for. It is the delta's own offset if it was
+    rejected itself, or waits for none any more because a replay was cancelled half-way.
     """
 
     logged: LoggedBatch
     row: int
     at_us: int
-    behind: int
+    blocked_by: int
     parents: tuple[Name, ...] = ()
     reason: str | None = None
 
     @property
     def offset(self) -> int:
-        """Its place in the log."""
+        """Its offset in the log."""
         return self.logged.offset + self.row
 
     @property
@@ -56,11 +56,11 @@ class SetAside:
 
     @property
     def delta(self) -> Delta:
-        """What it says."""
+        """The decoded delta."""
         return self.logged.batch.delta(self.row, self.logged.source)
 
     def names(self) -> Iterator[Name]:
-        """How another delta may name it as a parent: by itself, or as one of those published with it.
+        """Yield the names by which another delta may have it as a parent: its own, and its publish's.
 
         A publish is named by its last delta.
         """
@@ -72,37 +72,37 @@ class SetAside:
             yield batch.ids[self.row]
 
 
-class Sifted(NamedTuple):
-    """What of a delivery may be applied now; `full_at`: from this offset on the quarantine had no room."""
+class HeldSplit(NamedTuple):
+    """Result of a split: deltas to apply now; `full_at`: offset from which on the quarantine was full."""
 
     passing: Delivery | None
-    lined_up: list[int]
+    held_dependents: list[int]
     full_at: int | None
 
 
 class Quarantine:
-    """Bounded in deltas, and in the bytes of the batches that they keep in memory."""
+    """Quarantined deltas, bounded in number and in bytes of the batches that they keep in memory."""
 
     def __init__(self, deltas_max: int, bytes_max: int) -> None:
         self.deltas_max = deltas_max
         self.bytes_max = bytes_max
         self.bytes = 0
         self.rejected = 0
-        self.lined_up = 0
+        self.held_dependents = 0
         self.dropped = 0
         self.replayed = 0
-        self._given_up: dict[int, None] = {}  # offsets that were dropped, the last `GIVEN_UP_MAX` of them
-        self._given_up_end = 0  # behind the highest of them
-        self._held: dict[int, SetAside] = {}
-        self._batches: dict[int, int] = {}  # offset of a batch -> rows of it that are held
-        self._vectors: dict[Vector, list[int]] = {}  # -> the offsets held of it, ascending
-        self._ids: Counter[str] = Counter()  # -> how many are held of that vector id
-        self._names: dict[Name, set[int]] = {}  # -> the offsets that may be meant by it
-        self._moved = False  # some have gone, so others may wait for others now
-        self._coming_out: frozenset[int] = frozenset()  # in a call of the sink that runs
+        # Dropped offsets, the last `DROPPED_MAX` of them.
+        self._dropped_offsets: dict[int, None] = {}
+        self._dropped_end = 0  # after the highest dropped offset
+        self._held: dict[int, QuarantinedDelta] = {}
+        self._batches: dict[int, int] = {}  # offset of a batch -> number of its held rows
+        self._vectors: dict[Vector, list[int]] = {}  # -> its held offsets, ascending
+        self._ids: Counter[str] = Counter()  # vector id -> number of held deltas
+        self._names: dict[Name, set[int]] = {}  # -> the held offsets that it may name
+        self._has_stale_blockers = False  # after a removal, until `blocked_by` is updated
+        self._applying: frozenset[int] = frozenset()  # offsets in a running call of the sink
         self.touched: set[int] | None = None
-        """Offsets about which something has changed, for whoever writes it down and empties this; None:
-        nobody does."""
+        """Offsets that changed, for the writer, which empties the set; None: there is no writer."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -110,180 +110,182 @@ class Quarantine:
     def __contains__(self, offset: int) -> bool:
         return offset in self._held
 
-    def __getitem__(self, offset: int) -> SetAside:
-        self._line_up()
+    def __getitem__(self, offset: int) -> QuarantinedDelta:
+        self._update_blockers()
         return self._held[offset]
 
     @property
-    def matters(self) -> bool:
-        """Whether it has to wait for its sink's return."""
-        return bool(self._held or self._given_up)
+    def has_content(self) -> bool:
+        """True if it must be saved for its sink's next attachment."""
+        return bool(self._held or self._dropped_offsets)
 
-    def concerns(self, offset: int) -> bool:
-        """Whether what lies at `offset` or behind it has to be sifted."""
-        return bool(self._held) or offset < self._given_up_end
+    def can_affect(self, offset: int) -> bool:
+        """True if a delivery from `offset` on must be split by `hold_dependents`."""
+        return bool(self._held) or offset < self._dropped_end
 
-    def withholds(self, offset: int) -> bool:
-        """Whether the delta there must not have an effect at this sink: it is held, or was dropped."""
-        if offset in self._coming_out:
+    def is_withheld(self, offset: int) -> bool:
+        """True if the delta at `offset` must have no effect at this sink: it is held, or was dropped."""
+        if offset in self._applying:
             return False
-        return offset in self._held or offset in self._given_up
+        return offset in self._held or offset in self._dropped_offsets
 
     @contextmanager
-    def coming_out(self, records: Iterable[SetAside]) -> Iterator[None]:
-        """These are being applied: what comes behind them may count on them."""
-        self._coming_out = frozenset(one.offset for one in records)
+    def applying(self, records: Iterable[QuarantinedDelta]) -> Iterator[None]:
+        """Mark records as being applied, so that their dependents are not withheld."""
+        self._applying = frozenset(one.offset for one in records)
         try:
             yield
         finally:
-            self._coming_out = frozenset()
+            self._applying = frozenset()
 
-    def get(self, offset: int) -> SetAside | None:
-        """What is held there; for whom it waits may have changed."""
+    def get(self, offset: int) -> QuarantinedDelta | None:
+        """Return the record held at `offset`; its `blocked_by` may be stale."""
         return self._held.get(offset)
 
     @property
-    def given_up(self) -> list[int]:
-        """Offsets that were dropped, in the order of that."""
-        return list(self._given_up)
+    def dropped_offsets(self) -> list[int]:
+        """Dropped offsets, in the order of their drop."""
+        return list(self._dropped_offsets)
 
-    def records(self) -> list[SetAside]:
-        """Everything held, in log order."""
-        self._line_up()
-        return self._in_order()
+    def records(self) -> list[QuarantinedDelta]:
+        """Return all held records, in log order."""
+        self._update_blockers()
+        return self._sorted_records()
 
-    def _in_order(self) -> list[SetAside]:
+    def _sorted_records(self) -> list[QuarantinedDelta]:
         return sorted(self._held.values(), key=lambda one: one.offset)
 
-    def holds_any(self, start: int, end: int) -> SetAside | None:
-        """The first delta held whose offset is at least `start` and below `end`."""
-        self._line_up()
+    def first_held(self, start: int, end: int) -> QuarantinedDelta | None:
+        """Return the first held record from offset `start` up to, but not including, `end`."""
+        self._update_blockers()
         if end - start > len(self._held):
             return next((one for one in self.records() if start <= one.offset < end), None)
         return next((self._held[offset] for offset in range(start, end) if offset in self._held), None)
 
-    def first_of(self, vector: Vector) -> int | None:
-        """The first offset held of a vector; None: none is."""
-        self._line_up()
+    def first_offset_of(self, vector: Vector) -> int | None:
+        """Return the first held offset of a vector; None if none is held."""
+        self._update_blockers()
         offsets = self._vectors.get(vector)
         return offsets[0] if offsets else None
 
-    # --- going in
+    # --- adding
 
     def reject(self, logged: LoggedBatch, row: int, reason: str, at_us: int) -> bool:
-        """Set aside what the sink rejected; False where there is no room, and nothing has changed."""
+        """Quarantine a delta that the sink rejected; return False, changing nothing, without capacity."""
         offset = logged.offset + row
         held = self._held.get(offset)
         if held is not None:
-            held.reason, held.behind = reason, offset
+            held.reason, held.blocked_by = reason, offset
             self.rejected += 1
-            self._moved = True
+            self._has_stale_blockers = True
             self._touch(offset)
             return True
-        if not self._has_room(logged):
+        if not self._has_capacity(logged):
             return False
-        self._hold(SetAside(logged, row, at_us, offset, _parents_of(logged, row), reason))
+        self._hold(QuarantinedDelta(logged, row, at_us, offset, _parents_of(logged, row), reason))
         self.rejected += 1
         return True
 
-    def sift(self, delivery: Delivery, at_us: int) -> Sifted:
-        """Line up what waits for something held; skip what is held already, or was dropped; let the rest
-        pass."""
+    def hold_dependents(self, delivery: Delivery, at_us: int) -> HeldSplit:
+        """Hold the rows that depend on a held delta; skip rows that are held already, or were dropped; let
+        the others pass."""
         logged, batch = delivery.logged, delivery.batch
         parents = batch.parents
         if (
             self._ids.keys().isdisjoint(batch.keys)
             and logged.offset not in self._batches
-            and logged.offset >= self._given_up_end
+            and logged.offset >= self._dropped_end
             and (not parents or self._names.keys().isdisjoint(parent for _, parent in parents))
         ):
-            return Sifted(delivery, [], None)
-        self._line_up()
+            return HeldSplit(delivery, [], None)
+        self._update_blockers()
         passing: list[int] = []
-        lined_up: list[int] = []
+        held: list[int] = []
         full_at = None
         ids, keys, named = self._ids, batch.keys, _parents_by_row(logged)
         for row in range(logged.count) if delivery.rows is None else delivery.rows.tolist():
-            if logged.offset + row in self._given_up:
+            if logged.offset + row in self._dropped_offsets:
                 continue
             if keys[row] not in ids and row not in named:
                 passing.append(row)
                 continue
             if logged.offset + row in self._held:
                 continue
-            one = SetAside(logged, row, at_us, -1, named.get(row, ()))
-            one.behind = self._in_the_way(one)
-            if one.behind < 0:
+            one = QuarantinedDelta(logged, row, at_us, -1, named.get(row, ()))
+            one.blocked_by = self._find_blocker(one)
+            if one.blocked_by < 0:
                 passing.append(row)
-            elif self._has_room(logged):
+            elif self._has_capacity(logged):
                 self._hold(one)
-                lined_up.append(one.offset)
+                held.append(one.offset)
             else:
                 full_at = one.offset
                 break
-        self.lined_up += len(lined_up)
-        passes = replace(
+        self.held_dependents += len(held)
+        passed = replace(
             delivery,
             rows=np.array(passing, np.intp),
-            end=delivery.end if full_at is None else full_at,  # the sink's own cursor must not pass it
+            end=delivery.end if full_at is None else full_at,  # bounds the sink's own cursor
         )
-        return Sifted(passes if passing else None, lined_up, full_at)
+        return HeldSplit(passed if passing else None, held, full_at)
 
-    # --- coming out
+    # --- removing
 
     def replay(self, offset: int) -> None:
-        """Let one go that is applied now."""
+        """Remove a delta that is applied now."""
         if offset in self._held:
             self._remove(offset)
         self.replayed += 1
 
     def drop(self, offset: int) -> None:
-        """Let one go for good, not applied."""
+        """Remove a delta for good, not applied."""
         self._remove(offset)
-        self._give_up(offset)
+        self._note_dropped(offset)
         self.dropped += 1
 
     def forget(self, offset: int) -> None:
-        """Let one go that is delivered again."""
+        """Remove a delta that is redelivered."""
         if offset in self._held:
             self._remove(offset)
-        self.lined_up -= 1
+        self.held_dependents -= 1
 
-    def come_back(self, start: int) -> None:
-        """Its sink is attached again and reads on from `start`: what lies there comes again from the log, but
-        for what was dropped, and of what is held only what lies below stays. It counts anew."""
-        for one in self._in_order():
+    def resume_from(self, start: int) -> None:
+        """Resume from `start`, after the sink was attached: rows from there on are redelivered, except
+        dropped ones, so only records below stay. Reset the counters."""
+        for one in self._sorted_records():
             if one.offset >= start:
                 self._remove(one.offset)
-        self.rejected = self.lined_up = self.dropped = self.replayed = 0
+        self.rejected = self.held_dependents = self.dropped = self.replayed = 0
 
-    def cut(self, end: int) -> None:
-        """The log lost what lay from `end` on; other deltas get these offsets."""
+    def truncate(self, end: int) -> None:
+        """Forget all offsets from `end` on, which the log lost; other deltas get them."""
         for offset in [offset for offset in self._held if offset >= end]:
             self._remove(offset)
-        for offset in [offset for offset in self._given_up if offset >= end]:
-            del self._given_up[offset]
+        for offset in [offset for offset in self._dropped_offsets if offset >= end]:
+            del self._dropped_offsets[offset]
             self._touch(offset)
 
-    def bring_back(self, logged: LoggedBatch, row: int, reason: str | None, at_us: int) -> None:
-        """Hold again what an earlier process held, whatever room there is."""
-        self._hold(SetAside(logged, row, at_us, logged.offset + row, _parents_of(logged, row), reason))
-        self._moved = True
+    def restore(self, logged: LoggedBatch, row: int, reason: str | None, at_us: int) -> None:
+        """Hold a record of an earlier process, even beyond the capacity."""
+        self._hold(
+            QuarantinedDelta(logged, row, at_us, logged.offset + row, _parents_of(logged, row), reason)
+        )
+        self._has_stale_blockers = True
 
-    def bring_back_given_up(self, offsets: Iterable[int]) -> None:
-        """Withhold again what was dropped in an earlier process."""
+    def restore_dropped(self, offsets: Iterable[int]) -> None:
+        """Restore the offsets that were dropped in an earlier process."""
         for offset in offsets:
-            self._give_up(offset)
+            self._note_dropped(offset)
 
     def clear(self, below: int) -> None:
-        """Let go of everything below: its sink was rebuilt, and has the states that all those deltas made."""
-        for one in self._in_order():
+        """Remove all records below: the sink was rebuilt, and its states include those deltas."""
+        for one in self._sorted_records():
             if one.offset < below:
                 self._remove(one.offset)
-        for offset in [offset for offset in self._given_up if offset < below]:
-            del self._given_up[offset]
+        for offset in [offset for offset in self._dropped_offsets if offset < below]:
+            del self._dropped_offsets[offset]
             self._touch(offset)
-        self.rejected = self.lined_up = self.dropped = self.replayed = 0
+        self.rejected = self.held_dependents = self.dropped = self.replayed = 0
 
     # --- helpers
 
@@ -291,18 +293,18 @@ class Quarantine:
         if self.touched is not None:
             self.touched.add(offset)
 
-    def _give_up(self, offset: int) -> None:
-        self._given_up[offset] = None
-        self._given_up_end = max(self._given_up_end, offset + 1)
+    def _note_dropped(self, offset: int) -> None:
+        self._dropped_offsets[offset] = None
+        self._dropped_end = max(self._dropped_end, offset + 1)
         self._touch(offset)
-        if len(self._given_up) > GIVEN_UP_MAX:
-            first = next(iter(self._given_up))
-            del self._given_up[first]
+        if len(self._dropped_offsets) > DROPPED_MAX:
+            first = next(iter(self._dropped_offsets))
+            del self._dropped_offsets[first]
             self._touch(first)
 
     def _remove(self, offset: int) -> None:
         one = self._held.pop(offset)
-        self._moved = True
+        self._has_stale_blockers = True
         self._touch(offset)
         base = one.logged.offset
         self._batches[base] -= 1
@@ -322,37 +324,37 @@ class Quarantine:
         if not self._ids[vector_id]:
             del self._ids[vector_id]
 
-    def _line_up(self) -> None:
-        """Say of each for whom it waits now."""
-        if not self._moved:
+    def _update_blockers(self) -> None:
+        """Update `blocked_by` of all records."""
+        if not self._has_stale_blockers:
             return
-        self._moved = False
+        self._has_stale_blockers = False
         vectors: dict[Vector, int] = {}
         names: dict[Name, int] = {}
-        for one in self._in_order():
+        for one in self._sorted_records():
             if one.reason is None:
-                waits_for = (vectors.get(one.vector), *(names.get(parent) for parent in one.parents))
-                one.behind = next((behind for behind in waits_for if behind is not None), one.offset)
-            vectors[one.vector] = one.behind
+                blockers = (vectors.get(one.vector), *(names.get(parent) for parent in one.parents))
+                one.blocked_by = next((offset for offset in blockers if offset is not None), one.offset)
+            vectors[one.vector] = one.blocked_by
             for name in one.names():
-                names.setdefault(name, one.behind)
+                names.setdefault(name, one.blocked_by)
 
-    def _in_the_way(self, one: SetAside) -> int:
-        """The rejected delta that this one has to wait for, -1 for none."""
+    def _find_blocker(self, one: QuarantinedDelta) -> int:
+        """Return the offset of the rejected delta that this one depends on, -1 if none."""
         offsets = self._vectors.get(one.vector)
         if offsets is not None and offsets[0] < one.offset:
-            return self._held[offsets[0]].behind
+            return self._held[offsets[0]].blocked_by
         for parent in one.parents:
             held = self._names.get(parent)
             if held is not None:
-                return self._held[min(held)].behind
+                return self._held[min(held)].blocked_by
         return -1
 
-    def _has_room(self, logged: LoggedBatch) -> bool:
+    def _has_capacity(self, logged: LoggedBatch) -> bool:
         more = 0 if logged.offset in self._batches else logged.batch.size
         return len(self._held) < self.deltas_max and (not self._held or self.bytes + more <= self.bytes_max)
 
-    def _hold(self, one: SetAside) -> None:
+    def _hold(self, one: QuarantinedDelta) -> None:
         base = one.logged.offset
         self._held[one.offset] = one
         self._touch(one.offset)
@@ -365,56 +367,56 @@ class Quarantine:
             self._names.setdefault(name, set()).add(one.offset)
 
 
-class Release:
-    """What of a quarantine can be applied, in log order, while some of it stays.
+class ReplayPlan:
+    """Order of a replay: yields the records that can be applied, in log order, while others stay.
 
-    Those at `leaving` go, where they were rejected; the others that were rejected stay, and what waits for
-    any of them. Each record is looked at once, and once more if it is given back.
+    Rejected records at `leaving` are replayed; other rejected records stay, and so do their dependents.
+    Each record is examined once, and once more if it is put back.
     """
 
-    def __init__(self, records: list[SetAside], leaving: Collection[int]) -> None:
+    def __init__(self, records: list[QuarantinedDelta], leaving: Collection[int]) -> None:
         self._records = iter(records)
         self._leaving = leaving
-        self._staying = _Line()
-        self._given_back: deque[SetAside] = deque()
-        self._rejected_again = _Line()  # these lie before all that is given back
+        self._staying = _BlockerSet()
+        self._returned: deque[QuarantinedDelta] = deque()
+        self._rejected = _BlockerSet()  # rejected in this replay; they precede all returned records
 
-    def take(self, count: int) -> list[SetAside]:
-        """The next records that wait for nothing that stays, at most so many."""
-        taken: list[SetAside] = []
-        while self._given_back and len(taken) < count:
-            one = self._given_back.popleft()
-            if self._rejected_again.holds_up(one):
-                self._rejected_again.add(one)
+    def take(self, count: int) -> list[QuarantinedDelta]:
+        """Return the next records that depend on none that stays, up to `count`."""
+        taken: list[QuarantinedDelta] = []
+        while self._returned and len(taken) < count:
+            one = self._returned.popleft()
+            if self._rejected.blocks(one):
+                self._rejected.add(one)
             else:
                 taken.append(one)
         while len(taken) < count and (following := next(self._records, None)) is not None:
             stays = following.reason is not None and following.offset not in self._leaving
-            if stays or self._staying.holds_up(following) or self._rejected_again.holds_up(following):
+            if stays or self._staying.blocks(following) or self._rejected.blocks(following):
                 self._staying.add(following)
             else:
                 taken.append(following)
         return taken
 
-    def give_back(self, records: Sequence[SetAside], rejected: SetAside | None = None) -> None:
-        """These were taken last and not applied; the one before them was rejected again, and stays."""
-        self._given_back.extendleft(reversed(records))
+    def put_back(self, records: Sequence[QuarantinedDelta], rejected: QuarantinedDelta | None = None) -> None:
+        """Put back records taken last and not applied; the record before them was rejected and stays."""
+        self._returned.extendleft(reversed(records))
         if rejected is not None:
-            self._rejected_again.add(rejected)
+            self._rejected.add(rejected)
 
 
-class _Line:
-    """Who stays, as far as others may have to wait for them."""
+class _BlockerSet:
+    """Records that stay, indexed by what their dependents name."""
 
     def __init__(self) -> None:
         self._vectors: set[Vector] = set()
         self._names: set[Name] = set()
 
-    def add(self, one: SetAside) -> None:
+    def add(self, one: QuarantinedDelta) -> None:
         self._vectors.add(one.vector)
         self._names.update(one.names())
 
-    def holds_up(self, one: SetAside) -> bool:
+    def blocks(self, one: QuarantinedDelta) -> bool:
         return one.vector in self._vectors or not self._names.isdisjoint(one.parents)
 
 

@@ -1,4 +1,4 @@
-"""What is read from the log, as deliveries for one feed."""
+"""Converts batches read from the log to deliveries for one feed."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delta_prop.route.table import Nothing
+from delta_prop.route.routing_table import NoRows
 from delta_prop_sinks.sink import Delivery
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from delta_prop.route.table import Table, Taker
+    from delta_prop.route.routing_table import RouteTarget, RoutingTable
     from delta_prop_wire.batch import LoggedBatch
 
 
-def deliveries_of(
-    read: Iterable[LoggedBatch], feed: Taker, table: Table[Taker], begin: int
+def make_deliveries(
+    read: Iterable[LoggedBatch], feed: RouteTarget, table: RoutingTable[RouteTarget], start: int
 ) -> Iterator[Delivery]:
-    """What of these batches a feed's sink wants, from an offset on."""
+    """Yield the rows of these batches that a feed's sink subscribes to, from an offset on."""
     for logged in read:
         rows = table.rows_for(feed, logged.batch)
-        if isinstance(rows, Nothing):
+        if isinstance(rows, NoRows):
             continue
-        if logged.offset < begin:  # resumes inside this batch
+        if logged.offset < start:  # resumes inside this batch
             chosen = np.arange(logged.count) if rows is None else rows
-            rows = chosen[chosen >= begin - logged.offset]
+            rows = chosen[chosen >= start - logged.offset]
             if not len(rows):
                 continue
         yield Delivery(logged, rows)

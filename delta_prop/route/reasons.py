@@ -1,4 +1,4 @@
-"""Why a sink stands, in the words of a refusal: what happened, where, and what to do."""
+"""Reasons why a sink is stopped, as refusals: the event, the offset, and the fix."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from delta_prop.route.quarantine import Quarantine
 
 
-REJECT_IT = ": if others would pass, have the sink raise RejectDelta for it, which sets it aside"
-"""What to do about a delta at which a sink fails on and on."""
+REJECT_FIX = ": if other deltas would be applied, raise RejectDelta for this one, which quarantines it"
+"""Fix for a delta at which a sink always fails."""
 
 
-def has_stopped(name: str, applied: int, why: str) -> Refused:
-    """It stopped by itself, or by what it did."""
+def sink_stopped(name: str, applied: int, why: str) -> Refused:
+    """Refuse: the sink stopped by itself, or because of its failure."""
     return Refused(
         ErrorCode.PROCESSING_FAILED,
         f"sink {name!r} has stopped at offset {applied}: {why}",
@@ -26,49 +26,47 @@ def has_stopped(name: str, applied: int, why: str) -> Refused:
     )
 
 
-def ahead(name: str, holds: int, end: int, *, rebuilds: bool) -> Refused:
-    """It was shown what the log lost."""
-    cure = (
-        f"`rebuild({name!r})` or `delta-prop sinks rebuild {quote(name)} --data DIR` replaces what it holds"
-    )
-    if not rebuilds:
-        cure = "it cannot be rebuilt: detach it, and give it data of its own, in a new place"
+def sink_ahead(name: str, holds: int, end: int, *, can_rebuild: bool) -> Refused:
+    """Refuse: the sink has deltas that the log lost."""
+    fix = f"`rebuild({name!r})` or `delta-prop sinks rebuild {quote(name)} --data DIR` replaces what it holds"
+    if not can_rebuild:
+        fix = "it cannot be rebuilt: detach it, and attach it with new storage of its own"
     return Refused(
         ErrorCode.CURSOR_TOO_OLD,
-        f"sink {name!r} is ahead: it was shown deltas up to offset {holds}, and those from {end} on went "
-        f"with a failure of the log's disk before they were synced: {cure}",
+        f"sink {name!r} is ahead: it has deltas up to offset {holds}, but those from {end} on were lost "
+        f"by a failure of the log's disk before they were synced: {fix}",
         details={"sink": name, "offset": holds, "next_offset": end},
     )
 
 
-def lost_place(name: str, applied: int) -> Refused:
-    """The log could not wait for it."""
+def cursor_invalidated(name: str, applied: int) -> Refused:
+    """Refuse: the log could not wait for the sink."""
     return Refused(
         ErrorCode.CURSOR_TOO_OLD,
-        f"sink {name!r} needs a snapshot: the log was full and let go of offset {applied}, which it had not "
-        'applied; detach it and attach it with start="earliest", or rebuild it',
+        f"sink {name!r} needs a snapshot: the log was full and dropped offset {applied}, which it had not "
+        'applied: detach it and attach it with start="earliest", or rebuild it',
         details={"sink": name, "applied": applied},
     )
 
 
 def cannot_be_rebuilt(name: str, first_offset: int) -> Refused:
-    """Why there is nothing to rebuild a sink from, and what to do."""
+    """Refuse to rebuild a sink without a snapshot or a complete log."""
     return Refused(
         ErrorCode.CURSOR_TOO_OLD,
         f"sink {name!r} cannot be rebuilt: the log starts at offset {first_offset} and has no snapshot "
-        "of what came before: let it compact (LogSettings(compact=True)), or attach the sink with "
-        'start="earliest" to take what is left',
+        "of the rows before it: let it compact (LogSettings(compact=True)), or attach the sink with "
+        'start="earliest" to get the rows that are left',
         details={"start_offset": first_offset},
     )
 
 
-def is_detached(name: str) -> Refused:
-    """It goes."""
+def sink_detached(name: str) -> Refused:
+    """Refuse: the sink is being detached."""
     return Refused(ErrorCode.SHUTTING_DOWN, f"sink {name!r} is detached: attach it again")
 
 
-def is_paused(name: str, applied: int) -> Refused:
-    """An operator lets it rest."""
+def sink_paused(name: str, applied: int) -> Refused:
+    """Refuse: an operator paused the sink."""
     return Refused(
         ErrorCode.PROCESSING_FAILED,
         f"sink {name!r} is paused at offset {applied}: resume it",
@@ -76,35 +74,35 @@ def is_paused(name: str, applied: int) -> Refused:
     )
 
 
-def is_stuck(apply_s_max: float) -> str:
-    """The reason why nothing more is brought to a sink whose call does not end."""
+def call_stuck(apply_timeout_s: float) -> str:
+    """Return why no more deltas are delivered to a sink whose cancelled call does not end."""
     return (
-        f"a call was broken off after {apply_s_max:g} s (apply_s_max), and does not end: what blocks in a "
-        "thread goes on until it returns, so give it a time limit of its own"
+        f"a call was cancelled after {apply_timeout_s:g} s (apply_timeout_s), but does not end: code that "
+        "blocks in a thread runs until it returns: give it a time limit of its own"
     )
 
 
-def is_full(quarantine: Quarantine, offset: int) -> str:
-    """Why a sink stops whose quarantine has no room."""
+def quarantine_full(quarantine: Quarantine, offset: int) -> str:
+    """Return why a sink stops whose quarantine is full."""
     return (
         f"its quarantine is full ({len(quarantine)} of {quarantine.deltas_max} deltas, "
-        f"{quarantine.bytes} of {quarantine.bytes_max} bytes), and offset {offset} belongs there "
-        "too: replay or drop some"
+        f"{quarantine.bytes} of {quarantine.bytes_max} bytes), but offset {offset} belongs there "
+        "too: replay or drop some deltas"
     )
 
 
-def rejected_another(failure: RejectDelta) -> str:
-    """Why a sink stops that names a delta it was not given, so that none can be set aside."""
+def rejected_unknown(failure: RejectDelta) -> str:
+    """Return why a sink stops that rejected a delta it was not given, so that none can be quarantined."""
     return f"it rejected offset {failure.offset}, which it was not given: {failure.reason}"
 
 
-def not_kept(error: OSError) -> TryAgain:
-    """Why a sink waits while its quarantine cannot be written down."""
-    return TryAgain(f"its quarantine could not be written down, so nothing may pass it yet: {error}")
+def quarantine_not_written(error: OSError) -> TryAgain:
+    """Return the failure of a sink that waits while its quarantine cannot be written."""
+    return TryAgain(f"its quarantine cannot be written, so no delta may pass it yet: {error}")
 
 
-def only(failure: Exception) -> Exception:
-    """What a task group of the sink wrapped, where it is one failure."""
+def unwrap_failure(failure: Exception) -> Exception:
+    """Return the failure inside the sink's exception groups, if it is a single one."""
     while isinstance(failure, ExceptionGroup) and len(failure.exceptions) == 1:
         failure = failure.exceptions[0]
     return failure

@@ -1,8 +1,8 @@
-"""Rebuilding one sink: from the log's newest snapshot, or where the log is whole from its beginning.
+"""Rebuilds one sink: from the log's newest snapshot, or from the beginning of a complete log.
 
-The feed asks and gives its turn; deltas wait in the log, which keeps the tail behind the snapshot meanwhile.
-Whatever breaks off, the sink, the process, the log that lets go of the tail, the rebuild begins again from
-what is newest then; until it has ended the service remembers that the sink holds nothing whole.
+The feed requests and runs it; deltas wait in the log, which meanwhile retains the tail after the snapshot.
+Whatever interrupts it (the sink, the process, or a log that drops the tail), the rebuild restarts from the
+newest snapshot of that time; until its end the service remembers that the sink is incomplete.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import anyio.lowlevel
 import numpy as np
 
 from delta_prop.route.reasons import cannot_be_rebuilt
-from delta_prop.route.status import FeedState, RebuildProgress, text_of
-from delta_prop.route.table import Nothing
-from delta_prop_sinks.sink import Rebuilds, StopSink, TryAgain
-from delta_prop_wire.states import StateRow, state_of
+from delta_prop.route.routing_table import NoRows
+from delta_prop.route.status import FeedState, RebuildProgress, format_failure
+from delta_prop_sinks.sink import Rebuildable, StopSink, TryAgain
+from delta_prop_wire.state_rows import StateRow, state_of
 from delta_prop_wire.topics import TopicKind
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from delta_prop.ports import Threads
     from delta_prop.route.feed import Feed
-    from delta_prop.route.table import Table, Taker
+    from delta_prop.route.routing_table import RouteTarget, RoutingTable
     from delta_prop_broker.log.contract import Log
     from delta_prop_sinks.sink import Sink
     from delta_prop_wire.batch import LoggedBatch
@@ -35,153 +35,155 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("delta_prop")
 
-WHOLE_VECTOR_TOPICS = frozenset({TopicKind.ALL, TopicKind.NAMESPACE, TopicKind.VECTOR_ID})
-"""Topics that match all deltas of a vector or none, so that a state says what they made of it."""
+FULL_VECTOR_TOPICS = frozenset({TopicKind.ALL, TopicKind.NAMESPACE, TopicKind.VECTOR_ID})
+"""Topics that match all deltas of a vector or none, so that a state stands for all of them."""
 
 _SLICE_ROWS = 100
 
 
 class Snapshot(Protocol):
-    """What a rebuild needs of a snapshot: every vector's state as of `offset`, in frames of state rows."""
+    """Interface of a snapshot for a rebuild: every vector's state as of `offset`, in frames of state rows."""
 
     @property
     def offset(self) -> int:
-        """The log goes on from here."""
+        """First offset after the snapshot."""
 
     @property
     def begin(self) -> int:
-        """The first offset that is counted in; 0 where nothing was lost before."""
+        """First offset that is included; 0 if nothing was lost before."""
 
     @property
     def rows(self) -> int:
-        """How many states there are."""
+        """Number of states."""
 
     @property
     def lamport(self) -> int:
         """The highest Lamport number below the offset."""
 
     def frames(self) -> Iterator[LoggedBatch]:
-        """All states. Blocks on the disk. Raises DeltaPropError where they are damaged, OSError."""
+        """Yield all states. Blocks on the disk. Raises DeltaPropError if they are corrupted, OSError."""
 
     def find(self, namespace: str, vector_id: str) -> tuple[LoggedBatch, int] | None:
-        """One vector's state, as a row. Blocks on the disk. Raises DeltaPropError, OSError."""
+        """Return one vector's state, as a row. Blocks on the disk. Raises DeltaPropError, OSError."""
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
 
 
 class Rebuilder:
-    """Rebuilds one sink whenever that is asked for."""
+    """Rebuilds one sink on request."""
 
     def __init__(
         self,
-        sink: Rebuilds,
+        sink: Rebuildable,
         log: Log,
-        table: Table[Taker],
+        routing_table: RoutingTable[RouteTarget],
         threads: Callable[[], Threads],
         *,
         hold: Callable[[], None],
-        let_go: Callable[[], None],
-        keep: Callable[[], Awaitable[None]],
+        release: Callable[[], None],
+        write_cursors: Callable[[], Awaitable[None]],
     ) -> None:
-        """`threads` read the snapshot. `hold` makes the log keep what the feed needs, `let_go` ends that
-        where the sink is not required; `keep` writes down durably, with all cursors, that it is rebuilt.
+        """`threads` read the snapshot. `hold` makes the log retain what the feed needs, `release` ends that
+        if the sink is not required; `write_cursors` saves durably, with all cursors, that it is being
+        rebuilt.
         """
-        self.why: str | None = None
-        """Why one is wanted, or under way; None: neither."""
-        self.begun = False
-        """Whether what the sink holds is void."""
-        self.lasting = False
-        """True while a rebuild that an operator asked for has not begun: the next process has to know."""
+        self.reason: str | None = None
+        """Reason of the requested or running rebuild; None: there is none."""
+        self.has_begun = False
+        """True while the sink's contents are invalid."""
+        self.is_persistent = False
+        """True while a rebuild that an operator requested has not begun: the next process must know it."""
         self.rebuilds = 0
         self._sink = sink
         self._log = log
-        self._table = table
+        self._routing_table = routing_table
         self._threads = threads
-        self._hold, self._let_go, self._keep = hold, let_go, keep
-        self._asked = 0
+        self._hold, self._release, self._write_cursors = hold, release, write_cursors
+        self._request_number = 0
         self._offset = self._rows_done = self._rows_total = 0
-        self._holds = False
+        self._is_holding = False
 
     @property
-    def needed(self) -> int | None:
-        """From where on the log must be kept for the rebuild; None where none is under way."""
-        return self._offset if self._holds and self.why is not None else None
+    def needed_from(self) -> int | None:
+        """Offset from which on the log must retain rows for the rebuild; None while none is running."""
+        return self._offset if self._is_holding and self.reason is not None else None
 
-    def ask(self, why: str, *, lasting: bool = False) -> None:
-        """Begin one, or begin the one under way again. `lasting`: the next process does, if this one ends."""
-        self.why = why
-        self.lasting = self.lasting or lasting
-        self._asked += 1
+    def request(self, reason: str, *, is_persistent: bool = False) -> None:
+        """Request a rebuild, or restart the running one. `is_persistent`: survives the end of the process."""
+        self.reason = reason
+        self.is_persistent = self.is_persistent or is_persistent
+        self._request_number += 1
 
     def progress(self) -> RebuildProgress | None:
-        """How far it is, None where there is nothing to do."""
-        if self.why is None:
+        """Return the progress, None if no rebuild is requested."""
+        if self.reason is None:
             return None
-        return RebuildProgress(self.why, self._offset, self._rows_done, self._rows_total)
+        return RebuildProgress(self.reason, self._offset, self._rows_done, self._rows_total)
 
-    def caught_up(self) -> None:
-        """The sink has read the tail, or goes: the log need not wait for it on account of a rebuild."""
-        if self._holds:
-            self._holds = False
-            self._let_go()
+    def note_caught_up(self) -> None:
+        """Note that the sink has read the tail, or is detached: release the log."""
+        if self._is_holding:
+            self._is_holding = False
+            self._release()
 
     async def run(self, feed: Feed) -> None:
-        """Rebuild, whatever it takes; or as far as it comes before somebody has to act."""
-        assert self.why is not None
-        logger.warning("sink %r is rebuilt: %s", feed.name, self.why)
-        asked = self._asked
+        """Rebuild with retries, until it has ended or the sink stops."""
+        assert self.reason is not None
+        logger.warning("sink %r is rebuilt: %s", feed.name, self.reason)
+        asked = self._request_number
         snapshot: Snapshot | None = None
         try:
-            self._keep_from(self._log.first_offset)  # which no snapshot's offset lies below
+            self._hold_from(self._log.start_offset)  # no usable snapshot has a lower offset
             snapshot = await self._open(feed, asked)
             offset = 0 if snapshot is None else snapshot.offset
-            self._keep_from(offset)
+            self._hold_from(offset)
             self._rows_done, self._rows_total = 0, 0 if snapshot is None else snapshot.rows
-            self.begun, self.lasting, feed.before = True, False, None
-            feed.begin_at(offset)
-            await self._try(feed, asked, self._keep)
-            await self._try(feed, asked, partial(self._sink.begin_rebuild, offset))
+            self.has_begun, self.is_persistent, feed.cursor_before_rebuild = True, False, None
+            feed.restart_at(offset)
+            await self._call_until_done(feed, asked, self._write_cursors)
+            await self._call_until_done(feed, asked, partial(self._sink.begin_rebuild, offset))
             if snapshot is not None:
-                await self._bring(feed, asked, snapshot)
+                await self._load_snapshot(feed, asked, snapshot)
             lamport = 0 if snapshot is None else snapshot.lamport
-            await self._try(feed, asked, partial(self._sink.end_rebuild, offset, lamport))
+            await self._call_until_done(feed, asked, partial(self._sink.end_rebuild, offset, lamport))
             feed.quarantine.clear(offset)
-            if not await feed.kept():  # what is forgotten of it, before the rebuild counts as ended
+            # Its removals must be durable before the rebuild counts as ended.
+            if not await feed.wait_quarantine_written():
                 return
-        except _BrokenOff:
+        except _RebuildAborted:
             return
         finally:
             if snapshot is not None:
                 snapshot.close()
-        self.why, self.begun = None, False
+        self.reason, self.has_begun = None, False
         self.rebuilds += 1
-        logger.warning("sink %r is rebuilt as of offset %d, and goes on from there", feed.name, offset)
-        feed.rebuilt()
+        logger.warning("sink %r is rebuilt as of offset %d, and resumes from there", feed.name, offset)
+        feed.end_rebuild()
 
-    def _keep_from(self, offset: int) -> None:
-        self._offset, self._holds = offset, True
+    def _hold_from(self, offset: int) -> None:
+        self._offset, self._is_holding = offset, True
         self._hold()
 
-    async def _open(self, feed: Feed, asked: int) -> Snapshot | None:
-        """The newest snapshot; None: the log is whole. Raises _BrokenOff where there is neither."""
+    async def _open(self, feed: Feed, request_number: int) -> Snapshot | None:
+        """Open the newest snapshot; None: the log is complete. Raises _RebuildAborted if there is neither."""
         found: Snapshot | None = None
 
         async def find() -> None:
             nonlocal found
             found = await self._threads().run(partial(newest_snapshot, self._log))
 
-        await self._try(feed, asked, find)
-        if found is not None and found.offset < self._log.first_offset:
-            found.close()  # what lies between is nowhere any more
+        await self._call_until_done(feed, request_number, find)
+        if found is not None and found.offset < self._log.start_offset:
+            found.close()  # the rows in between are lost
             found = None
-        if found is None and self._log.first_offset:
-            self.caught_up()
-            feed.stop(cannot_be_rebuilt(feed.name, self._log.first_offset), FeedState.NEEDS_SNAPSHOT)
-            raise _BrokenOff
+        if found is None and self._log.start_offset:
+            self.note_caught_up()
+            feed.stop(cannot_be_rebuilt(feed.name, self._log.start_offset), FeedState.NEEDS_SNAPSHOT)
+            raise _RebuildAborted
         return found
 
-    async def _bring(self, feed: Feed, asked: int, snapshot: Snapshot) -> None:
+    async def _load_snapshot(self, feed: Feed, request_number: int, snapshot: Snapshot) -> None:
         frames = snapshot.frames()
         while True:
             read: list[LoggedBatch] = []
@@ -190,48 +192,50 @@ class Rebuilder:
                 try:
                     read += await self._threads().run(lambda: [one for one in (next(frames, None),) if one])
                 except Exception as failure:
-                    self._asked += 1  # what it had read is lost with it: the newest from its beginning
-                    raise TryAgain(f"the snapshot cannot be read: {text_of(failure)}") from failure
+                    self._request_number += 1  # its position is lost: restart from the newest snapshot
+                    raise TryAgain(f"the snapshot cannot be read: {format_failure(failure)}") from failure
 
-            await self._try(feed, asked, read_on)
+            await self._call_until_done(feed, request_number, read_on)
             if not read:
                 return
-            rows = self._meant(feed, read[0])  # made part by part: a frame may hold 10,000 of them
-            while part := await _some_of(rows, feed.limits.merge_deltas_max):
-                await self._try(feed, asked, partial(self._sink.take_states, part), len(part))
-                await anyio.lowlevel.checkpoint()  # a sink that never waits must not keep others waiting
+            rows = self._select_rows(feed, read[0])  # in parts: a frame may hold 10,000 rows
+            while part := await _take_rows(rows, feed.limits.merge_deltas_max):
+                await self._call_until_done(
+                    feed, request_number, partial(self._sink.load_states, part), len(part)
+                )
+                await anyio.lowlevel.checkpoint()  # a sink that never waits must not block other tasks
             self._rows_done += read[0].count
 
-    def _meant(self, feed: Feed, logged: LoggedBatch) -> Iterator[StateRow]:
+    def _select_rows(self, feed: Feed, logged: LoggedBatch) -> Iterator[StateRow]:
         batch = logged.batch
-        rows = self._table.rows_for(feed, batch)
-        if isinstance(rows, Nothing):
+        rows = self._routing_table.rows_for(feed, batch)
+        if isinstance(rows, NoRows):
             return
         for row in (np.arange(batch.count) if rows is None else rows).tolist():
             yield StateRow(
                 batch.namespaces[row], batch.keys[row], state_of(batch, row), logged.row_offset(row)
             )
 
-    async def _try(
-        self, feed: Feed, asked: int, call: Callable[[], Awaitable[None]], in_hand: int = 0
+    async def _call_until_done(
+        self, feed: Feed, request_number: int, call: Callable[[], Awaitable[None]], row_count: int = 0
     ) -> None:
-        """Call until it is done. Raises _BrokenOff where the sink stopped, or all begins again."""
+        """Retry a call until it succeeds. Raises _RebuildAborted if the sink stops, or all restarts."""
         while True:
-            failure = await feed.attempt(call, FeedState.REBUILDING, in_hand)
+            failure = await feed.attempt(call, FeedState.REBUILDING, row_count)
             if failure is None:
                 break
             if isinstance(failure, StopSink):
-                feed.stop(feed.failed(failure.reason))
+                feed.stop(feed.make_stop_refusal(failure.reason))
             else:
                 await feed.back_off(failure)
-            if feed.ended or self._asked != asked:
-                raise _BrokenOff
-        if feed.ended or self._asked != asked:
-            raise _BrokenOff
+            if feed.has_ended or self._request_number != request_number:
+                raise _RebuildAborted
+        if feed.has_ended or self._request_number != request_number:
+            raise _RebuildAborted
 
 
-async def _some_of(rows: Iterator[StateRow], rows_max: int) -> list[StateRow]:
-    """The next of these, which take some 20 µs each to make: others go on between slices."""
+async def _take_rows(rows: Iterator[StateRow], rows_max: int) -> list[StateRow]:
+    """Return the next rows, which take some 20 µs each to make: other tasks run between slices."""
     some: list[StateRow] = []
     while len(some) < rows_max and (more := list(islice(rows, min(_SLICE_ROWS, rows_max - len(some))))):
         some += more
@@ -239,41 +243,41 @@ async def _some_of(rows: Iterator[StateRow], rows_max: int) -> list[StateRow]:
     return some
 
 
-class _BrokenOff(Exception):
-    """This rebuild goes no further; if one is still wanted, it begins again."""
+class _RebuildAborted(Exception):
+    """This rebuild ends early; if one is still requested, it restarts."""
 
 
 def newest_snapshot(log: Log) -> Snapshot | None:
-    """The newest snapshot of a log, open; None where it has none. Raises DeltaPropError, OSError."""
+    """Open the newest snapshot of a log; None if it has none. Raises DeltaPropError, OSError."""
     take: Callable[[], Snapshot | None] | None = getattr(log, "snapshot", None)  # a log in memory has none
     return None if take is None else take()
 
 
 def has_snapshot(log: Log) -> bool:
-    """Whether there is a snapshot from which the log goes on. Raises DeltaPropError, OSError."""
+    """True if the log continues from its snapshot. Raises DeltaPropError, OSError."""
     found = newest_snapshot(log)
     if found is not None:
         found.close()
-    return found is not None and found.offset >= log.first_offset
+    return found is not None and found.offset >= log.start_offset
 
 
 def may_have_snapshot(log: Log) -> bool:
-    """Whether `has_snapshot` may be true, by what is known without reading; for the event loop."""
+    """True if `has_snapshot` may be true, judged without reading; for the event loop."""
     ask: Callable[[], bool] | None = getattr(log, "may_have_snapshot", None)
     return ask is not None and ask()
 
 
-def told_from(log: Log) -> int:
-    """The first offset of which the log tells, in deltas or in its snapshot; 0 where it has lost nothing."""
-    found = newest_snapshot(log) if log.first_offset else None
+def oldest_known_offset(log: Log) -> int:
+    """Return the first offset known to the log or its snapshot; 0 if it has lost nothing."""
+    found = newest_snapshot(log) if log.start_offset else None
     if found is None:
-        return log.first_offset
+        return log.start_offset
     try:
-        return found.begin if found.offset >= log.first_offset else log.first_offset
+        return found.begin if found.offset >= log.start_offset else log.start_offset
     finally:
         found.close()
 
 
 def can_be_rebuilt(sink: Sink, topics: Iterable[Topic]) -> bool:
-    """Whether states can stand for all deltas that this sink asks for."""
-    return isinstance(sink, Rebuilds) and all(topic.kind in WHOLE_VECTOR_TOPICS for topic in topics)
+    """True if states can stand for all deltas that this sink subscribes to."""
+    return isinstance(sink, Rebuildable) and all(topic.kind in FULL_VECTOR_TOPICS for topic in topics)

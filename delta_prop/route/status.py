@@ -1,4 +1,4 @@
-"""What bounds a feed, what it may be doing, and what it tells of itself."""
+"""A feed's limits, states and statistics."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ from delta_prop.route.breaker import RetryLimits
 
 @dataclass(frozen=True, slots=True)
 class FeedLimits:
-    """What bounds a feed: its mailbox, a full batch, how long a busy sink's deltas gather, a merge, how
-    long one call may take, how failed calls come again, what its quarantine holds."""
+    """Limits of a feed: its mailbox, a full batch, how long a busy sink's deltas linger, the deltas of a
+    call, a call's timeout, the retries of failed calls, the size of its quarantine."""
 
     mailbox_deltas_max: int
     mailbox_bytes_max: int
     batch_deltas: int
-    linger_ms_max: float
+    linger_ms: float
     merge_deltas_max: int
-    apply_s_max: float = inf
+    apply_timeout_s: float = inf
     retry: RetryLimits = field(default_factory=RetryLimits)
     quarantine_deltas_max: int = 10_000
     quarantine_bytes_max: int = 64 * 1024 * 1024
 
 
-class KeptCursor(NamedTuple):
-    """How far a sink said it was durable, and up to where all was dealt with, other topics' rows too.
+class SavedCursor(NamedTuple):
+    """Durable offset that a sink reported, and offset below which all rows are processed, of any topic.
 
-    `required`: the log keeps what comes after for it, though it is not attached. `rebuilding`: a rebuild
-    was begun and has not ended, so the sink holds nothing whole, and is rebuilt when it comes back.
-    `paused`: it gets nothing until it is resumed. `own`: the sink keeps its cursor with its data.
-    `gives_way`: where the log is full on its account it loses its place, rather than producers be refused.
-    `rebuild_asked`: an operator wants it rebuilt, which has not begun.
+    `required`: the log retains what follows though the sink is not attached. `rebuilding`: a rebuild was
+    begun and has not ended, so the sink is incomplete, and is rebuilt when it is attached. `paused`: it gets
+    nothing until it is resumed. `own`: the sink stores its cursor with its data. `evictable`: when it keeps
+    the log full its cursor is invalidated, instead of refusing producers. `rebuild_asked`: an operator
+    requested a rebuild, which has not begun.
     """
 
     reported: int
-    dealt_with: int
+    processed: int
     required: bool = False
     rebuilding: bool = False
     paused: bool = False
     own: bool = False
-    gives_way: bool = False
+    evictable: bool = False
     rebuild_asked: bool = False
 
 
-def text_of(failure: BaseException | None) -> str:
-    """A failure in one line, whatever its own text does."""
+def format_failure(failure: BaseException | None) -> str:
+    """Format a failure in one line, even if its own text raises."""
     try:
         return f"{type(failure).__name__}: {failure}"
     except Exception:
-        return f"{type(failure).__name__}, whose text cannot be had"
+        return f"{type(failure).__name__}, whose text cannot be formatted"
 
 
 class FeedState(Enum):
-    """What a feed is doing."""
+    """Present activity of a feed."""
 
     IDLE = "idle"
     WORKING = "working"
@@ -70,7 +70,7 @@ class FeedState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FailingDelta:
-    """A delta that holds up its sink: so many calls in a row that brought it alone have failed."""
+    """A delta that blocks its sink: `failures` calls in a row with it alone have failed."""
 
     offset: int
     namespace: str
@@ -79,27 +79,27 @@ class FailingDelta:
 
     def __str__(self) -> str:
         return (
-            f"offset {self.offset} (vector {self.vector_id!r} in namespace {self.namespace!r}), brought "
+            f"offset {self.offset} (vector {self.vector_id!r} in namespace {self.namespace!r}), delivered "
             f"alone, has failed {self.failures} times"
         )
 
 
-ENDED = (FeedState.STOPPED, FeedState.PAUSED, FeedState.NEEDS_SNAPSHOT, FeedState.CLOSED)
-"""Nothing is delivered any more, until someone acts. Looked through quicker than an enum is hashed."""
+ENDED_STATES = (FeedState.STOPPED, FeedState.PAUSED, FeedState.NEEDS_SNAPSHOT, FeedState.CLOSED)
+"""States in which nothing is delivered until someone acts. A tuple is searched faster than hashed."""
 
-WORSE = frozenset(
+WORSE_TRANSITIONS = frozenset(
     {
         (FeedState.STOPPED, FeedState.PAUSED),
         (FeedState.STOPPED, FeedState.NEEDS_SNAPSHOT),
         (FeedState.PAUSED, FeedState.NEEDS_SNAPSHOT),
     }
 )
-"""What a feed stands for, and for what it stands from then on."""
+"""Transitions (old state, new state) between these that a stop may make."""
 
 
 @dataclass(frozen=True, slots=True)
 class RebuildProgress:
-    """How far a rebuild is. `rows_total`: all of the snapshot, whether the sink wants them or not."""
+    """Progress of a rebuild. `rows_total`: all rows of the snapshot, subscribed or not."""
 
     why: str
     offset: int
@@ -109,38 +109,37 @@ class RebuildProgress:
 
 @dataclass(frozen=True, slots=True)
 class FeedStatistics:
-    """One sink's progress. Offsets are next offsets: everything below is dealt with. `lag_s`: how long ago
-    the oldest row was appended that is not dealt with, in seconds; 0 where there is none, None where that
-    cannot be told at present.
+    """One sink's progress. Offsets are next offsets: all rows below are processed. `lag_s`: seconds since
+    the oldest row was appended that is not processed; 0 if there is none, None if that is not known at
+    present.
 
-    Each row that lies between the feed's start and `applied` had one outcome: `success` (applied),
+    Each row between the feed's start and `applied_offset` had one outcome: `applied_deltas` (applied),
     `skipped` (not for this sink, or dropped before it was attached), in the quarantine now (`quarantined`)
-    or dropped from it by an operator (`dropped`). What the quarantine held already when the sink was
-    attached comes on top. `backpressure` counts rows that could not be pushed, because the mailbox was
-    full or the sink behind, and are read from the log instead; `errors` calls of the sink that failed,
-    `defects` those among them that failed with none of the contract's exceptions.
-    `failing`: the delta that holds up the sink, as it fails on and on.
-    `rebuild`: how far a rebuild is, that is wanted or under way; it may be retrying then. `rebuilds`: how
-    many came to their end; each begins these counts anew.
+    or dropped from it by an operator (`dropped`). Deltas quarantined before the sink was attached are counted
+    in addition. `pulled` counts rows that could not be pushed, because the mailbox was full or the sink
+    catching up, and are read from the log instead; `errors` failed calls of the sink, `unexpected_errors`
+    those among them that failed with none of the contract's exceptions. `failing`: the delta that blocks
+    the sink by failing each time. `rebuild`: progress of a rebuild that is requested or running; it may be
+    retrying then. `rebuilds`: number of ended rebuilds; each resets these counts.
     """
 
     name: str
     state: str
     reason: str | None
-    applied: int
-    committed: int
+    applied_offset: int
+    committed_offset: int
     lag: int
     lag_s: float | None
-    behind: bool
+    catching_up: bool
     mailbox_deltas: int
     mailbox_bytes: int
-    in_hand: int
+    in_call: int
     deliveries: int
-    success: int
+    applied_deltas: int
     skipped: int
-    backpressure: int
+    pulled: int
     errors: int
-    defects: int
+    unexpected_errors: int
     retries: int
     breaker: str
     breaker_opened: int

@@ -1,6 +1,6 @@
-"""A live listener in this process: a sink that hands its rows to whoever iterates, at their pace.
+"""A live listener in this process: a sink that delivers its rows to an iterating reader, at its pace.
 
-It keeps at most one call's deliveries in hand; while the reader is slow the feed reads the log.
+It holds up to one call's deliveries; while the reader is slow the feed reads the log.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop.published import Delivered
+from delta_prop.outcomes import Delivered
 from delta_prop.route.status import FeedState
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 class Subscription:
     """Async iterator over `Delivered`, for one reader at a time. Close it, with `async with` or `close`;
-    one that is left open holds what it has in hand until the propagator closes.
+    an open one keeps its present deliveries until the propagator closes.
 
-    Raises Refused: CURSOR_TOO_OLD where the log no longer has what comes next, SHUTTING_DOWN where the
-    propagator closed before everything was read.
+    Raises Refused: CURSOR_TOO_OLD if the log no longer has the next rows, SHUTTING_DOWN if the propagator
+    closed before all was read.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class Subscription:
         self._detach = detach
         self._feed: Feed | None = None
         self._rows: deque[tuple[Delivery, int]] = deque()
-        self._rows_end = 0  # the offset behind what is in hand
-        self._change = anyio.Event()
-        self._drained = anyio.Event()
+        self._rows_end = 0  # the offset after the present rows
+        self._changed_event = anyio.Event()
+        self._drained_event = anyio.Event()
         self._delivered = 0
         self._closed = False
-        self._missed: Refused | None = None
+        self._missed_refusal: Refused | None = None
 
-    # --- the reader's side
+    # --- calls from the reader
 
     def __aiter__(self) -> Subscription:
         return self
@@ -62,10 +62,10 @@ class Subscription:
                 raise StopAsyncIteration
             if self._feed is None:
                 self._feed = await self._attach(self)
-            self._check_going_on(self._feed)
-            self._drained.set()
-            self._change = anyio.Event()
-            await self._change.wait()
+            self._check_not_ended(self._feed)
+            self._drained_event.set()
+            self._changed_event = anyio.Event()
+            await self._changed_event.wait()
 
     async def __aenter__(self) -> Subscription:
         if self._feed is None:
@@ -78,71 +78,74 @@ class Subscription:
         await self.close()
 
     async def close(self) -> None:
-        """End the subscription; an iteration that waits ends too. What is not read yet is not wanted."""
+        """End the subscription and any iteration that waits. Unread rows are dropped."""
         if self._closed:
             return
         self._closed = True
         self._rows.clear()
-        self.ring()
+        self.notify()
         if self._feed is not None and self._feed.state is not FeedState.CLOSED:
-            self._feed.give_up()
+            self._feed.close()
             await self._detach(self.name)
 
-    def ring(self) -> None:
-        """Something changed that an iteration may wait for."""
-        self._change.set()
+    def notify(self) -> None:
+        """Wake an iteration that waits: something changed."""
+        self._changed_event.set()
 
     def note_progress(self) -> None:
-        """The feed has moved on, which an iteration does not wait for, or it stands, which ends one."""
+        """Wake the iteration if the feed has stopped; progress alone does not concern it."""
         feed = self._feed
         if feed is None or feed.reason is not None or feed.state is FeedState.CLOSED:
-            self.ring()
+            self.notify()
 
-    # --- the feed's side
+    # --- calls from the feed
 
     async def open(self, context: SinkContext) -> None:
-        """Nothing to open: the service keeps the cursor."""
+        """Do nothing: the service stores the cursor."""
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Hand the rows over; return when the reader has come back for more."""
-        self._drained = anyio.Event()
+        """Deliver the rows; return when the reader asks for more."""
+        self._drained_event = anyio.Event()
         self._rows_end = deliveries[-1].next_offset
         for delivery in deliveries:
             rows = range(delivery.logged.count) if delivery.rows is None else delivery.rows.tolist()
             self._rows.extend((delivery, row) for row in rows)
-        self.ring()
-        await self._drained.wait()
+        self.notify()
+        await self._drained_event.wait()
 
     def end(self) -> None:
-        """The service closes, and waits for no reader: what is in hand can still be read, then it ends."""
+        """End without waiting for the reader: it can still read the present rows, then iteration ends."""
         feed = self._feed
         if feed is None or feed.state is FeedState.CLOSED:
             return
         progress = feed.statistics()
-        reached, there_is = max(progress.applied, self._rows_end), progress.applied + progress.lag
-        if reached < there_is:
-            self._missed = Refused(
+        reached, log_end = (
+            max(progress.applied_offset, self._rows_end),
+            progress.applied_offset + progress.lag,
+        )
+        if reached < log_end:
+            self._missed_refusal = Refused(
                 ErrorCode.SHUTTING_DOWN,
-                f"the propagator closed when {self.name!r} had read up to offset {reached} of {there_is}: "
+                f"the propagator closed when {self.name!r} had read up to offset {reached} of {log_end}: "
                 "read to the end before you leave its block",
-                details={"offset": reached, "next_offset": there_is},
+                details={"offset": reached, "next_offset": log_end},
             )
-        feed.give_up()
+        feed.close()
 
     async def aclose(self) -> None:
-        """Nothing is kept open."""
-        self.ring()
+        """Wake the iteration; there is nothing to close."""
+        self.notify()
 
     def statistics(self) -> int:
-        """How many deltas the reader has taken."""
+        """Return the number of deltas that the reader has taken."""
         return self._delivered
 
     # --- helpers
 
-    def _check_going_on(self, feed: Feed) -> None:
+    def _check_not_ended(self, feed: Feed) -> None:
         if feed.state is FeedState.CLOSED:
-            if self._missed is not None:
-                raise self._missed.with_traceback(None)
+            if self._missed_refusal is not None:
+                raise self._missed_refusal.with_traceback(None)
             raise StopAsyncIteration
         if feed.reason is not None:
             raise feed.reason.with_traceback(None)

@@ -1,1 +1,1 @@
-"""The server: 0xD3 over the network, before one propagator. Only the shell is here; frames are `wire`."""
+"""The server: the 0xD3 protocol over the network, for one service. `delta_prop_wire` encodes the frames."""

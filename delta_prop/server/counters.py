@@ -1,4 +1,4 @@
-"""What the server counts: plain integers, read when somebody asks."""
+"""Counters of the server: plain integers, read on request."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class JobCounts:
-    """What there is of jobs: `active` ones, that are staged or being published, `staged_bytes` of them all.
+    """Counts of jobs: `active` ones, staged or being published, with `staged_bytes` in total.
+
     Since the server started, in deltas: `staged`, `published`, `duplicates` (known before), `refused`; and
-    `expired` jobs, of which nobody decided in time.
+    `expired`: jobs that were not decided in time.
     """
 
     active: int = 0
@@ -25,13 +26,14 @@ class JobCounts:
     refused: int = 0
     expired: int = 0
 
-    def note(self, told: Progress, now: Progress) -> Progress:
-        """A publication has come further than it was when `told`; returns what is told now. It may have gone
-        back, with a log that failed: what was counted before is not counted again.
+    def add_progress(self, counted: Progress, now: Progress) -> Progress:
+        """Add the progress of a publication since `counted`; return the progress that is counted now.
+
+        After a log failure the publication may have gone back: rows counted before are not counted twice.
         """
         counts = {}
         for name in ("published", "duplicates", "refused"):
-            before = getattr(told, name)
+            before = getattr(counted, name)
             counts[name] = max(before, getattr(now, name))
             setattr(self, name, getattr(self, name) + counts[name] - before)
         return replace(now, **counts)
@@ -39,7 +41,7 @@ class JobCounts:
 
 @dataclass(slots=True)
 class Counters:
-    """Since the server started. `repeated`: deltas that were acknowledged as duplicates."""
+    """Counts since the server started. `duplicate_acks`: deltas that were acknowledged as duplicates."""
 
     connections: int = 0
     connections_refused: int = 0
@@ -50,11 +52,11 @@ class Counters:
     bytes_in: int = 0
     bytes_out: int = 0
     acks: int = 0
-    repeated: int = 0
-    peers_lost: int = 0
+    duplicate_acks: int = 0
+    connections_timed_out: int = 0
     nacks: dict[str, int] = field(default_factory=dict)
     jobs: JobCounts = field(default_factory=JobCounts)
 
-    def nack(self, code: ErrorCode) -> None:
-        """One more refusal was told."""
+    def count_nack(self, code: ErrorCode) -> None:
+        """Count a refusal."""
         self.nacks[code.name] = self.nacks.get(code.name, 0) + 1

@@ -1,8 +1,6 @@
-"""Named groups of subscribers: who reads for each, who stands by, and how far it is; the same files as
-`subscribe --data`.
+"""Named groups of subscribers: their readers, standbys and cursors, in the same files as `subscribe --data`.
 
-A place that is written down only lags behind the truth: what lies behind it comes again. Nobody's log waits
-for a group.
+A stored cursor may only be below the true one: rows after it are redelivered. No log waits for a group.
 """
 
 from __future__ import annotations
@@ -16,14 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import anyio
 
-from delta_prop.group_places import (
+from delta_prop.group_cursor import (
     NAME_BYTES_MAX,
-    Group,
     GroupBusy,
-    names_taken,
-    prepare,
+    GroupCursor,
+    create_directory,
+    list_names,
     read_groups,
-    read_place,
+    read_position,
 )
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_wire.bounds import check_name
@@ -40,353 +38,351 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("delta_prop.server")
 
-AWAY_SHARE = 10
-"""Times as long as reading took, for which what was read of groups that are away is good enough."""
-KEEP_S = 1.0
-"""How often a place is written down, at most."""
+ABSENT_CACHE_FACTOR = 10
+"""Absent groups are cached for so many times the duration of reading them."""
+STORE_INTERVAL_S = 1.0
+"""Minimum interval between two stores of cursors."""
 GROUPS_MAX = 10_000
 _RETRY_AFTER_MS = 1_000
-_LOOK_S = 0.1
+_POLL_INTERVAL_S = 0.1
 
 
-class Joined(NamedTuple):
-    """How a group stands for who reads for it, or stands by: where it goes on, and how often an operator has
-    set that.
-    """
+class GroupAssignment(NamedTuple):
+    """A group's state for a member: the cursor to resume from, and how often an operator has reset it."""
 
-    place: int
+    offset: int
     resets: int
-    standby: bool = False
+    is_standby: bool = False
 
 
 class Member(Protocol):
     """A member of a group, which reads for it or stands by."""
 
-    def take_over(self, joined: Joined) -> None:
-        """It stood by, and reads for the group from now on."""
+    def take_over(self, assignment: GroupAssignment) -> None:
+        """Start reading for the group, after standing by."""
 
     def fence(self, refused: Refused) -> None:
-        """It reads for the group no more, and does not stand by."""
+        """Stop reading or standing by for the group."""
 
 
 class GroupStatistics(NamedTuple):
-    """A group that is read for, or whose place is not written down yet."""
+    """A group with a reader, or with a cursor that is not stored yet."""
 
     next_offset: int | None
     has_member: bool
     standing_by: int = 0
 
 
-class _Joining(NamedTuple):
-    """A member that reads, or stands by. `identity`: of the client, over all its connections; None: none."""
+class _Membership(NamedTuple):
+    """A member that reads or stands by. `member_id`: of the client, over all its connections; None: none."""
 
     member: Member
-    identity: bytes | None
+    member_id: bytes | None
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
-    """A group that this process has, or waits for. `place`: where it goes on; None before its first one."""
+class _GroupState:
+    """A group that this process reads or waits for. `offset`: its cursor; None before its first reader."""
 
-    place: int | None
-    group: Group | None = None  # None beside a log in memory, and while another process has it
-    elsewhere: bool = False  # another process reads for it
-    reader: _Joining | None = None
-    standby: deque[_Joining] = field(default_factory=deque)
+    offset: int | None
+    cursor: GroupCursor | None = None  # None with a log in memory, and while another process has the group
+    is_remote: bool = False  # another process reads for it
+    reader: _Membership | None = None
+    standby: deque[_Membership] = field(default_factory=deque)
     resets: int = 0
 
     @property
-    def settled(self) -> bool:
-        """Whether nothing is left to be written down, or released."""
-        return self.group is None or (self.reader is not None and self.written)
+    def is_settled(self) -> bool:
+        """True if there is nothing left to store or release."""
+        return self.cursor is None or (self.reader is not None and self.is_stored)
 
     @property
-    def written(self) -> bool:
-        """True if the place is written down."""
-        kept = None if self.group is None else self.group.kept
-        return kept == (None if self.place is None else (self.place, self.resets))
+    def is_stored(self) -> bool:
+        """True if the cursor is stored."""
+        stored = None if self.cursor is None else self.cursor.stored
+        return stored == (None if self.offset is None else (self.offset, self.resets))
 
-    def joined(self, *, standby: bool = False) -> Joined:
-        """The answer to a member."""
-        assert self.place is not None, "the first member gives it one"
-        return Joined(self.place, self.resets, standby)
+    def assignment(self, *, standby: bool = False) -> GroupAssignment:
+        """Return the answer to a member."""
+        assert self.offset is not None, "the first member sets it"
+        return GroupAssignment(self.offset, self.resets, standby)
 
 
 class Groups:
-    """All groups of one log. One member reads for each at a time; others stand by, in the order in which
-    they came.
+    """All groups of one log. One member reads for each at a time; others stand by, in the order of joining.
 
-    Beside a log in memory places live as long as this object.
+    With a log in memory the cursors live as long as this object.
     """
 
     def __init__(self, disk: Disk | None, log: Log, world: World) -> None:
         self._disk = disk
         self._log = log
         self._world = world
-        self._held: dict[str, _Held] = {}
-        self._names: set[str] = set()  # every group there is, as far as this process knows
+        self._groups: dict[str, _GroupState] = {}
+        self._names: set[str] = set()  # of every group, as far as this process knows
         self._prepared = False
-        self._away: dict[str, int] = {}  # groups that nobody reads for here, as they were read last
-        self._away_until = -inf
-        self._released: dict[str, int] = {}  # places written down since those that are away were read
-        self._bell = anyio.Event()
-        self._left = anyio.Event()  # a group has no reader any more: others are to see its place at once
+        self._absent: dict[str, int] = {}  # cursors of groups without a reader here, as last read
+        self._absent_valid_until = -inf
+        self._released: dict[str, int] = {}  # cursors stored since the absent ones were read
+        self._wakeup = anyio.Event()
+        self._reader_left = anyio.Event()  # a group lost its reader: other processes need its cursor at once
 
     def join(
-        self, name: str, member: Member, begin: Callable[[], int], *, identity: bytes | None = None
-    ) -> Joined:
-        """Have this member read for the group, or stand by while another one does.
+        self, name: str, member: Member, begin: Callable[[], int], *, member_id: bytes | None = None
+    ) -> GroupAssignment:
+        """Let this member read for the group, or stand by while another one reads.
 
-        `begin`: where a new group begins. `identity`: a client that connects again takes the place of the
-        connection that it had, at once. Raises Refused (BAD_REQUEST, LOG_FAILED), and what `begin` raises.
+        `begin`: returns where a new group begins. `member_id`: a client that reconnects replaces its former
+        connection, at once. Raises Refused (BAD_REQUEST, LOG_FAILED), and what `begin` raises.
         """
-        held = self._held.get(name)
-        if held is None:
-            held = self._take(name)
-            self._bell.set()
-        if held.place is None:
+        state = self._groups.get(name)
+        if state is None:
+            state = self._acquire(name)
+            self._wakeup.set()
+        if state.offset is None:
             try:
-                held.place = begin()
+                state.offset = begin()
             finally:
-                self._bell.set()  # to write it down, or to let the group go again
-        joining = _Joining(member, identity)
-        if identity is not None:
-            self._end_former(name, held, joining)
-        reader = held.reader
-        if (reader is None and not held.elsewhere) or (reader is not None and reader.member is member):
-            held.reader = joining
-            return held.joined()
-        if all(one.member is not member for one in held.standby):
-            held.standby.append(joining)
-        return held.joined(standby=True)
+                self._wakeup.set()  # to store the cursor, or to release the group
+        joining = _Membership(member, member_id)
+        if member_id is not None:
+            self._fence_former(name, state, joining)
+        reader = state.reader
+        if (reader is None and not state.is_remote) or (reader is not None and reader.member is member):
+            state.reader = joining
+            return state.assignment()
+        if all(one.member is not member for one in state.standby):
+            state.standby.append(joining)
+        return state.assignment(standby=True)
 
     def commit(self, name: str, offset: int, member: Member) -> None:
-        """Everything below is dealt with, so the group goes on there. Who stands by is not heard."""
-        held = self._held.get(name)
-        if held is None or held.reader is None or held.reader.member is not member:
+        """Advance the group's cursor: everything below is processed. Only its reader can do so."""
+        state = self._groups.get(name)
+        if state is None or state.reader is None or state.reader.member is not member:
             return
-        if offset != held.place:
-            held.place = offset
-            self._bell.set()
+        if offset != state.offset:
+            state.offset = offset
+            self._wakeup.set()
 
     def leave(self, name: str, member: Member) -> None:
-        """This member reads for it no more, or stands by no more; the next one goes on where it stopped."""
-        held = self._held.get(name)
-        if held is None:
+        """Remove a member; if it was the reader, the next member resumes from its cursor."""
+        state = self._groups.get(name)
+        if state is None:
             return
-        if held.reader is None or held.reader.member is not member:
-            held.standby = deque(one for one in held.standby if one.member is not member)
+        if state.reader is None or state.reader.member is not member:
+            state.standby = deque(one for one in state.standby if one.member is not member)
             return
-        held.reader = None
-        if held.place is not None:  # a log that was recovered may have lost what came last
-            held.place = min(held.place, self._log.next_offset)
-        self._bell.set()
-        self._left.set()
-        _hand_on(held)
+        state.reader = None
+        if state.offset is not None:  # a recovered log may have lost the last rows
+            state.offset = min(state.offset, self._log.next_offset)
+        self._wakeup.set()
+        self._reader_left.set()
+        _promote_standby(state)
 
     async def reset(self, name: str, offset: int) -> bool:
-        """Have a group that this process has go on at an offset, and return once that is written down; the
-        member connects again, and learns it. False where this process does not have the group.
+        """Move the cursor of a group that this process has, and return once it is stored.
+
+        The reader is fenced: it reconnects and resumes there. Returns False if the process does not have the
+        group.
         """
-        held = self._held.get(name)
-        if held is None or held.elsewhere:
+        state = self._groups.get(name)
+        if state is None or state.is_remote:
             return False
-        held.place, held.resets = offset, held.resets + 1
-        resets, group, reader = held.resets, held.group, held.reader
-        self._bell.set()
+        state.offset, state.resets = offset, state.resets + 1
+        resets, cursor, reader = state.resets, state.cursor, state.reader
+        self._wakeup.set()
         if reader is not None:
-            reader.member.fence(_moved(name, offset))
+            reader.member.fence(_reset_error(name, offset))
         while True:
-            if group is None or (group.kept is not None and group.kept.resets >= resets):
+            if cursor is None or (cursor.stored is not None and cursor.stored.resets >= resets):
                 return True
-            await anyio.sleep(_LOOK_S)
+            await anyio.sleep(_POLL_INTERVAL_S)
 
     async def run(self) -> None:
-        """Write places down until cancelled, and once more then."""
+        """Store cursors until cancelled, and once more at the end."""
         threads = self._world.new_threads()
         try:
             while True:
-                with anyio.move_on_after(KEEP_S if self._waits_for_others() else inf):
-                    await self._bell.wait()
-                self._bell = anyio.Event()
-                self._look_elsewhere()
-                self._left = anyio.Event()
-                if not await self._keep(threads):
-                    self._bell.set()
+                with anyio.move_on_after(STORE_INTERVAL_S if self._has_remote() else inf):
+                    await self._wakeup.wait()
+                self._wakeup = anyio.Event()
+                self._poll_remote()
+                self._reader_left = anyio.Event()
+                if not await self._store(threads):
+                    self._wakeup.set()
                 await self._pause(threads)
         finally:
             with anyio.CancelScope(shield=True):
-                await self._keep(threads)
-            for held in self._held.values():
-                if held.group is not None:
-                    held.group.release()
-            self._held.clear()
+                await self._store(threads)
+            for state in self._groups.values():
+                if state.cursor is not None:
+                    state.cursor.release()
+            self._groups.clear()
 
     def statistics(self) -> dict[str, GroupStatistics]:
-        """A snapshot of those that this process has."""
+        """Return a snapshot of the groups that this process has."""
         return {
-            name: GroupStatistics(held.place, held.reader is not None, len(held.standby))
-            for name, held in self._held.items()
+            name: GroupStatistics(state.offset, state.reader is not None, len(state.standby))
+            for name, state in self._groups.items()
         }
 
-    async def look(self, threads: Threads) -> None:
-        """Read how far groups are that nobody reads for, unless that was done just now."""
+    async def poll_absent(self, threads: Threads) -> None:
+        """Read the cursors of groups without a reader, unless the cached ones are recent."""
         disk, now = self._disk, self._world.clock.now()
-        if disk is None or now < self._away_until:
+        if disk is None or now < self._absent_valid_until:
             return
-        self._away_until, self._released = inf, {}  # one reads for all
+        self._absent_valid_until, self._released = inf, {}  # concurrent callers share this read
         try:
             found = await threads.run(lambda: read_groups(disk, self._log.log_id))
         except OSError as error:
-            logger.warning("the places of groups cannot be read: %s", error)
+            logger.warning("the cursors of groups cannot be read: %s", error)
         else:
-            self._away = {name: place for name, place in found.items() if isinstance(place, int)}
-            self._away |= self._released  # which may be newer than what was read
+            self._absent = {name: place for name, place in found.items() if isinstance(place, int)}
+            self._absent |= self._released  # these may be newer than the file's
         finally:
             read = self._world.clock.now()
-            self._away_until = read + AWAY_SHARE * (read - now)
+            self._absent_valid_until = read + ABSENT_CACHE_FACTOR * (read - now)
 
-    def places(self) -> dict[str, GroupStatistics]:
-        """Every group, those that are away as `look` has read them."""
-        away = {name: GroupStatistics(place, False) for name, place in self._away.items()}
-        return dict(sorted((away | self.statistics()).items()))
+    def all_statistics(self) -> dict[str, GroupStatistics]:
+        """Return every group, the absent ones as `poll_absent` last read them."""
+        absent = {name: GroupStatistics(place, False) for name, place in self._absent.items()}
+        return dict(sorted((absent | self.statistics()).items()))
 
     # --- helpers
 
-    def _end_former(self, name: str, held: _Held, joining: _Joining) -> None:
-        """Let a client have the place of the connection that it had, which it knows to be gone."""
-        reader, identity = held.reader, joining.identity
-        if reader is not None and reader.identity == identity and reader.member is not joining.member:
-            held.reader = joining
-            reader.member.fence(_fenced(name))
-        former = [one for one in held.standby if one.identity == identity]
+    def _fence_former(self, name: str, state: _GroupState, membership: _Membership) -> None:
+        """Replace the former connection of a client that reconnects, and fence it."""
+        reader, member_id = state.reader, membership.member_id
+        if reader is not None and reader.member_id == member_id and reader.member is not membership.member:
+            state.reader = membership
+            reader.member.fence(_fenced_error(name))
+        former = [one for one in state.standby if one.member_id == member_id]
         for one in former:
-            if one.member is not joining.member:
-                held.standby[held.standby.index(one)] = joining
-                one.member.fence(_fenced(name))
+            if one.member is not membership.member:
+                state.standby[state.standby.index(one)] = membership
+                one.member.fence(_fenced_error(name))
 
     async def _pause(self, threads: Threads) -> None:
-        """Write nothing for a while, but the places of groups whose reader leaves."""
-        until = self._world.clock.now() + KEEP_S
+        """Store nothing for a while, but the cursors of groups whose reader leaves."""
+        until = self._world.clock.now() + STORE_INTERVAL_S
         while True:
             with anyio.move_on_after(until - self._world.clock.now()):
-                await self._left.wait()
-            if not self._left.is_set():
+                await self._reader_left.wait()
+            if not self._reader_left.is_set():
                 return
-            self._left = anyio.Event()
-            await self._keep(threads, left=True)
+            self._reader_left = anyio.Event()
+            await self._store(threads, only_left=True)
 
-    def _take(self, name: str) -> _Held:
+    def _acquire(self, name: str) -> _GroupState:
         try:
             check_name("group", name, NAME_BYTES_MAX)
             self._check_count(name)
-            held = self._held[name] = self._open(name)
+            state = self._groups[name] = self._open(name)
         except InvalidDelta as error:
             raise Refused(ErrorCode.BAD_REQUEST, error.message) from None
-        except UsageError as error:  # its place is damaged
+        except UsageError as error:  # its file is corrupted
             raise Refused(ErrorCode.BAD_REQUEST, str(error), retry_after_ms=_RETRY_AFTER_MS) from None
         except OSError as error:
             raise Refused(
                 ErrorCode.LOG_FAILED,
-                f"the place of group {name!r} cannot be read, as the disk fails with {error}: try again",
+                f"the cursor of group {name!r} cannot be read: the disk fails with {error}: try again",
                 retry_after_ms=_RETRY_AFTER_MS,
             ) from None
         self._names.add(name)
-        return held
+        return state
 
-    def _open(self, name: str) -> _Held:
+    def _open(self, name: str) -> _GroupState:
         if self._disk is None:
-            return _Held(None)
+            return _GroupState(None)
         if not self._prepared:
-            prepare(self._disk)
+            create_directory(self._disk)
             self._prepared = True
         try:
-            group = Group(self._disk, name, self._log.log_id, prepared=True)
+            cursor = GroupCursor(self._disk, name, self._log.log_id, prepared=True)
         except GroupBusy:
-            place = read_place(self._disk, name, self._log.log_id)
-            return _Held(None if place is None else place.next_offset, elsewhere=True)
-        return _Held(group.next_offset, group, resets=group.resets)
+            position = read_position(self._disk, name, self._log.log_id)
+            return _GroupState(None if position is None else position.next_offset, is_remote=True)
+        return _GroupState(cursor.next_offset, cursor, resets=cursor.resets)
 
-    def _waits_for_others(self) -> bool:
-        return any(held.elsewhere for held in self._held.values())
+    def _has_remote(self) -> bool:
+        return any(state.is_remote for state in self._groups.values())
 
-    def _look_elsewhere(self) -> None:
-        """Take groups over whose reader in another process has gone, for who stands by here."""
-        for name, held in list(self._held.items()):
-            if not held.elsewhere:
+    def _poll_remote(self) -> None:
+        """Take over groups whose reader in another process has left, for the standbys here."""
+        for name, state in list(self._groups.items()):
+            if not state.is_remote:
                 continue
-            if not held.standby:
-                del self._held[name]
+            if not state.standby:
+                del self._groups[name]
                 continue
             try:
-                found = self._open(name)
+                opened = self._open(name)
             except (UsageError, OSError) as error:
-                logger.warning("group %r cannot be taken over, which is tried again: %s", name, error)
+                logger.warning("group %r cannot be taken over: %s: retrying", name, error)
                 continue
-            held.place = held.place if found.place is None else found.place
-            held.group, held.elsewhere, held.resets = found.group, found.elsewhere, found.resets
-            if not held.elsewhere:
-                _hand_on(held)
+            state.offset = state.offset if opened.offset is None else opened.offset
+            state.cursor, state.is_remote, state.resets = opened.cursor, opened.is_remote, opened.resets
+            if not state.is_remote:
+                _promote_standby(state)
 
     def _check_count(self, name: str) -> None:
         if self._disk is not None and (not self._prepared or len(self._names) >= GROUPS_MAX):
-            self._names = names_taken(self._disk) | self._held.keys()
+            self._names = list_names(self._disk) | self._groups.keys()
         if name not in self._names and len(self._names) >= GROUPS_MAX:
             raise Refused(
                 ErrorCode.BAD_REQUEST,
-                f"there are {len(self._names)} groups, allowed are {GROUPS_MAX}: use one that is there, or "
-                "have an operator forget some",
+                f"group {name!r}: there are {len(self._names)} groups already: use up to {GROUPS_MAX}, or "
+                "have an operator delete some",
             )
 
-    async def _keep(self, threads: Threads, *, left: bool = False) -> bool:
-        """Write down what has changed, as far as it is on stable storage; whether that was all. `left`: only
-        of groups that nobody reads for.
+    async def _store(self, threads: Threads, *, only_left: bool = False) -> bool:
+        """Store changed cursors, as far as the log is synced; return True if nothing is left to store.
+
+        `only_left`: only those of groups without a reader.
         """
-        safe = self._log.reached(AckLevel.DURABLE)
-        for name, held in list(self._held.items()):
-            group, place = held.group, held.place
-            if group is None or held.settled or (left and held.reader is not None):
+        safe = self._log.offset_at_level(AckLevel.DURABLE)
+        for name, state in list(self._groups.items()):
+            cursor, offset = state.cursor, state.offset
+            if cursor is None or state.is_settled or (only_left and state.reader is not None):
                 continue
-            # What is not synced may be gone with the next power cut, and other deltas come in its place.
-            group.next_offset = place if place is None else min(place, safe)
-            group.resets = held.resets
+            # A power cut may lose unsynced rows, and other deltas then get their offsets.
+            cursor.next_offset = offset if offset is None else min(offset, safe)
+            cursor.resets = state.resets
             try:
-                await threads.run(partial(self._use_reserve, group))
+                await threads.run(partial(self._use_reserve, cursor))
             except OSError as error:
-                logger.warning(
-                    "the place of group %r could not be written, which is tried again: %s", name, error
-                )
-            if held.reader is None and held.written:
-                if held.place is not None:
-                    self._away[name] = self._released[name] = held.place
-                group.release()
-                del self._held[name]
-        return all(held.settled for held in self._held.values())
+                logger.warning("the cursor of group %r cannot be stored: %s: retrying", name, error)
+            if state.reader is None and state.is_stored:
+                if state.offset is not None:
+                    self._absent[name] = self._released[name] = state.offset
+                cursor.release()
+                del self._groups[name]
+        return all(state.is_settled for state in self._groups.values())
 
-    def _use_reserve(self, group: Group) -> None:
-        """Write a place down, on a full disk too. For a thread; raises OSError."""
+    def _use_reserve(self, cursor: GroupCursor) -> None:
+        """Store a cursor, on a full disk too. For a thread; raises OSError."""
         if isinstance(self._log, DurableLog):
-            self._log.reserve.use(group.keep)
+            self._log.reserve.use(cursor.store)
         else:
-            group.keep()
+            cursor.store()
 
 
-def _hand_on(held: _Held) -> None:
-    """Let the one who has stood by longest read for the group."""
-    if held.standby:
-        held.reader = held.standby.popleft()
-        held.reader.member.take_over(held.joined())
+def _promote_standby(state: _GroupState) -> None:
+    """Make the member that has stood by longest the reader."""
+    if state.standby:
+        state.reader = state.standby.popleft()
+        state.reader.member.take_over(state.assignment())
 
 
-def _fenced(name: str) -> Refused:
+def _fenced_error(name: str) -> Refused:
     return Refused(
-        ErrorCode.FENCED, f"this member of group {name!r} has connected again: go on over that connection"
+        ErrorCode.FENCED, f"this member of group {name!r} has reconnected: use the newer connection"
     )
 
 
-def _moved(name: str, offset: int) -> Refused:
+def _reset_error(name: str, offset: int) -> Refused:
     return Refused(
         ErrorCode.SHUTTING_DOWN,
-        f"an operator has had group {name!r} go on at offset {offset}: connect again, and go on from there",
+        f"an operator has moved group {name!r} to offset {offset}: reconnect, and resume from there",
         retry_after_ms=50,
     )

@@ -1,7 +1,8 @@
-"""Jobs as small files: what was decided of each, and how far its publication is.
+"""The files of jobs: the decision about each, and the progress of its publication.
 
-A job's name is hashed into the names of its files. A decision is one file, written aside, synced and given
-its name: there is one or there is none. Files that no decision needs are removed when the directory is read.
+The names of a job's files contain a hash of its name. A decision is one file, written under a temporary name,
+synced and renamed: there is one or there is none. Files that no decision needs are removed when the directory
+is read.
 """
 
 from __future__ import annotations
@@ -13,13 +14,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
-from delta_prop.server.part_file import DIRECTORY, SUFFIX, Mark, PartHead, frames, path_of, read_head
-from delta_prop_broker.log.files.identity import read_small, replace_file
-from delta_prop_broker.log.files.names import TEMPORARY
+from delta_prop.server.part_file import (
+    DIRECTORY,
+    SUFFIX,
+    PartHead,
+    PartPosition,
+    path_of,
+    read_frames,
+    read_head,
+)
+from delta_prop_broker.log.files.identity import read_small_file, replace_file
+from delta_prop_broker.log.files.paths import TEMPORARY
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.errors import DeltaPropError
 from delta_prop_wire.frames import JobState, JobStatus, RefusedRow
-from delta_prop_wire.packing import cut
+from delta_prop_wire.packing import truncate
 from delta_prop_wire.requests import REFUSED_ID_BYTES_MAX, REFUSED_ROWS_MAX, REFUSED_TEXT_BYTES_MAX
 from delta_prop_wire.spec import ErrorCode
 
@@ -34,20 +43,21 @@ _DECISION, _PROGRESS = ".job", ".at"
 _CRC_BYTES = 4
 
 
-class JobDamaged(DeltaPropError):
-    """A decision that was written down cannot be read."""
+class JobCorrupted(DeltaPropError):
+    """A stored decision that cannot be read."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(
-            f"damage in {path}: {reason}; nothing was changed; put a sound copy in its place, or remove it "
-            "and run that job again, which repeats nothing that was published"
+            f"{path}: corrupted: {reason}; nothing was changed: replace it with an intact copy, or remove it "
+            "and rerun that job, which republishes nothing"
         )
         self.path = path
 
 
-class KeptPart(NamedTuple):
-    """A part that is published. `size`, `checksum`: of its file; `behind`: its origin's watermark when the
-    job was decided, up to which its deltas are repeats.
+class CommittedPart(NamedTuple):
+    """A part that is published. `size`, `checksum`: of its file.
+
+    `watermark`: its origin's when the job was decided: its deltas up to there are duplicates.
     """
 
     part: int
@@ -55,277 +65,297 @@ class KeptPart(NamedTuple):
     deltas: int
     size: int
     checksum: int
-    behind: int
+    watermark: int
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a publication is: part `index` up to `mark`. `again`: the first counter of the origin of
-    refused rows that the frame behind the mark may take; 0 where none was refused. `refused_rows`: the first.
+    """The progress of a publication: part `index` up to `position`. `refused_rows`: the first ones.
+
+    `retry_counter`: the first counter of the retry origin for the frame after `position`, of which rows were
+    refused; 0 if none was.
     """
 
     index: int = 0
-    mark: Mark = field(default_factory=Mark)
-    again: int = 0
+    position: PartPosition = field(default_factory=PartPosition)
+    retry_counter: int = 0
     published: int = 0
     duplicates: int = 0
     refused: int = 0
     refused_rows: tuple[RefusedRow, ...] = ()
 
     def with_refused(self, row: RefusedRow, deltas: int = 1) -> Progress:
-        """So many deltas more are refused, from this row on; the first rows are told of."""
+        """Return the progress with `deltas` more refused, from `row` on; only the first rows are listed."""
         rows = self.refused_rows
         if len(rows) < REFUSED_ROWS_MAX:
-            short = cut(row.vector_id, REFUSED_ID_BYTES_MAX), row.code, cut(row.text, REFUSED_TEXT_BYTES_MAX)
+            short = (
+                truncate(row.vector_id, REFUSED_ID_BYTES_MAX),
+                row.code,
+                truncate(row.text, REFUSED_TEXT_BYTES_MAX),
+            )
             rows = (*rows, RefusedRow(row.part, row.row, *short))
         return replace(self, refused=self.refused + deltas, refused_rows=rows)
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
-    """What was decided of a job, and what became of it. `parts`: until it is published; `content`: a digest
-    of (part, deltas) of all; `said`: one of what they say as well. `decided_us`: log time.
+class JobDecision:
+    """A decision about a job, and its outcome. `parts`: until they are published. `decided_us`: log time.
+
+    `parts_digest`: of (part, deltas) of all parts; `content_digest`: of their contents as well.
     """
 
     job: str
     owner: str
     state: JobState
     decided_us: int
-    content: bytes
+    parts_digest: bytes
     deltas: int = 0
-    parts: tuple[KeptPart, ...] = ()
+    parts: tuple[CommittedPart, ...] = ()
     progress: Progress = field(default_factory=Progress)
-    said: bytes = b""
+    content_digest: bytes = b""
 
     @property
     def bytes(self) -> int:
-        """What its parts take on disk."""
+        """Bytes of its parts on disk."""
         return sum(part.size for part in self.parts)
 
     def status(self) -> JobStatus:
-        """How it is, as clients are told."""
-        done = self.progress
-        counts = done.published, done.duplicates, done.refused
-        return JobStatus(self.state, self.deltas, *counts, done.refused_rows)
+        """Return its status for clients."""
+        progress = self.progress
+        counts = progress.published, progress.duplicates, progress.refused
+        return JobStatus(self.state, self.deltas, *counts, progress.refused_rows)
 
 
-def job_told(job: str, owner: str, status: JobStatus, size: int) -> dict[str, Any]:
-    """A job, for JSON."""
-    told: dict[str, Any] = {"job": job, "state": status.state.value, "token": owner, "bytes": size}
-    told |= {"deltas": status.deltas, "published": status.published}
+def job_to_json(job: str, owner: str, status: JobStatus, size: int) -> dict[str, Any]:
+    """Return a job as a JSON object."""
+    fields: dict[str, Any] = {"job": job, "state": status.state.value, "token": owner, "bytes": size}
+    fields |= {"deltas": status.deltas, "published": status.published}
     rows = [one._asdict() | {"code": one.code.name, "text": one.why} for one in status.refused_rows]
-    return told | {"duplicates": status.duplicates, "refused": status.refused, "refused_rows": rows}
+    return fields | {"duplicates": status.duplicates, "refused": status.refused, "refused_rows": rows}
 
 
-class Found(NamedTuple):
-    """A part that nobody has decided of, as its file has it."""
+class FoundPart(NamedTuple):
+    """A part without a decision, as found in its file."""
 
     head: PartHead
-    end: Mark
+    end: PartPosition
 
 
 def stem_of(job: str) -> str:
-    """What stands for a job in the names of its files."""
+    """Return the hash that names a job's files."""
     return blake2b(job.encode(), digest_size=16).hexdigest()
 
 
-def content_of(parts: Iterable[StagedPart]) -> bytes:
-    """A digest that is the same for the same parts with as many deltas, whichever attempts brought them."""
+def digest_parts(parts: Iterable[StagedPart]) -> bytes:
+    """Return a digest of the parts and their counts of deltas, the same for all attempts."""
     return _digest(sorted((one.part, one.deltas) for one in parts if one.deltas))
 
 
-def said_of(parts: Iterable[StagedPart]) -> bytes:
-    """A digest that is the same for parts that say the same."""
+def digest_content(parts: Iterable[StagedPart]) -> bytes:
+    """Return a digest that is the same for parts with the same content."""
     return _digest(sorted((one.part, one.deltas, one.checksum) for one in parts if one.deltas))
 
 
-def _digest(told: list[tuple[int, ...]]) -> bytes:
-    return blake2b(msgpack.packb(told), digest_size=16).digest()
+def _digest(rows: list[tuple[int, ...]]) -> bytes:
+    return blake2b(msgpack.packb(rows), digest_size=16).digest()
 
 
 class JobFiles:
-    """The directory. Calls block; those that write come from one thread at a time. Raises OSError."""
+    """The directory of jobs. Calls block; writes come from one thread at a time. Raises OSError."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
         self._prepared = False
 
     def prepare(self) -> None:
-        """Have the directory there, durably."""
+        """Create the directory, durably."""
         if not self._prepared:
             self.disk.make_directory(DIRECTORY)
             self.disk.sync_directory("")
             self._prepared = True
 
-    def read_decided(self) -> tuple[list[Decided], dict[str, JobDamaged]]:
-        """All decisions, in the order in which they were made; by stem, those that cannot be read."""
-        found, damaged = [], {}
+    def read_decisions(self) -> tuple[list[JobDecision], dict[str, JobCorrupted]]:
+        """Return all decisions, in the order in which they were made; by stem, those that are corrupted."""
+        found, corrupted = [], {}
         for name in self.disk.list(DIRECTORY):
             stem = name.removesuffix(_DECISION)
             if stem == name:
                 continue
             try:
                 decided = read_decision(self.disk, f"{DIRECTORY}/{name}")
-            except JobDamaged as error:
-                damaged[stem] = error
+            except JobCorrupted as error:
+                corrupted[stem] = error
                 continue
             progress = self._read_progress(stem) if decided.parts else None
             found.append(decided if progress is None else replace(decided, progress=progress))
-        return sorted(found, key=lambda one: (one.decided_us, one.job)), damaged
+        return sorted(found, key=lambda one: (one.decided_us, one.job)), corrupted
 
     def read_staged(
-        self, decided: Iterable[Decided], damaged: Iterable[str] = (), *, read_only: bool = False
-    ) -> list[Found]:
-        """Read all parts that nobody has decided of. Unless `read_only`, cut what is unsound behind them, and
-        remove what no decision needs; nothing of the stems `damaged` is touched.
+        self, decisions: Iterable[JobDecision], corrupted: Iterable[str] = (), *, read_only: bool = False
+    ) -> list[FoundPart]:
+        """Read all parts without a decision; files of the stems `corrupted` are skipped.
+
+        Unless `read_only`, truncate torn tails, and remove the files that no decision needs.
         """
-        left_alone = frozenset(damaged)
+        skipped = frozenset(corrupted)
         needed: dict[str, set[str]] = {}
-        for one in decided:
+        for one in decisions:
             stem = stem_of(one.job)
             needed[stem] = {path_of(stem, part.part, part.attempt) for part in one.parts}
             needed[stem].add(f"{DIRECTORY}/{stem}{_DECISION}")
             if one.parts:
                 needed[stem].add(f"{DIRECTORY}/{stem}{_PROGRESS}")
-        found, gone = [], []
+        found, unneeded = [], []
         for name in self.disk.list(DIRECTORY):
             path, stem = f"{DIRECTORY}/{name}", name.partition("-")[0].partition(".")[0]
-            if stem in left_alone:
+            if stem in skipped:
                 continue
-            kept, staged = needed.get(stem), None
-            if kept is None and name.endswith(SUFFIX):
+            needed_paths, staged = needed.get(stem), None
+            if needed_paths is None and name.endswith(SUFFIX):
                 staged = self._read_part(path, read_only=read_only)
             if staged is not None:
                 found.append(staged)
-            elif path not in (kept or ()) and name.endswith((SUFFIX, _PROGRESS, TEMPORARY)):
-                gone.append(path)
+            elif path not in (needed_paths or ()) and name.endswith((SUFFIX, _PROGRESS, TEMPORARY)):
+                unneeded.append(path)
         if not read_only:
-            self.remove(gone)
+            self.remove(unneeded)
         return found
 
     def count(self) -> dict[str, int]:
-        """How many jobs there are, by state, without a look into what is staged."""
-        decided, damaged = self.read_decided()
-        known = damaged.keys() | {stem_of(one.job) for one in decided}
+        """Count the jobs by state, without reading staged parts."""
+        decided, corrupted = self.read_decisions()
+        known = corrupted.keys() | {stem_of(one.job) for one in decided}
         parts = {name.partition("-")[0] for name in self.disk.list(DIRECTORY) if name.endswith(SUFFIX)}
         counts = Counter(one.state.value for one in decided)
-        counts |= Counter({JobState.STAGING.value: len(parts - known), "damaged": len(damaged)})
+        counts |= Counter({JobState.STAGING.value: len(parts - known), "damaged": len(corrupted)})
         return {state: count for state, count in counts.items() if count}
 
-    def write_decided(self, decided: Decided) -> None:
-        """Write a decision down; durable when this returns."""
+    def write_decision(self, decision: JobDecision) -> None:
+        """Write a decision; durable when this returns."""
         self.prepare()
-        path = f"{DIRECTORY}/{stem_of(decided.job)}{_DECISION}"
-        replace_file(self.disk, DIRECTORY, path, [_signed(_packed(decided))])
+        path = f"{DIRECTORY}/{stem_of(decision.job)}{_DECISION}"
+        replace_file(self.disk, DIRECTORY, path, [_add_checksum(_pack_decision(decision))])
 
     def write_progress(self, job: str, progress: Progress) -> None:
-        """Write down how far a publication is; durable when this returns."""
+        """Write the progress of a publication; durable when this returns."""
         path = f"{DIRECTORY}/{stem_of(job)}{_PROGRESS}"
-        replace_file(self.disk, DIRECTORY, path, [_signed(msgpack.packb(_plain(progress)))])
+        replace_file(self.disk, DIRECTORY, path, [_add_checksum(msgpack.packb(_pack_progress(progress)))])
 
     def forget(self, job: str) -> None:
-        """Remove what was decided of a job."""
+        """Remove the decision about a job."""
         self.remove([f"{DIRECTORY}/{stem_of(job)}{_DECISION}"])
 
     def drop(self, job: str, paths: Iterable[str]) -> None:
-        """Remove what is staged of a job, and first of all a decision of which nobody was told."""
+        """Remove the staged parts of a job, after a decision that was never reported, if there is one."""
         stem = stem_of(job)
         self.remove([f"{DIRECTORY}/{stem}{_DECISION}", *paths])
 
-    def remove_parts(self, decided: Decided) -> None:
-        """Remove what a decision needs no more."""
-        stem = stem_of(decided.job)
-        paths = {path_of(stem, part.part, part.attempt) for part in decided.parts}
+    def remove_parts(self, decision: JobDecision) -> None:
+        """Remove the files that a decision no longer needs."""
+        stem = stem_of(decision.job)
+        paths = {path_of(stem, part.part, part.attempt) for part in decision.parts}
         self.remove([*paths, f"{DIRECTORY}/{stem}{_PROGRESS}"])
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove files, as far as they are there; durable when this returns."""
-        there = {f"{DIRECTORY}/{name}" for name in self.disk.list(DIRECTORY)}
-        gone = [path for path in paths if path in there]
-        for path in gone:
+        """Remove files, if they exist; durable when this returns."""
+        existing = {f"{DIRECTORY}/{name}" for name in self.disk.list(DIRECTORY)}
+        removed = [path for path in paths if path in existing]
+        for path in removed:
             self.disk.remove(path)
-        if gone:
+        if removed:
             self.disk.sync_directory(DIRECTORY)
 
     # --- helpers
 
     def _read_progress(self, stem: str) -> Progress | None:
-        """None where there is none, or none that is sound: what is done is found by dots in any case."""
-        raw = read_small(self.disk, f"{DIRECTORY}/{stem}{_PROGRESS}")
-        content = None if raw is None else _checked(raw)
+        """Return the progress; None if absent or invalid: dots reveal what is published in any case."""
+        raw = read_small_file(self.disk, f"{DIRECTORY}/{stem}{_PROGRESS}")
+        content = None if raw is None else _strip_checksum(raw)
         if content is None:
             return None
-        return _progress(msgpack.unpackb(content))
+        return _unpack_progress(msgpack.unpackb(content))
 
-    def _read_part(self, path: str, *, read_only: bool) -> Found | None:
+    def _read_part(self, path: str, *, read_only: bool) -> FoundPart | None:
         file = self.disk.open(path, read_only=read_only)
         try:
             known = read_head(file)
             if known is None:
                 return None
             head, end = known
-            for frame in frames(file, end):
+            for frame in read_frames(file, end):
                 end = frame.end
-            if not read_only and file.size() > end.position:
-                file.truncate(end.position)
+            if not read_only and file.size() > end.byte_offset:
+                file.truncate(end.byte_offset)
                 file.sync()
-            return Found(head, end)
+            return FoundPart(head, end)
         finally:
             file.close()
 
 
-def read_decision(disk: Disk, path: str) -> Decided:
-    """What was decided. Raises JobDamaged, OSError."""
-    raw = read_small(disk, path)
-    content = None if raw is None else _checked(raw)
+def read_decision(disk: Disk, path: str) -> JobDecision:
+    """Read a decision. Raises JobCorrupted, OSError."""
+    raw = read_small_file(disk, path)
+    content = None if raw is None else _strip_checksum(raw)
     if content is None:
-        raise JobDamaged(path, "it does not fit its checksum")
-    version, job, owner, state, decided_us, digest, deltas, parts, progress, said = msgpack.unpackb(content)
+        raise JobCorrupted(path, "it does not match its checksum")
+    version, job, owner, state, decided_us, parts_digest, deltas, parts, progress, content_digest = (
+        msgpack.unpackb(content)
+    )
     if version != VERSION:
-        raise JobDamaged(path, f"it says version {version}, this program knows {VERSION}")
-    kept = tuple(KeptPart(*one) for one in parts)
-    return Decided(job, owner, JobState(state), decided_us, digest, deltas, kept, _progress(progress), said)
+        raise JobCorrupted(path, f"version {version} is not {VERSION}, the one that this program reads")
+    committed = tuple(CommittedPart(*one) for one in parts)
+    return JobDecision(
+        job,
+        owner,
+        JobState(state),
+        decided_us,
+        parts_digest,
+        deltas,
+        committed,
+        _unpack_progress(progress),
+        content_digest,
+    )
 
 
-def _packed(decided: Decided) -> bytes:
+def _pack_decision(decision: JobDecision) -> bytes:
     packed: bytes = msgpack.packb(
         [
             VERSION,
-            decided.job,
-            decided.owner,
-            decided.state.value,
-            decided.decided_us,
-            decided.content,
-            decided.deltas,
-            decided.parts,
-            _plain(decided.progress),
-            decided.said,
+            decision.job,
+            decision.owner,
+            decision.state.value,
+            decision.decided_us,
+            decision.parts_digest,
+            decision.deltas,
+            decision.parts,
+            _pack_progress(decision.progress),
+            decision.content_digest,
         ]
     )
     return packed
 
 
-def _plain(progress: Progress) -> list[Any]:
-    mark = progress.mark
-    told = progress.index, mark.position, mark.checksum, mark.counter, progress.again
+def _pack_progress(progress: Progress) -> list[Any]:
+    position = progress.position
+    fields = progress.index, position.byte_offset, position.checksum, position.counter, progress.retry_counter
     rows = [[*one[:3], int(one.code), one.text] for one in progress.refused_rows]
-    return [*told, progress.published, progress.duplicates, progress.refused, rows]
+    return [*fields, progress.published, progress.duplicates, progress.refused, rows]
 
 
-def _progress(fields: list[Any]) -> Progress:
-    index, position, checksum, counter, again, published, duplicates, refused, *more = fields
+def _unpack_progress(fields: list[Any]) -> Progress:
+    index, byte_offset, checksum, counter, retry_counter, published, duplicates, refused, *more = fields
     rows = tuple(
         RefusedRow(part, row, vector_id, ErrorCode(code), text)
-        for part, row, vector_id, code, text in (more[0] if more else ())  # files from before have none
+        for part, row, vector_id, code, text in (more[0] if more else ())  # older files have none
     )
-    mark = Mark(position, checksum, counter)
-    return Progress(index, mark, again, published, duplicates, refused, rows)
+    position = PartPosition(byte_offset, checksum, counter)
+    return Progress(index, position, retry_counter, published, duplicates, refused, rows)
 
 
-def _signed(content: bytes) -> bytes:
+def _add_checksum(content: bytes) -> bytes:
     return content + crc32c(content).to_bytes(_CRC_BYTES, "little")
 
 
-def _checked(raw: bytes) -> bytes | None:
+def _strip_checksum(raw: bytes) -> bytes | None:
     content = raw[:-_CRC_BYTES]
-    return content if _signed(content) == raw and content else None
+    return content if _add_checksum(content) == raw and content else None

@@ -1,9 +1,9 @@
-"""Brings the parts of a committed job through the chain, as a producer does: in order, each delta once.
+"""Publishes the parts of a committed job through the pipeline, as a producer does: in order, each delta once.
 
-What has its place is known by dots, so a publication that was broken off, by a crash or a failing log, goes
-on from any earlier place and repeats nothing. A batch that is refused for good has its other rows sent under
-dots of another origin: halves of it, and halves of those, in an order that depends on nothing but what became
-of the ones before, so that this too goes on where it was.
+Dots reveal which deltas are in the log, so a publication that was interrupted, by a crash or a log failure,
+resumes from any earlier position without publishing a delta twice. When a batch is finally refused, its other
+rows are sent under dots of another origin: in halves, and halves of those, in an order that depends only on
+the outcomes so far, so that this resumes too.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 import anyio.lowlevel
 
-from delta_prop.ingest.work import Sequenced, Session
-from delta_prop.receipt import Receipt, State
+from delta_prop.ingest.work import Sender, SequencedBatch
+from delta_prop.receipt import OfferState, Receipt
 from delta_prop.server.job_files import stem_of
-from delta_prop.server.part_file import READ_BYTES, Mark, StagedFrame, frames, path_of, read_head
-from delta_prop.turns import Bell
-from delta_prop_wire.cutting import deltas_of
+from delta_prop.server.part_file import READ_BYTES, PartPosition, StagedFrame, path_of, read_frames, read_head
+from delta_prop.tick_callbacks import Wakeup
 from delta_prop_wire.delta import AckLevel, Dot, Source, make_origin, origin_lane, producer_id_of
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import OriginClaim, RefusedRow
+from delta_prop_wire.reheader import with_header
 from delta_prop_wire.requests import REFUSED_ROWS_MAX
-from delta_prop_wire.resign import resigned
+from delta_prop_wire.slicing import deltas_of
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from delta_prop.inside import Inside
-    from delta_prop.published import Published
-    from delta_prop.server.job_files import Decided, JobFiles, KeptPart, Progress
+    from delta_prop.internals import Internals
+    from delta_prop.outcomes import PublishAck
+    from delta_prop.server.job_files import CommittedPart, JobDecision, JobFiles, Progress
     from delta_prop.server.part_file import PartHead
     from delta_prop_broker.disk import File
     from delta_prop_wire.batch import Batch
@@ -44,398 +44,418 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("delta_prop.server")
 
-UNTOLD_BYTES_MAX = 4 * 1024 * 1024
-"""What may be on its way to stable storage, but for a batch that is larger."""
-PROGRESS_S = 1.0
-"""How often it is written down how far a publication is, at most."""
-_AGAIN_S_MIN, _AGAIN_S_MAX = 0.005, 60.0
-_CLAIM_AGAIN = frozenset({ErrorCode.FENCED, ErrorCode.UNKNOWN_ORIGIN})
+UNACKED_BYTES_MAX = 4 * 1024 * 1024
+"""Maximum bytes in flight to stable storage; a batch that is larger goes alone."""
+PROGRESS_INTERVAL_S = 1.0
+"""Minimum interval between two stores of a publication's progress."""
+_RETRY_MIN_S, _RETRY_MAX_S = 0.005, 60.0
+_RECLAIM_CODES = frozenset({ErrorCode.FENCED, ErrorCode.UNKNOWN_ORIGIN})
 
 
-class _Sent(Receipt):
-    """A batch that was offered. `void`: it is refused for good, which is told once that is on disk."""
+class _SentBatch(Receipt):
+    """A batch that was offered. `is_noop`: finally refused, which is reported once that is on disk."""
 
-    __slots__ = ("_ring", "void")
+    __slots__ = ("_notify", "is_noop")
 
-    def __init__(self, ring: Callable[[], None]) -> None:
+    def __init__(self, notify: Callable[[], None]) -> None:
         super().__init__()
-        self.void = False
-        self._ring = ring
+        self.is_noop = False
+        self._notify = notify
 
-    def placed(self, place: Published | None = None) -> None:
+    def mark_appended(self, place: PublishAck | None = None) -> None:
         """See `Receipt`."""
-        self.void = place is None
-        super().placed(place)
-        self._ring()
+        self.is_noop = place is None
+        super().mark_appended(place)
+        self._notify()
 
     def _finish(self) -> None:
         super()._finish()
-        self._ring()
+        self._notify()
 
 
-class _Untold(NamedTuple):
-    sent: _Sent
+class _UnackedBatch(NamedTuple):
+    sent: _SentBatch
     size: int
-    after: Progress
+    progress: Progress
 
 
-class Publisher:
-    """Publishes one job at a time. `use_reserve` writes something small, on a full disk too."""
+class JobPublisher:
+    """Publishes one job at a time. `use_reserve` writes a small file, on a full disk too."""
 
     def __init__(
-        self, inside: Inside, files: JobFiles, use_reserve: Callable[[Callable[[], None]], None]
+        self, internals: Internals, files: JobFiles, use_reserve: Callable[[Callable[[], None]], None]
     ) -> None:
-        self._inside = inside
+        self._internals = internals
         self._files = files
         self._use_reserve = use_reserve
-        self._threads = inside.world.new_threads()
-        self._bell = Bell()
+        self._threads = internals.world.new_threads()
+        self._wakeup = Wakeup()
 
     async def write(self, write: Callable[[], None]) -> None:
-        """Have something small written. Raises OSError."""
+        """Write a small file. Raises OSError."""
         await self._threads.run(partial(self._use_reserve, write))
 
-    async def publish(self, decided: Decided, note: Callable[[Progress], None]) -> None:
-        """Publish what is left of a job; `note` is told how far it is. Returns once all is on stable storage.
+    async def publish(self, decision: JobDecision, on_progress: Callable[[Progress], None]) -> None:
+        """Publish the rest of a job; `on_progress` gets the progress. Returns once all is on stable storage.
 
-        Raises OSError where the disk fails: call it again, with what was noted.
+        Raises OSError if the disk fails: call it again, with the latest progress.
         """
-        publication, told = _Publication(self, self._inside, decided, note), None
+        publication, last_code = _Publication(self, self._internals, decision, on_progress), None
         while True:
             try:
-                await self._parts(publication)
+                await self._publish_parts(publication)
                 return
-            except Refused as refused:  # for now: what is refused for good is dealt with below
-                publication.go_back(refused)
-                if refused.code is not told:
-                    told = refused.code
-                    logger.warning("publishing job %r waits: %s", decided.job, refused.message)
+            except Refused as refused:  # retryable: final refusals are handled below
+                publication.rewind(refused)
+                if refused.code is not last_code:
+                    last_code = refused.code
+                    logger.warning("publishing job %r waits: %s", decision.job, refused.message)
                 wait_s = (refused.retry_after_ms or 0) / 1000
-                await anyio.sleep(min(max(wait_s, _AGAIN_S_MIN), _AGAIN_S_MAX))
+                await anyio.sleep(min(max(wait_s, _RETRY_MIN_S), _RETRY_MAX_S))
 
-    async def _parts(self, publication: _Publication) -> None:
-        parts = publication.decided.parts
-        while publication.at.index < len(parts):
-            part = parts[publication.at.index]
-            file = await self._threads.run(partial(_open, self._files, publication.decided.job, part))
+    async def _publish_parts(self, publication: _Publication) -> None:
+        parts = publication.decision.parts
+        while publication.progress.index < len(parts):
+            part = parts[publication.progress.index]
+            file = await self._threads.run(partial(_open_part, self._files, publication.decision.job, part))
             try:
-                await publication.part(part, file)
+                await publication.publish_part(part, file)
             finally:
                 if file is not None:
                     file.close()
-        await publication.keep()
+        await publication.store_progress()
 
     # --- for a publication
 
-    async def read(self, file: File, mark: Mark) -> list[StagedFrame]:
-        """Some frames behind a mark; none where there is no sound one."""
-        return await self._threads.run(partial(_read_some, file, mark))
+    async def read(self, file: File, position: PartPosition) -> list[StagedFrame]:
+        """Return some frames after a position; none if no intact one follows."""
+        return await self._threads.run(partial(_read_some, file, position))
 
-    async def read_head(self, file: File) -> tuple[PartHead, Mark] | None:
-        """What the file is of."""
+    async def read_head(self, file: File) -> tuple[PartHead, PartPosition] | None:
+        """Return the head of a part's file."""
         return await self._threads.run(partial(read_head, file))
 
     async def write_progress(self, job: str, progress: Progress) -> None:
-        """Write down how far it is."""
+        """Store the progress."""
         await self.write(partial(self._files.write_progress, job, progress))
 
-    async def offer(self, batch: Batch, session: Session) -> _Sent:
-        """Send a batch down the chain, and wait until it has its place, or will not get one."""
-        sent = _Sent(self._bell.ring)
-        with self._inside.turn:
-            self._inside.chain.offer(Sequenced(batch, session, sent), self._inside.now())
-        while not (sent.done or sent.state is State.PLACED):
-            await self._bell.wait()
+    async def offer(self, batch: Batch, sender: Sender) -> _SentBatch:
+        """Offer a batch to the pipeline, and wait until it is appended, or will not be."""
+        sent = _SentBatch(self._wakeup.notify)
+        with self._internals.tick_callbacks:
+            self._internals.pipeline.offer(SequencedBatch(batch, sender, sent), self._internals.now())
+        while not (sent.done or sent.state is OfferState.APPENDED):
+            await self._wakeup.wait()
         return sent
 
-    async def outcome(self, sent: _Sent) -> None:
-        """Wait until its outcome is known."""
+    async def wait_outcome(self, sent: _SentBatch) -> None:
+        """Wait for the outcome of a batch."""
         while not sent.done:
-            await self._bell.wait()
+            await self._wakeup.wait()
 
 
 class _Publication:
-    """How far one job's publication is. `at`: what is done."""
+    """The publication of one job. `progress`: all that is done."""
 
     def __init__(
-        self, publisher: Publisher, inside: Inside, decided: Decided, note: Callable[[Progress], None]
+        self,
+        publisher: JobPublisher,
+        internals: Internals,
+        decision: JobDecision,
+        on_progress: Callable[[Progress], None],
     ) -> None:
-        self.decided = decided
-        self.at = self._written = decided.progress
+        self.decision = decision
+        self.progress = self._stored = decision.progress
         self._publisher = publisher
-        self._inside = inside
-        self._chain = inside.chain
-        self._note = note
-        self._written_at = inside.now()
-        self._untold: deque[_Untold] = deque()
-        self._untold_bytes = 0
+        self._internals = internals
+        self._pipeline = internals.pipeline
+        self._on_progress = on_progress
+        self._stored_at = internals.now()
+        self._unacked: deque[_UnackedBatch] = deque()
+        self._unacked_bytes = 0
         self._epochs: dict[int, int] = {}
-        self._refusals: dict[Dot, Refused] = {}  # of rows of the frame that is being sent
+        self._refusals: dict[Dot, Refused] = {}  # of rows of the current frame
 
-    async def part(self, part: KeptPart, file: File | None) -> None:
-        """Publish what is left of a part. Raises Refused (for now), OSError."""
+    async def publish_part(self, part: CommittedPart, file: File | None) -> None:
+        """Publish the rest of a part. Raises Refused (retryable), OSError."""
         found = None if file is None else await self._publisher.read_head(file)
-        end, why = Mark(), None
+        end, why = PartPosition(), None
         if file is not None and found is not None:
             head, begin = found
-            if not self.at.mark.position:
-                self._done(replace(self.at, mark=begin))
+            if not self.progress.position.byte_offset:
+                self._set_progress(replace(self.progress, position=begin))
             try:
-                end = await self._frames(part, file, head)
+                end = await self._publish_frames(part, file, head)
             except Refused as refused:
-                if refused.retryable or refused.code in _CLAIM_AGAIN:
+                if refused.retryable or refused.code in _RECLAIM_CODES:
                     raise
-                self.go_back(refused)
-                logger.error("part %d of job %r: %s", part.part, self.decided.job, refused.message)
+                self.rewind(refused)
+                logger.error("part %d of job %r: %s", part.part, self.decision.job, refused.message)
                 why = refused
-        if (end.position, end.checksum) != (part.size, part.checksum):
-            await self._missing(part, why)
+        if (end.byte_offset, end.checksum) != (part.size, part.checksum):
+            await self._skip_missing(part, why)
         else:
-            self._done(replace(self.at, index=self.at.index + 1, mark=Mark()))
+            self._set_progress(replace(self.progress, index=self.progress.index + 1, position=PartPosition()))
 
-    async def _frames(self, part: KeptPart, file: File, head: PartHead) -> Mark:
-        """Publish the frames that are left; returns where the last sound one ends. Raises Refused."""
-        session, mark = Session(self.decided.owner, Source(head.source)), self.at.mark
-        while mark.position < part.size:
-            staged = await self._publisher.read(file, mark)
+    async def _publish_frames(self, part: CommittedPart, file: File, head: PartHead) -> PartPosition:
+        """Publish the remaining frames; return the end of the last intact one. Raises Refused."""
+        sender, position = Sender(self.decision.owner, Source(head.source)), self.progress.position
+        while position.byte_offset < part.size:
+            staged = await self._publisher.read(file, position)
             if not staged:
                 break
             for frame in staged:
-                await self._frame(part, frame, self._epoch(head.origin), session)
-                mark = frame.end
-                await self._tell(UNTOLD_BYTES_MAX)
-        await self._tell(0)
-        return mark
+                await self._publish_frame(part, frame, self._claim_epoch(head.origin), sender)
+                position = frame.end
+                await self._wait_unacked(UNACKED_BYTES_MAX)
+        await self._wait_unacked(0)
+        return position
 
     # --- frames
 
-    async def _frame(self, part: KeptPart, frame: StagedFrame, epoch: int, session: Session) -> None:
-        """Publish one frame of a part, or find that it is. Raises Refused."""
+    async def _publish_frame(
+        self, part: CommittedPart, frame: StagedFrame, epoch: int, sender: Sender
+    ) -> None:
+        """Publish one frame of a part, unless it is in the log already. Raises Refused."""
         batch = frame.batch
-        have = self._have(batch.origin)
-        if batch.last <= have:
-            await self._tell(0)
-            await self._placed(part, frame, session, void_from=self._void_from(batch, part.behind))
+        watermark = self._watermark(batch.origin)
+        if batch.last <= watermark:
+            await self._wait_unacked(0)
+            await self._finish_frame(
+                part, frame, sender, refused_from=self._refused_from(batch, part.watermark)
+            )
             return
         rest = batch
-        if batch.base <= have:
-            left = list(deltas_of(batch))[have + 1 - batch.base :]
-            rest = _encoded(left, batch, batch.origin, have + 1, epoch)
-        sent = await self._publisher.offer(resigned(rest, epoch=epoch, ack_level=AckLevel.DURABLE), session)
+        if batch.base <= watermark:
+            left = list(deltas_of(batch))[watermark + 1 - batch.base :]
+            rest = _encode_rows(left, batch, batch.origin, watermark + 1, epoch)
+        sent = await self._publisher.offer(with_header(rest, epoch=epoch, ack_level=AckLevel.DURABLE), sender)
         if not self._is_refused(sent, rest):
-            after = self._counted(self._last, part, frame)
-            self._untold.append(_Untold(sent, batch.size, after))
-            self._untold_bytes += batch.size
+            after = self._count_frame(self._last_progress, part, frame)
+            self._unacked.append(_UnackedBatch(sent, batch.size, after))
+            self._unacked_bytes += batch.size
             return
-        await self._tell(0)
-        await self._remember(sent, rest)
-        await self._placed(part, frame, session, void_from=rest.base - batch.base)
+        await self._wait_unacked(0)
+        await self._remember_refusal(sent, rest)
+        await self._finish_frame(part, frame, sender, refused_from=rest.base - batch.base)
 
-    async def _placed(self, part: KeptPart, frame: StagedFrame, session: Session, *, void_from: int) -> None:
-        """Go on behind a frame that is dealt with, and was refused from this row on."""
+    async def _finish_frame(
+        self, part: CommittedPart, frame: StagedFrame, sender: Sender, *, refused_from: int
+    ) -> None:
+        """Advance past a frame whose rows from `refused_from` on were refused: retry those."""
         count = frame.batch.count
-        if void_from < count:
-            await self._again(frame.batch, range(void_from, count), session)
+        if refused_from < count:
+            await self._retry_rows(frame.batch, range(refused_from, count), sender)
         self._refusals.clear()
-        self._done(replace(self._counted(self.at, part, frame, rows=void_from), again=0))
-        if void_from < count:
-            await self.keep()
+        self._set_progress(
+            replace(self._count_frame(self.progress, part, frame, rows=refused_from), retry_counter=0)
+        )
+        if refused_from < count:
+            await self.store_progress()
         await anyio.lowlevel.checkpoint()
 
-    def _is_refused(self, sent: _Sent, batch: Batch) -> bool:
-        """Whether a batch was refused for good, its dots used up. Raises Refused where they are not."""
+    def _is_refused(self, sent: _SentBatch, batch: Batch) -> bool:
+        """Return True if a batch was finally refused, its dots used up. Raises Refused if they are not."""
         refusal = sent.refusal()
-        if refusal is not None and (not refusal.voids or self._have(batch.origin) < batch.last):
+        if refusal is not None and (not refusal.is_final or self._watermark(batch.origin) < batch.last):
             raise refusal
-        return sent.void or refusal is not None
+        return sent.is_noop or refusal is not None
 
-    def _void_from(self, batch: Batch, behind: int) -> int:
-        """The first row that was refused since the job was decided, and all behind it with it."""
-        first = max(behind + 1 - batch.base, 0)
-        if first >= batch.count or not self._was_void(batch.origin, batch.last):
+    def _refused_from(self, batch: Batch, watermark: int) -> int:
+        """Return the first row refused since the job was decided; all later rows were refused with it."""
+        first = max(watermark + 1 - batch.base, 0)
+        if first >= batch.count or not self._was_refused(batch.origin, batch.last):
             return batch.count
         return next(
-            row for row in range(first, batch.count) if self._was_void(batch.origin, batch.base + row)
+            row for row in range(first, batch.count) if self._was_refused(batch.origin, batch.base + row)
         )
 
-    async def _again(self, batch: Batch, rows: range, session: Session) -> None:
-        """Send rows of a batch that was refused under dots of their own, without those that are at fault."""
-        origin = self._origin_of_refused(batch.origin)
-        if not self.at.again:
-            self._epoch(origin)
-            self._done(replace(self.at, again=self._have(origin) + 1))
-        await self.keep()
-        base, at, deltas = self.at.again, self.at, list(deltas_of(batch))
-        stack = _halves(rows)
+    async def _retry_rows(self, batch: Batch, rows: range, sender: Sender) -> None:
+        """Send rows of a refused batch under dots of their own, without those at fault."""
+        origin = self._retry_origin(batch.origin)
+        if not self.progress.retry_counter:
+            self._claim_epoch(origin)
+            self._set_progress(replace(self.progress, retry_counter=self._watermark(origin) + 1))
+        await self.store_progress()
+        base, progress, deltas = self.progress.retry_counter, self.progress, list(deltas_of(batch))
+        stack = _split_halves(rows)
         if not stack:
-            at = self._with_refused(at, batch, rows.start, Dot(batch.origin, batch.base + rows.start))
+            progress = self._with_refused(
+                progress, batch, rows.start, Dot(batch.origin, batch.base + rows.start)
+            )
         while stack:
-            some = stack.pop()
-            sending = deltas[some.start : some.stop]
-            if await self._is_void(batch, sending, origin, base, session):
-                stack += _halves(some)
-                if len(some) == 1:
-                    at = self._with_refused(at, batch, some.start, Dot(origin, base))
+            part = stack.pop()
+            sending = deltas[part.start : part.stop]
+            if await self._try_rows(batch, sending, origin, base, sender):
+                stack += _split_halves(part)
+                if len(part) == 1:
+                    progress = self._with_refused(progress, batch, part.start, Dot(origin, base))
             else:
-                at = replace(at, published=at.published + len(some))
-            base += len(some)
-        self._done(at)
+                progress = replace(progress, published=progress.published + len(part))
+            base += len(part)
+        self._set_progress(progress)
 
-    async def _is_void(
-        self, batch: Batch, deltas: Sequence[Delta], origin: int, base: int, session: Session
+    async def _try_rows(
+        self, batch: Batch, deltas: Sequence[Delta], origin: int, base: int, sender: Sender
     ) -> bool:
-        """Send some of its rows, where that has not happened; whether they were refused. Raises Refused."""
-        if base + len(deltas) - 1 <= self._have(origin):
-            return self._was_void(origin, base)
-        one = _encoded(deltas, batch, origin, base, self._epoch(origin))
-        sent = await self._publisher.offer(one, session)
+        """Send some rows, unless that was done before; return True if they were refused. Raises Refused."""
+        if base + len(deltas) - 1 <= self._watermark(origin):
+            return self._was_refused(origin, base)
+        attempt = _encode_rows(deltas, batch, origin, base, self._claim_epoch(origin))
+        sent = await self._publisher.offer(attempt, sender)
         await anyio.lowlevel.checkpoint()
-        void = self._is_refused(sent, one)
-        if void:
-            await self._remember(sent, one)
-        return void
+        is_refused = self._is_refused(sent, attempt)
+        if is_refused:
+            await self._remember_refusal(sent, attempt)
+        return is_refused
 
-    async def _remember(self, sent: _Sent, batch: Batch) -> None:
-        """Keep why a row by itself was refused, where that is to be told."""
-        if batch.count > 1 or len(self.at.refused_rows) + len(self._refusals) >= REFUSED_ROWS_MAX:
+    async def _remember_refusal(self, sent: _SentBatch, batch: Batch) -> None:
+        """Remember why a single row was refused, if its refusal is to be listed."""
+        if batch.count > 1 or len(self.progress.refused_rows) + len(self._refusals) >= REFUSED_ROWS_MAX:
             return
-        await self._publisher.outcome(sent)
+        await self._publisher.wait_outcome(sent)
         refusal = sent.refusal()
-        if refusal is not None and refusal.voids:
+        if refusal is not None and refusal.is_final:
             self._refusals[batch.dot(0)] = refusal
 
-    def _with_refused(self, at: Progress, batch: Batch, row: int, dot: Dot) -> Progress:
-        """One row more of a batch is refused: under this dot it was sent by itself."""
+    def _with_refused(self, progress: Progress, batch: Batch, row: int, dot: Dot) -> Progress:
+        """Return the progress with one more refused row, which was sent by itself under `dot`."""
         refusal = self._refusals.get(dot)
-        if refusal is None:  # before a start, or one of many
-            code, text = self._chain.outcome(*dot), ""
+        if refusal is None:  # it was refused before a restart, or is beyond the remembered ones
+            code, text = self._pipeline.outcome(*dot), ""
         else:
             code, text = refusal.code, refusal.message.removeprefix("row 0: ")
         known = code if isinstance(code, ErrorCode) else ErrorCode.INVALID_DELTA
-        part = self.decided.parts[at.index].part
-        return at.with_refused(RefusedRow(part, batch.base - 1 + row, batch.keys[row], known, text))
+        part = self.decision.parts[progress.index].part
+        return progress.with_refused(RefusedRow(part, batch.base - 1 + row, batch.keys[row], known, text))
 
-    async def _missing(self, part: KeptPart, why: Refused | None) -> None:
-        """A part that was committed cannot be read to its end: say so, and go on with the next."""
-        left = part.deltas - self.at.mark.counter
+    async def _skip_missing(self, part: CommittedPart, why: Refused | None) -> None:
+        """Log that a committed part cannot be read to its end, count the rest as refused, and skip it."""
+        left = part.deltas - self.progress.position.counter
         logger.error(
-            "job %r: %d of %d deltas of part %d cannot be published: its file is damaged or gone, or its "
-            "origin is another token's; they count as refused; run the job under another name to send them",
-            self.decided.job,
+            "job %r: %d of %d deltas of part %d cannot be published: its file is corrupted or missing, or "
+            "its origin belongs to another token; they count as refused: rerun the job under another name",
+            self.decision.job,
             left,
             part.deltas,
             part.part,
         )
         code = ErrorCode.PROCESSING_FAILED if why is None else why.code
-        told = "the file of its part is damaged or gone" if why is None else why.message
-        told = f"{told}: no row from this one on is published, {left} in all"
-        at = replace(self.at, index=self.at.index + 1, mark=Mark(), again=0)
+        cause = "the part's file is corrupted or missing" if why is None else why.message
+        text = f"{cause}: none of its last {left} rows, from this one on, is published"
+        progress = replace(
+            self.progress, index=self.progress.index + 1, position=PartPosition(), retry_counter=0
+        )
         if left:
-            at = at.with_refused(RefusedRow(part.part, self.at.mark.counter, "", code, told), left)
-        self._done(at)
-        await self.keep()
+            counter = self.progress.position.counter
+            progress = progress.with_refused(RefusedRow(part.part, counter, "", code, text), left)
+        self._set_progress(progress)
+        await self.store_progress()
 
-    # --- how far it is
+    # --- progress
 
     @property
-    def _last(self) -> Progress:
-        """What is done once all that has its place is told."""
-        return self._untold[-1].after if self._untold else self.at
+    def _last_progress(self) -> Progress:
+        """The progress once everything in flight is acknowledged."""
+        return self._unacked[-1].progress if self._unacked else self.progress
 
-    def _counted(self, at: Progress, part: KeptPart, frame: StagedFrame, rows: int | None = None) -> Progress:
-        """Behind a frame of which so many rows, the first ones, have their place under their own dots."""
+    def _count_frame(
+        self, progress: Progress, part: CommittedPart, frame: StagedFrame, rows: int | None = None
+    ) -> Progress:
+        """Return the progress after a frame whose first `rows` are in the log under their own dots."""
         batch = frame.batch
         count = batch.count if rows is None else rows
-        repeated = min(max(part.behind + 1 - batch.base, 0), count)
+        duplicates = min(max(part.watermark + 1 - batch.base, 0), count)
         return replace(
-            at,
-            mark=frame.end,
-            published=at.published + count - repeated,
-            duplicates=at.duplicates + repeated,
+            progress,
+            position=frame.end,
+            published=progress.published + count - duplicates,
+            duplicates=progress.duplicates + duplicates,
         )
 
-    async def _tell(self, bytes_max: int) -> None:
-        """Wait until no more than so much waits for stable storage. Raises Refused."""
-        while self._untold and (self._untold_bytes > bytes_max or self._untold[0].sent.done):
-            sent, size, after = self._untold[0]
-            await self._publisher.outcome(sent)
+    async def _wait_unacked(self, bytes_max: int) -> None:
+        """Wait until no more than `bytes_max` wait for stable storage. Raises Refused."""
+        while self._unacked and (self._unacked_bytes > bytes_max or self._unacked[0].sent.done):
+            sent, size, after = self._unacked[0]
+            await self._publisher.wait_outcome(sent)
             refusal = sent.refusal()
             if refusal is not None:
                 raise refusal
-            self._untold.popleft()
-            self._untold_bytes -= size
-            self._done(after)
-        if self._inside.now() - self._written_at >= PROGRESS_S:
-            await self.keep()
+            self._unacked.popleft()
+            self._unacked_bytes -= size
+            self._set_progress(after)
+        if self._internals.now() - self._stored_at >= PROGRESS_INTERVAL_S:
+            await self.store_progress()
 
-    def _done(self, at: Progress) -> None:
-        self.at = at
-        self._note(at)
+    def _set_progress(self, progress: Progress) -> None:
+        self.progress = progress
+        self._on_progress(progress)
 
-    def go_back(self, refused: Refused) -> None:
-        """Go back: to what is told; where the log has failed, to what is written down, for it may have lost
-        what was found in it.
+    def rewind(self, refused: Refused) -> None:
+        """Go back to the last progress; after a log failure, to the stored one.
+
+        A failed log may have lost rows that were found in it.
         """
-        self._untold.clear()
-        self._untold_bytes = 0
-        if refused.code in _CLAIM_AGAIN:
+        self._unacked.clear()
+        self._unacked_bytes = 0
+        if refused.code in _RECLAIM_CODES:
             self._epochs.clear()
         if refused.code in (ErrorCode.LOG_FAILED, ErrorCode.SHUTTING_DOWN):
-            self._done(self._written)
+            self._set_progress(self._stored)
 
-    async def keep(self) -> None:
-        """Write down how far it is, once that is on stable storage. Raises Refused, OSError."""
-        at, failures = self.at, list[Refused]()
-        if at == self._written:
+    async def store_progress(self) -> None:
+        """Store the progress, once all of it is on stable storage. Raises Refused, OSError."""
+        progress, failures = self.progress, list[Refused]()
+        if progress == self._stored:
             return
-        self._chain.check_running()  # what waits for its marks now is not told that they were lost
-        told = anyio.Event()
+        self._pipeline.check_running()  # a later waiter is not notified of marks that were lost before
+        reached = anyio.Event()
 
-        def tell(failure: Refused | None) -> None:
+        def on_reached(failure: Refused | None) -> None:
             if failure is not None:
                 failures.append(failure)
-            told.set()
+            reached.set()
 
-        self._chain.when_kept(tell)
-        await told.wait()
+        self._pipeline.when_reached(on_reached)
+        await reached.wait()
         if failures:
             raise failures[0]
-        await self._publisher.write_progress(self.decided.job, at)
-        self._written, self._written_at = at, self._inside.now()
+        await self._publisher.write_progress(self.decision.job, progress)
+        self._stored, self._stored_at = progress, self._internals.now()
 
     # --- origins
 
-    def _epoch(self, origin: int) -> int:
-        """The epoch to write under. Raises Refused."""
+    def _claim_epoch(self, origin: int) -> int:
+        """Return the epoch to write under. Raises Refused."""
         epoch = self._epochs.get(origin)
         if epoch is None:
-            now = self._inside.now()
-            (grant,) = self._chain.claim([OriginClaim(origin, 0)], self.decided.owner, now, bounded=False)
+            now = self._internals.now()
+            (grant,) = self._pipeline.claim([OriginClaim(origin, 0)], self.decision.owner, now, bounded=False)
             epoch = self._epochs[origin] = grant.epoch
         return epoch
 
-    def _have(self, origin: int) -> int:
-        return self._chain.watermark(origin)
+    def _watermark(self, origin: int) -> int:
+        return self._pipeline.watermark(origin)
 
-    def _was_void(self, origin: int, counter: int) -> bool:
-        """Whether a dot that is dealt with was refused, as far as that is remembered."""
-        outcome = self._chain.outcome(origin, counter)
+    def _was_refused(self, origin: int, counter: int) -> bool:
+        """True if a processed dot was refused, as far as outcomes are remembered."""
+        outcome = self._pipeline.outcome(origin, counter)
         return isinstance(outcome, ErrorCode) and outcome is not ErrorCode.DOT_REUSED
 
-    def _origin_of_refused(self, origin: int) -> int:
-        """Where the other rows of refused batches go."""
-        part = self.decided.parts[self.at.index].part
-        return make_origin(producer_id_of(f"{self.decided.job}/{part}/again"), origin_lane(origin))
+    def _retry_origin(self, origin: int) -> int:
+        """Return the origin for the other rows of refused batches."""
+        part = self.decision.parts[self.progress.index].part
+        return make_origin(producer_id_of(f"{self.decision.job}/{part}/again"), origin_lane(origin))
 
 
-def _halves(rows: range) -> list[range]:
-    """What to try instead of these rows, the last to be tried first; nothing where it is one."""
+def _split_halves(rows: range) -> list[range]:
+    """Return the halves to try in place of these rows, the last one first; nothing for a single row."""
     half = len(rows) // 2
     return [rows[half:], rows[:half]] if half else []
 
 
-def _encoded(deltas: Sequence[Delta], batch: Batch, origin: int, base: int, epoch: int) -> Batch:
-    """Rows of a batch by themselves."""
+def _encode_rows(deltas: Sequence[Delta], batch: Batch, origin: int, base: int, epoch: int) -> Batch:
+    """Encode rows as a batch of their own."""
     return encode_batch(
         deltas,
         origin=origin,
@@ -447,17 +467,17 @@ def _encoded(deltas: Sequence[Delta], batch: Batch, origin: int, base: int, epoc
     )
 
 
-def _open(files: JobFiles, job: str, part: KeptPart) -> File | None:
+def _open_part(files: JobFiles, job: str, part: CommittedPart) -> File | None:
     try:
         return files.disk.open(path_of(stem_of(job), part.part, part.attempt), read_only=True)
     except FileNotFoundError:
         return None
 
 
-def _read_some(file: File, mark: Mark) -> list[StagedFrame]:
+def _read_some(file: File, position: PartPosition) -> list[StagedFrame]:
     found: list[StagedFrame] = []
     size = 0
-    for frame in frames(file, mark):
+    for frame in read_frames(file, position):
         found.append(frame)
         size += frame.batch.size
         if size >= READ_BYTES:

@@ -1,200 +1,210 @@
-"""What may be decided of a job, and every refusal that has to do with one, in words.
+"""The rules for decisions about jobs, and every refusal that concerns jobs, as texts.
 
-Pure: nothing is written here, and nothing changes.
+Pure: nothing is written or changed here.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop.server.grants import Unauthorized
-from delta_prop.server.job_files import Decided, KeptPart, content_of, said_of
-from delta_prop_broker.log.files.reserve import is_no_room
+from delta_prop.server.job_files import CommittedPart, JobDecision, digest_content, digest_parts
+from delta_prop.server.permissions import Unauthorized
+from delta_prop_broker.log.files.reserve import is_disk_full
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import JobState
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from delta_prop.pipeline import Chain
+    from delta_prop.pipeline import Pipeline
     from delta_prop.server.jobs import Job
     from delta_prop_wire.frames import Decide, StagedPart
 
 JOB_BYTES_MAX = 255
-_SOON_MS, _AGAIN_MS, _LATER_MS = 20, 1_000, 60_000
+_RETRY_SOON_MS, _RETRY_MS, _RETRY_LATE_MS = 20, 1_000, 60_000
 
 
-def judged(request: Decide, job: Job | None, owner: str, chain: Chain, now_us: int) -> Decided | None:
-    """What a commit is to write down; the decision that was made before, where it is the same; None where
-    there is nothing to publish, which stands for no job.
+def make_decision(
+    request: Decide, job: Job | None, owner: str, pipeline: Pipeline, now_us: int
+) -> JobDecision | None:
+    """Return the decision that a commit is to store.
 
-    Raises Refused (UNKNOWN_JOB, JOB_DECIDED, BAD_REQUEST, UNAUTHORIZED).
+    Returns the decision made before, if it is the same; None if there is nothing to publish, which needs no
+    job. Raises Refused (UNKNOWN_JOB, JOB_DECIDED, BAD_REQUEST, UNAUTHORIZED).
     """
     parts = request.parts
     if job is not None:
         check_owner(job, owner)
-        if job.decided is not None:
-            return _decided_again(job, job.decided, parts)
+        if job.decision is not None:
+            return _check_same_decision(job, job.decision, parts)
     elif any(part.deltas for part in parts):
-        raise none_here(request.job)
-    kept = _kept(job, parts, owner, chain)
-    if not kept:
+        raise unknown_job(request.job)
+    committed = _commit_parts(job, parts, owner, pipeline)
+    if not committed:
         return None
-    deltas = sum(part.deltas for part in kept)
-    there = [_as_staged(job, part) for part in parts]
-    content, said = content_of(parts), said_of(there)
-    return Decided(request.job, owner, JobState.COMMITTED, now_us, content, deltas, kept, said=said)
+    deltas = sum(part.deltas for part in committed)
+    staged = [_with_staged_checksum(job, part) for part in parts]
+    parts_digest, content_digest = digest_parts(parts), digest_content(staged)
+    state = JobState.COMMITTED
+    return JobDecision(
+        request.job, owner, state, now_us, parts_digest, deltas, committed, content_digest=content_digest
+    )
 
 
 def check_owner(job: Job, owner: str) -> None:
-    """Raise Unauthorized where the job is somebody else's."""
+    """Raise Unauthorized if the job belongs to another token."""
     if job.owner != owner:
-        raise Unauthorized(f"job {job.name!r:.80} is that of token {job.owner!r}")
+        raise Unauthorized(f"job {job.name!r:.80} belongs to token {job.owner!r}")
 
 
-def abortable(request: Decide, job: Job | None, owner: str) -> Job | None:
-    """The job of which something is dropped; None where a run of it has nothing here, which is no fault.
+def find_abortable(request: Decide, job: Job | None, owner: str) -> Job | None:
+    """Return the job to abort; None if the run named has nothing here, which is not a fault.
 
     Raises Refused (UNKNOWN_JOB, JOB_DECIDED, UNAUTHORIZED).
     """
     if job is None:
         if request.run is None:
-            raise none_here(request.job)
+            raise unknown_job(request.job)
         return None
     check_owner(job, owner)
-    if job.decided is not None:
-        raise decided_before(job.name, job.decided.state)
+    if job.decision is not None:
+        raise already_decided(job.name, job.decision.state)
     return job
 
 
-def _as_staged(job: Job | None, part: StagedPart) -> StagedPart:
+def _with_staged_checksum(job: Job | None, part: StagedPart) -> StagedPart:
     attempt = None if job is None else job.attempts.get((part.part, part.attempt))
-    mark = None if attempt is None else attempt.mark
-    return part if mark is None else part._replace(checksum=mark.content)
+    position = None if attempt is None else attempt.synced_position
+    return part if position is None else part._replace(checksum=position.content_checksum)
 
 
-def _decided_again(job: Job, decided: Decided, parts: tuple[StagedPart, ...]) -> Decided:
-    same = content_of(parts) == decided.content
-    if same and all(part.checksum for part in parts if part.deltas):  # one digest of all is kept
-        same = said_of(parts) == decided.said
+def _check_same_decision(job: Job, decision: JobDecision, parts: tuple[StagedPart, ...]) -> JobDecision:
+    same = digest_parts(parts) == decision.parts_digest
+    if same and all(part.checksum for part in parts if part.deltas):  # only their joint digest is stored
+        same = digest_content(parts) == decision.content_digest
     if same:
-        return decided
-    raise decided_before(job.name, decided.state, "with other parts, or other deltas in them")
+        return decision
+    raise already_decided(job.name, decision.state, "with other parts, or other deltas in them")
 
 
-def _kept(job: Job | None, parts: tuple[StagedPart, ...], owner: str, chain: Chain) -> tuple[KeptPart, ...]:
-    kept, origins = [], dict[int, int]()
+def _commit_parts(
+    job: Job | None, parts: tuple[StagedPart, ...], owner: str, pipeline: Pipeline
+) -> tuple[CommittedPart, ...]:
+    committed, origins = [], dict[int, int]()
     for part in sorted(parts):
         attempt = None if job is None else job.attempts.get((part.part, part.attempt))
-        there = 0 if attempt is None else attempt.kept
-        if there != part.deltas:
+        staged = 0 if attempt is None else attempt.stored_deltas
+        if staged != part.deltas:
             raise Refused(
                 ErrorCode.UNKNOWN_JOB,
-                f"part {part.part} of job {_named(parts, part)} has {there} deltas here in attempt "
-                f"{part.attempt}, and {part.deltas} are to be committed: nothing is decided; run the job "
-                "again, all of it against this service",
+                f"part {part.part} of job {_describe_parts(parts, part)}: attempt {part.attempt} has "
+                f"{staged} deltas here, and the decision says {part.deltas}: nothing is decided: rerun the "
+                "job, all of it against this service",
             )
-        if attempt is None or attempt.mark is None:
+        if attempt is None or attempt.synced_position is None:
             continue
-        if part.checksum not in (0, attempt.mark.content):
+        if part.checksum not in (0, attempt.synced_position.content_checksum):
             raise Refused(
                 ErrorCode.UNKNOWN_JOB,
-                f"part {part.part} of job {_named(parts, part)} says {attempt.mark.content} here, and "
-                f"{part.checksum} is to be committed: nothing is decided; run the job again",
+                f"part {part.part} of job {_describe_parts(parts, part)}: its checksum is "
+                f"{attempt.synced_position.content_checksum} here, and the decision says {part.checksum}: "
+                "nothing is decided: rerun the job",
             )
         origin = attempt.head.origin
-        chain.origins.check_owner(origin, owner)
+        pipeline.origins.check_owner(origin, owner)
         if origin in origins:
             raise Refused(
                 ErrorCode.BAD_REQUEST,
-                f"parts {origins[origin]} and {part.part} were staged under one origin ({origin:016x}), or "
-                "one part is named twice: give each part a producer name of its own, JOB/PART",
+                f"parts {origins[origin]} and {part.part}: staged under one origin ({origin:016x}), or the "
+                "same part: give each part a producer name of its own, JOB/PART",
             )
         origins[origin] = part.part
-        behind, mark = chain.watermark(origin), attempt.mark
-        kept.append(KeptPart(part.part, part.attempt, part.deltas, mark.position, mark.checksum, behind))
-    return tuple(kept)
+        watermark, position = pipeline.watermark(origin), attempt.synced_position
+        committed.append(
+            CommittedPart(
+                part.part, part.attempt, part.deltas, position.byte_offset, position.checksum, watermark
+            )
+        )
+    return tuple(committed)
 
 
-def _named(parts: tuple[StagedPart, ...], part: StagedPart) -> str:
+def _describe_parts(parts: tuple[StagedPart, ...], part: StagedPart) -> str:
     return f"with {len(parts)} parts" if len(parts) != 1 else f"whose only part is {part.part}"
 
 
 # --- refusals
 
 
-def kept_nowhere() -> Refused:
-    """Jobs beside a log in memory."""
+def jobs_unsupported() -> Refused:
+    """Return the refusal of jobs by a service whose log is in memory."""
     return Refused(
         ErrorCode.BAD_REQUEST,
-        "the log of this service is in memory, so it keeps no jobs: serve a directory (--data), or send "
-        "without a job",
+        "jobs are not supported by a log in memory: serve a directory (--data), or send without a job",
     )
 
 
-def not_read_yet() -> Refused:
-    """The server has just started."""
-    told = "the service has just started, and reads what is staged for jobs: try again"
-    return Refused(ErrorCode.RATE_LIMITED, told, retry_after_ms=_AGAIN_MS // 4)
+def jobs_not_loaded() -> Refused:
+    """Return the refusal while the server starts."""
+    text = "the service has just started, and is still loading staged jobs: try again"
+    return Refused(ErrorCode.RATE_LIMITED, text, retry_after_ms=_RETRY_MS // 4)
 
 
-def none_here(job: str) -> Refused:
-    """Nothing is known of this job."""
+def unknown_job(job: str) -> Refused:
+    """Return the refusal of a job that is not known."""
     return Refused(
         ErrorCode.UNKNOWN_JOB,
-        f"no job {job!r:.80} is staged here: it was never begun, was sent to another service, or was dropped "
-        "because nobody decided of it in time: see `delta-prop jobs list`, or run it again",
+        f"job {job!r:.80}: not staged here: it was never begun, went to another service, or was dropped as "
+        "it was not decided in time: see `delta-prop jobs list`, or rerun it",
     )
 
 
-def aborted(job: str) -> Refused:
-    """What is staged was dropped by its driver."""
-    told = f"job {job!r:.80} was aborted, and what was staged of it is gone: run it again"
-    return Refused(ErrorCode.UNKNOWN_JOB, told)
+def job_aborted(job: str) -> Refused:
+    """Return the refusal of a job that its driver has aborted."""
+    text = f"job {job!r:.80}: aborted, and its staged deltas were dropped: rerun it"
+    return Refused(ErrorCode.UNKNOWN_JOB, text)
 
 
-def expired(job: str) -> Refused:
-    """What is staged was dropped."""
+def job_expired(job: str) -> Refused:
+    """Return the refusal of a job that was not decided in time."""
     return Refused(
         ErrorCode.UNKNOWN_JOB,
-        f"job {job!r:.80} was dropped, as nobody decided of it in time (jobs_kept_s_max): run it again",
+        f"job {job!r:.80}: dropped, as it was not decided in time (job_decision_timeout_s): rerun it",
     )
 
 
-def decided_before(job: str, state: JobState, otherwise: str = "") -> Refused:
-    """The job is decided."""
-    how = f"job {job!r:.80} is {state.value} already{', ' * bool(otherwise)}{otherwise}"
-    told = f"{how}: if it is the same job, nothing is left to do; give another one another name"
-    return Refused(ErrorCode.JOB_DECIDED, told, details={"state": state.value})
+def already_decided(job: str, state: JobState, otherwise: str = "") -> Refused:
+    """Return the refusal of a decision about a decided job."""
+    state_text = f"job {job!r:.80}: {state.value} already{', ' * bool(otherwise)}{otherwise}"
+    text = f"{state_text}: do nothing if it is the same job, or give this one another name"
+    return Refused(ErrorCode.JOB_DECIDED, text, details={"state": state.value})
 
 
-def too_many(what: str, there: int, allowed: int) -> Refused:
-    """A bound of counts."""
-    told = f"{there} {what} are kept, allowed are {allowed}: have some decided, then try again"
-    return Refused(ErrorCode.RATE_LIMITED, told, retry_after_ms=_LATER_MS)
+def limit_reached(what: str, current: int, allowed: int) -> Refused:
+    """Return the refusal for a limit of counts."""
+    text = f"{what}: {current} of {allowed} are in use: have some decided, then try again"
+    return Refused(ErrorCode.RATE_LIMITED, text, retry_after_ms=_RETRY_LATE_MS)
 
 
-def too_fast(there: int, allowed: int) -> Refused:
-    """What is staged comes faster than the disk takes it."""
-    told = f"{there} bytes wait to be kept aside, allowed are {allowed}: send again in a moment"
-    return Refused(ErrorCode.QUEUE_FULL, told, retry_after_ms=_SOON_MS, details={"depth": there})
+def staging_backlogged(current: int, allowed: int) -> Refused:
+    """Return the refusal while deltas are staged faster than the disk takes them."""
+    text = f"{current} of {allowed} bytes wait to be staged: send the batch again in a moment"
+    return Refused(ErrorCode.QUEUE_FULL, text, retry_after_ms=_RETRY_SOON_MS, details={"depth": current})
 
 
-def no_room(told: str) -> Refused:
-    """A bound of bytes."""
+def no_capacity(reason: str) -> Refused:
+    """Return the refusal for a limit of bytes."""
     return Refused(
         ErrorCode.LOG_FULL,
-        f"no room to keep parts of jobs aside: {told}; have jobs decided, or make room on the disk",
-        retry_after_ms=_AGAIN_MS,
+        f"no capacity to stage parts of jobs: {reason}: have jobs decided, or free disk space",
+        retry_after_ms=_RETRY_MS,
     )
 
 
-def unwritten(error: OSError) -> Refused:
-    """The disk failed for this."""
-    if is_no_room(error):
-        return no_room(f"the disk is full ({error})")
+def write_failed(error: OSError) -> Refused:
+    """Return the refusal after a disk failure."""
+    if is_disk_full(error):
+        return no_capacity(f"the disk is full ({error})")
     return Refused(
         ErrorCode.LOG_FAILED,
-        f"what is to be kept for a job could not be written, as the disk fails with {error}: see to that, "
-        "and send again",
-        retry_after_ms=_AGAIN_MS,
+        f"the staged deltas could not be written: the disk fails with {error}: fix the disk, and resend",
+        retry_after_ms=_RETRY_MS,
     )

@@ -1,7 +1,7 @@
-"""Jobs: parts that are kept aside, what was decided of them, and their publication, as one server has them.
+"""The jobs of one server: their staged parts, the decisions about them, and their publication.
 
-One task writes: what connections stage gathers while the disk is busy, goes to it together, and is told when
-it is synced; decisions follow what was staged before them. Another one publishes what was committed.
+One task writes: batches staged while the disk is busy are written together, and acknowledged when synced;
+decisions follow all that was staged before them. Another task publishes committed jobs.
 """
 
 from __future__ import annotations
@@ -14,337 +14,348 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
-from delta_prop.server.job_files import Decided, JobFiles, Progress, job_told, stem_of
-from delta_prop.server.job_publishing import Publisher
+from delta_prop.server.job_files import JobDecision, JobFiles, Progress, job_to_json, stem_of
+from delta_prop.server.job_publishing import JobPublisher
 from delta_prop.server.job_rules import (
     JOB_BYTES_MAX,
-    abortable,
-    aborted,
+    already_decided,
     check_owner,
-    decided_before,
-    expired,
-    judged,
-    kept_nowhere,
-    no_room,
-    none_here,
-    not_read_yet,
-    too_fast,
-    too_many,
-    unwritten,
+    find_abortable,
+    job_aborted,
+    job_expired,
+    jobs_not_loaded,
+    jobs_unsupported,
+    limit_reached,
+    make_decision,
+    no_capacity,
+    staging_backlogged,
+    unknown_job,
+    write_failed,
 )
 from delta_prop.server.part_file import PartHead, path_of
-from delta_prop.server.part_writing import close_all, write_parts
+from delta_prop.server.part_writing import close_files, write_parts
 from delta_prop.server.staging import Attempt
-from delta_prop.turns import Bell
+from delta_prop.tick_callbacks import Wakeup
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import InvalidDelta, Refused
-from delta_prop_wire.frames import Decision, JobState, JobStatus, run_of
+from delta_prop_wire.frames import Decision, JobState, JobStatus, job_run_of
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from delta_prop.inside import Inside
+    from delta_prop.internals import Internals
     from delta_prop.receipt import Receipt
     from delta_prop.server.counters import JobCounts
-    from delta_prop.server.job_files import Found, JobDamaged
+    from delta_prop.server.job_files import FoundPart, JobCorrupted
     from delta_prop.server.settings import ServerSettings
     from delta_prop_broker.log.log_clock import LogClock
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.frames import Decide, JobPart
 
-    Told = Callable[[JobStatus | Refused], None]
+    OutcomeCallback = Callable[[JobStatus | Refused], None]
 
 logger = logging.getLogger("delta_prop.server")
 
 FEATURE = "jobs"
 NAMES_MAX = 10_000
-"""Jobs that are over and whose names are remembered; beyond that the oldest is forgotten before its time."""
+"""Finished jobs whose names are remembered; beyond that the oldest is forgotten early."""
 ATTEMPTS_MAX = 100_000
-"""Of parts that nobody has decided of, and parts that are to be published."""
+"""Of parts without a decision, and of committed parts not yet published."""
 UNWRITTEN_BYTES_MAX = 64 * 1024 * 1024
-"""What may wait for the disk, over all connections."""
-ROWS_TOLD_BYTES_MAX, ROW_BYTES = 1024 * 1024, 100
-"""Of refused rows where all jobs are told of at once, and of a row beside its id and its reason."""
-LOOK_S_MAX = 60.0
-AGAIN_S = 5.0
+"""Maximum bytes that may wait for the disk, over all connections."""
+LISTED_ROWS_BYTES_MAX, ROW_OVERHEAD_BYTES = 1024 * 1024, 100
+"""Bytes of refused rows in a list of all jobs, and of a row beside its id and its reason."""
+POLL_MAX_S = 60.0
+RETRY_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One job. `touched_us`: the log's seen time when something of it was staged last, or it was decided."""
+    """One job. `touched_us`: the log's seen time of its last staged batch, or of its decision."""
 
     name: str
     owner: str
     touched_us: int
     attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
-    decided: Decided | None = None
-    deciding: bool = False
+    decision: JobDecision | None = None
+    is_deciding: bool = False
 
     @property
     def staged(self) -> int:
-        """Deltas on disk that nobody has decided of, of all attempts."""
-        return sum(one.kept for one in self.attempts.values())
+        """Deltas on disk without a decision, of all attempts."""
+        return sum(one.stored_deltas for one in self.attempts.values())
 
     @property
     def bytes(self) -> int:
-        """What its parts take on disk."""
-        if self.decided is not None:
-            return self.decided.bytes
+        """Bytes of its parts on disk."""
+        if self.decision is not None:
+            return self.decision.bytes
         return sum(one.bytes for one in self.attempts.values())
 
     def status(self) -> JobStatus:
-        """How it is, as clients are told."""
-        return JobStatus(JobState.STAGING, self.staged) if self.decided is None else self.decided.status()
+        """Return its status for clients."""
+        return JobStatus(JobState.STAGING, self.staged) if self.decision is None else self.decision.status()
 
 
-class _Asked(NamedTuple):
+class _DecideRequest(NamedTuple):
     request: Decide
     owner: str
-    tell: Told
+    on_outcome: OutcomeCallback
 
 
 class Jobs:
-    """All jobs of one server. *Resources*: `run` owns the tasks; it ends by cancellation. *Errors*: a disk
-    that fails refuses what it should keep, for as long as it does.
+    """All jobs of one server.
+
+    *Resources*: `run` owns the tasks; it ends by cancellation. *Errors*: while the disk fails, staging and
+    decisions are refused.
     """
 
-    def __init__(self, inside: Inside, settings: ServerSettings, counted: JobCounts) -> None:
-        self.counted = counted
-        self._inside = inside
+    def __init__(self, internals: Internals, settings: ServerSettings, counts: JobCounts) -> None:
+        self.counts = counts
+        self._internals = internals
         self._settings = settings
-        self._files = None if inside.disk is None else JobFiles(inside.disk)
-        self._threads = inside.world.new_threads()
+        self._files = None if internals.disk is None else JobFiles(internals.disk)
+        self._threads = internals.world.new_threads()
         self._jobs: dict[str, Job] = {}
-        self._damaged: dict[str, JobDamaged] = {}
-        self._read = False
+        self._corrupted: dict[str, JobCorrupted] = {}
+        self._is_loaded = False
         self._dirty: dict[Attempt, None] = {}
-        self._asked: deque[_Asked] = deque()
-        self._attempts = 0
-        self._free_bytes = self._taken_bytes = 0  # of the disk, when it was asked; not written yet
-        self._ask_disk = False
-        self._bell, self._publish_bell = Bell(), Bell()
+        self._decide_requests: deque[_DecideRequest] = deque()
+        self._attempt_count = 0
+        self._free_bytes = self._unwritten_bytes = 0  # free on the disk when last checked; queued for it
+        self._must_check_disk = False
+        self._wakeup, self._publish_wakeup = Wakeup(), Wakeup()
 
-    def _job(self, name: str, owner: str) -> Job | None:
-        """A job that is known. Raises Refused."""
+    def _find_job(self, name: str, owner: str) -> Job | None:
+        """Return a job, None if unknown. Raises Refused."""
         if self._files is None:
-            raise kept_nowhere()
-        if not self._read:
-            raise not_read_yet()
-        if (damaged := self._damaged.get(stem_of(name))) is not None:
-            raise Refused(ErrorCode.PROCESSING_FAILED, str(damaged))
+            raise jobs_unsupported()
+        if not self._is_loaded:
+            raise jobs_not_loaded()
+        if (corrupted := self._corrupted.get(stem_of(name))) is not None:
+            raise Refused(ErrorCode.PROCESSING_FAILED, str(corrupted))
         job = self._jobs.get(name)
         if job is not None:
             check_owner(job, owner)
         return job
 
-    def _begin(self, name: str, owner: str) -> Job:
+    def _start_job(self, name: str, owner: str) -> Job:
         try:
             check_name("job", name, JOB_BYTES_MAX)
         except InvalidDelta as error:
             raise Refused(ErrorCode.BAD_REQUEST, error.message) from None
-        if self.counted.active >= self._settings.jobs_max:
-            raise too_many("jobs", self.counted.active, self._settings.jobs_max)
-        job = self._jobs[name] = Job(name, owner, self._clock.look())
+        if self.counts.active >= self._settings.jobs_max:
+            raise limit_reached("jobs", self.counts.active, self._settings.jobs_max)
+        job = self._jobs[name] = Job(name, owner, self._clock.poll())
         self._count_active()
         return job
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What a welcome says of it."""
+        """The features that a welcome names."""
         return () if self._files is None else (FEATURE,)
 
-    # --- what connections do
+    # --- for connections
 
-    def enter(self, part: JobPart, source: Source, owner: str) -> Attempt:
-        """The attempt that a connection stages. Raises Refused."""
+    def open_attempt(self, part: JobPart, source: Source, owner: str) -> Attempt:
+        """Return the attempt that a connection stages. Raises Refused."""
         if source is Source.REPLICA:
-            raise Refused(ErrorCode.BAD_REQUEST, "another service's deltas are forwarded, not staged")
-        job = self._job(part.job, owner)
-        if job is not None and job.decided is not None:
-            raise decided_before(job.name, job.decided.state)
+            raise Refused(
+                ErrorCode.BAD_REQUEST, "source replica: it cannot be staged: forward it without a job"
+            )
+        job = self._find_job(part.job, owner)
+        if job is not None and job.decision is not None:
+            raise already_decided(job.name, job.decision.state)
         attempt = None if job is None else job.attempts.get(part[1:])
         if attempt is None:
-            if self._attempts >= ATTEMPTS_MAX:
-                raise too_many("attempts of parts", self._attempts, ATTEMPTS_MAX)
-            job = job or self._begin(part.job, owner)
+            if self._attempt_count >= ATTEMPTS_MAX:
+                raise limit_reached("attempts of parts", self._attempt_count, ATTEMPTS_MAX)
+            job = job or self._start_job(part.job, owner)
             path = path_of(stem_of(job.name), part.part, part.attempt)
-            head = PartHead(job.name, part.part, part.attempt, 0, int(source), owner, self._clock.look())
+            head = PartHead(job.name, part.part, part.attempt, 0, int(source), owner, self._clock.poll())
             attempt = job.attempts[part[1:]] = Attempt(part.part, part.attempt, path, head)
-            self._attempts += 1
+            self._attempt_count += 1
         return attempt
 
-    def take(self, attempt: Attempt, batch: Batch, receipt: Receipt) -> None:
-        """Have a batch of an attempt kept. Raises Refused."""
+    def stage_batch(self, attempt: Attempt, batch: Batch, receipt: Receipt) -> None:
+        """Queue a batch of an attempt for the disk. Raises Refused."""
         size, bound = batch.size, self._settings.staged_bytes_max
-        if self.counted.staged_bytes + size > bound:
-            raise no_room(f"{self.counted.staged_bytes} bytes of {bound} (staged_bytes_max) are kept aside")
-        if self._taken_bytes and self._taken_bytes + size > UNWRITTEN_BYTES_MAX:
-            raise too_fast(self._taken_bytes, UNWRITTEN_BYTES_MAX)
-        if self._taken_bytes + size > self._free_bytes - self._spare_bytes:
-            self._ask_disk = True
-            self._bell.ring()
-            raise no_room(f"{self._free_bytes} bytes are free, {self._spare_bytes} of them stay so")
+        if self.counts.staged_bytes + size > bound:
+            raise no_capacity(f"{self.counts.staged_bytes} bytes of {bound} (staged_bytes_max) are staged")
+        if self._unwritten_bytes and self._unwritten_bytes + size > UNWRITTEN_BYTES_MAX:
+            raise staging_backlogged(self._unwritten_bytes, UNWRITTEN_BYTES_MAX)
+        if self._unwritten_bytes + size > self._free_bytes - self._spare_bytes:
+            self._must_check_disk = True
+            self._wakeup.notify()
+            raise no_capacity(f"{self._free_bytes} bytes are free, {self._spare_bytes} of them reserved")
         job = self._jobs[attempt.head.job]
-        job.touched_us = self._clock.look()
-        attempt.take(batch, receipt)
-        self._taken_bytes += size
+        job.touched_us = self._clock.poll()
+        attempt.add(batch, receipt)
+        self._unwritten_bytes += size
         self._recount(attempt)
         self._dirty[attempt] = None
-        self._bell.ring()
+        self._wakeup.notify()
 
-    def leave(self, attempt: Attempt) -> None:
-        """The connection that staged it is gone."""
+    def close_attempt(self, attempt: Attempt) -> None:
+        """Note that the connection that staged an attempt is closed."""
         job = self._jobs.get(attempt.head.job)
-        if job is not None and attempt.holder is None and not attempt.have and attempt.gone is None:
+        if (
+            job is not None
+            and attempt.holder is None
+            and not attempt.taken_counter
+            and attempt.refusal is None
+        ):
             if job.attempts.pop((attempt.part, attempt.attempt), None) is not None:
-                self._attempts -= 1
-            if not job.attempts and job.decided is None:
+                self._attempt_count -= 1
+            if not job.attempts and job.decision is None:
                 del self._jobs[job.name]
                 self._count_active()
-        self._dirty[attempt] = None  # its file is closed
-        self._bell.ring()
+        self._dirty[attempt] = None  # so that the writer closes its file
+        self._wakeup.notify()
 
-    def decide(self, request: Decide, owner: str, tell: Told) -> None:
-        """Decide, or tell how it is; `tell` is called once, now or later. Raises Refused."""
-        job = self._job(request.job, owner)
+    def decide(self, request: Decide, owner: str, on_outcome: OutcomeCallback) -> None:
+        """Decide a job, or query it; `on_outcome` is called once, now or later. Raises Refused."""
+        job = self._find_job(request.job, owner)
         if request.decision is Decision.QUERY:
             if job is None:
-                raise none_here(request.job)
-            tell(job.status())
+                raise unknown_job(request.job)
+            on_outcome(job.status())
             return
-        self._asked.append(_Asked(request, owner, tell))
-        self._bell.ring()
+        self._decide_requests.append(_DecideRequest(request, owner, on_outcome))
+        self._wakeup.notify()
 
-    def told(self) -> list[dict[str, Any]]:
-        """Each job, for JSON. Refused rows of those that came last, as far as there is room for them."""
-        told, bytes_left = [], ROWS_TOLD_BYTES_MAX
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return each job as JSON; refused rows only of the latest jobs, up to a limit of bytes."""
+        rows, bytes_left = [], LISTED_ROWS_BYTES_MAX
         for one in reversed(self._jobs.values()):
             status = one.status()
-            bytes_left -= sum(ROW_BYTES + len(row.vector_id) + len(row.why) for row in status.refused_rows)
+            bytes_left -= sum(
+                ROW_OVERHEAD_BYTES + len(row.vector_id) + len(row.why) for row in status.refused_rows
+            )
             if bytes_left < 0:
                 status = replace(status, refused_rows=())
-            told.append(job_told(one.name, one.owner, status, one.bytes))
-        return told[::-1]
+            rows.append(job_to_json(one.name, one.owner, status, one.bytes))
+        return rows[::-1]
 
     # --- life
 
     async def run(self) -> None:
-        """Keep, publish and forget until cancelled."""
+        """Stage, publish and expire jobs until cancelled."""
         files = self._files
         if files is None:
             return
         try:
-            await self._open(files)
+            await self._load(files)
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._keep, files)
-                tasks.start_soon(self._publish, files)
-                tasks.start_soon(self._look, files)
+                tasks.start_soon(self._run_writer, files)
+                tasks.start_soon(self._run_publisher, files)
+                tasks.start_soon(self._run_expiry, files)
         finally:
             with anyio.CancelScope(shield=True):
-                await self._threads.run(partial(close_all, self._all_attempts()))
+                await self._threads.run(partial(close_files, self._all_attempts()))
 
-    async def _open(self, files: JobFiles) -> None:
+    async def _load(self, files: JobFiles) -> None:
         while True:
             try:
-                decided, self._damaged = await self._threads.run(files.read_decided)
-                found = await self._threads.run(partial(files.read_staged, decided, self._damaged))
+                decided, self._corrupted = await self._threads.run(files.read_decisions)
+                found = await self._threads.run(partial(files.read_staged, decided, self._corrupted))
                 self._free_bytes = await self._threads.run(files.disk.free_bytes)
                 break
             except OSError as error:
-                logger.warning("what is staged for jobs cannot be read, which is tried again: %s", error)
-                await anyio.sleep(AGAIN_S)
-        for damaged in self._damaged.values():
-            logger.error("%s", damaged)
+                logger.warning("staged parts of jobs cannot be read: %s: retrying", error)
+                await anyio.sleep(RETRY_S)
+        for corrupted in self._corrupted.values():
+            logger.error("%s", corrupted)
         for one in decided:
-            self._jobs[one.job] = Job(one.job, one.owner, self._clock.seen_us, decided=one)
-            self.counted.staged_bytes += one.bytes
-            self._attempts += len(one.parts)
+            self._jobs[one.job] = Job(one.job, one.owner, self._clock.seen_us, decision=one)
+            self.counts.staged_bytes += one.bytes
+            self._attempt_count += len(one.parts)
         for part in found:
-            self._found(part)
+            self._add_found(part)
         self._count_active()
-        self._read = True
-        self._publish_bell.ring()
+        self._is_loaded = True
+        self._publish_wakeup.notify()
 
-    def _found(self, found: Found) -> None:
+    def _add_found(self, found: FoundPart) -> None:
         head, key = found.head, (found.head.part, found.head.attempt)
-        begun_us = min(head.begun_us, self._clock.seen_us)  # what a crash forgot of seen time comes again
+        begun_us = min(head.begun_us, self._clock.seen_us)  # a crash may have set seen time back
         job = self._jobs.setdefault(head.job, Job(head.job, head.owner, begun_us))
         job.touched_us = max(job.touched_us, begun_us)
         path = path_of(stem_of(head.job), head.part, head.attempt)
         attempt = job.attempts[key] = Attempt(head.part, head.attempt, path, head, found.end)
-        self._attempts += 1
+        self._attempt_count += 1
         self._recount(attempt)
 
     # --- writing
 
-    async def _keep(self, files: JobFiles) -> None:
+    async def _run_writer(self, files: JobFiles) -> None:
         while True:
-            await self._bell.wait()
-            while self._dirty or self._asked or self._ask_disk:
+            await self._wakeup.wait()
+            while self._dirty or self._decide_requests or self._must_check_disk:
                 await self._write(files)
-                if self._asked:
-                    await self._decide(files, self._asked.popleft())
+                if self._decide_requests:
+                    await self._decide(files, self._decide_requests.popleft())
 
     async def _write(self, files: JobFiles) -> None:
-        dirty, self._dirty, self._ask_disk = list(self._dirty), {}, False
-        work = [(attempt, attempt.taken()) for attempt in dirty]
-        taken = self._taken_bytes
+        dirty, self._dirty, self._must_check_disk = list(self._dirty), {}, False
+        work = [(attempt, attempt.take_pending()) for attempt in dirty]
+        taken = self._unwritten_bytes
         written = await self._threads.run(partial(write_parts, files, work))
-        self._taken_bytes -= taken
+        self._unwritten_bytes -= taken
         self._free_bytes = self._free_bytes - taken if written.free_bytes is None else written.free_bytes
-        with self._inside.turn:
+        with self._internals.tick_callbacks:
             for (attempt, frames), outcome in zip(work, written.outcomes, strict=True):
                 if isinstance(outcome, OSError):
-                    attempt.failed(frames, unwritten(outcome))
+                    attempt.on_failed(frames, write_failed(outcome))
                 elif frames:
-                    attempt.written(frames, outcome)
-                    self.counted.staged += sum(batch.count for batch, _ in frames)
+                    attempt.on_written(frames, outcome)
+                    self.counts.staged += sum(batch.count for batch, _ in frames)
                 self._recount(attempt)
 
-    async def _decide(self, files: JobFiles, asked: _Asked) -> None:
+    async def _decide(self, files: JobFiles, pending: _DecideRequest) -> None:
         try:
-            if asked.request.decision is Decision.ABORT:
-                asked.tell(await self._abort(files, asked))
+            if pending.request.decision is Decision.ABORT:
+                pending.on_outcome(await self._abort(files, pending))
             else:
-                asked.tell(await self._commit(files, asked))
+                pending.on_outcome(await self._commit(files, pending))
         except OSError as error:
-            asked.tell(unwritten(error))
+            pending.on_outcome(write_failed(error))
         except Refused as refused:
-            asked.tell(refused)
+            pending.on_outcome(refused)
 
-    async def _commit(self, files: JobFiles, asked: _Asked) -> JobStatus:
-        request, job = asked.request, self._jobs.get(asked.request.job)
-        decided = judged(request, job, asked.owner, self._inside.chain, self._clock.read())
-        if job is None or decided is None:  # without deltas: its name stays free for some that has any
+    async def _commit(self, files: JobFiles, pending: _DecideRequest) -> JobStatus:
+        request, job = pending.request, self._jobs.get(pending.request.job)
+        decision = make_decision(request, job, pending.owner, self._internals.pipeline, self._clock.read())
+        if job is None or decision is None:  # no deltas: the name stays free for a job that has some
             return JobStatus(JobState.PUBLISHED)
-        if job.decided is decided:
+        if job.decision is decision:
             return job.status()
-        job.deciding = True  # from here on it does not expire
+        job.is_deciding = True  # it cannot expire from here on
         try:
-            await self._threads.run(partial(self._use_reserve, partial(files.write_decided, decided)))
-            job.decided, job.touched_us = decided, self._clock.seen_us
+            await self._threads.run(partial(self._use_reserve, partial(files.write_decision, decision)))
+            job.decision, job.touched_us = decision, self._clock.seen_us
         finally:
-            job.deciding = False
+            job.is_deciding = False
         self._count_active()
-        kept = {(one.part, one.attempt) for one in decided.parts}
+        committed = {(one.part, one.attempt) for one in decision.parts}
         try:
-            await self._drop(files, job, decided_before(job.name, decided.state), kept)
+            await self._drop(files, job, already_decided(job.name, decision.state), committed)
         except OSError as error:
-            logger.warning("other attempts of job %r are removed at the next start: %s", job.name, error)
-        self._publish_bell.ring()
+            logger.warning("other attempts of job %r will be removed at the next start: %s", job.name, error)
+        self._publish_wakeup.notify()
         return job.status()
 
-    async def _abort(self, files: JobFiles, asked: _Asked) -> JobStatus:
-        request = asked.request
-        job = abortable(request, self._jobs.get(request.job), asked.owner)
+    async def _abort(self, files: JobFiles, pending: _DecideRequest) -> JobStatus:
+        request = pending.request
+        job = find_abortable(request, self._jobs.get(request.job), pending.owner)
         if job is not None:
-            dropped = {key for key in job.attempts if request.run in (None, run_of(key[1]))}
+            dropped = {key for key in job.attempts if request.run in (None, job_run_of(key[1]))}
             if len(dropped) == len(job.attempts):
-                del self._jobs[job.name]  # it may be staged anew at once
-            await self._drop(files, job, aborted(job.name), others=job.attempts.keys() - dropped)
+                del self._jobs[job.name]  # its name may be staged again at once
+            await self._drop(files, job, job_aborted(job.name), others=job.attempts.keys() - dropped)
         return JobStatus(JobState.ABORTED)
 
     async def _drop(
@@ -352,114 +363,118 @@ class Jobs:
         files: JobFiles,
         job: Job,
         why: Refused,
-        kept: Iterable[tuple[int, int]] = (),
+        committed: Iterable[tuple[int, int]] = (),
         others: Iterable[tuple[int, int]] = (),
     ) -> None:
-        """Take no more for this job, and remove what is there but for the parts `kept`, which count until
-        they are published; `others` go on as they are. Raises OSError: then it is there still.
+        """Close and remove the attempts of this job, except for `others`.
+
+        Those that are `committed` are closed, and kept on disk until they are published. Raises OSError:
+        then the files are still there.
         """
-        left_alone = {key: job.attempts[key] for key in others}
-        attempts = {key: one for key, one in job.attempts.items() if key not in left_alone}
-        job.attempts = left_alone
+        retained = {key: job.attempts[key] for key in others}
+        attempts = {key: one for key, one in job.attempts.items() if key not in retained}
+        job.attempts = retained
         for attempt in attempts.values():
-            attempt.end(why)
-        gone = [one for key, one in attempts.items() if key not in kept]
-        paths = [one.path for one in gone]
-        drop = partial(files.remove, paths) if kept else partial(files.drop, job.name, paths)
+            attempt.close(why)
+        removed = [one for key, one in attempts.items() if key not in committed]
+        paths = [one.path for one in removed]
+        drop = partial(files.remove, paths) if committed else partial(files.drop, job.name, paths)
 
         def remove() -> None:
-            close_all(attempts.values())
+            close_files(attempts.values())
             drop()
 
         try:
             await self._threads.run(remove)
         except OSError:
-            left = self._jobs.setdefault(job.name, job).attempts
-            left |= {(one.part, one.attempt): one for one in gone} | left
+            attempts_left = self._jobs.setdefault(job.name, job).attempts
+            attempts_left |= {(one.part, one.attempt): one for one in removed} | attempts_left
             raise
         finally:
             self._count_active()
-        self._attempts -= len(gone)
-        self.counted.staged_bytes -= sum(one.charged for one in gone)
+        self._attempt_count -= len(removed)
+        self.counts.staged_bytes -= sum(one.counted_bytes for one in removed)
 
     # --- publishing
 
-    async def _publish(self, files: JobFiles) -> None:
-        publisher = Publisher(self._inside, files, self._use_reserve)
+    async def _run_publisher(self, files: JobFiles) -> None:
+        publisher = JobPublisher(self._internals, files, self._use_reserve)
         postponed: set[str] = set()
         while True:
             committed = [one for one in self._jobs.values() if _is_committed(one)]
             waiting = [one for one in committed if one.name not in postponed]
             if not committed:
-                await self._publish_bell.wait()
-            elif not waiting:  # for each of them the disk failed
-                await anyio.sleep(AGAIN_S)
+                await self._publish_wakeup.wait()
+            elif not waiting:  # the disk failed for each of them
+                await anyio.sleep(RETRY_S)
                 postponed.clear()
             else:
                 job = min(waiting, key=_decided_us)
                 try:
                     await self._publish_one(publisher, files, job)
                 except OSError as error:
-                    logger.warning("publishing job %r is tried again, as the disk fails: %s", job.name, error)
+                    logger.warning(
+                        "job %r cannot be published: the disk fails: %s: retrying", job.name, error
+                    )
                     postponed.add(job.name)
                 except Exception:  # a defect here must not end the server
-                    logger.exception("publishing job %r failed, and is tried again", job.name)
+                    logger.exception("publishing job %r failed: retrying", job.name)
                     postponed.add(job.name)
 
-    async def _publish_one(self, publisher: Publisher, files: JobFiles, job: Job) -> None:
-        decided = job.decided
-        assert decided is not None
-        done = told = decided.progress
+    async def _publish_one(self, publisher: JobPublisher, files: JobFiles, job: Job) -> None:
+        decision = job.decision
+        assert decision is not None
+        done = counted = decision.progress
 
-        def note(progress: Progress) -> None:
-            nonlocal done, told
+        def on_progress(progress: Progress) -> None:
+            nonlocal done, counted
             done = progress
-            job.decided = replace(decided, progress=progress)
-            told = self.counted.note(told, progress)
+            job.decision = replace(decision, progress=progress)
+            counted = self.counts.add_progress(counted, progress)
 
-        await publisher.publish(decided, note)
-        over = replace(decided, state=JobState.PUBLISHED, parts=(), progress=done)
-        await publisher.write(partial(files.write_decided, over))
-        job.decided = over
-        self._attempts -= len(decided.parts)
+        await publisher.publish(decision, on_progress)
+        published = replace(decision, state=JobState.PUBLISHED, parts=(), progress=done)
+        await publisher.write(partial(files.write_decision, published))
+        job.decision = published
+        self._attempt_count -= len(decision.parts)
         self._count_active()
-        self.counted.staged_bytes -= decided.bytes
-        await publisher.write(partial(files.remove_parts, decided))
+        self.counts.staged_bytes -= decision.bytes
+        await publisher.write(partial(files.remove_parts, decision))
 
-    # --- forgetting
+    # --- expiry
 
-    async def _look(self, files: JobFiles) -> None:
-        """Drop what nobody decided of, forget names, each in its time."""
+    async def _run_expiry(self, files: JobFiles) -> None:
+        """Drop jobs not decided in time, and forget old names."""
         settings = self._settings
-        every_s = min(settings.jobs_kept_s_max / 4, settings.job_names_kept_s_max / 4, LOOK_S_MAX)
+        every_s = min(settings.job_decision_timeout_s / 4, settings.job_name_retention_s / 4, POLL_MAX_S)
         while True:
-            seen_us, over = self._clock.look(), [one for one in self._jobs.values() if _is_over(one)]
-            names_us = int(settings.job_names_kept_s_max * 1e6)
-            spare = len(over) - NAMES_MAX
-            for place, job in enumerate(sorted(over, key=_decided_us)):
+            seen_us, finished = self._clock.poll(), [one for one in self._jobs.values() if _is_finished(one)]
+            names_us = int(settings.job_name_retention_s * 1e6)
+            spare = len(finished) - NAMES_MAX
+            for place, job in enumerate(sorted(finished, key=_decided_us)):
                 if place < spare or seen_us - job.touched_us > names_us:
                     await self._forget(files, job)
-            for job in [one for one in self._jobs.values() if one.decided is None]:
-                late = seen_us - job.touched_us > settings.jobs_kept_s_max * 1e6
-                if late and not job.deciding and self._jobs.get(job.name) is job:
+            for job in [one for one in self._jobs.values() if one.decision is None]:
+                expired = seen_us - job.touched_us > settings.job_decision_timeout_s * 1e6
+                if expired and not job.is_deciding and self._jobs.get(job.name) is job:
                     await self._expire(files, job)
             await anyio.sleep(every_s)
 
     async def _expire(self, files: JobFiles, job: Job) -> None:
         del self._jobs[job.name]
         try:
-            await self._drop(files, job, expired(job.name))
+            await self._drop(files, job, job_expired(job.name))
         except OSError as error:
-            logger.warning("job %r is dropped later: %s", job.name, error)
+            logger.warning("job %r will be dropped later: %s", job.name, error)
         else:
-            self.counted.expired += 1
-            logger.warning("job %r was dropped: nobody decided of it in time", job.name)
+            self.counts.expired += 1
+            logger.warning("job %r was dropped: it was not decided in time", job.name)
 
     async def _forget(self, files: JobFiles, job: Job) -> None:
         try:
             await self._threads.run(partial(files.forget, job.name))
         except OSError as error:
-            logger.warning("job %r is forgotten later: %s", job.name, error)
+            logger.warning("the name of job %r will be forgotten later: %s", job.name, error)
         else:
             del self._jobs[job.name]
 
@@ -467,45 +482,45 @@ class Jobs:
 
     @property
     def _clock(self) -> LogClock:
-        """The clock of the log: jobs age as its deltas do."""
-        log = self._inside.log
-        assert isinstance(log, DurableLog), "jobs are kept in a directory, as its log is"
+        """The clock of the log: jobs age by it, as the log's deltas do."""
+        log = self._internals.log
+        assert isinstance(log, DurableLog), "jobs need a directory, so the log is durable"
         return log.clock
 
     @property
     def _spare_bytes(self) -> int:
-        """What stays free on the disk."""
-        log = self._inside.log
+        """Bytes that must stay free on the disk."""
+        log = self._internals.log
         return log.settings.free_bytes_min + log.reserve.missing if isinstance(log, DurableLog) else 0
 
     def _use_reserve(self, write: Callable[[], None]) -> None:
-        """Write something small, on a full disk too. For a thread; raises OSError."""
-        log = self._inside.log
+        """Write a small file, on a full disk too. For a thread; raises OSError."""
+        log = self._internals.log
         if isinstance(log, DurableLog):
             log.reserve.use(write)
         else:
             write()
 
     def _count_active(self) -> None:
-        self.counted.active = sum(not _is_over(one) for one in self._jobs.values())
+        self.counts.active = sum(not _is_finished(one) for one in self._jobs.values())
 
     def _recount(self, attempt: Attempt) -> None:
         job = self._jobs.get(attempt.head.job)
         if job is not None and job.attempts.get((attempt.part, attempt.attempt)) is attempt:
-            self.counted.staged_bytes += attempt.bytes - attempt.charged
-            attempt.charged = attempt.bytes
+            self.counts.staged_bytes += attempt.bytes - attempt.counted_bytes
+            attempt.counted_bytes = attempt.bytes
 
     def _all_attempts(self) -> list[Attempt]:
         return [attempt for job in self._jobs.values() for attempt in job.attempts.values()]
 
 
 def _is_committed(job: Job) -> bool:
-    return job.decided is not None and job.decided.state is JobState.COMMITTED
+    return job.decision is not None and job.decision.state is JobState.COMMITTED
 
 
-def _is_over(job: Job) -> bool:
-    return job.decided is not None and not _is_committed(job)
+def _is_finished(job: Job) -> bool:
+    return job.decision is not None and not _is_committed(job)
 
 
 def _decided_us(job: Job) -> int:
-    return 0 if job.decided is None else job.decided.decided_us
+    return 0 if job.decision is None else job.decision.decided_us

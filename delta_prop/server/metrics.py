@@ -1,6 +1,6 @@
-"""Metrics for Prometheus: names, meanings, and where each number stands. Numbers are read at a scrape alone.
+"""Metrics for Prometheus: their names, their meanings, and the paths of their numbers, read only at a scrape.
 
-One table a subject; `docs/metrics.md` has the same names. Nothing here counts, and nothing is global.
+One table per subject; `docs/metrics.md` has the same names. Nothing here counts, and nothing is global.
 """
 
 from __future__ import annotations
@@ -12,139 +12,202 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from delta_prop.fullness import KINDS
+from delta_prop.capacity_monitor import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from prometheus_client.metrics_core import Metric
 
-    from delta_prop.server.look import Look
+    from delta_prop.server.status_view import StatusView
 
 PREFIX = "delta_prop_"
 
 
-class Row(NamedTuple):
-    """One metric. `where`: the number's place, as a path of attributes; where there is none, no sample."""
+class MetricSpec(NamedTuple):
+    """One metric. `path`: of the number, as attributes; if it does not exist, there is no sample."""
 
     name: str
     type: Literal["gauge", "counter"]
-    where: str
+    path: str
     help: str
 
 
 PROPAGATOR = (
-    Row("accepted_deltas_total", "counter", "accepted", "Deltas that got a place in the log."),
-    Row("duplicate_deltas_total", "counter", "duplicates", "Repeated deltas, acknowledged without effect."),
-    Row("void_deltas_total", "counter", "voided", "Deltas whose dots were refused for good."),
-    Row("conflicts_total", "counter", "conflicts", "Deltas of a vector whose last one they had not seen."),
-    Row("ids", "gauge", "ids.ids", "16-byte ids that are known."),
-    Row("ids_kept_since_offset", "gauge", "ids.kept_since", "From this offset on every id is known."),
-    Row("ids_memory_bytes", "gauge", "ids.memory_bytes", "What ids take in memory."),
-    Row("ids_file_bytes", "gauge", "ids.file_bytes", "What ids take on the disk."),
-    Row("refusals_total", "counter", "refused", "Batches and drafts that were refused."),
-    Row("queue_deltas", "gauge", "queue.depth", "Deltas that wait before the chain."),
-    Row("queue_bytes", "gauge", "queue.depth_bytes", "Bytes that wait before the chain."),
-    Row("queue_deltas_max", "gauge", "queue.capacity", "Deltas that the queue takes."),
-    Row("queue_bytes_max", "gauge", "queue.capacity_bytes", "Bytes that the queue takes."),
-    Row("queue_full_refusals_total", "counter", "queue.refused_full", "Items refused by a full queue."),
-    Row("pending_deltas", "gauge", "pending.pending_deltas", "Deltas that wait for their causes."),
-    Row("pending_bytes", "gauge", "pending.pending_bytes", "Bytes that wait for their causes."),
-    Row(
+    MetricSpec("accepted_deltas_total", "counter", "accepted", "Deltas appended to the log."),
+    MetricSpec(
+        "duplicate_deltas_total", "counter", "duplicates", "Duplicate deltas, acknowledged without effect."
+    ),
+    MetricSpec(
+        "noop_deltas_total", "counter", "noops", "Deltas that were finally refused, as no-op records."
+    ),
+    MetricSpec(
+        "concurrent_updates_total",
+        "counter",
+        "concurrent_updates",
+        "Deltas of a vector whose latest delta their producer had not seen.",
+    ),
+    MetricSpec("ids", "gauge", "ids.ids", "16-byte ids that are known."),
+    MetricSpec("ids_kept_since_offset", "gauge", "ids.kept_since", "Every id from this offset on is known."),
+    MetricSpec("ids_memory_bytes", "gauge", "ids.memory_bytes", "Memory that ids take."),
+    MetricSpec("ids_file_bytes", "gauge", "ids.file_bytes", "Disk space that ids take."),
+    MetricSpec("refusals_total", "counter", "refused", "Batches and drafts that were refused."),
+    MetricSpec("queue_deltas", "gauge", "queue.depth", "Deltas queued for the pipeline."),
+    MetricSpec("queue_bytes", "gauge", "queue.depth_bytes", "Bytes queued for the pipeline."),
+    MetricSpec("queue_deltas_max", "gauge", "queue.capacity", "Capacity of the queue in deltas."),
+    MetricSpec("queue_bytes_max", "gauge", "queue.capacity_bytes", "Capacity of the queue in bytes."),
+    MetricSpec(
+        "queue_full_refusals_total", "counter", "queue.refused_full", "Items refused by a full queue."
+    ),
+    MetricSpec("pending_deltas", "gauge", "pending.pending_deltas", "Deltas waiting for dependencies."),
+    MetricSpec("pending_bytes", "gauge", "pending.pending_bytes", "Bytes waiting for dependencies."),
+    MetricSpec(
         "pending_full_refusals_total",
         "counter",
         "pending.refused_full",
-        "Batches for which there was no room.",
+        "Batches refused for lack of capacity.",
     ),
-    Row("pending_timeouts_total", "counter", "pending.refused_timeout", "Batches whose causes never came."),
-    Row("pressure_level", "gauge", "pressure.level", "How pressed the source is: 0 not, 3 nothing goes."),
-    Row(
-        "pressure_deltas_per_second", "gauge", "pressure.rate_limit", "What the source may send, if bounded."
+    MetricSpec(
+        "pending_timeouts_total",
+        "counter",
+        "pending.refused_timeout",
+        "Batches whose dependencies never came.",
     ),
-    Row("memory_bytes_max", "gauge", "memory_bytes_max", "The worst case of what the propagator bounds."),
-    Row("log_failed", "gauge", "reopening.failed", "1 while the log has failed and comes back."),
-    Row("log_reopened_total", "counter", "reopening.reopened", "How often a log that failed came back."),
+    MetricSpec("pressure_level", "gauge", "pressure.level", "Backpressure on sources: 0 none, 3 stop."),
+    MetricSpec(
+        "pressure_deltas_per_second",
+        "gauge",
+        "pressure.rate_limit",
+        "Rate limit for sources, if there is one.",
+    ),
+    MetricSpec(
+        "memory_bytes_max", "gauge", "memory_bytes_max", "Worst-case memory of what the propagator limits."
+    ),
+    MetricSpec(
+        "log_failed", "gauge", "reopening.failed", "1 while the log has failed and is being recovered."
+    ),
+    MetricSpec(
+        "log_recoveries_total", "counter", "reopening.reopened", "Recoveries of the log after a failure."
+    ),
 )
 LOG = (
-    Row("log_first_offset", "gauge", "first_offset", "The oldest delta that can be read by itself."),
-    Row("log_next_offset", "gauge", "next_offset", "The offset that the next delta gets."),
-    Row("log_written_offset", "gauge", "written", "Below it all is written."),
-    Row("log_synced_offset", "gauge", "synced", "Below it all is on stable storage."),
-    Row("log_visible_offset", "gauge", "visible", "Below it all may be read."),
-    Row("log_bytes", "gauge", "bytes", "What the log holds."),
-    Row("log_bytes_max", "gauge", "bytes_max", "What the log may hold."),
-    Row("log_unwritten_bytes", "gauge", "unwritten_bytes", "What waits for the disk."),
-    Row("log_segments", "gauge", "segments", "Files that the log is kept in."),
-    Row("log_commits_total", "counter", "commits", "Group commits."),
-    Row("log_full_refusals_total", "counter", "refused", "Batches refused because the log was full."),
-    Row("log_clock_ahead_seconds", "gauge", "clock_ahead_s", "How far the wall clock is ahead of log time."),
-    Row("log_clock_jumps_total", "counter", "clock_jumps", "Jumps of the wall clock."),
-    Row("log_snapshot_offset", "gauge", "snapshot_offset", "Where the newest snapshot stands."),
-    Row("log_snapshot_rows", "gauge", "snapshot_rows", "Vectors in the newest snapshot."),
-    Row("log_snapshot_bytes", "gauge", "snapshot_bytes", "Size of the newest snapshot."),
+    MetricSpec("log_start_offset", "gauge", "start_offset", "Offset of the oldest delta that can be read."),
+    MetricSpec("log_next_offset", "gauge", "next_offset", "Offset of the next delta to be appended."),
+    MetricSpec("log_written_offset", "gauge", "written", "Every delta below it is written."),
+    MetricSpec("log_synced_offset", "gauge", "synced", "Every delta below it is on stable storage."),
+    MetricSpec("log_high_watermark", "gauge", "high_watermark", "Every delta below it may be read."),
+    MetricSpec("log_bytes", "gauge", "bytes", "Size of the log."),
+    MetricSpec("log_bytes_max", "gauge", "bytes_max", "Maximum size of the log."),
+    MetricSpec("log_unwritten_bytes", "gauge", "unwritten_bytes", "Bytes waiting for the disk."),
+    MetricSpec("log_segments", "gauge", "segments", "Segment files of the log."),
+    MetricSpec("log_commits_total", "counter", "commits", "Group commits."),
+    MetricSpec("log_full_refusals_total", "counter", "refused", "Batches refused because the log was full."),
+    MetricSpec(
+        "log_clock_ahead_seconds", "gauge", "clock_ahead_s", "Seconds by which the wall clock leads log time."
+    ),
+    MetricSpec("log_clock_jumps_total", "counter", "clock_jumps", "Jumps of the wall clock."),
+    MetricSpec("log_snapshot_offset", "gauge", "snapshot_offset", "Offset of the newest snapshot."),
+    MetricSpec("log_snapshot_rows", "gauge", "snapshot_rows", "Vectors in the newest snapshot."),
+    MetricSpec("log_snapshot_bytes", "gauge", "snapshot_bytes", "Size of the newest snapshot."),
 )
 LANE = (
-    Row("lane_deltas", "gauge", "depth", "Deltas that wait in this lane."),
-    Row("lane_taken_deltas_total", "counter", "taken", "Deltas that left this lane."),
-    Row(
+    MetricSpec("lane_deltas", "gauge", "depth", "Deltas queued in this lane."),
+    MetricSpec("lane_taken_deltas_total", "counter", "taken", "Deltas that left this lane."),
+    MetricSpec(
         "lane_taken_items_total",
         "counter",
         "items_taken",
         "Items, of one delta or more, that left this lane.",
     ),
-    Row("lane_wait_seconds_total", "counter", "wait_s_total", "How long those items waited, together."),
+    MetricSpec(
+        "lane_wait_seconds_total", "counter", "wait_s_total", "Total time that those items were queued."
+    ),
 )
 SINK = (
-    Row("sink_lag_deltas", "gauge", "lag", "Deltas in the log that the sink has not dealt with."),
-    Row("sink_lag_seconds", "gauge", "lag_s", "How old the oldest of them is; 0 where there are none."),
-    Row("sink_applied_offset", "gauge", "applied", "Below it the sink has applied all."),
-    Row("sink_committed_offset", "gauge", "committed", "Below it the sink has all durably."),
-    Row("sink_behind", "gauge", "behind", "1 while the sink reads from the log what it could not be pushed."),
-    Row("sink_mailbox_deltas", "gauge", "mailbox_deltas", "Deltas pushed to the sink and not yet taken."),
-    Row("sink_mailbox_bytes", "gauge", "mailbox_bytes", "Bytes pushed to the sink and not yet taken."),
-    Row("sink_deliveries_total", "counter", "deliveries", "Calls of the sink that succeeded."),
-    Row("sink_applied_deltas_total", "counter", "success", "Deltas that the sink applied."),
-    Row("sink_skipped_deltas_total", "counter", "skipped", "Deltas that were not for the sink."),
-    Row("sink_backpressure_deltas_total", "counter", "backpressure", "Deltas that could not be pushed."),
-    Row("sink_errors_total", "counter", "errors", "Calls of the sink that failed."),
-    Row("sink_retries_total", "counter", "retries", "Calls of the sink that were made again."),
-    Row("sink_breaker_opened_total", "counter", "breaker_opened", "How often the breaker opened."),
-    Row("sink_failing_offset", "gauge", "failing.offset", "The delta at which the sink fails on and on."),
-    Row("sink_quarantined_deltas", "gauge", "quarantined", "Deltas in the sink's quarantine."),
-    Row("sink_quarantined_bytes", "gauge", "quarantined_bytes", "Bytes in the sink's quarantine."),
-    Row("sink_rejected_deltas_total", "counter", "rejected", "Deltas that the sink rejected."),
-    Row("sink_replayed_deltas_total", "counter", "replayed", "Deltas applied out of the quarantine."),
-    Row("sink_dropped_deltas_total", "counter", "dropped", "Deltas dropped out of the quarantine."),
-    Row("sink_pacing", "gauge", "pacing", "1 where producers go at the sink's pace."),
-    Row("sink_rebuilds_total", "counter", "rebuilds", "Rebuilds that came to their end."),
-    Row("sink_rebuild_rows", "gauge", "rebuild.rows_done", "Rows done of a rebuild under way."),
-    Row("sink_rebuild_rows_max", "gauge", "rebuild.rows_total", "Rows in all of a rebuild under way."),
+    MetricSpec("sink_lag_deltas", "gauge", "lag", "Deltas in the log that the sink has not processed."),
+    MetricSpec("sink_lag_seconds", "gauge", "lag_s", "Age of the oldest of them; 0 if there are none."),
+    MetricSpec(
+        "sink_applied_offset", "gauge", "applied_offset", "The sink has applied every delta below it."
+    ),
+    MetricSpec(
+        "sink_committed_offset", "gauge", "committed_offset", "The sink has every delta below it durably."
+    ),
+    MetricSpec(
+        "sink_catching_up",
+        "gauge",
+        "catching_up",
+        "1 while the sink catches up from the log.",
+    ),
+    MetricSpec(
+        "sink_mailbox_deltas", "gauge", "mailbox_deltas", "Deltas pushed to the sink and not taken yet."
+    ),
+    MetricSpec("sink_mailbox_bytes", "gauge", "mailbox_bytes", "Bytes pushed to the sink and not taken yet."),
+    MetricSpec("sink_deliveries_total", "counter", "deliveries", "Calls of the sink that succeeded."),
+    MetricSpec("sink_applied_deltas_total", "counter", "applied_deltas", "Deltas that the sink applied."),
+    MetricSpec("sink_skipped_deltas_total", "counter", "skipped", "Deltas that were not for the sink."),
+    MetricSpec("sink_pulled_deltas_total", "counter", "pulled", "Deltas that could not be pushed."),
+    MetricSpec("sink_errors_total", "counter", "errors", "Calls of the sink that failed."),
+    MetricSpec("sink_retries_total", "counter", "retries", "Calls of the sink that were retries."),
+    MetricSpec("sink_breaker_opened_total", "counter", "breaker_opened", "Times the circuit breaker opened."),
+    MetricSpec(
+        "sink_failing_offset",
+        "gauge",
+        "failing.offset",
+        "Offset of the delta at which the sink keeps failing.",
+    ),
+    MetricSpec("sink_quarantined_deltas", "gauge", "quarantined", "Deltas in the sink's quarantine."),
+    MetricSpec("sink_quarantined_bytes", "gauge", "quarantined_bytes", "Bytes in the sink's quarantine."),
+    MetricSpec("sink_rejected_deltas_total", "counter", "rejected", "Deltas that the sink rejected."),
+    MetricSpec("sink_replayed_deltas_total", "counter", "replayed", "Deltas applied out of the quarantine."),
+    MetricSpec("sink_dropped_deltas_total", "counter", "dropped", "Deltas dropped out of the quarantine."),
+    MetricSpec("sink_pacing", "gauge", "pacing", "1 while the sink slows producers down."),
+    MetricSpec("sink_rebuilds_total", "counter", "rebuilds", "Completed rebuilds."),
+    MetricSpec("sink_rebuild_rows", "gauge", "rebuild.rows_done", "Rows done in the current rebuild."),
+    MetricSpec(
+        "sink_rebuild_rows_max", "gauge", "rebuild.rows_total", "Rows in total in the current rebuild."
+    ),
 )
 SERVER = (
-    Row("connections_total", "counter", "connections", "Connections that came, refused ones too."),
-    Row("connections_refused_total", "counter", "connections_refused", "Connections beyond a bound."),
-    Row("peers_lost_total", "counter", "peers_lost", "Connections that ended as nothing was heard any more."),
-    Row("received_frames_total", "counter", "frames_in", "Frames received."),
-    Row("sent_frames_total", "counter", "frames_out", "Frames sent, or parts of files with many."),
-    Row("received_deltas_total", "counter", "deltas_in", "Deltas received, repeated ones too."),
-    Row("sent_deltas_total", "counter", "deltas_out", "Deltas sent."),
-    Row("received_bytes_total", "counter", "bytes_in", "Bytes received."),
-    Row("sent_bytes_total", "counter", "bytes_out", "Bytes sent."),
-    Row("acks_total", "counter", "acks", "Frames of producers that were acknowledged."),
-    Row("repeated_acks_total", "counter", "repeated", "Frames of producers that repeated what was there."),
+    MetricSpec("connections_total", "counter", "connections", "Connections accepted or refused."),
+    MetricSpec("connections_refused_total", "counter", "connections_refused", "Connections above a limit."),
+    MetricSpec(
+        "connections_timed_out_total",
+        "counter",
+        "connections_timed_out",
+        "Connections that timed out.",
+    ),
+    MetricSpec("received_frames_total", "counter", "frames_in", "Frames received."),
+    MetricSpec("sent_frames_total", "counter", "frames_out", "Frames sent; a file range counts as one."),
+    MetricSpec("received_deltas_total", "counter", "deltas_in", "Deltas received, duplicates included."),
+    MetricSpec("sent_deltas_total", "counter", "deltas_out", "Deltas sent."),
+    MetricSpec("received_bytes_total", "counter", "bytes_in", "Bytes received."),
+    MetricSpec("sent_bytes_total", "counter", "bytes_out", "Bytes sent."),
+    MetricSpec("acks_total", "counter", "acks", "Frames of producers that were acknowledged."),
+    MetricSpec(
+        "duplicate_acks_total",
+        "counter",
+        "duplicate_acks",
+        "Duplicate frames of producers.",
+    ),
 )
 JOBS = (
-    Row("jobs", "gauge", "active", "Jobs that are staged, or being published."),
-    Row("staged_bytes", "gauge", "staged_bytes", "What parts of jobs take on disk."),
-    Row("staged_deltas_total", "counter", "staged", "Deltas staged for jobs."),
-    Row("job_published_deltas_total", "counter", "published", "Deltas of jobs that were published."),
-    Row("job_repeated_deltas_total", "counter", "duplicates", "Deltas of jobs that were known before."),
-    Row("job_refused_deltas_total", "counter", "refused", "Deltas of jobs that were refused when published."),
-    Row("jobs_expired_total", "counter", "expired", "Jobs that were dropped, as nobody decided of them."),
+    MetricSpec("jobs", "gauge", "active", "Jobs that are staged or being published."),
+    MetricSpec("staged_bytes", "gauge", "staged_bytes", "Disk space of the parts of jobs."),
+    MetricSpec("staged_deltas_total", "counter", "staged", "Deltas staged for jobs."),
+    MetricSpec("job_published_deltas_total", "counter", "published", "Deltas of jobs that were published."),
+    MetricSpec(
+        "job_duplicate_deltas_total", "counter", "duplicates", "Deltas of jobs that were known before."
+    ),
+    MetricSpec(
+        "job_refused_deltas_total", "counter", "refused", "Deltas of jobs that were refused when published."
+    ),
+    MetricSpec(
+        "jobs_expired_total", "counter", "expired", "Jobs dropped because they were not decided in time."
+    ),
 )
 CONNECTIONS = "connections"
 SUBSCRIBERS = "subscribers"
-SUBSCRIBERS_BEHIND = "subscribers_behind"
+SUBSCRIBERS_CATCHING_UP = "subscribers_catching_up"
 SUBSCRIBERS_STANDING_BY = "subscribers_standing_by"
 GROUP_STANDING_BY = "group_members_standing_by"
 GROUP_HAS_MEMBER = "group_has_member"
@@ -157,109 +220,126 @@ LANES = ("critical", "high", "normal", "low")
 
 
 class Scrape(Collector):
-    """The metrics of one moment."""
+    """The metrics at one moment."""
 
     def __init__(self, metrics: tuple[Metric, ...]) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterable[Metric]:
-        """These metrics."""
+        """Return these metrics."""
         return self._metrics
 
     def text(self, accepts: str) -> tuple[bytes, str]:
-        """As text, and its type; `accepts`: what the asker reads, as HTTP says it. For any thread: of many
-        sinks it takes milliseconds.
+        """Return the metrics as text, and its content type. For any thread: many sinks take milliseconds.
+
+        `accepts`: the client's Accept header.
         """
         encode, type_ = choose_encoder(accepts)
         return encode(self), type_
 
 
 class Metrics:
-    """What `look` tells, in a form that Prometheus reads."""
+    """Reads metrics from a `StatusView`."""
 
-    def __init__(self, look: Look) -> None:
-        self._look = look
+    def __init__(self, view: StatusView) -> None:
+        self._view = view
 
     def scrape(self) -> Scrape:
-        """All metrics now."""
+        """Return all metrics as of now."""
         return Scrape(tuple(self._collect()))
 
     def _collect(self) -> Iterator[Metric]:
-        look = self._look
-        yield _one(READY, "gauge", "1 where the server takes deltas.", [((), look.ready() is None)])
-        statistics = look.statistics()
+        view = self._view
+        yield _make_metric(
+            READY, "gauge", "1 while the server takes deltas.", [((), view.unready_reason() is None)]
+        )
+        statistics = view.statistics()
         if statistics is not None:
-            yield from _table(PROPAGATOR, (), [((), statistics)])
-            yield from _table(LOG, (), [((), statistics.log)])
-            full = [
+            yield from _table_metrics(PROPAGATOR, (), [((), statistics)])
+            yield from _table_metrics(LOG, (), [((), statistics.log)])
+            full_seconds = [
                 ((kind,), statistics.full.seconds if statistics.full and statistics.full.what == kind else 0)
                 for kind in KINDS
             ]
-            yield _one(FULL_SECONDS, "gauge", "How long it has been full and takes nothing.", full, ("what",))
+            yield _make_metric(
+                FULL_SECONDS,
+                "gauge",
+                "Seconds for which it has been full; 0 while it is not.",
+                full_seconds,
+                ("what",),
+            )
             lanes = zip(LANES, statistics.queue.lanes, strict=True)
-            yield from _table(LANE, ("lane",), [((name,), lane) for name, lane in lanes])
+            yield from _table_metrics(LANE, ("lane",), [((name,), lane) for name, lane in lanes])
             sinks = statistics.sinks.items()
-            yield from _table(SINK, ("sink",), [((name,), sink) for name, sink in sinks])
+            yield from _table_metrics(SINK, ("sink",), [((name,), sink) for name, sink in sinks])
             states = [((name, sink.state), 1) for name, sink in sinks]
-            yield _one(SINK_STATE, "gauge", "1 for the state that the sink is in.", states, ("sink", "state"))
+            yield _make_metric(
+                SINK_STATE, "gauge", "1 for the present state of the sink.", states, ("sink", "state")
+            )
             opened = [((name,), sink.breaker != "closed") for name, sink in sinks]
-            yield _one(SINK_BREAKER_OPEN, "gauge", "1 while the sink is let rest.", opened, ("sink",))
-        yield from self._server()
+            yield _make_metric(
+                SINK_BREAKER_OPEN, "gauge", "1 while the circuit breaker is open.", opened, ("sink",)
+            )
+        yield from self._server_metrics()
 
-    def _server(self) -> Iterator[Metric]:
-        counters = self._look.counters()
+    def _server_metrics(self) -> Iterator[Metric]:
+        counters = self._view.counters()
         if counters is None:
             return
-        yield from _table(SERVER, (), [((), counters)])
-        yield from _table(JOBS, (), [((), counters.jobs)])
+        yield from _table_metrics(SERVER, (), [((), counters)])
+        yield from _table_metrics(JOBS, (), [((), counters.jobs)])
         nacks = [((code,), count) for code, count in sorted(counters.nacks.items())]
-        yield _one(NACKS, "counter", "Refusals that clients were told, by code.", nacks, ("code",))
-        peers = self._look.peers()
+        yield _make_metric(NACKS, "counter", "Refusals sent to clients, by code.", nacks, ("code",))
+        peers = self._view.connections()
         subscribed = [peer for peer in peers if peer["subscribed"]]
-        behind = sum(peer["behind"] for peer in subscribed)
-        yield _one(CONNECTIONS, "gauge", "Connections that are open.", [((), len(peers))])
-        yield _one(SUBSCRIBERS, "gauge", "Connections with a subscription.", [((), len(subscribed))])
-        yield _one(SUBSCRIBERS_BEHIND, "gauge", "Of these, who reads from the log.", [((), behind)])
+        catching_up = sum(peer["catching_up"] for peer in subscribed)
+        yield _make_metric(CONNECTIONS, "gauge", "Open connections.", [((), len(peers))])
+        yield _make_metric(SUBSCRIBERS, "gauge", "Connections with a subscription.", [((), len(subscribed))])
+        yield _make_metric(
+            SUBSCRIBERS_CATCHING_UP, "gauge", "Of these, those that read from the log.", [((), catching_up)]
+        )
         waiting = sum(peer["standing_by"] for peer in subscribed)
-        yield _one(SUBSCRIBERS_STANDING_BY, "gauge", "Of these, who stands by in a group.", [((), waiting)])
-        of_peers = [((str(peer["number"]), peer["client"] or ""), peer) for peer in subscribed]
-        yield from _lags("subscriber", ("connection", "client"), of_peers)
-        groups = self._look.groups()
-        yield from _lags("group", ("group",), [((group["name"],), group) for group in groups])
+        yield _make_metric(
+            SUBSCRIBERS_STANDING_BY, "gauge", "Of these, those that stand by in a group.", [((), waiting)]
+        )
+        connections = [((str(peer["number"]), peer["client"] or ""), peer) for peer in subscribed]
+        yield from _lag_metrics("subscriber", ("connection", "client"), connections)
+        groups = self._view.groups()
+        yield from _lag_metrics("group", ("group",), [((group["name"],), group) for group in groups])
         for name, key, help_ in (
             (GROUP_HAS_MEMBER, "has_member", "1 while a member reads for the group."),
             (GROUP_STANDING_BY, "standing_by", "Members that stand by."),
         ):
-            told = [((one["name"],), one[key]) for one in groups]
-            if told:
-                yield _one(name, "gauge", help_, told, ("group",))
+            samples = [((one["name"],), one[key]) for one in groups]
+            if samples:
+                yield _make_metric(name, "gauge", help_, samples, ("group",))
 
 
-def _lags(
+def _lag_metrics(
     what: str, labels: Sequence[str], rows: Sequence[tuple[Sequence[str], dict[str, Any]]]
 ) -> Iterator[Metric]:
-    """How far each is behind, in deltas and in seconds, as far as that is known."""
+    """Yield the lag of each row, in deltas and in seconds, if it is known."""
     for name, where, help_ in (
         (f"{what}_lag_deltas", "lag", f"Deltas in the log that the {what} has not processed."),
-        (f"{what}_lag_seconds", "lag_s", "How old the oldest of them is; 0 where there are none."),
+        (f"{what}_lag_seconds", "lag_s", "Age of the oldest of them; 0 if there are none."),
     ):
-        yield _one(
+        yield _make_metric(
             name, "gauge", help_, [(who, one[where]) for who, one in rows if one[where] is not None], labels
         )
 
 
-def _table(
-    rows: Iterable[Row], labels: Sequence[str], subjects: Sequence[tuple[Sequence[str], Any]]
+def _table_metrics(
+    rows: Iterable[MetricSpec], labels: Sequence[str], subjects: Sequence[tuple[Sequence[str], Any]]
 ) -> Iterator[Metric]:
     for row in rows:
-        read = _reader(row.where)
+        read = _make_getter(row.path)
         samples = [(values, read(subject)) for values, subject in subjects]
-        told = [(values, number) for values, number in samples if number is not None]
-        if told:
-            yield _one(row.name, row.type, row.help, told, labels)
+        known = [(values, number) for values, number in samples if number is not None]
+        if known:
+            yield _make_metric(row.name, row.type, row.help, known, labels)
 
 
-def _one(
+def _make_metric(
     name: str,
     type_: Literal["gauge", "counter"],
     help_: str,
@@ -273,13 +353,13 @@ def _one(
     return metric
 
 
-def _reader(where: str) -> Callable[[Any], float | None]:
-    get = attrgetter(where)
+def _make_getter(path: str) -> Callable[[Any], float | None]:
+    get = attrgetter(path)
 
     def read(subject: Any) -> float | None:
         try:
             number: float | None = get(subject)
-        except AttributeError:  # a log in memory has no segments; nothing is being rebuilt
+        except AttributeError:  # a log in memory has no segments, an idle sink no rebuild
             return None
         return number
 

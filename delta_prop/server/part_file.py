@@ -1,8 +1,8 @@
-"""The file of one attempt of one part of a job: what it is, then its frames' bodies as they came.
+"""The file of one attempt of one part of a job: a head record, then the frames' bodies as received.
 
-Each record has a head with its length and a checksum over all records up to its own, so that a torn end is
-found, and a file that says the same as another one has the same checksum. What is unsound is cut off: it was
-never acknowledged, or is found missing when the job is decided.
+Each record's header has its length and a checksum over all records up to it, so that a torn tail is detected,
+and files with the same content have the same checksum. A torn tail is truncated: it was never acknowledged,
+or is found missing when the job is decided.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ DIRECTORY = "jobs"
 SUFFIX = ".part"
 VERSION = 1
 READ_BYTES = 1024 * 1024
-"""About how much is read at once."""
+"""Approximate bytes of one read."""
 
 _RECORD = struct.Struct("<4sII")
-"""magic, length of what follows, CRC32C of all lengths and contents up to the end of that."""
+"""magic, length of the content, CRC32C of all lengths and contents up to its end."""
 _LENGTH = struct.Struct("<I")
 _HEAD, _FRAME = b"dpj1", b"dpj2"
 
 
 class PartHead(NamedTuple):
-    """What is staged here, and for whom. `origin`: of all its deltas; `source`: where they come from, as its
-    client said; `owner`: whose token it was; `begun_us`: in the log's seen time.
+    """The identity of a staged part. `origin`, `source`: of all its deltas, the latter as the client said.
+
+    `owner`: the name of its token; `begun_us`: in the log's seen time.
     """
 
     job: str
@@ -50,56 +51,57 @@ class PartHead(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A place in a part: behind a sound record. `counter`: of the last delta before it; `content`: the
-    checksum of what all batches before it say.
+class PartPosition:
+    """A position after an intact record. `counter`: of the last delta before it.
+
+    `content_checksum`: of the contents of all batches before it.
     """
 
-    position: int = 0
+    byte_offset: int = 0
     checksum: int = 0
     counter: int = 0
-    content: int = 0
+    content_checksum: int = 0
 
 
 class StagedFrame(NamedTuple):
-    """A frame of a part, and the place behind it."""
+    """A frame of a part, and the position after it."""
 
     batch: Batch
-    end: Mark
+    end: PartPosition
 
 
 def path_of(stem: str, part: int, attempt: int) -> str:
-    """Where an attempt of a part is kept; `stem` stands for its job."""
+    """Return the path of an attempt of a part; `stem` identifies its job."""
     return f"{DIRECTORY}/{stem}-{part}-{attempt}{SUFFIX}"
 
 
-def begin(disk: Disk, path: str, head: PartHead) -> tuple[File, Mark]:
-    """Make the file, or empty what is there, and write its head. Syncs nothing. Raises OSError."""
+def create(disk: Disk, path: str, head: PartHead) -> tuple[File, PartPosition]:
+    """Create or truncate the file, and write its head. Syncs nothing. Raises OSError."""
     file = disk.open(path, create=True)
     try:
         file.truncate(0)
         content: bytes = msgpack.packb([VERSION, *head])
-        return file, _append(file, Mark(), [(_HEAD, content, 0)])
+        return file, _write_records(file, PartPosition(), [(_HEAD, content, 0)])
     except BaseException:
         file.close()
         raise
 
 
-def append(file: File, mark: Mark, batches: Sequence[Batch]) -> Mark:
-    """Write these behind `mark`. Syncs nothing. Raises OSError."""
-    end = _append(file, mark, [(_FRAME, batch.raw, batch.count) for batch in batches])
-    content = mark.content
+def append(file: File, position: PartPosition, batches: Sequence[Batch]) -> PartPosition:
+    """Write batches after `position`. Syncs nothing. Raises OSError."""
+    end = _write_records(file, position, [(_FRAME, batch.raw, batch.count) for batch in batches])
+    checksum = position.content_checksum
     for batch in batches:
-        content = batch.content_crc(content)
-    return replace(end, content=content)
+        checksum = batch.content_crc(checksum)
+    return replace(end, content_checksum=checksum)
 
 
-def read_head(file: File) -> tuple[PartHead, Mark] | None:
-    """What a file says of itself, None where it does not say it whole."""
-    found = _read(file, Mark(), _HEAD)
-    if found is None:
+def read_head(file: File) -> tuple[PartHead, PartPosition] | None:
+    """Return the head of a file, None if it is incomplete."""
+    record = _read_record(file, PartPosition(), _HEAD)
+    if record is None:
         return None
-    content, end = found
+    content, end = record
     try:
         version, *fields = msgpack.unpackb(content)
         return (PartHead(*fields), end) if version == VERSION else None
@@ -107,35 +109,39 @@ def read_head(file: File) -> tuple[PartHead, Mark] | None:
         return None
 
 
-def frames(file: File, mark: Mark) -> Iterator[StagedFrame]:
-    """The frames behind `mark`, up to the first that is not sound, or to the end. Raises OSError."""
-    while (found := _read(file, mark, _FRAME)) is not None:
-        content, end = found
+def read_frames(file: File, position: PartPosition) -> Iterator[StagedFrame]:
+    """Yield the frames after `position`, up to the first torn one, or the end. Raises OSError."""
+    while (record := _read_record(file, position, _FRAME)) is not None:
+        content, end = record
         batch = Batch(content)
-        counter, crc = mark.counter + batch.count, batch.content_crc(mark.content)
-        mark = Mark(end.position, end.checksum, counter, crc)
-        yield StagedFrame(batch, mark)
+        counter, crc = position.counter + batch.count, batch.content_crc(position.content_checksum)
+        position = PartPosition(end.byte_offset, end.checksum, counter, crc)
+        yield StagedFrame(batch, position)
 
 
-def _append(file: File, mark: Mark, records: Sequence[tuple[bytes, bytes | memoryview, int]]) -> Mark:
+def _write_records(
+    file: File, position: PartPosition, records: Sequence[tuple[bytes, bytes | memoryview, int]]
+) -> PartPosition:
     parts: list[bytes | memoryview] = []
-    checksum, counter = mark.checksum, mark.counter
+    checksum, counter = position.checksum, position.counter
     for magic, content, rows in records:
         checksum = crc32c(content, crc32c(_LENGTH.pack(len(content)), checksum))
         parts += (_RECORD.pack(magic, len(content), checksum), content)
         counter += rows
-    return Mark(write_all(file, mark.position, parts), checksum, counter)
+    return PartPosition(write_all(file, position.byte_offset, parts), checksum, counter)
 
 
-def _read(file: File, mark: Mark, wanted: bytes) -> tuple[bytes, Mark] | None:
-    raw = file.read(mark.position, _RECORD.size)
+def _read_record(
+    file: File, position: PartPosition, expected_magic: bytes
+) -> tuple[bytes, PartPosition] | None:
+    raw = file.read(position.byte_offset, _RECORD.size)
     if len(raw) < _RECORD.size:
         return None
-    magic, length, told = _RECORD.unpack(raw)
-    if magic != wanted or length > FRAME_PAYLOAD_BYTES_MAX:
+    magic, length, stored = _RECORD.unpack(raw)
+    if magic != expected_magic or length > FRAME_PAYLOAD_BYTES_MAX:
         return None
-    content = file.read(mark.position + _RECORD.size, length)
-    checksum = crc32c(content, crc32c(_LENGTH.pack(length), mark.checksum))
-    if len(content) < length or checksum != told:
+    content = file.read(position.byte_offset + _RECORD.size, length)
+    checksum = crc32c(content, crc32c(_LENGTH.pack(length), position.checksum))
+    if len(content) < length or checksum != stored:
         return None
-    return content, Mark(mark.position + _RECORD.size + length, checksum, mark.counter)
+    return content, PartPosition(position.byte_offset + _RECORD.size + length, checksum, position.counter)

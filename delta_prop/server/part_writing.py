@@ -1,6 +1,6 @@
-"""What goes to the disk of parts, together: for the thread that writes, and nobody else.
+"""Writes the staged batches of several parts to disk together. For the writer thread only.
 
-A part whose write failed goes on behind what was synced last: it is opened anew and cut there first.
+After a failed write a part resumes at its last synced position: its file is reopened and truncated there.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop.server.part_file import DIRECTORY, Mark, append, begin
+from delta_prop.server.part_file import DIRECTORY, PartPosition, append, create
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     Work = tuple[Attempt, Sequence[tuple[Batch, Receipt]]]
 
 
-class Written(NamedTuple):
-    """What became of each; `free_bytes` that the disk has left, None where it does not say."""
+class WriteResult(NamedTuple):
+    """The outcome of each part; `free_bytes` left on the disk, None if unknown."""
 
-    outcomes: list[Mark | OSError]
+    outcomes: list[PartPosition | OSError]
     free_bytes: int | None
 
 
-def write_parts(files: JobFiles, work: Sequence[Work]) -> Written:
-    """Write and sync what gathered of each part; close the files of those that nobody stages any more."""
-    outcomes: list[Mark | OSError] = []
+def write_parts(files: JobFiles, work: Sequence[Work]) -> WriteResult:
+    """Write and sync the batches of each part; close the files of parts without a connection."""
+    outcomes: list[PartPosition | OSError] = []
     for attempt, frames in work:
         outcomes.append(_write(files, attempt, [batch for batch, _ in frames]))
         if attempt.holder is None:
@@ -39,39 +39,39 @@ def write_parts(files: JobFiles, work: Sequence[Work]) -> Written:
     with suppress(OSError):
         files.prepare()
         free_bytes = files.disk.free_bytes()
-    return Written(outcomes, free_bytes)
+    return WriteResult(outcomes, free_bytes)
 
 
-def close_all(attempts: Iterable[Attempt]) -> None:
-    """Let go of their files."""
+def close_files(attempts: Iterable[Attempt]) -> None:
+    """Close their files."""
     for attempt in attempts:
         _close(attempt)
 
 
-def _write(files: JobFiles, attempt: Attempt, batches: Sequence[Batch]) -> Mark | OSError:
-    mark = attempt.mark
+def _write(files: JobFiles, attempt: Attempt, batches: Sequence[Batch]) -> PartPosition | OSError:
+    position = attempt.synced_position
     if not batches:
-        return mark or Mark()
-    new = mark is None
+        return position or PartPosition()
+    is_new = position is None
     try:
         files.prepare()
-        if mark is None:
-            attempt.file, mark = begin(files.disk, attempt.path, attempt.head)
+        if position is None:
+            attempt.file, position = create(files.disk, attempt.path, attempt.head)
         elif attempt.file is None:
             attempt.file = files.disk.open(attempt.path)
-            attempt.file.truncate(mark.position)
+            attempt.file.truncate(position.byte_offset)
         assert attempt.file is not None
-        mark = append(attempt.file, mark, batches)
+        position = append(attempt.file, position, batches)
         attempt.file.sync()
-        if new:
+        if is_new:
             files.disk.sync_directory(DIRECTORY)
     except OSError as error:
         _close(attempt)
-        if new:  # a name whose sync failed may never be kept: the next try makes it anew
+        if is_new:  # a name whose directory sync failed may not last: the next attempt creates it again
             with suppress(OSError):
                 files.disk.remove(attempt.path)
         return error
-    return mark
+    return position
 
 
 def _close(attempt: Attempt) -> None:

@@ -1,7 +1,7 @@
-"""Which stream and partition this service is: one stream, `default`, of one partition.
+"""The stream and partition of this service: one stream, `default`, of one partition.
 
-Clients that spread over several services number these by their origins' partitions, so a producer's frame may
-name any partition, as long as it is its origin's; whoever reads names partition 0.
+Clients that spread over several services use the partition number in their origins for the service, so a
+producer's frame may name any partition, as long as it is its origin's. Readers name partition 0.
 """
 
 from __future__ import annotations
@@ -22,60 +22,63 @@ PARTITION = 0
 
 
 def check_stream(stream: int) -> None:
-    """Raise Refused (UNKNOWN_STREAM) unless it is the one that is here."""
+    """Raise Refused (UNKNOWN_STREAM) unless it is the stream of this service."""
     if stream != STREAM_ID:
         raise Refused(
             ErrorCode.UNKNOWN_STREAM,
-            f"stream {stream}: this service has stream {STREAM_ID} ({DEFAULT_STREAM}) alone: name that one",
+            f"stream {stream}: unknown: name stream {STREAM_ID} ({DEFAULT_STREAM}), the only one",
             details={"stream": stream},
         )
 
 
 def check_claims(hello: Hello) -> None:
-    """Raise Refused (UNKNOWN_STREAM, BAD_REQUEST) unless the hello's origins are such as it may claim."""
+    """Raise Refused (UNKNOWN_STREAM, BAD_REQUEST) unless the hello may claim its origins."""
     origins = len(hello.origins)
     if hello.job is not None and origins != 1:
-        raise _bad_claim(f"{origins} origins for one part of a job: claim the one that its deltas have")
+        raise _bad_claim_error(f"{origins} origins for one part of a job: claim only that of its deltas")
     if hello.source is Source.REPLICA and origins:
-        raise _bad_claim(f"{origins} origins claimed by a forwarder: they stay their producers', claim none")
+        raise _bad_claim_error(
+            f"{origins} origins claimed by a forwarder: they stay their producers': claim none"
+        )
     for claim in hello.origins:
         check_stream(claim.stream)
         if claim.origin == 0:
-            raise _bad_claim("origin 0 is the log's own: claim one from 1 on")
+            raise _bad_claim_error("origin 0: it belongs to the log: claim one from 1 on")
     if len({claim.origin for claim in hello.origins}) < origins:
-        raise _bad_claim("an origin stands twice: claim each once")
+        raise _bad_claim_error("an origin is claimed twice: claim each once")
 
 
-def _bad_claim(text: str) -> Refused:
+def _bad_claim_error(text: str) -> Refused:
     return Refused(ErrorCode.BAD_REQUEST, text, field="origins")
 
 
 def check_partition(stream: int, partition: int) -> None:
-    """Raise Refused (UNKNOWN_STREAM, WRONG_PARTITION) unless it is the one that is here."""
+    """Raise Refused (UNKNOWN_STREAM, WRONG_PARTITION) unless it is the partition of this service."""
     check_stream(stream)
     if partition != PARTITION:
         raise Refused(
             ErrorCode.WRONG_PARTITION,
-            f"partition {partition}: stream {DEFAULT_STREAM} has partition {PARTITION} alone: name that one",
+            f"partition {partition}: unknown: name {PARTITION}, the only one of stream {DEFAULT_STREAM}",
             details={"partition": partition},
         )
 
 
 def check_origin(origin: int, stream: int, partition: int) -> None:
-    """Raise Refused (UNKNOWN_STREAM, WRONG_PARTITION) unless an origin belongs where its frame says."""
+    """Raise Refused (UNKNOWN_STREAM, WRONG_PARTITION) unless an origin belongs to its frame's partition."""
     check_stream(stream)
-    wanted = origin_partition(origin)
-    if partition != wanted:
+    expected = origin_partition(origin)
+    if partition != expected:
         raise Refused(
             ErrorCode.WRONG_PARTITION,
-            f"partition {partition}: origin {origin:#018x} belongs to partition {wanted}: name that one",
-            details={"partition": wanted},
+            f"partition {partition}: origin {origin:#018x} belongs to partition {expected}: name that one",
+            details={"partition": expected},
         )
 
 
-def only_partition(request: Subscription) -> Subscription:
-    """The same subscription, with what it says of this partition in place of what it says of all. Raises
-    Refused.
+def resolve_partition(request: Subscription) -> Subscription:
+    """Return the subscription with its settings for this partition in place of the general ones.
+
+    Raises Refused.
     """
     check_stream(request.stream)
     if not request.partitions:
@@ -84,7 +87,7 @@ def only_partition(request: Subscription) -> Subscription:
         check_partition(request.stream, one.partition)
     if len(request.partitions) > 1:
         raise Refused(
-            ErrorCode.BAD_REQUEST, f"partitions: partition {PARTITION} stands twice: name each partition once"
+            ErrorCode.BAD_REQUEST, f"partitions: partition {PARTITION} is named twice: name each once"
         )
     (one,) = request.partitions
     start = request.start if one.start is None else one.start

@@ -1,6 +1,6 @@
-"""The server's life: it listens, serves each connection, tells of pressure, and ends without losing a thing.
+"""The server: listens, serves each connection, forwards backpressure, and drains before it ends.
 
-It owns every task and every connection; the propagator behind it belongs to who made it, and outlives it.
+It owns every task and every connection; the propagator belongs to the caller, and outlives it.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from anyio.abc import TaskStatus
 
 from delta_prop.server.access import Access
 from delta_prop.server.audit import Audit
+from delta_prop.server.close_reasons import server_closing
+from delta_prop.server.connection_handler import ConnectionHandler
 from delta_prop.server.counters import Counters
-from delta_prop.server.endings import shutting_down
 from delta_prop.server.groups import Groups
-from delta_prop.server.hub import Hub
 from delta_prop.server.jobs import Jobs
 from delta_prop.server.lags import lag_at
-from delta_prop.server.limits import Connections, Rates
-from delta_prop.server.peer import Peer
-from delta_prop.server.room import Room
+from delta_prop.server.limits import ConnectionLimiter, RateLimiter
+from delta_prop.server.receive_budget import ReceiveBudget
+from delta_prop.server.server_context import ServerContext
 from delta_prop.server.settings import ServerSettings
 from delta_prop_wire.codec import encode
 from delta_prop_wire.errors import Refused, UsageError
-from delta_prop_wire.frames import Backpressure, Level, Nack
+from delta_prop_wire.frames import Backpressure, Nack, PressureLevel
 
 if TYPE_CHECKING:
     from delta_prop.backpressure.pacer import Pressure
@@ -36,25 +36,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("delta_prop.server")
 
-TICK_S = 0.5
-SETTLE_S = 0.005
-"""How often the end looks whether what was taken is in the log."""
-_LAST_WORD_S_MAX = 1.0
+TICK_INTERVAL_S = 0.5
+DRAIN_POLL_S = 0.005
+"""Poll interval while the server drains."""
+_CLOSE_TIMEOUT_S = 1.0
 
 
 class Address(NamedTuple):
-    """Where it listens."""
+    """The host and port that it listens on."""
 
     host: str
     port: int
 
 
 class Service:
-    """0xD3 in front of a propagator.
+    """The 0xD3 service in front of a propagator.
 
-    *Resources*: `run` owns a task that accepts, two a connection, and some that watch; all end with it.
-    *Errors*: OSError where it cannot listen, UsageError where others could connect and no token is asked for.
-    What a client does ends that client's connection at worst.
+    *Resources*: `run` owns an accepting task, two tasks per connection, and some periodic ones; all end with
+    it. *Errors*: OSError if it cannot listen, UsageError if others could connect and no token is required.
+    A client can at worst end its own connection.
     """
 
     def __init__(
@@ -65,67 +65,69 @@ class Service:
         access: Access | None = None,
         tls: Tls | None = None,
     ) -> None:
-        """`access`: who may do what; None: everybody everything, on this machine alone."""
+        """`access`: checks tokens; None: every client may do everything, on this machine only."""
         self.settings = settings or ServerSettings()
         self.address: Address | None = None
         self._propagator = propagator
         self._access = access
         self._tls = tls
-        self._peers: dict[int, Peer] = {}
-        self._numbers = 0
-        self._stop, self._left = anyio.Event(), anyio.Event()
-        self._hub: Hub | None = None
-        self._connections = Connections(self.settings.connections_max, self.settings.connections_per_host_max)
+        self._handlers: dict[int, ConnectionHandler] = {}
+        self._last_number = 0
+        self._stopping, self._all_closed = anyio.Event(), anyio.Event()
+        self._context: ServerContext | None = None
+        self._connection_limiter = ConnectionLimiter(
+            self.settings.connections_max, self.settings.connections_per_host_max
+        )
 
     # --- life
 
     async def run(self, *, task_status: TaskStatus[Address] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Serve until `stop`, or cancelled; ready once it listens."""
-        inside = self._propagator.inside()
-        network = inside.world.network
+        """Serve until `stop`, or cancelled; started once it listens."""
+        internals = self._propagator.internals()
+        network = internals.world.network
         if network is None:
-            raise UsageError("this world has no network to listen on")
-        self._group_threads = inside.world.new_threads()
-        access = self._access or Access(inside.world)
-        check_open_to_others(self.settings, access)
+            raise UsageError("world: it has no network to listen on: give one that has")
+        self._group_threads = internals.world.new_threads()
+        access = self._access or Access(internals.world)
+        check_exposure(self.settings, access)
         counters = Counters()
-        hub = self._hub = Hub(
-            inside=inside,
+        context = self._context = ServerContext(
+            internals=internals,
             settings=self.settings,
             access=access,
-            rates=Rates(vector_rate=self.settings.vector_rate),
-            audit=Audit(inside.now),
-            groups=Groups(inside.disk, inside.log, inside.world),
-            room=Room(self.settings.receiving_bytes_max),
-            jobs=Jobs(inside, self.settings, counters.jobs),
-            now=inside.now,
+            rate_limiter=RateLimiter(vector_rate=self.settings.vector_rate),
+            audit=Audit(internals.now),
+            groups=Groups(internals.disk, internals.log, internals.world),
+            receive_budget=ReceiveBudget(self.settings.receiving_bytes_max),
+            jobs=Jobs(internals, self.settings, counters.jobs),
+            now=internals.now,
             counters=counters,
         )
-        access.changed = self._check_tokens
-        if inside.operating is not None:
-            inside.operating.reset_group = hub.groups.reset
+        access.on_change = self._check_tokens
+        if internals.operator_worker is not None:
+            internals.operator_worker.reset_group = context.groups.reset
         async with AsyncExitStack() as exits:
             listener = await network.listen(self.settings.host, self.settings.port, tls=self._tls)
             exits.push_async_callback(listener.aclose)
             self.address = Address(*listener.address)
             async with anyio.create_task_group() as watching:
-                for watch in (access.run, hub.audit.run, hub.groups.run, hub.jobs.run):
+                for watch in (access.run, context.audit.run, context.groups.run, context.jobs.run):
                     watching.start_soon(watch)
                 watching.start_soon(self._tick)
-                watching.start_soon(self._pass_on_pressure)
+                watching.start_soon(self._forward_pressure)
                 async with anyio.create_task_group() as serving:
                     accepting = anyio.CancelScope()
                     serving.start_soon(self._accept, listener, serving, accepting)
                     task_status.started(self.address)
-                    await self._stop.wait()
+                    await self._stopping.wait()
                     accepting.cancel()
                     await listener.aclose()
                     await self._drain()
                 watching.cancel_scope.cancel()
 
     def stop(self) -> None:
-        """Take nothing more, answer what was taken, tell all, end."""
-        self._stop.set()
+        """Accept nothing more, answer all that was accepted, and end."""
+        self._stopping.set()
 
     async def _accept(self, listener: Listener, serving: Any, scope: anyio.CancelScope) -> None:
         with scope:
@@ -134,123 +136,123 @@ class Service:
                 serving.start_soon(self._serve, stream)
 
     async def _serve(self, stream: Stream) -> None:
-        hub = self._hub
-        assert hub is not None
-        hub.counters.connections += 1
+        context = self._context
+        assert context is not None
+        context.counters.connections += 1
         try:
-            self._connections.enter(stream.peer_host)
+            self._connection_limiter.enter(stream.peer_host)
         except Refused as refused:
-            hub.counters.connections_refused += 1
-            hub.audit.refused(stream.peer, None, "CONNECTION", refused)
-            await _turn_away(stream, refused)
+            context.counters.connections_refused += 1
+            context.audit.record_refusal(stream.peer, None, "CONNECTION", refused)
+            await _refuse(stream, refused)
             return
-        self._numbers += 1
-        peer = self._peers[self._numbers] = Peer(self._numbers, stream, hub)
+        self._last_number += 1
+        handler = self._handlers[self._last_number] = ConnectionHandler(self._last_number, stream, context)
         try:
-            await peer.run()
-        except Exception:  # a defect here must end this connection alone
-            logger.exception("connection %d of %s failed", peer.number, peer.address)
+            await handler.run()
+        except Exception:  # a defect here must end only this connection
+            logger.exception("connection %d of %s failed", handler.number, handler.address)
         finally:
-            del self._peers[peer.number]
-            self._connections.leave(stream.peer_host)
-            if not self._peers:
-                self._left.set()
+            del self._handlers[handler.number]
+            self._connection_limiter.leave(stream.peer_host)
+            if not self._handlers:
+                self._all_closed.set()
 
     async def _drain(self) -> None:
-        """Have all connections answered, brought what the log has, and ended, for as long as it may take."""
-        self._left = anyio.Event()
-        until = anyio.current_time() + self.settings.drain_s_max
-        for peer in list(self._peers.values()):
-            peer.drain(until)
-        if self._peers:
+        """Answer all connections, deliver the rest of the log, and close them, within `drain_timeout_s`."""
+        self._all_closed = anyio.Event()
+        until = anyio.current_time() + self.settings.drain_timeout_s
+        for handler in list(self._handlers.values()):
+            handler.drain(until)
+        if self._handlers:
             with anyio.CancelScope(deadline=until):
-                end = await self._end_of_deliveries()
-                for peer in list(self._peers.values()):
-                    peer.drain(until, end)
-                if self._peers:
-                    await self._left.wait()
-        for peer in list(self._peers.values()):
-            peer.end(Nack.of(0, shutting_down()))
-        if self._peers:
-            with anyio.move_on_after(_LAST_WORD_S_MAX):
-                await self._left.wait()
-        for peer in list(self._peers.values()):
-            peer.break_off()
+                end = await self._wait_deliveries()
+                for handler in list(self._handlers.values()):
+                    handler.drain(until, end)
+                if self._handlers:
+                    await self._all_closed.wait()
+        for handler in list(self._handlers.values()):
+            handler.close(Nack.of(0, server_closing()))
+        if self._handlers:
+            with anyio.move_on_after(_CLOSE_TIMEOUT_S):
+                await self._all_closed.wait()
+        for handler in list(self._handlers.values()):
+            handler.abort()
 
-    async def _end_of_deliveries(self) -> int:
-        """Wait until all that was taken is refused, or logged and may be read; where the log ended then."""
-        hub = self._hub
-        assert hub is not None
-        log, chain = hub.inside.log, hub.inside.chain
-        while any(peer.waits_for_outcomes for peer in self._peers.values()):  # noqa: ASYNC110 - of many
-            await anyio.sleep(SETTLE_S)
-        end = log.next_offset  # what others publish meanwhile is not waited for
-        while log.visible < end and chain.stopped is None:  # noqa: ASYNC110 - moved by commits and recoveries
-            await anyio.sleep(SETTLE_S)
-        return min(end, log.visible)
+    async def _wait_deliveries(self) -> int:
+        """Wait until all that was accepted is refused, or logged and visible; return the end of the log."""
+        context = self._context
+        assert context is not None
+        log, pipeline = context.internals.log, context.internals.pipeline
+        while any(handler.has_pending_outcomes for handler in self._handlers.values()):  # noqa: ASYNC110 - of many
+            await anyio.sleep(DRAIN_POLL_S)
+        end = log.next_offset  # later publishes are not waited for
+        while log.high_watermark < end and pipeline.stop_refusal is None:  # noqa: ASYNC110 - moved by commits and recoveries
+            await anyio.sleep(DRAIN_POLL_S)
+        return min(end, log.high_watermark)
 
-    # --- watching
+    # --- periodic tasks
 
     async def _tick(self) -> None:
-        hub = self._hub
-        assert hub is not None
-        now = hub.now()
+        context = self._context
+        assert context is not None
+        now = context.now()
         while True:
-            due = now + TICK_S
-            await anyio.sleep(TICK_S)
-            now = hub.now()
-            for peer in list(self._peers.values()):
+            due = now + TICK_INTERVAL_S
+            await anyio.sleep(TICK_INTERVAL_S)
+            now = context.now()
+            for handler in list(self._handlers.values()):
                 try:
-                    peer.tick(now, late_s=max(now - due, 0.0))
-                except Exception:  # a defect here, too
-                    logger.exception("connection %d of %s failed", peer.number, peer.address)
-                    peer.break_off()
+                    handler.tick(now, stalled_s=max(now - due, 0.0))
+                except Exception:  # a defect here must end only this connection
+                    logger.exception("connection %d of %s failed", handler.number, handler.address)
+                    handler.abort()
 
-    async def _pass_on_pressure(self) -> None:
-        hub = self._hub
-        assert hub is not None
-        told = Level.OK
+    async def _forward_pressure(self) -> None:
+        context = self._context
+        assert context is not None
+        last_level = PressureLevel.OK
         async for pressure in self._propagator.pressure_changes():
-            hub.level = pressure.level
-            if pressure.level or told:
-                frame = _frame_of(pressure, hub.running_number())
-                for peer in list(self._peers.values()):
-                    peer.tell_pressure(frame)
-            told = pressure.level
+            context.pressure_level = pressure.level
+            if pressure.level or last_level:
+                frame = _make_backpressure(pressure, context.next_number())
+                for handler in list(self._handlers.values()):
+                    handler.send_pressure(frame)
+            last_level = pressure.level
 
     def _check_tokens(self) -> None:
-        for peer in list(self._peers.values()):
-            peer.check_token()
+        for handler in list(self._handlers.values()):
+            handler.check_token()
 
-    # --- telling operators
+    # --- for operators
 
     @property
     def counters(self) -> Counters | None:
-        """What its connections count; None before it listens."""
-        return None if self._hub is None else self._hub.counters
+        """Counters of its connections; None before it listens."""
+        return None if self._context is None else self._context.counters
 
     @property
-    def ending(self) -> bool:
-        """Whether it takes nothing more."""
-        return self._stop.is_set()
+    def is_ending(self) -> bool:
+        """True once it accepts nothing more."""
+        return self._stopping.is_set()
 
-    def peers(self) -> list[dict[str, Any]]:
-        """A snapshot of each connection."""
-        if self._hub is None:
+    def connections(self) -> list[dict[str, Any]]:
+        """Return a snapshot of each connection."""
+        if self._context is None:
             return []
-        log, told = self._hub.inside.log, [peer.statistics() for peer in self._peers.values()]
-        return [one | lag_at(log, one["dealt_with"]) for one in told]
+        log, rows = self._context.internals.log, [handler.statistics() for handler in self._handlers.values()]
+        return [one | lag_at(log, one["processed"]) for one in rows]
 
-    async def look_at_groups(self) -> None:
-        """Find out how far groups are that nobody reads for."""
-        if self._hub is not None:
-            await self._hub.groups.look(self._group_threads)
+    async def poll_groups(self) -> None:
+        """Read the cursors of groups without a reader."""
+        if self._context is not None:
+            await self._context.groups.poll_absent(self._group_threads)
 
     def groups(self) -> list[dict[str, Any]]:
-        """A snapshot of each group, those that are away as they were looked at last."""
-        if self._hub is None:
+        """Return a snapshot of each group, the absent ones as last read."""
+        if self._context is None:
             return []
-        log, places = self._hub.inside.log, self._hub.groups.places()
+        log, places = self._context.internals.log, self._context.groups.all_statistics()
         return [
             {
                 "name": name,
@@ -263,35 +265,35 @@ class Service:
         ]
 
     def jobs(self) -> list[dict[str, Any]]:
-        """A snapshot of each job."""
-        return [] if self._hub is None else self._hub.jobs.told()
+        """Return a snapshot of each job."""
+        return [] if self._context is None else self._context.jobs.to_json()
 
 
-def check_open_to_others(settings: ServerSettings, access: Access) -> None:
-    """Refuse to listen where others can connect and nobody asks who they are. Raises UsageError."""
+def check_exposure(settings: ServerSettings, access: Access) -> None:
+    """Check that others can only connect if tokens are required. Raises UsageError."""
     if access.is_open and not settings.allow_anonymous and not is_loopback(settings.host):
         raise UsageError(
-            f"host {settings.host!r} can be reached by others, and no tokens are asked for: give a file of "
-            "tokens (--tokens, or access.tokens), or say allow_anonymous = true (--allow-anonymous)"
+            f"host {settings.host!r}: others can connect, and no tokens are required: give a token file "
+            "(--tokens, or access.tokens), or set allow_anonymous = true (--allow-anonymous)"
         )
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this machine can reach what listens there."""
+    """Return True if only this machine can connect to the host."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-async def _turn_away(stream: Stream, refused: Refused) -> None:
-    """Say why not, without waiting for anything, and close."""
+async def _refuse(stream: Stream, refused: Refused) -> None:
+    """Send the refusal, without waiting, and close."""
     with suppress(ConnectionError):
         stream.send_now([encode(Nack.of(0, refused))])
     await stream.aclose()
 
 
-def _frame_of(pressure: Pressure, number: int) -> Backpressure:
+def _make_backpressure(pressure: Pressure, number: int) -> Backpressure:
     return Backpressure(
         number,
         level=pressure.level,

@@ -1,13 +1,13 @@
 """Settings of the server: every limit of its connections, named with its unit, with its default.
 
-Read once, where a server is made; relations between limits are checked here and nowhere else.
+Read once, when a server is made; only this module checks relations between limits.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from delta_prop_wire.buffer import ROOM_BYTES_MAX
+from delta_prop_wire.buffer import BUFFER_BYTES_MAX
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.header import CONTROL_PAYLOAD_BYTES_MAX, DELTA_PAYLOAD_BYTES_MAX
 from delta_prop_wire.spec import CLOCK_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, HEADER_BYTES
@@ -16,30 +16,30 @@ MIB = 1024 * 1024
 PORT = 7373
 HTTP_PORT = 7374
 JOBS_BYTES_MAX = 128 * MIB
-"""What parts of jobs take in memory on their way to the disk, and from there to the log, with a batch of each
-that may go over its bound.
+"""Memory of the parts of jobs on their way to the disk, and from there to the log, including one batch of
+each that may exceed its limit.
 """
 
-_MAY_BE_ZERO = frozenset({"vector_rate", "port", "http_port"})
+_ZERO_ALLOWED = frozenset({"vector_rate", "port", "http_port"})
 _PORT_MAX = 65_535
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Limits come in deltas and in bytes; the first that is reached counts. Times are in the unit named.
+    """Limits are in deltas and in bytes; the first one reached applies. Times are in the unit named.
 
-    `vector_rate`: deltas a second that one vector may get; 0: no bound. `allow_anonymous`: serve without
-    tokens where others than this machine can connect. Raises UsageError where a limit makes no sense or
-    two contradict each other.
+    `vector_rate`: deltas per second that one vector may get; 0: no limit. `allow_anonymous`: serve without
+    tokens even if other machines can connect. Raises UsageError if a limit makes no sense, or two contradict
+    each other.
     """
 
     host: str = "127.0.0.1"
     port: int = PORT
     http_port: int = HTTP_PORT
     allow_anonymous: bool = False
-    handshake_s_max: float = 10.0
-    heartbeat_s: float = 5.0
-    silence_s_max: float = 15.0
+    handshake_timeout_s: float = 10.0
+    heartbeat_interval_s: float = 5.0
+    peer_timeout_s: float = 15.0
     receive_rate_min: int = 16 * 1024
     receiving_bytes_max: int = 256 * MIB
     connections_max: int = 1_000
@@ -48,10 +48,10 @@ class ServerSettings:
     frame_bytes_max: int = FRAME_PAYLOAD_BYTES_MAX
     producer_deltas_credit: int = 20_000
     producer_bytes_credit: int = 8 * MIB
-    outlet_bytes_max: int = 1 * MIB
+    subscriber_bytes_max: int = 1 * MIB
     send_bytes_max: int = 256 * 1024
-    send_s_max: float = 60.0
-    drain_s_max: float = 10.0
+    send_timeout_s: float = 60.0
+    drain_timeout_s: float = 10.0
     token_rate: float = 1_000.0
     token_burst: int = 100
     vector_rate: float = 0.0
@@ -59,44 +59,47 @@ class ServerSettings:
     lamport_jump_max: int = 1 << 32
     jobs_max: int = 1_000
     staged_bytes_max: int = 16 * 1024 * MIB
-    jobs_kept_s_max: float = 86_400.0
-    job_names_kept_s_max: float = 604_800.0
+    job_decision_timeout_s: float = 86_400.0
+    job_name_retention_s: float = 604_800.0
 
     def __post_init__(self) -> None:
         for one in fields(self):
             _check(one.name, getattr(self, one.name), one.default)
-        if not self.heartbeat_s < self.silence_s_max:
+        if not self.heartbeat_interval_s < self.peer_timeout_s:
             raise UsageError(
-                f"heartbeat_s {self.heartbeat_s} and silence_s_max {self.silence_s_max}: they must rise, "
-                "so that a peer has time for a heartbeat before it is taken for gone"
+                f"heartbeat_interval_s {self.heartbeat_interval_s}: not below peer_timeout_s "
+                f"{self.peer_timeout_s}: give a lower one, so that a heartbeat comes before the timeout"
             )
         if not max(CONTROL_PAYLOAD_BYTES_MAX, DELTA_PAYLOAD_BYTES_MAX) <= self.frame_bytes_max:
             raise UsageError(
-                f"frame_bytes_max {self.frame_bytes_max}: a single delta may have {DELTA_PAYLOAD_BYTES_MAX} "
-                "bytes with what stands around it"
+                f"frame_bytes_max {self.frame_bytes_max}: a single delta with its header may have "
+                f"{DELTA_PAYLOAD_BYTES_MAX} bytes: give at least so many"
             )
         if self.receiving_bytes_max < self.frame_bytes_max + HEADER_BYTES:
             raise UsageError(
                 f"receiving_bytes_max {self.receiving_bytes_max}: one frame may have {self.frame_bytes_max} "
-                f"(frame_bytes_max) and a header of {HEADER_BYTES}"
+                f"bytes (frame_bytes_max) and a header of {HEADER_BYTES}: give at least both together"
             )
         if self.frame_bytes_max > FRAME_PAYLOAD_BYTES_MAX:
-            raise UsageError(f"frame_bytes_max {self.frame_bytes_max}: at most {FRAME_PAYLOAD_BYTES_MAX}")
+            raise UsageError(f"frame_bytes_max {self.frame_bytes_max}: give up to {FRAME_PAYLOAD_BYTES_MAX}")
         if self.clock_entries_max > CLOCK_ENTRIES_MAX:
-            raise UsageError(f"clock_entries_max {self.clock_entries_max}: at most {CLOCK_ENTRIES_MAX}")
+            raise UsageError(f"clock_entries_max {self.clock_entries_max}: give up to {CLOCK_ENTRIES_MAX}")
         if self.connections_per_host_max > self.connections_max:
             raise UsageError(
-                f"connections_per_host_max {self.connections_per_host_max} is above connections_max "
-                f"{self.connections_max}: one host cannot have more than all together"
+                f"connections_per_host_max {self.connections_per_host_max}: above connections_max "
+                f"{self.connections_max}: give a lower one"
             )
 
     def memory_bytes_max(self) -> int:
-        """The worst case of what connections hold, in bytes: each one's hot queue, what it writes, its
-        buffers, and all large frames half received. What producers' credit lets in stands in the service's
-        own queue and log, within their bounds.
+        """Return the worst-case memory of connections, in bytes.
+
+        It counts each one's send queue, writes and buffers, and all large frames half received; deltas of
+        producers count in the service's own queue and log, within their limits.
         """
-        one = self.outlet_bytes_max + self.send_bytes_max + ROOM_BYTES_MAX + CONTROL_PAYLOAD_BYTES_MAX
-        return self.connections_max * one + self.receiving_bytes_max + JOBS_BYTES_MAX
+        per_connection = (
+            self.subscriber_bytes_max + self.send_bytes_max + BUFFER_BYTES_MAX + CONTROL_PAYLOAD_BYTES_MAX
+        )
+        return self.connections_max * per_connection + self.receiving_bytes_max + JOBS_BYTES_MAX
 
 
 def _check(name: str, value: object, default: object) -> None:
@@ -111,9 +114,9 @@ def _check(name: str, value: object, default: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageError(f"{name} = {value!r}: give a number")
     if isinstance(default, int) and not isinstance(value, int):
-        raise UsageError(f"{name} = {value}: it counts, so give a whole number")
-    if not (value > 0 or (name in _MAY_BE_ZERO and value == 0)):
-        least = "at least 0" if name in _MAY_BE_ZERO else "above 0"
-        raise UsageError(f"{name} = {value}: it must be {least}")
+        raise UsageError(f"{name} = {value}: it is a count: give a whole number")
+    if not (value > 0 or (name in _ZERO_ALLOWED and value == 0)):
+        least = "of at least 0" if name in _ZERO_ALLOWED else "above 0"
+        raise UsageError(f"{name} = {value}: give a number {least}")
     if name in ("port", "http_port") and value > _PORT_MAX:
-        raise UsageError(f"{name} = {value}: ports end at {_PORT_MAX}")
+        raise UsageError(f"{name} = {value}: not a port: give up to {_PORT_MAX}")

@@ -1,18 +1,18 @@
-"""A connection's way in where it stages a part of a job: its frames are kept aside, on disk, for a decision.
+"""The write path of a connection that stages a part of a job: its frames are held on disk for a decision.
 
-What an intake is, with one attempt of one part in place of the chain. It never waits: frames gather until the
-jobs' own task has written and synced them, and are acknowledged then.
+A `ProduceHandler` with one attempt of one part in place of the pipeline. It never waits: the jobs' own task
+writes and syncs the collected frames, and then they are acknowledged.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from delta_prop.checks import check_batch
-from delta_prop.published import Published
+from delta_prop.argument_checks import check_batch
+from delta_prop.outcomes import PublishAck
 from delta_prop.refusals import overlap
-from delta_prop.server.intake import Intake
 from delta_prop.server.partitions import check_origin
+from delta_prop.server.produce_handler import ProduceHandler
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.frames import BatchFrame, OriginGrant
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from delta_prop.receipt import Receipt
-    from delta_prop.server.grants import Grant
-    from delta_prop.server.hub import Hub
-    from delta_prop.server.part_file import Mark, PartHead
+    from delta_prop.server.part_file import PartHead, PartPosition
+    from delta_prop.server.permissions import Permissions
+    from delta_prop.server.server_context import ServerContext
     from delta_prop_broker.disk import File
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.delta import Source
+    from delta_prop_wire.frame_runs import FrameRun
     from delta_prop_wire.frames import Ack, DeltaFrame, Hello, JobPart, Nack, OriginClaim
-    from delta_prop_wire.runs import Run
 
-_GAP_AGAIN_MS = 10
-_NOT_ASIDE = {
+_GAP_RETRY_MS = 10
+_UNSTAGEABLE = {
     Column.CLOCK: "clock",
     Column.IDS: "id",
     Column.COUNTERS: "counters",
@@ -44,255 +44,260 @@ _NOT_ASIDE = {
 
 
 class Attempt:
-    """One attempt of one part: what of it is on disk, and what waits to be.
+    """One attempt of one part: the batches on disk, and those waiting to be written.
 
-    `have`: counter of the last delta taken; `mark`: what is synced, None before its file is there; `gone`:
-    why it takes no more; `holder`: the connection that stages it, the last one that said so.
+    `taken_counter`: counter of the last delta accepted. `synced_position`: end of the synced batches, None
+    before the file exists. `refusal`: why it accepts no more. `holder`: the connection that claimed it last.
     """
 
-    def __init__(self, part: int, attempt: int, path: str, head: PartHead, mark: Mark | None = None) -> None:
+    def __init__(
+        self, part: int, attempt: int, path: str, head: PartHead, synced_position: PartPosition | None = None
+    ) -> None:
         self.part = part
         self.attempt = attempt
         self.path = path
         self.head = head
-        self.mark = mark
-        self.have = self.kept
+        self.synced_position = synced_position
+        self.taken_counter = self.stored_deltas
         self.pending: list[tuple[Batch, Receipt]] = []
         self.pending_bytes = 0
-        self.repeats: list[tuple[Batch, Receipt]] = []  # of what is pending
+        self.duplicates: list[tuple[Batch, Receipt]] = []  # of pending batches
         self.file: File | None = None
-        self.gone: Refused | None = None
+        self.refusal: Refused | None = None
         self.holder: object = None
-        self.charged = 0  # of what all jobs may take
+        self.counted_bytes = 0  # of the limit for all jobs
 
     @property
-    def kept(self) -> int:
+    def stored_deltas(self) -> int:
         """Deltas on disk."""
-        return 0 if self.mark is None else self.mark.counter
+        return 0 if self.synced_position is None else self.synced_position.counter
 
     @property
     def bytes(self) -> int:
-        """What its file takes, about, once all is written."""
-        return self.pending_bytes + (0 if self.mark is None else self.mark.position)
+        """Approximate size of its file, once all is written."""
+        return self.pending_bytes + (0 if self.synced_position is None else self.synced_position.byte_offset)
 
-    def taken(self) -> list[tuple[Batch, Receipt]]:
-        """What is to be written now."""
+    def take_pending(self) -> list[tuple[Batch, Receipt]]:
+        """Remove and return the batches to write now."""
         pending, self.pending = self.pending, []
         return pending
 
-    def take(self, batch: Batch, receipt: Receipt) -> None:
-        """Have a frame written."""
+    def add(self, batch: Batch, receipt: Receipt) -> None:
+        """Queue a batch for writing."""
         self.pending.append((batch, receipt))
         self.pending_bytes += batch.size
-        self.have = batch.last
+        self.taken_counter = batch.last
 
-    def written(self, frames: Sequence[tuple[Batch, Receipt]], mark: Mark) -> None:
-        """These are synced."""
-        self.mark, self.have = mark, max(self.have, mark.counter)
+    def on_written(self, frames: Sequence[tuple[Batch, Receipt]], position: PartPosition) -> None:
+        """Acknowledge batches that are synced now."""
+        self.synced_position, self.taken_counter = position, max(self.taken_counter, position.counter)
         self.pending_bytes = sum(batch.size for batch, _ in self.pending)
         for batch, receipt in frames:
-            receipt.acknowledge(_place(batch))
-        repeats, self.repeats = self.repeats, []
-        for batch, receipt in repeats:
-            self.repeat(batch, receipt)
+            receipt.acknowledge(_make_ack(batch))
+        duplicates, self.duplicates = self.duplicates, []
+        for batch, receipt in duplicates:
+            self.add_duplicate(batch, receipt)
 
-    def repeat(self, batch: Batch, receipt: Receipt) -> None:
-        """Tell a frame that was taken before, once that is on disk."""
-        if batch.last > self.kept:
-            self.repeats.append((batch, receipt))
+    def add_duplicate(self, batch: Batch, receipt: Receipt) -> None:
+        """Acknowledge a batch that was accepted before, once that is on disk."""
+        if batch.last > self.stored_deltas:
+            self.duplicates.append((batch, receipt))
         else:
-            receipt.acknowledge(_place(batch, repeated=True))
+            receipt.acknowledge(_make_ack(batch, duplicate=True))
 
-    def failed(self, frames: Sequence[tuple[Batch, Receipt]], refusal: Refused) -> None:
-        """These could not be written, and so nothing behind them counts."""
-        lost = [*frames, *self.pending, *self.repeats]
-        self.pending, self.repeats, self.pending_bytes, self.have = [], [], 0, self.kept
+    def on_failed(self, frames: Sequence[tuple[Batch, Receipt]], refusal: Refused) -> None:
+        """Refuse batches that could not be written, and all later ones."""
+        lost = [*frames, *self.pending, *self.duplicates]
+        self.pending, self.duplicates, self.pending_bytes, self.taken_counter = [], [], 0, self.stored_deltas
         for _, receipt in lost:
             receipt.refuse(refusal)
 
-    def end(self, refusal: Refused) -> None:
-        """It takes no more."""
-        self.gone = self.gone or refusal
-        self.failed((), self.gone)
+    def close(self, refusal: Refused) -> None:
+        """Accept no more, and refuse all that waits."""
+        self.refusal = self.refusal or refusal
+        self.on_failed((), self.refusal)
 
 
-class Staging(Protocol):
-    """Where parts are kept: the server's jobs."""
+class StagingArea(Protocol):
+    """The store of staged parts: the server's jobs."""
 
-    def enter(self, part: JobPart, source: Source, owner: str) -> Attempt:
-        """The attempt that a connection stages. Raises Refused."""
+    def open_attempt(self, part: JobPart, source: Source, owner: str) -> Attempt:
+        """Return the attempt that a connection stages. Raises Refused."""
 
-    def take(self, attempt: Attempt, batch: Batch, receipt: Receipt) -> None:
-        """Have a batch kept. Raises Refused."""
+    def stage_batch(self, attempt: Attempt, batch: Batch, receipt: Receipt) -> None:
+        """Queue a batch of an attempt for the disk. Raises Refused."""
 
-    def leave(self, attempt: Attempt) -> None:
-        """The connection that staged it is gone."""
+    def close_attempt(self, attempt: Attempt) -> None:
+        """Note that the connection that staged an attempt is closed."""
 
 
-class StagingIntake(Intake):
-    """What comes is one attempt's. Call `stage` first."""
+class StagingHandler(ProduceHandler):
+    """The deltas of one attempt. Call `stage` first."""
 
-    def stage(self, part: JobPart, jobs: Staging) -> None:
-        """Begin. What another connection sends for this attempt is refused from now on. Raises Refused."""
+    def stage(self, part: JobPart, jobs: StagingArea) -> None:
+        """Begin, and fence other connections that stage this attempt. Raises Refused."""
         self._jobs = jobs
-        self._attempt = jobs.enter(part, self._session.source, self._session.owner)
+        self._attempt = jobs.open_attempt(part, self._sender.source, self._sender.owner)
         self._attempt.holder = self
 
     def claim(self, claims: Sequence[OriginClaim]) -> list[OriginGrant]:
-        """Say how far the part is. Raises Refused."""
-        attempt, origins = self._attempt, self._chain.origins
-        if attempt.gone is not None:
-            raise attempt.gone
+        """Return the part's watermark. Raises Refused."""
+        attempt, origins = self._attempt, self._pipeline.origins
+        if attempt.refusal is not None:
+            raise attempt.refusal
         for claim in claims:
-            origins.check_owner(claim.origin, self._session.owner)
-            if attempt.have and claim.origin != attempt.head.origin:
+            origins.check_owner(claim.origin, self._sender.owner)
+            if attempt.taken_counter and claim.origin != attempt.head.origin:
                 raise Refused(
                     ErrorCode.BAD_REQUEST,
-                    f"attempt {attempt.attempt} of part {attempt.part} holds deltas of origin "
-                    f"{attempt.head.origin:016x}, and not of {claim.origin:016x}: one priority, and one "
-                    "producer, for each part",
+                    f"attempt {attempt.attempt} of part {attempt.part}: it has deltas of origin "
+                    f"{attempt.head.origin:016x}, not of {claim.origin:016x}: use one producer and one "
+                    "priority for each part",
                 )
         for claim in claims[-1:]:
             attempt.head = attempt.head._replace(origin=claim.origin)
-        return [OriginGrant(claim.origin, 0, attempt.kept) for claim in claims]
+        return [OriginGrant(claim.origin, 0, attempt.stored_deltas) for claim in claims]
 
-    def run(self, run: Run) -> None:
-        """See `Intake`."""
+    def handle_run(self, run: FrameRun) -> None:
+        """See `ProduceHandler`."""
         rows = 0
         for batch in run.batches:
             frame = BatchFrame(run.sequence + rows, batch, ack_wanted=run.ack_wanted)
-            self.batch(frame, batch.size)
+            self.handle_batch(frame, batch.size)
             rows += batch.count
 
-    def batch(self, frame: BatchFrame, size: int) -> None:
+    def handle_batch(self, frame: BatchFrame, size: int) -> None:
         """Stage a batch."""
         batch, attempt = frame.batch, self._attempt
-        entry = self._opened(frame.sequence, batch.count, size, wanted=frame.ack_wanted)
+        entry = self._open_frame(frame.sequence, batch.count, size, is_ack_wanted=frame.ack_wanted)
         self._counters.deltas_in += batch.count
         try:
-            if attempt.gone is not None:
-                raise attempt.gone
+            if attempt.refusal is not None:
+                raise attempt.refusal
             if attempt.holder is not self:
-                raise _taken(attempt)
+                raise _fenced_error(attempt)
             if frame.stamp is not None:
                 check_origin(batch.origin, frame.stamp.stream, frame.stamp.partition)
-            if self._repeats(batch):
-                attempt.repeat(batch, entry)
+            if self._is_duplicate(batch):
+                attempt.add_duplicate(batch, entry)
             else:
-                self._jobs.take(attempt, batch, entry)
+                self._jobs.stage_batch(attempt, batch, entry)
         except Refused as refused:
-            if refused.voids and attempt.holder is self:  # its dots stay open, so the part ends here
-                attempt.end(_spoilt(refused))
+            if refused.is_final and attempt.holder is self:  # its dots stay unused, so the part ends here
+                attempt.close(_failed_part_error(refused))
             entry.refuse(refused)
 
-    def delta(self, frame: DeltaFrame, size: int) -> None:
-        """Refuse a single delta: what is staged comes in batches."""
-        entry = self._opened(frame.sequence, 1, size, wanted=frame.ack_wanted)
-        told = "a Delta frame where a part of a job is staged: send Batch frames, of one row if need be"
-        entry.refuse(Refused(ErrorCode.BAD_REQUEST, told))
+    def handle_delta(self, frame: DeltaFrame, size: int) -> None:
+        """Refuse a single delta: only batches are staged."""
+        entry = self._open_frame(frame.sequence, 1, size, is_ack_wanted=frame.ack_wanted)
+        text = "a Delta frame cannot be staged for a job: send Batch frames, of one row if need be"
+        entry.refuse(Refused(ErrorCode.BAD_REQUEST, text))
 
-    def answers(self, *, pressed: bool) -> Sequence[Ack | Nack]:
-        """See `Intake`. What is kept aside does not wait for the queue."""
-        del pressed
-        return super().answers(pressed=False)
+    def take_answers(self, *, throttled: bool) -> Sequence[Ack | Nack]:
+        """See `ProduceHandler`. Staging does not depend on the pipeline's queue, so it is not throttled."""
+        del throttled
+        return super().take_answers(throttled=False)
 
     def close(self) -> None:
-        """See `Intake`."""
+        """See `ProduceHandler`."""
         super().close()
         if self._attempt.holder is self:
             self._attempt.holder = None
-            self._jobs.leave(self._attempt)
+            self._jobs.close_attempt(self._attempt)
 
-    # --- what may come
+    # --- checks
 
-    def _repeats(self, batch: Batch) -> bool:
-        """Whether a frame repeats what was taken; one that does not is looked over. Raises Refused."""
-        attempt, have = self._attempt, self._attempt.have
+    def _is_duplicate(self, batch: Batch) -> bool:
+        """Return True if a batch was accepted before; check a new one. Raises Refused."""
+        attempt, taken = self._attempt, self._attempt.taken_counter
         if batch.origin != attempt.head.origin or batch.epoch:
             raise Refused(
                 ErrorCode.UNKNOWN_ORIGIN,
-                f"origin {batch.origin:016x} epoch {batch.epoch}: this part is of origin "
-                f"{attempt.head.origin:016x} epoch 0: say hello for it",
+                f"origin {batch.origin:016x} epoch {batch.epoch}: this part has origin "
+                f"{attempt.head.origin:016x} epoch 0: send a hello that claims it",
                 details={"origin": batch.origin},
             )
-        _check_alone(batch)
-        if batch.last <= have:
+        _check_independent(batch)
+        if batch.last <= taken:
             return True
-        if batch.base <= have:
-            raise overlap(batch, have)
-        if batch.base > have + 1:
-            raise _too_early(batch, have)
+        if batch.base <= taken:
+            raise overlap(batch, taken)
+        if batch.base > taken + 1:
+            raise _gap_error(batch, taken)
         self._check(batch)
-        lanes = self._chain.lanes
+        lanes = self._pipeline.queue
         if batch.count > lanes.capacity_deltas or batch.size > lanes.capacity_bytes:
             raise Refused(
                 ErrorCode.TOO_LARGE,
-                f"{batch.count} deltas of {batch.size} bytes at once, and the queue takes "
-                f"{lanes.capacity_deltas} of {lanes.capacity_bytes} bytes: send smaller batches",
+                f"{batch.count} deltas of {batch.size} bytes in one batch: send smaller batches, up to "
+                f"{lanes.capacity_deltas} deltas and {lanes.capacity_bytes} bytes",
             )
         check_batch(batch)
         return False
 
 
-def _place(batch: Batch, *, repeated: bool = False) -> Published:
-    """What its sender is told: offsets count within the part."""
+def _make_ack(batch: Batch, *, duplicate: bool = False) -> PublishAck:
+    """Return the acknowledgement for a batch: offsets count within the part."""
     first = batch.base - 1
-    firsts: dict[int, int | None] = {row: first + row for row in range(batch.count)} if repeated else {}
-    return Published(first, batch.dot(0), batch.count, AckLevel.DURABLE, firsts)
+    firsts: dict[int, int | None] = {row: first + row for row in range(batch.count)} if duplicate else {}
+    return PublishAck(first, batch.dot(0), batch.count, AckLevel.DURABLE, firsts)
 
 
-def _check_alone(batch: Batch) -> None:
-    """What depends on other deltas cannot wait aside. Raises InvalidDelta."""
-    if batch.plain:
+def _check_independent(batch: Batch) -> None:
+    """Check that a batch does not depend on other deltas: staged ones cannot wait. Raises InvalidDelta."""
+    if batch.homogeneous:
         return
     if batch.is_control or batch.is_state:
-        raise InvalidDelta("op", "rows that a log writes for itself are staged nowhere: send deltas")
-    for column, name in _NOT_ASIDE.items():
+        raise InvalidDelta("op", "control rows of a log cannot be staged: send deltas")
+    for column, field in _UNSTAGEABLE.items():
         if batch.columns_mask >> column & 1:
             raise InvalidDelta(
-                name,
-                "what is staged for a job names no other delta, and its counters go up by 1: leave it out, "
-                "or publish it without a job",
+                field,
+                "deltas staged for a job name no other delta, and their counters rise by 1: leave it out, or "
+                "publish without a job",
             )
 
 
-def _too_early(batch: Batch, have: int) -> Refused:
+def _gap_error(batch: Batch, taken: int) -> Refused:
     return Refused(
         ErrorCode.DEP_TIMEOUT,
-        f"counters {batch.base} to {batch.last} where {have + 1} is next: send what comes before, then this",
-        retry_after_ms=_GAP_AGAIN_MS,
+        f"counters {batch.base} to {batch.last}: {taken + 1} is next: send what comes before first",
+        retry_after_ms=_GAP_RETRY_MS,
     )
 
 
-def _taken(attempt: Attempt) -> Refused:
+def _fenced_error(attempt: Attempt) -> Refused:
     return Refused(
         ErrorCode.FENCED,
-        f"another connection stages attempt {attempt.attempt} of part {attempt.part} now: stop this one, or "
-        "give each attempt a number of its own",
+        f"attempt {attempt.attempt} of part {attempt.part} is now staged by another connection: stop this "
+        "one, or give each attempt a number of its own",
     )
 
 
-def _spoilt(refused: Refused) -> Refused:
+def _failed_part_error(refused: Refused) -> Refused:
     return Refused(
         refused.code,
-        f"an earlier delta of this part was refused ({refused.message}): stage the part again, as another "
+        f"an earlier delta of this part was refused ({refused.message}): restage the part, as another "
         "attempt",
     )
 
 
-def intake_for(hub: Hub, grant: Grant, hello: Hello, ring: Callable[[], None], address: str) -> Intake:
-    """Make what takes a connection's deltas after this hello: for the chain, or aside for a job. Raises
-    Refused.
+def make_produce_handler(
+    context: ServerContext, permissions: Permissions, hello: Hello, notify: Callable[[], None], address: str
+) -> ProduceHandler:
+    """Make the handler for a connection's deltas after this hello: for the pipeline, or staging for a job.
+
+    Raises Refused.
     """
-    parts = hub.inside, hub.settings, grant, hello.source
-    lent: dict[str, Any] = {
-        "rates": hub.rates,
-        "counters": hub.counters,
-        "ring": ring,
-        "audit": lambda refused: hub.audit.refused(address, grant, "DATA", refused),
+    parts = context.internals, context.settings, permissions, hello.source
+    shared: dict[str, Any] = {
+        "rate_limiter": context.rate_limiter,
+        "counters": context.counters,
+        "notify": notify,
+        "audit": lambda refused: context.audit.record_refusal(address, permissions, "DATA", refused),
     }
     if hello.job is None:
-        return Intake(*parts, **lent, splits=hello.splits)
-    staging = StagingIntake(*parts, **lent)
-    staging.stage(hello.job, hub.jobs)
+        return ProduceHandler(*parts, **shared, can_split=hello.splits)
+    staging = StagingHandler(*parts, **shared)
+    staging.stage(hello.job, context.jobs)
     return staging

@@ -1,6 +1,6 @@
-"""Jobs on Spark that emit deltas and read them; the only place that knows Spark.
+"""Jobs on Spark that write and read deltas; the only package that depends on Spark.
 
-The public names, loaded when first used. Whoever lacks Spark is told what brings it.
+It loads its public names on first use, and reports missing packages with the command that installs them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from delta_prop.spark.reads.segments import deltas_of
     from delta_prop.spark.sessions import session
     from delta_prop.spark.source import register
-    from delta_prop.spark.states.held import contents_of
+    from delta_prop.spark.states.sink_contents import contents_of
 
 _HOME_OF = {
     "CONTENT": "delta_prop.spark.jobs.replaying",
     "audit": "delta_prop.spark.jobs.auditing",
-    "contents_of": "delta_prop.spark.states.held",
+    "contents_of": "delta_prop.spark.states.sink_contents",
     "deltas_from": "delta_prop.spark.jobs.diffing",
     "deltas_of": "delta_prop.spark.reads.segments",
     "diff": "delta_prop.spark.jobs.diffing",
@@ -62,7 +62,7 @@ def __getattr__(name: str) -> object:
     from delta_prop.spark.java import check_packages
 
     check_packages()
-    # Not kept here: a name may be that of the module which has it.
+    # The name is not cached here, as it may also be the name of its module.
     found: object = getattr(import_module(home), name)
     return found
 

@@ -1,4 +1,4 @@
-"""Arrow's arrays as numpy's and back, by their buffers, without a copy where none is needed.
+"""Converts Arrow's arrays to numpy's and back, by their buffers, without a copy if possible.
 
 Pyarrow's own conversions load pandas, which takes half a second in each of Spark's workers.
 """
@@ -18,48 +18,48 @@ if TYPE_CHECKING:
 
 
 def numbers_of(column: pa.Array) -> NDArray[Any]:
-    """The numbers of an array; what stands for a null is anything."""
+    """Return the numbers of an array; the number of a null is arbitrary."""
     kind = "i8" if pa.types.is_timestamp(column.type) else column.type.to_pandas_dtype()
     values: NDArray[Any] = np.frombuffer(column.buffers()[1] or b"", kind)
     return values[column.offset : column.offset + len(column)]
 
 
-def valid_of(column: pa.Array) -> NDArray[np.bool_]:
-    """Which elements are no nulls."""
+def validity_of(column: pa.Array) -> NDArray[np.bool_]:
+    """Return a mask of the elements that are not null."""
     bits = column.buffers()[0]
     if not column.null_count or bits is None:
         return np.full(len(column), column.null_count == 0)
-    told = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
-    return told[column.offset : column.offset + len(column)].astype(bool)
+    flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
+    return flags[column.offset : column.offset + len(column)].astype(bool)
 
 
 def lengths_of(column: pa.Array) -> NDArray[np.int64]:
-    """How long each list is; 0 for a null."""
+    """Return the length of each list, 0 for a null."""
     ends = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
     lengths = np.diff(ends).astype(np.int64)
     if column.null_count:
-        lengths[~valid_of(column)] = 0
+        lengths[~validity_of(column)] = 0
     return lengths
 
 
 def array_of(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """An array of numbers of this type, which `values` are."""
+    """Return an array of these numbers, which have this type already."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def flags_of(values: NDArray[np.bool_]) -> pa.Array:
-    """An array of truth values."""
+    """Return an array of booleans."""
     bits = np.packbits(values, bitorder="little")
     return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(bits)])
 
 
-def repeated(text: str, count: int) -> pa.Array:
-    """The same text again and again, up to `BATCH_ROWS_MAX` times."""
-    return _many(text).slice(0, count)
+def fill_text(text: str, count: int) -> pa.Array:
+    """Return an array of the same text `count` times, up to `BATCH_ROWS_MAX`."""
+    return _longest_fill(text).slice(0, count)
 
 
 @lru_cache(maxsize=64)
-def _many(text: str) -> pa.Array:
+def _longest_fill(text: str) -> pa.Array:
     raw = text.encode()
     ends = np.arange(BATCH_ROWS_MAX + 1, dtype=np.int32) * len(raw)
     return pa.StringArray.from_buffers(BATCH_ROWS_MAX, pa.py_buffer(ends), pa.py_buffer(raw * BATCH_ROWS_MAX))

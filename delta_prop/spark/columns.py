@@ -1,7 +1,7 @@
-"""The columns of a DataFrame of deltas: those that a read gives, those that a write takes.
+"""Columns of a DataFrame of deltas: those that a read returns, those that a write accepts.
 
-Pure: types of Spark, no session. What does not fit is refused on the driver, before anything runs, naming the
-column, its type, what is wanted, and how to get that.
+Pure: types of Spark, no session. A column that does not fit is refused on the driver, before anything runs,
+with its name, its type, the expected type and the fix.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import DataType
 
-READ = StructType(
+READ_SCHEMA = StructType(
     [
         StructField("offset", LongType(), nullable=False),
         StructField("vector_id", StringType(), nullable=False),
@@ -53,40 +53,40 @@ READ = StructType(
         StructField("lamport", LongType(), nullable=False),
     ]
 )
-"""What a read gives; the same as `rows.SCHEMA`."""
+"""Columns that a read returns; the same as `rows.SCHEMA`."""
 
 
-class _Taken(NamedTuple):
-    """What a column may be: its types, the elements of its arrays, how that is said, how to get it."""
+class _ColumnRule(NamedTuple):
+    """Rule for a column: its types, its arrays' element types, both as text, how to convert to it."""
 
     types: tuple[type[DataType], ...]
     elements: tuple[type[DataType], ...]
-    wanted: str
+    expected: str
     cure: str
 
 
-_NUMBERS = _Taken(
+_NUMBERS = _ColumnRule(
     (ArrayType,),
     (FloatType, DoubleType),
     "array<float> (or array<double>, which is narrowed)",
     'col("{name}").cast("array<float>")',
 )
-_WHOLE_NUMBERS = _Taken(
+_INTEGERS = _ColumnRule(
     (ArrayType,),
     (IntegerType, LongType, ShortType, ByteType),
     "array<int>",
     'col("{name}").cast("array<int>")',
 )
-_TEXT = _Taken((StringType,), (), "string", 'col("{name}").cast("string")')
-_TEXTS = _Taken((ArrayType,), (StringType,), "array<string>", 'col("{name}").cast("array<string>")')
-_BYTES = _Taken((BinaryType,), (), "binary", 'col("{name}").cast("binary")')
-_TIME = _Taken((TimestampType,), (), "timestamp", 'col("{name}").cast("timestamp")')
-TAKEN = {
+_TEXT = _ColumnRule((StringType,), (), "string", 'col("{name}").cast("string")')
+_TEXTS = _ColumnRule((ArrayType,), (StringType,), "array<string>", 'col("{name}").cast("array<string>")')
+_BYTES = _ColumnRule((BinaryType,), (), "binary", 'col("{name}").cast("binary")')
+_TIME = _ColumnRule((TimestampType,), (), "timestamp", 'col("{name}").cast("timestamp")')
+WRITABLE_COLUMNS = {
     "vector_id": _TEXT,
     "namespace": _TEXT,
     "op": _TEXT,
     "vector": _NUMBERS,
-    "indices": _WHOLE_NUMBERS,
+    "indices": _INTEGERS,
     "values": _NUMBERS,
     "data": _BYTES,
     "metadata": _TEXT,
@@ -94,84 +94,86 @@ TAKEN = {
     "id": _BYTES,
     "timestamp": _TIME,
 }
-"""What a write takes."""
-_GIVEN = tuple(name for name in READ.names if name not in TAKEN)
-"""What a read gives and the service gives anew."""
+"""Columns that a write accepts."""
+_SERVICE_COLUMNS = tuple(name for name in READ_SCHEMA.names if name not in WRITABLE_COLUMNS)
+"""Columns of a read that the service assigns, so that a write cannot set them."""
 
 
-def check_written(schema: StructType) -> None:
-    """Whether a DataFrame of these columns can be written. Raises UsageError."""
+def check_write_schema(schema: StructType) -> None:
+    """Check that a DataFrame of these columns can be written. Raises UsageError."""
     names = schema.names
     _check_names(names)
     for field in schema.fields:
-        _check_type(field, TAKEN[field.name])
+        _check_type(field, WRITABLE_COLUMNS[field.name])
     if "vector_id" not in names:
         raise UsageError(
-            "column vector_id is missing: it says which fact a row changes; name it, such as "
+            "column vector_id is missing: it identifies the vector that a row changes: add it, such as "
             'df.withColumn("vector_id", col("key").cast("string"))'
         )
     if not {"op", "vector", "data"} & set(names):
         raise UsageError(
-            "none of the columns vector, data, op is there: give vectors as `vector`, bytes as `data`, or "
-            'say with `op` what each row does, such as df.withColumn("op", lit("delete"))'
+            "columns vector, data and op are missing: give vectors as `vector`, bytes as `data`, or each "
+            'row\'s operation as `op`, such as df.withColumn("op", lit("delete"))'
         )
     for one, other in (("indices", "values"), ("values", "indices")):
         if one in names and other not in names:
             raise UsageError(
-                f"column {one} is there without {other}: a sparse change has both; whole vectors are given "
+                f"column {one}: column {other} is missing: give both for sparse changes; give full vectors "
                 "as `vector`"
             )
 
 
-def check_read(schema: StructType) -> None:
-    """Whether a read can give these columns: some of `READ`, as they are. Raises UsageError."""
-    known = {field.name: field for field in READ.fields}
+def check_read_schema(schema: StructType) -> None:
+    """Check that a read can return these columns: some of `READ_SCHEMA`, unchanged. Raises UsageError."""
+    known = {field.name: field for field in READ_SCHEMA.fields}
     for field in schema.fields:
         if field.name not in known:
             raise UsageError(
-                f"column {field.name:.60} is none of a read: there are {', '.join(known)}; leave the schema "
-                "out to get all of them"
+                f"column {field.name:.60} is not a column of a read: name some of {', '.join(known)}, or "
+                "leave the schema out to get all of them"
             )
         wanted = known[field.name].dataType
         if field.dataType != wanted:
             raise UsageError(
-                f"column {field.name} is {field.dataType.simpleString()} in the schema, and a read gives "
-                f"{wanted.simpleString()}: leave the schema out, and cast what was read"
+                f"column {field.name} is {field.dataType.simpleString()} in the schema, but a read returns "
+                f"{wanted.simpleString()}: leave the schema out, and cast after the read"
             )
         if schema.names.count(field.name) > 1:
-            raise UsageError(f"column {field.name} is there {schema.names.count(field.name)} times")
+            raise UsageError(
+                f"column {field.name} is there {schema.names.count(field.name)} times: name it once"
+            )
 
 
 def _check_names(names: Sequence[str]) -> None:
-    given = [name for name in names if name in _GIVEN]
+    given = [name for name in names if name in _SERVICE_COLUMNS]
     if given:
         listed = ", ".join(f'"{name}"' for name in given)
         raise UsageError(
-            f"column {given[0]} is given by the service, and cannot be written: leave it out with "
+            f"column {given[0]} is assigned by the service and cannot be written: leave it out with "
             f"df.drop({listed})"
         )
     for name in names:
-        if name not in TAKEN:
-            near = get_close_matches(name.lower(), TAKEN, 1)
+        if name not in WRITABLE_COLUMNS:
+            near = get_close_matches(name.lower(), WRITABLE_COLUMNS, 1)
             cure = f'df.withColumnRenamed("{name}", "{near[0]}")' if near else f'df.drop("{name}")'
             raise UsageError(
-                f"column {name:.60} is no delta's: there are {', '.join(TAKEN)}; mend it with {cure:.160}"
+                f"column {name:.60} is not a column of a delta, which are {', '.join(WRITABLE_COLUMNS)}: "
+                f"correct it with {cure:.160}"
             )
         if names.count(name) > 1:
-            raise UsageError(
-                f"column {name} is there {names.count(name)} times: select the one that is meant"
-            )
+            raise UsageError(f"column {name} is there {names.count(name)} times: select one of them")
 
 
-def _check_type(field: StructField, taken: _Taken) -> None:
+def _check_type(field: StructField, rule: _ColumnRule) -> None:
     kind = field.dataType
     element = kind.elementType if isinstance(kind, ArrayType) else None
-    fits = isinstance(kind, taken.types) and (element is None or isinstance(element, taken.elements))
+    fits = isinstance(kind, rule.types) and (element is None or isinstance(element, rule.elements))
     if fits:
         return
-    cure = f'df.withColumn("{field.name}", {taken.cure.format(name=field.name)})'
+    cure = f'df.withColumn("{field.name}", {rule.cure.format(name=field.name)})'
     if isinstance(kind, UserDefinedType):  # the vectors of pyspark.ml
         cure = f'pyspark.ml.functions.vector_to_array(col("{field.name}"))'
     raise UsageError(
-        f"column {field.name} is {kind.simpleString():.60}, and has to be {taken.wanted}: mend it with {cure}"
+        f"column {field.name} is {kind.simpleString():.60}, but must be {rule.expected}: convert it with "
+        f"{cure}"
     )

@@ -1,13 +1,13 @@
-"""Whether Spark can start here: it needs Java, and says nothing of that by itself.
+"""Checks that Spark can start here: it needs Java, but does not say so by itself.
 
-Needs neither Spark nor pyarrow, so that whoever lacks them is told what brings them.
+Needs neither Spark nor pyarrow, to report their absence with the command that installs them.
 """
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 
-from delta_prop.spark import edge
+from delta_prop.spark import system
 from delta_prop_wire.errors import UsageError
 
 RELEASE_MIN = 17
@@ -21,21 +21,24 @@ _PACKAGES = ("pyspark", "pyarrow", "pandas")
 
 
 def check_java() -> int:
-    """The release of the Java that Spark would use. Raises UsageError with the line that cures it."""
-    path = edge.java_path()
-    release = None if path is None else edge.java_release(path)
+    """Return the release of the Java that Spark would use.
+
+    Raises UsageError with the command that installs one.
+    """
+    path = system.find_java()
+    release = None if path is None else system.read_java_release(path)
     if release is not None and release >= RELEASE_MIN:
         return release
-    home = edge.setting("JAVA_HOME")
+    home = system.read_variable("JAVA_HOME")
     if path is None:
         found = f"JAVA_HOME={home} holds no bin/java" if home else "no java was found on the PATH"
     else:
-        found = f"{path} is Java {release}" if release is not None else f"{path} does not tell its release"
-    raise UsageError(f"Spark needs Java {RELEASE_MIN} or later, and {found}: {_cure(home)}")
+        found = f"{path} is Java {release}" if release is not None else f"{path} does not print its release"
+    raise UsageError(f"Spark needs Java {RELEASE_MIN} or later, but {found}: {_cure(home)}")
 
 
 def check_packages() -> None:
-    """Whether the packages are there that jobs need. Raises UsageError with the line that cures it."""
+    """Check that jobs' packages are installed. Raises UsageError with the command that installs them."""
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise UsageError(
@@ -44,8 +47,8 @@ def check_packages() -> None:
         )
 
 
-def missing() -> str | None:
-    """What Spark lacks to start here, with the line that cures it; None if nothing."""
+def find_missing() -> str | None:
+    """Return the reason why Spark cannot start here with its fix, None if it can."""
     try:
         check_java()
         check_packages()
@@ -55,5 +58,5 @@ def missing() -> str | None:
 
 
 def _cure(home: str) -> str:
-    brings = _CURES.get(edge.installer() or "", "install a Java from adoptium.net")
-    return f"{brings}{', and unset JAVA_HOME or let it name that one' if home else ''}"
+    command = _CURES.get(system.find_installer() or "", "install a Java from adoptium.net")
+    return f"{command}{', and unset JAVA_HOME or set it to that one' if home else ''}"

@@ -1,6 +1,6 @@
-"""Values of the data source's options, each read from its text and held to its bound.
+"""Reads the values of the data source's options from text, within their bounds.
 
-Pure. A message names the option, what was given, what is allowed and what to do; a token is never told.
+Pure. A message names the option, its value, the allowed values and the fix; it never holds a token.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop.client.addresses import PORT, parse_addresses
 from delta_prop.client.settings import ClientSettings
-from delta_prop.commands.places import At, parse_at
+from delta_prop.commands.log_positions import LogPosition, parse_position
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import Priority
 from delta_prop_wire.errors import InvalidDelta, UsageError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PRODUCER_BYTES_MAX = 240
-"""Of a name to which parts add their numbers."""
+"""Bound of a job's name, to which parts append their numbers."""
 PARTITIONS_MAX = 10_000
 ROWS_MAX = 1 << 53
 TOPICS_MAX = 256
@@ -34,19 +34,19 @@ HOST_BYTES_MAX = 253
 # --- where to, and who
 
 
-def addresses(option: str, text: str) -> tuple[str, ...]:
-    """The addresses of one service, with commas between."""
-    each = [_address(option, one.strip()) for one in text.split(",")]
+def read_addresses(option: str, text: str) -> tuple[str, ...]:
+    """Parse the addresses of one service, separated by commas."""
+    each = [_read_address(option, one.strip()) for one in text.split(",")]
     try:
         return tuple(map(str, parse_addresses(each)))
     except UsageError as error:  # there are too many
         raise UsageError(f"{option}: {error}") from None
 
 
-def _address(option: str, text: str) -> str:
-    """One of them, without what stands before and behind host and port."""
+def _read_address(option: str, text: str) -> str:
+    """Parse one address into host and port without a scheme."""
     if "@" in text:
-        raise UsageError(f"{option}: an address has no user and no password: give a token by option token")
+        raise UsageError(f"{option}: an address has no user and no password: give a token with option token")
     named = text.startswith("delta://")
     bare = text.removeprefix("delta://").rstrip("/")
     try:
@@ -56,21 +56,23 @@ def _address(option: str, text: str) -> str:
     except UsageError:
         pass
     raise UsageError(
-        f"{option}: {text!r:.80} is no address: give host:port with a port from 1 to 65535, such as "
-        f"localhost:{PORT} or delta://localhost:{PORT}; several of one service with commas between"
+        f"{option} {text!r:.80} is not an address: give host:port with a port from 1 to 65535, such as "
+        f"localhost:{PORT} or delta://localhost:{PORT}; several of one service separated by commas"
     )
 
 
-def token(text: str) -> str:
-    """Who somebody is."""
+def read_token(text: str) -> str:
+    """Check a token."""
     size = len(text.encode())
     if size > TOKEN_BYTES_MAX:
-        raise UsageError(f"option token: {size:,} bytes; a token has up to {TOKEN_BYTES_MAX:,}: give another")
+        raise UsageError(
+            f"option token: {size:,} bytes, the limit is {TOKEN_BYTES_MAX:,}: give another token"
+        )
     return text
 
 
-def host(text: str) -> str:
-    """The name in a certificate."""
+def read_host(text: str) -> str:
+    """Check the name in a certificate."""
     odd = any(letter.isspace() or letter in "/:" for letter in text)
     if odd or text.startswith(".") or not 1 <= len(text.encode()) <= HOST_BYTES_MAX:
         raise UsageError(
@@ -83,8 +85,8 @@ def host(text: str) -> str:
 # --- how much, how long, from where
 
 
-def flag(name: str) -> Callable[[str], bool]:
-    """Yes or no."""
+def make_flag_reader(name: str) -> Callable[[str], bool]:
+    """Return a reader of a boolean."""
 
     def read(text: str) -> bool:
         if text.lower() not in ("true", "false"):
@@ -94,8 +96,8 @@ def flag(name: str) -> Callable[[str], bool]:
     return read
 
 
-def number(name: str, most: int) -> Callable[[str], int]:
-    """A whole number from 1 on."""
+def make_number_reader(name: str, most: int) -> Callable[[str], int]:
+    """Return a reader of a whole number from 1 up to `most`."""
 
     def read(text: str) -> int:
         found = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
@@ -106,19 +108,19 @@ def number(name: str, most: int) -> Callable[[str], int]:
     return read
 
 
-def seconds(name: str) -> Callable[[str], float]:
-    """A time, which may have a fraction."""
-    beat = ClientSettings().heartbeat_s if name == "silenceSecondsMax" else 0.0
+def make_seconds_reader(name: str) -> Callable[[str], float]:
+    """Return a reader of a number of seconds, which may have a fraction."""
+    seconds_min = ClientSettings().heartbeat_interval_s if name == "silenceTimeoutSeconds" else 0.0
 
     def read(text: str) -> float:
         try:
             found = float(text)
         except ValueError:
             found = 0.0
-        if not beat < found <= SECONDS_MAX:
-            why = ", as it hears nothing between two heartbeats" * bool(beat)
+        if not seconds_min < found <= SECONDS_MAX:
+            why = ", as a peer is silent between two heartbeats" * bool(seconds_min)
             raise UsageError(
-                f"option {name} {text!r:.40}: give a number of seconds above {beat:g}, up to "
+                f"option {name} {text!r:.40}: give a number of seconds above {seconds_min:g}, up to "
                 f"{SECONDS_MAX:,}{why}"
             )
         return found
@@ -126,11 +128,11 @@ def seconds(name: str) -> Callable[[str], float]:
     return read
 
 
-def place(name: str, now_us: int) -> Callable[[str], At]:
-    """A place in the log; a time before the first one there is, is that one."""
+def make_position_reader(name: str, now_us: int) -> Callable[[str], LogPosition]:
+    """Return a reader of a log position; a time before 1970 becomes 1970."""
 
-    def read(text: str) -> At:
-        at = parse_at(f"option {name}", text, now_us)
+    def read(text: str) -> LogPosition:
+        at = parse_position(f"option {name}", text, now_us)
         return at if at.time_us is None else at._replace(time_us=max(at.time_us, 0))
 
     return read
@@ -139,14 +141,16 @@ def place(name: str, now_us: int) -> Callable[[str], At]:
 # --- names
 
 
-def topics(text: str) -> tuple[str, ...]:
-    """Topics with commas between, or as a list in JSON where one has a comma in it."""
+def read_topics(text: str) -> tuple[str, ...]:
+    """Parse topics separated by commas, or a list in JSON for topics that contain commas."""
     names = text.split(",")
     if text.startswith("["):
         try:
             names = json.loads(text)
         except ValueError as error:
-            raise UsageError(f"option topics {text!r:.60} is no list in JSON: {error}") from None
+            raise UsageError(
+                f"option topics {text!r:.60} is not a JSON list ({error}): correct it or separate by commas"
+            ) from None
     if not 1 <= len(names) <= TOPICS_MAX or not all(isinstance(name, str) for name in names):
         raise UsageError(f"option topics {text!r:.60}: give 1 to {TOPICS_MAX} topics, such as ns:docs,c:news")
     try:
@@ -155,17 +159,17 @@ def topics(text: str) -> tuple[str, ...]:
         raise UsageError(f"option topics: {error}") from None
 
 
-def namespace(text: str) -> str:
-    """The name of a namespace."""
-    return _name("namespace", text, NAMESPACE_BYTES_MAX)
+def read_namespace(text: str) -> str:
+    """Check a namespace."""
+    return _read_name("namespace", text, NAMESPACE_BYTES_MAX)
 
 
-def producer(text: str) -> str:
-    """The name of a job."""
-    return _name("producer", text, PRODUCER_BYTES_MAX)
+def read_producer(text: str) -> str:
+    """Check a job's name."""
+    return _read_name("producer", text, PRODUCER_BYTES_MAX)
 
 
-def _name(option: str, text: str, bytes_max: int) -> str:
+def _read_name(option: str, text: str, bytes_max: int) -> str:
     try:
         check_name(option, text, bytes_max)
     except InvalidDelta as error:
@@ -173,8 +177,8 @@ def _name(option: str, text: str, bytes_max: int) -> str:
     return text
 
 
-def priority(text: str) -> Priority:
-    """How urgent."""
+def read_priority(text: str) -> Priority:
+    """Parse a priority."""
     found = Priority.__members__.get(text.upper())
     if found is None:
         names = ", ".join(one.name.lower() for one in Priority)
@@ -182,8 +186,8 @@ def priority(text: str) -> Priority:
     return found
 
 
-def refused(text: str) -> bool:
-    """Whether a refusal fails a job."""
-    if text.lower() not in ("raise", "allow"):
-        raise UsageError(f"option refused {text!r:.40}: give raise or allow")
-    return text.lower() == "raise"
+def read_on_refused(text: str) -> bool:
+    """Parse onRefused; return True if a refusal fails the job."""
+    if text.lower() not in ("fail", "skip"):
+        raise UsageError(f"option onRefused {text!r:.40}: give fail or skip")
+    return text.lower() == "fail"

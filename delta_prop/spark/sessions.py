@@ -1,6 +1,6 @@
-"""A Spark session on this machine, for scripts, tests and the command; a cluster brings its own.
+"""Opens a Spark session on this machine, for scripts, tests and the command; a cluster provides its own.
 
-Its workers run this very Python, where delta-prop is installed.
+Its workers run this Python interpreter, where delta-prop is installed.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from delta_prop.spark import edge
+from delta_prop.spark import system
 from delta_prop.spark.java import check_java, check_packages
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _DEFAULTS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # Of the time until the first job a second goes to compiling what runs once.
+    # Full compilation of code that runs once would delay the first job by a second.
     "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile={_LOGGING}",
 }
 
@@ -33,15 +33,15 @@ _DEFAULTS = {
 def session(
     name: str = "delta-prop", *, master: str = "local[2,3]", settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The session that there is, or a new one. `master`: two cores, and three attempts for each task.
+    """Return the active session or a new one; the default `master` has two cores and three attempts per task.
 
-    Raises UsageError where Java or a package is missing, saying what brings it.
+    Raises UsageError if Java or a package is missing, with the command that installs it.
     """
     check_packages()
     check_java()
-    # Else the workers would be the first python3 on the PATH, which need not know this package.
-    edge.set_default("PYSPARK_PYTHON", edge.PYTHON)
-    edge.set_default("SPARK_LOCAL_IP", "127.0.0.1")
+    # Else the workers would run the first python3 on the PATH, which may lack this package.
+    system.set_default("PYSPARK_PYTHON", system.PYTHON)
+    system.set_default("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark.sql import SparkSession
 
     from delta_prop.spark.source import register
@@ -51,5 +51,5 @@ def session(
         builder = builder.config(key, value)
     found: SparkSession = builder.getOrCreate()
     found.sparkContext.setLogLevel("ERROR")
-    register(found)  # Spark looks for sources only where a shell finds its Python: not in a path with a space
+    register(found)  # Spark itself finds no source in a path with a space
     return found

@@ -1,16 +1,16 @@
-"""For tests of programs that embed delta-prop: virtual time, a world and a network for it, a propagator."""
+"""Tools to test programs that embed delta-prop: virtual time, a fake world and network, a propagator."""
 
 from __future__ import annotations
 
-from delta_prop.testing.link import Conditions
 from delta_prop.testing.loop import Stuck, VirtualLoop, run_virtual
 from delta_prop.testing.network import VirtualNetwork
+from delta_prop.testing.network_path import NetworkConditions
 from delta_prop.testing.propagator import run_propagator
 from delta_prop.testing.recorded import RecordedPropagator, RecordingSink
 from delta_prop.testing.world import virtual_world
 
 __all__ = [
-    "Conditions",
+    "NetworkConditions",
     "RecordedPropagator",
     "RecordingSink",
     "Stuck",

@@ -1,7 +1,7 @@
-"""A false network in virtual time: hosts, streams between them, and what goes wrong there, all from one seed.
+"""A fake network in virtual time: hosts, streams between them, and faults, all from one seed.
 
-Secured streams are plain here, but both sides must want the same. `struck` counts what was done to streams: a
-test of a fault that never struck proves nothing.
+TLS streams are not encrypted here, but both sides must agree on it. `struck` counts the faults that happened:
+a test whose fault never happened proves nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 
-from delta_prop.misconfigured import speaks_no_tls, speaks_tls
-from delta_prop.testing.link import Conditions, Way
-from delta_prop.testing.streams import Bell, VirtualConnection, VirtualStream
+from delta_prop.connection_faults import tls_required_fault, tls_unsupported_fault
+from delta_prop.testing.network_path import NetworkConditions, NetworkPath
+from delta_prop.testing.virtual_streams import Broadcast, VirtualConnection, VirtualStream
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,55 +31,55 @@ _OWN_HOST = {"", "0.0.0.0", "::", "localhost"}
 
 
 class VirtualNetwork:
-    """The network as one host sees it. `at(host)` is the same network, seen from another one."""
+    """The network as one host sees it. `at(host)` is the same network as another host sees it."""
 
     def __init__(
-        self, seed: int = 0, conditions: Conditions | None = None, *, host: str = "127.0.0.1"
+        self, seed: int = 0, conditions: NetworkConditions | None = None, *, host: str = "127.0.0.1"
     ) -> None:
         self.host = host
-        self._wires = _Wires(seed, conditions or Conditions())
+        self._shared = _SharedNetwork(seed, conditions or NetworkConditions())
 
     @property
     def struck(self) -> Counter[str]:
-        """How often what was done."""
-        return self._wires.struck
+        """Number of faults of each kind."""
+        return self._shared.struck
 
     @property
-    def conditions(self) -> Conditions:
-        """What ways are like that have no conditions of their own."""
-        return self._wires.conditions
+    def conditions(self) -> NetworkConditions:
+        """Conditions of all paths without conditions of their own."""
+        return self._shared.conditions
 
     @conditions.setter
-    def conditions(self, conditions: Conditions) -> None:
-        self._wires.conditions = conditions
-        self._wires.update()
+    def conditions(self, conditions: NetworkConditions) -> None:
+        self._shared.conditions = conditions
+        self._shared.update_paths()
 
     @property
     def connections(self) -> list[VirtualConnection]:
-        """The connections that are there, the older first."""
-        return list(self._wires.connections)
+        """The open connections, the older first."""
+        return list(self._shared.connections)
 
     def at(self, host: str) -> VirtualNetwork:
-        """This network as another host sees it."""
+        """Return this network as another host sees it."""
         other = VirtualNetwork(host=host)
-        other._wires = self._wires
+        other._shared = self._shared
         return other
 
-    def set_way(self, source: str, target: str, conditions: Conditions) -> None:
-        """Give the way from one host to another conditions of its own."""
-        self._wires.own_conditions[source, target] = conditions
-        self._wires.update()
+    def set_way(self, source: str, target: str, conditions: NetworkConditions) -> None:
+        """Set conditions of its own for the path from one host to another."""
+        self._shared.own_conditions[source, target] = conditions
+        self._shared.update_paths()
 
     def cut(self, source: str, target: str) -> None:
-        """Let nothing through from one host to another: what is sent waits for `heal`, as it really does."""
-        self._wires.cuts.add((source, target))
-        self._wires.update()
+        """Cut the path from one host to another: sent bytes wait for `heal`, as with real retransmission."""
+        self._shared.cuts.add((source, target))
+        self._shared.update_paths()
         self.struck["cut"] += 1
 
     def heal(self, source: str, target: str) -> None:
-        """Let it through again."""
-        self._wires.cuts.discard((source, target))
-        self._wires.update()
+        """Reopen the path."""
+        self._shared.cuts.discard((source, target))
+        self._shared.update_paths()
 
     def reset(self, host: str | None = None) -> None:
         """Break every connection, or those of one host."""
@@ -88,176 +88,180 @@ class VirtualNetwork:
                 connection.reset()
 
     def kill(self, host: str) -> None:
-        """End the process on a host: its listeners and streams are gone, and others are told so."""
-        self._wires.end_at(host, told=True)
+        """End the process on a host: its listeners and streams close, and the other ends are reset."""
+        self._shared.end_host(host, notify=True)
         self.struck["kill"] += 1
 
     def crash(self, host: str) -> None:
-        """Take a host away: nothing answers there, nobody is told, and who connects to it waits."""
-        self._wires.away.add(host)
-        self._wires.end_at(host, told=False)
-        self._wires.update()
+        """Crash a host: it answers nothing, other ends are not notified, and connects to it wait."""
+        self._shared.crashed_hosts.add(host)
+        self._shared.end_host(host, notify=False)
+        self._shared.update_paths()
         self.struck["crash"] += 1
 
     def restore(self, host: str) -> None:
-        """The host is back, and knows nothing of former connections: who sends on one is told."""
-        self._wires.away.discard(host)
-        self._wires.update()
+        """Restart the host without its former connections: a send on one is answered by a reset."""
+        self._shared.crashed_hosts.discard(host)
+        self._shared.update_paths()
 
     async def listen(self, host: str, port: int, *, tls: Tls | None = None) -> VirtualListener:
-        """Listen; port 0 is any free one. Raises OSError, UsageError."""
-        _check(port)
+        """Listen; port 0 means any free port. Raises OSError, UsageError."""
+        _check_port(port)
         await anyio.lowlevel.checkpoint()
         if tls is not None and tls.certificate is None:
-            raise UsageError("a server that speaks TLS shows a certificate: name its file, and its key's")
-        address = (self.host if host in _OWN_HOST else host, port or self._wires.draw_port())
-        if address in self._wires.listeners:
-            raise OSError(errno.EADDRINUSE, f"cannot listen on {_name(*address)}: Address already in use")
-        return VirtualListener(self._wires, address, secured=tls is not None)
+            raise UsageError("tls: a server needs a certificate: give the files of a certificate and its key")
+        address = (self.host if host in _OWN_HOST else host, port or self._shared.draw_port())
+        if address in self._shared.listeners:
+            raise OSError(
+                errno.EADDRINUSE, f"cannot listen on {_format_address(*address)}: Address already in use"
+            )
+        return VirtualListener(self._shared, address, secured=tls is not None)
 
     async def connect(
         self, host: str, port: int, *, tls: Tls | None = None, timeout_s: float = 10.0
     ) -> VirtualStream:
         """Connect. Raises OSError, TimeoutError, UsageError."""
-        _check(port)
+        _check_port(port)
         host = self.host if host in _OWN_HOST else host
         try:
             with anyio.fail_after(timeout_s):
-                await self._wires.travel(self.host, host)
-                await self._wires.travel(host, self.host)
+                await self._shared.wait_for_packet(self.host, host)
+                await self._shared.wait_for_packet(host, self.host)
         except TimeoutError as error:
-            raise TimeoutError(f"{_name(host, port)} did not answer within {timeout_s:g} s") from error
-        listener = self._wires.listeners.get((host, port))
+            raise TimeoutError(
+                f"{_format_address(host, port)} did not answer within {timeout_s:g} s"
+            ) from error
+        listener = self._shared.listeners.get((host, port))
         if listener is None or len(listener.waiting) >= BACKLOG:
-            told = f"cannot connect to {_name(host, port)}: Connection refused"
-            raise ConnectionRefusedError(errno.ECONNREFUSED, told)
+            text = f"cannot connect to {_format_address(host, port)}: Connection refused"
+            raise ConnectionRefusedError(errno.ECONNREFUSED, text)
         if listener.secured != (tls is not None):
-            where = _name(host, port)
-            raise speaks_tls(where) if listener.secured else speaks_no_tls(where)
-        connection = self._wires.new_connection(self.host, host, port)
+            where = _format_address(host, port)
+            raise tls_required_fault(where) if listener.secured else tls_unsupported_fault(where)
+        connection = self._shared.new_connection(self.host, host, port)
         listener.waiting.append(connection.server)
-        listener.bell.ring()
+        listener.wakeup.notify()
         return connection.client
 
 
 class VirtualListener:
-    """Where connections come in."""
+    """Listener for connections to one address."""
 
-    def __init__(self, wires: _Wires, address: tuple[str, int], *, secured: bool) -> None:
+    def __init__(self, shared: _SharedNetwork, address: tuple[str, int], *, secured: bool) -> None:
         self.address = address
         self.secured = secured
         self.waiting: deque[VirtualStream] = deque()
-        self.bell = Bell()
-        self._wires = wires
-        wires.listeners[address] = self
+        self.wakeup = Broadcast()
+        self._shared = shared
+        shared.listeners[address] = self
 
     async def accept(self) -> VirtualStream:
         """Wait for the next connection. Raises ConnectionError once the listener is closed."""
         await anyio.lowlevel.checkpoint()
-        while self._wires.listeners.get(self.address) is self:
+        while self._shared.listeners.get(self.address) is self:
             if self.waiting:
                 return self.waiting.popleft()
-            await self.bell.wait()
+            await self.wakeup.wait()
         raise ConnectionError("the listener was closed")
 
     async def aclose(self) -> None:
-        """Take no more; connections that were accepted go on."""
+        """Close, with a checkpoint; accepted connections stay open."""
         self.close()
         await anyio.lowlevel.cancel_shielded_checkpoint()
 
     def close(self) -> None:
-        """The same, without waiting."""
-        if self._wires.listeners.get(self.address) is self:
-            del self._wires.listeners[self.address]
+        """Close without waiting."""
+        if self._shared.listeners.get(self.address) is self:
+            del self._shared.listeners[self.address]
             for stream in self.waiting:
-                stream.give_up(told=True)
+                stream.abort(notify=True)
             self.waiting.clear()
-            self.bell.ring()
+            self.wakeup.notify()
 
 
-class _Wires:
-    """What all hosts share."""
+class _SharedNetwork:
+    """State that all hosts share."""
 
-    def __init__(self, seed: int, conditions: Conditions) -> None:
+    def __init__(self, seed: int, conditions: NetworkConditions) -> None:
         self.seed = seed
         self.conditions = conditions
-        self.own_conditions: dict[tuple[str, str], Conditions] = {}
+        self.own_conditions: dict[tuple[str, str], NetworkConditions] = {}
         self.cuts: set[tuple[str, str]] = set()
-        self.away: set[str] = set()
+        self.crashed_hosts: set[str] = set()
         self.listeners: dict[tuple[str, int], VirtualListener] = {}
-        self.connections: dict[VirtualConnection, None] = {}  # in their order
+        self.connections: dict[VirtualConnection, None] = {}  # in order of creation
         self.struck: Counter[str] = Counter()
-        self._bell = Bell()
+        self._wakeup = Broadcast()
         self._next_port = _FIRST_PORT
-        self._chance = Random(f"network {seed}")
+        self._rng = Random(f"network {seed}")
 
-    def update(self) -> None:
-        """Ways are open or cut as is said now."""
+    def update_paths(self) -> None:
+        """Open or cut each path as the present cuts require."""
         now = anyio.current_time()
         for connection in self.connections:
-            for way in connection.ways:
-                (way.hold if self._is_cut(way.source, way.target) else way.let_go)(now)
-            connection.ring()
-        self._bell.ring()
+            for path in connection.paths:
+                (path.hold if self._is_cut(path.source, path.target) else path.release)(now)
+            connection.notify()
+        self._wakeup.notify()
 
-    async def travel(self, source: str, target: str) -> None:
-        """Wait as long as a first packet is under way, and as long as it does not get through."""
+    async def wait_for_packet(self, source: str, target: str) -> None:
+        """Wait for the latency of a first packet, and while the path is cut."""
         conditions = self._conditions(source, target)
-        await anyio.sleep(conditions.latency_s + self._chance.uniform(0, conditions.jitter_s_max))
+        await anyio.sleep(conditions.latency_s + self._rng.uniform(0, conditions.jitter_s_max))
         while self._is_cut(source, target):
-            await self._bell.wait()
+            await self._wakeup.wait()
 
     def new_connection(self, client_host: str, server_host: str, port: int) -> VirtualConnection:
-        """Join two hosts."""
-        client = _name(client_host, self.draw_port())
+        """Connect two hosts."""
+        client = _format_address(client_host, self.draw_port())
         mean = self._conditions(client_host, server_host).reset_bytes_mean
         life = Random(f"network {self.seed} {client} life")
         connection = VirtualConnection(
-            there=self._way(client_host, server_host, client),
-            back=self._way(server_host, client_host, client),
-            names=(client, _name(server_host, port)),
+            there=self._new_path(client_host, server_host, client),
+            back=self._new_path(server_host, client_host, client),
+            names=(client, _format_address(server_host, port)),
             bytes_max=math.inf if mean is None else life.expovariate(1 / mean),
-            on_over=lambda: self.connections.pop(connection, None),
+            on_closed=lambda: self.connections.pop(connection, None),
             struck=self.struck,
         )
         self.connections[connection] = None
-        self.update()
+        self.update_paths()
         return connection
 
-    def end_at(self, host: str, *, told: bool) -> None:
-        """Everything of a host's process is gone."""
+    def end_host(self, host: str, *, notify: bool) -> None:
+        """Close all listeners and streams of a host."""
         for listener in [one for (at, _), one in self.listeners.items() if at == host]:
             listener.close()
         for connection in list(self.connections):
-            connection.end_at(host, told=told)
+            connection.end_host(host, notify=notify)
 
     def draw_port(self) -> int:
-        """A port that nobody has."""
+        """Return a free port."""
         self._next_port += 1
         return self._next_port - 1
 
-    def _way(self, source: str, target: str, name: str) -> Way:
-        return Way(
+    def _new_path(self, source: str, target: str, name: str) -> NetworkPath:
+        return NetworkPath(
             source,
             target,
             conditions=partial(self._conditions, source, target),
-            chance=Random(f"network {self.seed} {name} {source} {target}"),
+            rng=Random(f"network {self.seed} {name} {source} {target}"),
             struck=self.struck,
         )
 
-    def _conditions(self, source: str, target: str) -> Conditions:
+    def _conditions(self, source: str, target: str) -> NetworkConditions:
         return self.own_conditions.get((source, target), self.conditions)
 
     def _is_cut(self, source: str, target: str) -> bool:
-        return (source, target) in self.cuts or source in self.away or target in self.away
+        return (source, target) in self.cuts or source in self.crashed_hosts or target in self.crashed_hosts
 
 
-def _check(port: int) -> None:
+def _check_port(port: int) -> None:
     if not 0 <= port <= 65_535:
-        raise UsageError(f"port {port} is none: it is from 0 to 65,535")
+        raise UsageError(f"port {port}: give 0 to 65,535")
 
 
-def _name(host: str, port: int) -> str:
+def _format_address(host: str, port: int) -> str:
     return f"{host}:{port}"
 
 

@@ -1,4 +1,4 @@
-"""The pytest fixture `run_propagator`. A conftest.py asks for it:
+"""The pytest fixture `run_propagator`. Enable it in a conftest.py by
 `pytest_plugins = ["delta_prop.testing.plugin"]`. It needs no plugin for asynchronous tests.
 """
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def _fixture() -> Callable[..., Any]:
+def _make_fixture() -> Callable[..., Any]:
     import pytest
 
     @pytest.fixture(name="run_propagator")
     def run_propagator_fixture() -> Callable[..., Any]:
-        """`run_propagator(main)` runs `main(propagator)` in virtual time."""
+        """Return `run_propagator`, which runs `main(propagator)` in virtual time."""
         return run
 
     return run_propagator_fixture
 
 
-run_propagator = _fixture()
+run_propagator = _make_fixture()

@@ -1,4 +1,4 @@
-"""An open propagator in virtual time, for one test. Nothing of it outlives the call."""
+"""Runs a test with an open propagator in virtual time, which is closed at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run_propagator(
 ) -> T:
     """Run `main(propagator)` in virtual time: an hour takes milliseconds, a hang is an error.
 
-    Chance, and the order of tasks that could run at the same time, are drawn from `seed`.
+    Randomness, and the order of tasks that could run at the same time, are drawn from `seed`.
     """
 
     async def run() -> T:

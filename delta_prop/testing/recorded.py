@@ -1,6 +1,6 @@
-"""A propagator for tests: what it delivers is on record, and it can be waited for as a whole.
+"""A propagator for tests: it records all deliveries, and a test can wait until all are done.
 
-It changes no rule of the service: what holds here holds in production.
+It changes no rule of the service: its behaviour is that of production.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio.lowlevel
 
 from delta_prop.embedded import Propagator
-from delta_prop.published import Delivered
+from delta_prop.outcomes import Delivered
 from delta_prop_sinks.sink import StopSink
 from delta_prop_wire.jsonlines import delta_from_line
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     from delta_prop.config import Settings
     from delta_prop.ports import World
-    from delta_prop.receipt import Published
+    from delta_prop.receipt import PublishAck
     from delta_prop_sinks.sink import Delivery, SinkContext
     from delta_prop_wire.delta import Delta
 
 
 class RecordedPropagator(Propagator):
-    """A `Propagator` with a sink of its own, `recorder`, which keeps every delta that is delivered."""
+    """A `Propagator` with a sink of its own, `recorder`, which records every delivered delta."""
 
     def __init__(self, settings: Settings | None = None, *, world: World | None = None) -> None:
         super().__init__(settings, world=world)
@@ -36,15 +36,15 @@ class RecordedPropagator(Propagator):
         await self.attach(self.recorder)
         return self
 
-    async def publish_lines(self, lines: str | Iterable[str]) -> list[Published]:
+    async def publish_lines(self, lines: str | Iterable[str]) -> list[PublishAck]:
         """Publish deltas written as JSON lines, one after the other; blank lines are skipped."""
         texts = lines.splitlines() if isinstance(lines, str) else lines
         return [await self.publish(delta_from_line(text)) for text in texts if text.strip()]
 
     async def settle(self, timeout_s: float | None = None) -> None:
-        """Wait until every sink has everything, what sinks published meanwhile included.
+        """Wait until every sink has applied all deltas, including those that sinks publish meanwhile.
 
-        What waits for a parent stays where it is. Raises TimeoutError; Refused if a sink has stopped.
+        Deltas that wait for a parent stay pending. Raises TimeoutError; Refused if a sink has stopped.
         """
         reached = -1
         while reached < (end := self.statistics().log.next_offset):
@@ -54,7 +54,7 @@ class RecordedPropagator(Propagator):
 
 
 class RecordingSink:
-    """Keeps every delta that it is brought, in order, each once. Stops at `deltas_max`."""
+    """Records every delta delivered to it, in order, each once. Stops at `deltas_max`."""
 
     def __init__(self, *, name: str = "recorder", deltas_max: int = 1_000_000) -> None:
         self.name = name
@@ -64,40 +64,40 @@ class RecordingSink:
 
     @property
     def deltas(self) -> list[Delta]:
-        """What was delivered, in order."""
+        """Delivered deltas, in order."""
         return [one.delta for one in self.received]
 
     @property
     def vector_ids(self) -> list[str]:
-        """The vectors that it was for, in order."""
+        """Vector ids of the delivered deltas, in order."""
         return [one.delta.vector_id for one in self.received]
 
     async def open(self, context: SinkContext) -> None:
-        """Nothing to open: the service keeps the cursor."""
+        """Do nothing: the service stores the cursor."""
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Write down what is new. Raises StopSink when full."""
+        """Record new rows. Raises StopSink when full."""
         for delivery in deliveries:
             logged = delivery.logged
             rows = range(logged.count) if delivery.rows is None else delivery.rows.tolist()
             for row in rows:
-                self._note(
+                self._record(
                     Delivered(
                         logged.offset + row, logged.lamport + row, logged.batch.delta(row, logged.source)
                     )
                 )
 
     async def aclose(self) -> None:
-        """What was recorded stays."""
+        """Do nothing: the records stay."""
 
     def statistics(self) -> int:
-        """How many deltas were recorded."""
+        """Return the number of recorded deltas."""
         return len(self.received)
 
-    def _note(self, one: Delivered) -> None:
+    def _record(self, one: Delivered) -> None:
         if one.offset < self._next_offset:
             return
         if len(self.received) >= self.deltas_max:
-            raise StopSink(f"{self.deltas_max} deltas are recorded: allow more, or record fewer topics")
+            raise StopSink(f"{self.deltas_max} deltas are recorded: raise deltas_max, or record fewer topics")
         self.received.append(one)
         self._next_offset = one.offset + 1

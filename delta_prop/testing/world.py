@@ -1,6 +1,6 @@
-"""A false world for virtual time: the loop's clock, chance drawn from a seed, threads without threads.
+"""A fake world for virtual time: the loop's clock, randomness from a seed, threads run inline.
 
-Nothing here waits for real time, so an hour of it takes milliseconds and is the same at each run.
+Nothing here waits in real time, so an hour takes milliseconds and is the same at each run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 EPOCH_US = 1_600_000_000_000_000
-"""What the wall clock shows when virtual time begins."""
+"""Wall clock at the start of virtual time."""
 
 
 def virtual_world(
@@ -33,11 +33,11 @@ def virtual_world(
     disk: Disk | None = None,
     network: Network | None = None,
 ) -> World:
-    """All ports of one run; the same seed gives the same run. Call it inside `run_virtual`.
+    """Return all ports of one run; the same seed gives the same run. Call it inside `run_virtual`.
 
-    `thread_delay_s_max`: calls on a thread take a virtual time drawn from 0 to this. `disk`: what every
-    directory is on; `network`: a `VirtualNetwork`, as the host of this world sees it. There is neither of
-    itself.
+    `thread_delay_s_max`: calls on a thread take a virtual time drawn from 0 to this. `disk`: the disk of all
+    directories; `network`: a `VirtualNetwork`, as the host of this world sees it. By default there is
+    neither.
     """
     delays = random.Random(f"threads {seed}")
 
@@ -50,7 +50,7 @@ def virtual_world(
 
     def open_disk(path: str) -> Disk:
         if disk is None:
-            raise UsageError(f"{path}: this world has no disk; give virtual_world one")
+            raise UsageError(f"{path}: this world has no disk: give virtual_world one")
         return disk
 
     return World(
@@ -65,47 +65,47 @@ def virtual_world(
 
 
 class VirtualClock:
-    """The running loop's time; the wall clock goes with it."""
+    """The running loop's time; the wall clock advances with it."""
 
     now = staticmethod(anyio.current_time)
 
     @staticmethod
     def wall_us() -> int:
-        """Microseconds since 1970, in virtual time."""
+        """Return microseconds since 1970, in virtual time."""
         return EPOCH_US + round(anyio.current_time() * 1_000_000)
 
 
 class SeededRandomness:
-    """Chance that can be repeated."""
+    """Repeatable randomness."""
 
     def __init__(self, seed: str) -> None:
         self._seed = seed
         self._generator = random.Random(seed)
 
     def bytes(self, count: int) -> bytes:
-        """That many random bytes."""
+        """Return `count` random bytes."""
         return self._generator.randbytes(count)
 
     def random(self) -> float:
-        """A number from 0 to 1."""
+        """Return a number from 0 to 1."""
         return self._generator.random()
 
     def fork(self, name: str) -> SeededRandomness:
-        """A source for one concern; it can be repeated too."""
+        """Return a source for one concern, repeatable too."""
         return SeededRandomness(f"{self._seed} {name}")
 
 
 class InlineThread:
-    """Calls one at a time, in order, on the loop itself, as long as they are said to take."""
+    """Runs calls one at a time, in order, on the loop itself; each takes a virtual delay."""
 
-    def __init__(self, delay_s: Callable[[], float]) -> None:
+    def __init__(self, draw_delay_s: Callable[[], float]) -> None:
         self._limiter = anyio.CapacityLimiter(1)
-        self._delay_s = delay_s
+        self._draw_delay_s = draw_delay_s
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Run `function` and return what it returns; a cancelled caller waits for its end, as on a thread."""
+        """Return the result of `function`; a cancelled caller waits for its end, as on a thread."""
         with anyio.CancelScope(shield=True):
             async with self._limiter:
-                await anyio.sleep(self._delay_s())
+                await anyio.sleep(self._draw_delay_s())
                 result = function()
         return result

@@ -1,1 +1,1 @@
-"""Simulation: the real service in a false world. Nothing in production imports it."""
+"""Simulation: the production service in a simulated world. Production code never imports it."""

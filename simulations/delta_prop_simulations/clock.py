@@ -1,6 +1,6 @@
-"""Clocks of machines: the wall clock jumps and drifts, elapsed time goes on as the loop's does.
+"""Clocks of machines: the wall clock jumps and drifts, elapsed time follows the event loop's.
 
-What a wall clock shows is a function of elapsed time, so it needs nobody to move it.
+The wall clock's reading is a function of elapsed time, so nothing has to advance it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _DRIFT_MAX = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ClockFaults:
-    """`drift`: seconds gained in each second, below 0 lost. `jumps`: at which elapsed second the wall clock
-    goes by how many seconds, back where that is below 0.
+    """`drift`: seconds gained per second, negative if lost. `jumps`: pairs of an elapsed second and the
+    seconds that the wall clock jumps then, negative if back.
     """
 
     drift: float = 0.0
@@ -32,11 +32,11 @@ class ClockFaults:
 
     def __post_init__(self) -> None:
         if not -_DRIFT_MAX <= self.drift <= _DRIFT_MAX:
-            raise UsageError(f"drift {self.drift}: it is from -{_DRIFT_MAX} to {_DRIFT_MAX} seconds a second")
+            raise UsageError(f"drift {self.drift}: out of range: give -{_DRIFT_MAX} to {_DRIFT_MAX}")
 
 
 class FaultyClock:
-    """The clock of one machine. `struck` counts the jumps that somebody saw, and readings that were off."""
+    """The clock of one machine. `struck` counts the observed jumps, and readings during a drift."""
 
     def __init__(self, now: Callable[[], float], faults: ClockFaults, struck: Counter[str]) -> None:
         self.now = now
@@ -45,14 +45,14 @@ class FaultyClock:
         self._jumps_seen = 0
 
     def wall_us(self) -> int:
-        """Microseconds since 1970, as this machine believes."""
+        """Return the microseconds since 1970 that this machine's wall clock shows."""
         now = self.now()
-        gone = [by_s for at_s, by_s in self._faults.jumps if at_s <= now]
-        self._struck["clock jumped"] += max(0, len(gone) - self._jumps_seen)
-        self._jumps_seen = len(gone)
+        past = [by_s for at_s, by_s in self._faults.jumps if at_s <= now]
+        self._struck["clock jumped"] += max(0, len(past) - self._jumps_seen)
+        self._jumps_seen = len(past)
         if self._faults.drift:
             self._struck["clock read while it drifts"] += 1
-        return EPOCH_US + round((now * (1 + self._faults.drift) + sum(gone)) * _US)
+        return EPOCH_US + round((now * (1 + self._faults.drift) + sum(past)) * _US)
 
 
 if TYPE_CHECKING:

@@ -1,10 +1,10 @@
-"""A false disk behind the disk port: it crashes, tears, forgets and fails when told to, the same for a seed.
+"""A fake disk behind the disk port: it crashes, tears, loses and fails on request, the same for a seed.
 
-A process works on a SimDisk until it ends. `kill()` is what its successor finds after kill -9, `crash()`
-what it may find after a power cut; neither changes the disk it is called on, so that one moment can be
-looked at under many seeds. Calls of the port are numbered from 1 and each can be made to fail, or to be
-the last one. `struck` counts what happened, over all disks that came out of each other: a test of a fault
-that never struck proves nothing. One thread at a time.
+A process works on a SimDisk until it ends. `kill()` returns the disk that its successor finds after SIGKILL,
+`crash()` one that it may find after a power cut; neither changes the disk that it is called on, so one moment
+can be examined with many seeds. Calls of the port are numbered from 1, and each can be made to fail, or to be
+the last one. `struck` counts the events over all disks derived from each other: a test of a fault that never
+occurred proves nothing. One thread at a time.
 """
 
 from __future__ import annotations
@@ -14,9 +14,16 @@ from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.local_disk import file_parts, in_use, path_parts
+from delta_prop_broker.local_disk import file_parts, lock_taken_error, path_parts
 from delta_prop_simulations.disk_faults import CHANGING, Call, Faults, SimCrash, When, disk_error, nth
-from delta_prop_simulations.disk_media import SECTOR, Change, DirectoryMedia, FileMedia, cuts, names_after
+from delta_prop_simulations.disk_media import (
+    SECTOR,
+    Change,
+    DirectoryMedia,
+    FileMedia,
+    draw_surviving_changes,
+    names_after,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +39,7 @@ _ENDLESS_BYTES = 1 << 50
 
 
 class SimDisk(Faults):
-    """The disk of one machine. With `capacity_bytes`, files fill it by their length, holes too."""
+    """The disk of one machine. With `capacity_bytes`, files use it by their length, holes included."""
 
     name = "facts"
 
@@ -45,31 +52,31 @@ class SimDisk(Faults):
         self._changes = 0
         self._locked: dict[FileMedia, int] = {}
 
-    # --- faults now
+    # --- immediate faults
 
     def crash(self, seed: int | None = None) -> SimDisk:
-        """The disk as it may be found after a power cut now; each seed finds it in another way."""
-        chance = Random(self.chance.getrandbits(64) if seed is None else seed)
+        """Return the disk as it may be found after a power cut now; each seed draws another state."""
+        rng = Random(self.rng.getrandbits(64) if seed is None else seed)
         directories = self._all_directories()
-        kept = cuts(directories, chance)
+        survivors = draw_surviving_changes(directories, rng)
         files: dict[int, FileMedia] = {}
 
         def found(node: Node) -> Node:
             if isinstance(node, FileMedia):
                 if id(node) not in files:
-                    files[id(node)] = node.crashed(chance, self.struck)
+                    files[id(node)] = node.after_crash(rng, self.struck)
                 return files[id(node)]
-            names = {name: found(below) for name, below in names_after(node, kept[id(node)]).items()}
+            names = {name: found(below) for name, below in names_after(node, survivors[id(node)]).items()}
             return DirectoryMedia(names, dict(names))
 
         for one in directories:
-            self.struck["names kept"] += kept[id(one)]
-            self.struck["names lost"] += len(one.changes) - kept[id(one)]
+            self.struck["names kept"] += survivors[id(one)]
+            self.struck["names lost"] += len(one.changes) - survivors[id(one)]
         self.struck["crash"] += 1
-        return self._successor(found(self._root), chance)
+        return self._successor(found(self._root), rng)
 
     def kill(self) -> SimDisk:
-        """The disk as the next process finds it after kill -9: a copy, whose page cache is all there."""
+        """Return the disk as the next process finds it after SIGKILL: a copy, with the full page cache."""
         directories = {id(one): DirectoryMedia() for one in self._all_directories()}
         files: dict[int, FileMedia] = {}
 
@@ -89,37 +96,37 @@ class SimDisk(Faults):
                 other = None if change.other is None else directories[id(change.other)]
                 new.changes.append(Change(change.number, names, other))
         self.struck["kill"] += 1
-        new_disk = self._successor(directories[id(self._root)], Random(self.chance.getrandbits(64)))
+        new_disk = self._successor(directories[id(self._root)], Random(self.rng.getrandbits(64)))
         new_disk._changes = self._changes
         return new_disk
 
     def flip(self, path: str, at: int | None = None, bit: int | None = None) -> tuple[int, int]:
-        """Turn one bit of a file over, on the media and for reads; which one it was. Drawn by default."""
+        """Flip one bit of a file, on the media and for reads; return its position. Drawn by default."""
         file = self._file(path)
         if not file.cached:
-            raise ValueError(f"{path} is empty: it has no bit to flip")
-        at = self.chance.randrange(len(file.cached)) if at is None else at
-        bit = self.chance.randrange(8) if bit is None else bit
+            raise ValueError(f"{path}: empty: choose a file with at least one byte")
+        at = self.rng.randrange(len(file.cached)) if at is None else at
+        bit = self.rng.randrange(8) if bit is None else bit
         file.flip(at, bit)
         self.struck["flip"] += 1
         return at, bit
 
     def evict(self, path: str) -> None:
-        """Let the cache forget what is clean, so that reads see what the media have."""
+        """Drop clean data from the cache, so that reads see the media."""
         self._file(path).evict()
 
-    # --- looking, which counts as no call
+    # --- inspection, which counts as no call
 
     def peek(self, path: str) -> bytes:
-        """What a file holds now, as reads see it."""
+        """Return the current content of a file, as reads see it."""
         return bytes(self._file(path).cached)
 
     def paths(self) -> list[str]:
-        """All files, sorted."""
+        """Return the paths of all files, sorted."""
         return sorted(_paths(self._root, ""))
 
     def put(self, path: str, content: bytes) -> None:
-        """Place a file that is on stable storage with all its directories, as if it had always been there."""
+        """Create a file on stable storage, with all its directories, as if it had always been there."""
         above, name = file_parts(path)
         directory = self._root
         for part in above:
@@ -134,15 +141,15 @@ class SimDisk(Faults):
 
     @property
     def used_bytes(self) -> int:
-        """The length of all files together, of those that are open though removed, too."""
+        """The length of all files together, including removed ones that are still open."""
         return self._used
 
     # --- the port
 
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> SimFile:
-        """Open a file; with `create` make it, where there is none."""
+        """Open a file; with `create`, create it if it does not exist."""
         if create and read_only:
-            raise ValueError("a file to be made cannot be opened read-only: choose one")
+            raise ValueError("create, read_only: both are set: choose one")
         file_parts(path)
 
         def effect() -> SimFile:
@@ -151,7 +158,7 @@ class SimDisk(Faults):
         return self.do("open", path, effect)
 
     def list(self, path: str) -> list[str]:
-        """The names in a directory, sorted; none where there is no such directory."""
+        """Return the names in a directory, sorted; none if it does not exist."""
         parts = path_parts(path)
 
         def effect() -> list[str]:
@@ -163,7 +170,7 @@ class SimDisk(Faults):
         return self.do("list", path, effect)
 
     def make_directory(self, path: str) -> None:
-        """Make a directory, and those above it, where they are not there yet. The root is always there."""
+        """Create a directory and its parents, unless they exist. The root always exists."""
         parts = path_parts(path)
 
         def effect() -> None:
@@ -176,7 +183,7 @@ class SimDisk(Faults):
         self.do("make_directory", path, effect)
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name, in place of what had that name."""
+        """Give a file another name; an existing file of that name is replaced."""
         (old_above, old_name), (new_above, new_name) = file_parts(old), file_parts(new)
 
         def effect() -> None:
@@ -212,18 +219,18 @@ class SimDisk(Faults):
 
         def failing() -> None:
             with suppress(OSError):
-                self.struck["names lost by sync"] += self._directory(parts).fail_sync(self.chance)
+                self.struck["names lost by sync"] += self._directory(parts).fail_sync(self.rng)
 
         self.do("sync_directory", path, lambda: self._directory(parts).sync(), failing=failing)
 
     def lock(self, path: str) -> SimLock:
-        """Take the directory for this process, by a file at `path`."""
+        """Lock the directory for this process, by a file at `path`."""
         file_parts(path)
 
         def effect() -> SimLock:
             file = self._file(path, create=True)
             if file in self._locked:
-                raise in_use(path, str(self._locked[file]).encode())
+                raise lock_taken_error(path, str(self._locked[file]).encode())
             self._locked[file] = self._process
             self._resize(file, 0)
             self._write(file, 0, f"{self._process}\n".encode())
@@ -232,14 +239,14 @@ class SimDisk(Faults):
         return self.do("lock", path, effect)
 
     def free_bytes(self) -> int:
-        """How much room is left; very much where no capacity was given."""
-        return self.do("free_bytes", "", self._room)
+        """Return the free space; practically unlimited without a capacity."""
+        return self.do("free_bytes", "", self._free_capacity)
 
     # --- state
 
-    def _successor(self, root: Node, chance: Random) -> SimDisk:
+    def _successor(self, root: Node, rng: Random) -> SimDisk:
         assert isinstance(root, DirectoryMedia)
-        new = SimDisk(chance.getrandbits(64), capacity_bytes=self.capacity_bytes)
+        new = SimDisk(rng.getrandbits(64), capacity_bytes=self.capacity_bytes)
         new.struck, new._process, new._root = self.struck, self._process + 1, root
         for file in _files(root):
             file.links += 1
@@ -247,7 +254,7 @@ class SimDisk(Faults):
         return new
 
     def _all_directories(self) -> Sequence[DirectoryMedia]:
-        """Every directory that is there, or may be after a crash."""
+        """Return every directory that exists, or may exist after a crash."""
         found = {id(self._root): self._root}
         waiting = [self._root]
         while waiting:
@@ -305,7 +312,7 @@ class SimDisk(Faults):
         if not file.links and not file.opened:
             self._used -= file.size
 
-    def _room(self) -> int:
+    def _free_capacity(self) -> int:
         if self.capacity_bytes is None:
             return _ENDLESS_BYTES
         return max(0, self.capacity_bytes - self._used)
@@ -321,7 +328,7 @@ class SimDisk(Faults):
 
 
 class SimFile:
-    """One open file of a false disk."""
+    """One open file of a fake disk."""
 
     def __init__(self, disk: SimDisk, file: FileMedia, path: str, read_only: bool) -> None:
         self._disk = disk
@@ -331,7 +338,7 @@ class SimFile:
         file.opened += 1
 
     def read(self, at: int, size: int) -> bytes:
-        """Up to `size` bytes from `at` on; fewer only where the file ends."""
+        """Return up to `size` bytes from `at` on; fewer only at the end of the file."""
 
         def effect() -> bytes:
             file = self._open(at)
@@ -341,13 +348,13 @@ class SimFile:
         return self._disk.do("read", self._path, effect, at=at, size=size)
 
     def write(self, at: int, parts: Sequence[Buffer]) -> int:
-        """Write these buffers one behind the other from `at` on; how many bytes were taken."""
+        """Write these buffers one after the other from `at` on; return the number of bytes written."""
         data = b"".join(parts)
         disk = self._disk
 
         def effect() -> int:
             file = self._writable(at, errno.EBADF)
-            taken = min(len(data), file.size + disk._room() - at)
+            taken = min(len(data), file.size + disk._free_capacity() - at)
             if data and taken <= 0:
                 disk.struck["no room"] += 1
                 raise disk_error(errno.ENOSPC, self._path)
@@ -358,8 +365,8 @@ class SimFile:
 
         def partly() -> None:
             if self._file is not None and not self._read_only and at >= 0:
-                taken = min(len(data), self._file.size + disk._room() - at)
-                disk._write(self._file, at, data[: disk.chance.randint(0, max(0, taken))])
+                taken = min(len(data), self._file.size + disk._free_capacity() - at)
+                disk._write(self._file, at, data[: disk.rng.randint(0, max(0, taken))])
 
         return disk.do("write", self._path, effect, at=at, size=len(data), partly=partly, failing=partly)
 
@@ -369,35 +376,35 @@ class SimFile:
 
         def effect() -> None:
             file = self._open(0)
-            lose, misdirect = disk.due("lose"), disk.due("misdirect")
+            lose, misdirect = disk.next_rule("lose"), disk.next_rule("misdirect")
             dirty = [sector for sector in sorted(file.dirty) if sector * SECTOR < len(file.cached)]
             count = -(-len(file.cached) // SECTOR)
             if lose is not None and dirty:
-                file.sync(disk.chance.sample(dirty, disk.chance.randint(1, len(dirty))))
+                file.sync(disk.rng.sample(dirty, disk.rng.randint(1, len(dirty))))
                 disk.struck["writes lost"] += 1
             elif misdirect is not None and dirty and count > 1:
-                sector = disk.chance.choice(dirty)
-                file.misdirect(sector, (sector + disk.chance.randint(1, count - 1)) % count)
+                sector = disk.rng.choice(dirty)
+                file.misdirect(sector, (sector + disk.rng.randint(1, count - 1)) % count)
                 disk.struck["writes misdirected"] += 1
             else:
                 file.sync()
 
         def failing() -> None:
             if self._file is not None:
-                disk.struck["sectors lost by sync"] += self._file.fail_sync(disk.chance)
+                disk.struck["sectors lost by sync"] += self._file.fail_sync(disk.rng)
 
         disk.do("sync", self._path, effect, failing=failing)
 
     def size(self) -> int:
-        """How long the file is, in bytes."""
+        """Return the length of the file, in bytes."""
         return self._disk.do("size", self._path, lambda: self._open(0).size)
 
     def truncate(self, size: int) -> None:
-        """Cut the file, or lengthen it with zeros."""
+        """Truncate the file, or extend it with zeros."""
 
         def effect() -> None:
             file = self._writable(size, errno.EINVAL)
-            if size - file.size > self._disk._room():
+            if size - file.size > self._disk._free_capacity():
                 self._disk.struck["no room"] += 1
                 raise disk_error(errno.ENOSPC, self._path)
             self._disk._resize(file, size)
@@ -405,11 +412,11 @@ class SimFile:
         self._disk.do("truncate", self._path, effect, size=size)
 
     def allocate(self, size: int) -> None:
-        """Take room for so many bytes; the file is at least that long then."""
+        """Allocate this many bytes; the file is at least that long then."""
 
         def effect() -> None:
             file = self._writable(size, errno.EBADF)
-            if size - file.size > self._disk._room():
+            if size - file.size > self._disk._free_capacity():
                 self._disk.struck["no room"] += 1
                 raise disk_error(errno.ENOSPC, self._path)
             self._disk._used += max(0, size - file.size)
@@ -418,11 +425,11 @@ class SimFile:
         self._disk.do("allocate", self._path, effect, size=size)
 
     def descriptor(self) -> int | None:
-        """None: the system knows nothing of it."""
+        """Return None: the operating system does not know the file."""
         return None
 
     def close(self) -> None:
-        """Let go of it. A second time does nothing."""
+        """Close the file. A second call does nothing."""
         file, self._file = self._file, None
         if file is not None:
             file.opened -= 1
@@ -442,23 +449,23 @@ class SimFile:
         return file
 
     def _shortened(self, taken: int) -> int:
-        rule = self._disk.due("shorten")
+        rule = self._disk.next_rule("shorten")
         if rule is None or taken < 2:
             return taken
-        fewer = self._disk.chance.randint(1, taken - 1) if rule.value is None else min(rule.value, taken)
+        fewer = self._disk.rng.randint(1, taken - 1) if rule.value is None else min(rule.value, taken)
         self._disk.struck["short writes"] += fewer < taken
         return fewer
 
 
 class SimLock:
-    """A lock of a process on a false disk."""
+    """A process's lock on a fake disk."""
 
     def __init__(self, disk: SimDisk, file: FileMedia) -> None:
         self._disk = disk
         self._file: FileMedia | None = file
 
     def release(self) -> None:
-        """Let others have it. A second time does nothing."""
+        """Release the lock. A second call does nothing."""
         file, self._file = self._file, None
         if file is not None and not self._disk.is_off:
             self._disk._resize(file, 0)

@@ -1,6 +1,6 @@
-"""What can go wrong at a call of the false disk, told beforehand: it fails, it is cut short, it is the last.
+"""Faults planned for calls of the fake disk: a call fails, is cut short, or is the last one.
 
-Nothing here knows files: `do` counts each call, keeps a trace of them, and asks the rules.
+This module knows no files: `do` counts each call, records a trace of them, and evaluates the rules.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Kind = Literal["crash", "fail", "shorten", "lose", "misdirect"]
 _FILE_CALLS = ("open", "write", "sync", "truncate", "allocate")
 _NAME_CALLS = ("make_directory", "rename", "remove", "sync_directory", "lock")
 CHANGING = frozenset(_FILE_CALLS + _NAME_CALLS)
-"""Calls that may change what a crash leaves; `close` and `release` are not counted as calls at all."""
+"""Calls that may change what a crash leaves; `close` and `release` do not count as calls at all."""
 
 _TRACE_MAX = 100_000
 
 
 class SimCrash(BaseException):
-    """The machine is off. No `except Exception` may stop it; what is left is `crash()`, or `kill()`."""
+    """The machine is off. No `except Exception` may stop it; afterwards use `crash()`, or `kill()`."""
 
 
 class Call(NamedTuple):
@@ -43,11 +43,13 @@ class Call(NamedTuple):
 
 
 When = int | Callable[[Call], bool]
-"""The number of a call, or what is asked of each call until it says yes."""
+"""The number of a call, or a predicate that is evaluated for each call until it returns true."""
 
 
 def nth(name: str, count: int, ending: str = "") -> Callable[[Call], bool]:
-    """The count-th call (from 1) of this name, of paths that end so: `nth("write", 2, ".log")`."""
+    """Return a predicate of the count-th call (from 1) with this name and path ending: `nth("write", 2,
+    ".log")`.
+    """
     seen = 0
 
     def is_it(call: Call) -> bool:
@@ -64,60 +66,59 @@ def nth(name: str, count: int, ending: str = "") -> Callable[[Call], bool]:
 class _Rule:
     kind: Kind
     when: When
-    times: int | None  # how often it still strikes; None is always
+    times: int | None  # the number of occurrences left; None: always
     value: int | None = None
     moment: Moment | None = None
 
 
 def disk_error(code: int, path: str) -> OSError:
-    """The error that the system raises for this number."""
+    """Return the OSError that the operating system raises for this number."""
     return OSError(code, os.strerror(code), path)
 
 
 class Faults:
-    """The calls of one disk, and what is to befall them."""
+    """The calls of one disk, and the faults planned for them."""
 
-    def __init__(self, chance: Random) -> None:
+    def __init__(self, rng: Random) -> None:
         self.calls = 0
         self.trace: deque[Call] = deque(maxlen=_TRACE_MAX)
         self.struck: Counter[str] = Counter()
         self.is_off = False
-        self.chance = chance
+        self.rng = rng
         self._rules: list[_Rule] = []
         self._striking: list[_Rule] = []
 
-    # --- faults to come
+    # --- planned faults
 
     def fail(self, when: When, error: int = errno.EIO, *, times: int | None = 1) -> None:
-        """Make a call raise OSError of this number; as often as `times` says, None is always.
+        """Make a call raise OSError of this number, `times` times; None: always.
 
-        A failed write may have written some of its bytes. A failed sync loses some of what was not synced,
-        and the next one succeeds without it.
+        A failed write may have written some of its bytes. A failed sync loses some of the unsynced data, and
+        the next one succeeds without it.
         """
         self._rules.append(_Rule("fail", when, times, error))
 
     def shorten(self, when: When, taken: int | None = None, *, times: int | None = 1) -> None:
-        """Make a write take only so many bytes; how many is drawn by default, at least one."""
+        """Make a write take only `taken` bytes, at least one; drawn by default."""
         self._rules.append(_Rule("shorten", when, times, taken))
 
     def lose(self, when: When, *, times: int | None = 1) -> None:
-        """Make a sync succeed though some sectors never reach the media: they keep what they had."""
+        """Make a sync succeed though some sectors never reach the media: they keep their old content."""
         self._rules.append(_Rule("lose", when, times))
 
     def misdirect(self, when: When, *, times: int | None = 1) -> None:
-        """Make a sync put one sector in the place of another one of the file."""
+        """Make a sync write one sector to the position of another one of the file."""
         self._rules.append(_Rule("misdirect", when, times))
 
     def crash_at(self, when: When, moment: Moment | None = None) -> None:
-        """Turn the machine off at a call: before its effect, after it, or within a write, some of it done.
-
-        It is drawn by default. The call raises SimCrash, and so does every later one. Off before a sync,
-        and `crash()` leaves any part of what the sync would have.
+        """Turn the machine off at a call: before its effect, after it, or within a write that is partly done.
+        The moment is drawn by default. The call raises SimCrash, and so does every later one. If the machine
+        goes off before a sync, `crash()` leaves any part of the data to sync.
         """
         self._rules.append(_Rule("crash", when, 1, moment=moment))
 
     def heal(self) -> None:
-        """Forget the faults that are still to come."""
+        """Drop the planned faults."""
         self._rules.clear()
         self._striking.clear()
 
@@ -134,27 +135,27 @@ class Faults:
         partly: Callable[[], None] | None = None,
         failing: Callable[[], None] | None = None,
     ) -> T:
-        """Count a call and let it have its effect; that of `partly` where the machine goes off within it, of
-        `failing` where it fails.
+        """Count a call and apply its effect: `partly` if the machine goes off within it, `failing` if the
+        call fails.
         """
         if self.is_off:
-            raise SimCrash(f"the machine is off: {name} of {path!r} finds no disk")
+            raise SimCrash(f"the machine is off: {name} of {path!r} has no disk")
         self.calls += 1
         call = Call(self.calls, name, path, at, size)
         self.trace.append(call)
         if not self._rules:
             return effect()
-        # All are asked, whatever strikes: those that count calls must see each.
+        # Every rule is evaluated, whichever applies: rules that count calls must see each call.
         self._striking = [rule for rule in self._rules if _strikes(rule.when, call)]
-        rule = self.due("crash")
-        moment = None if rule is None else rule.moment or self.chance.choice(("before", "within", "after"))
+        rule = self.next_rule("crash")
+        moment = None if rule is None else rule.moment or self.rng.choice(("before", "within", "after"))
         if moment == "within" and partly is None:
-            moment = self.chance.choice(("before", "after"))
+            moment = self.rng.choice(("before", "after"))
         if moment == "within" and partly is not None:
             partly()
         if moment in ("before", "within"):
             self._turn_off(call, moment)
-        failure = self.due("fail")
+        failure = self.next_rule("fail")
         if failure is not None:
             if failing is not None:
                 failing()
@@ -166,8 +167,8 @@ class Faults:
             effect()
         return self._turn_off(call, "after")
 
-    def due(self, kind: Kind) -> _Rule | None:
-        """The first rule of a kind that strikes at the present call; it has struck then."""
+    def next_rule(self, kind: Kind) -> _Rule | None:
+        """Return the first rule of a kind that applies to the current call, and count its occurrence."""
         for rule in self._striking:
             if rule.kind == kind:
                 if rule.times is not None:

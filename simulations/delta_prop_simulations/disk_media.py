@@ -1,10 +1,10 @@
-"""What a false disk keeps: files as the page cache and as the media have them, and the names that lead there.
+"""The media of a fake disk: files as the page cache and as the media have them, and directories of names.
 
-A file reaches the media by sectors of 512 bytes, aligned to its beginning; one sector is written whole or
-not at all. Until a sync the media may hold any of a sector's contents since the last one, sector by
-sector, and any length between the shortest and the longest since then; what was never written reads as
-zeros. The changes of a directory's names reach the media in their order: after a crash some of the first
-are there. A file that moved to another directory is in the one or in the other.
+A file reaches the media by sectors of 512 bytes, aligned to its start; a sector is written completely or not
+at all. Until a sync the media may hold any of a sector's contents since the last one, sector by sector, and
+any length between the shortest and the longest since then; unwritten bytes read as zeros. The changes of a
+directory's names reach the media in their order: after a crash a prefix of them is there. A file that moved
+to another directory is in the one or in the other.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 SECTOR = 512
 _VERSIONS_MAX = 8
-"""Contents of one sector since the last sync that are remembered, besides the last one."""
+"""The number of older contents of one sector that are stored between two syncs."""
 
 
 class FileMedia:
-    """One file. `cached` is what reads see; `stored` and `stored_size` are what the media surely have."""
+    """One file. `cached` is what reads see; `stored` and `stored_size` are certainly on the media."""
 
     __slots__ = (
         "_older",
@@ -43,14 +43,14 @@ class FileMedia:
     def __init__(self, content: bytes | bytearray = b"") -> None:
         self.cached = self.stored = content
         self.stored_size = self._size_low = self._size_high = len(content)
-        self._shared = True  # both are copied before they are changed
+        self._shared = True  # both are copied before a change
         self.dirty: set[int] = set()
         self._older: dict[int, list[bytes]] = {}
         self.links = self.opened = 0
-        self.allocated = self.allocated_stored = 0  # room taken, which no bytes stand for here
+        self.allocated = self.allocated_stored = 0  # allocated space, without bytes here
 
     def copy(self) -> FileMedia:
-        """The same state, cheap until one of the two is changed."""
+        """Return a copy; it is cheap until one of the two is changed."""
         self._shared = True
         new = FileMedia.__new__(FileMedia)
         new.cached, new.stored, new.stored_size = self.cached, self.stored, self.stored_size
@@ -63,7 +63,7 @@ class FileMedia:
 
     @property
     def size(self) -> int:
-        """Its length, and the room that it takes."""
+        """The larger of its length and its allocated space."""
         return max(len(self.cached), self.allocated)
 
     def _own(self) -> tuple[bytearray, bytearray]:
@@ -73,10 +73,10 @@ class FileMedia:
         assert isinstance(self.stored, bytearray)
         return self.cached, self.stored
 
-    # --- what the process does
+    # --- actions of the process
 
     def write(self, at: int, data: bytes | memoryview) -> None:
-        """Into the page cache; zeros where the file did not reach so far."""
+        """Write into the page cache; a gap after the file's end is filled with zeros."""
         if not data:
             return
         cached, _ = self._own()
@@ -88,7 +88,7 @@ class FileMedia:
         self._size_high = max(self._size_high, len(cached))
 
     def truncate(self, size: int) -> None:
-        """Cut, or lengthen with zeros."""
+        """Truncate, or extend with zeros."""
         self.allocated = min(self.allocated, size)
         cached, _ = self._own()
         ends = sorted((size, len(cached)))
@@ -107,107 +107,108 @@ class FileMedia:
                 del versions[0]
         self.dirty.update(sectors)
 
-    # --- what the machine does
+    # --- actions of the machine
 
     def sync(self, lost: Iterable[int] = ()) -> None:
-        """All that is dirty reaches the media, but for the sectors that get lost without a word."""
+        """Write all dirty sectors to the media, except those that are silently lost."""
         self.allocated_stored = self.allocated
         _, stored = self._own()
         self._store(stored, self.dirty.difference(lost))
         self._clean(len(self.cached))
 
-    def fail_sync(self, chance: Random) -> int:
-        """Some dirty sectors reach the media, the others never will: all count as clean from now on.
+    def fail_sync(self, rng: Random) -> int:
+        """Write some dirty sectors to the media and lose the others: all count as clean afterwards.
 
-        Where the cache is dropped as well, reads see it at once; else only after a crash. How many were lost.
+        If the cache is dropped as well, reads see the loss at once; else only after a crash. Returns the
+        number of lost sectors.
         """
         _, stored = self._own()
-        lost = _some(sorted(self.dirty), chance)
+        lost = _draw_some(sorted(self.dirty), rng)
         self._store(stored, self.dirty.difference(lost))
-        self._clean(self.stored_size if chance.random() < 0.5 else len(self.cached))
-        if chance.random() < 0.5:
+        self._clean(self.stored_size if rng.random() < 0.5 else len(self.cached))
+        if rng.random() < 0.5:
             self.evict()
         return len(lost)
 
     def evict(self) -> None:
-        """Drop from the cache what is clean: the next reads see what the media have."""
+        """Drop clean sectors from the cache: the next reads see the media."""
         cached, stored = self._own()
-        clean = bytearray(_sized(stored, len(cached)))
+        clean = bytearray(_resized(stored, len(cached)))
         for sector in self.dirty:
             part = slice(sector * SECTOR, (sector + 1) * SECTOR)
             clean[part] = cached[part]
         self.cached = clean
 
     def misdirect(self, sector: int, to: int) -> None:
-        """A dirty sector reaches the media at the place of another one, which loses what it had."""
+        """Write a dirty sector to the media at the position of another one, whose content is lost."""
         cached, stored = self._own()
         at, end = to * SECTOR, min((to + 1) * SECTOR, len(cached))
         self.sync(lost=[sector])
         _fit(stored, len(cached))
-        stored[at:end] = _sized(cached[sector * SECTOR : (sector + 1) * SECTOR], end - at)
+        stored[at:end] = _resized(cached[sector * SECTOR : (sector + 1) * SECTOR], end - at)
 
     def flip(self, at: int, bit: int) -> None:
-        """One bit of the media turns over; reads see it, as the cache held nothing."""
+        """Flip one bit of the media, and of reads, as if the cache were empty."""
         for content in self._own():
             if at < len(content):
                 content[at] ^= 1 << bit
 
-    def crashed(self, chance: Random, struck: Counter[str]) -> FileMedia:
-        """The file as it may be found after a crash."""
-        found = self._crashed(chance, struck)
+    def after_crash(self, rng: Random, struck: Counter[str]) -> FileMedia:
+        """Return the file as it may be found after a crash."""
+        found = self._new_after_crash(rng, struck)
         found.allocated = self.allocated_stored
         if self.allocated != self.allocated_stored:
-            found.allocated = chance.choice((self.allocated, self.allocated_stored))
+            found.allocated = rng.choice((self.allocated, self.allocated_stored))
         found.allocated_stored = found.allocated
         return found
 
-    def _crashed(self, chance: Random, struck: Counter[str]) -> FileMedia:
+    def _new_after_crash(self, rng: Random, struck: Counter[str]) -> FileMedia:
         if not self.dirty and self._size_low == self._size_high == self.stored_size:
             return self._as_stored()
-        size = self._found_size(chance)
-        found = bytearray(_sized(self.stored, size))
-        share = chance.choice((0.0, 1.0, chance.random(), chance.random()))
-        kept = stale = 0
+        size = self._found_size(rng)
+        found = bytearray(_resized(self.stored, size))
+        share = rng.choice((0.0, 1.0, rng.random(), rng.random()))
+        survivors = stale = 0
         dirty = sorted(self.dirty)
         for sector in dirty:
             at = sector * SECTOR
-            if at >= size or chance.random() >= share:
+            if at >= size or rng.random() >= share:
                 continue
             versions = self._older.get(sector, [])
             if at < len(self.cached):
                 versions = [*versions, bytes(self.cached[at : at + SECTOR])]
             if not versions:
                 continue
-            # Where all is kept, nothing is old; else the last is as likely as those before it together.
-            newest = share == 1.0 or chance.random() < 0.5
-            pick = len(versions) - 1 if newest else chance.randrange(len(versions))
+            # If all survive, none is old; else the newest is as likely as all older ones together.
+            newest = share == 1.0 or rng.random() < 0.5
+            pick = len(versions) - 1 if newest else rng.randrange(len(versions))
             stale += pick < len(versions) - 1
-            kept += 1
-            found[at : at + SECTOR] = _sized(versions[pick], min(SECTOR, size - at))
-        struck["sectors kept"] += kept
-        struck["sectors lost"] += len(dirty) - kept
+            survivors += 1
+            found[at : at + SECTOR] = _resized(versions[pick], min(SECTOR, size - at))
+        struck["sectors kept"] += survivors
+        struck["sectors lost"] += len(dirty) - survivors
         struck["sectors stale"] += stale
-        struck["torn"] += 0 < kept < len(dirty)
+        struck["torn"] += 0 < survivors < len(dirty)
         struck["size between"] += size not in (self.stored_size, len(self.cached))
         return FileMedia(found)
 
-    def _found_size(self, chance: Random) -> int:
-        choice = chance.randrange(5)
+    def _found_size(self, rng: Random) -> int:
+        choice = rng.randrange(5)
         if choice < 2:
             return len(self.cached)
         if choice == 2:
             return self.stored_size
-        size = chance.randint(self._size_low, self._size_high)
+        size = rng.randint(self._size_low, self._size_high)
         return size if choice == 3 else max(self._size_low, size // SECTOR * SECTOR)
 
     def _as_stored(self) -> FileMedia:
         if len(self.stored) != self.stored_size:
-            return FileMedia(_sized(self.stored, self.stored_size))
+            return FileMedia(_resized(self.stored, self.stored_size))
         self._shared = True
         return FileMedia(self.stored)
 
     def _store(self, stored: bytearray, sectors: set[int]) -> None:
-        """Copy sectors from the cache to the media, and cut the media to the file's length."""
+        """Copy sectors from the cache to the media, and resize the media to the file's length."""
         cached = self.cached
         _fit(stored, len(cached))
         if len(sectors) == -(-len(cached) // SECTOR) > 0 and max(sectors) < len(sectors):
@@ -228,28 +229,28 @@ class FileMedia:
 
 @dataclass(slots=True, eq=False)
 class Change:
-    """One change of a directory's names that is not on the media yet; None takes a name away."""
+    """One change of a directory's names that is not on the media yet; None removes a name."""
 
     number: int
     names: dict[str, FileMedia | DirectoryMedia | None]
-    other: DirectoryMedia | None = None  # where the same change has its other half
+    other: DirectoryMedia | None = None  # the directory with the other half of the same change
 
 
 @dataclass(slots=True, eq=False)
 class DirectoryMedia:
-    """One directory: its names now, those on the media, and the changes between."""
+    """One directory: its current names, those on the media, and the changes between."""
 
     names: dict[str, FileMedia | DirectoryMedia] = field(default_factory=dict)
     stored: dict[str, FileMedia | DirectoryMedia] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
 
     def change(self, change: Change) -> None:
-        """Change names; lost in a crash before the next sync, or not."""
+        """Change names; a crash before the next sync may lose the change."""
         _apply(self.names, change)
         self.changes.append(change)
 
     def sync(self, until: int | None = None) -> None:
-        """The changes up to a number reach the media, all by default; a move takes its other half along."""
+        """Write the changes up to a number to the media, all by default; a move includes its other half."""
         count = len(self.changes)
         if until is not None:
             count = sum(change.number <= until for change in self.changes)
@@ -260,39 +261,39 @@ class DirectoryMedia:
             if change.other is not None:
                 change.other.sync(change.number)
 
-    def fail_sync(self, chance: Random) -> int:
-        """Some changes reach the media; the others never will, though no later sync says so. How many."""
-        count = chance.randint(0, len(self.changes))
+    def fail_sync(self, rng: Random) -> int:
+        """Write some changes to the media and silently lose the others; return their number."""
+        count = rng.randint(0, len(self.changes))
         if count:
             self.sync(self.changes[count - 1].number)
         lost = 0
-        # A move is lost in both directories or in none: from the first one on, changes stay as they are.
+        # A move is lost in both directories or in none: from the first move on, the changes stay.
         while self.changes and self.changes[0].other is None:
             del self.changes[0]
             lost += 1
         return lost
 
 
-def cuts(directories: Iterable[DirectoryMedia], chance: Random) -> dict[int, int]:
-    """How many changes of each directory, by its `id`, a crash leaves; moves whole, or not at all."""
+def draw_surviving_changes(directories: Iterable[DirectoryMedia], rng: Random) -> dict[int, int]:
+    """Draw the number of changes of each directory, by its `id`, that survive a crash; moves stay atomic."""
     directories = list(directories)
     found = {}
     for one in directories:
         count = len(one.changes)
-        found[id(one)] = chance.choice((0, count, chance.randint(0, count)))
-    again = True
-    while again:
-        again = False
+        found[id(one)] = rng.choice((0, count, rng.randint(0, count)))
+    changed = True
+    while changed:
+        changed = False
         for one in directories:
             for place, change in enumerate(one.changes[: found[id(one)]]):
                 if change.other is not None and not _is_within(change, found[id(change.other)]):
-                    found[id(one)], again = place, True
+                    found[id(one)], changed = place, True
                     break
     return found
 
 
 def names_after(directory: DirectoryMedia, cut: int) -> dict[str, FileMedia | DirectoryMedia]:
-    """The names of a directory when so many of its changes reached the media."""
+    """Return the names of a directory after `cut` of its changes reached the media."""
     names = dict(directory.stored)
     for change in directory.changes[:cut]:
         _apply(names, change)
@@ -312,15 +313,15 @@ def _apply(names: dict[str, FileMedia | DirectoryMedia], change: Change) -> None
             names[name] = what
 
 
-def _some(sectors: list[int], chance: Random) -> list[int]:
-    """Some of these; at least one, if there is one: a fault that takes nothing shows nothing."""
-    share = chance.random()
-    some = [sector for sector in sectors if chance.random() < share]
+def _draw_some(sectors: list[int], rng: Random) -> list[int]:
+    """Draw some of these; at least one, if there is one: a fault without an effect tests nothing."""
+    share = rng.random()
+    some = [sector for sector in sectors if rng.random() < share]
     return some or sectors[:1]
 
 
-def _sized(content: bytes | bytearray, size: int) -> bytes | bytearray:
-    """The beginning of it, filled up with zeros."""
+def _resized(content: bytes | bytearray, size: int) -> bytes | bytearray:
+    """Return the start of the content, padded with zeros."""
     part = content[:size]
     return part if len(part) == size else part + bytes(size - len(part))
 

@@ -1,6 +1,6 @@
-"""What a simulation touches of the real world: files that it reads and writes, the processor's time.
+"""Access to the real world: files that a simulation reads and writes, and the CPU time.
 
-The only module of the laboratory that does.
+No other module of the simulations does this.
 """
 
 from __future__ import annotations
@@ -17,68 +17,68 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
 processor_s = time.process_time
-"""Seconds of processor time that this process has used."""
+"""Return the seconds of CPU time that this process has used."""
 
 _PIECE_BYTES = 1 << 20
-_SHIPPED = "delta_prop_simulations.laboratory"
+_SHIPPED = "delta_prop_simulations.scenarios"
 
 
 def read_text(path: str) -> str:
-    """A file of text. Raises UsageError."""
+    """Read a text file. Raises UsageError."""
     try:
         return read_bytes(path).decode()
     except UnicodeDecodeError:
-        raise UsageError(f"{path}: this is no text: give another file") from None
+        raise UsageError(f"{path}: not a text file: give another file") from None
 
 
 def read_bytes(path: str) -> bytes:
-    """A file. Raises UsageError."""
+    """Read a file. Raises UsageError."""
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise UsageError(f"{path}: it cannot be read: {error.strerror}") from None
+        raise UsageError(f"{path}: not readable: {error.strerror}: give a readable file") from None
 
 
 def read_pieces(path: str) -> Iterator[bytes]:
-    """A file, piece by piece. Raises UsageError."""
+    """Read a file, piece by piece. Raises UsageError."""
     try:
         with Path(path).open("rb") as file:
             while piece := file.read(_PIECE_BYTES):
                 yield piece
     except OSError as error:
-        raise UsageError(f"{path}: it cannot be read: {error.strerror}") from None
+        raise UsageError(f"{path}: not readable: {error.strerror}: give a readable file") from None
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a file, or replace what is there. Raises UsageError."""
+    """Write a file, or replace it. Raises UsageError."""
     try:
         Path(path).write_text(text)
     except OSError as error:
-        raise UsageError(f"{path}: it cannot be written: {error.strerror}") from None
+        raise UsageError(f"{path}: not writable: {error.strerror}: give a writable path") from None
 
 
-def from_here(name: str) -> str:
-    """The file that an option names: names count from the working directory."""
+def resolve_here(name: str) -> str:
+    """Return the path of a file that an option names, relative to the working directory."""
     return str(Path(name).absolute())
 
 
-def beside(path: str, name: str) -> str:
-    """The file that one at `path` names: names count from its folder."""
+def resolve_beside(path: str, name: str) -> str:
+    """Return the path of a file that the file at `path` names, relative to its folder."""
     return str(Path(path).parent / name)
 
 
-def packaged(package: str, name: str) -> str:
-    """The text of a file that comes within a package."""
+def read_packaged(package: str, name: str) -> str:
+    """Read a text file that a package includes."""
     return (resources.files(package) / name).read_text()
 
 
-def shipped() -> dict[str, str]:
-    """The text of each scenario that comes with the package, by name, in order."""
+def read_shipped() -> dict[str, str]:
+    """Read the text of each scenario that the package includes, by name, in order."""
     return {name: _folder().joinpath(f"{name}.toml").read_text() for name in shipped_names()}
 
 
 def shipped_names() -> list[str]:
-    """The scenarios that come with the package."""
+    """Return the names of the scenarios that the package includes."""
     names = [one.name for one in _folder().iterdir()]
     return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 

@@ -1,6 +1,6 @@
-"""One machine: its disk, clock, threads and place in the network; processes start there, die, come back.
+"""One machine: its disk, clock, threads and network host; processes start there, end, and are restarted.
 
-What a killed process still does reaches nothing: its disk is off, its streams are gone, its `life` is over.
+A killed process has no effect any more: its disk is off, its streams are closed, its `life` is over.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
     from delta_prop.ports import Listener, Network, Stream, Tls
     from delta_prop.testing import VirtualNetwork
-    from delta_prop_simulations.chance import Seed
     from delta_prop_simulations.clock import ClockFaults
+    from delta_prop_simulations.rng import Seed
     from delta_prop_simulations.threads import ThreadFaults
     from delta_prop_simulations.trace import Trace
 
 
 class Ending(Enum):
-    """How a life ended."""
+    """The ways in which a life ends."""
 
     ENDED = "ended"  # by itself
     KILLED = "killed"
     POWER_CUT = "power cut"
-    CRASHED = "crashed"  # by a call of its disk, as was told beforehand
+    CRASHED = "crashed"  # at a call of its disk, as planned
 
 
 class Life:
@@ -46,17 +46,17 @@ class Life:
         self.number = number
         self.ending: Ending | None = None
         self.scope = anyio.CancelScope()
-        self.gone = anyio.Event()
+        self.ended = anyio.Event()
 
     @property
-    def over(self) -> bool:
-        """Whether nothing that it does has any effect any more."""
+    def is_over(self) -> bool:
+        """True once the process has no effect any more."""
         return self.ending is not None
 
     def end(self, ending: Ending) -> None:
-        """From now on it is over."""
+        """End the life."""
         self.ending = ending
-        self.gone.set()
+        self.ended.set()
         if ending is not Ending.ENDED:
             self.scope.cancel()
 
@@ -80,28 +80,28 @@ class Machine:
         self.lives = 0
         self.life: Life | None = None
         self.struck: Counter[str] = Counter()
-        self.disk_struck = self.disk.struck  # one counter for this disk and all that come out of it
+        self.disk_struck = self.disk.struck  # one counter for this disk and all disks derived from it
         self._seed = seed
         self._network = network.at(name)
         self._trace = trace
         self._clock = FaultyClock(LoopClock().now, clock, self.struck)
         self.thread_faults = threads
         self.on_end: Callable[[Life], object] = lambda _life: None
-        """Told at once when a life is over."""
+        """Called at once when a life is over."""
         self._capacity_bytes = capacity_bytes
-        self._chance = seed.stream("machine")
-        self._ailments: dict[str, Callable[[SimDisk], None]] = {}
-        self._away = False
+        self._rng = seed.stream("machine")
+        self._disk_faults: dict[str, Callable[[SimDisk], None]] = {}
+        self._is_without_power = False
 
     # --- processes
 
     @property
     def is_up(self) -> bool:
-        """Whether a process runs here."""
-        return self._present() is not None
+        """True while a process runs here."""
+        return self._current_life() is not None
 
     def world(self) -> World:
-        """The world of the process that starts now."""
+        """Return the world of the process that starts now."""
         self.lives += 1
         life = self.life = Life(self.name, self.lives)
         seed = self._seed.child(f"life {life.number}")
@@ -118,9 +118,9 @@ class Machine:
         )
 
     async def run(self, process: Callable[[World], Awaitable[None]]) -> Ending:
-        """One life. What falls out of a process that was killed is swallowed, and nothing else."""
+        """Run one life. Exceptions of a killed process are suppressed, all others raised."""
         assert not self.is_up, f"{self.name}: one process at a time"
-        assert not self._away, f"{self.name} has no power"
+        assert not self._is_without_power, f"{self.name} has no power"
         world = self.world()
         life = self.life
         assert life is not None
@@ -131,8 +131,8 @@ class Machine:
             except anyio.get_cancelled_exc_class():
                 raise
             except BaseException as error:
-                self.look()
-                if not _is_of_dead(error, life):
+                self.check_disk()
+                if not _is_from_dead_life(error, life):
                     self._finish(life)
                     raise
         if life.ending is None:
@@ -141,58 +141,58 @@ class Machine:
         return life.ending
 
     def _finish(self, life: Life) -> None:
-        """The process has come to its end; what it did not sync is in the page cache."""
+        """End a life by itself; unsynced data is in the page cache."""
         self._end(life, Ending.ENDED, self.disk.kill())
 
-    # --- disasters
+    # --- faults
 
     def kill(self) -> None:
-        """Kill -9, now."""
-        if (life := self._present()) is not None:
+        """Kill the process with SIGKILL now."""
+        if (life := self._current_life()) is not None:
             self._end(life, Ending.KILLED, self.disk.kill())
 
     def cut_power(self) -> None:
-        """The power is off: nobody is told, and what was not synced may be gone. Until `restore`."""
-        if (life := self._present()) is not None:
+        """Cut the power until `restore`: no peer is notified, and unsynced data may be lost."""
+        if (life := self._current_life()) is not None:
             self._end(life, Ending.POWER_CUT, self.disk.crash())
-        elif not self._away:
-            self._succeed(self.disk.crash())
+        elif not self._is_without_power:
+            self._replace_disk(self.disk.crash())
             self._network.crash(self.name)
-        self._away = True
+        self._is_without_power = True
 
     def restore(self) -> None:
-        """The power is back; a process may be started."""
-        if self._away:
-            self._away = False
+        """Restore the power; a process may be started."""
+        if self._is_without_power:
+            self._is_without_power = False
             self._network.restore(self.name)
             self._trace.note(self.name, "has power")
 
-    def look(self) -> None:
-        """Once a turn: a call of the disk may have been the last one, of the process or of the machine."""
-        if self.disk.is_off and (life := self._present()) is not None:
-            found = self.disk.kill() if self._chance.random() < 0.5 else self.disk.crash()
+    def check_disk(self) -> None:
+        """Check once a turn if a call of the disk was the last one of the process or of the machine."""
+        if self.disk.is_off and (life := self._current_life()) is not None:
+            found = self.disk.kill() if self._rng.random() < 0.5 else self.disk.crash()
             self._end(life, Ending.CRASHED, found)
 
-    def afflict(self, name: str, ailment: Callable[[SimDisk], None]) -> None:
-        """Let something be wrong with the disk until `cure(name)`, whoever works on it meanwhile."""
-        self._ailments[name] = ailment
-        ailment(self.disk)
+    def add_disk_fault(self, name: str, fault: Callable[[SimDisk], None]) -> None:
+        """Inject a disk fault until `remove_disk_fault(name)`, for this process and its successors."""
+        self._disk_faults[name] = fault
+        fault(self.disk)
 
-    def cure(self, name: str | None = None) -> None:
-        """End one of them, or all."""
+    def remove_disk_fault(self, name: str | None = None) -> None:
+        """End one disk fault, or all."""
         if name is None:
-            self._ailments.clear()
+            self._disk_faults.clear()
         else:
-            self._ailments.pop(name, None)
+            self._disk_faults.pop(name, None)
         self.disk.heal()
         self.disk.capacity_bytes = self._capacity_bytes
-        for ailment in self._ailments.values():
-            ailment(self.disk)
+        for inject in self._disk_faults.values():
+            inject(self.disk)
 
-    # --- within
+    # --- internals
 
-    def _present(self) -> Life | None:
-        return None if self.life is None or self.life.over else self.life
+    def _current_life(self) -> Life | None:
+        return None if self.life is None or self.life.is_over else self.life
 
     def _end(self, life: Life, ending: Ending, found: SimDisk) -> None:
         self._trace.note(self.name, ending.value, life.number, self.disk.calls)
@@ -202,18 +202,18 @@ class Machine:
             self._network.crash(self.name)
         else:
             self._network.kill(self.name)
-        self._succeed(found)
+        self._replace_disk(found)
         self.on_end(life)
 
-    def _succeed(self, found: SimDisk) -> None:
+    def _replace_disk(self, found: SimDisk) -> None:
         self.disk.is_off = True
         self.disk = found
-        for ailment in self._ailments.values():
-            ailment(found)
+        for inject in self._disk_faults.values():
+            inject(found)
 
 
 class _NetworkOfLife:
-    """The network as one process sees it, as long as it lives."""
+    """The network as one process sees it, until its end."""
 
     def __init__(self, network: VirtualNetwork, life: Life) -> None:
         self._network = network
@@ -222,7 +222,7 @@ class _NetworkOfLife:
     async def listen(self, host: str, port: int, *, tls: Tls | None = None) -> Listener:
         """Listen. Raises OSError, UsageError."""
         listener = await self._network.listen(host, port, tls=tls)
-        if self._life.over:
+        if self._life.is_over:
             listener.close()
             raise ConnectionError("the process is over")
         return listener
@@ -232,19 +232,19 @@ class _NetworkOfLife:
     ) -> Stream:
         """Connect. Raises OSError, TimeoutError, UsageError."""
         stream = await self._network.connect(host, port, tls=tls, timeout_s=timeout_s)
-        if self._life.over:
-            stream.give_up(told=True)
+        if self._life.is_over:
+            stream.abort(notify=True)
             raise ConnectionError("the process is over")
         return stream
 
 
-def _is_of_dead(error: BaseException, life: Life) -> bool:
-    """Whether nobody is to hear of it: the process was killed, or its disk ended it."""
+def _is_from_dead_life(error: BaseException, life: Life) -> bool:
+    """True if the error is to be suppressed: the process was killed, or its disk ended it."""
     if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
         return False
     if isinstance(error, BaseExceptionGroup):
-        return all(_is_of_dead(one, life) for one in error.exceptions)
-    return life.over or isinstance(error, SimCrash)
+        return all(_is_from_dead_life(one, life) for one in error.exceptions)
+    return life.is_over or isinstance(error, SimCrash)
 
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
-"""Work on all cores: each piece in a process of its own kind, what comes out as soon as it is there.
+"""Runs work on all cores: each piece in a worker process, results as soon as they are there.
 
-The one place of the simulations that starts processes. Who stops asking ends them; they end with who started
-them too, however that ends.
+The only module of the simulations that starts processes. Closing the iterator ends them; they end with their
+parent too, however that ends.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from typing import NoReturn, TypeVar
 
 T = TypeVar("T")
 
-_AHEAD = 2
-"""Pieces a process that are handed out before they are needed."""
+_QUEUED_MAX = 2
+"""The number of pieces per process that are submitted in advance."""
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_processes(works: Iterable[Callable[[], T]], jobs: int) -> Iterator[T]:
-    """Do all of these, at most `jobs` at a time, and give what each returns, in the order in which they end.
+    """Run all works, up to `jobs` at a time, and yield each result, in the order in which they end.
 
-    Works are functions of modules, or partial ones. With one job they are done here, in their order. What a
-    work raises ends all of it. SIGTERM raises SystemExit meanwhile, as Ctrl-C raises KeyboardInterrupt.
+    Works are functions of modules, or partial ones. With one job they run in this process, in their order. An
+    exception of a work ends all of them. SIGTERM raises SystemExit meanwhile, as Ctrl-C raises
+    KeyboardInterrupt.
     """
     if jobs <= 1:
         for work in works:
@@ -41,7 +42,7 @@ def in_processes(works: Iterable[Callable[[], T]], jobs: int) -> Iterator[T]:
     with _ended_in_order():
         pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_begin_worker)
         try:
-            open_works: set[Future[T]] = {pool.submit(work) for work in islice(left, _AHEAD * jobs)}
+            open_works: set[Future[T]] = {pool.submit(work) for work in islice(left, _QUEUED_MAX * jobs)}
             while open_works:
                 done, open_works = wait(open_works, return_when=FIRST_COMPLETED)
                 open_works |= {pool.submit(work) for work in islice(left, len(done))}
@@ -53,7 +54,7 @@ def in_processes(works: Iterable[Callable[[], T]], jobs: int) -> Iterator[T]:
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """Have SIGTERM raise SystemExit, unless the program handles it or this is not its main thread."""
+    """Make SIGTERM raise SystemExit, unless the program handles it or this is not its main thread."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -70,7 +71,7 @@ def _exit(number: int, _frame: object) -> NoReturn:
 
 
 def _begin_worker() -> None:
-    """Leave Ctrl-C, which goes to the whole group, to who started this process, and end with that one."""
+    """Ignore Ctrl-C, which the parent handles for the entire process group, and end with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -79,11 +80,11 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
-    os._exit(1)  # killed, it could not end its workers, and nobody asks for what they do any more
+    os._exit(1)  # a killed parent cannot end its workers, and nothing reads their results
 
 
 def _end(pool: ProcessPoolExecutor) -> None:
-    """Do not wait for what is under way: nobody asks for it any more."""
+    """End the workers without waiting for their work: nothing reads its result."""
     running = list((pool._processes or {}).values())
     pool.shutdown(wait=False, cancel_futures=True)
     for process in running:

@@ -1,6 +1,6 @@
-"""Threads without threads: calls run on the loop, one at a time, and take virtual time.
+"""Simulated threads: calls run on the event loop, one at a time, and take virtual time.
 
-A call has its effect when it begins or when it ends, as drawn; the caller cannot tell.
+A call has its effect at its start or at its end, as drawn; the caller cannot see the difference.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from delta_prop.ports import Threads
-    from delta_prop_simulations.chance import Random
+    from delta_prop_simulations.rng import Random
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadFaults:
-    """`delay_s_max`: what a call takes is drawn from 0 to this. `early`: how likely a call has its effect
-    before that time, instead of after it. `stall_s`, `stalls`: what a call takes that is held up, and how
-    likely that is.
+    """`delay_s_max`: a call's delay is drawn from 0 to this. `early`: the probability that a call has its
+    effect before its delay, instead of after it. `stall_s`, `stalls`: the additional delay of a stalled call,
+    and the probability of a stall.
     """
 
     delay_s_max: float = 0.002
@@ -38,50 +38,52 @@ class ThreadFaults:
     def __post_init__(self) -> None:
         for name in ("early", "stalls"):
             if not 0 <= getattr(self, name) <= 1:
-                raise UsageError(f"{name} {getattr(self, name)}: it is from 0 to 1")
+                raise UsageError(f"{name} {getattr(self, name)}: out of range: give 0 to 1")
         if self.delay_s_max < 0 or self.stall_s < 0:
-            raise UsageError(f"delay_s_max {self.delay_s_max}, stall_s {self.stall_s}: they are 0 or more")
+            raise UsageError(
+                f"delay_s_max {self.delay_s_max}, stall_s {self.stall_s}: negative: give 0 or more"
+            )
 
 
 class SimThreads:
-    """The executor of one process. `faults`: those of the moment."""
+    """The executor of one process. `faults`: returns the current faults."""
 
-    def __init__(self, chance: Random, faults: Callable[[], ThreadFaults], struck: Counter[str]) -> None:
-        self._chance = chance
+    def __init__(self, rng: Random, faults: Callable[[], ThreadFaults], struck: Counter[str]) -> None:
+        self._rng = rng
         self._faults = faults
         self._struck = struck
 
     def new_thread(self) -> SimThread:
-        """One more worker."""
+        """Return one more worker."""
         return SimThread(self)
 
     @asynccontextmanager
     async def thread(self) -> AsyncIterator[SimThread]:
-        """A worker for as long as the scope lasts."""
+        """Yield a worker for the duration of the scope."""
         yield self.new_thread()
 
     def draw_call(self) -> tuple[float, bool]:
-        """How long a call takes, and whether its effect comes before that."""
-        chance, faults = self._chance, self._faults()
-        delay_s = chance.uniform(0, faults.delay_s_max)
-        if chance.random() < faults.stalls:
+        """Draw a call's delay, and if its effect comes before the delay."""
+        rng, faults = self._rng, self._faults()
+        delay_s = rng.uniform(0, faults.delay_s_max)
+        if rng.random() < faults.stalls:
             delay_s += faults.stall_s
             self._struck["thread stalled"] += 1
-        early = chance.random() < faults.early
+        early = rng.random() < faults.early
         if delay_s:
             self._struck["thread early" if early else "thread late"] += 1
         return delay_s, early
 
 
 class SimThread:
-    """One worker: calls in their order, one at a time."""
+    """One worker: runs calls in their order, one at a time."""
 
     def __init__(self, threads: SimThreads) -> None:
         self._threads = threads
         self._limiter = anyio.CapacityLimiter(1)
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Run `function` and return what it returns; a cancelled caller waits for its end, as on a thread."""
+        """Run `function` and return its result; a cancelled caller waits for its end, as on a thread."""
         with anyio.CancelScope(shield=True):
             async with self._limiter:
                 delay_s, early = self._threads.draw_call()

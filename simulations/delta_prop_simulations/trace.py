@@ -1,6 +1,6 @@
-"""What happened in a run, as one number: equal for two runs, if and only if both did the same.
+"""The events of a run, as one hash: two runs have the same hash if and only if they did the same.
 
-Each note goes into a running hash with the virtual time; the last notes are kept for people to read.
+Each note goes into a running hash with the virtual time; the last notes are stored for people to read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HASH_BYTES = 16
 
 
 class Trace:
-    """Of one run. `now`: the virtual time."""
+    """The trace of one run. `now`: returns the virtual time."""
 
     def __init__(self, now: Callable[[], float] = anyio.current_time) -> None:
         self.lines: deque[str] = deque(maxlen=LINES_MAX)
@@ -33,7 +33,7 @@ class Trace:
         self._hash = blake2b(digest_size=_HASH_BYTES)
 
     def note(self, *fields: object) -> None:
-        """Something happened. Texts, numbers and bytes alone: what has an address differs at each run."""
+        """Note an event. Texts, numbers and bytes only: the address of an object differs at each run."""
         for one in fields:
             if one is not None and not isinstance(one, str | int | float | bytes):
                 raise UsageError(f"{type(one).__name__} in a trace: give texts, numbers, bytes")
@@ -44,9 +44,9 @@ class Trace:
         self._hash.update(b"\n")
 
     def turn(self, now: float, runnable: int) -> None:
-        """One turn of the loop, which is too small for a line."""
+        """Note one turn of the event loop, which gets no line of its own."""
         self._hash.update(_TURN.pack(now, runnable))
 
     def digest(self) -> str:
-        """The hash so far."""
+        """Return the hash so far."""
         return self._hash.hexdigest()

@@ -1,4 +1,4 @@
-"""Sinks: what spends deltas, and the contract that each of them keeps. Names are loaded when first used."""
+"""Sinks: consumers of deltas, and the contract that each of them follows. Names are loaded on first use."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from delta_prop_sinks.cache import CacheSink, CacheStatistics
     from delta_prop_sinks.callback import CallbackSink, CallbackStatistics
-    from delta_prop_sinks.conformance import Applied, NotConforming, check_sink
+    from delta_prop_sinks.conformance import Applied, ContractViolation, check_sink
     from delta_prop_sinks.folding import fold_again, must_fold_again
     from delta_prop_sinks.forwarding import ForwardSink, ForwardStatistics
+    from delta_prop_sinks.hnsw_builder import Hnsw, LinkedStatistics
     from delta_prop_sinks.index import Hit, IndexSink, IndexStatistics
     from delta_prop_sinks.jsonlines import JsonLinesSink, JsonLinesStatistics
-    from delta_prop_sinks.linking import Linked, LinkedStatistics
-    from delta_prop_sinks.resident import Resident
+    from delta_prop_sinks.resident import ResidentVectors
     from delta_prop_sinks.resident_statistics import ResidentStatistics
     from delta_prop_sinks.sink import (
         Backlog,
         Delivery,
         HasBackground,
         HasBacklog,
-        Rebuilds,
+        Rebuildable,
         RejectDelta,
         ResumePoint,
         Sink,
@@ -31,27 +31,27 @@ if TYPE_CHECKING:
         TryAgain,
     )
     from delta_prop_sinks.storage import StorageSink, StorageStatistics
-    from delta_prop_wire.algebra import State, fold
+    from delta_prop_wire.algebra import VectorState, fold
     from delta_prop_wire.cursor import Cursor
-    from delta_prop_wire.states import StateRow
+    from delta_prop_wire.state_rows import StateRow
 
 _HOMES = {
     "delta_prop_sinks.cache": ("CacheSink", "CacheStatistics"),
     "delta_prop_sinks.callback": ("CallbackSink", "CallbackStatistics"),
-    "delta_prop_sinks.conformance": ("Applied", "NotConforming", "check_sink"),
+    "delta_prop_sinks.conformance": ("Applied", "ContractViolation", "check_sink"),
     "delta_prop_sinks.folding": ("fold_again", "must_fold_again"),
     "delta_prop_sinks.forwarding": ("ForwardSink", "ForwardStatistics"),
     "delta_prop_sinks.index": ("Hit", "IndexSink", "IndexStatistics"),
     "delta_prop_sinks.jsonlines": ("JsonLinesSink", "JsonLinesStatistics"),
-    "delta_prop_sinks.linking": ("Linked", "LinkedStatistics"),
-    "delta_prop_sinks.resident": ("Resident",),
+    "delta_prop_sinks.hnsw_builder": ("Hnsw", "LinkedStatistics"),
+    "delta_prop_sinks.resident": ("ResidentVectors",),
     "delta_prop_sinks.resident_statistics": ("ResidentStatistics",),
     "delta_prop_sinks.sink": (
         "Backlog",
         "Delivery",
         "HasBackground",
         "HasBacklog",
-        "Rebuilds",
+        "Rebuildable",
         "RejectDelta",
         "ResumePoint",
         "Sink",
@@ -61,9 +61,9 @@ _HOMES = {
         "TryAgain",
     ),
     "delta_prop_sinks.storage": ("StorageSink", "StorageStatistics"),
-    "delta_prop_wire.algebra": ("State", "fold"),
+    "delta_prop_wire.algebra": ("VectorState", "fold"),
     "delta_prop_wire.cursor": ("Cursor",),
-    "delta_prop_wire.states": ("StateRow",),
+    "delta_prop_wire.state_rows": ("StateRow",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -74,6 +74,7 @@ __all__ = [
     "CacheStatistics",
     "CallbackSink",
     "CallbackStatistics",
+    "ContractViolation",
     "Cursor",
     "Delivery",
     "ForwardSink",
@@ -81,27 +82,26 @@ __all__ = [
     "HasBackground",
     "HasBacklog",
     "Hit",
+    "Hnsw",
     "IndexSink",
     "IndexStatistics",
     "JsonLinesSink",
     "JsonLinesStatistics",
-    "Linked",
     "LinkedStatistics",
-    "NotConforming",
-    "Rebuilds",
+    "Rebuildable",
     "RejectDelta",
-    "Resident",
     "ResidentStatistics",
+    "ResidentVectors",
     "ResumePoint",
     "Sink",
     "SinkContext",
     "SinkFailure",
-    "State",
     "StateRow",
     "StopSink",
     "StorageSink",
     "StorageStatistics",
     "TryAgain",
+    "VectorState",
     "check_sink",
     "fold",
     "fold_again",

@@ -1,6 +1,6 @@
-"""A sink made of one function: for users whose target is a call away.
+"""A sink made of one function: for a target that one call can reach.
 
-It keeps no cursor; the broker does. So after a failure or restart the function may see a delta again.
+It stores no cursor; the broker does. So after a failure or restart the function may get a delta twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import anyio.lowlevel
 
-from delta_prop_sinks.bounds import check_sink_name
+from delta_prop_sinks.argument_checks import check_sink_name
 from delta_prop_sinks.sink import SinkFailure, TryAgain
 from delta_prop_wire.errors import UsageError
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from delta_prop_sinks.sink import Delivery, ResumePoint, SinkContext
 
     Call: TypeAlias = tuple[int, tuple[object, ...]]
-    """Where it begins in the log, and its arguments."""
+    """The call's first offset in the log, and its arguments."""
 
-_GIVEN = {"delta": ("offset", "delta"), "delivery": ("delivery",)}
+_PARAMETERS = {"delta": ("offset", "delta"), "delivery": ("delivery",)}
 """Arguments of the function, by `per`."""
 _CALLS_MAX = 100
-"""Calls that are got ready for the thread at a time; deltas are decoded by the event loop."""
-_ASIDE_S_MAX = 0.02
-"""How long the thread makes calls one behind the other before it looks whether they were broken off."""
+"""Calls prepared for the thread at a time; the event loop decodes the deltas."""
+_THREAD_S_MAX = 0.02
+"""Time that the thread makes calls in sequence before it checks for cancellation."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallbackStatistics:
-    """How often the function was called, how far it is, and whether a call of it runs in the thread."""
+    """The number of calls, the offset applied so far, and True in `running` while the thread runs a call."""
 
     calls: int
     failures: int
@@ -50,15 +50,15 @@ class CallbackSink:
     """Calls `function` in log order, one call at a time.
 
     `per="delta"` calls it with (offset, Delta); `per="delivery"` with a Delivery, many rows at once.
-    Returning means applied. It may raise the contract's failures; any other exception is a TryAgain. What was
-    applied before a TryAgain that names no `done_offset` does not come again.
+    A return means applied. It may raise the contract's failures; any other exception is a TryAgain. Rows
+    applied before a TryAgain without a `done_offset` are not redelivered.
 
-    A plain function is called in a thread of the sink's own, so one that blocks delays nobody else. With
-    `nonblocking=True` it is called by the event loop: for one that never waits, or that uses what belongs to
-    the loop. An `async def` function always is. Nothing ends a plain call from outside: where a delivery
-    takes longer than `apply_s_max` the call that runs is waited for, and the delivery comes again, in parts;
-    a call that runs on when the sink is closed is left alone after `close_timeout_s`, and the sink cannot be
-    opened again until it returns.
+    The sink calls a plain function in its own thread, so one that blocks delays nothing else. With
+    `nonblocking=True` the event loop calls it: for one that never waits, or that uses objects of the loop.
+    The event loop always calls an `async def` function. Nothing can stop a plain call: if a delivery takes
+    longer than `apply_timeout_s`, the sink waits for the running call, and the delivery is redelivered in
+    parts. A call that still runs when the sink is closed is abandoned after `close_timeout_s`, and the sink
+    cannot be opened until it returns.
     """
 
     def __init__(
@@ -70,32 +70,32 @@ class CallbackSink:
         nonblocking: bool = False,
     ) -> None:
         if not callable(function):
-            raise UsageError(f"{function!r:.80} cannot be called: give a function")
-        if per not in _GIVEN:
-            raise UsageError(f'per {per!r} is not "delta" or "delivery"')
+            raise UsageError(f"function {function!r:.80} is not callable: give a function")
+        if per not in _PARAMETERS:
+            raise UsageError(f'per {per!r} is not "delta" or "delivery": give one of them')
         if not isinstance(nonblocking, bool):
-            raise UsageError(f"nonblocking={nonblocking!r:.80}: give True or False")
-        _check_takes(function, _GIVEN[per])
+            raise UsageError(f"nonblocking {nonblocking!r:.80} is not a bool: give True or False")
+        _check_signature(function, _PARAMETERS[per])
         self.name = check_sink_name(name)
         self.per = per
         self.nonblocking = nonblocking
         self._function = function
-        self._blocks = not (nonblocking or is_async(function))
-        self._exit = AsyncExitStack()  # of the thread
+        self._is_blocking = not (nonblocking or is_async(function))
+        self._exit = AsyncExitStack()  # closes the thread
         self._thread: Threads | None = None
-        self._now: Callable[[], float]  # once it is open
-        self._running = False  # a call, on the thread
+        self._now: Callable[[], float]  # set by open()
+        self._running = False  # True while the thread runs a call
         self._calls = self._failures = self._applied = 0
 
     async def open(self, context: SinkContext) -> ResumePoint | None:
         """Start the thread; the broker keeps the cursor. Raises UsageError while an earlier call runs."""
         if self._running:
             raise UsageError(
-                f"sink {self.name!r}: a call of its function runs since before it was closed: wait "
-                "for it, or attach another sink"
+                f"sink {self.name!r}: a call of its function still runs from before it was closed: wait "
+                "until it returns, or attach another sink"
             )
         self._now = context.clock.now
-        if self._blocks:
+        if self._is_blocking:
             self._thread = await self._exit.enter_async_context(context.own_thread())
         return None
 
@@ -104,22 +104,22 @@ class CallbackSink:
         calls = self._calls_for(deliveries)
         try:
             if self._thread is None:
-                await self._make(calls, None)
+                await self._run_calls(calls, None)
             else:
                 while some := list(islice(calls, _CALLS_MAX)):
-                    await self._make(iter(some), self._thread)
+                    await self._run_calls(iter(some), self._thread)
         except TryAgain as failure:
             self._note_applied(deliveries, failure.done_offset or 0)
             raise
         self._note_applied(deliveries, deliveries[-1].next_offset)
 
     async def aclose(self) -> None:
-        """End the thread. A call that still runs there is waited for no more."""
+        """End the thread. A call that still runs there is abandoned."""
         self._thread = None
         await self._exit.aclose()
 
     def statistics(self) -> CallbackStatistics:
-        """A snapshot of the sink's numbers."""
+        """Return a snapshot of the sink's numbers."""
         return CallbackStatistics(self._calls, self._failures, self._applied, self._running)
 
     # --- within
@@ -136,14 +136,14 @@ class CallbackSink:
                 offset = logged.offset + row
                 yield offset, (offset, logged.batch.delta(row, logged.source))
 
-    async def _make(self, calls: Iterator[Call], thread: Threads | None) -> None:
-        """Make these calls; what one gives to be awaited is awaited by the event loop."""
+    async def _run_calls(self, calls: Iterator[Call], thread: Threads | None) -> None:
+        """Make these calls; the event loop awaits any awaitable that one returns."""
         while True:
             if thread is None:
-                waiting = self._work(calls, inf)
+                waiting = self._run_until(calls, inf)
             else:
                 await anyio.lowlevel.checkpoint_if_cancelled()
-                waiting = await thread.run(partial(self._work_aside, calls))
+                waiting = await thread.run(partial(self._run_in_thread, calls))
             if waiting is None:
                 return
             offset, answer = waiting
@@ -153,15 +153,15 @@ class CallbackSink:
                 except Exception as failure:
                     self._raise(failure, offset)
 
-    def _work_aside(self, calls: Iterator[Call]) -> tuple[int, Awaitable[object] | None] | None:
+    def _run_in_thread(self, calls: Iterator[Call]) -> tuple[int, Awaitable[object] | None] | None:
         self._running = True
         try:
-            return self._work(calls, self._now() + _ASIDE_S_MAX)
+            return self._run_until(calls, self._now() + _THREAD_S_MAX)
         finally:
             self._running = False
 
-    def _work(self, calls: Iterator[Call], until: float) -> tuple[int, Awaitable[object] | None] | None:
-        """Make calls until one gives something to be awaited, or time is up; None: all are made."""
+    def _run_until(self, calls: Iterator[Call], until: float) -> tuple[int, Awaitable[object] | None] | None:
+        """Make calls until one returns an awaitable, or time is up; return None once all are made."""
         for offset, arguments in calls:
             self._calls += 1
             try:
@@ -175,36 +175,37 @@ class CallbackSink:
         return None
 
     def _raise(self, failure: Exception, offset: int) -> NoReturn:
-        """Raise what the contract says instead. What was called before has returned, so it is applied."""
+        """Raise the contract's failure instead. Earlier calls have returned, so their rows are applied."""
         self._failures += 1
         if not isinstance(failure, SinkFailure):
             raise TryAgain(f"{type(failure).__name__}: {failure}", offset) from failure
         if isinstance(failure, TryAgain) and failure.done_offset is None:
-            raise TryAgain(failure.reason, offset) from failure  # the same one may be raised again elsewhere
+            raise TryAgain(failure.reason, offset) from failure  # the function may raise one object twice
         raise failure
 
     def _note_applied(self, deliveries: Sequence[Delivery], below: int) -> None:
         for delivery in deliveries:
-            if not delivery.late and delivery.next_offset <= below:
+            if not delivery.redelivered and delivery.next_offset <= below:
                 self._applied = max(self._applied, delivery.next_offset)
 
 
-def _check_takes(function: Callable[..., Any], given: tuple[str, ...]) -> None:
-    """Check that a function can be called with these, as far as it tells. Raises UsageError."""
+def _check_signature(function: Callable[..., Any], parameters: tuple[str, ...]) -> None:
+    """Check that a function accepts these arguments, as far as it has a signature. Raises UsageError."""
     try:
         takes = signature(function)
-    except (TypeError, ValueError):  # some that are written in C have none
+    except (TypeError, ValueError):  # some functions written in C have no signature
         return
     try:
-        takes.bind(*given)
+        takes.bind(*parameters)
     except TypeError as error:
         raise UsageError(
-            f"{function!r:.80} cannot take what it gets, {error}: give a function of ({', '.join(given)})"
+            f"function {function!r:.80} does not accept its arguments ({error}): "
+            f"give a function of ({', '.join(parameters)})"
         ) from None
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """True if a call gives what is to be awaited, as far as can be told before the call."""
+    """True if a call returns an awaitable, as far as is known before the call."""
     while isinstance(function, partial):
         function = function.func
     return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)

@@ -1,7 +1,7 @@
-"""Slots of very many vectors that nobody has asked for yet: found by sorted hashes, not by a dictionary.
+"""Slots of very many vectors that were never looked up: found by sorted hashes instead of a dictionary.
 
-Ten million entries take a dictionary several seconds and 700 MB. After a start from an image most vectors are
-not asked for by name for a long time, if ever; those that are go into the dictionary then.
+A dictionary of ten million entries takes several seconds and 700 MB. After a start from an image most vectors
+are not looked up by id for a long time, if ever; an id enters the dictionary when it is.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-ALIKE_MAX = 32
-"""So many ids may have one hash; where more do, which only happens on purpose, a dictionary is better."""
+COLLISIONS_MAX = 32
+"""Maximum ids with one hash. More occur only by an attack, and then a dictionary is better."""
 
 
 def hash_of(key: str) -> int:
-    """What the column holds of a vector id."""
+    """Return the hash that the column stores of a vector id."""
     return crc32c(key.encode())
 
 
 class ColdSlots(dict[str, int]):
-    """Vector id → slot. As a dictionary it holds what was asked for since; the rest it looks up in a column.
+    """Vector id → slot. The dictionary holds the ids looked up so far; a sorted column of hashes finds the
+    rest.
 
-    `ids` is the table's own column, in which a slot that was released holds None or another id.
+    `ids` is the table's own column, in which a released slot holds None or another id.
     """
 
     def __init__(self, ids: list[str | None], order: NDArray[np.int32], hashes: NDArray[np.uint32]) -> None:
@@ -38,32 +39,33 @@ class ColdSlots(dict[str, int]):
         self._cold = len(order)
 
     @classmethod
-    def of(cls, ids: list[str | None], hashes: NDArray[np.uint32]) -> ColdSlots | None:
-        """The slots of a table whose ids have these hashes, slot by slot; None where too many are alike.
+    def from_hashes(cls, ids: list[str | None], hashes: NDArray[np.uint32]) -> ColdSlots | None:
+        """Return the slots of a table whose ids have these hashes, slot by slot; None if too many hashes
+        collide.
 
-        Raises ValueError where an id is there twice.
+        Raises ValueError if an id occurs twice.
         """
         order = np.argsort(hashes, kind="stable").astype(np.int32)
         hashes = hashes[order]
-        alike = (hashes[1:] == hashes[:-1]).nonzero()[0]
-        if len(hashes) > ALIKE_MAX and (hashes[ALIKE_MAX:] == hashes[:-ALIKE_MAX]).any():
+        equal = (hashes[1:] == hashes[:-1]).nonzero()[0]
+        if len(hashes) > COLLISIONS_MAX and (hashes[COLLISIONS_MAX:] == hashes[:-COLLISIONS_MAX]).any():
             return None
-        pairs = zip(order[alike].tolist(), order[alike + 1].tolist(), strict=True)
+        pairs = zip(order[equal].tolist(), order[equal + 1].tolist(), strict=True)
         twice = [ids[one] for one, other in pairs if ids[one] == ids[other]]
-        begins = alike[:-1][
-            alike[1:] == alike[:-1] + 1
-        ].tolist()  # of three and more, any two may be the same
+        begins = equal[:-1][
+            equal[1:] == equal[:-1] + 1
+        ].tolist()  # of three or more ids with one hash, any two may be the same
         for begin in begins:
-            group = [ids[slot] for slot in order[begin : begin + ALIKE_MAX].tolist()]
-            same = hashes[begin : begin + ALIKE_MAX] == hashes[begin]
+            group = [ids[slot] for slot in order[begin : begin + COLLISIONS_MAX].tolist()]
+            same = hashes[begin : begin + COLLISIONS_MAX] == hashes[begin]
             group = group[: int(np.count_nonzero(same))]
             twice += [group[0]] * (len(set(group)) < len(group))
         if twice:
-            raise ValueError(f"{twice[0]!r:.80} or one with its hash is there twice")
+            raise ValueError(f"{twice[0]!r:.80}, or an id with its hash, occurs twice")
         return cls(ids, order, hashes)
 
     def warm(self, keys: Iterable[str]) -> None:
-        """Take those of these that are there into the dictionary, many at once."""
+        """Add those of these ids that have a slot to the dictionary, in bulk."""
         hot = super().__contains__
         missing = [key for key in keys if not hot(key)]
         if not missing or not self._cold:
@@ -72,9 +74,9 @@ class ColdSlots(dict[str, int]):
         for key, at, hashed in zip(
             missing, np.searchsorted(self._hashes, wanted).tolist(), wanted.tolist(), strict=True
         ):
-            self._found(key, at, hashed)
+            self._find_from(key, at, hashed)
 
-    def _found(self, key: str, at: int, hashed: int) -> int | None:
+    def _find_from(self, key: str, at: int, hashed: int) -> int | None:
         hashes, ids = self._hashes, self._ids
         while at < len(hashes) and hashes[at] == hashed:
             slot = int(self._order[at])
@@ -88,7 +90,7 @@ class ColdSlots(dict[str, int]):
 
     def _find(self, key: str) -> int | None:
         hashed = hash_of(key)
-        return self._found(key, int(np.searchsorted(self._hashes, np.uint32(hashed))), hashed)
+        return self._find_from(key, int(np.searchsorted(self._hashes, np.uint32(hashed))), hashed)
 
     # --- as a dictionary
 
@@ -107,7 +109,7 @@ class ColdSlots(dict[str, int]):
         return default if slot is None else slot
 
     def __delitem__(self, key: str) -> None:
-        self[key]  # is warm from here on, or a KeyError
+        self[key]  # moves the key into the dictionary, or raises KeyError
         super().__delitem__(key)
 
     def __len__(self) -> int:
@@ -120,18 +122,18 @@ class ColdSlots(dict[str, int]):
         return (key for key, _ in self.items())
 
     def items(self) -> Any:
-        """All of them, slot by slot."""
+        """Return all pairs, slot by slot."""
         return ((key, slot) for slot, key in enumerate(self._ids) if key is not None)
 
     def keys(self) -> Any:
-        """All ids, slot by slot."""
+        """Return all ids, slot by slot."""
         return iter(self)
 
     def values(self) -> Any:
-        """All slots in use."""
+        """Return all slots in use."""
         return (slot for _, slot in self.items())
 
 
 def hashes_of(keys: Sequence[str]) -> NDArray[np.uint32]:
-    """The hashes of many ids."""
+    """Return the hashes of many ids."""
     return np.array([hash_of(key) for key in keys], np.uint32)

@@ -1,8 +1,8 @@
-"""The public fold: what a sink that keeps states does with forwarded rows that it cannot apply on top.
+"""The public fold: how a sink that stores states handles forwarded rows that it cannot apply on top.
 
-In `apply`, for each row: where its vector is in `again` already, or `must_fold_again(logged, row, state.key)`
-is true, set `again[namespace, vector_id] = logged.offset + row`; else apply it, unless the state has its key.
-Behind the last row: `states |= await fold_again(context, again)`; then write, and return, as always.
+In `apply`, for each row: if its vector is in `refolds` already, or `must_fold_again(logged, row, state.key)`
+is true, set `refolds[namespace, vector_id] = logged.offset + row`; else apply it, unless the state has its
+key. After the last row: `states |= await fold_again(context, refolds)`; then write, and return, as always.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from delta_prop_sinks.pace import Pace
-from delta_prop_sinks.past import Past, read_pasts
 from delta_prop_sinks.sink import StopSink
-from delta_prop_wire.algebra import apply, ignoring
+from delta_prop_sinks.vector_history import VectorHistory, read_histories
+from delta_prop_wire.algebra import apply, with_ignored
 from delta_prop_wire.delta import KnownIds, Source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from delta_prop_sinks.sink import SinkContext
-    from delta_prop_wire.algebra import Key, State
+    from delta_prop_wire.algebra import Key, VectorState
     from delta_prop_wire.batch import LoggedBatch
 
 _BYTES_MAX = 64 << 20
 
 
 def must_fold_again(logged: LoggedBatch, row: int, key: Key | None) -> bool:
-    """Whether a row cannot be applied to its vector's state, whose last delta has this key (None: no delta).
+    """True if a row cannot be applied to its vector's state, whose last delta has this key (None: no delta).
 
-    It was forwarded, and sorts before that delta, or may have the id of one that came before. Where it only
-    came again, folding its vector again changes nothing.
+    The row was forwarded, and sorts before that delta, or may have the id of an earlier one. If it is only a
+    duplicate, refolding its vector changes nothing.
     """
     if logged.source is not Source.REPLICA or key is None:
         return False
@@ -38,31 +38,33 @@ def must_fold_again(logged: LoggedBatch, row: int, key: Key | None) -> bool:
 
 async def fold_again(
     context: SinkContext, vectors: Mapping[tuple[str, str], int]
-) -> dict[tuple[str, str], State]:
-    """The states of vectors (namespace, id), each of all its deltas up to an offset, that one's among them.
+) -> dict[tuple[str, str], VectorState]:
+    """Return the states of vectors (namespace, id), each folded from its deltas up to an offset, inclusive.
 
-    The log is read once for all of them, so call it once for all that a call of `apply` brings. Raises
-    StopSink where the log no longer tells enough, TryAgain where it lets go of what is being read.
+    One pass reads the log for all of them, so call this once per call of `apply`. Raises StopSink if the log
+    no longer holds enough, TryAgain if it drops what is being read.
     """
-    states: dict[tuple[str, str], State] = {}
-    pace, whole = Pace(context.clock), not vectors or context.log_start == 0
+    states: dict[tuple[str, str], VectorState] = {}
+    pace, is_full = Pace(context.clock), not vectors or context.log_start == 0
     while left := {ref: offset for ref, offset in vectors.items() if ref not in states}:
-        for ref, past in (await read_pasts(context, left, bytes_max=_BYTES_MAX)).items():
-            states[ref] = await _folded(ref, past, pace, whole=whole)
+        for ref, history in (await read_histories(context, left, bytes_max=_BYTES_MAX)).items():
+            states[ref] = await _fold_vector(ref, history, pace, is_full=is_full)
     return states
 
 
-async def _folded(ref: tuple[str, str], past: Past, pace: Pace, *, whole: bool) -> State:
-    chain = past.chain((), whole=whole)
+async def _fold_vector(
+    ref: tuple[str, str], history: VectorHistory, pace: Pace, *, is_full: bool
+) -> VectorState:
+    chain = history.chain((), is_full=is_full)
     if chain is None:
         raise StopSink(
-            f"needs snapshot: vector {ref[1]!r} is to be folded again, and the log does not tell all of it: "
+            f"needs snapshot: vector {ref[1]!r} must be refolded, and the log lacks part of its history: "
             "rebuild the sink from a snapshot"
         )
-    state = chain.checkpoint.state
+    state = chain.base.state
     for entry in chain.entries:
-        if entry.without_effect:
-            state = ignoring(state, 1, entry.key)
+        if entry.is_duplicate:
+            state = with_ignored(state, 1, entry.key)
         else:
             state = apply(state, entry.operation, entry.logged.batch.metadata(entry.row), entry.key)
         if pace.is_due:

@@ -1,6 +1,6 @@
-"""The replication sink: brings another service this service's whole log, control rows and all, as it lies.
+"""The replication sink: forwards this service's full log unchanged, with control rows, to another service.
 
-It keeps nothing: the broker has its cursor, which moves with the other service's acknowledgements.
+It stores nothing: the broker has its cursor, which moves with the other service's acknowledgements.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from delta_prop_sinks.bounds import check_sink_name
+from delta_prop_sinks.argument_checks import check_sink_name
 from delta_prop_sinks.sink import StopSink, TryAgain
 from delta_prop_wire.errors import Refused, UsageError
 
@@ -18,33 +18,34 @@ if TYPE_CHECKING:
     from delta_prop_sinks.ports import ForwardLink
     from delta_prop_sinks.sink import Delivery, SinkContext
 
-WHOLE = frozenset({"*"})
+ALL_TOPICS = frozenset({"*"})
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardStatistics:
-    """`forwarded`: rows that the other service has taken or had already; `link`: of the connection."""
+    """`forwarded`: rows that the other service stored or already had; `link`: the connection's numbers."""
 
     forwarded: int
     link: object
 
 
 class ForwardSink:
-    """Attach it with all topics: what is left out of a log cannot be folded in order elsewhere.
+    """Forwards the full log. Attach it with all topics: another service cannot fold a partial log in order.
 
-    A subscriber that publishes again, under names of its own, is the way to bring a part of it.
+    To forward a part of a log, run a subscriber that republishes it under its own vector names.
     """
 
     control_rows = True
-    """It is delivered the rows too that only fill places."""
+    """The sink also gets control rows, which only fill offsets."""
 
     deltas_a_call = 20_000
-    """A call waits for the way there and back, however far that is."""
+    """Large calls, because each one waits for a network round trip, which may be long."""
 
     def __init__(self, link: ForwardLink, *, name: str = "forward") -> None:
         if not callable(getattr(link, "forward", None)):
             raise UsageError(
-                f'link {link!r:.80}: give a ForwardLink, as in ForwardSink(ForwardLink("host:port"))'
+                f"link {link!r:.80} has no forward(): give a ForwardLink, as in "
+                'ForwardSink(ForwardLink("host:port"))'
             )
         self.name = check_sink_name(name)
         self._link = link
@@ -52,57 +53,57 @@ class ForwardSink:
         self._forwarded = 0
 
     async def open(self, context: SinkContext) -> None:
-        """The service keeps the cursor. Raises UsageError where it is not to have everything."""
-        if context.topics != WHOLE:
+        """Start the link; the service stores the cursor. Raises UsageError unless attached to all topics."""
+        if context.topics != ALL_TOPICS:
             raise UsageError(
-                f"sink {self.name!r} forwards a whole log, so attach it with all topics; a part of it is "
-                "brought by a subscriber that publishes again"
+                f"sink {self.name!r} forwards a full log and is attached to some topics: attach it to all "
+                "topics, or forward a part with a subscriber that republishes it"
             )
         self._context = context
         self._link.begin(context.log_id)
 
     async def background(self) -> None:
-        """Keep the connection."""
+        """Keep the connection up."""
         await self._link.run()
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Return once the other service has all of it."""
+        """Return once the other service has stored all rows."""
         try:
-            await self._check_has_what_came_before(deliveries[0].first_offset)
+            await self._check_receiver_has_prefix(deliveries[0].first_offset)
             outcomes = await self._link.forward([delivery.logged for delivery in deliveries])
         except ConnectionError as error:
-            raise TryAgain(f"no connection: {error}") from None
+            raise TryAgain(f"not connected to the other service: {error}") from None
         except Refused as refused:
             raise StopSink(f"the other service refuses: {refused.message}") from None
         for delivery, outcome in zip(deliveries, outcomes, strict=True):
             if outcome is not None:
-                self._give_up(outcome, delivery.logged.offset)
+                self._raise_refusal(outcome, delivery.logged.offset)
             self._forwarded += delivery.logged.count
 
-    async def _check_has_what_came_before(self, offset: int) -> None:
-        """Who answers now may have less than was brought: a new log, a copy, a disk that lost its tail."""
-        has, context = await self._link.greeted(), self._context
+    async def _check_receiver_has_prefix(self, offset: int) -> None:
+        """Rewind if the receiver lost deltas: with a new log, a restored copy, or a disk without its tail."""
+        has, context = await self._link.wait_for_watermarks(), self._context
         assert context is not None, "a sink that gets deliveries is open"
         missing = None if has is None else context.first_missing(has)
         if missing is None or missing >= offset:
             return
         try:
-            context.go_back(missing)
+            context.rewind(missing)
         except Refused:
             raise StopSink(
                 f"the other service lacks deltas from offset {missing} on, which this log no longer holds: "
-                "restore a copy of this log there, and start it with that"
+                "restore a copy of this log there, and start that service with it"
             ) from None
         raise TryAgain(f"the other service lacks deltas from offset {missing} on, though it had them")
 
-    def _give_up(self, refused: Refused, offset: int) -> None:
+    def _raise_refusal(self, refused: Refused, offset: int) -> None:
         if refused.retryable:
             raise TryAgain(f"the other service refuses for now: {refused}", offset)
         raise StopSink(f"the other service refuses offset {offset}: {refused}")
 
     async def aclose(self) -> None:
-        """The connection ends with `background`."""
+        """Do nothing: the connection ends with `background`."""
 
     def statistics(self) -> ForwardStatistics:
-        """A snapshot."""
+        """Return a snapshot."""
         return ForwardStatistics(self._forwarded, self._link.statistics())

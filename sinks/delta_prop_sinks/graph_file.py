@@ -1,6 +1,7 @@
-"""One file with a checksum, replaced as a whole: what is read is what was written, or is refused.
+"""One file with a checksum, replaced atomically: a read returns what was written, or fails.
 
-Written under another name, synced, renamed, and the folder synced: a crash leaves the old file or the new.
+A write goes to a temporary file, syncs it, renames it and syncs the folder: a crash leaves the old or new
+file.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _HEAD = struct.Struct("<8sQI")
 _PART_BYTES = 1 << 20
 
 
-class FileFailed(Exception):
-    """The file could not be read or written; the message says why."""
+class GraphFileError(Exception):
+    """The file could not be read or written; the message names the reason."""
 
 
 class GraphFile:
@@ -31,25 +32,27 @@ class GraphFile:
         self.path = Path(path)
 
     def read(self) -> memoryview | None:
-        """What was written last, None where there is no file. Raises FileFailed."""
+        """Return what was last written, None if there is no file. Raises GraphFileError."""
         try:
             found = memoryview(self.path.read_bytes())
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise FileFailed(f"{self.path} cannot be read ({error})") from error
+            raise GraphFileError(f"{self.path} cannot be read ({error})") from error
         if len(found) < _HEAD.size or bytes(found[: len(MAGIC)]) != MAGIC:
-            raise FileFailed(f"{self.path} is not a file of graphs of this version")
+            raise GraphFileError(f"{self.path} is not a graph file of this version")
         _, size, checksum = _HEAD.unpack_from(found)
         content = found[_HEAD.size :]
         if len(content) != size:
-            raise FileFailed(f"{self.path} is torn: it says {size} bytes and has {len(content)}")
+            raise GraphFileError(
+                f"{self.path} is torn: its header says {size} bytes and it has {len(content)}"
+            )
         if _checksum([content]) != checksum:
-            raise FileFailed(f"{self.path} is damaged: its checksum does not fit")
+            raise GraphFileError(f"{self.path} is corrupted: its checksum does not match")
         return content
 
     def write(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Replace the file. Raises FileFailed; then the old file is still there."""
+        """Replace the file. Raises GraphFileError; the old file then still exists."""
         new = self.path.with_name(self.path.name + ".new")
         try:
             with open(new, "wb") as file:
@@ -59,19 +62,19 @@ class GraphFile:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(new, self.path)
-            if hasattr(os, "O_DIRECTORY"):  # else the system cannot sync a folder
+            if hasattr(os, "O_DIRECTORY"):  # other systems cannot sync a folder
                 folder = os.open(self.path.parent, os.O_RDONLY)
                 try:
                     os.fsync(folder)
                 finally:
                     os.close(folder)
         except OSError as error:
-            raise FileFailed(f"{self.path} cannot be written ({error})") from error
+            raise GraphFileError(f"{self.path} cannot be written ({error})") from error
 
 
 def _checksum(parts: Sequence[bytes | memoryview]) -> int:
     checksum = 0
     for part in parts:
-        for at in range(0, len(part), _PART_BYTES):  # others get their turn in between
+        for at in range(0, len(part), _PART_BYTES):  # other threads run between pieces
             checksum = crc32c(part[at : at + _PART_BYTES], checksum)
     return checksum

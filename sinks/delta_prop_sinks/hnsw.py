@@ -1,11 +1,11 @@
-"""One graph of near neighbours: numbered nodes that are only ever added. usearch does the work.
+"""One graph of near neighbours with numbered nodes, append-only, by the library usearch.
 
-Nodes are never removed and numbers never used again: replacing nodes in place costs a graph its paths (four
-in five neighbours found after every row was replaced once, and that does not mend), and needs a table of
-keys. Who holds the graph knows which nodes still count, and builds a new graph when too few do.
+Nodes are never removed and numbers never reused: replacing nodes in place costs a graph its paths (after
+every row was replaced once, it finds four in five neighbours, for good), and needs a table of keys. The owner
+of the graph knows which nodes still count, and builds a new graph when too few do.
 
-usearch has a lock of its own in each graph and lets go of the interpreter before it takes it, so `add` on a
-thread and `search` on another are safe; either waits for the other's whole call. Keep calls short.
+usearch has its own lock in each graph and releases the GIL before it takes it, so `add` on one thread and
+`search` on another are safe; each waits for the other's full call. Keep calls short.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ Space = Literal["cosine", "l2"]
 
 CONNECTIVITY = 16
 EXPANSION_SEARCH = 96
-"""Neighbours that a node keeps, and how widely is looked when searching. With 8 neighbours every tenth row
-is not found; looking wider finds hardly more, since what is missed was linked in the wrong place."""
+"""Neighbours that a node stores, and the width of a search. With 8 neighbours every tenth row is not found;
+a wider search hardly finds more, since the missed rows were connected in the wrong place."""
 
 
-class GraphFailed(Exception):
-    """The library refused a call; the message is its own."""
+class GraphError(Exception):
+    """The library rejected a call; the message is the library's."""
 
 
 def require_usearch() -> None:
-    """Raise UsageError where usearch is not installed."""
+    """Raise UsageError if usearch is not installed."""
     try:
         import usearch.index  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            f"a linked index needs usearch ({error}): pip install 'delta-prop[hnsw]', "
-            "or leave linked out and search exactly"
+            f"hnsw=… needs usearch ({error}): pip install 'delta-prop[hnsw]', "
+            "or leave hnsw out and search exactly"
         ) from None
 
 
 class Graph:
-    """Nodes of one space. `cosine` takes unit rows as float16, `l2` rows as they are."""
+    """Nodes of one space. `cosine` takes unit rows as float16, `l2` rows unchanged."""
 
     def __init__(self, space: Space, dimension: int, expansion_add: int) -> None:
         from usearch.index import Index
@@ -64,25 +64,25 @@ class Graph:
 
     @property
     def size(self) -> int:
-        """Bytes of memory that the library has taken."""
+        """Bytes of memory that the library has allocated."""
         return int(self._index.memory_usage)
 
     def add(self, numbers: NDArray[np.uint64], rows: NDArray[np.floating[Any]], threads: int = 1) -> None:
-        """Add nodes, on that many threads. Raises GraphFailed."""
+        """Add nodes, on `threads` threads. Raises GraphError."""
         try:
             self._index.add(numbers, rows, threads=threads)
         except (RuntimeError, ValueError, MemoryError) as error:
-            raise GraphFailed(f"usearch: {error}") from error
+            raise GraphError(f"usearch: {error}") from error
 
     def search(self, queries: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-        """Node numbers near each query, nearest first; -1 fills rows of fewer. Raises GraphFailed."""
+        """Return node numbers near each query, nearest first, padded with -1. Raises GraphError."""
         found = np.full((len(queries), count), -1, np.int64)
         if not len(self._index):
             return found
         try:
             matches = self._index.search(queries, count, threads=1)
         except (RuntimeError, ValueError, MemoryError) as error:
-            raise GraphFailed(f"usearch: {error}") from error
+            raise GraphError(f"usearch: {error}") from error
         keys, counts = np.atleast_2d(matches.keys), getattr(matches, "counts", None)
         for row in range(len(queries)):
             some = keys.shape[1] if counts is None else int(counts[row])
@@ -90,27 +90,27 @@ class Graph:
         return found
 
     def dump(self) -> memoryview:
-        """The graph as bytes. The library holds the interpreter meanwhile, about 0.6 µs a node."""
+        """Return the graph as bytes. The library holds the GIL meanwhile, about 0.6 µs per node."""
         return memoryview(self._index.save())
 
     def load(self, content: bytes) -> None:
-        """Become what was dumped. Raises GraphFailed where the library cannot read it."""
+        """Load a dumped graph. Raises GraphError if the library cannot read it."""
         try:
             self._index.load(content)
         except (RuntimeError, ValueError, MemoryError) as error:
-            raise GraphFailed(f"usearch: {error}") from error
+            raise GraphError(f"usearch: {error}") from error
         self._index.expansion_add, self._index.expansion_search = self.expansion_add, EXPANSION_SEARCH
         if self._index.ndim != self.dimension:
-            raise GraphFailed(f"usearch: the graph has dimension {self._index.ndim}, not {self.dimension}")
+            raise GraphError(f"usearch: the graph has dimension {self._index.ndim}, not {self.dimension}")
 
 
 def row_type(space: Space) -> type[np.float16] | type[np.float32]:
-    """The numbers that a graph keeps: half the width for unit rows, where nothing can overflow."""
+    """Return the type that a graph stores: half precision for unit rows, where nothing can overflow."""
     return np.float16 if space == "cosine" else np.float32
 
 
 def graph_rows(space: Space, rows: NDArray[np.float32]) -> NDArray[np.floating[Any]]:
-    """Rows as a graph of that space keeps them."""
+    """Return rows as a graph of that space stores them."""
     if space == "l2":
         return rows
     lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))

@@ -1,11 +1,10 @@
 """A sink that appends each delta to a file as one JSON line, with its offset.
 
-It writes each delta once: a line holds the cursor behind it, so a restart reads the last line, cuts a torn
-one, and skips what is there. It never rewrites a whole line. Let one process write a file.
+It writes each delta once: a line holds the cursor after it, so a restart reads the last line, truncates a
+torn one, and skips rows that have a line. It never rewrites a complete line. Let one process write a file.
 
-Lines stand in the order of delivery. That is the log's order, but for deltas out of the quarantine: these
-stand where they were written, marked `"late": true`, behind lines with higher offsets; of each vector the
-lines are in the log's order all the same.
+Lines are in delivery order. That is log order, except for deltas released from quarantine: their lines are
+marked `"late": true` and follow lines with higher offsets; the lines of each vector are still in log order.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import anyio
 
-from delta_prop_sinks.bounds import check_path, check_sink_name
+from delta_prop_sinks.argument_checks import check_path, check_sink_name
 from delta_prop_sinks.sink import ResumePoint, StopSink, TryAgain
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Delta, Dot, Kind, Priority
@@ -43,19 +42,19 @@ _TAIL_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class JsonLinesStatistics:
-    """How far the file is, and what was written since it was opened."""
+    """The offset that the file has reached, and counts since it was opened; `repeats` counts duplicates."""
 
     applied_offset: int
     lines: int
     bytes: int
-    repeats: int
+    duplicates: int
 
 
 class JsonLinesSink:
     """Appends to the file at `path`.
 
-    A line survives kill -9 once applied; with `fsync=True` (off by default, some milliseconds an apply)
-    a power cut too.
+    An applied line survives kill -9; with `fsync=True` (off by default, some milliseconds per apply) it also
+    survives a power failure.
     """
 
     def __init__(self, path: str | Path, *, name: str = "jsonlines", fsync: bool = False) -> None:
@@ -65,31 +64,31 @@ class JsonLinesSink:
         self.fsync = fsync
         self._context: SinkContext | None = None
         self._file: BinaryIO | None = None
-        self._good = 0
-        self._torn = False
-        self._end = _End(None, 0, frozenset())  # as the last line tells
+        self._intact_bytes = 0
+        self._is_torn = False
+        self._end = _End(None, 0, frozenset())  # from the last line
         self._next_offset = 0
-        self._lines = self._bytes = self._repeats = 0
+        self._lines = self._bytes = self._duplicates = 0
 
     def check_file(self) -> None:
-        """Check that the file can be this sink's; nothing is changed. Raises UsageError."""
+        """Check that the file can be this sink's; changes nothing. Raises UsageError."""
         if not self.path.is_file():
             return
         try:
             with self.path.open("rb") as file:
                 self._check_opening(file.read(len(_OPENING)))
-        except OSError:  # opening it tells why
+        except OSError:  # open() reports the reason
             return
 
     async def open(self, context: SinkContext) -> ResumePoint:
-        """Open or create the file, cut a torn last line, read how far it is. Raises UsageError, StopSink."""
+        """Open or create the file, truncate a torn line, read its cursor. Raises UsageError, StopSink."""
         try:
             self._end = end = await context.threads.run(self._recover)
         except BaseException as error:
-            self._let_go()
+            self._release()
             if isinstance(error, OSError):
                 raise StopSink(
-                    f"{self.path} cannot be read: {error}; mend it, or name another file"
+                    f"{self.path} cannot be read ({error}): repair it, or name another file"
                 ) from error
             raise
         self._context = context
@@ -100,8 +99,8 @@ class JsonLinesSink:
         return ResumePoint(cursor, end.lamport)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Append a line a delta. Raises TryAgain where the file cannot be written, with no part line left;
-        StopSink where it was deleted.
+        """Append a line per delta. Raises TryAgain if the file cannot be written, with no partial line left;
+        StopSink if it was deleted.
         """
         context = self._context
         if context is None:
@@ -113,10 +112,10 @@ class JsonLinesSink:
             raise TryAgain(f"{self.path} cannot be written: {error.strerror}") from error
         cursor = self._end.cursor
         if cursor is not None and cursor.log_id == context.log_id:
-            context.committed(cursor.next_offset)  # as safe as `fsync` makes it: the log need not keep it
+            context.committed(cursor.next_offset)  # as durable as `fsync` makes it, so the log may drop it
 
     async def aclose(self) -> None:
-        """Sync and close the file. Raises TryAgain where it could not be synced; it is closed anyway."""
+        """Sync and close the file. Raises TryAgain if it could not be synced; it is closed even then."""
         context, self._context = self._context, None
         if context is None:
             return
@@ -126,11 +125,11 @@ class JsonLinesSink:
         except OSError as error:
             raise TryAgain(f"{self.path} was closed and could not be synced: {error.strerror}") from error
         finally:
-            self._let_go()
+            self._release()
 
     def statistics(self) -> JsonLinesStatistics:
-        """A snapshot of the sink's numbers."""
-        return JsonLinesStatistics(self._next_offset, self._lines, self._bytes, self._repeats)
+        """Return a snapshot of the sink's numbers."""
+        return JsonLinesStatistics(self._next_offset, self._lines, self._bytes, self._duplicates)
 
     # --- on the thread
 
@@ -140,45 +139,45 @@ class JsonLinesSink:
         except OSError as error:
             raise UsageError(f"{self.path} cannot be opened for appending: {error.strerror}") from None
         length = file.seek(0, os.SEEK_END)
-        line, self._good = _last_line(file, length)
+        line, self._intact_bytes = _last_line(file, length)
         file.seek(0)
         self._check_opening(file.read(len(_OPENING)))
         try:
             found = _End.of(line)
         except (ValueError, KeyError, TypeError, UsageError):
-            raise self._foreign() from None
-        file.truncate(self._good)  # only now: nothing of a foreign file is touched
+            raise self._new_foreign_error() from None
+        file.truncate(self._intact_bytes)  # after the checks: a foreign file stays untouched
         return found
 
     def _check_opening(self, begin: bytes) -> None:
-        if not _OPENING.startswith(begin):  # part of it, where the first line was torn
-            raise self._foreign()
+        if not _OPENING.startswith(begin):  # a torn first line holds only part of it
+            raise self._new_foreign_error()
 
-    def _foreign(self) -> UsageError:
+    def _new_foreign_error(self) -> UsageError:
         return UsageError(f"{self.path} holds lines that this sink did not write: name another file")
 
     def _append(self, deliveries: Sequence[Delivery], log_id: bytes, epoch: int) -> None:
         lines: list[str] = []
         reached, end = self._next_offset, self._end
-        there = end.ahead | self._written_late(deliveries, log_id)
+        written = end.ahead | self._redelivered_offsets(deliveries, log_id)
         for delivery in deliveries:
             logged = delivery.logged
             if delivery.batch.is_control:
                 continue
             for row in range(logged.count) if delivery.rows is None else delivery.rows.tolist():
-                at = logged.offset + row
-                if at in there or (at < self._next_offset and not delivery.late):
-                    self._repeats += 1
+                offset = logged.offset + row
+                if offset in written or (offset < self._next_offset and not delivery.redelivered):
+                    self._duplicates += 1
                     continue
-                # A late row tells nothing of those below it, so the cursor stays.
-                cursor = Cursor(log_id, epoch, reached if delivery.late else at + 1)
+                # A redelivered row proves nothing about rows below it, so the cursor stays.
+                cursor = Cursor(log_id, epoch, reached if delivery.redelivered else offset + 1)
                 ahead = {other for other in end.ahead if other >= cursor.next_offset}
-                if delivery.late:
-                    there |= {at}
-                    ahead |= {at} if at >= reached else set()
+                if delivery.redelivered:
+                    written |= {offset}
+                    ahead |= {offset} if offset >= reached else set()
                 end = _End(cursor, max(end.lamport, logged.lamport + row), frozenset(ahead))
-                lines.append(_line(logged, row, end, late=delivery.late))
-            if not delivery.late:
+                lines.append(_line(logged, row, end, redelivered=delivery.redelivered))
+            if not delivery.redelivered:
                 reached = max(reached, delivery.next_offset)
         data = "".join(lines).encode()
         self._write(data)
@@ -186,12 +185,12 @@ class JsonLinesSink:
         self._lines += len(lines)
         self._bytes += len(data)
 
-    def _written_late(self, deliveries: Sequence[Delivery], log_id: bytes) -> frozenset[int]:
-        """Offsets of late rows that have a line: the whole file is read, since late rows are rare."""
+    def _redelivered_offsets(self, deliveries: Sequence[Delivery], log_id: bytes) -> frozenset[int]:
+        """Return the offsets of redelivered rows that have a line. Reads the full file: they are rare."""
         wanted = {
             delivery.first_offset + row
             for delivery in deliveries
-            if delivery.late and delivery.rows is not None
+            if delivery.redelivered and delivery.rows is not None
             for row in delivery.rows.tolist()
         }
         if not wanted:
@@ -215,35 +214,35 @@ class JsonLinesSink:
                 "which begins a new file"
             )
         try:
-            if self._torn:
-                file.truncate(self._good)
-            self._torn = True
+            if self._is_torn:
+                file.truncate(self._intact_bytes)
+            self._is_torn = True
             rest = memoryview(data)
             while rest:
                 rest = rest[file.write(rest) or 0 :]
             if self.fsync:
                 os.fsync(file.fileno())
         except OSError:
-            with suppress(OSError):  # else it is cut before the next line
-                file.truncate(self._good)
-                self._torn = False
+            with suppress(OSError):  # the next write truncates it otherwise
+                file.truncate(self._intact_bytes)
+                self._is_torn = False
             raise
-        self._torn = False
-        self._good += len(data)
+        self._is_torn = False
+        self._intact_bytes += len(data)
 
     def _sync(self) -> None:
         if self._file is not None:
             os.fsync(self._file.fileno())
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            file.close()  # unbuffered: nothing is left to write
+            file.close()  # unbuffered: nothing is pending
 
 
 class _End(NamedTuple):
-    """What the last line tells of all lines: the cursor, the highest Lamport number, and the offsets of
-    late rows that were written although they do not lie below the cursor.
+    """The last line's summary of all lines: the cursor, the highest Lamport timestamp, and the offsets of
+    redelivered rows that were written although they are not below the cursor.
     """
 
     cursor: Cursor | None
@@ -252,7 +251,7 @@ class _End(NamedTuple):
 
     @classmethod
     def of(cls, line: bytes) -> _End:
-        """Raises ValueError, KeyError, TypeError, UsageError where the line is not ours."""
+        """Parse a line. Raises ValueError, KeyError, TypeError or UsageError if it is a foreign line."""
         if not line:
             return cls(None, 0, frozenset())
         form = json.loads(line)
@@ -264,7 +263,7 @@ class _End(NamedTuple):
 
 
 def to_json(delta: Delta) -> dict[str, Any]:
-    """A delta in the form that `publish` reads: what is at its default is left out."""
+    """Return a delta in the form that `publish` reads, without fields at their default."""
     operation = delta.operation
     kind, values = operation.kind, operation.values
     known = kind in Kind._value2member_map_
@@ -305,21 +304,21 @@ def _extras(delta: Delta) -> dict[str, Any]:
 
 
 def _numbers(values: NDArray[Any]) -> list[float]:
-    # The shortest decimals that give the same float32 back; tolist() would print float64's 17 digits.
+    # The shortest decimals that convert back to the same float32; tolist() would print float64's 17 digits.
     return [float(text) for text in values.astype("U32").tolist()]
 
 
 _OPENING = b'{"offset":'
-"""How every line begins."""
+"""The opening of every line."""
 
 
-def _line(logged: LoggedBatch, row: int, end: _End, *, late: bool) -> str:
+def _line(logged: LoggedBatch, row: int, end: _End, *, redelivered: bool) -> str:
     form = {"offset": logged.offset + row, **to_json(logged.batch.delta(row, logged.source))}
     form["dot"] = str(logged.batch.dot(row))
     form["lamport"] = logged.lamport + row
-    if late:
+    if redelivered:
         form["late"] = True
-    if end.lamport != form["lamport"]:  # forwarded and late rows fall behind
+    if end.lamport != form["lamport"]:  # forwarded and redelivered rows may have a lower one
         form["lamport_max"] = end.lamport
     if end.ahead:
         form["ahead"] = sorted(end.ahead)
@@ -328,7 +327,7 @@ def _line(logged: LoggedBatch, row: int, end: _End, *, late: bool) -> str:
 
 
 def _last_line(file: BinaryIO, length: int) -> tuple[bytes, int]:
-    """The last whole line, and where it ends; what follows is torn."""
+    """Return the last complete line, and the offset of its end; what follows is torn."""
     tail, start = b"", length
     while start:
         step = min(_TAIL_BYTES, start)

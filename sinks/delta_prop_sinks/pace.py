@@ -1,4 +1,4 @@
-"""Long work on the event loop, in pieces, between which others run."""
+"""Splits long work on the event loop into pieces, so that other tasks run in between."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ if TYPE_CHECKING:
     from delta_prop_sinks.ports import Clock
 
 WORK_S = 0.004
-"""So long nobody else gets a turn."""
+"""The time that one piece of work holds the event loop."""
 
 _REST_SHARE, _REST_S_MAX = 2.0, 0.05
 
 
 class Pace:
-    """Tells when it is time for a rest, and rests for twice as long as was worked since the last one.
+    """Reports when a pause is due, and pauses for twice as long as it worked since the last pause.
 
-    What comes meanwhile is dealt with together afterwards; so who does long work once a call does it for ever
-    more of what waits, and in all it takes a third of the time at most.
+    Requests that arrive during a pause are served together after it. So work that is done once per call
+    serves ever more waiting requests, and takes up to a third of the time in total.
     """
 
     def __init__(self, clock: Clock, check: Callable[[], None] = lambda: None) -> None:
-        """`check`: raises where what is worked on has changed meanwhile, after each rest."""
+        """`check` is called after each pause, and raises if the data in work has changed."""
         self.check = check
         self._clock = clock
         self._since = clock.now()
 
     @property
     def is_due(self) -> bool:
-        """True if a rest is due."""
+        """True if a pause is due."""
         return self._clock.now() - self._since >= WORK_S
 
-    async def give_way(self) -> None:
-        """Let others have their turn, and go on: for work that grows with what it brings, and no more."""
+    async def yield_to_others(self) -> None:
+        """Let other tasks run once, then continue: for work that grows only with its input."""
         await anyio.lowlevel.checkpoint()
         self._since = self._clock.now()
         self.check()
 
     async def rest(self) -> None:
-        """Let others run for twice as long."""
+        """Pause for twice as long as the last piece of work took."""
         await anyio.sleep(min((self._clock.now() - self._since) * _REST_SHARE, _REST_S_MAX))
         self._since = self._clock.now()
         self.check()

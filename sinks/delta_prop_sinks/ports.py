@@ -1,6 +1,6 @@
-"""What sinks need of the world, as structural types: a clock, a thread for calls that block, another service.
+"""The ports of sinks, as structural types: a clock, a thread for calls that block, another service.
 
-Nothing is implemented here; the program hands the real ones in, a test false ones.
+This module implements none of them: the program passes in the real ones, a test passes in fakes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Clock(Protocol):
     """Elapsed time for rules, wall time for display."""
 
     def now(self) -> float:
-        """Monotonic seconds."""
+        """Return monotonic seconds."""
         ...
 
     def wall_us(self) -> int:
-        """Microseconds since 1970, information only."""
+        """Return microseconds since 1970, for display only."""
         ...
 
 
@@ -40,29 +40,31 @@ class ForwardLink(Protocol):
     """A connection to another service that takes a log's batches as they are."""
 
     def begin(self, log_id: bytes) -> None:
-        """Whose batches they will be. Called once, before anything else."""
+        """Name the log that the batches come from. Called once, before anything else."""
         ...
 
     async def run(self) -> None:
-        """Keep the connection up, until cancelled. What stands in the way is told by `forward`."""
+        """Keep the connection up until cancelled. `forward` reports what prevents it."""
         ...
 
-    async def greeted(self) -> Mapping[int, int] | None:
-        """Wait for the connection. What the other service has, as it says on each new one: of each origin the
-        counter up to which nothing is missing. None: that was told already.
+    async def wait_for_watermarks(self) -> Mapping[int, int] | None:
+        """Wait for the connection. Return the other service's watermarks, which it sends on each new
+        connection: for each origin the counter up to which nothing is missing. None: they were returned
+        already.
 
-        Raises ConnectionError, Refused as `forward` does.
+        Raises ConnectionError or Refused, as `forward` does.
         """
         ...
 
     async def forward(self, batches: Sequence[LoggedBatch]) -> list[Refused | None]:
-        """Have the other service take these, in order; return what became of each, None where it has it.
+        """Send these to the other service, in order; return the refusal of each, None if the service stored
+        it.
 
-        What it has already is not sent. Raises ConnectionError where the connection broke, or there is none:
-        all come again. Raises Refused where the service takes nothing from here at all.
+        Batches that it already has are not sent. Raises ConnectionError if there is no connection or it
+        broke: all are then redelivered. Raises Refused if the service accepts nothing from here.
         """
         ...
 
     def statistics(self) -> object:
-        """A frozen snapshot of its numbers."""
+        """Return a frozen snapshot of its numbers."""
         ...

@@ -1,8 +1,8 @@
-"""Rows that come behind later ones of their vectors: gathered from all that a call brings, then folded once.
+"""Out-of-order rows: collected from all deliveries of a call, then each of their vectors is refolded once.
 
-A vector is folded from the last mark below the first of its rows (`chain.py`); where its chain does not reach
-back far enough, from the log, which is read once for all vectors of a call. The event loop gets its turns
-meanwhile. What is folded takes its place at once when it is whole: until then readers see what there was.
+A vector is refolded from the last savepoint below its first such row (`delta_chain.py`), or, if its chain
+reaches back too little, from the log, which is read once for all vectors of a call. The work yields to the
+event loop. A result replaces the vector atomically once it is complete: until then readers see the old state.
 """
 
 from __future__ import annotations
@@ -10,180 +10,181 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from delta_prop_sinks.chain import Chain, Entry
-from delta_prop_sinks.past import Past, checkpoint_at, fold_entries, read_pasts
+from delta_prop_sinks.delta_chain import DeltaChain, Entry
 from delta_prop_sinks.sink import StopSink
-from delta_prop_sinks.table import DIRTY, STALE, Table, restore
+from delta_prop_sinks.vector_history import VectorHistory, base_at, fold_entries, read_histories
+from delta_prop_sinks.vector_table import DIRTY, STALE, VectorTable, restore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delta_prop_sinks.chain import Chains, Ref
+    from delta_prop_sinks.delta_chain import DeltaChains, Ref
     from delta_prop_sinks.pace import Pace
     from delta_prop_sinks.sink import SinkContext
     from delta_prop_wire.algebra import Key
 
 _STEP_ENTRIES = 64
-"""So many deltas are folded between two looks at the clock."""
+"""Deltas folded between two checks of the clock."""
 
 
 @dataclass(slots=True)
-class Gathered:
-    """The rows in hand of one vector, in the order of the log. `head`: the key of the vector's last delta.
+class PendingRefold:
+    """One vector's rows of this call, in log order. `head`: the key of the vector's last delta.
 
-    `late`: how many sort before a delta that came earlier. `inserted`: so many of the rows are in the chain.
-    `offset`: of the last delta that is in the vector once it is folded.
+    `out_of_order`: how many sort before an earlier one. `inserted`: how many are in the chain.
+    `offset`: of the last delta in the vector once it is folded.
     """
 
-    table: Table
+    table: VectorTable
     slot: int
     head: Key
     rows: list[Entry] = field(default_factory=list)
-    late: int = 0
+    out_of_order: int = 0
     inserted: int = 0
     offset: int = -1
 
 
-class Refolding:
-    """The rows of a call that cannot be folded where they stand, by vector; and what became of all so far.
+class Refolder:
+    """The rows of a call that cannot be folded on top, by vector; and counts since it was made.
 
-    `beneath`: rows that sort before the state with which the log's past begins. `repeats`: rows whose dot
-    was there. `from_log`: vectors that were folded from the log. `log_passes`: how often the log was read.
-    `folded_again`: deltas that were folded for all this, those in hand among them.
+    `below_snapshot`: rows that sort before the state with which the log starts. `duplicates`: rows whose dot
+    was known. `vectors_from_log`: vectors folded from the log. `log_passes`: reads of the log.
+    `refolded`: deltas folded for all this, the rows included.
     """
 
-    def __init__(self, chains: Chains) -> None:
-        self.vectors: dict[Ref, Gathered] = {}
-        self.late = self.beneath = self.repeats = 0
-        self.from_log = self.log_passes = self.folded_again = 0
+    def __init__(self, chains: DeltaChains) -> None:
+        self.pending: dict[Ref, PendingRefold] = {}
+        self.out_of_order = self.below_snapshot = self.duplicates = 0
+        self.vectors_from_log = self.log_passes = self.refolded = 0
         self._chains = chains
 
-    def add(self, ref: Ref, table: Table, slot: int, row: Entry) -> None:
-        """Gather a row. Later rows of its vector are gathered too, until all are folded."""
-        vector = self.vectors.get(ref)
+    def add(self, ref: Ref, table: VectorTable, slot: int, row: Entry) -> None:
+        """Defer a row. Later rows of its vector must be deferred too, until all are folded."""
+        vector = self.pending.get(ref)
         if vector is None:
-            vector = self.vectors[ref] = Gathered(table, slot, table.head(slot)[:3])
+            vector = self.pending[ref] = PendingRefold(table, slot, table.head(slot)[:3])
         elif row.offset <= vector.offset:
-            self.repeats += 1
+            self.duplicates += 1
             return
         if row.key > vector.head:
             vector.head = row.key
         else:
-            vector.late += 1
+            vector.out_of_order += 1
         vector.rows.append(row)
         vector.offset = row.offset
 
     def clear(self) -> None:
-        """Let go of what is not folded: it comes again. Chains that have some of it end."""
-        for ref in self.vectors:
+        """Drop the rows that are not folded, to be redelivered, and the chains that hold some of them."""
+        for ref in self.pending:
             chain = self._chains.get(ref)
             if chain is not None and chain.first_changed is not None:
                 self._chains.forget(ref)
-        self.vectors.clear()
+        self.pending.clear()
 
     async def fold(
-        self, table_of: Callable[[str], Table], context: SinkContext, pace: Pace, *, whole: bool
+        self, table_of: Callable[[str], VectorTable], context: SinkContext, pace: Pace, *, is_full: bool
     ) -> int:
-        """Fold all vectors; return how many rows that were. `table_of`: has what changes in a table noted.
-        `whole`: what was folded before this log was met lies in it too. Raises StopSink where the log does
-        not tell enough, what a rest raises.
+        """Fold all vectors; return the number of rows. `table_of` marks a table as changed. `is_full`: the
+        log includes all that was folded before it was first opened. Raises StopSink if the log holds too
+        little, and what a pause raises.
         """
         unknown, rows = [], 0
-        for ref, vector in list(self.vectors.items()):
+        for ref, vector in list(self.pending.items()):
             if not self._insert(ref, vector, context.clock.now()):
                 unknown.append(ref)
                 continue
             rows += await self._fold(ref, pace)
             table_of(ref[0])
-        whole = whole and bool(unknown) and context.log_start == 0
+        is_full = is_full and bool(unknown) and context.log_start == 0
         while unknown:
             self.log_passes += 1
-            ends = {ref: self.vectors[ref].rows[-1].offset for ref in unknown}
-            told = await read_pasts(context, ends, bytes_max=self._chains.bytes_max)
+            ends = {ref: self.pending[ref].rows[-1].offset for ref in unknown}
+            histories = await read_histories(context, ends, bytes_max=self._chains.bytes_max)
             pace.check()
-            for ref, past in told.items():
-                self._take_past(ref, past, context, whole=whole)
+            for ref, history in histories.items():
+                self._load_history(ref, history, context, is_full=is_full)
                 rows += await self._fold(ref, pace)
                 table_of(ref[0])
-            unknown = [ref for ref in unknown if ref not in told]
+            unknown = [ref for ref in unknown if ref not in histories]
         return rows
 
-    # --- where rows belong
+    # --- positions of rows
 
-    def _insert(self, ref: Ref, vector: Gathered, now: float) -> bool:
-        """Put rows in their places in the vector's chain, as far as it knows these; whether it knew all."""
+    def _insert(self, ref: Ref, vector: PendingRefold, now: float) -> bool:
+        """Insert rows into the vector's chain, as far as it reaches; return True if all were inserted."""
         chain = self._chains.get(ref)
         if chain is None:
             return False
         for row in vector.rows:
-            if not chain.knows(row):
+            if not chain.can_insert(row):
                 return False
-            if row.key < chain.checkpoint.key:
-                chain.ignore()
-                self.beneath += 1
+            if row.key < chain.base.key:
+                chain.count_ignored()
+                self.below_snapshot += 1
             elif not self._chains.insert(ref, chain, row, now):
-                self.repeats += 1
+                self.duplicates += 1
             vector.inserted += 1
         return True
 
-    def _take_past(self, ref: Ref, past: Past, context: SinkContext, *, whole: bool) -> None:
-        """Begin a vector's chain with what the log tells of it.
+    def _load_history(self, ref: Ref, history: VectorHistory, context: SinkContext, *, is_full: bool) -> None:
+        """Start a vector's chain from its history in the log.
 
-        Where that is not enough, the chain there is goes on with rows that sort behind all others: of these
-        the log need only tell which have no effect.
+        If the log holds too little, the present chain continues with rows that sort after all others; for
+        these the log need only show which have no effect.
         """
-        vector, chains, now = self.vectors[ref], self._chains, context.clock.now()
-        told = past.chain(vector.rows, whole=whole)
-        if told is not None:
-            chains.start(ref, told, now)
-            vector.offset = max(vector.offset, past.offset)
-            self.from_log += 1
-            self.beneath += past.beneath
+        vector, chains, now = self.pending[ref], self._chains, context.clock.now()
+        new = history.chain(vector.rows, is_full=is_full)
+        if new is not None:
+            chains.start(ref, new, now)
+            vector.offset = max(vector.offset, history.offset)
+            self.vectors_from_log += 1
+            self.below_snapshot += history.below_snapshot
             return
         chain = chains.get(ref)
         if chain is None:
-            chain = chains.start(ref, Chain(checkpoint_at(vector.table, vector.slot)), now)
+            chain = chains.start(ref, DeltaChain(base_at(vector.table, vector.slot)), now)
         for row in vector.rows[vector.inserted :]:
-            known = chain.knows(row)
+            known = chain.can_insert(row)
             if not known and row.key <= chain.end_key:
                 raise StopSink(
-                    f"needs snapshot: a late delta at offset {row.offset} sorts before what is kept of "
-                    f"vector {ref[1]!r}, and the log holds only what begins at offset {context.log_start}"
+                    f"needs snapshot: the delta at offset {row.offset} sorts before the stored history of "
+                    f"vector {ref[1]!r}, and the log starts at offset {context.log_start}: "
+                    "rebuild the sink from a snapshot"
                 )
             if not chains.insert(ref, chain, row, now):
-                self.repeats += 1
+                self.duplicates += 1
             elif not known:
-                row.without_effect = row.key in past.twins
+                row.is_duplicate = row.key in history.duplicates
 
     # --- folding
 
     async def _fold(self, ref: Ref, pace: Pace) -> int:
-        """Fold a vector's chain from its last mark, in pieces, and put the result in the vector's place."""
-        vector, chain = self.vectors[ref], self._chains.get(ref)
+        """Fold a vector's chain from its last savepoint, in pieces, and replace the vector by the result."""
+        vector, chain = self.pending[ref], self._chains.get(ref)
         assert chain is not None
-        at, state = chain.last_mark()
-        entries, places = chain.entries, chain.places_to_mark()
-        beside = Table(vector.table.namespace)
+        index, state = chain.last_savepoint()
+        entries, positions = chain.entries, chain.savepoint_positions()
+        scratch = VectorTable(vector.table.namespace)
         if vector.table.dimension is not None:
-            beside.reserve(vector.table.dimension)
-        slot = beside.slot_of(ref[1])
-        restore(beside, slot, state)
-        while at < len(entries):
-            end = min(at + _STEP_ENTRIES, len(entries), *places[-1:])
-            fold_entries(beside, slot, entries[at:end])
-            self.folded_again += end - at
-            at = end
-            if places and at == places[-1]:
-                places.pop()
-                beside.set_head(slot, *entries[at - 1].key, 0)
-                self._chains.mark(chain, at, checkpoint_at(beside, slot))
+            scratch.reserve(vector.table.dimension)
+        slot = scratch.slot_of(ref[1])
+        restore(scratch, slot, state)
+        while index < len(entries):
+            end = min(index + _STEP_ENTRIES, len(entries), *positions[-1:])
+            fold_entries(scratch, slot, entries[index:end])
+            self.refolded += end - index
+            index = end
+            if positions and index == positions[-1]:
+                positions.pop()
+                scratch.set_head(slot, *entries[index - 1].key, 0)
+                self._chains.add_savepoint(chain, index, base_at(scratch, slot))
             if pace.is_due:
                 await pace.rest()
         table = vector.table
-        restore(table, vector.slot, checkpoint_at(beside, slot))
+        restore(table, vector.slot, base_at(scratch, slot))
         table.set_head(vector.slot, *chain.end_key, vector.offset)
-        table.marks[vector.slot] = DIRTY | STALE
+        table.flags[vector.slot] = DIRTY | STALE
         chain.first_changed = None
-        self.late += vector.late
-        del self.vectors[ref]
+        self.out_of_order += vector.out_of_order
+        del self.pending[ref]
         return len(vector.rows)

@@ -1,4 +1,4 @@
-"""What resident vectors tell of themselves. Values only."""
+"""The statistics of resident vectors. Values only."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from dataclasses import dataclass
 class ResidentStatistics:
     """Counts since the structure was made, and what it holds now.
 
-    `late`: forwarded deltas that sort before one of their vector that came earlier. `beneath_snapshot`: those
-    that sort before a state with which the log's past begins; they have no effect, and count as ignored.
-    `refolded_from_log`: how often a vector was folded from the log, in `log_passes` readings of it.
-    `folded_again`: deltas that were folded to put the late ones in their places, those among them.
+    `late`: forwarded deltas that sort before an earlier one of their vector. `beneath_snapshot`: those that
+    sort before the state with which the log begins; they have no effect, and count as ignored.
+    `refolded_from_log`: vectors folded from the log, in `log_passes` reads of it.
+    `refolded`: deltas folded to put the late ones in order, the late ones included. `duplicates`:
+    duplicates.
     """
 
     vectors: int
@@ -22,13 +23,13 @@ class ResidentStatistics:
     pinned: bool
     lamport: int
     folded: int
-    repeats: int
+    duplicates: int
     ignored: int
     late: int
     beneath_snapshot: int
     refolded_from_log: int
     log_passes: int
-    folded_again: int
+    refolded: int
     evicted: int
     chains: int
     chain_bytes: int

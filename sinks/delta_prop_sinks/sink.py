@@ -1,16 +1,15 @@
-"""The contract between the delivery loop and a sink: anything that spends deltas.
+"""The contract between the delivery loop and a sink: anything that consumes deltas.
 
-`Sink` is the contract, on one screen. Behind it stand the parts that a sink may have beside it, each a
-protocol that says what its methods promise:
+`Sink` is the contract, on one screen. A sink may implement these optional protocols beside it:
 
-`Rebuilds`: takes whole states in place of the deltas that made them. `HasBackground`, `HasBacklog`: works
-between deliveries, and says how much of that is left. `TakesManyAtOnce`: long calls, so few of them.
-`TakesControlRows`: gets the rows that only fill places. `HoldsVectors`: tells what is known of a vector.
+`Rebuildable`: loads full states in place of the deltas that made them. `HasBackground`: works between
+deliveries. `HasBacklog`: reports how much of that work is left. `BulkSink`: makes long calls, so few of them.
+`ControlRowSink`: also gets control rows. `VectorHolder`: reports what it knows of a vector.
 
-*At once.* A sink that hardly ever waits may have `apply_now(deliveries)`, no coroutine, beside `apply` in the
-same class. The delivery loop may call it in its place, from within the very publish that brought the deltas.
-True means what a return of `apply` means. False, or whatever it raises: the same deliveries come again by
-`apply`, which says what is wrong; so what it has done by then must be nothing, or as after a repeat.
+*Fast path.* A sink that seldom waits may define `apply_now(deliveries)`, a plain method, beside `apply` in
+the same class. The delivery loop may call it instead, from within the publish that brought the deltas. True
+means what a return of `apply` means. After False or any exception, the same deliveries are redelivered by
+`apply`, which reports the error; so whatever `apply_now` did by then must be nothing, or idempotent.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.cursor import Cursor
     from delta_prop_wire.delta import Head
-    from delta_prop_wire.states import StateRow
+    from delta_prop_wire.state_rows import StateRow
 
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """A batch from the log for one sink; `rows` are those its topics match, ascending, None for all.
+    """A batch from the log for one sink; `rows` are those that match its topics, ascending, None for all.
 
-    Never changed: it may be kept, and others may have it too.
+    Immutable: a sink may store it, and other sinks may hold it too.
 
-    `late`: these rows come out of the sink's quarantine, behind rows with higher offsets.
-    `end`: the batch is delivered up to this offset only, the rest comes later; None: all of it.
+    `redelivered`: these rows are released from the sink's quarantine, after rows with higher offsets.
+    `end`: the batch is delivered up to this offset only, the rest follows; None: all of it.
     """
 
     logged: LoggedBatch
     rows: NDArray[np.intp] | None = None
-    late: bool = False
+    redelivered: bool = False
     end: int | None = None
 
     @property
@@ -56,28 +55,28 @@ class Delivery:
 
     @property
     def count(self) -> int:
-        """How many rows are meant."""
+        """The number of rows to apply."""
         return self.logged.batch.count if self.rows is None else len(self.rows)
 
     @property
     def first_offset(self) -> int:
-        """The offset of the batch's first row, whether it is meant or not."""
+        """The offset of the batch's first row, even if `rows` leaves it out."""
         return self.logged.offset
 
     @property
     def next_offset(self) -> int:
-        """The offset behind the batch, or its part: where a sink that has applied it reads on."""
+        """The offset after the batch, or after its part: a sink that has applied it continues there."""
         return self.logged.next_offset if self.end is None else self.end
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """How far a sink's own data reaches, and the highest Lamport number among it.
+    """The end of a sink's own data, and the highest Lamport timestamp in it.
 
-    A sink that holds nothing yet names offset 0 of the log it is opened beside. `rebuilding`: a rebuild was
-    begun and did not come to its end, so what the sink holds is void, whatever the cursor says.
-    `reach`: where some of its data may be ahead of the cursor, the offset behind the last delta that may be
-    among them, of the cursor's log and epoch; a log that ends before it does not fit.
+    A sink without data names offset 0 of the log that it is opened with. `rebuilding`: a rebuild was begun
+    and not finished, so the sink's data is invalid, whatever the cursor says.
+    `reach`: if some of the data may be ahead of the cursor, the offset after the last delta that may be in
+    it, in the cursor's log and epoch; a log that ends before it does not match.
     """
 
     cursor: Cursor
@@ -87,7 +86,7 @@ class ResumePoint:
 
 
 class SinkContext(Protocol):
-    """What the delivery loop lends a sink from `open` to `aclose`."""
+    """The services that the delivery loop gives a sink from `open` to `aclose`."""
 
     @property
     def log_id(self) -> bytes:
@@ -101,12 +100,12 @@ class SinkContext(Protocol):
 
     @property
     def log_start(self) -> int:
-        """The oldest offset of which the log tells, by a delta or by a state; 0 while nothing is lost."""
+        """The oldest offset that the log still covers, by a delta or by a state; 0 while nothing is lost."""
         ...
 
     @property
     def topics(self) -> frozenset[str]:
-        """What the sink asked for, in text form."""
+        """The topics that the sink subscribed to, in text form."""
         ...
 
     @property
@@ -120,88 +119,91 @@ class SinkContext(Protocol):
         ...
 
     def own_thread(self) -> AbstractAsyncContextManager[Threads]:
-        """A new thread, as long as the scope lasts. Its end waits for no call: one that runs goes on, and who
-        waited for it is told that its thread was given up.
+        """Open a new thread for the duration of the scope. The scope's end waits for no call: one that runs
+        continues, and its caller gets an error that says that the thread was abandoned.
         """
         ...
 
     def background_thread(self) -> AbstractAsyncContextManager[Threads]:
-        """A new thread of low priority, as long as the scope lasts; for long work within `background`."""
+        """Open a new thread of low priority for the duration of the scope, for long work in `background`."""
         ...
 
     def committed(self, next_offset: int) -> None:
-        """Tell that everything below `next_offset` is durable in the sink, its own cursor with it."""
+        """Report that everything below `next_offset` is durable in the sink, with the sink's own cursor."""
         ...
 
     def first_missing(self, watermarks: Mapping[int, int]) -> int | None:
-        """Where the first delta stands that a log lacks which has each origin's up to this counter.
+        """Return the offset of the first delta that another log lacks, given its watermark for each origin.
 
-        None where it lacks nothing, as far as is known here.
+        A watermark is the counter up to which nothing is missing. None if it lacks nothing, as far as is
+        known here.
         """
         ...
 
-    def go_back(self, offset: int) -> None:
-        """Have deliveries go on from an offset once the present call has raised TryAgain. Only for a sink
-        whose cursor the service keeps. Raises Refused where the log no longer has it.
+    def rewind(self, offset: int) -> None:
+        """Continue deliveries from an offset once the present call has raised TryAgain. Only for a sink whose
+        cursor the service stores. Raises Refused if the log no longer has the offset.
         """
         ...
 
     def dimension(self, namespace: str) -> int | None:
-        """How many numbers the vectors of a namespace have, as its first one in the log fixed it; None where
-        none has. One that was forwarded may have another number of them.
+        """Return the dimension of a namespace's vectors, as its first vector in the log fixed it; None if it
+        has none. A forwarded vector may have another dimension.
         """
         ...
 
     def history(self, vectors: Collection[tuple[str, str]]) -> AsyncIterator[tuple[LoggedBatch, int]]:
-        """The deltas that the log still holds of vectors (namespace, id), in log order, as (batch, row).
+        """Yield the deltas that the log still holds of vectors (namespace, id) in log order: (batch, row).
 
-        The log is read once for all of them, in pieces, between which the event loop goes on. Where it starts
-        later than at 0, each vector's state comes first (`batch.is_state`): what came before. Raises TryAgain
-        where the log lets go of what is being read.
+        One pass reads the log for all of them, in pieces, and yields to the event loop between pieces. If the
+        log starts above offset 0, each vector's state comes first (`batch.is_state`) and stands for what came
+        before. Raises TryAgain if the log drops what is being read.
         """
         ...
 
 
 class Sink(Protocol):
-    """Spends deltas: opened, called with deliveries by one task, closed. `check_sink` plays all this to it.
+    """Consumes deltas: opened, called with deliveries by one task, closed. `check_sink` tests all of this.
 
-    *Order.* Deliveries come in log order, with gaps where rows are for others; never two calls at a time.
+    *Order.* Deliveries come in log order, with gaps where rows are for other sinks; calls never overlap.
 
-    *The event loop* is shared by everybody, and makes all calls: what blocks goes to `SinkContext.threads`.
+    *Event loop.* The shared event loop makes all calls: run what blocks on `SinkContext.threads`.
 
-    *A return* of `apply` means: all rows are applied, and readers see them. Not that they are durable: a sink
-    with a cursor of its own, which `open` gives, reports that with `SinkContext.committed`.
+    *Return.* A return of `apply` means that all rows are applied and that readers see them. It does not mean
+    that they are durable: a sink with its own cursor, which `open` returns, reports that with
+    `SinkContext.committed`.
 
-    *Repeats.* After a failure, a cancelled call or a restart, rows come again, cut differently, and must have
-    the effect of one. A row is a repeat where its vector has its offset or key already, or a later one.
+    *Duplicates.* After a failure, a cancelled call or a restart, rows are redelivered in other batches and
+    must take effect once. A row is a duplicate if its vector already has its offset or key, or a later one.
 
-    *Failures*, each with one remedy. `TryAgain`: it may pass; what lies below `done_offset` is applied, the
-    rest comes again. `RejectDelta`: this row can never be applied, all before it are; it is set aside in the
-    sink's quarantine, with what depends on it, and the rest comes again. `StopSink`: nothing more before
-    someone acts; the cursor stays. Any other exception counts as a defect, and as `TryAgain`. After a failure
-    calls bring less, and twice as much after each success; a row that fails on and on by itself is named.
+    *Failures*, each with one remedy. `TryAgain`: the failure may pass; rows below `done_offset` are applied,
+    the rest is redelivered. `RejectDelta`: this row can never be applied, and all rows before it are; the row
+    and its dependents go to the sink's quarantine, and the rest is redelivered. `StopSink`: no call follows
+    until an operator acts; the cursor stays. Any other exception counts as a defect, and as `TryAgain`. After
+    a failure, calls bring less, and twice as much after each success; a single row that fails repeatedly is
+    reported.
 
-    *Cancellation* may come at every await, after `apply_s_max` at the latest. The call has then happened, or
-    not, or in part; its rows come again. What runs on `SinkContext.threads` is waited for: a transaction
-    there happens whole, or not at all.
+    *Cancellation* may come at every await, after `apply_timeout_s` at the latest. The call then took effect
+    fully, partly or not at all; its rows are redelivered. The delivery loop waits for what runs on
+    `SinkContext.threads`: a transaction there commits fully or not at all.
 
-    *Out of the quarantine* rows come when an operator says so: marked `late`, in calls of their own, once,
-    behind higher offsets, but of their own vector nothing was delivered since; so repeats are told by vector.
-    They move no cursor, and a sink that keeps its own makes them durable before `apply` returns.
+    *Quarantine.* An operator releases rows from it: marked `redelivered`, in calls of their own, once, after
+    higher offsets, though none of their own vector; so detect duplicates by vector. They move no cursor, and
+    a sink with its own cursor makes them durable before `apply` returns.
 
     *Forwarded rows*, of another service (`logged.source` is replica), may sort by `logged.key(row)` before a
-    row of their vector that came earlier, or have its id. A sink that keeps states folds such a vector anew,
-    in canonical order, before `apply` returns: `must_fold_again` tells of a row whether that is needed,
-    `fold_again` does it for all vectors of a call. A sink of changes gets each row once.
+    row of their vector that came earlier, or have its id. A sink that stores states refolds such a vector in
+    canonical order before `apply` returns: `must_fold_again` returns True for a row that needs it, and
+    `fold_again` does it for all vectors of a call. A sink that stores changes gets each row once.
     """
 
     @property
     def name(self) -> str:
-        """What operators call it; unique within one service."""
+        """The name that operators see; unique within one service."""
         ...
 
     async def open(self, context: SinkContext) -> ResumePoint | None:
-        """Get ready. None: the broker keeps the cursor. Raises StopSink or UsageError."""
+        """Prepare; return None if the broker stores the cursor. Raises StopSink or UsageError."""
         ...
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
@@ -209,33 +211,33 @@ class Sink(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Finish what is begun, under a deadline of its own, and let go of everything. Idempotent.
+        """Finish what is begun, under the sink's own deadline, and release all resources. Idempotent.
 
-        Raises TryAgain where something could not be finished; everything is let go of all the same.
+        Raises TryAgain if something could not be finished; all resources are released even then.
         """
         ...
 
     def statistics(self) -> object:
-        """A frozen snapshot of the sink's numbers."""
+        """Return a frozen snapshot of the sink's numbers."""
         ...
 
 
 @runtime_checkable
 class HasBackground(Protocol):
-    """A sink with work between deliveries. The owner of the delivery loop runs it beside the loop, from after
-    `open` until before `aclose`, and cancels it.
+    """A sink with work between deliveries. The owner of the delivery loop runs `background` beside the loop,
+    after `open` and until before `aclose`, and cancels it.
     """
 
     async def background(self) -> None:
-        """Run until cancelled. A failure in here is reported by the next `apply`, not raised."""
+        """Run until cancelled. The next `apply` reports a failure of this method, which raises nothing."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """How many applied rows a sink has still to work on, and how many it lets come together at most.
+    """The number of applied rows that a sink still has to work on, and its maximum.
 
-    `before`: of both, what stood there when the sink was opened; nobody is slowed down for it.
+    `before`: the part of both that was there when the sink was opened; producers are not paced for it.
     """
 
     rows: int
@@ -245,76 +247,74 @@ class Backlog:
 
 @runtime_checkable
 class HasBacklog(Protocol):
-    """A sink whose background work may fall behind. Near its bound it paces producers; `apply` keeps it."""
+    """A sink whose background work may lag. Near `rows_max` it paces producers; `apply` enforces it."""
 
     def backlog(self) -> Backlog:
-        """Now. Cheap: asked ten times a second."""
+        """Return the present backlog. Cheap: called ten times a second."""
         ...
 
 
 @runtime_checkable
-class TakesControlRows(Protocol):
-    """A sink that is delivered a log's control rows too, which only fill places: all of it, as it lies."""
+class ControlRowSink(Protocol):
+    """A sink that also gets a log's control rows, which only fill offsets: the full log, unchanged."""
 
     control_rows: bool
 
 
 @runtime_checkable
-class TakesManyAtOnce(Protocol):
-    """A sink whose calls may take long whatever they bring: behind, it gets up to so many deltas in one."""
+class BulkSink(Protocol):
+    """A sink whose calls may take long whatever they bring: while it lags, a call brings more deltas."""
 
     @property
     def deltas_a_call(self) -> int:
-        """Of the next call; without effect below what every sink gets."""
+        """The maximum deltas of the next call; without effect below the default for all sinks."""
         ...
 
 
 @runtime_checkable
-class HoldsVectors(Protocol):
-    """A sink whose vectors outlive the log: what it holds counts as known when deltas are admitted."""
+class VectorHolder(Protocol):
+    """A sink whose vectors outlive the log: admission treats the vectors that it holds as known."""
 
     def dimensions(self) -> Mapping[str, int]:
-        """The dimension of each namespace of which it holds a vector."""
+        """Return the dimension of each namespace of which it holds a vector."""
         ...
 
     def head(self, namespace: str, vector_id: str) -> Head | None:
-        """The last dot of a vector and whether it is there, None where the sink has it not at hand."""
+        """Return a vector's last dot and True if it is alive; None if it is not in memory."""
         ...
 
 
 @runtime_checkable
-class Rebuilds(Protocol):
-    """A sink that can be rebuilt from states: where it has fallen behind what the log still holds, or where
-    its owner says so.
+class Rebuildable(Protocol):
+    """A sink that can be rebuilt from states: if it lags below the log start, or on the owner's request.
 
-    `begin_rebuild` makes void what it holds, `take_states` brings every vector's state as of one offset,
-    `end_rebuild` makes that its data, with a cursor at that offset; deliveries go on from there. Readers may
-    see the old data until the end, or what there is of the new. A rebuild that does not come to its end is
-    begun again from the beginning; so a sink with a cursor of its own remembers durably that one was begun,
-    and says so when it is opened. TryAgain and StopSink mean what they mean for `apply`, but that a call that
-    failed has done nothing that counts: it comes again as it was.
+    `begin_rebuild` invalidates the sink's data, `load_states` brings every vector's state as of one offset,
+    `end_rebuild` makes these its data, with a cursor at that offset; deliveries continue from there. Readers
+    may see the old data until the end, or part of the new. An unfinished rebuild starts over; so a sink with
+    its own cursor records durably that a rebuild was begun, and reports it when it is opened. TryAgain and
+    StopSink mean what they mean for `apply`, but a failed call had no effect: it is repeated unchanged.
     """
 
     async def begin_rebuild(self, offset: int) -> None:
-        """What the sink holds is void, durably so: states as of `offset` follow. Also the second time."""
+        """Invalidate the sink's data durably: states as of `offset` follow. May be called twice."""
         ...
 
-    async def take_states(self, rows: Sequence[StateRow]) -> None:
-        """Some vectors' states, each vector once, in no particular order; the same rows may come again.
+    async def load_states(self, rows: Sequence[StateRow]) -> None:
+        """Load some vectors' states, each vector once, in any order; the same rows may be redelivered.
 
-        A state that is not alive is a tombstone, or deltas without effect alone.
+        A state that is not alive is a tombstone, or consists of deltas without effect.
         """
         ...
 
     async def end_rebuild(self, offset: int, lamport: int) -> None:
-        """All states were brought. They and the cursor, `offset` of the present log, are the sink's data now,
-        at once and as durable as its own cursor; `lamport` is the highest Lamport number among them.
+        """Make the loaded states and the cursor, `offset` of the present log, the sink's data, atomically and
+        as durably as its own cursor. All states were loaded; `lamport` is their highest Lamport timestamp.
         """
         ...
 
 
 class SinkFailure(DeltaPropError):
-    """Root of what `apply` raises on purpose."""
+    """The base class of the errors that `apply` raises on purpose."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason if isinstance(reason, str) and reason else f"no reason given ({reason!r:.80})"
@@ -322,7 +322,7 @@ class SinkFailure(DeltaPropError):
 
 
 class TryAgain(SinkFailure):
-    """A passing failure. What lies below `done_offset` is applied (None: nothing of this call)."""
+    """A passing failure. Rows below `done_offset` are applied (None: none of this call)."""
 
     def __init__(self, reason: str, done_offset: int | None = None) -> None:
         super().__init__(reason)
@@ -332,7 +332,7 @@ class TryAgain(SinkFailure):
 
 
 class RejectDelta(SinkFailure):
-    """The delta at `offset` can never be applied here; everything before it is."""
+    """The delta at `offset` can never be applied here; all rows before it are applied."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(reason)
@@ -341,7 +341,7 @@ class RejectDelta(SinkFailure):
 
 
 class StopSink(SinkFailure):
-    """The sink cannot go on until someone acts; the reason holds the cure."""
+    """The sink cannot continue until an operator acts; the reason names the fix."""
 
 
 def _check_offset(field: str, offset: object) -> None:

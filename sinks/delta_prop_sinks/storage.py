@@ -1,8 +1,8 @@
 """The storage sink: the latest state of every vector in a SQLite file, its cursor in the same transaction.
 
-Rows, each row's last delta, the cursor and the highest Lamport number move together, synced; so each
-delta has its effect in the file exactly once, whatever crashes. By default changes are written behind:
-visible to `get` at once, durable within `flush_s`; `mode="through"` commits before `apply` returns.
+Rows, each row's last delta, the cursor and the highest Lamport timestamp commit together, synced; so each
+delta takes effect in the file exactly once, whatever crashes. By default the sink uses write-behind: changes
+are visible to `get` at once and durable within `flush_s`; `mode="through"` commits before `apply` returns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 
-from delta_prop_sinks.bounds import (
+from delta_prop_sinks.argument_checks import (
     check_above_zero,
     check_at_least,
     check_kind,
@@ -24,12 +24,12 @@ from delta_prop_sinks.bounds import (
     check_sink_name,
     check_texts,
 )
-from delta_prop_sinks.resident import Resident
+from delta_prop_sinks.image_manager import ImageManager
+from delta_prop_sinks.resident import ResidentVectors
 from delta_prop_sinks.sink import RejectDelta, ResumePoint, SinkFailure, StopSink, TryAgain
-from delta_prop_sinks.storage_file import FileFailed, FileLost, StorageFile
-from delta_prop_sinks.storage_imaging import Imaging
-from delta_prop_sinks.storage_rows import Gathered, dirty, dirty_groups
-from delta_prop_wire.algebra import State
+from delta_prop_sinks.storage_file import StorageFile, StorageFileError, StorageFileLost
+from delta_prop_sinks.storage_rows import DirtyRows, dirty_groups, dirty_slots
+from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import UsageError
 
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
     from delta_prop_sinks.sink import Delivery, SinkContext
     from delta_prop_sinks.storage_file import ImageName
-    from delta_prop_sinks.storage_rows import Stored
-    from delta_prop_sinks.table import Table
+    from delta_prop_sinks.storage_rows import StoredRow
+    from delta_prop_sinks.vector_table import VectorTable
     from delta_prop_wire.delta import Head
-    from delta_prop_wire.states import StateRow
+    from delta_prop_wire.state_rows import StateRow
 
 
 T = TypeVar("T")
@@ -55,9 +55,9 @@ _IDLE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class StorageStatistics:
-    """How far the file is behind, and what was written. `failure`: why the last flush failed, if it did.
+    """The file's progress, and what was written. `failure`: the reason that the last flush failed, or None.
 
-    `image`: none, or what became of the columns kept beside the file for a fast start.
+    `image`: the state of the image beside the file, from which a start is fast.
     """
 
     applied_offset: int
@@ -73,15 +73,16 @@ class StorageStatistics:
 
 
 class StorageSink:
-    """Keeps vectors in the file at `path`, one process at a time.
+    """Stores vectors in the file at `path`, which one process may use at a time.
 
-    `flush_s` is the pause between flushes of `background`; where nobody runs that, `apply` flushes after
-    `rows_unflushed_max` rows. Hand the same `resident` to an index and both read one copy of the vectors;
-    then attach this sink first.
+    `flush_s` is the pause between flushes of `background`; if no task runs that, `apply` flushes after
+    `rows_unflushed_max` rows. To share one copy of the vectors with an index, give both the same `resident`
+    and attach this sink first.
 
-    From `image_rows_min` rows on an image of all rows is kept beside the file, so that a start need not read
-    them one by one. It is written at the close, and every `image_s` seconds at most, when a quarter of the
-    rows has changed; it takes the vectors' own bytes and some 50 a row, twice that while it is written.
+    From `image_rows_min` rows on, the sink writes an image of all rows beside the file, so that a start need
+    not read them one by one. It writes one at the close, and at most every `image_s` seconds once a quarter
+    of the rows has changed; it takes the vectors' own bytes and some 50 per row, twice that while it is
+    written.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class StorageSink:
         path: str | Path,
         *,
         name: str = "storage",
-        resident: Resident | None = None,
+        resident: ResidentVectors | None = None,
         mode: Literal["behind", "through"] = "behind",
         flush_s: float = 0.1,
         rows_unflushed_max: int = 20_000,
@@ -100,7 +101,7 @@ class StorageSink:
     ) -> None:
         check_path(path)
         if mode not in ("behind", "through"):
-            raise UsageError(f'mode {mode!r} is not "behind" or "through"')
+            raise UsageError(f'mode {mode!r} is not "behind" or "through": give one of them')
         check_above_zero(flush_s=flush_s, close_s=close_s)
         check_at_least(1, rows_unflushed_max=rows_unflushed_max, wal_bytes_max=wal_bytes_max)
         check_at_least(1, image_rows_min=image_rows_min)
@@ -110,61 +111,63 @@ class StorageSink:
         self.flush_s = flush_s
         self.rows_unflushed_max = rows_unflushed_max
         self.close_s = close_s
-        self.resident = Resident() if resident is None else check_kind("resident", resident, Resident)
+        self.resident = (
+            ResidentVectors() if resident is None else check_kind("resident", resident, ResidentVectors)
+        )
         if self.resident.stored:
-            raise UsageError("the resident vectors have a storage sink already: give this one its own")
+            raise UsageError("the resident vectors have a storage sink already: give each sink its own")
         self.resident.stored = True
         self.image_s = image_s
         self._file = StorageFile(path, wal_bytes_max=wal_bytes_max)
-        self._imaging = Imaging(self._file, self.resident, rows_min=image_rows_min)
+        self._image_manager = ImageManager(self._file, self.resident, rows_min=image_rows_min)
         self._context: SinkContext | None = None
         self._applied = self._committed = 0
-        self._reach = 0  # deltas below may be in rows of the file, though its cursor is lower
+        self._reach = 0  # rows of the file may hold deltas below this, though its cursor is lower
         self._unflushed = 0
         self._backgrounds = 0
         self._failure: str | None = None
         self._commits = self._written = self._read_back = 0
         self._flush_s = 0.0
         self._wal_idle = True
-        self._work = anyio.Event()
+        self._work_ready = anyio.Event()
         self._flushing = anyio.Lock()
 
     # --- the contract
 
     def check_file(self) -> None:
-        """Check that the file can be this sink's; nothing is changed. Raises UsageError."""
+        """Check that the file can be this sink's; changes nothing. Raises UsageError."""
         self._file.check_header()
 
     async def open(self, context: SinkContext) -> ResumePoint:
-        """Open or create the file and load its rows, as far as they fit. Raises UsageError, StopSink."""
+        """Open or create the file and load the rows that fit into memory. Raises UsageError, StopSink."""
         resident, file = self.resident, self._file
         try:
-            opened = await self._run(context, lambda: file.connect(context.log_id))
+            opened = await self._run_on_file(context, lambda: file.connect(context.log_id))
             resident.enter(context)
-            resident.note_past(opened.lamport_before)
+            resident.note_lamport_before_log(opened.lamport_before)
             resident.lamport = max(resident.lamport, opened.lamport)
             self._context = context
-            if not await self._imaging.load(opened, context.log_id, _Thread(self, context)):
+            if not await self._image_manager.load(opened, context.log_id, _FileThread(self, context)):
                 await self._load(context)
         except BaseException as error:
             self._context = None
-            await self._let_go(context)
+            await self._release(context)
             if isinstance(error, SinkFailure):
                 raise StopSink(error.reason) from error
             raise
         cursor = opened.cursor or Cursor(context.log_id, context.epoch, 0)
-        void = opened.rebuilding or resident.void
-        same = cursor.log_id == context.log_id and not void
-        self._applied = self._committed = cursor.next_offset if same else 0
-        self._reach = opened.reach if same else 0
-        resident.opened(self._applied)
-        return ResumePoint(cursor, opened.lamport, void, self._reach)
+        is_invalid = opened.rebuilding or resident.rebuilding
+        is_same_log = cursor.log_id == context.log_id and not is_invalid
+        self._applied = self._committed = cursor.next_offset if is_same_log else 0
+        self._reach = opened.reach if is_same_log else 0
+        resident.note_loaded(self._applied)
+        return ResumePoint(cursor, opened.lamport, is_invalid, self._reach)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Fold; in `through` mode commit. Raises TryAgain while the file cannot be used, StopSink where it is
-        damaged or gone, RejectDelta.
+        """Fold; in `through` mode commit. Raises TryAgain while the file is unusable, StopSink if it is
+        corrupted or deleted, and RejectDelta.
         """
-        context = self._opened()
+        context = self._require_open()
         if self._failure is not None:
             await self.flush()
         await self._read_back_missing(deliveries, context)
@@ -172,124 +175,124 @@ class StorageSink:
         try:
             await resident.apply(deliveries, context)
         except RejectDelta as rejected:
-            await self._keep_prefix(rejected, now=self.mode == "through" or deliveries[-1].late)
+            await self._flush_prefix(rejected, now=self.mode == "through" or deliveries[-1].redelivered)
             raise
-        late = deliveries[-1].late
-        if not late:  # a late row tells nothing of those below it
+        is_redelivered = deliveries[-1].redelivered
+        if not is_redelivered:  # a redelivered row proves nothing about rows below it
             self._applied = max(self._applied, deliveries[-1].next_offset)
-        self._work.set()
-        # What the quarantine lets go of lies below the cursor, so nobody brings it again.
-        if late or self.mode == "through" or (not self._backgrounds and self._is_due(deliveries)):
+        self._work_ready.set()
+        # A row released from quarantine is below the cursor, so it is never redelivered.
+        if is_redelivered or self.mode == "through" or (not self._backgrounds and self._is_due(deliveries)):
             await self.flush()
         if resident.is_full:
-            await self._make_room()
+            await self._evict()
 
     def apply_now(self, deliveries: Sequence[Delivery]) -> bool:
-        """Fold what is written behind, of vectors that are in memory and have room there."""
+        """Fold in write-behind mode, if all vectors are in memory and within capacity."""
         context, resident = self._context, self.resident
         if (
             context is None
             or self._failure is not None
             or self.mode == "through"
             or not (self._backgrounds and resident.complete)
-            or deliveries[-1].late
+            or deliveries[-1].redelivered
             or resident.is_full
         ):
             return False
         if not resident.apply_now(deliveries, context):
             return False
         self._applied = max(self._applied, deliveries[-1].next_offset)
-        self._work.set()
+        self._work_ready.set()
         return True
 
     @property
     def deltas_a_call(self) -> int:
-        """Many, while what comes has vectors folded again."""
+        """Large while deltas cause refolds."""
         return self.resident.deltas_a_call
 
     async def begin_rebuild(self, offset: int) -> None:
-        """The file's rows are void from here on, whatever crashes; readers see them until the new ones are
-        whole. Raises TryAgain, StopSink.
+        """Invalidate the file's rows, whatever crashes; readers see them until the new rows are complete.
+        Raises TryAgain, StopSink.
         """
-        context = self._opened()
+        context = self._require_open()
         async with self._flushing:
             with anyio.CancelScope(shield=True):
-                await self._run(context, self._file.begin_rebuild)
-            self._imaging.begin_rebuild()
+                await self._run_on_file(context, self._file.begin_rebuild)
+            self._image_manager.begin_rebuild()
             self.resident.begin_rebuild(context)
 
-    async def take_states(self, rows: Sequence[StateRow]) -> None:
-        """Write rows beside the void ones. Raises TryAgain, StopSink."""
-        context = self._opened()
+    async def load_states(self, rows: Sequence[StateRow]) -> None:
+        """Write rows beside the invalidated ones. Raises TryAgain, StopSink."""
+        context = self._require_open()
 
         def write() -> None:
-            self._file.take_states(rows)
+            self._file.load_states(rows)
             self._file.checkpoint()
 
         with anyio.CancelScope(shield=True):
-            await self._run(context, write)
+            await self._run_on_file(context, write)
         self._wal_idle = False
 
     async def end_rebuild(self, offset: int, lamport: int) -> None:
-        """The new rows take the place of the void ones, in one transaction; then they are loaded.
+        """Replace the invalidated rows by the new ones in one transaction, then load these.
 
-        Where an index shares the vectors, old and new ones are in memory until all is loaded.
+        If an index shares the vectors, memory holds old and new ones until all are loaded.
         Raises TryAgain, StopSink.
         """
-        context, resident = self._opened(), self.resident
+        context, resident = self._require_open(), self.resident
         cursor = Cursor(context.log_id, context.epoch, offset)
         async with self._flushing:
             if self._file.rebuilding:
                 with anyio.CancelScope(shield=True):
-                    await self._run(context, lambda: self._file.end_rebuild(cursor, lamport))
-            resident.clear(aside=resident.pinned)
-            whole = await self._load(context)
-            resident.take_over()
-            resident.complete = whole
+                    await self._run_on_file(context, lambda: self._file.end_rebuild(cursor, lamport))
+            resident.clear(staged=resident.pinned)
+            is_complete = await self._load(context)
+            resident.swap_in_staged()
+            resident.complete = is_complete
             resident.end_rebuild(context, offset, lamport)
-            self._imaging.end_rebuild()
+            self._image_manager.end_rebuild()
             self._applied = self._committed = self._reach = offset
         context.committed(offset)
 
     async def background(self) -> None:
-        """Flush every `flush_s` while there is something to flush; tidy up the file when there is not."""
+        """Flush every `flush_s` while there are changes; checkpoint the file when there are none."""
         self._backgrounds += 1
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._write_images)
-                await self._flush_again_and_again()
+                await self._flush_loop()
         finally:
             self._backgrounds -= 1
 
-    async def _flush_again_and_again(self) -> None:
+    async def _flush_loop(self) -> None:
         while True:
             with anyio.move_on_after(_IDLE_S):
-                await self._work.wait()
-            if not self._work.is_set():
-                await self._tidy()
-                await self._work.wait()
-            # A flush may take long where much has changed: rest as long, so that half the time is free.
+                await self._work_ready.wait()
+            if not self._work_ready.is_set():
+                await self._checkpoint_wal()
+                await self._work_ready.wait()
+            # A flush of many changes may take long: pause as long, so that half the time is free.
             await anyio.sleep(max(self.flush_s, self._flush_s))
-            self._work = anyio.Event()
+            self._work_ready = anyio.Event()
             try:
                 await self.flush()
-            except SinkFailure:  # noted; the next apply tells it
-                self._work.set()
+            except SinkFailure:  # `_failure` holds it, and the next apply reports it
+                self._work_ready.set()
 
     async def _write_images(self) -> None:
-        """Write an image whenever enough has changed, `image_s` after the one before at the earliest."""
-        context = self._opened()
+        """Write an image whenever enough has changed, `image_s` after the last one at the earliest."""
+        context = self._require_open()
         while True:
-            await self._imaging.wanted.wait()
+            await self._image_manager.image_due.wait()
             async with context.background_thread() as thread:
-                await self._imaging.write(thread, context.log_id)
-            self._work.set()
+                await self._image_manager.write(thread, context.log_id)
+            self._work_ready.set()
             await anyio.sleep(self.image_s)
 
     async def aclose(self) -> None:
-        """Write what is not yet written, within `close_s`, and close the file.
+        """Write the changes that are left, within `close_s`, and close the file.
 
-        Raises TryAgain where not all was written; the file is closed all the same, its cursor right.
+        Raises TryAgain if some were not written; the file is closed even then, and its cursor is correct.
         """
         context, self._context = self._context, None
         if context is None:
@@ -298,64 +301,66 @@ class StorageSink:
             try:
                 with anyio.move_on_after(self.close_s):
                     await self._flush(context)
-                    if self._imaging.worth_while_at_close():
-                        await self._imaging.write(context.threads, context.log_id)
+                    if self._image_manager.is_due_at_close():
+                        await self._image_manager.write(context.threads, context.log_id)
                         await self._flush(context)
             except StopSink as failure:
                 raise TryAgain(failure.reason) from failure
             finally:
                 self.resident.abandon_rebuild(context)
-                await self._let_go(context)
+                await self._release(context)
         if self._committed < self._applied:
             raise TryAgain(
                 f"{self._file.path} was closed after {self.close_s} s, at offset {self._committed} of "
-                f"{self._applied}: the rest is delivered again, or raise close_s"
+                f"{self._applied}: the rest is redelivered; raise close_s to write all of it"
             )
 
     def statistics(self) -> StorageStatistics:
-        """A snapshot of the sink's numbers."""
+        """Return a snapshot of the sink's numbers."""
         return StorageStatistics(
             applied_offset=self._applied,
             committed_offset=self._committed,
-            dirty_rows=sum(int(np.count_nonzero(dirty(table))) for table in self.resident.tables.values()),
+            dirty_rows=sum(
+                int(np.count_nonzero(dirty_slots(table))) for table in self.resident.tables.values()
+            ),
             commits=self._commits,
             rows_written=self._written,
             rows_read_back=self._read_back,
             wal_bytes=self._file.wal_bytes,
             failure=self._failure,
             last_flush_s=self._flush_s,
-            image=self._imaging.state,
+            image=self._image_manager.state,
         )
 
     # --- for readers
 
-    async def get(self, namespace: str, vector_id: str) -> State | None:
-        """A vector's state as of the last apply, a tombstone (not alive) included; None: never heard of."""
-        context = self._opened()
+    async def get(self, namespace: str, vector_id: str) -> VectorState | None:
+        """Return a vector's state as of the last apply, also of a tombstone; None if it never had a delta."""
+        context = self._require_open()
         state = self.resident.state(namespace, vector_id)
         if state is not None:
             return state
         check_texts(namespace=namespace, vector_id=vector_id)
         if self.resident.complete:
             return None
-        rows = await self._run(context, lambda: self._file.read([(namespace, vector_id)]))
-        # While the file was read, an apply may have brought the vector back and changed it.
+        rows = await self._run_on_file(context, lambda: self._file.read([(namespace, vector_id)]))
+        # While the file was read, an apply may have loaded the vector and changed it.
         state = self.resident.state(namespace, vector_id)
         return state if state is not None or not rows else rows[0].state
 
     def dimensions(self) -> dict[str, int]:
-        """The dimension of each namespace of which a vector was resident."""
+        """Return the dimension of each namespace of which a vector was resident."""
         return self.resident.dimensions()
 
     def head(self, namespace: str, vector_id: str) -> Head | None:
-        """The last dot of a vector and whether it is there, None where it is not resident."""
+        """Return a vector's last dot and True if it is alive; None if it is not resident."""
         return self.resident.head(namespace, vector_id)
 
-    async def rows(self) -> AsyncIterator[tuple[str, str, State]]:
-        """Everything that the file holds, in order of namespace and vector id; after a flush, everything."""
-        context, after = self._opened(), None
+    async def rows(self) -> AsyncIterator[tuple[str, str, VectorState]]:
+        """Yield the file's rows, ordered by namespace and vector id; after a flush these are all vectors."""
+        context, after = self._require_open(), None
         while True:
-            page = await self._run(context, partial(self._file.page, after, _PAGE_ROWS))
+            page = await self._run_on_file(context, partial(self._file.page, after, _PAGE_ROWS))
             for row in page:
                 yield row.namespace, row.vector_id, row.state
             if len(page) < _PAGE_ROWS:
@@ -363,24 +368,24 @@ class StorageSink:
             after = (page[-1].namespace, page[-1].vector_id)
 
     async def flush(self) -> None:
-        """Write all that is applied, with its cursor. Raises TryAgain where the file cannot be written."""
-        await self._flush(self._opened())
+        """Write all that is applied, with its cursor. Raises TryAgain if the file cannot be written."""
+        await self._flush(self._require_open())
 
     # --- writing
 
     async def _flush(self, context: SinkContext) -> None:
         async with self._flushing:
-            if self._file.rebuilding or self.resident.void:
-                return  # what memory holds is void, and so is the file
+            if self._file.rebuilding or self.resident.rebuilding:
+                return  # memory and file hold invalidated data
             applied = self._applied
             touched = self.resident.take_touched()
             groups = dirty_groups(touched)
-            image = self._imaging.take_ready()
+            image = self._image_manager.take_ready()
             if not groups and applied == self._committed and image is None:
                 return
             started = context.clock.now()
             try:
-                # Rows may be ahead of the cursor, never behind: it moves with the last transaction.
+                # Rows may be ahead of the cursor, never the reverse: it moves with the last transaction.
                 for group in groups[:-1]:
                     await self._commit(context, group, self._committed)
                     await anyio.lowlevel.checkpoint_if_cancelled()
@@ -389,7 +394,7 @@ class StorageSink:
                 self.resident.touched.update(touched)
                 raise
             if image is not None:
-                await self._imaging.named(image, _Thread(self, context))
+                await self._image_manager.note_named(image, _FileThread(self, context))
             self._flush_s = context.clock.now() - started
             self._committed = applied
             context.committed(applied)
@@ -397,12 +402,12 @@ class StorageSink:
     async def _commit(
         self,
         context: SinkContext,
-        group: Sequence[tuple[Table, NDArray[np.intp]]],
+        group: Sequence[tuple[VectorTable, NDArray[np.intp]]],
         next_offset: int,
         image: ImageName | None = None,
     ) -> None:
-        parts = [Gathered(table, slots) for table, slots in group]
-        # These rows are as they are now, whatever the cursor says: later deltas may have come meanwhile.
+        parts = [DirtyRows(table, slots) for table, slots in group]
+        # These rows are the present ones, whatever the cursor says: later deltas may have arrived meanwhile.
         cursor, lamport = Cursor(context.log_id, context.epoch, next_offset), self.resident.lamport
         reach = self._reach = max(self._reach, self._applied)
 
@@ -413,34 +418,34 @@ class StorageSink:
 
         try:
             with anyio.CancelScope(shield=True):
-                written = await self._run(context, write)
+                written = await self._run_on_file(context, write)
         except BaseException as error:
             for part in parts:
-                part.failed()
+                part.note_failed()
             if isinstance(error, SinkFailure):
                 self._failure = error.reason
             raise
         for part in parts:
-            part.done()
+            part.note_committed()
         self._failure = None
         self._written += written
-        self._imaging.note_written(written)
+        self._image_manager.note_written(written)
         self._commits += 1
         self._wal_idle = False
 
-    async def _tidy(self) -> None:
+    async def _checkpoint_wal(self) -> None:
         context = self._context
         if context is None or self._wal_idle:
             return
         async with self._flushing:
             self._wal_idle = True
             with anyio.CancelScope(shield=True), suppress(SinkFailure):
-                await self._run(context, partial(self._file.checkpoint, idle=True))
+                await self._run_on_file(context, partial(self._file.checkpoint, idle=True))
 
-    async def _keep_prefix(self, rejected: RejectDelta, *, now: bool) -> None:
-        """What stands before a rejected delta is applied: it is written as if nothing came behind it."""
+    async def _flush_prefix(self, rejected: RejectDelta, *, now: bool) -> None:
+        """Apply the rows before a rejected delta: write them as if nothing followed."""
         self._applied = max(self._applied, rejected.offset)
-        self._work.set()
+        self._work_ready.set()
         if now:
             try:
                 await self.flush()
@@ -449,37 +454,37 @@ class StorageSink:
 
     # --- on the thread
 
-    async def _run(self, context: SinkContext, function: Callable[[], T]) -> T:
-        """Do something with the file. Raises TryAgain, or StopSink where the file is damaged or gone."""
+    async def _run_on_file(self, context: SinkContext, function: Callable[[], T]) -> T:
+        """Run a function that uses the file. Raises TryAgain, or StopSink if it is corrupted or deleted."""
 
         def use() -> T:
-            with self._file.used():
+            with self._file.use():
                 return function()
 
         try:
             return await context.threads.run(use)
-        except FileLost as error:
+        except StorageFileLost as error:
             raise StopSink(str(error)) from error
-        except FileFailed as error:
+        except StorageFileError as error:
             raise TryAgain(str(error)) from error
         except OSError as error:
             raise TryAgain(f"{self._file.path} cannot be used: {error}") from error
 
-    async def _let_go(self, context: SinkContext) -> None:
-        """Close the file, here if need be: nobody could open it again."""
+    async def _release(self, context: SinkContext) -> None:
+        """Close the file, on the event loop if the thread fails: an open file would block the next open."""
         with anyio.CancelScope(shield=True):
             try:
                 await context.threads.run(self._file.close)
-            except Exception:  # the thread's, since closing raises none
+            except Exception:  # from the thread, since closing raises none
                 self._file.close()
 
     # --- reading back
 
     async def _load(self, context: SinkContext) -> bool:
-        """Bring the file's rows into memory, as many as fit; whether these are all."""
+        """Load the file's rows into memory, as many as fit; return True if these are all."""
         resident, after = self.resident, None
         while True:
-            blocks, after = await self._run(
+            blocks, after = await self._run_on_file(
                 context,
                 partial(self._file.page_of_blocks, after, _PAGE_ROWS),
             )
@@ -494,39 +499,39 @@ class StorageSink:
     async def _read_back_missing(self, deliveries: Sequence[Delivery], context: SinkContext) -> None:
         missing = self.resident.missing(deliveries)
         if missing:
-            rows = await self._run(context, lambda: self._file.read(missing))
-            self._take(rows)
+            rows = await self._run_on_file(context, lambda: self._file.read(missing))
+            self._load_rows(rows)
             self._read_back += len(rows)
 
-    def _take(self, rows: Sequence[Stored]) -> None:
+    def _load_rows(self, rows: Sequence[StoredRow]) -> None:
         for row in rows:
-            self.resident.load(row.namespace, row.vector_id, row.checkpoint, row.offset)
+            self.resident.load(row.namespace, row.vector_id, row.base, row.offset)
 
     def _is_due(self, deliveries: Sequence[Delivery]) -> bool:
-        """Whether many rows have come since the last flush; asked where no background flushes."""
+        """True if many rows have arrived since the last flush; called only if no background flushes."""
         self._unflushed += sum(delivery.count for delivery in deliveries)
         due = self._unflushed >= self.rows_unflushed_max
         self._unflushed *= not due
         return due
 
-    async def _make_room(self) -> None:
+    async def _evict(self) -> None:
         resident = self.resident
         resident.evict()
         if resident.size > resident.resident_bytes_max and not resident.pinned:
-            await self.flush()  # what is left is dirty
+            await self.flush()  # the rest is dirty
             resident.evict()
 
-    def _opened(self) -> SinkContext:
+    def _require_open(self) -> SinkContext:
         if self._context is None:
             raise UsageError(f"storage sink {self.name!r} is not open: attach it first")
         return self._context
 
 
-class _Thread:
-    """The sink's thread, with the failures of its file told as the sink tells them."""
+class _FileThread:
+    """The sink's thread, which raises file errors as the sink's failures."""
 
     def __init__(self, sink: StorageSink, context: SinkContext) -> None:
         self._sink, self._context = sink, context
 
     async def run(self, function: Callable[[], T]) -> T:
-        return await self._sink._run(self._context, function)
+        return await self._sink._run_on_file(self._context, function)

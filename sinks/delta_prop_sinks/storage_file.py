@@ -1,7 +1,7 @@
-"""The SQLite file behind the storage sink. Every call blocks; one thread at a time may be inside.
+"""The SQLite file of the storage sink. Every call blocks; one thread at a time may call.
 
-One connection writes and checkpoints, the other only reads: SQLite before 3.51.3 can corrupt a file when
-two connections checkpoint. One process at a time: a second file beside it is locked while it is open.
+One connection writes and checkpoints, the other only reads, because SQLite before 3.51.3 can corrupt a file
+if two connections checkpoint. One process at a time may open the file: it locks a second file beside it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from delta_prop_sinks.storage_rows import COLUMNS, Stored, blocks_of, records_of
+from delta_prop_sinks.storage_rows import COLUMNS, StoredRow, blocks_of, records_of
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import UsageError
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from delta_prop_sinks.storage_image import Block
-    from delta_prop_sinks.storage_rows import Gathered, Record
-    from delta_prop_wire.states import StateRow
+    from delta_prop_sinks.storage_rows import DirtyRows, Record
+    from delta_prop_wire.state_rows import StateRow
 
 
 _MAGIC = b"SQLite format 3\0"
 APPLICATION_ID = 0x64507270
-"""`dPrp`: marks the file as ours."""
+"""`dPrp`: identifies the file as a storage sink's."""
 
 SCHEMA_VERSION = 2
 REBUILDING_VERSION = 3
-"""While a rebuild is under way: `vectors` and the cursor are void, `vectors_next` is not whole."""
+"""During a rebuild: `vectors` and the cursor are invalid, `vectors_next` is incomplete."""
 
 _CLOSE_S_MAX = 30.0
 
@@ -93,42 +93,42 @@ INSERT INTO {{table}} ({", ".join(COLUMNS)}) VALUES {{rows}}
 ON CONFLICT (namespace, vector_id) DO UPDATE SET {_CHANGES}
 """
 WAL_ROWS = 32_768
-"""From so many rows on the write-ahead log is copied into the file: each copy syncs the file once more."""
+"""From this many rows on, the write-ahead log is checkpointed; each checkpoint costs one more sync."""
 
-# Many rows a statement: beside a busy loop the GIL changes hands once a statement instead of once a row.
-# 64 rows are 832 parameters, below the 999 that every build of SQLite takes.
-_ROWS_A_STATEMENT = 64
-_MANY = ", ".join([_ROW] * _ROWS_A_STATEMENT)
+# Many rows per statement: next to a busy event loop, the GIL changes hands once per statement, not per row.
+# 64 rows are 832 parameters, below the 999 that every build of SQLite accepts.
+_ROWS_PER_STATEMENT = 64
+_ROWS = ", ".join([_ROW] * _ROWS_PER_STATEMENT)
 _UPSERTS = {
-    table: (_UPSERT.format(table=table, rows=_ROW), _UPSERT.format(table=table, rows=_MANY))
+    table: (_UPSERT.format(table=table, rows=_ROW), _UPSERT.format(table=table, rows=_ROWS))
     for table in ("vectors", "vectors_next")
 }
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM vectors"
 
 
-class FileFailed(Exception):
-    """The file could not be read or written; nothing of the transaction is in it. The message is SQLite's."""
+class StorageFileError(Exception):
+    """The file could not be read or written; the transaction was rolled back. The message is SQLite's."""
 
 
-class FileLost(FileFailed):
-    """The file is damaged or gone, which does not pass by itself. The message holds the cure."""
+class StorageFileLost(StorageFileError):
+    """The file is corrupted or deleted, which needs an operator. The message names the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageName:
-    """An image of the rows by what tells it from others; what a commit after that one wrote overrules it."""
+    """A unique image name; rows written by a commit later than `after` override the image's."""
 
     image: bytes
     after: int
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """What the file says of itself: its cursor, the highest Lamport number, and the one before this log; the
-    number of its last commit, and the image that fits it.
+class StorageFileState:
+    """The file's own state: its cursor, the highest Lamport timestamp, and the one before this log; the
+    number of its last commit, and the matching image.
 
     `reach`: rows may hold deltas below this offset of the cursor's log, though the cursor is lower.
-    `rebuilding`: none of that counts, as a rebuild was begun and did not come to its end.
+    `rebuilding`: the rest is invalid, because a rebuild was begun and not finished.
     """
 
     cursor: Cursor | None
@@ -159,8 +159,8 @@ class StorageFile:
         self._unused = threading.Condition()
 
     @contextmanager
-    def used(self) -> Iterator[None]:
-        """Hold off `close`: closing a connection while a call uses it crashes the process."""
+    def use(self) -> Iterator[None]:
+        """Delay `close`: closing a connection while a call uses it crashes the process."""
         with self._unused:
             self._users += 1
         try:
@@ -171,7 +171,7 @@ class StorageFile:
                 self._unused.notify_all()
 
     def check_header(self) -> None:
-        """Check that a file that is there is one of SQLite's, before anything is made beside it.
+        """Check that an existing file is a SQLite file, before anything is created beside it.
 
         Raises UsageError.
         """
@@ -180,13 +180,13 @@ class StorageFile:
         try:
             with open(self.path, "rb") as file:
                 begin = file.read(len(_MAGIC))
-        except OSError:  # opening it tells why
+        except OSError:  # connect() reports the reason
             return
         if not _MAGIC.startswith(begin):
             raise UsageError(f"{self.path} is not a SQLite file: name another file")
 
-    def connect(self, log_id: bytes) -> Opened:
-        """Open or create. Raises UsageError where the file is in use, or is not ours."""
+    def connect(self, log_id: bytes) -> StorageFileState:
+        """Open or create the file. Raises UsageError if it is in use, or not a storage sink's file."""
         self.check_header()
         try:
             self._lock()
@@ -196,11 +196,11 @@ class StorageFile:
             self._writer.execute("PRAGMA synchronous = FULL")
             self._reader = self._new_connection(f"{self.path.resolve().as_uri()}?mode=ro")
             self._inode = self.path.stat().st_ino
-            return self._enter(log_id)
+            return self._read_state(log_id)
         except sqlite3.Error as error:
             self._disconnect()
             raise UsageError(
-                f"{self.path} cannot be opened ({error}): mend it, or name another file"
+                f"{self.path} cannot be opened ({error}): repair it, or name another file"
             ) from error
         except BaseException:
             self._disconnect()
@@ -213,34 +213,34 @@ class StorageFile:
                 self._disconnect()
 
     def _disconnect(self) -> None:
-        """Close all connections; the writing one last, since the last one to close checkpoints."""
+        """Close all connections; the writer last, since the last one to close checkpoints."""
         while self._connections:
             connection = self._connections.pop(0 if len(self._connections) < 3 else 2)
-            with suppress(sqlite3.Error):  # the others, the lock's too, are let go of all the same
+            with suppress(sqlite3.Error):  # close the others even then, with the lock's
                 connection.close()
 
     # --- writing
 
     def commit(
         self,
-        parts: Sequence[Gathered],
+        parts: Sequence[DirtyRows],
         cursor: Cursor,
         lamport: int,
         *,
         reach: int,
         image: ImageName | None = None,
     ) -> int:
-        """Write rows, the cursor, how far rows reach, and where it is given the image that fits from now on,
-        in one synced transaction; return how many rows. Raises FileFailed.
+        """Write rows, the cursor, `reach` and, if given, the name of the image that matches from now on, in
+        one synced transaction; return the number of rows. Raises StorageFileError.
         """
-        with self._told("written"):
+        with self._translate_errors("written"):
             written = self._transact(parts, cursor, lamport, reach, image)
-        self._check_still_there()
+        self._check_not_deleted()
         return written
 
     def _transact(
         self,
-        parts: Sequence[Gathered],
+        parts: Sequence[DirtyRows],
         cursor: Cursor,
         lamport: int,
         reach: int,
@@ -248,7 +248,7 @@ class StorageFile:
     ) -> int:
         with self._transaction() as writer:
             number = self._number()
-            # In the order of the file: neighbours share pages.
+            # In the file's order: neighbours share pages.
             commit = self.last_commit + 1
             records = sorted(chain.from_iterable(part.records(number, commit) for part in parts))
             self._upsert(records)
@@ -265,34 +265,34 @@ class StorageFile:
     def _upsert(self, records: Sequence[Record], table: str = "vectors") -> None:
         self._rows_in_wal += len(records)
         one, many = _UPSERTS[table]
-        whole = len(records) // _ROWS_A_STATEMENT * _ROWS_A_STATEMENT
-        for at in range(0, whole, _ROWS_A_STATEMENT):
-            part = records[at : at + _ROWS_A_STATEMENT]
+        full_end = len(records) // _ROWS_PER_STATEMENT * _ROWS_PER_STATEMENT
+        for start in range(0, full_end, _ROWS_PER_STATEMENT):
+            part = records[start : start + _ROWS_PER_STATEMENT]
             self._writer.execute(many, tuple(chain.from_iterable(part)))
-        self._writer.executemany(one, records[whole:])
+        self._writer.executemany(one, records[full_end:])
 
     def begin_rebuild(self) -> None:
-        """From here on rows and cursor are void, synced; room for new rows is made. Raises FileFailed."""
-        with self._told("written"), self._transaction() as writer:
+        """Invalidate rows and cursor durably, and create a table for new rows. Raises StorageFileError."""
+        with self._translate_errors("written"), self._transaction() as writer:
             writer.execute("DROP TABLE IF EXISTS vectors_next")
             writer.execute(f"CREATE TABLE vectors_next ({_COLUMN_TYPES}) WITHOUT ROWID")
             writer.execute("UPDATE commits SET image = NULL, image_after = NULL")
             writer.execute(f"PRAGMA user_version = {REBUILDING_VERSION}")
-        self._check_still_there()
+        self._check_not_deleted()
         self.rebuilding = True
 
-    def take_states(self, rows: Sequence[StateRow]) -> None:
-        """Put these beside the void rows. Raises FileFailed."""
-        with self._told("written"), self._transaction():
+    def load_states(self, rows: Sequence[StateRow]) -> None:
+        """Write rows to the new table, beside the invalidated ones. Raises StorageFileError."""
+        with self._translate_errors("written"), self._transaction():
             self._upsert(records_of(rows, self._number(), self.last_commit + 1), "vectors_next")
 
     def end_rebuild(self, cursor: Cursor, lamport: int) -> None:
-        """The new rows take the place of the void ones, with their cursor, in one synced transaction.
+        """Replace the invalidated rows by the new ones, with their cursor, in one synced transaction.
 
-        Raises FileFailed.
+        Raises StorageFileError.
         """
-        self._lamport_before, self._log_number = 0, None  # all that it holds is of this log
-        with self._told("written"), self._transaction() as writer:
+        self._lamport_before, self._log_number = 0, None  # all its rows are of this log
+        with self._translate_errors("written"), self._transaction() as writer:
             number = self._number()
             writer.execute("DROP TABLE vectors")
             writer.execute("ALTER TABLE vectors_next RENAME TO vectors")
@@ -305,7 +305,7 @@ class StorageFile:
             )
             writer.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         self.last_commit += 1
-        self._check_still_there()
+        self._check_not_deleted()
         self.rebuilding = False
 
     @contextmanager
@@ -322,19 +322,19 @@ class StorageFile:
             raise
 
     def checkpoint(self, *, idle: bool = False) -> None:
-        """Copy the write-ahead log into the file, when idle or many rows have been written; cut it off when
-        idle or above its bound. Raises FileFailed.
+        """Checkpoint the write-ahead log if idle or after many rows; truncate it if idle or above its bound.
+        Raises StorageFileError.
         """
         large = self.wal_bytes > self.wal_bytes_max
         if not (idle or large or self._rows_in_wal >= WAL_ROWS):
             return
         self._rows_in_wal = 0
-        with self._told("written"):
+        with self._translate_errors("written"):
             self._writer.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if idle or large else 'PASSIVE'})")
 
     @property
     def wal_bytes(self) -> int:
-        """How large the write-ahead log is."""
+        """The size of the write-ahead log."""
         try:
             return self.path.with_name(self.path.name + "-wal").stat().st_size
         except FileNotFoundError:
@@ -342,26 +342,26 @@ class StorageFile:
 
     # --- reading
 
-    def read(self, refs: Iterable[tuple[str, str]]) -> list[Stored]:
-        """Some rows by namespace and vector id; those that are not there are left out. Raises FileFailed."""
+    def read(self, refs: Iterable[tuple[str, str]]) -> list[StoredRow]:
+        """Return rows by namespace and vector id, without unknown ones. Raises StorageFileError."""
         query = f"{_SELECT} WHERE namespace = ? AND vector_id = ?"
-        with self._told("read"):
+        with self._translate_errors("read"):
             found = (self._reader.execute(query, ref).fetchone() for ref in refs)
-            return [Stored.of(record, self._offsets_of) for record in found if record is not None]
+            return [StoredRow.of(record, self._offsets_of) for record in found if record is not None]
 
-    def page(self, after: tuple[str, str] | None, rows_max: int) -> list[Stored]:
-        """The next rows in order of namespace and vector id. Raises FileFailed."""
-        with self._told("read"):
-            return [Stored.of(record, self._offsets_of) for record in self._page(after, rows_max, None)]
+    def page(self, after: tuple[str, str] | None, rows_max: int) -> list[StoredRow]:
+        """Return the next rows, ordered by namespace and vector id. Raises StorageFileError."""
+        with self._translate_errors("read"):
+            return [StoredRow.of(record, self._offsets_of) for record in self._page(after, rows_max, None)]
 
     def page_of_blocks(
         self, after: tuple[str, str] | None, rows_max: int, *, written_after: int | None = None
     ) -> tuple[list[Block], tuple[str, str] | None]:
-        """The next rows in that order as columns, and what comes behind them; None at the end.
+        """Return the next rows in that order as columns, and the key to continue after; None at the end.
 
-        All rows, or those that a commit after that one wrote. Raises FileFailed.
+        All rows, or only those written by a commit later than `written_after`. Raises StorageFileError.
         """
-        with self._told("read"):
+        with self._translate_errors("read"):
             records = self._page(after, rows_max, written_after).fetchall()
         last = (records[-1][0], records[-1][1]) if len(records) == rows_max else None
         return list(blocks_of(records, self._offsets_of)), last
@@ -379,28 +379,28 @@ class StorageFile:
     # --- helpers
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
-        """Turn SQLite's errors into ours."""
+    def _translate_errors(self, what: str) -> Iterator[None]:
+        """Translate SQLite's errors into StorageFileError."""
         try:
             yield
         except sqlite3.Error as error:
-            if _is_damage(error):
-                raise self._lost(f"is damaged ({error})") from error
-            raise FileFailed(f"{self.path} cannot be {what}: {error}") from error
+            if _is_corruption(error):
+                raise self._new_lost_error(f"is corrupted ({error})") from error
+            raise StorageFileError(f"{self.path} cannot be {what}: {error}") from error
 
-    def _check_still_there(self) -> None:
-        """A deleted file takes writes without an error, and they are gone when it is closed."""
+    def _check_not_deleted(self) -> None:
+        """Raise StorageFileLost if the file was deleted: writes to it would succeed and be lost."""
         try:
             inode = self.path.stat().st_ino
         except OSError as error:
-            raise self._lost(f"is gone ({error.strerror})") from error
+            raise self._new_lost_error(f"was deleted ({error.strerror})") from error
         if inode != self._inode:
-            raise self._lost("was replaced while in use")
+            raise self._new_lost_error("was replaced while in use")
 
-    def _lost(self, how: str) -> FileLost:
-        return FileLost(
-            f"{self.path} {how}: detach the sink, put a copy of the file in its place or delete it and its "
-            f"-wal file, and attach the sink again, which goes on from what is there"
+    def _new_lost_error(self, how: str) -> StorageFileLost:
+        return StorageFileLost(
+            f"{self.path} {how}: detach the sink, replace the file by a copy or delete it and its "
+            f"-wal file, and attach the sink again, which then continues from the file's cursor"
         )
 
     def _lock(self) -> None:
@@ -416,19 +416,19 @@ class StorageFile:
 
     def _new_connection(self, uri: str) -> sqlite3.Connection:
         try:
-            # Statements are short, and the other side is a reader of ours: 5 s of waiting is a defect.
+            # Statements are short and only our own reader competes: a wait of 5 s is a defect.
             timeout = 0.0 if "-lock?" in uri else 5.0
             connection = sqlite3.connect(
                 uri, uri=True, isolation_level=None, check_same_thread=False, timeout=timeout
             )
         except sqlite3.OperationalError as error:
-            raise UsageError(f"{self.path} cannot be opened ({error}): {self._cure()}") from None
+            raise UsageError(f"{self.path} cannot be opened ({error}): {self._repair_hint()}") from None
         self._connections.append(connection)
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         return connection
 
-    def _cure(self) -> str:
-        """Return the cure where the file cannot be opened."""
+    def _repair_hint(self) -> str:
+        """Return the fix for a file that cannot be opened."""
         path, folder = self.path, self.path.resolve().parent
         if path.is_dir():
             return "it is a directory: name a file"
@@ -459,13 +459,13 @@ class StorageFile:
             writer.executescript(f"BEGIN IMMEDIATE; {_FROM_FORMAT_1} COMMIT;")
         elif version not in (SCHEMA_VERSION, REBUILDING_VERSION):
             raise UsageError(
-                f"{self.path} has format {version}, this program reads {SCHEMA_VERSION}: "
+                f"{self.path} has format {version}, and this program reads format {SCHEMA_VERSION}: "
                 "use the version that wrote it, or a new file"
             )
         elif "reach" not in [name for _, name, *_ in writer.execute("PRAGMA table_info(commits)")]:
             writer.execute(_ADD_REACH)
 
-    def _enter(self, log_id: bytes) -> Opened:
+    def _read_state(self, log_id: bytes) -> StorageFileState:
         self._log_id = log_id
         numbers = {
             known: (number, before)
@@ -473,7 +473,7 @@ class StorageFile:
                 "SELECT number, log_id, lamport_before FROM logs"
             )
         }
-        held = self._writer.execute(
+        stored = self._writer.execute(
             "SELECT log_id, epoch, next_offset, lamport FROM cursor JOIN logs ON log = number"
         ).fetchone()
         last, image, after, reach = self._writer.execute(
@@ -481,18 +481,18 @@ class StorageFile:
         ).fetchone()
         self.last_commit = last
         self._offsets_of = numbers[log_id][0] if log_id in numbers else None
-        if held is None:
-            return Opened(None, 0, 0, self.rebuilding, last)
-        cursor, lamport = Cursor(*held[:3]), held[3]
+        if stored is None:
+            return StorageFileState(None, 0, 0, self.rebuilding, last)
+        cursor, lamport = Cursor(*stored[:3]), stored[3]
         if cursor.log_id == log_id:
             self._log_number, self._lamport_before = numbers[log_id]
         else:
             self._lamport_before = lamport
         name = None if image is None else ImageName(image, after)
-        return Opened(cursor, lamport, self._lamport_before, self.rebuilding, last, name, reach)
+        return StorageFileState(cursor, lamport, self._lamport_before, self.rebuilding, last, name, reach)
 
     def _number(self) -> int:
-        """The number that stands for the present log in rows, given with the first commit beside it."""
+        """Return the number of the present log in rows; its first commit assigns it."""
         if self._log_number is None:
             row = self._writer.execute(
                 "INSERT INTO logs (log_id, lamport_before) VALUES (?, ?) "
@@ -504,6 +504,6 @@ class StorageFile:
         return self._log_number
 
 
-def _is_damage(error: sqlite3.Error) -> bool:
+def _is_corruption(error: sqlite3.Error) -> bool:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)

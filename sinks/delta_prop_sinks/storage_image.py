@@ -1,11 +1,12 @@
 """The image: resident vectors as columns in one file, so that a start need not read them row by row.
 
-A hint beside the storage file, never a second truth: that file names the image that fits it and the commit
-from which on its own rows overrule it. Blocks of rows, each with a checksum; what is torn, damaged or
-another's is refused as a whole. Numbers are little-endian. Every call blocks and belongs on a thread.
+The image is a hint beside the storage file, which stays authoritative: it names the matching image, and the
+commit after which its own rows override the image's. The image consists of blocks of rows, each with a
+checksum; a torn, corrupted or foreign image is rejected entirely. Numbers are little-endian. Every call
+blocks and belongs on a thread.
 
-Rows may change while they are written: who writes an image has the storage file name it only with a commit
-that holds every row which changed meanwhile.
+Rows may change while they are written: so the storage file names an image only with a commit that contains
+every row which changed meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from delta_prop_sinks.cold_slots import hashes_of
-from delta_prop_sinks.table import LAMPORT, NO_LAMPORT, ODD, OFFSET, STALE, VECTOR, VOID_OFFSET, Table
+from delta_prop_sinks.vector_table import (
+    LAMPORT,
+    NO_LAMPORT,
+    NO_OFFSET,
+    OFFSET,
+    OTHER_DIMENSION,
+    STALE,
+    VECTOR,
+    VectorTable,
+)
 from delta_prop_wire.crc import crc32c
 
 if TYPE_CHECKING:
@@ -36,17 +46,17 @@ _BLOCK_ROWS = 65_536
 _BLOCK_BYTES = 8 << 20
 _NO_HASHES = np.zeros(0, np.uint32)
 _SYNC_BYTES = 64 << 20
-"""So many bytes are synced at once, or a log on the same disk would wait for all of them."""
+"""Bytes per sync: a larger one would delay a log on the same disk."""
 
 
-class ImageFailed(Exception):
-    """The image cannot be used, or not be written; the message says why."""
+class ImageError(Exception):
+    """The image cannot be used or written; the message names the reason."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Some rows of one namespace. `extras` by row: bytes, metadata, how many deltas had no effect; `hashes`
-    of the keys, where they are known.
+    """Some rows of one namespace. `extras` by row: bytes, metadata, the number of deltas without effect;
+    `hashes` of the keys, if known.
     """
 
     namespace: str
@@ -58,15 +68,15 @@ class Block:
     extras: dict[int, tuple[bytes | None, dict[str, Any] | None, int]] = field(default_factory=dict)
     hashes: NDArray[np.uint32] | None = None
 
-    def fitted(self, dimension: int | None) -> Block:
-        """The same rows as a table of that dimension takes them (None: one that has none yet)."""
+    def fit_to(self, dimension: int | None) -> Block:
+        """Return the same rows for a table of that dimension (None: not fixed yet)."""
         vectors = self.vectors
-        odd = (self.forms == ODD).nonzero()[0].tolist()
-        if dimension is None or dimension == self.dimension or (vectors is None and not odd):
+        odd_rows = (self.forms == OTHER_DIMENSION).nonzero()[0].tolist()
+        if dimension is None or dimension == self.dimension or (vectors is None and not odd_rows):
             return self
         forms, extras = self.forms.copy(), dict(self.extras)
         fitting = np.zeros((len(self.keys), dimension), np.float32)
-        for row in odd:
+        for row in odd_rows:
             data, metadata, ignored = extras[row]
             if data is not None and len(data) == 4 * dimension:
                 fitting[row] = np.frombuffer(data, "<f4")
@@ -74,23 +84,23 @@ class Block:
         if vectors is not None:
             for row in (self.forms == VECTOR).nonzero()[0].tolist():
                 _, metadata, ignored = extras.get(row, (None, None, 0))
-                forms[row] = ODD
+                forms[row] = OTHER_DIMENSION
                 extras[row] = (vectors[row].astype("<f4", copy=False).tobytes(), metadata, ignored)
         return replace(self, dimension=dimension, forms=forms, vectors=fitting, extras=extras)
 
 
-class Columns:
-    """One table as it stands when this is made; its rows are read later, while others may change them."""
+class TableColumns:
+    """A view of one table at the time of creation; its rows are read later, while others may change them."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: VectorTable) -> None:
         self.namespace, self.dimension = table.namespace, table.dimension
         self.used = table.used
         self._table, self._releases = table, table.releases
-        # A table that grows takes larger columns; these stay as they are.
+        # A table that grows allocates larger columns; these stay as they are.
         self._heads, self._forms, self._matrix = table.heads, table.forms, table.matrix
 
     def blocks(self) -> Iterator[Block]:
-        """The rows that hold something. Raises ImageFailed where slots changed hands meanwhile."""
+        """Yield the rows in use. Raises ImageError if slots were released meanwhile."""
         rows = max(min(_BLOCK_ROWS, _BLOCK_BYTES // (4 * (self.dimension or 0) + 64)), 1)
         for at in range(0, self.used, rows):
             yield self._block(at, min(at + rows, self.used))
@@ -101,7 +111,7 @@ class Columns:
         keys = table.ids[begin:end]
         live = heads[:, LAMPORT] != NO_LAMPORT
         extras = {}
-        if table.weights or table.ignored:
+        if table.extra_bytes_by_slot or table.ignored:
             for row in live.nonzero()[0].tolist():
                 slot = begin + row
                 extra = (table.data.get(slot), table.metadata.get(slot), table.ignored.get(slot, 0))
@@ -110,31 +120,35 @@ class Columns:
         forms = self._forms[begin:end].copy()
         vectors = None if self._matrix is None else self._matrix[begin:end].copy()
         if table.releases != self._releases:
-            raise ImageFailed(f"a vector of namespace {self.namespace!r} left memory meanwhile")
+            raise ImageError(f"a vector of namespace {self.namespace!r} was evicted meanwhile")
         if not live.all():
-            at = live.nonzero()[0]
-            place = {row: new for new, row in enumerate(at.tolist())}
-            extras = {place[row]: extra for row, extra in extras.items()}
-            keys = [keys[row] for row in at.tolist()]
-            heads, forms, vectors = heads[at], forms[at], None if vectors is None else vectors[at]
+            live_rows = live.nonzero()[0]
+            new_row = {row: new for new, row in enumerate(live_rows.tolist())}
+            extras = {new_row[row]: extra for row, extra in extras.items()}
+            keys = [keys[row] for row in live_rows.tolist()]
+            heads, forms, vectors = (
+                heads[live_rows],
+                forms[live_rows],
+                None if vectors is None else vectors[live_rows],
+            )
         return Block(self.namespace, self.dimension, keys, heads, forms, vectors, extras)  # type: ignore[arg-type]
 
 
 def new_image_name() -> bytes:
-    """16 bytes that tell an image from every other."""
+    """Return 16 random bytes as a unique name."""
     return os.urandom(16)
 
 
-def image_path(beside: Path, image: bytes) -> Path:
-    """Where the image of a storage file lies."""
-    return beside.with_name(f"{beside.name}-image-{image.hex()[:16]}")
+def image_path(storage_path: Path, image: bytes) -> Path:
+    """Return the path of a storage file's image."""
+    return storage_path.with_name(f"{storage_path.name}-image-{image.hex()[:16]}")
 
 
-def remove_images(beside: Path, keep: bytes | None) -> None:
-    """Remove the images of a storage file, but for the one to keep; as far as that is possible."""
-    kept = None if keep is None else image_path(beside, keep).name
-    for path in beside.parent.glob(f"{glob.escape(beside.name)}-image-*"):
-        if path.name != kept:
+def remove_images(storage_path: Path, keep: bytes | None) -> None:
+    """Remove the images of a storage file, except `keep`, as far as the system permits."""
+    name_to_keep = None if keep is None else image_path(storage_path, keep).name
+    for path in storage_path.parent.glob(f"{glob.escape(storage_path.name)}-image-*"):
+        if path.name != name_to_keep:
             with suppress(OSError):
                 path.unlink()
 
@@ -142,11 +156,11 @@ def remove_images(beside: Path, keep: bytes | None) -> None:
 # --- writing
 
 
-def write_image(path: Path, image: bytes, log_id: bytes, tables: Sequence[Columns]) -> Generator[int]:
-    """Write an image, a block at each step, which gives the rows so far; behind the last one it is durable.
+def write_image(path: Path, image: bytes, log_id: bytes, tables: Sequence[TableColumns]) -> Generator[int]:
+    """Write an image, one block per step; each step yields the rows so far. After the last one it is durable.
 
-    `image` tells it from every other, `log_id` is the log that offsets are of. Raises ImageFailed; then, and
-    where it is not carried on to its end, nothing is left behind.
+    `image` is its unique name, `log_id` the log of its offsets. Raises ImageError; then, or if the caller
+    stops early, no file remains.
     """
     rows = 0
     try:
@@ -169,20 +183,20 @@ def write_image(path: Path, image: bytes, log_id: bytes, tables: Sequence[Column
         with suppress(OSError):
             path.unlink()
         if isinstance(failure, OSError):
-            raise ImageFailed(f"{path} cannot be written: {failure}") from failure
+            raise ImageError(f"{path} cannot be written: {failure}") from failure
         raise
 
 
 def _encode(block: Block) -> tuple[dict[str, object], list[bytes]]:
     text = "\0".join(block.keys)
-    plain = text.count("\0") == len(block.keys) - 1
+    is_joined = text.count("\0") == len(block.keys) - 1
     data = b"".join(extra[0] or b"" for extra in block.extras.values())
     extras = [
         [row, None if one is None else len(one), metadata, ignored]
         for row, (one, metadata, ignored) in block.extras.items()
     ]
     sections = [
-        text.encode() if plain else json.dumps(block.keys).encode(),
+        text.encode() if is_joined else json.dumps(block.keys).encode(),
         hashes_of(block.keys).astype("<u4", copy=False).tobytes(),
         block.heads.astype("<i8", copy=False).tobytes(),
         block.forms.tobytes(),
@@ -194,7 +208,7 @@ def _encode(block: Block) -> tuple[dict[str, object], list[bytes]]:
         "namespace": block.namespace,
         "dimension": None if block.vectors is None else block.dimension,
         "rows": len(block.keys),
-        "plain": plain,
+        "plain": is_joined,
         "sections": [len(section) for section in sections],
     }
     return head, sections
@@ -219,7 +233,7 @@ def _sync(file: BinaryIO) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    if hasattr(os, "O_DIRECTORY"):  # else the system cannot sync a folder
+    if hasattr(os, "O_DIRECTORY"):  # other systems cannot sync a folder
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -230,63 +244,63 @@ def _sync_folder(folder: Path) -> None:
 # --- reading
 
 
-class ImageLoad:
-    """An image on its way into tables of its own, which count only when all of it was read."""
+class ImageLoader:
+    """Loads an image into separate tables, which are valid only once all of it was read."""
 
     def __init__(self, path: Path, image: bytes, log_id: bytes) -> None:
-        self.tables: dict[str, Table] = {}
+        self.tables: dict[str, VectorTable] = {}
         self.lamport = 0
         self._path, self._image, self._log_id = path, image, log_id
         self._hashes: dict[str, list[NDArray[np.uint32]]] = {}
 
     def steps(self) -> Generator[int]:
-        """Read a block at each step, which gives the rows so far. Raises ImageFailed."""
+        """Read one block per step; each step yields the rows so far. Raises ImageError."""
         rows, complete, same_log = 0, False, True
         try:
             with open(self._path, "rb") as file:
                 left = os.fstat(file.fileno()).st_size - len(MAGIC)
                 if file.read(len(MAGIC)) != MAGIC:
-                    raise ImageFailed("it is not an image of this version")
+                    raise ImageError("it is not an image of this version")
                 head, _, left = _get(file, left)
                 if head["image"] != self._image.hex():
-                    raise ImageFailed("it is another one than the storage file names")
+                    raise ImageError("it is not the image that the storage file names")
                 same_log = head["log_id"] == self._log_id.hex()
                 for namespace, dimension, slots in head["tables"]:
-                    table = self.tables[namespace] = Table(namespace)
+                    table = self.tables[namespace] = VectorTable(namespace)
                     if dimension:
                         table.reserve(dimension)
-                    table.make_room(min(slots, left))  # a row takes a byte at the very least
+                    table.ensure_capacity(min(slots, left))  # a row takes at least one byte
                 while not complete:
                     head, content, left = _get(file, left)
                     complete = "namespace" not in head
                     if not complete:
-                        rows += self._take(_decode(head, content), same_log=same_log)
+                        rows += self._load_block(_decode(head, content), same_log=same_log)
                         yield rows
                 for namespace, table in self.tables.items():
-                    table.name(np.concatenate(self._hashes.pop(namespace, [_NO_HASHES])))
+                    table.index_ids(np.concatenate(self._hashes.pop(namespace, [_NO_HASHES])))
                 if head["rows"] != rows or left:
-                    raise ImageFailed(
-                        f"it says {head['rows']} rows and holds {rows}, {left} bytes behind them"
+                    raise ImageError(
+                        f"its end says {head['rows']} rows and it holds {rows}, with {left} more bytes"
                     )
         except FileNotFoundError as failure:
-            raise ImageFailed("it is not there") from failure
+            raise ImageError("it does not exist") from failure
         except (OSError, KeyError, ValueError, TypeError, IndexError, struct.error) as failure:
-            raise ImageFailed(f"it cannot be read: {failure!r}") from failure
+            raise ImageError(f"it cannot be read: {failure!r}") from failure
 
-    def overrule(self, block: Block) -> None:
-        """Take rows that the store holds as they were later."""
+    def override(self, block: Block) -> None:
+        """Replace rows by the store's later versions."""
         if block.namespace not in self.tables:
-            self.tables[block.namespace] = Table(block.namespace)
+            self.tables[block.namespace] = VectorTable(block.namespace)
         table = self.tables[block.namespace]
         put_block(table, block)
         self.lamport = max(self.lamport, int(block.heads[:, LAMPORT].max()))
 
-    def _take(self, block: Block, *, same_log: bool) -> int:
+    def _load_block(self, block: Block, *, same_log: bool) -> int:
         table = self.tables[block.namespace]
         heads = block.heads
         if not same_log:
             heads = heads.copy()
-            heads[:, OFFSET] = VOID_OFFSET
+            heads[:, OFFSET] = NO_OFFSET
         if len(heads):
             self.lamport = max(self.lamport, int(heads[:, LAMPORT].max()))
         table.extend(block.keys, heads, block.forms, block.vectors, cold=True)
@@ -300,13 +314,13 @@ class ImageLoad:
         return len(block.keys)
 
 
-def put_block(table: Table, block: Block) -> None:
-    """Set vectors, there already or not, to what a store holds of them."""
-    block = block.fitted(table.dimension)
+def put_block(table: VectorTable, block: Block) -> None:
+    """Set new or existing vectors to a store's content."""
+    block = block.fit_to(table.dimension)
     if block.vectors is not None and table.dimension is None:
         table.reserve(block.vectors.shape[1])
     slots = table.slots_of(block.keys)
-    if table.weights or table.ignored:
+    if table.extra_bytes_by_slot or table.ignored:
         for slot in slots.tolist():
             table.set_extra(slot, None, None)
             table.ignored.pop(slot, None)
@@ -314,7 +328,7 @@ def put_block(table: Table, block: Block) -> None:
         table.matrix[slots] = block.vectors
     table.heads[slots] = block.heads
     table.forms[slots] = block.forms
-    table.marks[slots] = STALE
+    table.flags[slots] = STALE
     for row, (data, metadata, ignored) in block.extras.items():
         slot = int(slots[row])
         table.set_extra(slot, data, metadata)
@@ -322,16 +336,16 @@ def put_block(table: Table, block: Block) -> None:
             table.ignored[slot] = ignored
 
 
-def add_block(table: Table, block: Block) -> None:
-    """Take in those vectors of a store that are not there yet."""
-    block = block.fitted(table.dimension)
+def add_block(table: VectorTable, block: Block) -> None:
+    """Add those vectors of a store that have no slot yet."""
+    block = block.fit_to(table.dimension)
     rows = [row for row, key in enumerate(block.keys) if key not in table.slots]
     if not rows:
         return
-    at = slice(None) if len(rows) == len(block.keys) else rows
+    chosen = slice(None) if len(rows) == len(block.keys) else rows
     keys = block.keys if len(rows) == len(block.keys) else [block.keys[row] for row in rows]
-    vectors = None if block.vectors is None else block.vectors[at]
-    table.extend(keys, block.heads[at], block.forms[at], vectors)
+    vectors = None if block.vectors is None else block.vectors[chosen]
+    table.extend(keys, block.heads[chosen], block.forms[chosen], vectors)
     for row, (data, metadata, ignored) in block.extras.items():
         slot = table.slots[block.keys[row]]
         if slot >= table.used - len(rows):
@@ -341,15 +355,15 @@ def add_block(table: Table, block: Block) -> None:
 
 
 def _get(file: BinaryIO, left: int) -> tuple[dict[str, Any], memoryview, int]:
-    """The next head, its sections, and how many bytes are left behind them."""
+    """Return the next head, its sections, and the number of bytes left after them."""
     length, size, checksum = _BLOCK.unpack(file.read(_BLOCK.size))
     left -= _BLOCK.size + length + size
     if left < 0:
-        raise ImageFailed("it is torn")
+        raise ImageError("it is torn")
     text = file.read(length)
     content = memoryview(file.read(size))
     if crc32c(content, crc32c(text)) != checksum:
-        raise ImageFailed("it is damaged: a checksum does not fit")
+        raise ImageError("it is corrupted: a checksum does not match")
     return json.loads(text), content, left
 
 

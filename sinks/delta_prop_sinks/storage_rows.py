@@ -1,6 +1,6 @@
-"""Rows between resident tables and the storage file: gathered on the loop, encoded on the thread.
+"""Converts rows between resident tables and the storage file: collected on the loop, encoded on the thread.
 
-Knows the file's columns and nothing of SQL or transactions.
+Knows the file's columns; SQL and transactions are elsewhere.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from delta_prop_sinks.chain import Checkpoint
+from delta_prop_sinks.delta_chain import ChainBase
 from delta_prop_sinks.storage_image import Block
-from delta_prop_sinks.table import (
+from delta_prop_sinks.vector_table import (
     ABSENT,
     COUNTER,
     DIRTY,
-    FLYING,
+    IN_FLIGHT,
     LAMPORT,
-    ODD,
+    NO_OFFSET,
     OFFSET,
     OPAQUE,
     ORIGIN,
+    OTHER_DIMENSION,
     VECTOR,
-    VOID_OFFSET,
-    signed,
-    unsigned,
+    to_signed,
+    to_unsigned,
 )
-from delta_prop_wire.algebra import State
+from delta_prop_wire.algebra import VectorState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from delta_prop_sinks.table import Table
-    from delta_prop_wire.states import StateRow
+    from delta_prop_sinks.vector_table import VectorTable
+    from delta_prop_wire.state_rows import StateRow
 
 
 COLUMNS = (
@@ -64,26 +64,26 @@ ROWS_MAX = 4096
 BYTES_MAX = 16 << 20
 
 
-class Gathered:
-    """Changed rows of one table, copied on the loop; their slots fly until the commit has returned."""
+class DirtyRows:
+    """Changed rows of one table, copied on the loop; their slots are in flight until the commit returns."""
 
-    def __init__(self, table: Table, slots: NDArray[np.intp]) -> None:
+    def __init__(self, table: VectorTable, slots: NDArray[np.intp]) -> None:
         self._table, self._slots = table, slots
         self._forms = table.forms[slots]
         self._heads = table.heads[slots]
         self._values = None if table.matrix is None else table.matrix[slots]
-        places = slots.tolist()
-        self._ids = list(map(table.ids.__getitem__, places))
-        self._data = list(map(table.data.get, places)) if table.data else None
-        self._metadata = list(map(table.metadata.get, places)) if table.metadata else None
-        self._ignored = [table.ignored.get(slot, 0) for slot in places] if table.ignored else None
-        table.marks[slots] = table.marks[slots] & ~np.uint8(DIRTY) | FLYING
+        slot_list = slots.tolist()
+        self._ids = list(map(table.ids.__getitem__, slot_list))
+        self._data = list(map(table.data.get, slot_list)) if table.data else None
+        self._metadata = list(map(table.metadata.get, slot_list)) if table.metadata else None
+        self._ignored = [table.ignored.get(slot, 0) for slot in slot_list] if table.ignored else None
+        table.flags[slots] = table.flags[slots] & ~np.uint8(DIRTY) | IN_FLIGHT
 
     def __len__(self) -> int:
         return len(self._slots)
 
     def records(self, log: int, written: int) -> Iterator[Record]:
-        """The rows as the file takes them. Touches nothing that the loop changes."""
+        """Yield the rows as the file stores them. Touches nothing that the loop changes."""
         forms, heads = self._forms.tolist(), self._heads
         width = 0 if self._values is None else self._values.shape[1]
         values: Iterable[bytes | None] = self._vectors(width)
@@ -95,10 +95,12 @@ class Gathered:
                 for form, vector, other in zip(forms, values, data, strict=True)
             ]
             dimensions = [
-                width if form == VECTOR else len(value or b"") // 4 if form == ODD else None
+                width if form == VECTOR else len(value or b"") // 4 if form == OTHER_DIMENSION else None
                 for form, value in zip(forms, values, strict=True)
             ]
-            forms = [VECTOR if form == ODD else form for form in forms]  # a file's rows have their own each
+            forms = [
+                VECTOR if form == OTHER_DIMENSION else form for form in forms
+            ]  # each row of a file stores its own dimension
         return zip(
             repeat(self._table.namespace, len(forms)),
             self._ids,
@@ -106,7 +108,7 @@ class Gathered:
             dimensions,
             repeat(written),
             values,
-            repeat(None) if self._metadata is None else map(_text, self._metadata),
+            repeat(None) if self._metadata is None else map(_metadata_text, self._metadata),
             repeat(0) if self._ignored is None else self._ignored,
             heads[:, LAMPORT].tolist(),
             heads[:, ORIGIN].tolist(),
@@ -116,14 +118,14 @@ class Gathered:
             strict=False,
         )
 
-    def done(self) -> None:
-        """The rows are durable: they may be evicted, unless they have changed since."""
-        self._table.marks[self._slots] &= ~np.uint8(FLYING)
+    def note_committed(self) -> None:
+        """Mark the rows durable: they may be evicted unless they changed meanwhile."""
+        self._table.flags[self._slots] &= ~np.uint8(IN_FLIGHT)
 
-    def failed(self) -> None:
-        """The rows are as dirty as before."""
-        marks = self._table.marks
-        marks[self._slots] = marks[self._slots] & ~np.uint8(FLYING) | DIRTY
+    def note_failed(self) -> None:
+        """Mark the rows dirty, as before."""
+        flags = self._table.flags
+        flags[self._slots] = flags[self._slots] & ~np.uint8(IN_FLIGHT) | DIRTY
 
     def _vectors(self, width: int) -> list[bytes | None]:
         if self._values is None:
@@ -133,36 +135,38 @@ class Gathered:
         return [numbers[at : at + size] for at in range(0, size * len(self), size or 1)] or [b""] * len(self)
 
 
-class Stored(NamedTuple):
-    """A row as the file holds it; `offset` is void where it is of another log than the present one."""
+class StoredRow(NamedTuple):
+    """A row as the file holds it; `offset` is NO_OFFSET if the row is of another log than the present one."""
 
     namespace: str
     vector_id: str
-    checkpoint: Checkpoint
+    base: ChainBase
     offset: int
 
     @classmethod
-    def of(cls, record: Record, log: int | None) -> Stored:
-        """Decode a row beside the log of that number."""
-        namespace, vector_id, form, _, _, value, text, ignored, lamport, origin, counter, own, offset = record
-        checkpoint = Checkpoint(
-            key=(lamport, unsigned(origin), counter),
+    def of(cls, record: Record, log: int | None) -> StoredRow:
+        """Decode a row; `log` is the number of the present log."""
+        namespace, vector_id, form, _, _, value, text, ignored, lamport, origin, counter, row_log, offset = (
+            record
+        )
+        base = ChainBase(
+            key=(lamport, to_unsigned(origin), counter),
             form=form,
             vector=np.frombuffer(value, "<f4") if form == VECTOR else None,
             data=value if form == OPAQUE else None,
             metadata=None if text is None else json.loads(text),
             ignored=ignored,
         )
-        return cls(namespace, vector_id, checkpoint, offset if own == log else VOID_OFFSET)
+        return cls(namespace, vector_id, base, offset if row_log == log else NO_OFFSET)
 
     @property
-    def state(self) -> State:
-        """The row as a state."""
-        return self.checkpoint.state
+    def state(self) -> VectorState:
+        """The row as a vector state."""
+        return self.base.state
 
 
 def records_of(rows: Iterable[StateRow], log: int, written: int) -> list[Record]:
-    """States as the file takes them, in the file's order: neighbours share pages."""
+    """Return states as the file stores them, in the file's order: neighbours share pages."""
     return sorted((_record_of(row, log, written) for row in rows), key=itemgetter(0, 1))
 
 
@@ -176,17 +180,18 @@ def _record_of(row: StateRow, log: int, written: int) -> Record:
     elif state.vector is not None:
         form, dimension = VECTOR, len(state.vector)
         value = state.vector.astype("<f4", copy=False).tobytes()
-    metadata = _text(dict(state.metadata))
+    metadata = _metadata_text(dict(state.metadata))
     return (
         *(row.namespace, row.vector_id, form, dimension, written, value, metadata, state.ignored),
-        *(lamport, signed(origin), counter, log, row.offset),
+        *(lamport, to_signed(origin), counter, log, row.offset),
     )
 
 
 def blocks_of(records: Sequence[Record], log: int | None) -> Iterator[Block]:
-    """Rows in the file's order as blocks, one a namespace, beside the log of that number.
+    """Yield rows in the file's order as blocks, one per namespace; `log` is the number of the present log.
 
-    A block has the dimension of its first vector; others are odd in it, which whoever takes it may see anew.
+    A block has the dimension of its first vector; vectors of another dimension are marked `OTHER_DIMENSION`,
+    and the loader may reclassify them.
     """
     for namespace, group in groupby(records, itemgetter(0)):
         columns: list[tuple[Any, ...]] = list(zip(*group, strict=True))
@@ -194,51 +199,51 @@ def blocks_of(records: Sequence[Record], log: int | None) -> Iterator[Block]:
         dimension = next((d for form, d in zip(forms, dimensions, strict=True) if form == VECTOR), None)
         odd = [form == VECTOR and d != dimension for form, d in zip(forms, dimensions, strict=True)]
         form = np.array(forms, np.uint8)
-        form[odd] = ODD
+        form[odd] = OTHER_DIMENSION
         at = (form == VECTOR).nonzero()[0]
         vectors = None
         if dimension is not None:
             vectors = np.zeros((len(keys), dimension), np.float32)
             some = values if len(at) == len(keys) else [values[row] for row in at.tolist()]
             vectors[at] = np.frombuffer(b"".join(some), "<f4").reshape(len(at), dimension)
-        own = np.array([number == log for number in logs])
+        is_of_log = np.array([number == log for number in logs])
         heads = np.stack([np.array(column, np.int64) for column in (*numbers, offsets)], axis=1)
-        heads[~own, OFFSET] = VOID_OFFSET
+        heads[~is_of_log, OFFSET] = NO_OFFSET
         extras = {
             row: (
-                values[row] if form[row] in (OPAQUE, ODD) else None,
+                values[row] if form[row] in (OPAQUE, OTHER_DIMENSION) else None,
                 None if metadata[row] is None else json.loads(metadata[row]),
                 ignored[row],
             )
             for row in range(len(keys))
-            if form[row] in (OPAQUE, ODD) or metadata[row] is not None or ignored[row]
+            if form[row] in (OPAQUE, OTHER_DIMENSION) or metadata[row] is not None or ignored[row]
         }
         yield Block(namespace, dimension, list(keys), heads, form, vectors, extras)
 
 
-def dirty_groups(tables: Iterable[Table]) -> list[list[tuple[Table, NDArray[np.intp]]]]:
-    """The changed slots of tables, in groups small enough for one transaction each."""
-    groups: list[list[tuple[Table, NDArray[np.intp]]]] = []
-    room = 0.0
+def dirty_groups(tables: Iterable[VectorTable]) -> list[list[tuple[VectorTable, NDArray[np.intp]]]]:
+    """Return the changed slots of tables, in groups small enough for one transaction each."""
+    groups: list[list[tuple[VectorTable, NDArray[np.intp]]]] = []
+    capacity = 0.0
     for table in tables:
-        slots = dirty(table).nonzero()[0]
-        share = max(1 / ROWS_MAX, 4 * (table.dimension or 0) / BYTES_MAX)  # of a group that one row takes
+        slots = dirty_slots(table).nonzero()[0]
+        share = max(1 / ROWS_MAX, 4 * (table.dimension or 0) / BYTES_MAX)  # of a group, for one row
         while len(slots):
-            if room < share:
+            if capacity < share:
                 groups.append([])
-                room = 1.0
-            fit = max(1, int(room / share))
+                capacity = 1.0
+            fit = max(1, int(capacity / share))
             groups[-1].append((table, slots[:fit]))
-            room -= share * len(slots[:fit])
+            capacity -= share * len(slots[:fit])
             slots = slots[fit:]
     return groups
 
 
-def dirty(table: Table) -> NDArray[np.bool_]:
-    """Which slots have changed since they were last gathered."""
-    changed: NDArray[np.bool_] = (table.marks[: table.used] & DIRTY) != 0
+def dirty_slots(table: VectorTable) -> NDArray[np.bool_]:
+    """Return a mask of the slots that have changed since they were last collected."""
+    changed: NDArray[np.bool_] = (table.flags[: table.used] & DIRTY) != 0
     return changed
 
 
-def _text(metadata: dict[str, Any] | None) -> str | None:
+def _metadata_text(metadata: dict[str, Any] | None) -> str | None:
     return json.dumps(metadata, ensure_ascii=False, separators=(",", ":")) if metadata else None

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import __main__ as bench
 from benchmarks import peers, pipeline, restart, stages
-from benchmarks._arguments import named
+from benchmarks._arguments import select_names
 
 ROOT = Path(__file__).parents[2]
 NAMES = bench.benchmark_names(ROOT / "benchmarks")
@@ -56,23 +56,23 @@ def test_an_odd_number_is_refused_with_its_bounds(
     name: str, option: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = refused(name, option, value, monkeypatch=monkeypatch, capsys=capsys)
-    assert f"argument {option}: {value} is no " in line
+    assert f"argument {option}: {value} is not a" in line
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "told"),
     [
-        ("peers", ("--scenes", "nope"), "no name has 'nope': there are publish to "),
-        ("peers", ("--peers", "nope"), "no peer 'nope': there are jetstream, redis"),
-        ("peers", ("--peers", ","), "no peer"),
+        ("peers", ("--scenes", "nope"), "no name contains 'nope': choose from publish to "),
+        ("peers", ("--peers", "nope"), "'nope' is not a peer: choose from jetstream, redis"),
+        ("peers", ("--peers", ","), "'' is not a peer"),
         ("peers", ("--directory", "/nonexistent"), "there is no directory /nonexistent"),
-        ("peers", ("--size", "12"), "no multiple of 8"),
+        ("peers", ("--size", "12"), "not a multiple of 8"),
         ("pipeline", ("--only", "nope"), "; batch 1000"),
         ("growth", ("--only", "nope"), "; 8 sinks; "),
         ("memory", ("--only", "nope"), "; connection; "),
         ("log", ("--directory", "/nonexistent"), "there is no directory /nonexistent"),
         ("restart", ("--directory", "/nonexistent"), "there is no directory /nonexistent"),
-        ("restart", ("--keep", "/dev/null/x"), "/dev/null/x cannot be made"),
+        ("restart", ("--keep", "/dev/null/x"), "/dev/null/x cannot be created"),
         ("restart", ("--vectors", "0", "--starts", "0"), "nothing is left to measure"),
         (
             "compare",
@@ -80,7 +80,7 @@ def test_an_odd_number_is_refused_with_its_bounds(
             "/nonexistent/a cannot be read (No such file or directory): name",
         ),
         ("report", ("--to", "/nonexistent/page.md"), "there is no directory /nonexistent"),
-        ("report", ("--keep", "/dev/null/x"), "/dev/null/x cannot be made"),
+        ("report", ("--keep", "/dev/null/x"), "/dev/null/x cannot be created"),
     ],
 )
 def test_what_is_not_there_is_refused(
@@ -113,16 +113,16 @@ def test_a_directory_is_no_file(
 )
 def test_an_exact_name_wins_over_parts(asked: str, found: list[str] | None) -> None:
     if found is None:
-        with pytest.raises(Exception, match="no name has ''"):
-            named(SCENES)(asked)
+        with pytest.raises(Exception, match="no name contains ''"):
+            select_names(SCENES)(asked)
     else:
-        assert named(SCENES)(asked) == found
+        assert select_names(SCENES)(asked) == found
 
 
 def test_a_name_with_a_comma_can_be_asked_for() -> None:
     scenes = [scene.name for scene in peers.SCENES]
-    assert named(scenes)("2,000 a second") == ["2,000 a second"]
-    assert named(scenes)("2,000") == ["2,000 a second"]
+    assert select_names(scenes)("2,000 a second") == ["2,000 a second"]
+    assert select_names(scenes)("2,000") == ["2,000 a second"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -155,7 +155,7 @@ def test_a_quick_start_is_of_little(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         asked.append(terms)
         raise Enough
 
-    monkeypatch.setattr(restart, "built", built)
+    monkeypatch.setattr(restart, "build_directory", built)
     for more in ([], ["--vectors", "5000"]):
         with pytest.raises(Enough):
             restart.main(["--quick", "--keep", str(tmp_path), *more])
@@ -186,7 +186,7 @@ def test_a_benchmark_runs_under_its_own_name_so_that_its_processes_find_it(
     seen = []
     scale = import_module("benchmarks.scale")
     monkeypatch.setattr(bench.signal, "signal", lambda *_: None)  # the tests keep their own
-    monkeypatch.setattr(scale, "main", lambda: seen.append((scale._AtOnce.__module__, sys.argv)) or 3)
+    monkeypatch.setattr(scale, "main", lambda: seen.append((scale._BarrierPeer.__module__, sys.argv)) or 3)
     monkeypatch.setattr(sys, "argv", [])
     assert bench.main(["scale", "--quick"]) == 3
     assert seen == [("benchmarks.scale", ["./run bench scale", "--quick"])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks._peers_bulk import Walk
+from benchmarks._peers_bulk import FrameScanner
 from delta_prop_wire.codec import encode
 from delta_prop_wire.delta import Delta, opaque
 from delta_prop_wire.encode import encode_batch
@@ -19,21 +19,21 @@ def frame(offset: int, counter: int, rows: int) -> bytes:
 @pytest.mark.parametrize("cut", [1, 7, 16, 33, 100, 1_000])
 def test_a_walk_counts_rows_wherever_the_stream_is_cut(cut: int) -> None:
     stream = frame(50, 1, 3) + encode(Heartbeat(1, sent_us=5)) + frame(53, 4, 1) + frame(54, 5, 10)
-    walk = Walk(50)
+    walk = FrameScanner(50)
     for at in range(0, len(stream), cut):
         walk.take(memoryview(stream)[at : at + cut])
         assert walk.rows <= 14
     assert walk.rows == 14
-    assert not walk.unfinished
+    assert not walk.is_unfinished
 
 
 def test_a_frame_that_is_not_whole_is_unfinished() -> None:
-    walk = Walk(0)
+    walk = FrameScanner(0)
     walk.take(memoryview(frame(0, 1, 4))[:-1])
-    assert (walk.rows, walk.unfinished) == (4, True)
+    assert (walk.rows, walk.is_unfinished) == (4, True)
 
 
 @pytest.mark.parametrize(("offset", "counter"), [(51, 1), (50, 2)])
 def test_a_gap_is_told(offset: int, counter: int) -> None:
     with pytest.raises(RuntimeError, match=f"offset {offset}, counter {counter}"):
-        Walk(50).take(memoryview(frame(offset, counter, 3)))
+        FrameScanner(50).take(memoryview(frame(offset, counter, 3)))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks._crash_answers import KINDS, Answers, Failures, Places, counted, judge, read_places
-from delta_prop.published import Published
+from benchmarks._crash_answers import KINDS, Answers, Failures, LogIndex, count_answers, judge, read_log_index
+from delta_prop.outcomes import PublishAck
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.settings import LogSettings
@@ -37,34 +37,34 @@ class Scene:
     def __init__(self) -> None:
         self.now = 0.0
         self.answers = Answers(lambda: self.now)
-        self.places = Places(rows=10)
+        self.places = LogIndex(rows=10)
         for offset in range(10):
             self.places.offsets[f"k{offset}"].append(offset)
             self.places.counters[ORIGIN].add(offset + 1)
         call = self.answers.call
-        self.answers.published(call("publish", ["k0", "k1"], DURABLE, TIMEOUT_S), published(0, 2))
-        self.answers.published(call("ids", ["k2"], DURABLE), published(None, 1, {0: 2}))
-        self.answers.acknowledged(call("bare", ["k3", "k4"], DURABLE), [3, 4], duplicate=True)
-        self.answers.refused(call("refused", ["gone"], DURABLE, TIMEOUT_S), failed())
+        self.answers.note_published(call("publish", ["k0", "k1"], DURABLE, TIMEOUT_S), published(0, 2))
+        self.answers.note_published(call("ids", ["k2"], DURABLE), published(None, 1, {0: 2}))
+        self.answers.note_acknowledged(call("bare", ["k3", "k4"], DURABLE), [3, 4], duplicate=True)
+        self.answers.note_refused(call("refused", ["gone"], DURABLE, TIMEOUT_S), failed())
         self.again = call("again", ["k5"], DURABLE)
-        self.answers.refused(self.again, failed())
+        self.answers.note_refused(self.again, failed())
         self.now = 1.0
-        self.answers.sent_again(self.again)
-        self.answers.acknowledged(self.again, [5], duplicate=True)
+        self.answers.note_resent(self.again)
+        self.answers.note_acknowledged(self.again, [5], duplicate=True)
         self.doubt = call("doubt", ["k6"], DURABLE, 0.01)
-        self.answers.refused(self.doubt, unknown())
+        self.answers.note_refused(self.doubt, unknown())
         self.doubt.asked.append(6)
         call("broken", ["nobody knows"], DURABLE).excused = True
         for at_s, watermark in ((0.0, 0), (1.0, 7), (2.0, 10)):
             self.now = at_s
-            self.answers.welcomed("bare", ORIGIN, watermark)
+            self.answers.note_welcome("bare", ORIGIN, watermark)
 
     def verdict(self, failures: Failures | None = None) -> Verdict:
         return judge(self.places, self.answers, failures or Failures())
 
 
-def published(offset: int | None, count: int, duplicates: dict[int, int | None] | None = None) -> Published:
-    return Published(offset, DOT, count, DURABLE, duplicates or {})
+def published(offset: int | None, count: int, duplicates: dict[int, int | None] | None = None) -> PublishAck:
+    return PublishAck(offset, DOT, count, DURABLE, duplicates or {})
 
 
 def failed() -> Refused:
@@ -78,8 +78,8 @@ def unknown(dot: Dot | None = DOT) -> Refused:
 
 def test_true_answers_pass() -> None:
     scene = Scene()
-    assert scene.verdict().told == []
-    counts = counted(scene.answers)
+    assert scene.verdict().examples == []
+    counts = count_answers(scene.answers)
     assert (counts["acknowledged"], counts["duplicate"], counts["refused"]) == (6, 4, 2)
     assert (counts["unknown"], counts["asked"], counts["welcomes"]) == (1, 1, 3)
 
@@ -93,7 +93,7 @@ def move(scene: Scene) -> None:
 
 
 def forget_the_place(scene: Scene) -> None:
-    scene.answers.acknowledged(scene.answers.call("one", ["k8"], DURABLE), [None], duplicate=True)
+    scene.answers.note_acknowledged(scene.answers.call("one", ["k8"], DURABLE), [None], duplicate=True)
 
 
 def log_twice(scene: Scene) -> None:
@@ -105,23 +105,23 @@ def let_it_happen(scene: Scene) -> None:
 
 
 def refuse_wrongly(scene: Scene) -> None:
-    scene.answers.refused(scene.again, failed())
+    scene.answers.note_refused(scene.again, failed())
 
 
 def raise_another_error(scene: Scene) -> None:
-    scene.answers.refused(scene.answers.call("one", ["k8"], DURABLE), UsageError("it is closed"))
+    scene.answers.note_refused(scene.answers.call("one", ["k8"], DURABLE), UsageError("it is closed"))
 
 
 def doubt_too_soon(scene: Scene) -> None:
-    scene.answers.refused(scene.answers.call("one", ["k8"], DURABLE, TIMEOUT_S), unknown())
+    scene.answers.note_refused(scene.answers.call("one", ["k8"], DURABLE, TIMEOUT_S), unknown())
 
 
 def doubt_without_a_deadline(scene: Scene) -> None:
-    scene.answers.refused(scene.answers.call("one", ["k8"], DURABLE), unknown())
+    scene.answers.note_refused(scene.answers.call("one", ["k8"], DURABLE), unknown())
 
 
 def doubt_without_a_dot(scene: Scene) -> None:
-    scene.answers.refused(scene.answers.call("one", ["k8"], DURABLE, 0.0), unknown(None))
+    scene.answers.note_refused(scene.answers.call("one", ["k8"], DURABLE, 0.0), unknown(None))
 
 
 def deny_by_the_dot(scene: Scene) -> None:
@@ -134,17 +134,17 @@ def find_another_by_the_dot(scene: Scene) -> None:
 
 def count_less_than_before(scene: Scene) -> None:
     scene.now = 3.0
-    scene.answers.welcomed("bare", ORIGIN, 9)
+    scene.answers.note_welcome("bare", ORIGIN, 9)
 
 
 def count_what_is_lost(scene: Scene) -> None:
-    scene.answers.welcomed("bare", OTHER, 1)
+    scene.answers.note_welcome("bare", OTHER, 1)
 
 
 def answer_late(scene: Scene) -> None:
     call = scene.answers.call("one", ["k8"], DURABLE, 1.0)
     scene.now += 2.0
-    scene.answers.published(call, published(8, 1))
+    scene.answers.note_published(call, published(8, 1))
 
 
 def answer_never(scene: Scene) -> None:
@@ -152,7 +152,7 @@ def answer_never(scene: Scene) -> None:
 
 
 def damage(scene: Scene) -> None:
-    scene.places.damage.append("a frame is torn")
+    scene.places.corruption.append("a frame is torn")
 
 
 @pytest.mark.parametrize(
@@ -188,32 +188,32 @@ def test_doubt_at_a_deadline_is_wrong_only_where_the_log_was_back_long_before() 
     scene = Scene()
     call = scene.answers.call("one", ["k8"], DURABLE, 10.0)
     scene.now += 10.0
-    scene.answers.refused(call, unknown())
+    scene.answers.note_refused(call, unknown())
     deadline = call.deadline_s
     assert deadline is not None
-    assert scene.verdict(Failures(decided_s=deadline - 0.5)).told == []
+    assert scene.verdict(Failures(decided_s=deadline - 0.5)).examples == []
     assert scene.verdict(Failures(decided_s=deadline - 5.0)).counts == {"vague": 1}
 
 
 def test_doubt_is_allowed_where_the_log_was_closed_undecided() -> None:
     scene = Scene()
     call = scene.answers.call("one", ["k8"], DURABLE, TIMEOUT_S)
-    scene.answers.refused(call, unknown())
-    scene.answers.refused(call, failed())  # of a second sending, which decides nothing about the first
-    assert scene.verdict(Failures(undecided=True)).told == []
+    scene.answers.note_refused(call, unknown())
+    scene.answers.note_refused(call, failed())  # of a second sending, which decides nothing about the first
+    assert scene.verdict(Failures(undecided=True)).examples == []
 
 
 def test_a_level_that_the_failure_does_not_spare_may_be_lost() -> None:
     scene = Scene()
     call = scene.answers.call("logged", ["lost"], AckLevel.LOGGED)
-    scene.answers.published(call, published(10, 1))
-    assert scene.verdict(Failures(spared=AckLevel.DURABLE)).told == []
+    scene.answers.note_published(call, published(10, 1))
+    assert scene.verdict(Failures(spared=AckLevel.DURABLE)).examples == []
     assert scene.verdict().counts == {"lost": 1}
 
 
 def test_a_record_goes_through_json_unchanged() -> None:
     scene, other = Scene(), Answers(lambda: 0.0)
-    other.take(json.loads(json.dumps(scene.answers.plain())))
+    other.merge(json.loads(json.dumps(scene.answers.to_json())))
     assert (other.calls, other.welcomes) == (scene.answers.calls, scene.answers.welcomes)
 
 
@@ -223,12 +223,12 @@ def test_places_are_read_from_the_files_of_a_log(tmp_path: Path) -> None:
         deltas = [Delta(f"k{base + row}", opaque(b"x")) for row in range(2)]
         log.append(encode_batch(deltas, origin=ORIGIN, base=base), lamport=base, source=Source.LOCAL)
     log.close()
-    places = read_places(LocalDisk(tmp_path))
+    places = read_log_index(LocalDisk(tmp_path))
     assert dict(places.offsets) == {"k1": [0], "k2": [1], "k3": [2], "k4": [3]}
-    assert (places.counters[ORIGIN], places.rows, places.damage) == ({1, 2, 3, 4}, 4, [])
+    assert (places.counters[ORIGIN], places.rows, places.corruption) == ({1, 2, 3, 4}, 4, [])
     path = next(tmp_path.glob("streams/default/0/*.log"))
     raw = bytearray(path.read_bytes())
     raw[100] ^= 1
     path.write_bytes(raw)
-    found = replace(read_places(LocalDisk(tmp_path)), rows=0)
-    assert len(found.damage) == 1
+    found = replace(read_log_index(LocalDisk(tmp_path)), rows=0)
+    assert len(found.corruption) == 1

@@ -24,8 +24,8 @@ from benchmarks._crash_check import (
     fold,
     read_log,
 )
-from benchmarks._crash_rounds import Story, Terms, Totals
-from benchmarks._crash_writer import DIMENSION, KEYS, made, origin_of
+from benchmarks._crash_rounds import CrashRun, DirectoryOptions, Totals
+from benchmarks._crash_writer import DIMENSION, KEYS, make_delta, origin_of
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.retention.compaction import run_to_end
@@ -47,7 +47,7 @@ def right() -> tuple[Log, History]:
     for line in range(1, LINES + 1):
         for name in NAMES:
             offset = len(log.rows)
-            log.rows.append(Row(offset, origin_of(name), line, made(name, line)))
+            log.rows.append(Row(offset, origin_of(name), line, make_delta(name, line)))
             if line < LINES:
                 acknowledge(history, name, line, offset)
     return log, history
@@ -71,7 +71,7 @@ def test_what_is_right_passes() -> None:
     log, history = right()
     assert check_log(log, history, NAMES).total == 0
     assert acknowledge(history, "p0", 1, 0, duplicate=True).total == 0
-    assert (history.acks, history.repeats) == (2 * LINES - 1, 1)
+    assert (history.acks, history.duplicates) == (2 * LINES - 1, 1)
 
 
 def move(log: Log, places: list[int]) -> None:
@@ -116,13 +116,13 @@ def test_offsets_that_leave_one_out_are_found() -> None:
 @pytest.mark.parametrize("line", [2, LINES])
 def test_another_delta_than_was_sent_is_found(line: int) -> None:
     log, history = right()
-    log.rows[2 * line - 2] = replace(log.rows[2 * line - 2], delta=made("p0", line + KEYS))
+    log.rows[2 * line - 2] = replace(log.rows[2 * line - 2], delta=make_delta("p0", line + KEYS))
     assert check_log(log, history, NAMES).counts == {"corrupt": 1}
 
 
 def test_a_delta_that_nobody_sent_is_found() -> None:
     log, history = right()
-    log.rows.append(Row(len(log.rows), origin_of("stranger"), 1, made("p0", 1)))
+    log.rows.append(Row(len(log.rows), origin_of("stranger"), 1, make_delta("p0", 1)))
     assert check_log(log, history, NAMES).counts == {"corrupt": 1}
 
 
@@ -161,7 +161,7 @@ def write(folder: Path, rounds: int = 4) -> None:
     for at in range(rounds):
         for name in NAMES:
             base = at * lines + 1
-            deltas = [made(name, line) for line in range(base, base + lines)]
+            deltas = [make_delta(name, line) for line in range(base, base + lines)]
             batch = encode_batch(deltas, origin=origin_of(name), base=base)
             log.append(batch, lamport=log.next_offset + 1, source=Source.LOCAL)
     log.close()
@@ -196,7 +196,7 @@ def compacted(folder: Path) -> tuple[Log, History]:
     history = History()
     for row in read_log(folder).rows:
         acknowledge(history, {origin_of(name): name for name in NAMES}[row.origin], row.line, row.offset)
-    settings = LogSettings(segment_bytes_max=4096, keep_bytes_max=4096)
+    settings = LogSettings(segment_bytes_max=4096, retention_bytes=4096)
     log, _ = DurableLog.open(LocalDisk(folder), settings=settings, draw=bytes, clock=Clock())
     compaction = log.take_compaction()
     assert compaction is not None
@@ -208,21 +208,21 @@ def compacted(folder: Path) -> tuple[Log, History]:
 
 def test_what_is_in_a_snapshot_counts_as_there(tmp_path: Path) -> None:
     log, history = compacted(tmp_path)
-    assert log.kept is not None
-    assert log.rows[0].offset == log.kept.offset > 0
+    assert log.snapshot is not None
+    assert log.rows[0].offset == log.snapshot.offset > 0
     assert check_log(log, history, NAMES).total == 0
     assert log.ends(NAMES) == dict.fromkeys(NAMES, LINES)
 
 
 def test_a_snapshot_that_is_missing_or_wrong_is_found(tmp_path: Path) -> None:
     log, history = compacted(tmp_path)
-    kept = log.kept
+    kept = log.snapshot
     assert kept is not None
-    log.kept = None
+    log.snapshot = None
     assert "lost" in kinds(check_log(log, history, NAMES))
-    log.kept = replace(kept, vectors=kept.vectors | {"p0/3": np.zeros(16, np.float32)})
+    log.snapshot = replace(kept, vectors=kept.vectors | {"p0/3": np.zeros(16, np.float32)})
     assert kinds(check_log(log, history, NAMES)) == {"corrupt"}
-    log.kept = replace(kept, lines=kept.lines | {origin_of("p1"): 1})
+    log.snapshot = replace(kept, lines=kept.lines | {origin_of("p1"): 1})
     assert {"lost", "hole"} <= kinds(check_log(log, history, NAMES))
 
 
@@ -243,7 +243,7 @@ def table_of(log: Log, cursor: int, ahead: int = 0) -> Table:
 def test_a_table_that_is_the_fold_passes(cursor: int, ahead: int) -> None:
     log, _ = right()
     verdict = check_table(table_of(log, cursor, ahead), log, finished=cursor == 2 * LINES)
-    assert verdict.told == []
+    assert verdict.examples == []
 
 
 def test_a_delta_applied_twice_or_not_at_all_is_found() -> None:
@@ -272,22 +272,22 @@ def test_a_cursor_and_data_that_disagree_are_found() -> None:
 # --- real processes
 
 
-def story_of(directory: Path, terms: Terms) -> Story:
-    return Story(directory, terms, Totals(), random.Random(1), life_s=(0.2, 0.2), start_share=0.0)
+def story_of(directory: Path, terms: DirectoryOptions) -> CrashRun:
+    return CrashRun(directory, terms, Totals(), random.Random(1), life_s=(0.2, 0.2), start_share=0.0)
 
 
 @pytest.mark.alone
 def test_one_kill_is_survived(tmp_path: Path) -> None:
-    story = story_of(tmp_path / "data", Terms(storage=True, producers=NAMES))
+    story = story_of(tmp_path / "data", DirectoryOptions(storage=True, producers=NAMES))
     while not story.totals.acks and story.totals.rounds < 10:  # it may be killed before it answers
         assert story.round()
     story.end()
     assert story.totals.acks > 0
-    assert story.totals.verdict.told == []
+    assert story.totals.verdict.examples == []
 
 
 def test_an_acknowledgement_before_its_time_is_caught(tmp_path: Path) -> None:
-    story = story_of(tmp_path / "data", Terms(level="memory", producers=NAMES))
+    story = story_of(tmp_path / "data", DirectoryOptions(level="memory", producers=NAMES))
     assert story.round()
     assert kinds(story.judge(read_log(story.directory / "log"))) == {"lost"}
 
@@ -319,7 +319,7 @@ def test_cuts_that_lose_nothing_prove_nothing(counts: dict[str, int], status: in
     for kind, count in counts.items():
         for _ in range(count):
             totals.verdict.add(kind, "told")
-    assert powercut._tell_logged("ext4", totals) == status
+    assert powercut._report_logged("ext4", totals) == status
 
 
 def test_a_report_can_be_written_for_programs(tmp_path: Path) -> None:

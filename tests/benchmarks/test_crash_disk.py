@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks import crash
-from benchmarks._crash_disk import EMBEDDED, Embedded, Place, Totals, report
+from benchmarks._crash_disk import EMBEDDED, DiskSetup, EmbeddedDirectory, Totals, report
 from benchmarks._disk_faults import (
     ALWAYS,
     CALLS,
@@ -30,9 +30,9 @@ from benchmarks._disk_faults import (
     FailingCalls,
     Rule,
     build,
-    drawn,
+    draw_failure,
 )
-from benchmarks._images import Unusable, check_usable, mounted
+from benchmarks._images import UnusableError, check_usable, mount_image
 from tests.benchmarks.test_ending import ROOT, members, until
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ print(said)
 def library(tmp_path: Path) -> Path:
     try:
         return build(tmp_path)
-    except Unusable as reason:
+    except UnusableError as reason:
         pytest.skip(f"NOT RUN: {reason}")
 
 
@@ -105,11 +105,11 @@ def test_the_calls_fail_that_were_asked_for_and_no_others(library: Path, tmp_pat
 
 def test_a_compiler_that_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "/nowhere/cc")
-    with pytest.raises(Unusable, match="/nowhere/cc cannot be run"):
+    with pytest.raises(UnusableError, match="/nowhere/cc cannot be run"):
         build(tmp_path)
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(Unusable, match="no C compiler: install gcc"):
+    with pytest.raises(UnusableError, match="no C compiler: install gcc"):
         build(tmp_path)
 
 
@@ -131,12 +131,12 @@ def test_what_belongs_to_kills_is_refused(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit) as ended:
         crash.main(["--disk-faults", "--plant", "cut-log"])
     assert ended.value.code == 2
-    assert "--plant is for kills" in capsys.readouterr().err
+    assert "--plant works with kills only" in capsys.readouterr().err
 
 
 def test_every_kind_is_drawn_with_what_it_needs() -> None:
     chance = random.Random(1)
-    failures: list[Failure] = [drawn(kind, chance, 1.0) for kind in (*CALLS, FULL) for _ in range(50)]
+    failures: list[Failure] = [draw_failure(kind, chance, 1.0) for kind in (*CALLS, FULL) for _ in range(50)]
     for failure in failures:
         assert 0 < failure.after_s < 1
         assert (failure.kind == FULL) == (failure.rules == (NO_RULE, NO_RULE))
@@ -147,7 +147,7 @@ def test_every_kind_is_drawn_with_what_it_needs() -> None:
 
 def test_a_report_of_nothing_is_a_failure(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     totals = Totals(rounds=4, failures=3)
-    totals.told["acknowledged"] = 4_000
+    totals.answers["acknowledged"] = 4_000
     assert report("disks", {EMBEDDED: totals}, [], None) == 0
     assert report("disks", {EMBEDDED: replace(totals, failures=1)}, [], None) == 1
     assert report("disks", {}, ["full file systems: only root can mount"], None) == 1
@@ -166,9 +166,9 @@ def test_a_report_of_nothing_is_a_failure(capsys: pytest.CaptureFixture[str], tm
 def image(tmp_path: Path) -> Iterator[Path]:
     try:
         check_usable("ext4")
-    except Unusable as reason:
+    except UnusableError as reason:
         pytest.skip(f"NOT RUN: {reason}")
-    with mounted("ext4", tmp_path, 16 * 1024 * 1024) as made:
+    with mount_image("ext4", tmp_path, 16 * 1024 * 1024) as made:
         yield made.mount
 
 
@@ -187,12 +187,12 @@ def test_a_ballast_leaves_no_room_and_gives_it_back(image: Path) -> None:
 @pytest.mark.alone
 def test_one_round_ends_with_true_answers(library: Path, tmp_path: Path) -> None:
     totals, chance = Totals(), random.Random(1)
-    place = Place(tmp_path / "data", tmp_path, library, ["sync"])
+    place = DiskSetup(tmp_path / "data", tmp_path, library, ["sync"])
     while not totals.failures and totals.rounds < ROUNDS_MAX:  # a slow machine may be done before it strikes
-        Embedded(place, totals, chance).live(range(1, 2), 1)
-    assert totals.verdict.told == []
+        EmbeddedDirectory(place, totals, chance).live(range(1, 2), 1)
+    assert totals.verdict.examples == []
     assert totals.failures == 1
-    assert totals.told["acknowledged"] > 100
+    assert totals.answers["acknowledged"] > 100
 
 
 @pytest.mark.alone

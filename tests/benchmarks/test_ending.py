@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks._growth_service import Held, Service
-from benchmarks._processes import apart, end, interrupt
+from benchmarks._growth_service import Holdings, Service
+from benchmarks._processes import end, ignore_interrupts, interrupt
 from delta_prop_wire.delta import Kind
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ def members(group: int) -> list[str]:
 @pytest.mark.parametrize(
     ("said", "number", "status", "said_then"),
     [
-        ("*/geo/serve/said", signal.SIGTERM, 143, ""),
-        ("*/geo/link/said", signal.SIGINT, 130, "./run bench pipeline: interrupted\n"),
+        ("*/geo/serve/output", signal.SIGTERM, 143, ""),
+        ("*/geo/link/output", signal.SIGINT, 130, "./run bench pipeline: interrupted\n"),
         ("delta-prop-bench-*/log", signal.SIGTERM, 143, ""),
     ],
     ids=["replica starts", "link starts", "service runs"],
@@ -90,7 +90,7 @@ def test_nothing_stays_behind_wherever_a_signal_strikes(
 
 
 def test_a_process_of_its_own_does_not_hear_ctrl_c_and_ends_in_order() -> None:
-    service = Service(Held("few", vectors=1_000))
+    service = Service(Holdings("few", vectors=1_000))
     try:
         process = service._process
         assert process.pid is not None
@@ -105,14 +105,14 @@ def test_an_interruption_waits_until_what_starts_is_known() -> None:
     known = []
 
     def start() -> None:
-        with apart():
+        with ignore_interrupts():
             interrupt(None)
             known.append("process")
 
     with pytest.raises(KeyboardInterrupt):
         start()
     assert known
-    with apart():
+    with ignore_interrupts():
         """It comes once."""
 
 
@@ -120,7 +120,7 @@ def test_ctrl_c_that_another_thread_takes_waits_too() -> None:
     known = []
 
     def start() -> None:
-        with apart():
+        with ignore_interrupts():
             signal.raise_signal(signal.SIGINT)  # blocked here
             other = threading.Thread(
                 target=signal.pthread_sigmask, args=(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -136,7 +136,7 @@ def test_ctrl_c_that_another_thread_takes_waits_too() -> None:
 
 
 def test_what_is_started_apart_is_a_matter_of_its_start_alone() -> None:
-    with apart():
+    with ignore_interrupts():
         script = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))"
         process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert process.communicate(timeout=WAIT_S)[0] == "True\n"

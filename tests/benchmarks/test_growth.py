@@ -8,14 +8,14 @@ import tempfile
 import anyio
 
 from benchmarks import _growth_service, growth
-from benchmarks._growth_service import ROWS, Held, Load, hold, settings_of
+from benchmarks._growth_service import ROWS, Holdings, Load, hold, settings_of
 from benchmarks.growth import BASE, LARGE
 from delta_prop.embedded import Propagator
 from delta_prop_wire.delta import Kind
 
 
 def test_a_service_holds_what_it_is_to_hold() -> None:
-    held = Held("some", vectors=1_500, subscriptions=3, sinks=2, pending=20, heads_max=1_000)
+    held = Holdings("some", vectors=1_500, subscriptions=3, sinks=2, pending=20, heads_max=1_000)
 
     async def play() -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -37,7 +37,7 @@ def test_a_service_holds_what_it_is_to_hold() -> None:
 
 def test_a_service_that_cannot_be_built_says_why() -> None:
     here, there = multiprocessing.Pipe()
-    _growth_service._run(Held("none", vectors=1, heads_max=-1), there)
+    _growth_service._run(Holdings("none", vectors=1, heads_max=-1), there)
     said = here.recv()
     assert said.startswith("none: ")
     assert "heads_max" in said

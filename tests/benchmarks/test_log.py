@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks import log
-from benchmarks.log import SPARSE, WHOLE, Round
+from benchmarks.log import FULL, SPARSE, Round
 
 ROUND = Round(
     disk=100.0, publish=40.0, publish_deltas=1e5, commits=20, sync_us=500.0, ack_us=1_000.0, ack_p99_us=9e3,
@@ -15,7 +15,7 @@ ROUND = Round(
 
 def test_ratios_are_of_the_same_round() -> None:
     slow = replace(ROUND, disk=50.0, publish=10.0, ack_us=2_000.0)
-    results = log.report({WHOLE: [ROUND, slow, slow], SPARSE: [ROUND]})
+    results = log.report({FULL: [ROUND, slow, slow], SPARSE: [ROUND]})
     found = {goal["what"]: (goal["found"]["median"], goal["verdict"]) for goal in results.goals}
     assert found["log: publish, 4 MiB in flight, whole vectors, beside the disk"] == (0.2, "short")
     assert found["log: ack p50, one in flight, whole vectors, beside fdatasync"] == (4.0, "short")

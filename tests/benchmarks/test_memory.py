@@ -41,7 +41,7 @@ def test_what_is_found_is_held_against_what_is_counted_on() -> None:
     assert results.figures["free"]["median"] == 500.0
 
 
-@pytest.mark.parametrize(("quick", "added", "said"), [(True, "5,000", "was"), (False, "20,000", "was not")])
+@pytest.mark.parametrize(("quick", "added", "said"), [(True, "5,000", "did"), (False, "20,000", "did not")])
 def test_how_many_were_added_stands_beside_the_bytes_of_one(quick: bool, added: str, said: str) -> None:
     case = Case("some", pending, 20_000)
     results = memory.report({case: [500.0]}, quick=quick)

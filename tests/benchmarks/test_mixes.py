@@ -8,12 +8,12 @@ import pytest
 
 from benchmarks import mix
 from benchmarks._mixes import BY_BATCH, BY_ROW, DIMENSION, KEYS, NAMESPACES, ONE, TEMPLATES, Traffic
-from benchmarks._peers_ours import numbered
-from benchmarks.mix import INSIDE, SERVER, TRAFFICS
+from benchmarks._peers_ours import with_counter
+from benchmarks.mix import EMBEDDED, SERVER, TRAFFICS
+from delta_prop_wire.body_checks import parse_batch
 from delta_prop_wire.codec import encode
 from delta_prop_wire.delta import AckLevel, Kind
 from delta_prop_wire.frames import BatchFrame
-from delta_prop_wire.soundness import parse_batch
 from delta_prop_wire.validate import validate_batch
 
 
@@ -40,7 +40,7 @@ def test_its_frames_are_sound_and_its_vectors_are_there_first(traffic: Traffic) 
     there = {(one.namespace, one.vector_id) for one in traffic.first("t")}
     assert len(there) == KEYS
     template = next(iter(traffic.batches("t", 80, 16, AckLevel.LOGGED, 1)))
-    batch = parse_batch(bytes(numbered(encode(BatchFrame(1, template)), 321).body))
+    batch = parse_batch(bytes(with_counter(encode(BatchFrame(1, template)), 321).body))
     validate_batch(batch)
     assert (batch.base, batch.count) == (321, 80)
     for one in (batch.delta(row) for row in range(batch.count)):
@@ -52,10 +52,12 @@ def test_its_frames_are_sound_and_its_vectors_are_there_first(traffic: Traffic) 
 
 
 def test_shares_are_of_the_mean_of_one_of_each() -> None:
-    rates = {(place, one.name): [2.0, 4.0, 4.0] for place in (SERVER, INSIDE) for one in ONE}
-    rates |= {(place, one.name): [1.0, 3.0, 4.0] for place in (SERVER, INSIDE) for one in (BY_ROW, BY_BATCH)}
+    rates = {(place, one.name): [2.0, 4.0, 4.0] for place in (SERVER, EMBEDDED) for one in ONE}
+    rates |= {
+        (place, one.name): [1.0, 3.0, 4.0] for place in (SERVER, EMBEDDED) for one in (BY_ROW, BY_BATCH)
+    }
     results = mix._report(rates, lost=0)
     assert [goal["found"]["median"] for goal in results.goals] == [0.75] * 4
     assert {goal["verdict"] for goal in results.goals} == {"reached"}
-    assert not results.failed
-    assert mix._report(rates, lost=2).failed
+    assert not results.has_failed
+    assert mix._report(rates, lost=2).has_failed

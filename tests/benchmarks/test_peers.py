@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks import _peers_contract, _peers_nats, _peers_redis, peers
-from benchmarks._peers_calls import published_singly, raw_calls
+from benchmarks._peers_calls import publish_singly, raw_calls
 from benchmarks._peers_contract import Wire
 from benchmarks._peers_goals import (
     BULK,
@@ -22,19 +22,19 @@ from benchmarks._peers_goals import (
     SCENES,
     Limits,
     Rounds,
-    judged,
-    played_by,
+    judge,
+    peers_for,
 )
 from benchmarks._peers_ours import KEYS, Frames, RawConsumer, payloads_of, stamps_of
-from benchmarks._peers_scenes import Measured, Scene
+from benchmarks._peers_scenes import Measurement, Scene
 from benchmarks._results import Results
-from benchmarks.peers import reported
+from benchmarks.peers import report
 from delta_prop_wire.codec import decode, encode
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import AckLevel, Delta, make_origin, opaque
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.frames import Ack, BatchFrame, Heartbeat, OriginGrant
-from delta_prop_wire.validate import plain_is_sound
+from delta_prop_wire.validate import homogeneous_is_valid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -124,7 +124,7 @@ def test_a_consumer_sees_each_payload_wherever_the_bytes_are_cut(
             server.sendall(said[at : at + step])
             found += consumer.receive()
         assert found == STAMPS
-        assert not wire.rest
+        assert not wire.unread
         told = server.recv(1 << 16)
         if step == len(said) and client is not redis:
             assert told == answer
@@ -142,7 +142,7 @@ def test_our_raw_frames_are_sound_and_say_what_was_given() -> None:
         assert (frame.sequence, batch.base, batch.origin, batch.epoch) == (counter, counter, origin, 3)
         assert (batch.count, batch.ack_level, batch.namespace) == (5, AckLevel.LOGGED, "topic")
         assert frame.ack_wanted
-        assert plain_is_sound(batch)
+        assert homogeneous_is_valid(batch)
         assert payloads_of(batch) == PAYLOADS
         keys.update(batch.keys)
     assert 5 < len(keys) <= KEYS
@@ -152,7 +152,7 @@ def test_our_consumer_tells_a_gap_and_a_row_of_another_size() -> None:
     batch = encode_batch([Delta("k", opaque(one)) for one in PAYLOADS], origin=1, base=6)
     assert stamps_of(batch, SIZE, 6) == STAMPS
     for size, counter in ((SIZE, 7), (SIZE, 5), (SIZE - 8, 6)):
-        with pytest.raises(RuntimeError, match=f"from 6, wanted {counter} and rows of {size} B"):
+        with pytest.raises(RuntimeError, match=f"from 6, expected {counter} and rows of {size} B"):
             stamps_of(batch, size, counter)
 
 
@@ -174,7 +174,7 @@ def test_calls_are_answered_in_turn_and_bounded() -> None:
             await asyncio.sleep(0)
             open_calls -= 1
 
-        count, ended, took = await published_singly(call, b"body", seconds=0.01, window=3)
+        count, ended, took = await publish_singly(call, b"body", seconds=0.01, window=3)
         assert count == len(took) > 3
         assert ended
         assert (open_calls, most) == (0, 3)
@@ -183,7 +183,7 @@ def test_calls_are_answered_in_turn_and_bounded() -> None:
             raise RuntimeError("no")
 
         with pytest.raises(ExceptionGroup):
-            await published_singly(fail, b"body", seconds=5, window=3)
+            await publish_singly(fail, b"body", seconds=5, window=3)
 
     asyncio.run(play())
 
@@ -217,12 +217,12 @@ def test_a_raw_connection_counts_answers_behind_the_greeting() -> None:
     asyncio.run(play())
 
 
-def measured(rate: float, p50_us: float, lost: int = 0) -> Measured:
+def measured(rate: float, p50_us: float, lost: int = 0) -> Measurement:
     counters = {
         'delta_prop_duplicate_deltas_total{lane="normal"}': 7.0,
         "delta_prop_nacks_total": 1.0,
     }
-    return Measured(
+    return Measurement(
         100, lost, 0, rate, rate, p50_us, p50_us, 1.0, p50_us, 3.0, payloads=100, counters=counters
     )
 
@@ -236,7 +236,7 @@ def rounds(**figures: tuple[float, float]) -> Rounds:
 
 
 def ratios(found: Rounds, limits: Limits | None = None) -> dict[str, list[float]]:
-    return {goal.what: some for goal, some in judged(found, limits or {}, 1_000_000).items()}
+    return {goal.what: some for goal, some in judge(found, limits or {}, 1_000_000).items()}
 
 
 def test_a_ratio_is_of_rounds_that_both_played() -> None:
@@ -253,7 +253,7 @@ def test_a_ratio_is_of_rounds_that_both_played() -> None:
 
 
 def test_goals_are_played_by_those_who_are_compared() -> None:
-    assert played_by(FLOW) == {"ours", "jetstream", "redis", "ours-durable", "redis-always"}
+    assert peers_for(FLOW) == {"ours", "jetstream", "redis", "ours-durable", "redis-always"}
     assert {scene.name for scene in SCENES} == {one.scene.name for one in COMPARISONS}
     peers_and_limits = {*peers.PEERS, *LIMITS, ""}
     assert {one.theirs for one in COMPARISONS} <= peers_and_limits
@@ -261,7 +261,7 @@ def test_goals_are_played_by_those_who_are_compared() -> None:
 
 def told(found: Rounds, limits: Limits | None = None) -> Results:
     results = Results("peers", calibration_ns=50.0)
-    reported(results, found, limits or {}, {name: peers.PEERS[name]() for name in ("ours", "jetstream")}, 128)
+    report(results, found, limits or {}, {name: peers.PEERS[name]() for name in ("ours", "jetstream")}, 128)
     return results
 
 
@@ -269,7 +269,7 @@ def test_what_is_lost_or_far_from_its_goal_is_the_exit_status(capsys: pytest.Cap
     fine = told(rounds(ours=(14.0, 0.1), jetstream=(2.0, 2.0)), {0: {"tcp": 1e-3, "sync": 1.0}})
     assert fine.finish(None) == 0
     said = capsys.readouterr().out
-    assert "delta-prop raw: published 1,200, lost 0, repeated 84\n" in said
+    assert "delta-prop raw: published 1,200, lost 0, duplicates 84\n" in said
     assert re.search(
         r"3  publish to receive, rate: ours / jetstream +>= 7 × +>= 12 × +7 \(7-7\) +reached", said
     )
@@ -290,7 +290,7 @@ def test_a_peer_that_is_not_installed_is_named(
 ) -> None:
     monkeypatch.setattr(_peers_nats.JetStream, "program", "no-such-program")
     assert peers.main(["--peers", "jetstream", "--rounds", "1", "--no-limits"]) == 0
-    assert "JetStream raw is left out: no-such-program is not installed" in capsys.readouterr().err
+    assert "JetStream raw is skipped: no-such-program is not installed" in capsys.readouterr().err
 
 
 def test_a_server_off_the_path_is_found_where_administrators_have_it(
@@ -305,9 +305,9 @@ def test_a_server_off_the_path_is_found_where_administrators_have_it(
     server.chmod(0o755)
     assert peer.missing() is None
     assert peer.spawn([peer.program, "-c", "x"], tmp_path).wait(20) == 0
-    assert (tmp_path / "said").read_text() == "started -c x\n"
+    assert (tmp_path / "output").read_text() == "started -c x\n"
 
 
 def test_scenes_that_are_timed_know_it() -> None:
-    assert [scene.name for scene in SCENES if scene.timed] == [RATE.name, "idle to idle"]
-    assert Scene("s", 1, rate=1.0).timed
+    assert [scene.name for scene in SCENES if scene.is_timed] == [RATE.name, "idle to idle"]
+    assert Scene("s", 1, rate=1.0).is_timed

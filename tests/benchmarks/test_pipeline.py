@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from benchmarks import _inside, pipeline
-from benchmarks._inside import Bench, bare_rate
+from benchmarks import _embedded, pipeline
+from benchmarks._embedded import Bench, bare_rate
 from benchmarks._results import Results
 from delta_prop_wire.delta import AckLevel
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def few_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_inside, "KEYS", 200)
-    monkeypatch.setattr(_inside, "NAMES", [f"key-{number}" for number in range(200)])
-    monkeypatch.setattr(_inside, "_PREPARED_MAX", 20)
+    monkeypatch.setattr(_embedded, "KEYS", 200)
+    monkeypatch.setattr(_embedded, "NAMES", [f"key-{number}" for number in range(200)])
+    monkeypatch.setattr(_embedded, "_PREPARED_MAX", 20)
 
 
 @pytest.mark.parametrize("size", [1, 10])
@@ -29,8 +29,8 @@ def test_each_call_is_told_when_it_was_acknowledged_and_visible(size: int) -> No
         async with Bench("storage", "index", "cache", "callback") as bench:
             for level in (AckLevel.LOGGED, AckLevel.DURABLE):
                 before = bench.propagator.statistics().log.next_offset
-                sent = await bench.closed_loop(size, level, flight=3, seconds=0.01)
-                late = await bench.open_loop(size, level, rate=1e6, calls=5, flight=2)
+                sent = await bench.closed_loop(size, level, in_flight=3, seconds=0.01)
+                late = await bench.open_loop(size, level, rate=1e6, calls=5, in_flight=2)
                 assert late.deltas == 5 * size
                 for one in (sent, late):
                     assert len(one.acknowledged) == len(one.visible) == one.deltas // size
@@ -44,8 +44,8 @@ def test_each_call_is_told_when_it_was_acknowledged_and_visible(size: int) -> No
 def test_scenes_are_measured_at_both_levels_and_judged(tmp_path: Path) -> None:
     scenes = [scene for scene in pipeline.SCENES if scene.name in ("batch 10", "single sink")]
     results = Results("pipeline")
-    found = pipeline.measured(results, scenes, 1, 0.01)
-    pipeline._tell(results, scenes, found)
+    found = pipeline.measure(results, scenes, 1, 0.01)
+    pipeline._report(results, scenes, found)
     assert {goal["row"] for goal in results.goals} == {"13", "14"}
     assert results.figures["batch 10, durable: rate"]["median"] > 0
     assert results.figures[pipeline.bare_name(100)]["median"] > 0

@@ -56,7 +56,7 @@ def test_less_is_better_where_it_is_said() -> None:
         "short",
         "far short",
     ]
-    assert results.failed
+    assert results.has_failed
 
 
 def test_what_a_benchmark_wrote_in_pieces_is_put_together(tmp_path: Path) -> None:
@@ -95,15 +95,26 @@ def test_the_page_tells_goals_what_is_short_and_why(tmp_path: Path) -> None:
     saved(tmp_path / "p.json", "peers", [4.0], [0.5])
     saved(tmp_path / "s.json", "sustained", [6.0], [0.9])
     shorts = [
-        {"rows": ["1", "2"], "what": "rate", "ideas": ["less work: + 10 %"], "limit": "the loop"},
-        {"rows": ["1"], "what": "latency", "ideas": ["not this"], "limit": "no"},
+        {
+            "title": "The rate",
+            "rows": ["1", "2"],
+            "what": "rate",
+            "limit": ["The loop.", "One core."],
+            "tried": [["Do less work", "+ 10 %", "kept"]],
+        },
+        {"title": "Latency", "rows": ["1"], "what": "latency", "limit": ["not this"], "tried": []},
     ]
     report.write(read([tmp_path]), tmp_path / "performance.md", shorts)
     page = (tmp_path / "performance.md").read_text()
-    assert "4 goals: 3 reached, 1 of these far beyond; 1 [short](#short); 0 not measured" in page
-    assert "| 1 | rate: ours / theirs | ≥ 5 × | ≥ 10 × | 4 (4-4) | short |" in page
-    assert "**rate: ours / theirs**: 4 (4-4) ×, wanted at least 5 ×." in page
-    assert "- Tried: less work: + 10 %\n- Limit: the loop" in page
+    assert "| goals | 4: 3 reached, 1 of these far beyond; 1 [short](#short); 0 not measured |" in page
+    assert "| 1 | rate: ours / theirs | ≥ 5 × | ≥ 10 × | 4 (4-4) | [short](#the-rate) |" in page
+    assert (
+        "### The rate\n\n- The loop.\n- One core.\n\n[What was tried](performance-tried.md#the-rate)" in page
+    )
+    tried = (tmp_path / "performance-tried.md").read_text()
+    assert "## The rate\n\nGoals: rows 1, 2.\n\n| tried | result | verdict |" in tried
+    assert "| Do less work | + 10 % | kept |" in tried
+    assert "Latency" not in tried
     assert "not this" not in page
     assert page.count("a table") == 2
     for plot in (report.GOALS_PLOT, report.RATES_PLOT, report.MEMORY_PLOT):
@@ -231,4 +242,4 @@ def test_runs_of_two_benchmarks_are_not_compared(tmp_path: Path, capsys: pytest.
     one, other = (saved(tmp_path / f"{name}.json", name, [4.0], [0.5]) for name in ("peers", "scale"))
     refused(compare, [str(one), str(other)], f"{one} is of peers, {other} of scale", capsys)
     assert compare.main([str(tmp_path), str(one)]) == 0
-    assert capsys.readouterr().err == f"scale is left out: only {tmp_path} has it\n"
+    assert capsys.readouterr().err == f"scale is skipped: only {tmp_path} has it\n"

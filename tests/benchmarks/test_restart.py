@@ -12,20 +12,22 @@ import numpy as np
 import pytest
 
 from benchmarks import _restart_service, restart
-from benchmarks._restart_service import Terms, build, nearest, start
+from benchmarks._restart_service import LifeOptions, build, nearest, start
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 @pytest.fixture
-def terms(tmp_path: Path) -> Terms:
-    found = Terms(str(tmp_path), "vectors", vectors=3_500, origins=8, changes=1_000)
+def terms(tmp_path: Path) -> LifeOptions:
+    found = LifeOptions(str(tmp_path), "vectors", vectors=3_500, origins=8, changes=1_000)
     anyio.run(build, found)
     return found
 
 
-def life(terms: Terms, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def life(
+    terms: LifeOptions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> dict[str, Any]:
     monkeypatch.setattr("sys.stdin", io.StringIO("close\n"))
     anyio.run(start, terms)
     told: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -33,12 +35,12 @@ def life(terms: Terms, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 
 
 def test_a_start_is_measured_and_its_search_checked(
-    terms: Terms, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    terms: LifeOptions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = life(terms, monkeypatch, capsys)
     assert first["right"]
     assert first["vectors"] >= 3_500
-    assert first["image"] == "loaded, and 0 rows that were written later"
+    assert first["image"] == "loaded, with 0 rows that were written later"
     assert 0 < first["open_s"] <= first["accepted_s"] <= first["storage_s"] <= first["searched_s"]
     second = life(replace(terms, life=1), monkeypatch, capsys)
     assert second["right"], "what the first life changed is known to the check"
@@ -48,9 +50,9 @@ def test_a_start_is_measured_and_its_search_checked(
 
 
 def test_the_check_follows_what_lives_have_changed() -> None:
-    terms = Terms("", "vectors", vectors=3_500, changes=1_000)
+    terms = LifeOptions("", "vectors", vectors=3_500, changes=1_000)
     built, changed = terms.rows_of(1, 0), terms.rows_of(1, 2)
-    assert list(terms.changed(1)) == [1]
+    assert list(terms.changed_batches(1)) == [1]
     assert not np.array_equal(built[1], changed[1])
     assert np.array_equal(replace(terms, life=1).rows(1)[1], built[1])
     assert np.array_equal(replace(terms, life=2).rows(1)[1], changed[1])
@@ -78,7 +80,7 @@ def test_a_missed_target_and_a_wrong_search_are_told(capsys: pytest.CaptureFixtu
         kinds = {restart.CLOSED: [good], restart.KILLED: [{**good, **spoilt}]}
         results = restart.report({"vectors": kinds, "plain": kinds}, given)
         print(results.text())
-        return results.failed
+        return results.has_failed
 
     assert not failed()
     assert failed(right=False)

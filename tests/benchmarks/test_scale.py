@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from benchmarks.scale import SERVICES, SETTINGS, Seen, _report
+from benchmarks.scale import SERVICES, SETTINGS, ScaleMeasurement, _report
 
 
 def test_its_figures_are_ratios_of_rounds_and_nothing_may_be_lost() -> None:
     rounds = {
-        (setting.name, count): [Seen(100.0 * count, 2.0, 1.0, 0), Seen(300.0 * count, 4.0, 1.0, 0)]
+        (setting.name, count): [
+            ScaleMeasurement(100.0 * count, 2.0, 1.0, 0),
+            ScaleMeasurement(300.0 * count, 4.0, 1.0, 0),
+        ]
         for setting in SETTINGS
         for count in SERVICES
     }
@@ -15,6 +18,6 @@ def test_its_figures_are_ratios_of_rounds_and_nothing_may_be_lost() -> None:
     name = SETTINGS[0].name
     assert found.figures[f"{name}: two against one, rate"]["median"] == 2.0
     assert found.figures[f"{name}: two against one, server CPU a delta"]["median"] == 1.0
-    assert not found.failed
-    rounds[name, 2] = [Seen(100.0, 2.0, 1.0, 1)] * 2
+    assert not found.has_failed
+    rounds[name, 2] = [ScaleMeasurement(100.0, 2.0, 1.0, 1)] * 2
     assert _report(rounds, {1: [5.0], 2: [6.0]}).failures == [f"{name}: 2 deltas were lost, or came twice"]

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks import sustained
-from benchmarks._peers_scenes import Measured, _received
+from benchmarks._peers_scenes import Measurement, _receive_all
 from benchmarks.sustained import growth, private_mb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def measured(p99_us: float, lost: int = 0) -> Measured:
-    return Measured(100, lost, 0, 1e6, 1e6, 1.0, p99_us, 1.0, 2.0, 3.0)
+def measured(p99_us: float, lost: int = 0) -> Measurement:
+    return Measurement(100, lost, 0, 1e6, 1e6, 1.0, p99_us, 1.0, 2.0, 3.0)
 
 
 def test_growth_is_that_of_the_warm_part() -> None:
@@ -36,8 +36,8 @@ def test_what_grows_or_is_late_is_short_and_what_is_lost_fails() -> None:
     assert [goal["verdict"] for goal in fine.goals] == ["reached", "far beyond"]
     late = sustained.report(shorts, shorts, measured(40.0), rising, 60.0)
     assert [goal["verdict"] for goal in late.goals] == ["short", "short"]
-    assert not late.failed
-    assert sustained.report(shorts, shorts, measured(14.0, lost=1), level, 60.0).failed
+    assert not late.has_failed
+    assert sustained.report(shorts, shorts, measured(14.0, lost=1), level, 60.0).has_failed
 
 
 def test_a_long_run_keeps_a_sample_of_the_times_and_counts_all() -> None:
@@ -57,12 +57,12 @@ def test_a_long_run_keeps_a_sample_of_the_times_and_counts_all() -> None:
             raise NotImplementedError
 
     target = multiprocessing.get_context("spawn").Value("q", 400)
-    told = _received(Consumer(), target, sampled=100)
+    told = _receive_all(Consumer(), target, sampled=100)
     assert (told["count"], told["twice"]) == (400, 0)
     target.get_obj().value = 300
     backwards = Consumer()
     backwards._come = iter([array("q", range(400, 100, -1)).tobytes()])
-    assert _received(backwards, target, sampled=100)["twice"] == 2
+    assert _receive_all(backwards, target, sampled=100)["twice"] == 2
 
 
 def test_memory_is_that_of_the_process() -> None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delta_prop_broker.log.damage import LogDamaged
+from delta_prop_broker.log.corruption import LogCorrupted
 from delta_prop_broker.log.files.compressed import compress_frame
-from delta_prop_broker.log.files.frames import Walk
+from delta_prop_broker.log.files.frames import FrameScanner
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.compression import Compression
 from delta_prop_wire.encode import encode_vectors
@@ -17,8 +17,8 @@ from tests.broker.durable import SMALL, Writer, commit, open_log
 
 if TYPE_CHECKING:
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.log.files.frames import Place
-    from delta_prop_broker.log.retention.rewriting import Rewriting
+    from delta_prop_broker.log.files.frames import FrameLocation
+    from delta_prop_broker.log.retention.segment_compression import SegmentCompression
     from delta_prop_broker.log.settings import Compress, LogSettings
     from delta_prop_wire.batch import Batch, LoggedBatch
 
@@ -49,32 +49,32 @@ def stored(logged: LoggedBatch, codec: Compression) -> bytes:
     return logged.head + bytes(logged.batch.body) if packed is None else packed
 
 
-def walked(raw: bytes, base: int = 0) -> list[Place]:
+def walked(raw: bytes, base: int = 0) -> list[FrameLocation]:
     """All frames of a file with these bytes."""
     disk = SimDisk()
     disk.put("file", raw)
     file = disk.open("file", read_only=True)
-    return list(Walk(file, position=0, offset=base, end=len(raw), previous_crc=None))
+    return list(FrameScanner(file, position=0, offset=base, end=len(raw), previous_crc=None))
 
 
-COMPRESSED = replace(SMALL, segment_bytes_max=4_500, bytes_max=60_000, keep_bytes_max=50_000, compress="lz4")
+COMPRESSED = replace(SMALL, segment_bytes_max=4_500, bytes_max=60_000, retention_bytes=50_000, compress="lz4")
 
 
-def rewrite(log: DurableLog) -> Rewriting | None:
+def rewrite(log: DurableLog) -> SegmentCompression | None:
     """Compress the next segment, as the service does; the log goes on whatever the disk says."""
-    rewriting = log.take_rewriting()
+    rewriting = log.take_compression()
     if rewriting is None:
         return None
     done = False
     try:
         while not done:
             done = rewriting.step()
-    except LogDamaged:
+    except LogCorrupted:
         done = True
         raise
     finally:
-        rewriting.end()
-        log.finish_rewriting(rewriting, again=not done)
+        rewriting.close()
+        log.finish_compression(rewriting, retry=not done)
     return rewriting
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.files.names import DIRECTORY
+from delta_prop_broker.log.files.paths import DIRECTORY
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.delta import AckLevel, Source
 from delta_prop_wire.encode import encode_vectors
@@ -17,14 +17,14 @@ from delta_prop_wire.stamp import unpack_stamp
 
 if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.parts.recovered import RecoveryReport
+    from delta_prop_broker.log.engine.recovery_result import RecoveryReport
     from delta_prop_wire.batch import Batch, LoggedBatch
 
 LOG_ID = bytes(range(16))
 SMALL = LogSettings(
     segment_bytes_max=2_000,
     bytes_max=40_000,
-    keep_bytes_max=30_000,
+    retention_bytes=30_000,
     unwritten_bytes_max=20_000,
     tail_bytes_max=1,
     free_bytes_min=0,
@@ -131,7 +131,7 @@ def frame(logged: LoggedBatch) -> bytes:
 def contents(log: DurableLog, **bounds: int) -> dict[int, bytes]:
     """Everything visible, offset to frame, as a reader goes through it; each frame's neighbours fit."""
     found: dict[int, bytes] = {}
-    at = log.first_offset
+    at = log.start_offset
     while batches := log.read(at, **(bounds or EVERYTHING)):
         for logged in batches:
             assert logged.offset == at, "no hole, nothing twice"
@@ -140,5 +140,5 @@ def contents(log: DurableLog, **bounds: int) -> dict[int, bytes]:
             assert (stamp.lamport, stamp.source) == (logged.lamport, logged.source)
             found[at] = frame(logged)
             at = logged.next_offset
-    assert at == log.visible
+    assert at == log.high_watermark
     return found

@@ -14,10 +14,10 @@ from tests.broker.durable import SMALL, Clock, Writer, commit, contents, open_lo
 if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.log.parts.recovered import RecoveryReport
+    from delta_prop_broker.log.engine.recovery_result import RecoveryReport
 
-STORY = replace(SMALL, segment_bytes_max=900, keep_bytes_max=2_500)
-STORY_LOGGED = replace(STORY, level=AckLevel.LOGGED)
+STORY = replace(SMALL, segment_bytes_max=900, retention_bytes=2_500)
+STORY_LOGGED = replace(STORY, read_level=AckLevel.LOGGED)
 
 
 @dataclass
@@ -39,10 +39,10 @@ class Ledger:
         assert found == {at: self.appended[at] for at in found}, "other bytes than were appended"
         assert log.next_offset in self._ends(), "a batch is there as a whole or not at all"
         assert log.next_offset >= self.acknowledged, "an acknowledged delta is gone"
-        assert log.first_offset <= self.start, "more is gone than was given up"
+        assert log.start_offset <= self.start, "more is gone than was given up"
         assert log.epoch >= self.epoch
         assert report.clean or report.created or log.epoch > self.epoch
-        assert (report.first_offset, report.next_offset) == (log.first_offset, log.next_offset)
+        assert (report.start_offset, report.next_offset) == (log.start_offset, log.next_offset)
         self.appended = {at: raw for at, raw in self.appended.items() if at < log.next_offset}
         self.acknowledged = self.written = log.next_offset  # found again, and shown: so it stays
         self.epoch = log.epoch
@@ -91,7 +91,7 @@ def close(log: DurableLog, ledger: Ledger) -> None:
 
 def note(log: DurableLog, ledger: Ledger) -> None:
     ledger.acknowledged, ledger.written = log.synced, log.written
-    ledger.start = max(ledger.start, log.first_offset)
+    ledger.start = max(ledger.start, log.start_offset)
 
 
 def go_on(disk: Disk, ledger: Ledger, *, logged: bool = False) -> None:

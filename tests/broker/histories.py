@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 
 from delta_prop_wire import delta as d
-from delta_prop_wire.algebra import State, apply, ignoring
+from delta_prop_wire.algebra import VectorState, apply, with_ignored
 from delta_prop_wire.delta import Delta, KnownIds, Operation, Source
-from delta_prop_wire.encode import encode_batch, encode_void
+from delta_prop_wire.encode import encode_batch, encode_noop
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Writer:
     def _batch(self, step: Step, base: int) -> Batch:
         clock = [d.Dot(other, seen) for other, seen in sorted(self.counters.items()) if other != step.origin]
         if step.rows is None:
-            return encode_void(
+            return encode_noop(
                 origin=step.origin, base=base, count=2, code=ErrorCode.CONFLICT, clock=clock[:1]
             )
         ids = None if step.ids is None else [bytes([number]) * 16 for number in step.ids]
@@ -138,14 +138,14 @@ class Rows:
                 rows.ids[logged.offset + row] = one
         return rows
 
-    def fold(self) -> dict[Name, State]:
+    def fold(self) -> dict[Name, VectorState]:
         """Every state in canonical order."""
         found = {}
         for name, rows in self.of.items():
-            state, met = State(), set()
+            state, met = VectorState(), set()
             for key, offset, operation, patch in sorted(rows, key=lambda row: row[0]):
                 one = self.ids.get(offset)
-                state = ignoring(state, 1, key) if one in met else apply(state, operation, patch, key)
+                state = with_ignored(state, 1, key) if one in met else apply(state, operation, patch, key)
                 met |= set() if one is None else {one}
             found[name] = state
         return found
@@ -159,6 +159,6 @@ def changes(batches: list[LoggedBatch]) -> Iterator[tuple[Name, Any]]:
             yield name, (logged.key(row), logged.offset + row, batch.operation(row), batch.metadata(row))
 
 
-def seen(state: State) -> tuple[Any, ...]:
+def seen(state: VectorState) -> tuple[Any, ...]:
     """All of a state, in comparable form."""
     return (*state.content, state.ignored, state.key)

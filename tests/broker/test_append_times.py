@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from delta_prop_broker.log.memory import MARKS_MAX, MemoryLog
+from delta_prop_broker.log.memory import TIME_MARKS_MAX, MemoryLog
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel, Source
 from tests.broker.compressed import rewrite
@@ -32,7 +32,7 @@ def test_each_row_of_a_log_on_disk_is_as_old_as_its_batch(tail_bytes_max: int, c
     while rewrite(log) is not None:
         pass
     clock.wait(7.0)
-    assert log.age_s(log.visible) == log.age_s(log.visible + 5) == 0.0
+    assert log.age_s(log.high_watermark) == log.age_s(log.high_watermark + 5) == 0.0
     for offset, at_us in enumerate(appended):
         assert log.append_time(offset) == at_us
         assert log.age_s(offset) == pytest.approx((clock.us - at_us) / 1e6)
@@ -43,7 +43,7 @@ def test_each_row_of_a_log_on_disk_is_as_old_as_its_batch(tail_bytes_max: int, c
 
 def test_what_is_gone_is_as_old_as_the_oldest_row_that_is_there() -> None:
     clock = Clock(step_us=0)
-    log, _ = open_log(SimDisk(1), replace(SMALL, keep_bytes_max=4_000), clock=clock)
+    log, _ = open_log(SimDisk(1), replace(SMALL, retention_bytes=4_000), clock=clock)
     writer = Writer(log)
     for _ in range(BATCHES):
         clock.wait(PAUSE_S)
@@ -51,8 +51,8 @@ def test_what_is_gone_is_as_old_as_the_oldest_row_that_is_there() -> None:
         commit(log)
         log.retain()
     commit(log)
-    assert log.first_offset > 0
-    assert log.age_s(0) == log.age_s(log.first_offset)
+    assert log.start_offset > 0
+    assert log.age_s(0) == log.age_s(log.start_offset)
 
 
 def test_a_disk_that_cannot_be_read_tells_no_age() -> None:
@@ -70,7 +70,7 @@ def test_rows_of_a_log_in_memory_are_as_old_as_the_next_mark() -> None:
     now = [0.0]
     log = MemoryLog(LOG_ID, now=lambda: now[0])
     appended = list[float]()
-    for number in range(3 * MARKS_MAX):
+    for number in range(3 * TIME_MARKS_MAX):
         now[0] = number * 0.1
         if number % 3:
             log.append(_batch(number), lamport=1, source=Source.LOCAL)
@@ -81,9 +81,9 @@ def test_rows_of_a_log_in_memory_are_as_old_as_the_next_mark() -> None:
     for offset, at in enumerate(appended):
         age_s = log.age_s(offset)
         assert age_s is not None
-        newest = offset > len(appended) - MARKS_MAX // 4
+        newest = offset > len(appended) - TIME_MARKS_MAX // 4
         assert 0 <= now[0] - at - age_s <= (0.11 if newest else 120.0)
-    assert len(log._mark_ends) <= MARKS_MAX
+    assert len(log._mark_ends) <= TIME_MARKS_MAX
 
 
 def test_a_row_that_came_since_the_last_mark_is_new() -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop_broker.log.damage import LogDamaged
-from delta_prop_broker.log.files.checkpoints import CheckpointDamaged, Position, part_name
+from delta_prop_broker.log.corruption import LogCorrupted
+from delta_prop_broker.log.files.checkpoints import CheckpointCorrupted, Position, file_name
 from delta_prop_broker.log.files.segment import index_frame
 from delta_prop_broker.log.files.sparse_index import SparseIndex
 from delta_prop_broker.log.settings import LogSettings
@@ -18,16 +18,16 @@ from tests.broker.durable import SEGMENTS, SMALL, Writer, commit, contents, open
 
 if TYPE_CHECKING:
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.log.parts.recovered import RecoveryReport
+    from delta_prop_broker.log.engine.recovery_result import RecoveryReport
 
-LARGE = LogSettings(segment_bytes_max=1 << 20, bytes_max=1 << 22, keep_bytes_max=1 << 22, free_bytes_min=0)
+LARGE = LogSettings(segment_bytes_max=1 << 20, bytes_max=1 << 22, retention_bytes=1 << 22, free_bytes_min=0)
 
 
 def write_checkpoint(log: DurableLog, position: Position | None = None, **sections: bytes) -> int:
     """A checkpoint of the log's end with one part of its own."""
     position = position or log.position()
-    part = log.checkpoints.write_part(part_name(position.offset, "p"), [b"part of ", b"%d" % position.offset])
-    kept = [one for known in log.checkpoints.kept[:1] for one in known.parts.values()][-1:]
+    part = log.checkpoints.write_file(file_name(position.offset, "p"), [b"part of ", b"%d" % position.offset])
+    kept = [one for known in log.checkpoints.stored[:1] for one in known.files.values()][-1:]
     log.checkpoints.write(
         position, log.synced, sections or {"told": b"%d" % position.offset}, [*kept, part]
     )  # fmt: skip
@@ -52,7 +52,7 @@ def checkpoints(disk: SimDisk, suffix: str = ".checkpoint") -> list[str]:
 
 
 def found(log: DurableLog) -> list[int]:
-    return [one.offset for one in log.checkpoints.kept]
+    return [one.offset for one in log.checkpoints.stored]
 
 
 def test_a_checkpoint_comes_back_with_its_sections_and_parts() -> None:
@@ -65,9 +65,9 @@ def test_a_checkpoint_comes_back_with_its_sections_and_parts() -> None:
     log, report = open_log(disk)
     assert report.checkpoint == at
     assert f"checkpoint at offset {at}" in str(report)
-    (checkpoint,) = log.checkpoints.kept
+    (checkpoint,) = log.checkpoints.stored
     assert (checkpoint.offset, checkpoint.section("large"), checkpoint.section("empty")) == (at, large, b"")
-    assert [checkpoint.part(name) for name in checkpoint.parts] == [b"part of %d" % at]
+    assert [checkpoint.read_file(name) for name in checkpoint.files] == [b"part of %d" % at]
 
 
 @pytest.mark.parametrize("unclean", [False, True])
@@ -83,8 +83,8 @@ def test_only_what_lies_behind_the_checkpoint_is_read_at_opening(unclean: bool) 
     else:
         log.close()
     log, report = open_log(disk, LARGE)
-    assert 0 < report.walked_bytes <= (log.position().size - size) + 1
-    assert report.walked_bytes < report.bytes / 20
+    assert 0 < report.scanned_bytes <= (log.position().size - size) + 1
+    assert report.scanned_bytes < report.bytes / 20
     assert contents(log) == writer.appended
     for offset, counter in ((0, 1), (299, 300), (606, 607), (609, 610)):
         assert log.find(16, counter) == offset
@@ -107,15 +107,15 @@ def test_an_index_up_to_an_offset_is_what_the_frames_up_to_it_give() -> None:
     for place in log.frames():
         if place.logged.offset < position.offset:
             index_frame(made, place)
-    copy = position.index.until(position.offset, position.size, position.crc, position.latest_time)
+    copy = position.index.copy_until(position.offset, position.size, position.crc, position.latest_time)
     assert (copy.end, copy.size, copy.last_crc) == (made.end, made.size, made.last_crc)
     assert copy.last_entry() == made.last_entry()
-    assert copy.run_of(16, 100) == made.run_of(16, 100)
+    assert copy.find_run(16, 100) == made.find_run(16, 100)
     for place in log.frames(position.offset):
         index_frame(copy, place)
         index_frame(made, place)
     assert copy.pack()[:88] == made.pack()[:88]
-    assert copy.run_of(16, 180) == (0, 179) or copy.run_of(16, 180) is not None
+    assert copy.find_run(16, 180) == (0, 179) or copy.find_run(16, 180) is not None
 
 
 def test_two_are_kept_with_the_parts_that_they_name() -> None:
@@ -128,7 +128,7 @@ def test_two_are_kept_with_the_parts_that_they_name() -> None:
     assert found(log) == [written[3], written[2]]
     assert len(checkpoints(disk)) == 2
     assert len(checkpoints(disk, ".part")) == 3  # each names the one before too
-    disk.put(f"{SEGMENTS}/{part_name(7, 'x')}", b"of a checkpoint that never came to be")
+    disk.put(f"{SEGMENTS}/{file_name(7, 'x')}", b"of a checkpoint that never came to be")
     log.close()
     log, _ = open_log(disk)
     assert found(log) == [written[3], written[2]]
@@ -153,10 +153,10 @@ def test_a_flipped_bit_anywhere_is_told_and_the_older_one_is_used() -> None:
             assert any("not used" in note for note in report.notes)
             noticed += 1
             continue
-        checkpoint = log.checkpoints.kept[0]
+        checkpoint = log.checkpoints.stored[0]
         whole = 0
         for read in (lambda one=checkpoint: one.section("told"), checkpoint.index):
-            with suppress(CheckpointDamaged):
+            with suppress(CheckpointCorrupted):
                 read()
                 whole += 1
         assert whole == 1
@@ -176,9 +176,9 @@ def test_a_damaged_or_missing_part_is_told_by_its_reader() -> None:
             disk.remove(path)
         else:
             disk.put(path, disk.peek(path)[:-1])
-        (checkpoint,) = log.checkpoints.kept
-        with pytest.raises(CheckpointDamaged, match="not used"):
-            checkpoint.part(next(iter(checkpoint.parts)))
+        (checkpoint,) = log.checkpoints.stored
+        with pytest.raises(CheckpointCorrupted, match="not used"):
+            checkpoint.read_file(next(iter(checkpoint.files)))
 
 
 def test_one_of_another_log_or_version_or_name_is_not_used() -> None:
@@ -191,7 +191,7 @@ def test_one_of_another_log_or_version_or_name_is_not_used() -> None:
     for content, told in (
         (raw[:16] + bytes([raw[16] ^ 1]) + raw[17:], "checksum"),
         (raw[:8] + b"\x02" + raw[9:], "version 2"),
-        (b"something else" + raw, "no checkpoint"),
+        (b"something else" + raw, "not a checkpoint"),
         (raw[:40], "ends after"),
         (b"", "ends after 0 bytes"),
     ):
@@ -233,7 +233,7 @@ def test_frames_that_a_checkpoint_speaks_of_are_missed_when_they_are_gone() -> N
     disk.remove(f"{SEGMENTS}/mark")
     path = next(path for path in disk.paths() if path.endswith(".log"))
     disk.put(path, disk.peek(path)[:-300])
-    with pytest.raises(LogDamaged, match="damage"):
+    with pytest.raises(LogCorrupted, match="damage"):
         open_log(disk, LARGE)
 
 
@@ -280,11 +280,11 @@ def check_after(disk: SimDisk, told: list[int]) -> RecoveryReport:
     if told:
         assert found(log)
         assert found(log)[0] >= told[-1]
-    for checkpoint in log.checkpoints.kept:
+    for checkpoint in log.checkpoints.stored:
         assert checkpoint.offset <= log.next_offset
         assert checkpoint.section("told") == b"%d" % checkpoint.offset
-        for name in checkpoint.parts:
-            assert checkpoint.part(name).startswith(b"part of ")
+        for name in checkpoint.files:
+            assert checkpoint.read_file(name).startswith(b"part of ")
     assert not [path for path in disk.paths() if path.endswith(".new")]
     log.close()
     return report

@@ -11,37 +11,39 @@ from hypothesis import strategies as st
 
 from delta_prop_broker.disk import Disk
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.files.names import DIRECTORY
+from delta_prop_broker.log.files.paths import DIRECTORY
 from delta_prop_broker.log.files.snapshot import Snapshot, open_snapshot, sort_key
-from delta_prop_broker.log.retention.compaction import Compaction, Part, run_to_end
+from delta_prop_broker.log.retention.compaction import Compaction, SegmentRange, run_to_end
 from delta_prop_simulations.disk import SimDisk
-from delta_prop_wire.algebra import State, apply
+from delta_prop_wire.algebra import VectorState, apply
 from delta_prop_wire.delta import Delta, KnownIds, Source, create, scale
 from delta_prop_wire.encode import encode_batch, encode_vectors
-from delta_prop_wire.states import state_of
+from delta_prop_wire.state_rows import state_of
 from tests.broker.durable import LOG_ID, SMALL, commit, open_log
 from tests.broker.histories import Name, Rows, Step, Writer, seen, steps, steps_with_ids
 from tests.wire.twice import DEEP, FLAT, NULLED, with_metadata
 
-TINY = replace(SMALL, segment_bytes_max=900, bytes_max=1 << 22, keep_bytes_max=1 << 22)
+TINY = replace(SMALL, segment_bytes_max=900, bytes_max=1 << 22, retention_bytes=1 << 22)
 
 
-def parts_of(log: DurableLog, begin: int = 0) -> list[Part]:
+def parts_of(log: DurableLog, begin: int = 0) -> list[SegmentRange]:
     """The sealed segments from `begin` on."""
-    return [Part(one.path, one.base, one.end) for one in list(log._segments.all)[:-1] if one.base >= begin]
+    return [
+        SegmentRange(one.path, one.base, one.end) for one in list(log._segments.all)[:-1] if one.base >= begin
+    ]
 
 
 def compacted(
-    disk: Disk, parts: list[Part], previous: int | None = None, *, run_bytes_max: int = 1 << 20
+    disk: Disk, parts: list[SegmentRange], previous: int | None = None, *, run_bytes_max: int = 1 << 20
 ) -> Snapshot:
     compaction = Compaction(
-        disk, DIRECTORY, log_id=LOG_ID, parts=parts, previous=previous, run_bytes_max=run_bytes_max
+        disk, DIRECTORY, log_id=LOG_ID, segments=parts, previous=previous, run_bytes_max=run_bytes_max
     )
     assert run_to_end(compaction)
     return open_snapshot(disk, DIRECTORY, compaction.offset)
 
 
-def states(snapshot: Snapshot) -> dict[Name, tuple[State, int]]:
+def states(snapshot: Snapshot) -> dict[Name, tuple[VectorState, int]]:
     found = {}
     for logged in snapshot.frames():
         batch = logged.batch
@@ -106,7 +108,7 @@ def test_one_snapshot_after_another_goes_on_as_if_nothing_was_left_out(
     log, writer = written(disk, [replace(step, back=0) for step in history])
     left = parts_of(log)
     previous: int | None = None
-    kept: dict[Name, State] = {}
+    kept: dict[Name, VectorState] = {}
     while left:
         count = data.draw(st.integers(1, len(left)))
         begin, taken = left[0].base, left[:count]
@@ -117,7 +119,7 @@ def test_one_snapshot_after_another_goes_on_as_if_nothing_was_left_out(
         kept = {name: state for name, state in kept.items() if state.alive or name in tail.of}
         for name, rows in tail.of.items():
             for key, _, operation, patch in rows:
-                kept[name] = apply(kept.get(name, State()), operation, patch, key)
+                kept[name] = apply(kept.get(name, VectorState()), operation, patch, key)
         found = states(snapshot)
         assert {name: seen(state) for name, (state, _) in found.items()} == {
             name: seen(state) for name, state in kept.items()
@@ -150,7 +152,7 @@ def test_a_delta_that_sorts_before_its_state_has_no_effect_and_is_counted() -> N
     assert (state.content[1], state.ignored, state.key, offset) == (
         np.float32([2.0]).tobytes(), 1, (9, 1, 2), 1,
     )  # fmt: skip
-    assert snapshot.facts.late == 1
+    assert snapshot.facts.out_of_order == 1
 
 
 @pytest.mark.parametrize("known", KnownIds)
@@ -180,13 +182,13 @@ def test_a_twin_of_what_is_in_the_snapshot_before_has_no_effect_where_its_frame_
 def test_metadata_with_a_key_twice_is_folded_by_its_last_value(packed: bytes) -> None:
     disk = SimDisk()
     log, _ = open_log(disk, TINY)
-    wanted: dict[str, State] = {}
+    wanted: dict[str, VectorState] = {}
     for base in range(1, 40):
         delta = Delta(f"v{base % 3}", create([float(base)]) if base % 2 else scale(2.0), "n")
         batch = with_metadata({0: packed}, deltas=[delta], base=base)
         log.append(batch, lamport=base, source=Source.REPLICA)
         commit(log)
-        before = wanted.get(delta.vector_id, State())
+        before = wanted.get(delta.vector_id, VectorState())
         wanted[delta.vector_id] = apply(before, batch.operation(0), batch.metadata(0), (base, 1, base))
         if log._segments.all[-1].base == base - 1:
             held = dict(wanted)

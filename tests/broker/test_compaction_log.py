@@ -7,22 +7,22 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from delta_prop_broker.log.damage import LogDamaged
+from delta_prop_broker.log.corruption import LogCorrupted
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.files.names import DIRECTORY
+from delta_prop_broker.log.files.paths import DIRECTORY
 from delta_prop_broker.log.files.snapshot import snapshot_offsets, snapshot_path
 from delta_prop_broker.log.retention.compaction import run_to_end
 from delta_prop_simulations.disk import SimCrash, SimDisk
-from delta_prop_wire.algebra import State, apply
+from delta_prop_wire.algebra import VectorState, apply
 from delta_prop_wire.delta import Delta, Source, create, scale, sparse_add
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
-from delta_prop_wire.states import state_of
+from delta_prop_wire.state_rows import state_of
 from tests.broker.durable import EVERYTHING, SMALL, Clock, commit, open_log
 
 COMPACT = replace(
-    SMALL, compact=True, keep_bytes_max=6_000, bytes_max=30_000, segment_bytes_max=1_500, keep_s=1e6
+    SMALL, compact=True, retention_bytes=6_000, bytes_max=30_000, segment_bytes_max=1_500, retention_s=1e6
 )
 KEYS = 5
 
@@ -85,14 +85,14 @@ def check(disk: SimDisk, acked: int) -> None:
     """Snapshot and tail together are the fold of everything appended; what was promised is in them."""
     log, _ = open_log(disk, COMPACT)
     assert log.next_offset >= acked
-    states: dict[str, State] = {}
+    states: dict[str, VectorState] = {}
     begin = 0
     snapshot = log.snapshot()
-    assert snapshot is not None or log.first_offset == 0
+    assert snapshot is not None or log.start_offset == 0
     if snapshot is not None:
         snapshot.verify()
         begin = snapshot.offset
-        assert log.first_offset <= begin <= log.next_offset
+        assert log.start_offset <= begin <= log.next_offset
         for logged in snapshot.frames():
             for row, key in enumerate(logged.batch.keys):
                 states[key] = state_of(logged.batch, row)
@@ -101,13 +101,15 @@ def check(disk: SimDisk, acked: int) -> None:
         for logged in batches:
             for row, key in enumerate(logged.batch.keys):
                 operation, metadata = logged.batch.operation(row), logged.batch.metadata(row)
-                states[key] = apply(states.get(key, State()), operation, metadata, logged.key(row))
+                states[key] = apply(states.get(key, VectorState()), operation, metadata, logged.key(row))
         begin = batches[-1].next_offset
-    wanted: dict[str, State] = {}
+    wanted: dict[str, VectorState] = {}
     for at in range(log.next_offset):
         delta = made(at)
         key = delta.vector_id
-        wanted[key] = apply(wanted.get(key, State()), delta.operation, delta.metadata, (at + 1, 1, at + 1))
+        wanted[key] = apply(
+            wanted.get(key, VectorState()), delta.operation, delta.metadata, (at + 1, 1, at + 1)
+        )
     assert {key: (*state.content, state.key) for key, state in states.items()} == {
         key: (*state.content, state.key) for key, state in wanted.items()
     }
@@ -129,8 +131,8 @@ def test_nothing_goes_without_one() -> None:
     service = Service(SimDisk())
     service.open()
     service.append(60)
-    assert service.log.statistics().bytes > COMPACT.keep_bytes_max
-    service.clock.wait(COMPACT.keep_s)
+    assert service.log.statistics().bytes > COMPACT.retention_bytes
+    service.clock.wait(COMPACT.retention_s)
     assert service.log.retain() == 0
     with pytest.raises(Refused, match="the oldest are being made into a snapshot") as full:
         service.append(1_000)
@@ -159,7 +161,7 @@ def test_who_needs_the_oldest_keeps_it_and_who_gives_way_does_not_hold_compactio
 
 def test_what_is_within_the_window_is_not_compacted_away() -> None:
     clock = Clock()
-    settings = replace(COMPACT, keep_bytes_max=20_000, bytes_max=40_000, history_s=50.0)
+    settings = replace(COMPACT, retention_bytes=20_000, bytes_max=40_000, min_compaction_lag_s=50.0)
     log, _ = open_log(SimDisk(), settings, clock=clock)
     for at in range(40):
         batch = encode_batch([made(at)], origin=1, base=at + 1)
@@ -247,20 +249,20 @@ def test_damage_is_told_and_nothing_more_goes() -> None:
     (offset,) = snapshot_offsets(service.disk.list(DIRECTORY))
     service.disk.flip(snapshot_path(DIRECTORY, offset), 20, 1)
     log, _ = open_log(service.disk, COMPACT, clock=service.clock)
-    with pytest.raises(LogDamaged, match=r"\.snapshot, byte 0: its header does not fit its checksum"):
+    with pytest.raises(LogCorrupted, match=r"\.snapshot, byte 0: its header does not fit its checksum"):
         log.snapshot()
     service.log = log
     service.append(50)
-    service.clock.wait(COMPACT.keep_s)
+    service.clock.wait(COMPACT.retention_s)
     assert log.take_compaction() is None
     assert log.retain() == 0
     with pytest.raises(Refused, match="its snapshot cannot be used"):
         service.append(1_000)
 
 
-@pytest.mark.parametrize("wrong", [{"history_s": 0.0}, {"compact_memory_bytes_max": 0}])
+@pytest.mark.parametrize("wrong", [{"min_compaction_lag_s": 0.0}, {"compact_memory_bytes_max": 0}])
 def test_settings_that_make_no_sense(wrong: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match="must be above 0"):
+    with pytest.raises(UsageError, match="give a number above 0"):
         replace(COMPACT, **wrong)  # type: ignore[arg-type]
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.files.names import DIRECTORY
+from delta_prop_broker.log.files.paths import DIRECTORY
 from delta_prop_broker.log.files.snapshot import open_snapshot
-from delta_prop_broker.log.retention.compaction import Compaction, Part, run_to_end
+from delta_prop_broker.log.retention.compaction import Compaction, SegmentRange, run_to_end
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.delta import Delta, Source, sparse_add
 from delta_prop_wire.encode import encode_batch, encode_vectors
@@ -48,10 +48,12 @@ def written(path: Path) -> DurableLog:
 
 def test_the_memory_taken_is_bounded(tmp_path: Path) -> None:
     log = written(tmp_path)
-    parts = [Part(one.path, one.base, one.end) for one in list(log._segments.all)[:-1]]
+    parts = [SegmentRange(one.path, one.base, one.end) for one in list(log._segments.all)[:-1]]
     size = sum(one.size for one in log._segments.all)
     disk = LocalDisk(tmp_path)
-    compaction = Compaction(disk, DIRECTORY, log_id=LOG_ID, parts=parts, previous=None, run_bytes_max=2 * MIB)
+    compaction = Compaction(
+        disk, DIRECTORY, log_id=LOG_ID, segments=parts, previous=None, run_bytes_max=2 * MIB
+    )
     tracemalloc.start()
     assert run_to_end(compaction)
     _, peak = tracemalloc.get_traced_memory()

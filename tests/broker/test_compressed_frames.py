@@ -6,14 +6,14 @@ from collections import Counter
 
 import pytest
 
-from delta_prop_broker.log.damage import BadFrame, CodecMissing
+from delta_prop_broker.log.corruption import BadFrame, CodecMissing
 from delta_prop_broker.log.files.compressed import compress_frame
-from delta_prop_broker.log.files.frames import Walk, heads_behind
+from delta_prop_broker.log.files.frames import FrameScanner, heads_after
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire import compression
 from delta_prop_wire.codec import decode, encode
 from delta_prop_wire.compression import Compression
-from delta_prop_wire.errors import PeerError
+from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.frames import BatchFrame
 from delta_prop_wire.spec import ErrorCode, Flag
 from tests.broker.compressed import logged_frames, stored, walked
@@ -61,10 +61,10 @@ def test_every_flipped_bit_of_a_compressed_frame_is_found_where_it_is(codec: Com
             file = disk.open("file", read_only=True)
             whole = []
             with pytest.raises(BadFrame) as caught:
-                whole.extend(Walk(file, position=0, offset=0, end=len(raw), previous_crc=None))
+                whole.extend(FrameScanner(file, position=0, offset=0, end=len(raw), previous_crc=None))
             assert [frame(place.logged) for place in whole] == [frame(frames[0])]
             assert (caught.value.position, caught.value.offset) == (begin, frames[1].offset)
-            behind = next(heads_behind(file, begin + caught.value.skip, len(raw)))
+            behind = next(heads_after(file, begin + caught.value.skip, len(raw)))
             assert (behind[0], behind[1].offset) == (end, frames[2].offset), "what lies behind is found again"
             reasons["by the seal" if "compressed frame's" in caught.value.reason else "before it"] += 1
             raw[at] ^= 1 << bit
@@ -82,7 +82,7 @@ def test_a_size_that_no_frame_may_have_is_refused_before_anything_is_unpacked(
         raise AssertionError("unpacked")
 
     monkeypatch.setattr("delta_prop_broker.log.files.compressed.decompress", never)
-    with pytest.raises(BadFrame, match="announces 1073741824 bytes, allowed are 16777168"):
+    with pytest.raises(BadFrame, match="announces 1073741824 bytes; the maximum is 16777168"):
         walked(bytes(raw))
 
 
@@ -92,7 +92,7 @@ def test_a_codec_that_is_not_installed_is_no_damage(monkeypatch: pytest.MonkeyPa
     def missing(*_: object) -> bytes:
         raise ImportError
 
-    monkeypatch.setattr(compression, "_unzstd", missing)
+    monkeypatch.setattr(compression, "_decompress_zstd", missing)
     with pytest.raises(CodecMissing, match=r"compressed with zstd.*install delta-prop\[compress\]") as caught:
         walked(raw)
     assert caught.value.codec == "zstd"
@@ -114,6 +114,6 @@ def test_a_truncated_compressed_frame_is_damage() -> None:
 def test_a_stored_frame_without_its_seal_does_not_decode_as_another() -> None:
     """On the wire the seal is no part of the frame: with it, the frame is refused."""
     raw = stored(logged_frames(large=1, small=0)[0], Compression.LZ4)
-    with pytest.raises(PeerError) as caught:
+    with pytest.raises(ProtocolError) as caught:
         decode(raw)
     assert caught.value.code is ErrorCode.BAD_FRAME

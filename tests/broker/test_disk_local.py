@@ -87,7 +87,7 @@ def test_the_root_itself_may_be_a_link(tmp_path: Path) -> None:
 def test_a_pipe_in_place_of_a_file_is_refused_and_waits_for_nobody(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for read_only in (True, False):
-        with pytest.raises(OSError, match="is no regular file"):
+        with pytest.raises(OSError, match="is not a regular file"):
             LocalDisk(tmp_path).open("pipe", read_only=read_only)
 
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_prop_broker.local_disk import LocalDisk
-from delta_prop_broker.log.damage import LogBusy
+from delta_prop_broker.log.corruption import LogBusy
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.parts.free_space import ASKED_US
+from delta_prop_broker.log.engine.free_space import POLL_INTERVAL_US
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel, Delta, Source, create
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from delta_prop_broker.disk import Disk
 
-LOGGED = replace(SMALL, level=AckLevel.LOGGED)
+LOGGED = replace(SMALL, read_level=AckLevel.LOGGED)
 
 
 @pytest.fixture(params=["false disk", "real disk"])
@@ -50,20 +50,20 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
 
 def test_offsets_and_stamps_are_given_at_once_and_shown_when_they_are_synced(disk: Disk) -> None:
     log, report = open_log(disk)
-    assert (report.created, log.log_id, log.epoch, log.level) == (True, LOG_ID, 1, AckLevel.DURABLE)
+    assert (report.created, log.log_id, log.epoch, log.ack_level) == (True, LOG_ID, 1, AckLevel.DURABLE)
     writer = Writer(log)
     first, second = writer.append(3), writer.append(2)
     assert (first.offset, second.offset, log.next_offset) == (0, 3, 5)
-    assert (log.written, log.synced, log.visible) == (0, 0, 0)
+    assert (log.written, log.synced, log.high_watermark) == (0, 0, 0)
     assert log.read(0, **EVERYTHING) == []
     taken = log.take_commit()
     assert taken is not None
     assert log.take_commit() is None, "one at a time"
     third = writer.append(1)
     taken.run()
-    assert log.visible == 0
+    assert log.high_watermark == 0
     log.finish_commit(taken)
-    assert (log.written, log.synced, log.visible, log.next_offset) == (5, 5, 5, 6)
+    assert (log.written, log.synced, log.high_watermark, log.next_offset) == (5, 5, 5, 6)
     assert commit(log)
     assert not commit(log)
     assert contents(log) == {0: frame(first), 3: frame(second), 5: frame(third)}
@@ -79,7 +79,7 @@ def test_what_was_closed_is_there_again_to_the_byte(disk: Disk) -> None:
             commit(log)
     log.close()
     log, report = open_log(disk)
-    assert (report.clean, report.cut, log.epoch, report.indexes_rebuilt) == (True, None, 1, 0)
+    assert (report.clean, report.truncated_tail, log.epoch, report.indexes_rebuilt) == (True, None, 1, 0)
     assert log.statistics().segments > 5
     assert contents(log) == writer.appended
     for bounds in ({"rows_max": 1, "bytes_max": 1}, {"rows_max": 50, "bytes_max": 3_000}):
@@ -125,11 +125,11 @@ def test_a_log_that_shows_what_is_written_syncs_only_for_who_asks() -> None:
     writer = Writer(log)
     writer.append(level=AckLevel.LOGGED)
     commit(log)
-    assert (log.written, log.synced, log.visible) == (2, 0, 2)
+    assert (log.written, log.synced, log.high_watermark) == (2, 0, 2)
     writer.append(level=AckLevel.MEMORY)
     writer.append(level=AckLevel.DURABLE)
     commit(log)
-    assert (log.written, log.synced, log.visible) == (6, 6, 6)
+    assert (log.written, log.synced, log.high_watermark) == (6, 6, 6)
     writer.append(level=AckLevel.LOGGED)
     commit(log)
     assert commit(log, sync=True)
@@ -192,7 +192,7 @@ def test_recent_batches_are_read_from_memory_and_older_ones_from_disk() -> None:
 
 def test_whole_segments_go_by_size_and_by_age_unless_they_are_held(disk: Disk) -> None:
     clock = Clock()
-    settings = replace(SMALL, keep_bytes_max=6_000, keep_s=3600.0)
+    settings = replace(SMALL, retention_bytes=6_000, retention_s=3600.0)
     log, _ = open_log(disk, settings, clock=clock)
     writer = Writer(log)
     for _ in range(60):
@@ -201,24 +201,24 @@ def test_whole_segments_go_by_size_and_by_age_unless_they_are_held(disk: Disk) -
     needed = 20
     log.hold("sink", lambda: needed)
     assert log.retain() > 0
-    assert 0 < log.first_offset <= 20
+    assert 0 < log.start_offset <= 20
     names = disk.list(SEGMENTS)
     assert commit(log)
     assert len(disk.list(SEGMENTS)) < len(names)
     log.release("sink")
     log.retain()
     assert log.statistics().bytes <= 6_000
-    with pytest.raises(Refused, match=f"starts at {log.first_offset}") as caught:
-        log.read(log.first_offset - 1, **EVERYTHING)
+    with pytest.raises(Refused, match=f"starts at {log.start_offset}") as caught:
+        log.read(log.start_offset - 1, **EVERYTHING)
     assert caught.value.code is ErrorCode.CURSOR_TOO_OLD
     clock.wait(3600)
     log.retain()
     assert log.statistics().segments == 1, "the one that is written to stays"
     commit(log)
-    start, end = log.first_offset, log.next_offset
+    start, end = log.start_offset, log.next_offset
     log.close()
     log, report = open_log(disk, settings)
-    assert (log.first_offset, log.next_offset, report.clean) == (start, end, True)
+    assert (log.start_offset, log.next_offset, report.clean) == (start, end, True)
     log.close()
 
 
@@ -232,7 +232,7 @@ def test_at_the_hard_limit_an_append_is_refused_with_who_holds_and_how_full() ->
         needed["fast"] = writer.append().offset
     refusal = until_refused(writer)
     needed["fast"] = log.next_offset - 2
-    full = log.full(2, batch_of(2).size)
+    full = log.capacity_refusal(2, batch_of(2).size)
     assert refusal.code is ErrorCode.LOG_FULL
     assert refusal.retry_after_ms
     assert "'slow'" in refusal.message
@@ -245,12 +245,12 @@ def test_at_the_hard_limit_an_append_is_refused_with_who_holds_and_how_full() ->
         "full": "log",
     }
     assert 40_000 - batch_of(2).size < log.statistics().bytes <= 40_000
-    assert 0.95 < log.fill(0) <= 1
-    assert log.fill(log.next_offset) == 0
-    assert log.fill(needed["fast"]) < 0.06
+    assert 0.95 < log.used_share(0) <= 1
+    assert log.used_share(log.next_offset) == 0
+    assert log.used_share(needed["fast"]) < 0.06
     needed["slow"] = log.next_offset
     writer.append()
-    assert log.first_offset > 0
+    assert log.start_offset > 0
     assert log.statistics().bytes <= 40_000
 
 
@@ -271,17 +271,17 @@ def test_who_gives_way_is_let_go_but_not_for_nothing() -> None:
 def test_what_waits_for_the_disk_is_bounded() -> None:
     log, _ = open_log(SimDisk(), replace(SMALL, unwritten_bytes_max=5_000))
     writer = Writer(log)
-    while log.accepting:
+    while log.is_accepting:
         writer.append()
     assert 2_500 <= log.unwritten_bytes < 2_500 + batch_of(2).size
     refusal = until_refused(writer, commits=False)
     assert refusal.code is ErrorCode.LOG_FULL
     assert "wait to be written" in refusal.message
     assert log.unwritten_bytes <= 5_000
-    assert log.full(1, 1000) is not None
+    assert log.capacity_refusal(1, 1000) is not None
     commit(log)
-    assert log.accepting
-    assert log.full(1, 1000) is None
+    assert log.is_accepting
+    assert log.capacity_refusal(1, 1000) is None
 
 
 def test_a_batch_larger_than_the_log_is_refused_for_good() -> None:
@@ -289,7 +289,7 @@ def test_a_batch_larger_than_the_log_is_refused_for_good() -> None:
     with pytest.raises(Refused, match="send smaller batches") as caught:
         log.append(batch_of(2, dimension=9_000), lamport=1, source=Source.LOCAL)
     assert caught.value.code is ErrorCode.TOO_LARGE
-    assert log.full(2, 100_000) is None, "it never gets room, so it does not wait for some"
+    assert log.capacity_refusal(2, 100_000) is None, "it never gets room, so it does not wait for some"
 
 
 def test_a_disk_that_runs_short_refuses_before_it_is_full_and_goes_on_when_there_is_room() -> None:
@@ -314,18 +314,18 @@ def test_a_disk_that_runs_short_refuses_before_it_is_full_and_goes_on_when_there
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"level": AckLevel.MEMORY}, "logged or durable"),
+        ({"read_level": AckLevel.MEMORY}, "logged or durable"),
         ({"bytes_max": 4_000}, "at least 4 segments"),
-        ({"keep_bytes_max": 50_000}, "at most bytes_max"),
-        ({"tail_bytes_max": 0}, "it must be above 0"),
-        ({"keep_s": float("nan")}, "keep_s = nan: give a number"),
-        ({"history_s": "5"}, "history_s = '5': give a number"),
+        ({"retention_bytes": 50_000}, "at most bytes_max"),
+        ({"tail_bytes_max": 0}, "give a number above 0"),
+        ({"retention_s": float("nan")}, "retention_s = nan: give a number"),
+        ({"min_compaction_lag_s": "5"}, "min_compaction_lag_s = '5': give a number"),
         ({"segment_s_max": True}, "segment_s_max = True: give a number"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(wrong: dict[str, int], told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        LogSettings(**{"segment_bytes_max": 2_000, "bytes_max": 40_000, "keep_bytes_max": 30_000} | wrong)  # type: ignore[arg-type]
+        LogSettings(**{"segment_bytes_max": 2_000, "bytes_max": 40_000, "retention_bytes": 30_000} | wrong)  # type: ignore[arg-type]
 
 
 # --- finding
@@ -368,7 +368,7 @@ def test_a_dot_is_found_before_it_is_written() -> None:
     later = writer.append()
     taken.run()
     log.finish_commit(taken)
-    assert log.visible == later.offset
+    assert log.high_watermark == later.offset
     assert [log.find(16, counter) for counter in range(1, 6)] == [0, 1, 2, 3, None]
 
 
@@ -382,12 +382,12 @@ def test_a_time_leads_to_the_first_offset_from_then_on_though_the_clock_was_set_
             log.clock.time_us -= 10_000_000  # as a log did whose stamps were the wall clock's
         offset = writer.append().offset
         times.append((log.clock.time_us, offset))
-    assert log.offset_at(0) == 0 == log.visible
+    assert log.offset_at(0) == 0 == log.high_watermark
     commit(log)
     for _ in range(2):
         for time, _offset in times:
             for asked in (time, time - 1, time + 1):
-                expected = next((offset for at, offset in times if at >= asked), log.visible)
+                expected = next((offset for at, offset in times if at >= asked), log.high_watermark)
                 assert log.offset_at(asked) == expected
         log.close()
         log, _ = open_log(disk, clock=clock)
@@ -434,7 +434,7 @@ def test_commits_run_on_a_thread_while_the_log_is_appended_to_and_read(tmp_path:
     """One thread owns the log, another the disk's part of commits; files roll and go meanwhile."""
     disk = LocalDisk(tmp_path / "data")
     settings = replace(
-        SMALL, segment_bytes_max=4_000, bytes_max=1 << 20, keep_bytes_max=20_000, unwritten_bytes_max=200_000
+        SMALL, segment_bytes_max=4_000, bytes_max=1 << 20, retention_bytes=20_000, unwritten_bytes_max=200_000
     )
     log, _ = open_log(disk, settings)
     writer = Writer(log)
@@ -449,7 +449,7 @@ def test_commits_run_on_a_thread_while_the_log_is_appended_to_and_read(tmp_path:
                 if running.done():
                     break
                 writer.append()
-                for offset in {log.first_offset, max(log.first_offset, log.visible - 20)}:
+                for offset in {log.start_offset, max(log.start_offset, log.high_watermark - 20)}:
                     for logged in log.read(offset, rows_max=50, bytes_max=10_000):
                         assert frame(logged) == writer.appended[logged.offset]
                         overlapped += 1
@@ -461,7 +461,7 @@ def test_commits_run_on_a_thread_while_the_log_is_appended_to_and_read(tmp_path:
     assert overlapped > 50
     assert log.statistics().removed_segments > 3
     print(f"{overlapped} batches read beside commits, {log.next_offset} deltas")
-    held = {at: raw for at, raw in writer.appended.items() if at >= log.first_offset}
+    held = {at: raw for at, raw in writer.appended.items() if at >= log.start_offset}
     assert contents(log) == held
     log.close()
     log, _ = open_log(disk, settings)
@@ -482,7 +482,7 @@ def test_what_the_disk_has_left_is_asked_now_and_then_and_reckoned_between() -> 
         return real() - 7  # so that it is seen who has told it
 
     disk.free_bytes = ask  # type: ignore[method-assign]
-    for wait_us, questions in ((10, 0), (10, 0), (ASKED_US, 1), (10, 1), (2 * ASKED_US, 2)):
+    for wait_us, questions in ((10, 0), (10, 0), (POLL_INTERVAL_US, 1), (10, 1), (2 * POLL_INTERVAL_US, 2)):
         clock.us += wait_us
         writer.append(level=AckLevel.LOGGED)
         before, written = log._free.bytes, log.committed_bytes
@@ -490,7 +490,7 @@ def test_what_the_disk_has_left_is_asked_now_and_then_and_reckoned_between() -> 
         reckoned = before - (log.committed_bytes - written)
         assert log._free.bytes == (reckoned if wait_us == 10 else real() - 7)
         assert asked == questions
-    for wait_us, questions in ((10, 2), (ASKED_US, 3)):
+    for wait_us, questions in ((10, 2), (POLL_INTERVAL_US, 3)):
         clock.us += wait_us
         writer.append()
         commit(log)
@@ -517,11 +517,11 @@ def test_what_only_goes_into_the_page_cache_is_committed_by_the_short_way_as_by_
             for writer in writers:
                 if writer.log.refusal(batch_of(rows)) is None and asked <= AckLevel.DURABLE:
                     writer.append(rows, level=asked)
-        elif not (step == "commit" and short.write_cached(600)):
+        elif not (step == "commit" and short.write_to_cache(600)):
             assert commit(short, sync=step == "sync") == commit(long, sync=step == "sync")
         else:
-            assert long.cached_bytes is not None
-            assert long.cached_bytes <= 600
+            assert long.cacheable_bytes is not None
+            assert long.cacheable_bytes <= 600
             assert commit(long)
         assert short.statistics() == long.statistics()
         assert contents(short) == contents(long)

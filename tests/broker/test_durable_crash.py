@@ -133,11 +133,11 @@ def test_after_a_failure_nothing_is_acknowledged_but_reading_goes_on(logged: boo
         with pytest.raises(OSError, match="Input/output error"):
             commit_noted(log, ledger)
         assert disk.struck[f"{name} failed"] == 1
-        assert log.visible == 10
+        assert log.high_watermark == 10
         assert contents(log) == shown
         assert log.take_commit(sync=True) is None
-        assert log.accepting, "who offers is told at once, not queued for ever"
-        for refusal in (log.full(1, 100), log.refusal(batch_of(1))):
+        assert log.is_accepting, "who offers is told at once, not queued for ever"
+        for refusal in (log.capacity_refusal(1, 100), log.refusal(batch_of(1))):
             assert refusal is not None
             assert (refusal.code, refusal.retryable) == (ErrorCode.LOG_FAILED, True)
         with pytest.raises(Refused, match="recovered when"):
@@ -176,7 +176,7 @@ def test_any_life_leaves_an_acknowledged_prefix_and_perhaps_more(
         elif step == "commit":
             commit_noted(log, ledger)
         elif step == "retain":
-            clock.wait(log.settings.keep_s)
+            clock.wait(log.settings.retention_s)
             log.retain()
             note(log, ledger)
         else:

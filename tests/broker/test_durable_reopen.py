@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop_broker.log.damage import LogDamaged
+from delta_prop_broker.log.corruption import LogCorrupted
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.files.names import RESERVE_PATH
+from delta_prop_broker.log.files.paths import RESERVE_PATH
 from delta_prop_broker.log.files.reserve import DiskFull, Reserve
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel
@@ -60,7 +60,7 @@ class Session:
             except OSError:
                 self.reopen()
             self.promised = {
-                at: raw for at, raw in self.writer.appended.items() if self.log.first_offset <= at
+                at: raw for at, raw in self.writer.appended.items() if self.log.start_offset <= at
             }
             self.promised = {at: raw for at, raw in self.promised.items() if at < self.log.synced}
             if step % 4 == 3:
@@ -70,23 +70,23 @@ class Session:
     def reopen(self) -> None:
         """As often as it takes; then it is held to what a fresh opening of the same disk finds."""
         log, before = self.log, self.look()
-        assert log.visible == log.synced, "what a failed sync may have lost is not shown"
+        assert log.high_watermark == log.synced, "what a failed sync may have lost is not shown"
         for _ in range(10):
             image = self.disk.kill()
             try:
-                recovered = log.recover_anew()
+                recovered = log.recover_in_place()
             except OSError:
                 assert self.look() == before, "reading goes on meanwhile"
                 continue
-            log.go_on(recovered)
+            log.resume(recovered)
             break
         fresh, _ = open_log(image)
         now = self.look()
         assert (now, log.next_offset, log.log_id) == (contents(fresh), fresh.next_offset, fresh.log_id)
-        assert log.first_offset == fresh.first_offset
+        assert log.start_offset == fresh.start_offset
         assert log.epoch == fresh.epoch
-        assert log.visible == log.synced == log.next_offset
-        assert {at: raw for at, raw in self.promised.items() if at >= log.first_offset}.items() <= now.items()
+        assert log.high_watermark == log.synced == log.next_offset
+        assert {at: raw for at, raw in self.promised.items() if at >= log.start_offset}.items() <= now.items()
         self.writer.appended = {at: raw for at, raw in self.writer.appended.items() if at < log.next_offset}
         self.writer.counter = 1000 * (1 + self.reopened) + log.next_offset
         self.reopened += 1
@@ -118,7 +118,7 @@ def test_at_every_call_that_fails_the_log_goes_on_with_what_was_promised(
         log, _ = open_log(after)
         found = contents(log)
         assert {
-            at: raw for at, raw in session.promised.items() if at >= log.first_offset
+            at: raw for at, raw in session.promised.items() if at >= log.start_offset
         }.items() <= found.items()
     assert struck > 3
     assert reopened > 8 or kind == "short"
@@ -150,10 +150,10 @@ def test_what_was_synced_and_is_gone_stops_the_log_for_good_and_says_what_to_do(
     disk.flip(name, 90, 1)
     disk.open(name).truncate(100)
     disk.put(f"{SEGMENTS}/mark", b"")  # nothing on disk says that it was synced
-    with pytest.raises(LogDamaged) as caught:
-        log.recover_anew()
+    with pytest.raises(LogCorrupted) as caught:
+        log.recover_in_place()
     log.fail(caught.value)
-    refusal = log.full(1, 100)
+    refusal = log.capacity_refusal(1, 100)
     assert refusal is not None
     assert (refusal.code, refusal.retry_after_ms) == (ErrorCode.LOG_FAILED, None)
     assert "log verify" in refusal.message
@@ -164,7 +164,7 @@ def test_holders_and_the_lock_stay_when_the_log_goes_on() -> None:
     disk = SimDisk(3)
     log, writer = failed_log(disk)
     log.hold("sink", lambda: 0)
-    log.go_on(log.recover_anew())
+    log.resume(log.recover_in_place())
     with pytest.raises(BlockingIOError):
         disk.lock("lock")
     assert log.statistics().held_by == "sink"
@@ -199,10 +199,10 @@ def test_a_full_disk_can_still_be_opened_and_its_log_shortened() -> None:
         disk.capacity_bytes = disk.used_bytes
         clock = Clock()
         log, _ = open_log(disk, settings, clock=clock)
-        given_up += log.reserve.given_up
-        promised = {at: raw for at, raw in session.promised.items() if at >= log.first_offset}
+        given_up += log.reserve.drops
+        promised = {at: raw for at, raw in session.promised.items() if at >= log.start_offset}
         assert promised.items() <= contents(log).items()
-        clock.wait(settings.keep_s)
+        clock.wait(settings.retention_s)
         log.retain()
         commit(log)
         log.close()
@@ -229,7 +229,7 @@ def test_appends_never_get_the_reserve_and_go_on_when_it_is_taken_again() -> Non
 
     log.reserve.use(small)
     assert made == [100, 4_000]
-    assert (log.reserve.bytes, log.reserve.given_up) == (0, 1)
+    assert (log.reserve.bytes, log.reserve.drops) == (0, 1)
     writer = Writer(log)
     with pytest.raises(Refused, match="stay free") as caught:
         writer.append()
@@ -254,7 +254,7 @@ def test_a_disk_too_full_to_open_a_log_is_told_with_what_is_free_and_the_cure(
     disk.put("reserve", bytes(reserve))  # it was given up before, or is too small
     disk.capacity_bytes = disk.used_bytes + 7
     for _ in range(2):
-        with pytest.raises(DiskFull, match=r"disk is full: .*, \d+ bytes are free.*make some MB") as caught:
+        with pytest.raises(DiskFull, match=r"disk is full: .*, \d+ bytes are free.*free some MB") as caught:
             open_log(disk, replace(STORY, reserve_bytes=3_000))
         assert caught.value.errno == errno.ENOSPC
         assert caught.value.free_bytes in range(18)
@@ -287,7 +287,7 @@ def test_half_a_reserve_is_none() -> None:
 def test_an_old_segment_is_sealed_though_nobody_appends(logged: bool) -> None:
     disk, clock = SimDisk(), Clock(step_us=1)
     level = AckLevel.LOGGED if logged else AckLevel.DURABLE
-    settings = replace(SMALL, segment_s_max=60, keep_s=120, level=level)
+    settings = replace(SMALL, segment_s_max=60, retention_s=120, read_level=level)
     log, _ = open_log(disk, settings, clock=clock)
     clock.wait(1_000)
     assert not log.roll(), "an empty log has nothing to seal"
@@ -306,7 +306,7 @@ def test_an_old_segment_is_sealed_though_nobody_appends(logged: bool) -> None:
     clock.wait(999)
     assert not log.roll(), "the next one is empty"
     commit(log)
-    assert (log.first_offset, log.next_offset) == (2, 2)
+    assert (log.start_offset, log.next_offset) == (2, 2)
     writer.append(level=level)
     commit(log)
     disk = disk.crash(1) if not logged else disk.kill()

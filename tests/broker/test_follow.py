@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from delta_prop_broker.local_disk import LocalDisk
-from delta_prop_broker.log.beside.follow import Follower
-from delta_prop_broker.log.damage import LogDamaged
-from delta_prop_broker.log.files.names import DIRECTORY
+from delta_prop_broker.log.corruption import LogCorrupted
+from delta_prop_broker.log.files.paths import DIRECTORY
+from delta_prop_broker.log.readonly.follow import Follower
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
@@ -40,7 +40,7 @@ def disk(tmp_path: Path) -> Disk:
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_synced_is_seen_once_and_nothing_before(seed: int, level: AckLevel, disk: Disk) -> None:
     chance = Random(seed)
-    settings = replace(SMALL, level=level)
+    settings = replace(SMALL, read_level=level)
     log, _ = open_log(disk, settings)
     writer, follower = Writer(log), Follower(disk, 0)
     seen: dict[int, bytes] = {}
@@ -87,10 +87,10 @@ def test_one_that_is_too_late_is_told(disk: Disk) -> None:
     log, _ = open_log(disk, clock=clock)
     writer = Writer(log)
     follower = Follower(disk, 0)
-    while not log.first_offset:
+    while not log.start_offset:
         writer.append(4)
         commit(log)
-        clock.wait(log.settings.keep_s)
+        clock.wait(log.settings.retention_s)
         log.retain()
     commit(log)
     with pytest.raises(Refused, match="start at earliest") as refused:
@@ -111,7 +111,7 @@ def test_damage_on_its_way_is_told_with_its_place(disk: Disk) -> None:
     file.write(size + 70, [b"\xff"])
     file.close()
     follower = Follower(disk, 0)
-    with pytest.raises(LogDamaged) as damage:
+    with pytest.raises(LogCorrupted) as damage:
         read(follower)
     assert (damage.value.position, damage.value.offset) == (size, 2)
     follower.close()
@@ -127,6 +127,6 @@ def test_a_missing_segment_is_told(disk: Disk) -> None:
     second = sorted(one for one in disk.list(DIRECTORY) if one.endswith(".log"))[1]
     disk.remove(f"{DIRECTORY}/{second}")
     follower = Follower(disk, 0)
-    with pytest.raises(LogDamaged, match="frames are missing"):
+    with pytest.raises(LogCorrupted, match="frames are missing"):
         read(follower)
     log.close()

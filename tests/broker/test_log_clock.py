@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from delta_prop_broker.log.files.names import DIRECTORY, TIME
+from delta_prop_broker.log.files.paths import DIRECTORY, TIME
 from delta_prop_broker.log.files.times import Times, read_times, write_times
 from delta_prop_broker.log.log_clock import JUMP_US, STOP_US, ClockJump, LogClock
 from delta_prop_simulations.disk import SimDisk
@@ -18,7 +18,7 @@ from tests.broker.durable import BEGIN_US, SMALL, Clock, Writer, commit, open_lo
 
 DAY_US = 86_400_000_000
 KEEP_S = 1_000.0
-AGEING = replace(SMALL, keep_s=KEEP_S, segment_s_max=100.0, keep_bytes_max=40_000)
+AGEING = replace(SMALL, retention_s=KEEP_S, segment_s_max=100.0, retention_bytes=40_000)
 
 waits = st.one_of(st.integers(0, 50_000_000), st.integers(0, DAY_US))
 offs = st.one_of(st.just(0), st.integers(-JUMP_US, JUMP_US), st.sampled_from([20 * DAY_US, -20 * DAY_US]))
@@ -150,10 +150,10 @@ class Life:
             self.clock.wait(step)
             self.seen_s = {at: seen + step for at, seen in self.seen_s.items()}
             self.log.roll()
-            start = self.log.first_offset
+            start = self.log.start_offset
             self.log.retain()
             commit(self.log)
-            went = {at: seen for at, seen in self.seen_s.items() if start <= at < self.log.first_offset}
+            went = {at: seen for at, seen in self.seen_s.items() if start <= at < self.log.start_offset}
             assert all(seen >= KEEP_S for seen in went.values()), went
 
     def end(self, how: str, stopped_us: int, off_us: int) -> None:
@@ -198,7 +198,7 @@ def test_nothing_goes_before_it_was_seen_so_long_nor_stays_for_ever(steps: list[
             life.end(what, *values)
         assert all(earlier <= later for earlier, later in pairwise(life.stamps))
     life.wait(KEEP_S + AGEING.segment_s_max + 100.0)
-    assert life.log.first_offset == life.log.next_offset
+    assert life.log.start_offset == life.log.next_offset
     life.log.close()
 
 
@@ -210,6 +210,6 @@ def test_age_is_kept_over_a_restart(how: str, off_us: int) -> None:
     life.wait(150.0)  # sealed meanwhile
     life.end(how, 5 * DAY_US, off_us)
     life.wait(KEEP_S - 200.0)
-    assert life.log.first_offset == 0
+    assert life.log.start_offset == 0
     life.wait(150.0)
-    assert life.log.first_offset == life.log.next_offset
+    assert life.log.start_offset == life.log.next_offset

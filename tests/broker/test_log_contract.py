@@ -21,7 +21,7 @@ from tests.broker.durable import EVERYTHING, LOG_ID, SMALL, batch_of, commit, op
 if TYPE_CHECKING:
     from delta_prop_broker.log.contract import Log
 
-SHORT = replace(SMALL, segment_bytes_max=1_500, bytes_max=20_000, keep_bytes_max=20_000)
+SHORT = replace(SMALL, segment_bytes_max=1_500, bytes_max=20_000, retention_bytes=20_000)
 Make = Callable[[], "Log"]
 
 
@@ -40,7 +40,7 @@ def settle(log: Log) -> None:
     """Whatever the log has to do until all that was appended is visible."""
     if isinstance(log, DurableLog):
         commit(log)
-    assert log.visible == log.next_offset
+    assert log.high_watermark == log.next_offset
 
 
 def append(log: Log, rows: int = 2) -> int:
@@ -61,7 +61,7 @@ def test_places_are_given_in_a_row_and_read_back_as_given(make: Make) -> None:
     ]
     settle(log)
     assert [logged.offset for logged in given] == [0, 3, 4]
-    assert (log.first_offset, log.next_offset, log.epoch, len(log.log_id)) == (0, 8, 1, 16)
+    assert (log.start_offset, log.next_offset, log.epoch, len(log.log_id)) == (0, 8, 1, 16)
     found = log.read(0, **EVERYTHING)
     for logged, back in zip(given, found, strict=True):
         assert (back.offset, back.lamport, back.source) == (logged.offset, logged.lamport, logged.source)
@@ -114,12 +114,12 @@ def test_appended_rows_are_read_back_before_they_are_visible(make: Make) -> None
 @LOGS
 def test_appended_rows_that_the_log_has_let_go_are_refused_when_read_back(make: Make) -> None:
     log = make()
-    while log.first_offset == 0:
+    while log.start_offset == 0:
         append(log, 10)
         settle(log)
     end = append(log, 10)
     with pytest.raises(Refused) as old:
-        log.read_appended(log.first_offset - 1, rows_max=1, bytes_max=1)
+        log.read_appended(log.start_offset - 1, rows_max=1, bytes_max=1)
     assert old.value.code is ErrorCode.CURSOR_TOO_OLD
     assert [one.offset for one in log.read_appended(end + 9, rows_max=1, bytes_max=1)] == [end]
 
@@ -127,7 +127,7 @@ def test_appended_rows_that_the_log_has_let_go_are_refused_when_read_back(make: 
 @LOGS
 def test_a_level_above_its_own_is_refused_and_changes_nothing(make: Make) -> None:
     log = make()
-    batch = batch_of(1, level=AckLevel(log.level + 1))
+    batch = batch_of(1, level=AckLevel(log.ack_level + 1))
     with pytest.raises(Refused, match="asked for") as caught:
         log.append(batch, lamport=1, source=Source.LOCAL)
     assert caught.value.code is ErrorCode.LEVEL_UNAVAILABLE
@@ -140,15 +140,15 @@ def test_refusal_of_several_batches_is_that_of_their_run(make: Make) -> None:
     log = make()
     log.hold("sink", lambda: 0)
     assert log.refusal(batch_of(2, level=AckLevel.MEMORY), batch_of(3, level=AckLevel.MEMORY)) is None
-    refusal = log.refusal(batch_of(2, level=AckLevel.MEMORY), batch_of(1, level=AckLevel(log.level + 1)))
+    refusal = log.refusal(batch_of(2, level=AckLevel.MEMORY), batch_of(1, level=AckLevel(log.ack_level + 1)))
     assert isinstance(refusal, Refused)
     assert refusal.code is ErrorCode.LEVEL_UNAVAILABLE
     given = [batch_of(2, level=AckLevel.MEMORY)]
     while log.refusal(*given) is None:
         given.append(batch_of(2, level=AckLevel.MEMORY))
     assert log.refusal(*given[:-1]) is None
-    assert not log.fits(given)
-    assert log.fits(given[:-1])
+    assert not log.can_append(given)
+    assert log.can_append(given[:-1])
     assert log.next_offset == 0
 
 
@@ -163,10 +163,10 @@ def test_a_full_log_says_who_holds_it_and_lets_go_who_gives_way(make: Make) -> N
     assert caught.value.retry_after_ms
     assert caught.value.details["blocked_by"] == "sink"
     assert "'sink'" in caught.value.message
-    assert log.fill(0) > 0.9
-    assert 0 < log.fill(log.next_offset - 1) < 0.1
-    assert log.fill(log.next_offset) == 0
-    assert log.full(2, batch_of(2).size) is not None
+    assert log.used_share(0) > 0.9
+    assert 0 < log.used_share(log.next_offset - 1) < 0.1
+    assert log.used_share(log.next_offset) == 0
+    assert log.capacity_refusal(2, batch_of(2).size) is not None
     log.release("sink")
     log.hold("subscriber", lambda: 0, lambda: gone.append("subscriber"))
     end = log.next_offset
@@ -176,7 +176,7 @@ def test_a_full_log_says_who_holds_it_and_lets_go_who_gives_way(make: Make) -> N
     with pytest.raises(Refused) as old:
         log.read(0, **EVERYTHING)
     assert old.value.code is ErrorCode.CURSOR_TOO_OLD
-    assert old.value.details == {"offset": 0, "start_offset": log.first_offset}
+    assert old.value.details == {"offset": 0, "start_offset": log.start_offset}
 
 
 def _fill(log: Log) -> None:
@@ -210,7 +210,7 @@ def test_what_a_holder_needs_stays_and_the_bounds_hold(make: Make, steps: list[t
                 assert holders.keys() - yielding, "only somebody who stays makes it refuse"
             settle(log)
         elif step in ("hold", "give way") and name not in holders:
-            holders[name] = log.first_offset
+            holders[name] = log.start_offset
             if step == "give way":
                 yielding.add(name)
                 log.hold(name, lambda name=name: holders[name], lambda name=name: _forget(holders, name))
@@ -222,10 +222,10 @@ def test_what_a_holder_needs_stays_and_the_bounds_hold(make: Make, steps: list[t
             log.release(name)
         elif name in holders:
             holders[name] = min(holders[name] + 500, log.next_offset)
-        assert all(offset >= log.first_offset for offset in holders.values())
-        assert log.fill(log.first_offset) <= 1
-        found = offsets(log, log.first_offset)
-        assert not found or found[0] == log.first_offset
+        assert all(offset >= log.start_offset for offset in holders.values())
+        assert log.used_share(log.start_offset) <= 1
+        found = offsets(log, log.start_offset)
+        assert not found or found[0] == log.start_offset
     assert set(refusals) <= {ErrorCode.LOG_FULL}
     assert isinstance(log, MemoryLog | DurableLog)
     assert log.statistics().bytes <= log.statistics().bytes_max

@@ -29,22 +29,22 @@ def test_offsets_and_lamport_numbers_are_given_in_a_row() -> None:
     second = log.append(_batch(2), lamport=10, source=Source.LOCAL)
     assert (first.offset, first.next_offset, first.lamport, first.source) == (0, 3, 7, Source.REPLICA)
     assert (second.offset, second.next_offset) == (3, 5)
-    assert log.visible == log.next_offset == 5
-    assert log.first_offset == 0
-    assert (log.log_id, log.epoch, log.level) == (LOG_ID, 1, AckLevel.MEMORY)
+    assert log.high_watermark == log.next_offset == 5
+    assert log.start_offset == 0
+    assert (log.log_id, log.epoch, log.ack_level) == (LOG_ID, 1, AckLevel.MEMORY)
 
 
 def test_it_keeps_exactly_so_many_deltas() -> None:
     log = MemoryLog(LOG_ID, deltas_max=10)
     for _ in range(5):
         _append(log, 2)
-    assert (log.first_offset, log.next_offset) == (0, 10)
+    assert (log.start_offset, log.next_offset) == (0, 10)
     _append(log, 1)
-    assert (log.first_offset, log.next_offset) == (2, 11)
+    assert (log.start_offset, log.next_offset) == (2, 11)
     _append(log, 1)
-    assert (log.first_offset, log.next_offset) == (2, 12)
+    assert (log.start_offset, log.next_offset) == (2, 12)
     _append(log, 10)
-    assert (log.first_offset, log.next_offset) == (12, 22)
+    assert (log.start_offset, log.next_offset) == (12, 22)
     statistics = log.statistics()
     assert (statistics.deltas, statistics.deltas_max, statistics.dropped) == (10, 10, 12)
 
@@ -54,14 +54,14 @@ def test_it_keeps_exactly_so_many_bytes() -> None:
     log = MemoryLog(LOG_ID, bytes_max=4 * size)
     for _ in range(4):
         _append(log, 1)
-    assert log.first_offset == 0
+    assert log.start_offset == 0
     assert log.statistics().bytes == 4 * size
     _append(log, 1)
-    assert log.first_offset == 1
+    assert log.start_offset == 1
     short = MemoryLog(LOG_ID, bytes_max=4 * size - 1)
     for _ in range(4):
         _append(short, 1)
-    assert short.first_offset == 1
+    assert short.start_offset == 1
 
 
 def test_a_batch_larger_than_the_log_is_refused_for_good_and_drops_nothing() -> None:
@@ -97,7 +97,7 @@ def test_what_a_holder_needs_is_kept_and_the_refusal_says_who_and_how_full() -> 
         _append(log, 1)
     for _ in range(4):
         _append(log, 1)
-    assert log.first_offset == 4
+    assert log.start_offset == 4
 
     with pytest.raises(Refused) as caught:
         _append(log, 1)
@@ -123,7 +123,7 @@ def test_what_a_holder_needs_is_kept_and_the_refusal_says_who_and_how_full() -> 
     log.release("index")
     log.release("index")
     _append(log, 3)
-    assert log.first_offset == 9
+    assert log.start_offset == 9
     assert log.refusal(_batch(1)) is not None
     needed["store"] = 19
     assert log.refusal(_batch(10)) is None
@@ -177,7 +177,7 @@ def test_reading_inside_a_batch_gives_the_batch_that_holds_the_offset() -> None:
     log = MemoryLog(LOG_ID, deltas_max=20)
     for _ in range(3):
         _append(log, 10)
-    assert log.first_offset == 10
+    assert log.start_offset == 10
     assert _read(log, 15, **EVERYTHING) == [10, 20]
     assert _read(log, 29, **EVERYTHING) == [20]
 
@@ -222,14 +222,14 @@ def test_it_is_a_bounded_list(deltas_max: int, batches_bytes_max: int, steps: li
             floor = min(holders.values(), default=log.next_offset)
             assert {offset for offset in held if offset >= floor} <= set(_held(log))
             if refusal and refusal.code is ErrorCode.LOG_FULL:
-                oldest = _holding(appended, log.first_offset)
+                oldest = _holding(appended, log.start_offset)
                 assert oldest.next_offset > floor
             elif refusal:
                 assert amount > deltas_max or weight(batch) > bytes_max
         elif step == "advance":
             holders.update({name: min(offset + amount, log.next_offset) for name, offset in holders.items()})
         elif step == "hold":
-            holders[name] = log.first_offset
+            holders[name] = log.start_offset
             log.hold(name, lambda name=name: holders[name])
         else:
             holders.pop(name, None)
@@ -238,7 +238,7 @@ def test_it_is_a_bounded_list(deltas_max: int, batches_bytes_max: int, steps: li
         assert statistics.deltas == len(_held(log)) <= deltas_max
         assert statistics.bytes <= bytes_max
         assert statistics.deltas + statistics.dropped == statistics.next_offset
-        for offset in range(log.first_offset, log.next_offset, 3):
+        for offset in range(log.start_offset, log.next_offset, 3):
             found = log.read(offset, **EVERYTHING)
             assert found == appended[appended.index(_holding(appended, offset)) :]
 
@@ -287,7 +287,7 @@ def _read(log: MemoryLog, offset: int, *, rows_max: int, bytes_max: int) -> list
 
 
 def _held(log: MemoryLog) -> list[int]:
-    found = log.read(log.first_offset, **EVERYTHING)
+    found = log.read(log.start_offset, **EVERYTHING)
     return [logged.offset + row for logged in found for row in range(logged.count)]
 
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from delta_prop_broker.log import migration
-from delta_prop_broker.log.beside.inspect import inspect, inspect_checkpoints, inspect_snapshots
-from delta_prop_broker.log.damage import FormatOutdated, LogBusy, LogDamaged, RoomMissing
-from delta_prop_broker.log.files.identity import FORMAT, Format, _format_file, read_format
-from delta_prop_broker.log.files.names import DIRECTORY
-from delta_prop_broker.log.parts.recovery import recover
+from delta_prop_broker.log.corruption import FormatOutdated, InsufficientDiskSpace, LogBusy, LogCorrupted
+from delta_prop_broker.log.engine.recovery import recover
+from delta_prop_broker.log.files.identity import FORMAT, Format, _pack_format, read_format
+from delta_prop_broker.log.files.paths import DIRECTORY
+from delta_prop_broker.log.readonly.inspect import inspect, inspect_checkpoints, inspect_snapshots
 from delta_prop_broker.log.retention.compaction import run_to_end
 from delta_prop_simulations.disk import CHANGING, SimCrash, SimDisk
 from delta_prop_wire.delta import Dot, Source
-from delta_prop_wire.encode import encode_batch, encode_void
+from delta_prop_wire.encode import encode_batch, encode_noop
 from delta_prop_wire.errors import UsageError
 from tests.broker.compressed import rewrite, shrinking
 from tests.broker.durable import SMALL, Clock, commit, contents, open_log
@@ -29,7 +29,7 @@ from tests.wire.control_batches import without_types
 
 if TYPE_CHECKING:
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.log.migration import Plan
+    from delta_prop_broker.log.migration import MigrationPlan
     from delta_prop_wire.batch import Batch
 
 ORIGIN = 16
@@ -39,7 +39,7 @@ LATER_CODE = 256
 these logs, counts rows without types as that of format 1 did.
 """
 SETTINGS = replace(
-    SMALL, compact=True, keep_bytes_max=12_000, bytes_max=60_000, segment_bytes_max=3_000, keep_s=1e6
+    SMALL, compact=True, retention_bytes=12_000, bytes_max=60_000, segment_bytes_max=3_000, retention_s=1e6
 )
 
 
@@ -56,7 +56,7 @@ class History:
         self._last = 0
         self._live(steps)
         if not typed:
-            self.disk.put("format", _format_file(Format(1, "test")))
+            self.disk.put("format", _pack_format(Format(1, "test")))
 
     def _live(self, steps: int) -> None:
         chance, log = self._chance, self.log
@@ -90,14 +90,14 @@ class History:
 
     def _control(self, rows: int) -> Batch:
         says = self._chance.randrange(3)
-        typed = encode_void(
+        typed = encode_noop(
             origin=ORIGIN,
             base=self._last + 1,
             count=rows,
             code=LATER_CODE,  # type: ignore[arg-type]
             clock=[Dot(3, self._last)] if says else (),
             refused_crc=self._last if says else None,
-            firsts=[None, *range(rows - 1)] if says > 1 else None,
+            first_offsets=[None, *range(rows - 1)] if says > 1 else None,
             ids=[bytes((row,)) * 16 for row in range(rows)] if says == 1 else None,
         )
         return typed if self._typed else without_types(typed)
@@ -131,11 +131,11 @@ def check_new(disk: SimDisk, history: History, wanted: dict[int, bytes], *, fail
     assert read_format(disk) == (FORMAT, "test", False)
     assert not [path for path in disk.paths() if path.endswith(".new")]
     for found in (inspect(disk), inspect_snapshots(disk), inspect_checkpoints(disk)):
-        assert not [one for one in found if isinstance(one, LogDamaged)]
+        assert not [one for one in found if isinstance(one, LogCorrupted)]
     log, report = open_log(disk, history.settings)
     assert (report.clean, report.notes) == (True, [])
     if not failed:
-        assert (report.indexes_rebuilt, report.walked_bytes) == (0, 0)
+        assert (report.indexes_rebuilt, report.scanned_bytes) == (0, 0)
         assert report.checkpoint == history.log.next_offset
     assert bodies(log) == wanted
     assert contents(log).keys() == wanted.keys()
@@ -158,7 +158,7 @@ def test_migrated_log_is_the_one_that_the_present_format_would_have(seed: int) -
     assert (done.from_format, done.to_format, done.completed) == (1, FORMAT, False)
     assert done.control_batches > 0
     log, _ = open_log(old.disk, old.settings, read_only=True)
-    first = max(log.first_offset, min(before))
+    first = max(log.start_offset, min(before))
     expected = open_log(new.disk, new.settings, read_only=True)[0]
     assert bodies(log, first) == bodies(expected, first)
     marks = {place.logged.offset: place.stamp for place in log.frames() if place.logged.offset >= first}
@@ -181,7 +181,7 @@ def test_histories_hold_what_a_migration_can_meet() -> None:
     met = set[str]()
     for seed in range(12):
         history = History(seed, typed=False)
-        plans: list[Plan] = []
+        plans: list[MigrationPlan] = []
         before = {path: history.disk.peek(path) for path in history.disk.paths()}
         migrate_disk(history.disk, plans)
         after = {path: history.disk.peek(path) for path in history.disk.paths()}
@@ -193,7 +193,7 @@ def test_histories_hold_what_a_migration_can_meet() -> None:
 
 
 def test_log_without_control_rows_keeps_every_file_but_its_marks() -> None:
-    disk, plans = SimDisk(), list[migration.Plan]()
+    disk, plans = SimDisk(), list[migration.MigrationPlan]()
     log, _ = open_log(disk, SETTINGS, clock=Clock())
     for number in range(40):
         log.append(
@@ -204,11 +204,11 @@ def test_log_without_control_rows_keeps_every_file_but_its_marks() -> None:
         commit(log)
     write_checkpoint(log)
     log.close()
-    disk.put("format", _format_file(Format(1, "test")))
+    disk.put("format", _pack_format(Format(1, "test")))
     before = {path: disk.peek(path) for path in disk.paths()}
     done = migrate_disk(disk, plans)
     assert (done.control_batches, done.segments_rewritten, done.bytes_written) == (0, 0, 0)
-    assert plans[0].first_offset is None
+    assert plans[0].start_offset is None
     changed = {path for path in disk.paths() if disk.peek(path) != before.get(path)}
     assert changed <= {"format", f"{DIRECTORY}/mark", f"{DIRECTORY}/log"}
 
@@ -235,7 +235,7 @@ def test_damage_is_refused_and_the_directory_stays_old() -> None:
     history = History(2, typed=False)
     path = next(path for path in history.disk.paths() if path.endswith(".log"))
     history.disk.flip(path, 70, 1)
-    with pytest.raises(LogDamaged):
+    with pytest.raises(LogCorrupted):
         migrate_disk(history.disk)
     assert read_format(history.disk) == (1, "test", False)
 
@@ -245,8 +245,8 @@ def test_want_of_room_is_told_before_a_file_is_written() -> None:
     disk = history.disk
     segments = {path: disk.peek(path) for path in disk.paths() if path.endswith(".log")}
     disk.capacity_bytes = disk.used_bytes + 900_000
-    plans: list[Plan] = []
-    with pytest.raises(RoomMissing, match=r"bytes of free room: the migration needs [0-9,]+, "):
+    plans: list[MigrationPlan] = []
+    with pytest.raises(InsufficientDiskSpace, match=r"bytes free: the migration needs [0-9,]+, "):
         migrate_disk(disk, plans)
     assert plans[0].bytes_needed > plans[0].bytes_free
     assert {path: disk.peek(path) for path in segments} == segments
@@ -268,7 +268,7 @@ def is_old(disk: SimDisk, wanted: dict[int, bytes]) -> bool:
     copy = disk.kill()
     recovered = recover(copy, DIRECTORY, draw=bytes, made_by="", oldest_format=1)
     recovered.close()
-    copy.put("format", _format_file(Format(FORMAT, "test")))
+    copy.put("format", _pack_format(Format(FORMAT, "test")))
     assert bodies(open_log(copy, SETTINGS, read_only=True)[0]) == wanted
     return True
 
@@ -307,7 +307,7 @@ def test_crash_at_any_call_leaves_the_old_or_the_new_directory(seed: int, full: 
 def recovered_old(history: History) -> DurableLog:
     """The log of format 1, read as an earlier version reads it."""
     copy = history.disk.kill()
-    copy.put("format", _format_file(Format(FORMAT, "test")))
+    copy.put("format", _pack_format(Format(FORMAT, "test")))
     return open_log(copy, history.settings, read_only=True)[0]
 
 
@@ -349,7 +349,7 @@ def test_failing_call_is_told_and_the_migration_can_be_run_again(error: int) -> 
         disk.fail(number, error)
         try:
             migrate_disk(disk)
-        except (OSError, LogDamaged):
+        except (OSError, LogCorrupted):
             struck += 1
         disk.heal()
         if read_format(disk) == (1, "test", False):
@@ -388,8 +388,8 @@ def test_format_whose_sync_failed_is_written_again_before_a_file_is_exchanged() 
 def test_segment_that_was_compressed_is_not_compressed_once_more() -> None:
     old = History(2, typed=False)
     log = recovered_old(old)
-    tried = [segment.base for segment in log._segments.all if segment.tried]
+    tried = [segment.base for segment in log._segments.all if segment.compression_tried]
     assert tried
     migrate_disk(old.disk)
     log, _ = open_log(old.disk, old.settings, read_only=True)
-    assert [segment.base for segment in log._segments.all if segment.tried] == tried
+    assert [segment.base for segment in log._segments.all if segment.compression_tried] == tried

@@ -24,10 +24,10 @@ def table() -> Segments:
 
 def test_an_offset_is_held_by_the_last_segment_that_begins_at_or_before_it() -> None:
     segments = table()
-    held = {offset: segments.holding(offset).base for offset in (0, 5, 8, 9, 13, 14, 39, 40, 1 << 60)}
+    held = {offset: segments.segment_at(offset).base for offset in (0, 5, 8, 9, 13, 14, 39, 40, 1 << 60)}
     assert held == {0: 5, 5: 5, 8: 5, 9: 9, 13: 9, 14: 14, 39: 14, 40: 40, 1 << 60: 40}
-    assert [segment.base for segment in segments.since(13)] == [9, 14, 40]
-    assert [segment.base for segment in segments.since(0)] == list(BASES)
+    assert [segment.base for segment in segments.segments_from(13)] == [9, 14, 40]
+    assert [segment.base for segment in segments.segments_from(0)] == list(BASES)
 
 
 def test_the_table_is_seen_as_a_sequence_that_follows_what_is_dropped_and_added() -> None:
@@ -36,7 +36,7 @@ def test_the_table_is_seen_as_a_sequence_that_follows_what_is_dropped_and_added(
     assert segments.last is seen[-1]
     assert [segments.drop_first().base for _ in range(3)] == [5, 9, 14]
     assert [segment.base for segment in seen] == [40]
-    assert segments.holding(7).base == 40
+    assert segments.segment_at(7).base == 40
     assert segments.drop_first().base == 40
     assert (segments.last, len(seen)) == (None, 0)
     segments.add(Segment("d", 41))
@@ -45,7 +45,7 @@ def test_the_table_is_seen_as_a_sequence_that_follows_what_is_dropped_and_added(
 
 def test_who_reads_on_in_small_steps_reads_the_files_once(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimDisk()
-    writer = Writer(open_log(disk, replace(SMALL, keep_bytes_max=40_000))[0])
+    writer = Writer(open_log(disk, replace(SMALL, retention_bytes=40_000))[0])
     for _ in range(60):
         writer.append()
         commit(writer.log)
@@ -63,7 +63,7 @@ def test_who_reads_on_in_small_steps_reads_the_files_once(monkeypatch: pytest.Mo
 
 
 def test_readers_in_several_places_each_go_on_where_they_were() -> None:
-    writer = Writer(open_log(SimDisk(), replace(SMALL, keep_bytes_max=40_000))[0])
+    writer = Writer(open_log(SimDisk(), replace(SMALL, retention_bytes=40_000))[0])
     for _ in range(60):
         writer.append()
         commit(writer.log)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from delta_prop_broker.log.damage import LogDamaged
-from delta_prop_broker.log.files.names import DIRECTORY
+from delta_prop_broker.log.corruption import LogCorrupted
+from delta_prop_broker.log.files.paths import DIRECTORY
 from delta_prop_broker.log.files.snapshot import (
-    OriginMark,
+    OriginWatermark,
     Snapshot,
     SnapshotFacts,
     SnapshotWriter,
@@ -17,18 +17,18 @@ from delta_prop_broker.log.files.snapshot import (
     snapshot_path,
 )
 from delta_prop_simulations.disk import SimDisk
-from delta_prop_wire.algebra import State
+from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.delta import Dot
-from delta_prop_wire.states import StateRow, encode_states, state_of
+from delta_prop_wire.state_rows import StateRow, encode_states, state_of
 from tests.broker.durable import LOG_ID
 
-FACTS = SnapshotFacts(LOG_ID, 40, time_us=1_700_000_000_000_000, lamport=44, chain=0xABCD)
-MARKS = {3: OriginMark(2, 17, (Dot(5, 1), Dot(9, 8))), 5: OriginMark(1, 1)}
+FACTS = SnapshotFacts(LOG_ID, 40, time_us=1_700_000_000_000_000, lamport=44, chain_crc=0xABCD)
+MARKS = {3: OriginWatermark(2, 17, (Dot(5, 1), Dot(9, 8))), 5: OriginWatermark(1, 1)}
 PATH = snapshot_path(DIRECTORY, 40)
 
 
 def row(namespace: str, key: str, number: int) -> StateRow:
-    state = State(True, np.array([number], np.float32), None, {"n": number}, 0, (number, 3, number))
+    state = VectorState(True, np.array([number], np.float32), None, {"n": number}, 0, (number, 3, number))
     return StateRow(namespace, key, state, number - 1)
 
 
@@ -37,7 +37,7 @@ def written(disk: SimDisk, frames: list[list[StateRow]]) -> Snapshot:
     writer = SnapshotWriter(disk, DIRECTORY, FACTS)
     for rows in frames:
         writer.add(encode_states(rows))
-    return writer.finish(MARKS, alive=sum(map(len, frames)), late=0, unfolded=0)
+    return writer.finish(MARKS, alive=sum(map(len, frames)), out_of_order=0, unfolded=0)
 
 
 FRAMES = [
@@ -91,10 +91,10 @@ def test_the_newest_is_taken_and_only_of_this_log() -> None:
     newest = newest_snapshot(disk, DIRECTORY, LOG_ID)
     assert newest is not None
     assert newest.offset == 40
-    with pytest.raises(LogDamaged, match="it is of log"):
+    with pytest.raises(LogCorrupted, match="it is of log"):
         newest_snapshot(disk, DIRECTORY, bytes(16))
     disk.rename(PATH, snapshot_path(DIRECTORY, 41))
-    with pytest.raises(LogDamaged, match="offset 40 under another name"):
+    with pytest.raises(LogCorrupted, match="offset 40 under another name"):
         newest_snapshot(disk, DIRECTORY, LOG_ID)
 
 
@@ -105,7 +105,7 @@ def test_every_bit_that_is_flipped_is_found() -> None:
     for at in range(len(sound)):
         for bit in range(8):
             disk.flip(PATH, at, bit)
-            with pytest.raises(LogDamaged, match=PATH):
+            with pytest.raises(LogCorrupted, match=PATH):
                 open_snapshot(disk, DIRECTORY, 40).verify()
             disk.flip(PATH, at, bit)
     assert disk.peek(PATH) == sound
@@ -118,5 +118,5 @@ def test_one_that_was_cut_or_lengthened_is_found(cut: int) -> None:
     sound = disk.peek(PATH)
     for wrong in (sound[:-cut], sound + bytes(cut)):
         disk.put(PATH, wrong)
-        with pytest.raises(LogDamaged, match=PATH):
+        with pytest.raises(LogCorrupted, match=PATH):
             open_snapshot(disk, DIRECTORY, 40).verify()

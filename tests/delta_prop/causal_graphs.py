@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delta_prop_wire import delta as d
-from delta_prop_wire.algebra import State, fold
+from delta_prop_wire.algebra import VectorState, fold
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import Delta, Dot, Operation, Priority, Source, make_origin
 from delta_prop_wire.encode import encode_batch
@@ -98,7 +98,7 @@ def journey(random: Random, sent: list[Sent]) -> Journey:
     return Journey(order, late, reordered, len(repeats))
 
 
-def expected(sent: list[Sent]) -> dict[tuple[str, str], State]:
+def expected(sent: list[Sent]) -> dict[tuple[str, str], VectorState]:
     """The plain fold, over canonical keys, of everything that was sent."""
     changes: dict[tuple[str, str], list[tuple[tuple[int, int, int], Operation, object]]] = {}
     for one in sent:

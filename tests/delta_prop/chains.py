@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from delta_prop.ingest.lanes import Lanes
+from delta_prop.ingest.fair_queue import FairQueue
 from delta_prop.ingest.origins import Origins
 from delta_prop.ingest.seen_ids import SeenIds
-from delta_prop.ingest.vectors import Vectors
-from delta_prop.ingest.work import Draft, Sequenced, Session
+from delta_prop.ingest.vector_heads import VectorHeads
+from delta_prop.ingest.work import Draft, Sender, SequencedBatch
 from delta_prop.order.orderer import Orderer
-from delta_prop.pipeline import Chain
+from delta_prop.pipeline import Pipeline
 from delta_prop.producer import Producer
 from delta_prop.receipt import Receipt
 from delta_prop_broker.log.memory import MemoryLog
@@ -20,7 +20,7 @@ from delta_prop_wire.encode import encode_batch
 class GatedLog(MemoryLog):
     """A log whose `accepting` the test sets."""
 
-    accepting = True
+    is_accepting = True
 
 
 class Bench:
@@ -38,11 +38,11 @@ class Bench:
         self.owners: dict[int, str] = {}
         self.routed: list[LoggedBatch] = []
         ids = SeenIds(generation_ids=1000)
-        self.vectors = Vectors()
-        self.chain = Chain(
+        self.vectors = VectorHeads()
+        self.chain = Pipeline(
             self.log,
             own_producer_id=1,
-            lanes=Lanes(capacity_deltas=queue_deltas_max),
+            queue=FairQueue(capacity_deltas=queue_deltas_max),
             orderer=Orderer(knows_id=ids.__contains__, pending_deltas_max=pending_deltas_max),
             ids=ids,
             route=self.routed.append,
@@ -63,7 +63,7 @@ class Bench:
             now=lambda: self.now,
             ack_level=AckLevel.MEMORY,
             source=Source.LOCAL,
-            send_before=lambda: None,
+            flush_earlier=lambda: None,
         )
 
     def send(
@@ -74,8 +74,8 @@ class Bench:
         source: Source = Source.LOCAL,
         lamport: int | None = None,
     ) -> Receipt:
-        session = Session(self.owners.get(batch.origin, "x") if owner is None else owner, source)
-        return self.chain.offer(Sequenced(batch, session, Receipt(), lamport), self.now)
+        session = Sender(self.owners.get(batch.origin, "x") if owner is None else owner, source)
+        return self.chain.offer(SequencedBatch(batch, session, Receipt(), lamport), self.now)
 
     def hello(self, name: str) -> int:
         """Open a producer; return its origin in the normal lane."""

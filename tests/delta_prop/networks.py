@@ -19,7 +19,7 @@ import uvloop
 
 from delta_prop.ports import Listener, Network, Stream, Tls
 from delta_prop.sockets import SocketNetwork
-from delta_prop.testing import Conditions, VirtualNetwork, run_virtual
+from delta_prop.testing import NetworkConditions, VirtualNetwork, run_virtual
 from delta_prop.tls import TlsStream
 from delta_prop.tls_contexts import client_context, server_context
 
@@ -36,7 +36,7 @@ LOOPS: dict[str, dict[str, Any]] = {
 }
 
 
-HARSH = Conditions(
+HARSH = NetworkConditions(
     latency_s=0.02, jitter_s_max=0.1, bytes_per_s=2e6, chunk_bytes_max=9000, buffer_bytes=20_000
 )
 
@@ -122,11 +122,11 @@ def secured(loop: str) -> Place:
     )
 
 
-def false(backend: Literal["asyncio", "trio"], conditions: Conditions) -> Place:
+def false(backend: Literal["asyncio", "trio"], conditions: NetworkConditions) -> Place:
     return Place(partial(VirtualNetwork, 1, conditions), partial(run_virtual, backend=backend))
 
 
-def secured_false(conditions: Conditions) -> Place:
+def secured_false(conditions: NetworkConditions) -> Place:
     """TLS itself over the false network, which takes it for granted."""
     place = secured("asyncio")
     return replace(
@@ -173,8 +173,8 @@ def _run_real(loop: str, main: Callable[[], Awaitable[None]]) -> None:
 PLACES: dict[str, Callable[[], Place]] = {
     **{f"{loop}": partial(plain, loop) for loop in LOOPS},
     **{f"{loop}-tls": partial(secured, loop) for loop in LOOPS},
-    "false": partial(false, "asyncio", Conditions()),
-    "false-trio": partial(false, "trio", Conditions()),
+    "false": partial(false, "asyncio", NetworkConditions()),
+    "false-trio": partial(false, "trio", NetworkConditions()),
     "false-harsh": partial(false, "asyncio", HARSH),
     "false-tls": partial(secured_false, HARSH),
 }

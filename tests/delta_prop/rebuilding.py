@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from delta_prop_sinks import ResumePoint, StopSink, TryAgain
-from delta_prop_wire.algebra import State, apply, fold
+from delta_prop_wire.algebra import VectorState, apply, fold
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Source
-from delta_prop_wire.states import StateRow, encode_states
+from delta_prop_wire.state_rows import StateRow, encode_states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,12 +35,12 @@ class History:
 
     def read(self) -> None:
         """What has come since; to be called before the log lets go of it."""
-        at = self.batches[-1].next_offset if self.batches else self.log.first_offset
-        while at < self.log.visible:
+        at = self.batches[-1].next_offset if self.batches else self.log.start_offset
+        while at < self.log.high_watermark:
             self.batches += self.log.read(at, rows_max=1000, bytes_max=1 << 24)
             at = self.batches[-1].next_offset
 
-    def states(self, end: int | None = None) -> dict[Ref, State]:
+    def states(self, end: int | None = None) -> dict[Ref, VectorState]:
         """The fold of everything below an offset."""
         return {row[:2]: row.state for row in self.rows(end)}
 
@@ -95,7 +95,7 @@ class Place:
     """Where a sink keeps its things; it outlives the sink."""
 
     def __init__(self) -> None:
-        self.states: dict[Ref, State] = {}
+        self.states: dict[Ref, VectorState] = {}
         self.offsets: dict[Ref, int] = {}
         self.cursor: Cursor | None = None
         self.lamport = 0
@@ -135,7 +135,7 @@ class PlacedSink:
         ref, at = (batch.namespaces[row], batch.keys[row]), logged.offset + row
         if at <= place.offsets.get(ref, -1):
             return
-        before = place.states.get(ref, State())
+        before = place.states.get(ref, VectorState())
         place.states[ref] = apply(before, batch.operation(row), batch.metadata(row), logged.key(row))
         place.offsets[ref] = at
         place.lamport = max(place.lamport, logged.lamport + row)
@@ -151,7 +151,7 @@ class PlacedSink:
         self.place.states.clear()
         self.place.offsets.clear()
 
-    async def take_states(self, rows: Sequence[StateRow]) -> None:
+    async def load_states(self, rows: Sequence[StateRow]) -> None:
         await self._call("take")
         assert self.place.void
         for row in rows:
@@ -181,7 +181,7 @@ class PlacedSink:
         return len(self.place.states)
 
 
-def same(found: dict[Ref, State], expected: dict[Ref, State]) -> None:
+def same(found: dict[Ref, VectorState], expected: dict[Ref, VectorState]) -> None:
     """To the bit, with last keys and counts."""
     assert found.keys() == expected.keys()
     for ref, state in expected.items():

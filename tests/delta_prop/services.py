@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio.lowlevel
 
 from delta_prop import LogSettings, Propagator, Settings
-from delta_prop.ingest.work import Sequenced, Session
+from delta_prop.ingest.work import Sender, SequencedBatch
 from delta_prop.receipt import Receipt
 from delta_prop.testing import virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CacheSink, IndexSink, StorageSink
-from delta_prop_wire.algebra import State, fold
+from delta_prop_wire.algebra import VectorState, fold
 from delta_prop_wire.delta import (
     Delta,
     Dot,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 Name = tuple[str, str]
 VECTORS = ("a", "b", "c")
-FORWARDER = Session("forwarder", Source.REPLICA)
+FORWARDER = Sender("forwarder", Source.REPLICA)
 
 
 class Service:
@@ -70,7 +70,7 @@ class Service:
         self.cache = CacheSink(loader=self._load, loader_offset=self._loaded)
         disk = SimDisk(number) if durable else None
         log = (
-            LogSettings(segment_bytes_max=4096, bytes_max=1 << 24, keep_bytes_max=1 << 24)
+            LogSettings(segment_bytes_max=4096, bytes_max=1 << 24, retention_bytes=1 << 24)
             if durable
             else None
         )
@@ -80,7 +80,7 @@ class Service:
         )
         self._stack = AsyncExitStack()
 
-    async def _load(self, namespace: str, vector_id: str) -> State | None:
+    async def _load(self, namespace: str, vector_id: str) -> VectorState | None:
         return await self.storage.get(namespace, vector_id)
 
     def _loaded(self) -> int:
@@ -105,13 +105,13 @@ class Service:
 
     async def hand_to(self, other: Service, batches_max: int) -> int:
         """Forward some batches: those that the other has not from elsewhere. How many were sent."""
-        have, sent = other.p._chain.orderer.have, 0
+        have, sent = other.p._pipeline.orderer.watermarks, 0
         receipts = []
         for logged in self.batches(self.sent.get(other.number, 0))[:batches_max]:
             self.sent[other.number] = logged.next_offset
             if logged.batch.last > have.get(logged.batch.origin, 0) or self.random.random() < 0.1:
-                work = Sequenced(logged.batch, FORWARDER, Receipt(), logged.lamport)
-                receipts.append(other.p._chain.offer(work, other.p._now()))
+                work = SequencedBatch(logged.batch, FORWARDER, Receipt(), logged.lamport)
+                receipts.append(other.p._pipeline.offer(work, other.p._now()))
                 sent += 1
         for receipt in receipts:
             await receipt
@@ -139,13 +139,13 @@ class Service:
         return [one.batch.dot(row) for one in self.batches() for row in range(one.count)]
 
 
-def told(state: State | None, *, counts: bool = True) -> Any:
+def told(state: VectorState | None, *, counts: bool = True) -> Any:
     """All of a state that services have in common; a cache counts only what it has seen."""
     assert state is not None
     return (*state.content, state.key, state.ignored if counts else None)
 
 
-def expected(services: list[Service]) -> dict[Name, State]:
+def expected(services: list[Service]) -> dict[Name, VectorState]:
     """The fold of all that any of them has accepted."""
     rows: dict[Name, dict[Any, Any]] = {}
     ids: dict[Name, dict[Any, bytes]] = {}

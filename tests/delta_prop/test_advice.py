@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from delta_prop.advice import PAUSE_S_MAX, Advice
-from delta_prop_wire.frames import Backpressure, Level
+from delta_prop_wire.frames import Backpressure, PressureLevel
 
 
-def advised(level: Level, *, rate: float | None = None, retry_after_ms: int | None = None) -> Advice:
+def advised(level: PressureLevel, *, rate: float | None = None, retry_after_ms: int | None = None) -> Advice:
     advice = Advice()
-    advice.take(Backpressure(1, level, rate=rate, retry_after_ms=retry_after_ms), 100.0)
+    advice.update(Backpressure(1, level, rate=rate, retry_after_ms=retry_after_ms), 100.0)
     return advice
 
 
-@pytest.mark.parametrize("level", [Level.OK, Level.WARN, Level.THROTTLE])
-def test_below_stop_nobody_stands_still(level: Level) -> None:
+@pytest.mark.parametrize("level", [PressureLevel.OK, PressureLevel.WARN, PressureLevel.THROTTLE])
+def test_below_stop_nobody_stands_still(level: PressureLevel) -> None:
     assert advised(level, retry_after_ms=10_000).wait_s(100.0) == 0
 
 
@@ -23,27 +23,27 @@ def test_below_stop_nobody_stands_still(level: Level) -> None:
     ("retry_after_ms", "pause_s"), [(None, PAUSE_S_MAX), (0, 0), (250, 0.25), (10_000_000, PAUSE_S_MAX)]
 )
 def test_stop_without_other_advice_ends_at_its_time(retry_after_ms: int | None, pause_s: float) -> None:
-    advice = advised(Level.STOP, retry_after_ms=retry_after_ms)
+    advice = advised(PressureLevel.STOP, retry_after_ms=retry_after_ms)
     assert advice.wait_s(100.0) == pause_s
     assert advice.wait_s(100.0 + pause_s) == 0
 
 
-@pytest.mark.parametrize("level", [Level.OK, Level.WARN, Level.THROTTLE])
-def test_stop_followed_by_another_level_ends(level: Level) -> None:
-    advice = advised(Level.STOP, retry_after_ms=5_000)
-    advice.take(Backpressure(2, level), 101.0)
+@pytest.mark.parametrize("level", [PressureLevel.OK, PressureLevel.WARN, PressureLevel.THROTTLE])
+def test_stop_followed_by_another_level_ends(level: PressureLevel) -> None:
+    advice = advised(PressureLevel.STOP, retry_after_ms=5_000)
+    advice.update(Backpressure(2, level), 101.0)
     assert advice.wait_s(101.0) == 0
 
 
 def test_stop_followed_by_a_stop_begins_anew() -> None:
-    advice = advised(Level.STOP, retry_after_ms=5_000)
-    advice.take(Backpressure(2, Level.STOP, retry_after_ms=2_000), 101.0)
+    advice = advised(PressureLevel.STOP, retry_after_ms=5_000)
+    advice.update(Backpressure(2, PressureLevel.STOP, retry_after_ms=2_000), 101.0)
     assert advice.wait_s(101.0) == 2
 
 
 @pytest.mark.parametrize("rate", [1.0, 5.0, 8.0, 500.0, 1e6])
 def test_pieces_after_a_rest_are_bounded_and_keep_the_rate(rate: float) -> None:
-    advice, now, went = advised(Level.WARN, rate=rate), 200.0, []
+    advice, now, went = advised(PressureLevel.WARN, rate=rate), 200.0, []
     while now < 210.0:
         now += advice.wait_s(now)
         assert advice.rows_max is not None
@@ -58,21 +58,21 @@ def test_pieces_after_a_rest_are_bounded_and_keep_the_rate(rate: float) -> None:
 
 def test_rate_below_one_is_one() -> None:
     for rate in (1e-300, 0.0, 0.5):
-        advice = advised(Level.WARN, rate=rate)
+        advice = advised(PressureLevel.WARN, rate=rate)
         advice.spend(1, 100.0)
         assert advice.wait_s(100.0) == pytest.approx(1.0)
 
 
 def test_debt_of_a_rate_that_ended_is_forgotten() -> None:
-    advice = advised(Level.WARN, rate=1.0)
+    advice = advised(PressureLevel.WARN, rate=1.0)
     advice.spend(1_000, 100.0)
-    advice.take(Backpressure(2, Level.OK), 100.0)
-    advice.take(Backpressure(3, Level.WARN, rate=1.0), 101.0)
+    advice.update(Backpressure(2, PressureLevel.OK), 100.0)
+    advice.update(Backpressure(3, PressureLevel.WARN, rate=1.0), 101.0)
     assert advice.wait_s(101.0) == 0
 
 
-@pytest.mark.parametrize("level", [Level.WARN, Level.THROTTLE])
-def test_a_rate_is_kept_to(level: Level) -> None:
+@pytest.mark.parametrize("level", [PressureLevel.WARN, PressureLevel.THROTTLE])
+def test_a_rate_is_kept_to(level: PressureLevel) -> None:
     advice = advised(level, rate=100.0)
     advice.spend(50, 100.0)
     assert advice.wait_s(100.0) == pytest.approx(0.5)
@@ -80,8 +80,8 @@ def test_a_rate_is_kept_to(level: Level) -> None:
 
 
 def test_ok_ends_it_whatever_else_it_says() -> None:
-    advice = advised(Level.STOP, rate=1.0, retry_after_ms=5_000)
+    advice = advised(PressureLevel.STOP, rate=1.0, retry_after_ms=5_000)
     advice.spend(500, 100.0)
-    advice.take(Backpressure(2, Level.OK, rate=1.0, retry_after_ms=5_000), 101.0)
+    advice.update(Backpressure(2, PressureLevel.OK, rate=1.0, retry_after_ms=5_000), 101.0)
     advice.spend(500, 101.0)
     assert advice.wait_s(101.0) == 0

@@ -9,14 +9,14 @@ import anyio
 import pytest
 
 from delta_prop import Delta, Dot, Priority, Propagator, Refused, Settings, UsageError, create
-from delta_prop.embedded import Published
+from delta_prop.embedded import PublishAck
 from delta_prop.sinks import (
     CacheSink,
     CallbackSink,
     Delivery,
     IndexSink,
     JsonLinesSink,
-    Resident,
+    ResidentVectors,
     StorageSink,
 )
 from delta_prop.testing import run_propagator
@@ -99,7 +99,7 @@ def test_a_sink_comes_back_although_the_log_dropped_what_it_did_not_ask_for(tmp_
 def test_no_sink_that_keeps_up_holds_the_log_back(tmp_path: Path) -> None:
     async def main() -> None:
         async with Propagator(SMALL) as p:
-            resident = Resident()
+            resident = ResidentVectors()
             await p.attach(StorageSink(tmp_path / "a.db", resident=resident))
             await p.attach(IndexSink(resident=resident))
             await p.attach(CacheSink())
@@ -109,7 +109,7 @@ def test_no_sink_that_keeps_up_holds_the_log_back(tmp_path: Path) -> None:
                 last = await p.publish(made(f"v{number}"), timeout_s=5)
             await p.wait_visible(last, committed=True, timeout_s=5)
             assert p.statistics().log.dropped >= 80
-            assert {one.committed for one in p.statistics().sinks.values()} == {100}
+            assert {one.committed_offset for one in p.statistics().sinks.values()} == {100}
 
     anyio.run(main)
 
@@ -131,7 +131,7 @@ def test_a_file_of_somebody_else_is_refused_and_left_as_it_is(tmp_path: Path, co
 def test_sinks_that_share_vectors_ask_for_the_same_topics(tmp_path: Path) -> None:
     async def main() -> None:
         async with Propagator() as p:
-            resident = Resident()
+            resident = ResidentVectors()
             await p.attach(StorageSink(tmp_path / "a.db", resident=resident), topics="ns:a")
             with pytest.raises(UsageError, match="same topics"):
                 await p.attach(IndexSink(resident=resident))
@@ -144,7 +144,7 @@ def test_who_waits_for_a_parent_stops_nobody_else_and_not_the_parent() -> None:
     async def main(p: Propagator) -> float:
         producer = p.producer("root")
         parent = Dot(producer.offer(made("first")).result().dot.origin, 2)  # type: ignore[union-attr]
-        done: list[Published] = []
+        done: list[PublishAck] = []
 
         async def wait(number: int) -> None:
             done.append(await p.publish(made(f"c{number}", parents=(parent,)), timeout_s=60))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_prop.config import Settings
-from delta_prop.receipt import Receipt, State
+from delta_prop.receipt import OfferState, Receipt
 from delta_prop.testing import RecordedPropagator, run_propagator
 from delta_prop_sinks import CallbackSink, TryAgain
 from delta_prop_wire.errors import Refused
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.delta import Delta
 
 PUBLISHERS = 40
-SETTINGS = Settings(log_deltas_max=5, mailbox_deltas_max=3, pending_deltas_max=40, pending_time_s_max=3.0)
+SETTINGS = Settings(log_deltas_max=5, mailbox_deltas_max=3, pending_deltas_max=40, pending_timeout_s=3.0)
 
 
 class Crowd:
@@ -88,11 +88,11 @@ def _check(seed: int, outcomes: Counter[str]) -> None:
             for number in range(PUBLISHERS):
                 tasks.start_soon(crowd.one, number)
         await p.settle()
-        crowd.producer.abandon()
+        crowd.producer.resend()
         await p.settle()
         await anyio.sleep(4)  # what is pending is given up
         assert p.statistics().pending.pending_deltas == 0
-        assert (p.statistics().queue.depth, crowd.producer.open_batches) == (0, 0)
+        assert (p.statistics().queue.depth, crowd.producer.in_flight_batches) == (0, 0)
         return crowd.told, crowd.offered, p.recorder.vector_ids
 
     told, offered, delivered = run_propagator(main, SETTINGS, seed=seed)
@@ -100,7 +100,7 @@ def _check(seed: int, outcomes: Counter[str]) -> None:
     for key, outcome in told.items():
         assert (key in delivered) == (outcome == "acknowledged"), (key, outcome)
     for key, receipt in offered.items():
-        assert (key in delivered) == (receipt.state is State.ACKNOWLEDGED), key
+        assert (key in delivered) == (receipt.state is OfferState.ACKNOWLEDGED), key
     assert set(delivered) <= set(told)
     outcomes.update(told.values())
     outcomes.update(receipt.state.value for receipt in offered.values())

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import delta_prop
-from delta_prop.cli import FAILED, OK, SPOILABLE, WRONG_USE, main, make_parser
+from delta_prop.cli import CORRUPTIBLE, FAILED, OK, WRONG_USE, main, make_parser
 from delta_prop.demo.wiring import SINKS
 
 
@@ -41,7 +41,7 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "no verb"),
         (["dmo"], "invalid choice: 'dmo'"),
-        (["demo", "--spoil", "everything"], "choose from"),
+        (["demo", "--corrupt", "everything"], "choose from"),
         (["demo", "--onse"], "--onse"),
         (["demo", "--path"], "expected one argument"),
         (["demo", "--path", "/nowhere/at/all"], "no folder of that name"),
@@ -87,10 +87,10 @@ def test_a_reader_who_goes_away_gets_no_traceback() -> None:
 
 
 @pytest.mark.parametrize("verb", sorted(verbs().keys() - {"demo", "version"}))
-def test_every_verb_has_its_place_in_the_readme(verb: str) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    assert re.search(rf"`… {verb} ", readme), f"say in README.md what {verb} does"
+def test_every_verb_is_in_the_reference(verb: str) -> None:
+    reference = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
+    assert re.search(rf"`delta-prop {verb} ", reference), f"describe {verb} in docs/reference.md"
 
 
 def test_what_can_be_spoiled_are_the_demos_sinks() -> None:
-    assert SPOILABLE == SINKS
+    assert CORRUPTIBLE == SINKS

@@ -15,7 +15,7 @@ from delta_prop_wire.spec import DELTA_BYTES_MAX
 @pytest.mark.parametrize("name", [one.name for one in fields(Settings)])
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_every_limit_is_above_zero(name: str, value: Any) -> None:
-    if name in ("linger_ms_max", "retries_max") and value == 0:
+    if name in ("linger_ms", "retries") and value == 0:
         assert getattr(Settings(**{name: 0}), name) == 0  # to gather nothing, to retry never, is sound
         return
     with pytest.raises(UsageError, match=f"{name} = "):
@@ -25,20 +25,20 @@ def test_every_limit_is_above_zero(name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"queue_high_mark": 0.4}, "they must rise"),
-        ({"queue_high_mark": 1.1}, "at most 1"),
-        ({"queue_bytes_max": DELTA_BYTES_MAX - 1}, "room for at least one"),
-        ({"pending_bytes_max": 5}, "room for at least one"),
-        ({"mailbox_bytes_max": 5}, "room for at least one"),
-        ({"quarantine_bytes_max": 5}, "room for at least one"),
-        ({"pacing_until": 0.9}, "they must rise"),
-        ({"pacing_from": 1.0}, "below 1"),
-        ({"retry_s_first": 6.0}, "waits grow"),
+        ({"queue_high_mark": 0.4}, "give rising fractions"),
+        ({"queue_high_mark": 1.1}, "<= 1"),
+        ({"queue_bytes_max": DELTA_BYTES_MAX - 1}, "give at least that many"),
+        ({"pending_bytes_max": 5}, "give at least that many"),
+        ({"mailbox_bytes_max": 5}, "give at least that many"),
+        ({"quarantine_bytes_max": 5}, "give at least that many"),
+        ({"pacing_low_mark": 0.9}, "give rising fractions"),
+        ({"pacing_high_mark": 1.0}, "< 1"),
+        ({"retry_backoff_s": 6.0}, "raise the maximum"),
         ({"rate_min": 20_000.0}, "rate_initial 10000.0"),
-        ({"rate_law": "guess"}, "drain, specification"),
+        ({"rate_law": "guess"}, "drain, depth"),
         ({"queue_deltas_max": "many"}, "give a number"),
-        ({"log_bytes_max": MIB}, "one frame may have"),
-        ({"batch_deltas": 2_000}, "merge_deltas_max 1000 is below batch_deltas 2000"),
+        ({"log_bytes_max": MIB}, "a frame may have"),
+        ({"batch_deltas": 2_000}, "merge_deltas_max 1000: below batch_deltas 2000"),
     ],
 )
 def test_limits_that_contradict_each_other_are_told(given: dict[str, Any], words: str) -> None:
@@ -59,7 +59,7 @@ def test_the_worst_case_grows_with_every_limit_that_takes_memory() -> None:
         "pending_bytes_max",
         "pending_deltas_max",
         "log_bytes_max",
-        "id_generation",
+        "ids_per_generation",
         "id_generations_max",
         "heads_max",
         "origins_max",

@@ -17,11 +17,11 @@ from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink
 from delta_prop_wire.control_rows import ControlType
 from delta_prop_wire.delta import Source
-from delta_prop_wire.encode import encode_void
+from delta_prop_wire.encode import encode_noop
 from delta_prop_wire.spec import ErrorCode
 from tests.broker.durable import Writer, commit, open_log
 from tests.delta_prop.server.test_forwarding import Node
-from tests.delta_prop.test_forwarded import FAR, Far, rows
+from tests.delta_prop.test_forwarded_batches import FAR, Far, rows
 from tests.wire.control_batches import control_batch
 
 if TYPE_CHECKING:
@@ -44,11 +44,11 @@ def test_forwarder_that_brings_another_type_is_refused_and_nothing_is_taken(kind
     refusal = bench.bring(control_batch(own_rows(kind)), 700).refusal()
     assert refusal is not None
     assert (refusal.code, refusal.retryable) == (ErrorCode.INVALID_DELTA, False)
-    assert "type 0 alone" in refusal.message
+    assert "only those of type 0" in refusal.message
     assert bench.routed == []
-    assert 0 not in bench.chain.orderer.have
+    assert 0 not in bench.chain.orderer.watermarks
     assert bench.chain.appender.lamport == before
-    assert bench.bring(encode_void(origin=FAR, base=1, count=1, code=ErrorCode.CONFLICT), 1).acknowledged
+    assert bench.bring(encode_noop(origin=FAR, base=1, count=1, code=ErrorCode.CONFLICT), 1).acknowledged
     assert bench.take(2, *rows("a")).acknowledged
 
 
@@ -80,7 +80,7 @@ def test_log_that_holds_other_types_is_gone_on_with(checkpoint: bool) -> None:
             if not checkpoint:
                 p._service_log.checkpointer = None
             assert published.offset is not None
-            return published.offset, dict(p._chain.orderer.have)
+            return published.offset, dict(p._pipeline.orderer.watermarks)
 
     first, have = run_virtual(lambda: life(1, "a"))
     end = append_others(disk)
@@ -98,7 +98,7 @@ def test_log_that_holds_other_types_is_gone_on_with(checkpoint: bool) -> None:
 def test_snapshot_of_a_log_that_holds_other_types_has_no_watermark_of_them() -> None:
     disk = SimDisk(1)
     settings = LogSettings(
-        free_bytes_min=0, reserve_bytes=0, segment_bytes_max=200, keep_bytes_max=1, history_s=1.0
+        free_bytes_min=0, reserve_bytes=0, segment_bytes_max=200, retention_bytes=1, min_compaction_lag_s=1.0
     )
     log, _ = open_log(disk, settings)
     writer = Writer(log)
@@ -133,12 +133,12 @@ def test_forwarder_passes_over_other_types() -> None:
             a, b = nodes
             await a.write(2)
             for kind in (*OTHERS, 7):
-                logged = a.p._chain.appender.log.append(
+                logged = a.p._pipeline.appender.log.append(
                     control_batch(own_rows(kind)),
-                    lamport=a.p._chain.appender.lamport + 1,
+                    lamport=a.p._pipeline.appender.lamport + 1,
                     source=Source.LOCAL,
                 )
-                a.p._chain.appender.pass_over(logged)
+                a.p._pipeline.appender.skip(logged)
             await a.write(2)
             await a.forward_to(b)
             with anyio.fail_after(60):

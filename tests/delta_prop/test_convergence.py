@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from delta_prop.receipt import Receipt
     from delta_prop_sinks.sink import Delivery, Sink
-    from delta_prop_wire.algebra import State
+    from delta_prop_wire.algebra import VectorState
     from delta_prop_wire.delta import Delta
 
 LATE_S = 20.0
@@ -150,7 +150,7 @@ class Run:
         return receipts
 
 
-def _told(state: State | None) -> Any:
+def _told(state: VectorState | None) -> Any:
     assert state is not None
     return (*state.content, state.key)
 

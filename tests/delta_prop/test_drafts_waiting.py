@@ -51,4 +51,4 @@ def test_drafts_end_in_any_order_of_causes_times_and_withdrawals(drawn: list[Any
     assert (left.pending_runs, left.awaited_origins, left.awaited_ids) == (0, 0, 0)
     assert bench.publish(Delta("v", create([3.0]))).acknowledged
     assert bench.publish(Delta("w", create([3.0]))).acknowledged
-    assert len({dot for dot in bench.chain.orderer.have if dot < 0}) == 0
+    assert len({dot for dot in bench.chain.orderer.watermarks if dot < 0}) == 0

@@ -16,7 +16,7 @@ from delta_prop_sinks import (
     CallbackSink,
     IndexSink,
     JsonLinesSink,
-    Resident,
+    ResidentVectors,
     StopSink,
     StorageSink,
 )
@@ -54,7 +54,7 @@ def backend(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 def test_read_your_own_write_everywhere(backend: dict[str, Any], tmp_path: Path) -> None:
     async def main() -> None:
-        resident = Resident()
+        resident = ResidentVectors()
         storage = StorageSink(tmp_path / "vectors.db", resident=resident, flush_s=0.01)
         index, cache = IndexSink(resident=resident), CacheSink()
         async with Propagator() as p:
@@ -160,7 +160,7 @@ def test_a_sink_that_needs_what_is_gone_is_refused_unless_told_to_start_later() 
         for n in range(8):
             await p.publish(made(f"v{n}"))
             await p.settle()
-        assert p.statistics().log.first_offset == 4
+        assert p.statistics().log.start_offset == 4
         seen: list[int] = []
         late = CallbackSink(lambda at, _: seen.append(at), name="late")
         refusal = await refused(p.attach(late))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from delta_prop.config import Settings
-from delta_prop.receipt import State
+from delta_prop.receipt import OfferState
 from delta_prop.testing import RecordedPropagator, run_propagator
 from delta_prop_sinks import (
     CacheSink,
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 def test_cancelled_before_its_place_it_never_happens() -> None:
     async def main(p: RecordedPropagator) -> None:
         receipt = p.offer(made("child", parents=(b"p" * 16,)))
-        assert receipt.state is State.PENDING
+        assert receipt.state is OfferState.PENDING
         with anyio.move_on_after(1):
             await receipt
-        assert receipt.state is State.WITHDRAWN
+        assert receipt.state is OfferState.WITHDRAWN
         with pytest.raises(UsageError, match="withdrawn"):
             receipt.result()
         await p.publish(made("parent", id=b"p" * 16))
@@ -57,16 +57,16 @@ def test_cancelled_before_its_place_it_never_happens() -> None:
 def test_cancelled_in_the_queue_it_never_happens() -> None:
     async def main(p: RecordedPropagator) -> None:
         log: Any = p._log
-        log.accepting = False
+        log.is_accepting = False
         receipts = [p.offer(made(name)) for name in ("a", "b", "c")]
-        assert {receipt.state for receipt in receipts} == {State.QUEUED}
+        assert {receipt.state for receipt in receipts} == {OfferState.QUEUED}
         with anyio.move_on_after(1):
             await receipts[1]
-        assert receipts[1].state is State.WITHDRAWN
+        assert receipts[1].state is OfferState.WITHDRAWN
         assert p.statistics().queue.depth == 2
-        log.accepting = True
-        p._chain.pump(anyio.current_time())
-        assert [receipt.state is State.ACKNOWLEDGED for receipt in receipts] == [True, False, True]
+        log.is_accepting = True
+        p._pipeline.pump(anyio.current_time())
+        assert [receipt.state is OfferState.ACKNOWLEDGED for receipt in receipts] == [True, False, True]
         await p.settle()
         assert p.recorder.vector_ids == ["a", "c"]
 
@@ -82,7 +82,7 @@ def test_cancelled_after_its_place_the_caller_is_told_that_it_happened() -> None
             await anyio.sleep(1)
         assert scope.cancelled_caught
         receipt = p.offer(made("b"))
-        assert receipt.state is State.ACKNOWLEDGED
+        assert receipt.state is OfferState.ACKNOWLEDGED
         assert not receipt.withdraw()
         assert receipt.result().offset == 1
 
@@ -96,7 +96,7 @@ def test_two_wait_for_one_receipt_and_one_goes() -> None:
             tasks.start_soon(_expect_no_result, receipt.wait)
             with anyio.move_on_after(1):
                 await receipt
-        assert receipt.state is State.WITHDRAWN
+        assert receipt.state is OfferState.WITHDRAWN
 
     run_propagator(main)
 
@@ -131,7 +131,7 @@ def test_what_a_clock_names_comes_before_a_delta_without_a_dot_and_is_said_of_it
         assert first is not None
         second = Dot(first.origin, first.counter + 1)
         child = p.offer(made("child", clock=(second,)))
-        assert child.state is State.PENDING
+        assert child.state is OfferState.PENDING
         await producer.publish(made("second"))
         await child
         assert p._log.read(2, rows_max=1, bytes_max=1 << 20)[0].batch.clock == (second,)
@@ -147,7 +147,7 @@ def test_named_causes_come_first() -> None:
         parent = p.offer(made("parent", parents=(b"x" * 16,)))
         child = p.offer(made("child", priority=Priority.CRITICAL), after=[parent])
         grandchild = p.offer(made("grandchild", priority=Priority.CRITICAL), after=[child])
-        assert {one.state for one in (parent, child, grandchild)} == {State.PENDING}
+        assert {one.state for one in (parent, child, grandchild)} == {OfferState.PENDING}
         await p.publish(made("x", id=b"x" * 16))
         published = await grandchild
         await p.publish(made("last"), after=[published, parent, b"x" * 16])
@@ -238,8 +238,8 @@ def test_one_bad_row_refuses_its_call() -> None:
         (lambda p: p.publish(), "give 1 to"),
         (lambda p: p.publish(made("a"), made("b", priority=Priority.LOW)), "a call of its own"),
         (lambda p: p.publish(made("a"), made("b", id=b"i" * 16)), "an id, or none"),
-        (lambda p: p.publish_many(["a"], [[1.0], [2.0]]), "one row an id"),
-        (lambda p: p.publish_many(["a"], [1.0]), "one row an id"),
+        (lambda p: p.publish_many(["a"], [[1.0], [2.0]]), "one row per id"),
+        (lambda p: p.publish_many(["a"], [1.0]), "one row per id"),
         (lambda p: p.publish_many([], np.ones((0, 2))), "give 1 to"),
         (lambda p: p.publish_many(["a"], [[1.0]], kind=Kind.SCALE), "CREATE or DENSE"),
         (lambda p: p.publish_many([""], [[1.0]]), "vector_id"),
@@ -247,10 +247,10 @@ def test_one_bad_row_refuses_its_call() -> None:
         (lambda p: p.publish(made("a"), ack_level=9), "give memory, logged or durable"),
         (lambda p: p.publish("a"), "not a Delta: create one"),
         (lambda p: p.publish({"vector_id": "a"}), "not a Delta: create one"),
-        (lambda p: p.publish(Delta("a", "create")), "no operation: make one"),
+        (lambda p: p.publish(Delta("a", "create")), "not an operation: use"),
         (lambda p: p.publish(made("a", parents=5)), "parents: 5 is a int"),
         (lambda p: p.publish(made("a", topics="abc")), "give a tuple"),
-        (lambda p: p.publish(made("a"), after=["x"]), "names no delta"),
+        (lambda p: p.publish(made("a"), after=["x"]), "does not name a delta"),
         (lambda p: p.publish(made("a"), after=[Dot(0, 0)]), "counters run from 1"),
         (lambda p: p.publish(made("a"), after=[Dot(1, n) for n in range(1, 100)]), "parents"),
         (lambda p: p.publish_many("ab", [[1.0], [2.0]]), "give a list"),
@@ -259,19 +259,19 @@ def test_one_bad_row_refuses_its_call() -> None:
         (lambda p: p.publish_many(["a", "b" * 2_000], [[1.0], [2.0]]), "vector_id: 2000 bytes"),
         (lambda p: p.publish_many(["a"], [[]]), "vector: 0 numbers"),
         (lambda p: p.publish_many(["a"], [[1.0]], indices=[[0]], kind=Kind.DENSE), "SPARSE or SPARSE_ADD"),
-        (lambda p: p.publish_many(["a"], [[1.0]], indices=[[0, 1]]), "one index a value"),
-        (lambda p: p.publish_many(["a"], [[1.0]], indices=[[-1]]), "whole numbers from 0"),
-        (lambda p: p.publish_many(["a"], [[1.0]], indices=[[0.5]]), "whole numbers from 0"),
-        (lambda p: p.publish_many(["a"], [["x"]]), "matrix: .* no type of real numbers"),
-        (lambda p: p.publish_many(["a"], [[1j]]), "matrix: .* no type of real numbers"),
-        (lambda p: p.publish_many(["a", "b"], [[1.0], [1.0, 2.0]]), "matrix: .*equally many"),
+        (lambda p: p.publish_many(["a"], [[1.0]], indices=[[0, 1]]), "one index per value"),
+        (lambda p: p.publish_many(["a"], [[1.0]], indices=[[-1]]), "give whole numbers"),
+        (lambda p: p.publish_many(["a"], [[1.0]], indices=[[0.5]]), "give whole numbers"),
+        (lambda p: p.publish_many(["a"], [["x"]]), "matrix: .* is not a type of real numbers"),
+        (lambda p: p.publish_many(["a"], [[1j]]), "matrix: .* is not a type of real numbers"),
+        (lambda p: p.publish_many(["a", "b"], [[1.0], [1.0, 2.0]]), "matrix: .*equal length"),
         (lambda p: p.publish_many(["a"], [[1.0]], priority=9), "priority"),
         (lambda p: p.attach(object()), "has no name"),
         (lambda p: p.attach(CacheSink(), topics=5), "topics 5"),
         (lambda p: p.attach(CacheSink(), start="never"), "give resume, earliest, latest"),
         (lambda p: p.attach(CacheSink(), batch_deltas=0), "batch_deltas 0"),
-        (lambda p: p.attach(CacheSink(), linger_ms_max=-1), "linger_ms_max -1"),
-        (lambda p: p.wait_visible("x"), "'x': give what publish returned"),
+        (lambda p: p.attach(CacheSink(), linger_ms=-1), "linger_ms -1"),
+        (lambda p: p.wait_visible("x"), "'x': give a publish result"),
     ],
 )
 def test_misuse_is_told(call: Callable[[Any], Awaitable[object]], words: str) -> None:
@@ -304,11 +304,16 @@ def test_statistics_tell_what_happened_and_what_it_may_cost() -> None:
         await p.publish(Delta("fact", opaque(b"x")))
         await p.wait_visible(3)
         told = p.statistics()
-        assert (told.accepted, told.duplicates, told.refused, told.voided) == (3, 1, 1, 0)
+        assert (told.accepted, told.duplicates, told.refused, told.noops) == (3, 1, 1, 0)
         assert (told.pending.pending_deltas, told.queue.depth) == (1, 0)
         assert (told.log.next_offset, told.log.deltas) == (3, 3)
         recorder = told.sinks["recorder"]
-        assert (recorder.applied, recorder.lag, recorder.success, recorder.state) == (3, 0, 3, "idle")
+        assert (recorder.applied_offset, recorder.lag, recorder.applied_deltas, recorder.state) == (
+            3,
+            0,
+            3,
+            "idle",
+        )
         print(f"worst case of one sink and all tables: {told.memory_bytes_max / 2**20:.0f} MiB")
         assert told.memory_bytes_max == Settings().memory_bytes_max(1)
 

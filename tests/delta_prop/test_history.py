@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from delta_prop import Delta, Propagator, Refused, Settings, create
-from delta_prop import attached as module
+from delta_prop import sink_runtime as module
 from delta_prop.sinks import CallbackSink, TryAgain
 from delta_prop.testing import run_propagator
 from delta_prop_wire.spec import ErrorCode
@@ -80,14 +80,14 @@ def test_reading_a_long_log_does_not_make_a_call_too_long(monkeypatch: pytest.Mo
         assert p.statistics().sinks["historian"].errors == 0
         assert sink.told
 
-    run_propagator(main, Settings(apply_s_max=5.0))
+    run_propagator(main, Settings(apply_timeout_s=5.0))
 
 
 def test_what_the_log_lets_go_of_meanwhile_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(p: Propagator) -> None:
         sink = await p.attach(Historian(598, ("x", "b")))
         await written(p, 597)
-        log = p.inside().log
+        log = p.internals().log
         read, readings = log.read, 0
 
         def failing(at: int, **bounds: int) -> object:
@@ -98,7 +98,7 @@ def test_what_the_log_lets_go_of_meanwhile_is_asked_for_again(monkeypatch: pytes
             return read(at, **bounds)
 
         monkeypatch.setattr(log, "read", failing)
-        with pytest.raises(TryAgain, match="the log cannot tell what it held: the log starts at offset 500"):
+        with pytest.raises(TryAgain, match="the log cannot be read: the log starts at offset 500"):
             [place async for place in sink.context.history([("x", "b")])]
         await p.publish(Delta("b", create([1.0]), "x"))
         await p.wait_visible(598)

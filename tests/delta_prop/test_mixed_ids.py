@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from delta_prop import Propagator, splitting
 from delta_prop.client import Producer
-from delta_prop.ingest.work import Session
+from delta_prop.ingest.work import Sender
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CacheSink
@@ -76,10 +76,10 @@ def test_new_rows_are_logged_and_known_ones_are_told() -> None:
     assert published.last_dot == Dot(origin, 7)
     assert pieces(bench.routed[1:]) == AS_LOGGED
     assert bench.keys() == ["v0", "v2", "v3", "v7", "v1", "v4", "v5", "v6"]
-    assert bench.chain.orderer.have[origin] == 8
+    assert bench.chain.orderer.watermarks[origin] == 8
     assert bench.send(batch_of(origin, 9, made("on"))).result().offset == 12
     counters = bench.chain.appender.counters
-    assert (counters.accepted, counters.duplicates, counters.voided) == (4 + 4 + 1, 4, 4)
+    assert (counters.accepted, counters.duplicates, counters.noops) == (4 + 4 + 1, 4, 4)
     assert bench.publish(*map(row, range(8))).result().duplicates == {
         row: at.offset for row, at in enumerate(published.places())
     }
@@ -129,7 +129,7 @@ def test_counters_that_leap_leap_in_the_pieces_too() -> None:
     assert published.duplicates == TOLD
     logged = bench.routed[1:]
     assert [one.batch.counter(at) for one in logged for at in range(one.count)] == counters
-    befores = [one.batch.previous if one.batch.leaps else one.batch.base - 1 for one in logged]
+    befores = [one.batch.previous if one.batch.has_gaps else one.batch.base - 1 for one in logged]
     assert befores == [0, 3, 4, 10, 30]
     assert [bench.chain.outcome(origin, counter) for counter in counters] == [
         one.offset for one in published.places()
@@ -207,7 +207,7 @@ def test_split_batch_finds_room_for_all_or_nothing_happens() -> None:
     assert refusal.code is ErrorCode.LOG_FULL
     assert refusal.retryable
     assert bench.log.next_offset == 4
-    assert bench.chain.orderer.have.get(origin, 0) == 0
+    assert bench.chain.orderer.watermarks.get(origin, 0) == 0
     assert bench.publish(row(1)).acknowledged, "it was not noted"
     bench.log.release("sink")
     assert bench.send(mixed(origin)).result().duplicates == {**TOLD, 1: 4}
@@ -285,15 +285,15 @@ def test_very_frame_again_is_a_duplicate_after_a_restart(checkpoint: bool) -> No
         async with in_directory(disk) as p:
             cache = await p.attach(CacheSink())
             await p.publish(*map(row, KNOWN))
-            origin = p.producer("p").watermark() or p._chain.hello(5, "p", p._now())[0].origin
+            origin = p.producer("p").watermark() or p._pipeline.hello(5, "p", p._now())[0].origin
             frame = mixed(origin)
-            published = (await repeat(p, frame, Session("p"))).result()
+            published = (await repeat(p, frame, Sender("p"))).result()
             assert published.duplicates == TOLD
             await p.wait_visible(published)
             assert {
                 number: cache.peek("default", f"v{number}") is not None for number in range(8)
             } == dict.fromkeys(range(8), True)
-            assert p.statistics().sinks["cache"].success == 8
+            assert p.statistics().sinks["cache"].applied_deltas == 8
             if checkpoint:
                 assert p._service_log.checkpointer is not None
                 await p._service_log.checkpointer.write()
@@ -305,11 +305,11 @@ def test_very_frame_again_is_a_duplicate_after_a_restart(checkpoint: bool) -> No
         async with in_directory(disk) as p:
             assert p.recovery is not None
             assert (p.recovery.checkpoint is not None) is checkpoint
-            (grant, *_) = p._chain.hello(5, "p", p._now())
-            assert repeated(await repeat(p, frame, Session("p"))) == offsets
+            (grant, *_) = p._pipeline.hello(5, "p", p._now())
+            assert repeated(await repeat(p, frame, Sender("p"))) == offsets
             rows = [row(number) for number in range(8)]
             other = encode_batch(rows, origin=frame.origin, base=1, epoch=grant.epoch, hybrid_time=3)
-            refusal = (await repeat(p, other, Session("p"))).refusal()
+            refusal = (await repeat(p, other, Sender("p"))).refusal()
             assert refusal is not None
             assert refusal.code is ErrorCode.DOT_REUSED
 
@@ -320,36 +320,36 @@ def test_crash_between_the_pieces_leaves_what_the_producer_can_go_on_from() -> N
     seen: set[int] = set()
 
     def opened(disk: SimDisk) -> Propagator:
-        logged = replace(NEVER, level=AckLevel.LOGGED)
+        logged = replace(NEVER, read_level=AckLevel.LOGGED)
         return Propagator(data="x", log=logged, world=virtual_world(1, disk=disk))
 
     async def first_life(disk: SimDisk, seed: int) -> tuple[Batch, SimDisk]:
         async with opened(disk) as p:
             await p.publish(*map(row, KNOWN), ack_level=AckLevel.DURABLE)
-            frame = mixed(p._chain.hello(5, "p", p._now())[0].origin)
-            await repeat(p, frame, Session("p"))
+            frame = mixed(p._pipeline.hello(5, "p", p._now())[0].origin)
+            await repeat(p, frame, Sender("p"))
             await anyio.sleep(0.1)
             return frame, disk.crash(seed)
 
     async def second_life(frame: Batch, disk: SimDisk) -> None:
         async with opened(disk) as p:
-            (grant, *_) = p._chain.hello(5, "p", p._now())
+            (grant, *_) = p._pipeline.hello(5, "p", p._now())
             seen.add(grant.watermark)
             rest = frame
             if 0 < grant.watermark < 8:
                 again = mixed(frame.origin, epoch=grant.epoch)
-                refusal = (await repeat(p, again, Session("p"))).refusal()
+                refusal = (await repeat(p, again, Sender("p"))).refusal()
                 assert refusal is not None
                 assert (refusal.code, refusal.details) == (ErrorCode.OVERLAP, {"watermark": grant.watermark})
             if grant.watermark < 8:
                 rest = batch_of(
                     frame.origin, grant.watermark + 1, *map(row, range(grant.watermark, 8)), epoch=grant.epoch
                 )
-            published = (await repeat(p, rest, Session("p"))).result()
+            published = (await repeat(p, rest, Sender("p"))).result()
             offsets = [one.offset for one in published.places()]
             assert offsets == [0, 5, 1, 2, 8, 9, 10, 3][-rest.count :]
             await anyio.sleep(0.1)
-            logged = [one for one in whole(p.inside().log) if not one.batch.is_control]
+            logged = [one for one in whole(p.internals().log) if not one.batch.is_control]
             assert sorted(key for one in logged for key in one.batch.keys) == [f"v{at}" for at in range(8)]
 
     for seed in range(30):
@@ -367,25 +367,25 @@ def test_pieces_are_forwarded_and_the_frame_is_a_repeat_there_too() -> None:
             here, there = nodes
             await here.forward_to(there)
             await here.p.publish(*map(row, KNOWN))
-            (grant, *_) = here.p._chain.hello(5, "p", here.p._now())
+            (grant, *_) = here.p._pipeline.hello(5, "p", here.p._now())
             frame = mixed(grant.origin)
-            published = (await repeat(here.p, frame, Session("p"))).result()
+            published = (await repeat(here.p, frame, Sender("p"))).result()
             assert published.duplicates == TOLD
             await settle(nodes)
             assert here.deltas() == there.deltas()
             for node in nodes:
-                logged = [one for one in whole(node.p.inside().log) if one.batch.origin == grant.origin]
+                logged = [one for one in whole(node.p.internals().log) if one.batch.origin == grant.origin]
                 assert pieces(logged) == AS_LOGGED
                 assert [node.resident.state("default", f"v{number}") is not None for number in range(8)] == [
                     True
                 ] * 8
-            (other, *_) = there.p._chain.hello(5, "p", there.p._now())
-            repeated(await repeat(there.p, frame, Session("p")))
+            (other, *_) = there.p._pipeline.hello(5, "p", there.p._now())
+            repeated(await repeat(there.p, frame, Sender("p")))
             refusal = (
                 await repeat(
                     there.p,
                     batch_of(grant.origin, 1, *map(row, range(10, 18)), epoch=other.epoch),
-                    Session("p"),
+                    Sender("p"),
                 )
             ).refusal()
             assert refusal is not None

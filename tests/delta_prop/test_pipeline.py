@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from delta_prop.ingest.work import Draft
-from delta_prop.receipt import Receipt, State
+from delta_prop.receipt import OfferState, Receipt
 from delta_prop_wire.delta import (
     AckLevel,
     Delta,
@@ -37,11 +37,11 @@ def made(key: str, priority: Priority = Priority.NORMAL, **more: object) -> Delt
 
 def test_critical_overtakes_ten_thousand_low_ones_of_the_same_process() -> None:
     bench = Bench()
-    bench.log.accepting = False
+    bench.log.is_accepting = False
     for n in range(10_000):
         bench.publish(made(f"low-{n}", Priority.LOW))
     bench.publish(made("urgent", Priority.CRITICAL))
-    bench.log.accepting = True
+    bench.log.is_accepting = True
     bench.chain.pump(bench.now)
     assert bench.keys().index("urgent") <= 1
     assert len(bench.keys()) == 10_001
@@ -49,13 +49,13 @@ def test_critical_overtakes_ten_thousand_low_ones_of_the_same_process() -> None:
 
 def test_critical_child_of_a_low_parent_never_overtakes_it() -> None:
     bench = Bench()
-    bench.log.accepting = False
+    bench.log.is_accepting = False
     for n in range(100):
         bench.publish(made(f"low-{n}", Priority.LOW))
     parent = bench.publish(made("parent", Priority.LOW))
     bench.publish(made("child", Priority.CRITICAL), after=(parent,))
     bench.publish(Delta("low-50", offset(1.0), priority=Priority.CRITICAL))
-    bench.log.accepting = True
+    bench.log.is_accepting = True
     bench.chain.pump(bench.now)
     keys = bench.keys()
     assert keys.index("child") > keys.index("parent")
@@ -66,14 +66,14 @@ def test_critical_child_of_a_low_parent_never_overtakes_it() -> None:
 
 def test_low_ones_move_under_endless_critical_load() -> None:
     bench = Bench()
-    bench.log.accepting = False
+    bench.log.is_accepting = False
     for n in range(20):
         bench.publish(made(f"low-{n}", Priority.LOW))
     for n in range(2_000):  # as many critical ones come as are served
         bench.publish(made(f"urgent-{n}", Priority.CRITICAL))
-        item = bench.chain.lanes.next(bench.now)
+        item = bench.chain.queue.next(bench.now)
         assert item is not None
-        bench.chain._run(item.payload)  # type: ignore[arg-type]
+        bench.chain._process(item.payload)  # type: ignore[arg-type]
         bench.now += 0.0001
     assert sum(key.startswith("low") for key in bench.keys()) == 20  # noqa: SIM118
 
@@ -84,12 +84,16 @@ def test_a_delta_put_behind_a_parked_draft_of_its_vector_stays_behind_it() -> No
     waiting = bench.publish(made("v", parents=(Dot(origin, 1),)))
     behind = bench.publish(Delta("v", offset(1.0)))
     other = bench.publish(made("w"))
-    assert (waiting.state, behind.state, other.state) == (State.PENDING, State.PENDING, State.ACKNOWLEDGED)
+    assert (waiting.state, behind.state, other.state) == (
+        OfferState.PENDING,
+        OfferState.PENDING,
+        OfferState.ACKNOWLEDGED,
+    )
     assert bench.send(batch_of(origin, 1, made("parent"))).done
     assert bench.keys() == ["w", "parent", "v", "v"]
     assert behind.result().offset == 3
     assert bench.chain.orderer.statistics().pending_deltas == 0
-    assert all(one > 0 for one in bench.chain.orderer.have)
+    assert all(one > 0 for one in bench.chain.orderer.watermarks)
 
 
 # --- pending
@@ -168,12 +172,12 @@ def test_an_invalid_delta_that_comes_early_is_voided_in_its_turn() -> None:
     bench = Bench()
     origin = bench.hello("p")
     early = bench.send(batch_of(origin, 2, Delta("x", sparse([0], [1.0]))))
-    assert early.state is State.PENDING
+    assert early.state is OfferState.PENDING
     bench.send(batch_of(origin, 1, made("v1")))
     refusal = early.refusal()
     assert refusal is not None
     assert refusal.field == "vector_id"
-    assert bench.chain.orderer.have[origin] == 2
+    assert bench.chain.orderer.watermarks[origin] == 2
 
 
 def test_void_keeps_the_clock_entries_that_later_frames_build_upon() -> None:
@@ -184,9 +188,9 @@ def test_void_keeps_the_clock_entries_that_later_frames_build_upon() -> None:
     assert bench.routed[1].batch.is_control
     assert bench.routed[1].batch.clock == (Dot(a, 1),)
     bench.send(batch_of(b, 2, Delta("v", offset(1.0))))
-    assert bench.vectors.conflicts == 0
+    assert bench.vectors.concurrent_updates == 0
     bench.send(batch_of(a, 2, Delta("v", offset(1.0))))
-    assert bench.vectors.conflicts == 1
+    assert bench.vectors.concurrent_updates == 1
 
 
 # --- repeats
@@ -231,7 +235,7 @@ def test_a_batch_partly_below_the_watermark_is_refused_with_it() -> None:
     refusal = bench.send(batch_of(origin, 2, made("b"), made("c"))).refusal()
     assert refusal is not None
     assert (refusal.code, refusal.details["watermark"]) == (ErrorCode.OVERLAP, 2)
-    assert bench.chain.orderer.have[origin] == 2
+    assert bench.chain.orderer.watermarks[origin] == 2
 
 
 def test_ids_are_seen_only_once_they_are_in_the_log() -> None:
@@ -276,7 +280,7 @@ def test_what_is_offered_from_within_an_acknowledgement_runs_too() -> None:
     bench = Bench()
     again: list[object] = []
     draft = Draft([made("first")], Receipt(), Priority.NORMAL, AckLevel.MEMORY)
-    draft.receipt.when_done(lambda _: again.append(bench.publish(made("second"))))
+    draft.receipt.add_done_callback(lambda _: again.append(bench.publish(made("second"))))
     bench.chain.offer(draft, bench.now)
     assert bench.keys() == ["first", "second"]
 
@@ -289,7 +293,7 @@ def test_a_cloned_producer_is_fenced() -> None:
     first = bench.producer("p")
     assert first.offer(made("a")).result().offset == 0
     parked = bench.send(batch_of(bench.chain._own_origins[0], 1, made("z")))
-    assert parked.done or parked.state is State.PENDING
+    assert parked.done or parked.state is OfferState.PENDING
     second = bench.producer("p")
     refusal = first.offer(made("b")).refusal()
     assert refusal is not None
@@ -395,7 +399,7 @@ def test_a_level_that_the_log_cannot_grant_is_refused_with_the_cure() -> None:
     assert refusal is not None
     assert refusal.code is ErrorCode.LEVEL_UNAVAILABLE
     assert "ask for memory" in refusal.message
-    assert bench.chain.orderer.have[origin] == 1
+    assert bench.chain.orderer.watermarks[origin] == 1
 
 
 # --- withdrawing
@@ -409,7 +413,7 @@ def test_a_withdrawn_delta_never_takes_effect() -> None:
     after = bench.send(batch_of(origin, 2, made("behind")))
     assert waiting.withdraw()
     assert draft.withdraw()
-    assert (waiting.state, draft.state) == (State.WITHDRAWN, State.WITHDRAWN)
+    assert (waiting.state, draft.state) == (OfferState.WITHDRAWN, OfferState.WITHDRAWN)
     bench.send(batch_of(root, 1, made("root")))
     assert after.result().offset is not None
     assert sorted(bench.keys()) == ["behind", "root"]
@@ -418,10 +422,10 @@ def test_a_withdrawn_delta_never_takes_effect() -> None:
 
 def test_a_queued_delta_can_be_withdrawn() -> None:
     bench = Bench()
-    bench.log.accepting = False
+    bench.log.is_accepting = False
     receipt = bench.publish(made("v"))
     assert receipt.withdraw()
-    bench.log.accepting = True
+    bench.log.is_accepting = True
     bench.chain.pump(bench.now)
     assert bench.keys() == []
 
@@ -430,7 +434,7 @@ def test_closing_refuses_what_waits() -> None:
     bench = Bench()
     root = bench.hello("root")
     waiting = bench.publish(made("v", parents=(Dot(root, 1),)))
-    bench.log.accepting = False
+    bench.log.is_accepting = False
     queued = bench.publish(made("w"))
     bench.chain.close(bench.now)
     for receipt in (waiting, queued):
@@ -441,7 +445,7 @@ def test_closing_refuses_what_waits() -> None:
 
 def test_the_queue_refuses_the_one_too_many_with_its_numbers() -> None:
     bench = Bench(queue_deltas_max=1000)
-    bench.log.accepting = False
+    bench.log.is_accepting = False
     for n in range(1000):
         bench.publish(made(f"v{n}"))
     refusal = bench.publish(replace(made("one more"))).refusal()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from delta_prop.ingest.work import Sequenced, Session
-from delta_prop.receipt import Receipt, State
+from delta_prop.ingest.work import Sender, SequencedBatch
+from delta_prop.receipt import OfferState, Receipt
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, Source, create, delete, make_origin
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import OriginClaim
@@ -66,7 +66,7 @@ def test_a_counter_that_no_store_could_keep_is_refused() -> None:
     origin = bench.hello("p")
     far = batch_of(origin, COUNTER_MAX + 1, made("v"), counters=[COUNTER_MAX + 1])
     assert code_of(bench.send(far)) is ErrorCode.TOO_LARGE
-    assert bench.chain.orderer.have.get(origin, 0) == 0
+    assert bench.chain.orderer.watermarks.get(origin, 0) == 0
 
 
 def test_what_waits_behind_a_draft_that_is_withdrawn_still_waits_for_the_one_before() -> None:
@@ -76,7 +76,7 @@ def test_what_waits_behind_a_draft_that_is_withdrawn_still_waits_for_the_one_bef
     second = bench.publish(made("v", metadata={"n": 2}))
     assert second.withdraw()
     third = bench.publish(made("v", metadata={"n": 3}))
-    assert (first.state, third.state) == (State.PENDING, State.PENDING)
+    assert (first.state, third.state) == (OfferState.PENDING, OfferState.PENDING)
     bench.send(batch_of(root, 1, made("root")))
     assert (first.result().offset, third.result().offset) == (1, 2)
 
@@ -91,7 +91,7 @@ def test_draft_behind_another_outlives_it_and_waits_for_its_own_cause(named: str
     third = bench.publish(made("v"))
     bench.send(batch_of(one, 1, made("one")))
     assert first.result().offset == 1
-    assert (second.state, third.state) == (State.PENDING, State.PENDING)
+    assert (second.state, third.state) == (OfferState.PENDING, OfferState.PENDING)
     if ending == "comes":
         bench.send(batch_of(other, 1, made("other")))
         assert (second.result().offset, third.result().offset) == (3, 4)
@@ -170,7 +170,7 @@ def test_a_callback_that_fails_strands_nobody() -> None:
     def fail(_: Receipt) -> None:
         raise RuntimeError("the caller's own")
 
-    receipts[0].when_done(fail)
+    receipts[0].add_done_callback(fail)
     with pytest.raises(RuntimeError):
         bench.send(batch_of(origin, 1, made("v1")))
     bench.chain.tick(bench.now)
@@ -186,8 +186,8 @@ def test_a_producer_fenced_within_a_callback_appends_no_more() -> None:
     bench.send(batch_of(root, 2, made("x")))
     first = batch_of(root, 1, made("root"))
     receipt = Receipt()
-    receipt.when_done(lambda _: bench.hello("p"))
-    bench.chain.offer(Sequenced(first, Session("root"), receipt), bench.now)
+    receipt.add_done_callback(lambda _: bench.hello("p"))
+    bench.chain.offer(SequencedBatch(first, Sender("root"), receipt), bench.now)
     assert code_of(late) is ErrorCode.FENCED
     assert bench.keys() == ["root", "x"]
 
@@ -212,10 +212,10 @@ def test_dots_from_before_an_idle_week_are_looked_up_in_the_log_and_never_guesse
 @pytest.mark.parametrize("queued", [True, False])
 def test_what_names_a_refused_delta_is_refused_too(queued: bool) -> None:
     bench = Bench()
-    bench.log.accepting = not queued
+    bench.log.is_accepting = not queued
     cause = bench.publish(Delta("v", delete(), expect=Dot(1, 1)))
     effect = bench.publish(made("w"), after=(cause,))
-    bench.log.accepting = True
+    bench.log.is_accepting = True
     bench.chain.pump(bench.now)
     with pytest.raises(Refused):
         cause.result()
@@ -231,7 +231,7 @@ def test_what_is_pending_makes_room_for_what_its_producer_sends_after_another_he
     grants = bench.chain.claim([OriginClaim(origin, 0), OriginClaim(other, 0)], "p", 0.0)
     assert [grant.epoch for grant in grants] == [1, 1]
     waits = bench.send(batch_of(origin, 2, made("b"), clock=[Dot(other, 1)]))
-    assert waits.state is State.PENDING
+    assert waits.state is OfferState.PENDING
     bench.chain.claim([OriginClaim(origin, 1)], "p", 1.0)
     assert code_of(waits) is ErrorCode.DEP_TIMEOUT
     assert bench.send(batch_of(origin, 1, made("a"))).result().offset == 0
@@ -245,13 +245,13 @@ def test_what_was_queued_before_a_hello_gives_way_to_what_is_sent_after_it(batch
     origin = make_origin(77, Priority.NORMAL)
     bench.chain.claim([OriginClaim(origin)], "p", 0.0)
     bench.owners[origin] = "p"
-    bench.log.accepting = False
+    bench.log.is_accepting = False
     before = [bench.send(batch_of(origin, base, made("a"))) for base in range(1, batches + 1)]
     (grant,) = bench.chain.claim([OriginClaim(origin, 1)], "p", 1.0)
     assert grant.watermark == 0
     other_bytes = [batch_of(origin, base, made("a"), hybrid_time=7) for base in range(1, batches + 1)]
     after = [bench.send(batch) for batch in other_bytes]
-    bench.log.accepting = True
+    bench.log.is_accepting = True
     bench.chain.pump(2.0)
     for receipt in before:
         refusal = receipt.refusal()

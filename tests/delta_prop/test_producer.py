@@ -9,7 +9,7 @@ import pytest
 
 import delta_prop.producer
 from delta_prop.config import Settings
-from delta_prop.receipt import State
+from delta_prop.receipt import OfferState
 from delta_prop.testing import RecordedPropagator, run_propagator
 from delta_prop_sinks import CallbackSink
 from delta_prop_wire.delta import Delta, Dot, Priority, create, offset, transform
@@ -64,7 +64,7 @@ def test_what_is_wrong_is_told_before_a_dot_is_drawn(send: Callable[[Producer], 
     published = producer.offer(made("a")).result()
     assert published.dot is not None
     assert published.dot.counter == 1
-    assert producer.open_batches == 0
+    assert producer.in_flight_batches == 0
 
 
 def test_a_refusal_for_good_uses_its_dot_up_and_the_next_goes_on() -> None:
@@ -74,7 +74,7 @@ def test_a_refusal_for_good_uses_its_dot_up_and_the_next_goes_on() -> None:
     assert isinstance(refusal, InvalidDelta)
     assert producer.watermark() == 1
     assert producer.offer(made("a")).result().dot == Dot(bench.hello("p"), 2)
-    assert producer.open_batches == 0
+    assert producer.in_flight_batches == 0
 
 
 def test_a_new_handle_goes_on_at_the_watermark_of_each_lane() -> None:
@@ -101,14 +101,14 @@ def test_a_fenced_handle_is_told_and_draws_no_more_dots() -> None:
     for _ in range(3):
         with pytest.raises(Refused, match="give it its own name"):
             first.offer(made("a"))
-    assert first.open_batches == 1
+    assert first.in_flight_batches == 1
     assert second.offer(made("b")).result().offset == 0
 
 
 def test_what_the_old_handle_had_pending_is_refused_when_it_is_fenced() -> None:
     bench = Bench()
     waiting = bench.producer("p").offer(made("child", parents=(Dot(1 << 20, 1),)))
-    assert waiting.state is State.PENDING
+    assert waiting.state is OfferState.PENDING
     second = bench.producer("p")
     refusal = waiting.refusal()
     assert refusal is not None
@@ -128,11 +128,11 @@ def test_what_was_refused_for_now_keeps_its_dot_and_goes_first() -> None:
     assert refusal.code is ErrorCode.LOG_FULL
     with pytest.raises(Refused, match="still needs the oldest"):
         producer.offer(made("b"))
-    assert (producer.open_batches, producer.watermark()) == (1, 0)
+    assert (producer.in_flight_batches, producer.watermark()) == (1, 0)
     make_room(bench)
     assert producer.offer(made("c")).result().dot == Dot(bench.hello("p"), 2)
     assert bench.keys() == ["filler", "a", "c"]
-    assert producer.open_batches == 0
+    assert producer.in_flight_batches == 0
 
 
 def test_many_publishers_of_one_handle_wait_for_room_and_keep_their_order() -> None:
@@ -162,7 +162,7 @@ def test_many_publishers_of_one_handle_wait_for_room_and_keep_their_order() -> N
         assert len(dots) == 20
         assert p.recorder.vector_ids == sorted(dots, key=lambda key: dots[key])
         assert sorted(dots.values()) == list(range(1, 21))
-        assert producer.open_batches == 0
+        assert producer.in_flight_batches == 0
 
     run_propagator(main, Settings(log_deltas_max=4))
 
@@ -187,7 +187,7 @@ def test_publish_gives_up_in_time_and_nothing_happened() -> None:
         assert published.dot is not None
         assert published.dot.counter == 3
         assert p.recorder.vector_ids == ["a", "c"]
-        assert p.statistics().voided == 1
+        assert p.statistics().noops == 1
 
     run_propagator(main, Settings(log_deltas_max=1))
 
@@ -204,34 +204,12 @@ def test_a_parent_that_does_not_come_in_time_is_told() -> None:
         await p.publish(made("parent", id=b"p" * 16))
         await p.settle()
         assert p.recorder.vector_ids == ["next", "parent"]
-        assert p.statistics().voided == 1
+        assert p.statistics().noops == 1
 
     run_propagator(main)
 
 
 # --- given up
-
-
-def test_abandoned_dots_become_void_and_later_ones_go_on() -> None:
-    bench = full_bench()
-    producer = bench.producer("p")
-    assert producer.offer(made("a")).refusal() is not None
-    make_room(bench)
-    producer.abandon()
-    assert (producer.open_batches, producer.watermark()) == (0, 1)
-    assert producer.offer(made("b")).result().dot == Dot(bench.hello("p"), 2)
-    assert bench.keys() == ["filler", "b"]
-
-
-def test_abandoning_without_room_is_refused_and_holds_once_there_is() -> None:
-    bench = full_bench()
-    producer = bench.producer("p")
-    producer.offer(made("a"))
-    with pytest.raises(Refused, match="still needs the oldest"):
-        producer.abandon()
-    make_room(bench)
-    producer.offer(made("b"))
-    assert bench.keys() == ["filler", "b"]
 
 
 def test_cancelled_while_pending_it_never_happens() -> None:
@@ -244,7 +222,7 @@ def test_cancelled_while_pending_it_never_happens() -> None:
         await producer.publish(made("next"))
         await p.settle()
         assert p.recorder.vector_ids == ["parent", "next"]
-        assert producer.open_batches == 0
+        assert producer.in_flight_batches == 0
 
     run_propagator(main)
 
@@ -262,13 +240,15 @@ def test_cancelled_between_two_tries_it_never_happens() -> None:
         with anyio.move_on_after(1.01) as scope:
             await producer.publish(made("never"))
         assert scope.cancelled_caught
-        assert producer.open_batches == 1
+        with pytest.raises(Refused, match="still needs the oldest"):
+            producer.offer(made("refused"))
+        assert producer.in_flight_batches == 1
         opened.set()
         await p.settle()
         await producer.publish(made("next"))
         await p.settle()
         assert p.recorder.vector_ids == ["a", "next"]
-        assert (p.statistics().voided, producer.open_batches) == (1, 0)
+        assert (p.statistics().noops, producer.in_flight_batches) == (1, 0)
 
     run_propagator(main, Settings(log_deltas_max=1))
 
@@ -276,15 +256,15 @@ def test_cancelled_between_two_tries_it_never_happens() -> None:
 def test_cancelled_in_the_queue_its_dot_becomes_void() -> None:
     bench = Bench()
     producer = bench.producer("p")
-    bench.log.accepting = False
+    bench.log.is_accepting = False
     first, second = producer.offer(made("never")), producer.offer(made("b"))
     assert first.withdraw()
-    bench.log.accepting = True
+    bench.log.is_accepting = True
     bench.chain.pump(bench.now)
-    assert (first.state, second.state) == (State.WITHDRAWN, State.ACKNOWLEDGED)
+    assert (first.state, second.state) == (OfferState.WITHDRAWN, OfferState.ACKNOWLEDGED)
     producer.offer(made("c"))
     assert bench.keys() == ["b", "c"]
-    assert producer.open_batches == 0
+    assert producer.in_flight_batches == 0
 
 
 # --- lanes
@@ -293,18 +273,18 @@ def test_cancelled_in_the_queue_its_dot_becomes_void() -> None:
 def test_a_change_in_another_lane_waits_for_the_vector_it_builds_on() -> None:
     bench = Bench()
     producer = bench.producer("p")
-    bench.log.accepting = False
+    bench.log.is_accepting = False
     producer.offer(made("v", priority=Priority.LOW))
     producer.offer(Delta("v", offset(1.0), priority=Priority.CRITICAL))
     producer.offer(made("w", priority=Priority.CRITICAL))
-    bench.log.accepting = True
+    bench.log.is_accepting = True
     bench.chain.pump(bench.now)
     low, urgent = (one.batch for one in bench.routed if one.batch.keys == ["v"])
     assert (low.priority, urgent.priority) == (Priority.LOW, Priority.CRITICAL)
     assert urgent.clock == (low.dot(0),)
     producer.offer(Delta("v", offset(1.0), priority=Priority.CRITICAL))
     assert bench.routed[-1].batch.clock == ()  # said before
-    assert bench.vectors.conflicts == 0
+    assert bench.vectors.concurrent_updates == 0
 
 
 def test_a_receipt_that_waits_can_be_named_as_a_cause() -> None:
@@ -312,7 +292,7 @@ def test_a_receipt_that_waits_can_be_named_as_a_cause() -> None:
     producer, other = bench.producer("p"), bench.producer("q")
     waiting = producer.offer(made("a", parents=(b"x" * 16,)))
     child = other.offer(made("child"), after=[waiting])
-    assert (waiting.state, child.state) == (State.PENDING, State.PENDING)
+    assert (waiting.state, child.state) == (OfferState.PENDING, OfferState.PENDING)
     bench.publish(made("x", id=b"x" * 16))
     assert bench.keys() == ["x", "a", "child"]
     later = other.offer(made("later"), after=[waiting.result(), b"x" * 16, Dot(bench.hello("p"), 1)])
@@ -323,27 +303,27 @@ def test_a_receipt_that_waits_can_be_named_as_a_cause() -> None:
 
 
 def test_open_batches_are_bounded_and_told_in_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delta_prop.producer, "OPEN_BATCHES_MAX", 3)
+    monkeypatch.setattr(delta_prop.producer, "IN_FLIGHT_BATCHES_MAX", 3)
     bench = Bench()
     producer = bench.producer("p")
-    bench.log.accepting = False
+    bench.log.is_accepting = False
     receipts = [producer.offer(made(f"v{n}")) for n in range(3)]
     with pytest.raises(Refused, match="3 of 3 batches") as caught:
         producer.offer(made("one more"))
     assert caught.value.code is ErrorCode.QUEUE_FULL
-    bench.log.accepting = True
+    bench.log.is_accepting = True
     bench.chain.pump(bench.now)
     assert all(receipt.acknowledged for receipt in receipts)
     assert producer.offer(made("one more")).result().offset == 3
 
 
 def test_open_bytes_are_bounded_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delta_prop.producer, "OPEN_BYTES_MAX", 1)
+    monkeypatch.setattr(delta_prop.producer, "IN_FLIGHT_BYTES_MAX", 1)
     bench = Bench()
     producer = bench.producer("p")
     for n in range(5):
         producer.offer(made(f"v{n}"))
-    bench.log.accepting = False
+    bench.log.is_accepting = False
     producer.offer(made("waits"))
     with pytest.raises(Refused, match="of 1 bytes"):
         producer.offer(made("one more"))

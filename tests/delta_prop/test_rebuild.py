@@ -13,18 +13,18 @@ import pytest
 from delta_prop import LogSettings, Propagator, Settings
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimCrash, SimDisk
-from delta_prop_sinks import CacheSink, CallbackSink, IndexSink, Resident, StorageSink
+from delta_prop_sinks import CacheSink, CallbackSink, IndexSink, ResidentVectors, StorageSink
 from delta_prop_wire.delta import Delta, create, delete, offset, scale, sparse_add
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
-from delta_prop_wire.states import state_of
+from delta_prop_wire.state_rows import state_of
 from tests.delta_prop.rebuilding import FAILURES, History, Place, PlacedSink, same
 from tests.delta_prop.support import expect_refusal, refused
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SMALL = Settings(log_deltas_max=60, merge_deltas_max=100, retries_max=2, breaker_deliveries=100)
+SMALL = Settings(log_deltas_max=60, merge_deltas_max=100, retries=2, breaker_failures=100)
 
 
 async def publish_round(p: Propagator, number: int, count: int = 10) -> None:
@@ -56,7 +56,7 @@ def test_a_sink_away_since_the_start_is_rebuilt_and_catches_up() -> None:
             await fill(p, history, range(8))
             snapshot = history.take_snapshot()
             await fill(p, history, range(8, 11))
-            assert p.statistics().log.first_offset > 0
+            assert p.statistics().log.start_offset > 0
             place = Place()
             await p.attach(PlacedSink(place))
             await fill(p, history, range(11, 13))
@@ -65,7 +65,7 @@ def test_a_sink_away_since_the_start_is_rebuilt_and_catches_up() -> None:
             same(place.states, history.states())
             told = p.statistics().sinks["placed"]
             assert (told.state, told.rebuild, told.rebuilds, told.lag) == ("idle", None, 1, 0)
-            assert told.success + told.skipped == end - snapshot.offset
+            assert told.applied_deltas + told.skipped == end - snapshot.offset
             assert place.calls[0] == "begin"
             assert place.calls.index("end") == 1 + -(-snapshot.rows // 5)
             assert (snapshot.opened, snapshot.closed) == (1, 2)  # once it was only asked for
@@ -102,7 +102,7 @@ def test_a_rebuild_survives_every_failure_of_its_sink(failing: int, cursor: bool
 
 def test_a_call_that_takes_too_long_begins_it_again() -> None:
     async def main() -> None:
-        settings = replace(SMALL, apply_s_max=2.0)
+        settings = replace(SMALL, apply_timeout_s=2.0)
         async with Propagator(settings, world=virtual_world()) as p:
             history = History(p)
             await fill(p, history, range(9))
@@ -145,13 +145,13 @@ def test_a_sink_that_loses_its_place_is_rebuilt_at_once() -> None:
     async def main() -> None:
         async with Propagator(SMALL, world=virtual_world()) as p:
             history, place = History(p), Place()
-            await p.attach(PlacedSink(place), on_log_full="needs_snapshot")
+            await p.attach(PlacedSink(place), on_log_full="invalidate_cursor")
             await fill(p, history, range(1))
             place.hang.add(len(place.calls) + 1)
             await fill(p, history, range(1, 8))
             history.take_snapshot()
             await fill(p, history, range(8, 12))
-            assert p.statistics().log.first_offset > 20
+            assert p.statistics().log.start_offset > 20
             place.release.set()
             await p.wait_visible(p.statistics().log.next_offset)
             same(place.states, history.states())
@@ -170,14 +170,14 @@ def test_the_tail_is_kept_while_a_rebuild_runs_and_a_newer_snapshot_serves_one_t
             await p.attach(PlacedSink(place), required=required)
             await anyio.sleep(0.1)
             await fill(p, history, range(8, 13))
-            assert p.statistics().log.first_offset <= snapshot.offset
+            assert p.statistics().log.start_offset <= snapshot.offset
             if required:  # it keeps the log from going on, as it would had it been there all the time
                 more = [Delta(f"more{n}", create([1.0, 2.0, 3.0])) for n in range(20)]
                 assert (await refused(p.publish(*more, timeout_s=1))).code is ErrorCode.LOG_FULL
             else:
                 newer = history.take_snapshot()
                 await fill(p, history, range(13, 16))
-                assert p.statistics().log.first_offset > snapshot.offset
+                assert p.statistics().log.start_offset > snapshot.offset
             place.release.set()
             await p.wait_visible(p.statistics().log.next_offset)
             history.read()
@@ -211,7 +211,7 @@ def test_an_operator_has_a_sink_rebuilt_and_what_it_set_aside_is_in_the_states()
             same(place.states, history.states())
             assert p.statistics().sinks["placed"].rebuilds == 2
             await p.attach(CallbackSink(print, name="lines"), start="latest")
-            with pytest.raises(UsageError, match=r"cannot be rebuilt: it is made of deltas"):
+            with pytest.raises(UsageError, match=r"cannot be rebuilt: it stores deltas"):
                 p.rebuild("lines")
             with pytest.raises(UsageError, match="no sink named"):
                 p.rebuild("nobody")
@@ -248,7 +248,7 @@ def test_what_cannot_be_rebuilt_is_told_what_to_do() -> None:
             await expect_refusal(
                 lambda: p.attach(PlacedSink(Place(), "topics"), topics=["*", "op:create"]), "needs offset 0"
             )
-            with pytest.raises(UsageError, match="do not match whole vectors"):
+            with pytest.raises(UsageError, match="do not match complete vectors"):
                 await p.attach(PlacedSink(Place(), "topics"), topics="op:create", rebuild=True)
             some = Place()
             await p.attach(PlacedSink(some, "some"), topics=["v:v1", "v:v2"])
@@ -263,7 +263,7 @@ def test_what_cannot_be_rebuilt_is_told_what_to_do() -> None:
 @pytest.mark.parametrize("crash", [True, False])
 def test_a_rebuild_that_a_service_did_not_end_is_begun_again_by_the_next(cursor: bool, crash: bool) -> None:
     disk = SimDisk(1)
-    log = LogSettings(segment_bytes_max=4096, bytes_max=1 << 20, keep_bytes_max=1 << 19)
+    log = LogSettings(segment_bytes_max=4096, bytes_max=1 << 20, retention_bytes=1 << 19)
     place = Place()
 
     def service(seed: int, disk: SimDisk) -> Propagator:
@@ -329,7 +329,7 @@ def test_data_of_another_log_are_replaced_only_where_its_owner_says_so(tmp_path:
             await publish_round(p, 0)
             refusal = await refused(p.attach(StorageSink(tmp_path / "v.db")))
             assert refusal.code is ErrorCode.CURSOR_TOO_OLD
-            assert "attach it with rebuild=True" in refusal.message
+            assert "or with rebuild=True" in refusal.message
 
     run_virtual(not_by_itself)
     run_virtual(fill_one, 2, range(2))
@@ -343,7 +343,7 @@ def test_storage_index_and_cache_come_back_to_the_same_answers(tmp_path: Path) -
             await fill(p, history, range(8))
             history.take_snapshot()
             await fill(p, history, range(8, 11))
-            resident = Resident()
+            resident = ResidentVectors()
             storage = await p.attach(StorageSink(tmp_path / "v.db", resident=resident))
             shared = await p.attach(IndexSink(name="shared", resident=resident))
             own = await p.attach(IndexSink(name="own"))

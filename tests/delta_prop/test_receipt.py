@@ -5,11 +5,11 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from delta_prop.receipt import Published, Receipt, State
+from delta_prop.receipt import OfferState, PublishAck, Receipt
 from delta_prop_wire.delta import AckLevel, Dot
 from delta_prop_wire.errors import UsageError
 
-HAPPENED = Published(7, Dot(16, 1), 1, AckLevel.MEMORY)
+HAPPENED = PublishAck(7, Dot(16, 1), 1, AckLevel.MEMORY)
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -17,9 +17,9 @@ HAPPENED = Published(7, Dot(16, 1), 1, AckLevel.MEMORY)
 def test_a_wait_cancelled_in_the_tick_of_the_acknowledgement_says_that_it_happened(
     backend: str, happens: bool
 ) -> None:
-    async def main() -> tuple[list[Published], State]:
-        receipt, told = Receipt(), list[Published]()
-        receipt.waits(State.QUEUED, lambda: True)
+    async def main() -> tuple[list[PublishAck], OfferState]:
+        receipt, told = Receipt(), list[PublishAck]()
+        receipt.mark_waiting(OfferState.QUEUED, lambda: True)
 
         async def wait(scope: anyio.CancelScope) -> None:
             with scope:
@@ -36,9 +36,9 @@ def test_a_wait_cancelled_in_the_tick_of_the_acknowledgement_says_that_it_happen
 
     told, state = anyio.run(main, backend=backend)
     if happens:
-        assert (told, state) == ([HAPPENED], State.ACKNOWLEDGED)
+        assert (told, state) == ([HAPPENED], OfferState.ACKNOWLEDGED)
     else:
-        assert (told, state) == ([], State.WITHDRAWN)
+        assert (told, state) == ([], OfferState.WITHDRAWN)
 
 
 def test_a_receipt_without_an_outcome_says_so() -> None:
@@ -48,9 +48,9 @@ def test_a_receipt_without_an_outcome_says_so() -> None:
 
 def test_what_cannot_be_taken_back_goes_on() -> None:
     receipt = Receipt()
-    receipt.waits(State.PENDING, lambda: False)
+    receipt.mark_waiting(OfferState.PENDING, lambda: False)
     assert not receipt.withdraw()
-    assert receipt.state is State.PENDING
+    assert receipt.state is OfferState.PENDING
     receipt.acknowledge(HAPPENED)
     assert receipt.result() == HAPPENED
     assert not receipt.withdraw()

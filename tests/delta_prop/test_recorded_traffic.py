@@ -27,7 +27,7 @@ from delta_prop_wire.delta import (
     opaque,
     sparse,
 )
-from delta_prop_wire.encode import encode_batch, encode_void
+from delta_prop_wire.encode import encode_batch, encode_noop
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.spec import ErrorCode
 
@@ -80,7 +80,7 @@ A_BATCH = one(
 
 def test_a_batch_comes_back_as_it_was() -> None:
     (batch,) = traffic(recorded((A_BATCH, SECOND_US))).batches()
-    assert (batch.time_us, batch.priority, batch.level) == (SECOND_US, Priority.HIGH, AckLevel.DURABLE)
+    assert (batch.time_us, batch.priority, batch.ack_level) == (SECOND_US, Priority.HIGH, AckLevel.DURABLE)
     assert (batch.source, batch.kinds, batch.count) == (Source.IMPORT, A_BATCH.kinds, 3)
     assert batch.numbers.tolist() == [2, 0, 1]
     assert batch.sizes.tolist() == [5 + 8, 5 + 12 + 4, 5 + 8]
@@ -121,7 +121,7 @@ def test_the_same_id_in_two_namespaces_is_two_vectors() -> None:
 
 
 def test_places_that_were_only_filled_are_left_out() -> None:
-    void = encode_void(origin=5, base=1, count=1, code=ErrorCode.INVALID_DELTA)
+    void = encode_noop(origin=5, base=1, count=1, code=ErrorCode.INVALID_DELTA)
     assert list(traffic(recorded((void, 1))).batches()) == []
 
 
@@ -140,7 +140,7 @@ def test_a_block_is_made_where_it_is_full() -> None:
     batch = one(*(Delta(f"v{n}", opaque(b"")) for n in range(BLOCK_ROWS - 1)))
     assert writer.add(batch, 1, Source.LOCAL) == b""
     assert writer.add(batch, 2, Source.LOCAL)
-    assert writer.waiting == 0
+    assert writer.pending_rows == 0
 
 
 def test_a_clock_that_was_put_back_orders_nothing() -> None:
@@ -170,10 +170,10 @@ def test_a_whole_recording_tells_when_it_ended() -> None:
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
-        (b"", "no recording"),
-        (b"something else that is longer than a head", "no recording"),
+        (b"", "not a traffic recording"),
+        (b"something else that is longer than a head", "not a traffic recording"),
         (recorded()[:8] + b"\2" + recorded()[9:], "version 2"),
-        (recorded()[:16] + b"\xff" + recorded()[17:], "damaged in its first bytes"),
+        (recorded()[:16] + b"\xff" + recorded()[17:], "corrupted in its first bytes"),
     ],
 )
 def test_what_is_no_recording_is_refused(raw: bytes, why: str) -> None:
@@ -189,7 +189,7 @@ def test_a_cut_recording_is_read_up_to_its_last_whole_block() -> None:
         second = first + first - FILE_HEAD.size
         assert len(list(found.batches())) == (size >= first) + (size >= second)
         assert found.fault is not None
-        assert "broken off" in found.fault
+        assert "truncated" in found.fault
 
 
 @settings(max_examples=40)
@@ -240,7 +240,7 @@ def test_whatever_is_recorded_comes_back(
     ]
     found = list(traffic(recorded(*batches, every=every), piece).batches())
     assert [(len(rows), p, level) for rows, _, p, level in given_] == [
-        (batch.count, batch.priority, batch.level) for batch in found
+        (batch.count, batch.priority, batch.ack_level) for batch in found
     ]
     named: dict[tuple[str, str], int] = {}
     for (batch, _), back in zip(batches, found, strict=True):

@@ -10,8 +10,8 @@ import pytest
 
 from delta_prop import Propagator
 from delta_prop.ingest import refused_ids
-from delta_prop.ingest.work import Sequenced, Session
-from delta_prop.receipt import Receipt, State
+from delta_prop.ingest.work import Sender, SequencedBatch
+from delta_prop.receipt import OfferState, Receipt
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import Delta, Dot, Source, opaque, sparse_add
@@ -38,7 +38,7 @@ def orphaned(
 ) -> None:
     assert refusal is not None, "it was acknowledged, or waits"
     assert (refusal.code, refusal.field, refusal.row) == (ErrorCode.INVALID_DELTA, "parents", row)
-    assert refusal.voids
+    assert refusal.is_final
     assert parent.hex() in refusal.message
     assert ErrorCode(code).name in refusal.message
     assert refusal.details == {"blocked_by": parent.hex(), "code": code}
@@ -47,7 +47,7 @@ def orphaned(
 def send_batch(bench: Bench, *deltas: Delta) -> Receipt:
     """Under dots of an origin of its own, each time the next ones."""
     origin = bench.hello("p") if not bench.owners else next(iter(bench.owners))
-    return bench.send(batch_of(origin, bench.chain.orderer.have.get(origin, 0) + 1, *deltas))
+    return bench.send(batch_of(origin, bench.chain.orderer.watermarks.get(origin, 0) + 1, *deltas))
 
 
 def publish(bench: Bench, *deltas: Delta) -> Receipt:
@@ -81,7 +81,7 @@ def test_child_that_waits_is_refused_when_its_parent_is(way: Way, parent_way: Wa
     else:
         child = bench.send(batch_of(child_origin, 1, CHILD))
         behind = bench.send(batch_of(child_origin, 2, made("behind")))
-    assert (child.state, behind.state) == (State.PENDING, State.PENDING)
+    assert (child.state, behind.state) == (OfferState.PENDING, OfferState.PENDING)
     if parent_way is publish:
         bench.publish(BAD)
     else:
@@ -155,9 +155,9 @@ def test_refusals_that_may_pass_and_those_for_lack_of_rights_refuse_no_child() -
     origin = bench.hello("p")
     unauthorized = Refused(ErrorCode.UNAUTHORIZED, "no")
     batch = batch_of(origin, 1, made("forbidden", id=TWO))
-    bench.chain.offer(Sequenced(batch, Session("p"), Receipt(), void=unauthorized), bench.now)
+    bench.chain.offer(SequencedBatch(batch, Sender("p"), Receipt(), final_refusal=unauthorized), bench.now)
     for parent in (ONE, TWO):
-        assert bench.publish(made("child", parents=(parent,))).state is State.PENDING
+        assert bench.publish(made("child", parents=(parent,))).state is OfferState.PENDING
 
 
 def test_delta_that_gave_up_waiting_is_no_refused_parent() -> None:
@@ -167,14 +167,14 @@ def test_delta_that_gave_up_waiting_is_no_refused_parent() -> None:
     bench.now = 31.0
     bench.chain.tick(31.0)
     assert waits.refusal().code is ErrorCode.DEP_TIMEOUT  # type: ignore[union-attr]
-    assert bench.publish(CHILD).state is State.PENDING
+    assert bench.publish(CHILD).state is OfferState.PENDING
 
 
 def test_forwarded_child_is_not_judged() -> None:
     bench = Bench()
     bench.publish(BAD)
     child = bench.send(batch_of(77, 1, CHILD), source=Source.REPLICA, lamport=5)
-    assert child.state is State.PENDING
+    assert child.state is OfferState.PENDING
     bench.send(batch_of(78, 1, made("parent", id=ONE)), source=Source.REPLICA, lamport=4)
     assert child.acknowledged
 
@@ -183,7 +183,7 @@ def test_forwarded_child_that_waits_goes_on_waiting() -> None:
     bench = Bench()
     child = bench.send(batch_of(77, 1, CHILD), source=Source.REPLICA, lamport=5)
     bench.publish(BAD)
-    assert child.state is State.PENDING
+    assert child.state is OfferState.PENDING
 
 
 def test_void_that_another_service_told_releases_nobody() -> None:
@@ -195,7 +195,7 @@ def test_void_that_another_service_told_releases_nobody() -> None:
     here = Bench()
     child = here.publish(CHILD)
     assert here.send(void.batch, source=Source.REPLICA, lamport=9).acknowledged
-    assert child.state is State.PENDING
+    assert child.state is OfferState.PENDING
     assert here.publish(made("right", id=ONE)).acknowledged
     assert child.acknowledged
 
@@ -207,7 +207,7 @@ def test_newest_are_kept_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> No
         bench.publish(replace(BAD, id=bytes([number]) * 16))
     assert len(bench.chain.appender.refused_ids) == 3
     states = [bench.publish(made("child", parents=(bytes([number]) * 16,))).state for number in range(5)]
-    assert states == [State.PENDING] * 2 + [State.REFUSED] * 3
+    assert states == [OfferState.PENDING] * 2 + [OfferState.REFUSED] * 3
 
 
 # --- after a restart
@@ -223,9 +223,9 @@ def test_refused_ids_are_known_after_a_restart(checkpoint: bool) -> None:
 
     async def first_life() -> None:
         async with opened(disk) as p:
-            origin = p._chain.hello(5, "p", p._now())[0].origin
-            await repeat(p, batch_of(origin, 1, BAD, made("fine", id=TWO)), Session("p"))
-            await repeat(p, batch_of(origin, 3, replace(BAD, id=THREE)), Session("p"))
+            origin = p._pipeline.hello(5, "p", p._now())[0].origin
+            await repeat(p, batch_of(origin, 1, BAD, made("fine", id=TWO)), Sender("p"))
+            await repeat(p, batch_of(origin, 3, replace(BAD, id=THREE)), Sender("p"))
             await p.publish(made("right", id=THREE))
             assert p._service_log.checkpointer is not None
             if checkpoint:
@@ -239,7 +239,7 @@ def test_refused_ids_are_known_after_a_restart(checkpoint: bool) -> None:
             for parent in (ONE, TWO):
                 orphaned(await refused(p.publish(made("child", parents=(parent,)))), parent=parent)
             assert (await p.publish(made("child", parents=(THREE,)))).offset is not None
-            assert p._chain.appender.ids.find([ONE, TWO]) == [None, None]
+            assert p._pipeline.appender.ids.find([ONE, TWO]) == [None, None]
 
     run_virtual(first_life)
     run_virtual(second_life)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from delta_prop import ABSENT, Delta, Propagator, create, delete, offset, scale, sparse
-from delta_prop.sinks import IndexSink, Resident, StorageSink
+from delta_prop.sinks import IndexSink, ResidentVectors, StorageSink
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
@@ -20,7 +20,7 @@ def test_vectors_go_on_over_several_lives_of_the_service(tmp_path: Path) -> None
 
     async def one_life() -> None:
         async with Propagator() as p:
-            resident = Resident()
+            resident = ResidentVectors()
             storage = await p.attach(StorageSink(tmp_path / "facts.db", resident=resident))
             index = await p.attach(IndexSink(resident=resident))
             for _ in range(200):
@@ -68,7 +68,7 @@ def test_what_the_file_holds_counts_as_known(tmp_path: Path) -> None:
             with pytest.raises(Refused) as caught:
                 await p.publish(Delta("old", offset(1.0), expect=dot))
             assert caught.value.code is ErrorCode.CONFLICT
-            with pytest.raises(Refused, match="expects it not to be there"):
+            with pytest.raises(Refused, match="expects no vector"):
                 await p.publish(Delta("old", create([1.0, 2.0]), expect=ABSENT))
             await p.publish(Delta("not-there", create([1.0, 2.0]), expect=ABSENT))
             await p.wait_visible(changed)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop import Propagator, id_repeats
+from delta_prop import Propagator, duplicate_id_finder
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CacheSink
-from delta_prop_wire.control_rows import read_void
+from delta_prop_wire.control_rows import read_noop
 from delta_prop_wire.delta import (
     Delta,
     Dot,
@@ -78,7 +78,7 @@ def bench_with_first() -> Bench:
 def is_reuse(refusal: Refused | None, *, row: int = 0, offset: int | None = 2) -> bool:
     assert refusal is not None, "it was acknowledged"
     assert (refusal.code, refusal.field) == (ErrorCode.ID_REUSED, "id"), refusal
-    assert refusal.voids
+    assert refusal.is_final
     assert refusal.row == row
     assert refusal.details == ({} if offset is None else {"offset": offset})
     return ONE.hex() in refusal.message
@@ -102,7 +102,7 @@ def test_dot_with_a_reused_id_is_void_and_later_ones_go_on(other: Delta) -> None
         assert refusal is not None
         assert refusal.code is ErrorCode.ID_REUSED
     assert is_reuse(bench.send(batch_of(origin, 3, other)).refusal())
-    assert [read_void(one.batch).code for one in bench.routed[-2:]] == [ErrorCode.ID_REUSED] * 2
+    assert [read_noop(one.batch).code for one in bench.routed[-2:]] == [ErrorCode.ID_REUSED] * 2
     assert bench.send(batch_of(origin, 4, made("a", id=TWO))).result().offset == 7
 
 
@@ -139,7 +139,7 @@ def test_known_id_whose_delta_the_log_has_let_go_is_never_told_as_the_same() -> 
     origin = bench.hello("p")
     assert bench.publish(made("a", id=ONE)).acknowledged
     bench.publish(made("b"), made("c"))
-    assert bench.log.first_offset > 0
+    assert bench.log.start_offset > 0
     for again in (made("a", id=ONE), made("other", id=ONE)):
         assert code_of(bench.publish(again)) is ErrorCode.OUTCOME_UNKNOWN
     mixed = bench.publish(made("other", id=ONE), made("new", id=TWO))
@@ -200,14 +200,14 @@ def test_forwarded_rows_are_not_judged() -> None:
 
 
 def test_rows_that_are_scattered_too_widely_are_refused_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(id_repeats, "COST_MAX", 110)
+    monkeypatch.setattr(duplicate_id_finder, "COST_MAX", 110)
     bench = Bench()
     close = [made(f"v{number}", id=number.to_bytes(16, "big")) for number in range(200)]
     bench.publish(*close)
     wide = [made(f"w{number}", id=(1000 + number).to_bytes(16, "big")) for number in range(11)]
     for row in wide:
         bench.publish(row)
-        bench.publish(*[made("between") for _ in range(id_repeats.GAP_ROWS + 1)])
+        bench.publish(*[made("between") for _ in range(duplicate_id_finder.GAP_ROWS + 1)])
     refusal = bench.publish(*wide).refusal()
     assert refusal is not None
     assert refusal.code is ErrorCode.TOO_LARGE
@@ -239,7 +239,7 @@ def test_first_copy_is_found_before_and_after_it_is_written_and_after_a_restart(
     async def first_life() -> None:
         async with in_directory(disk) as p:
             receipts = [p.offer(delta) for delta in (made("v", id=ONE), made("v", id=ONE), made("w", id=ONE))]
-            assert p.inside().log.visible == 0
+            assert p.internals().log.high_watermark == 0
             assert (await receipts[1]).duplicates == {0: 0}
             assert is_reuse(await refused(receipts[2].wait()), offset=0)
 
@@ -262,7 +262,7 @@ def test_first_copy_that_cannot_be_read_leaves_the_outcome_open() -> None:
 
     async def repeat() -> None:
         async with in_directory(disk) as p:
-            log = p.inside().log
+            log = p.internals().log
             (path,) = [name for name in disk.list("streams/default/0") if name.endswith(".log")]
             file = disk.open(f"streams/default/0/{path}")
             file.write(file.read(0, file.size()).index(b"v2"), [b"w"])

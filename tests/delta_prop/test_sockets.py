@@ -15,8 +15,8 @@ import anyio
 import pytest
 
 from delta_prop import sockets
-from delta_prop.misconfigured import Misconfigured
-from delta_prop.sockets import SocketNetwork, SocketStream, Turns
+from delta_prop.connection_faults import Misconfigured
+from delta_prop.sockets import CoopBudget, SocketNetwork, SocketStream
 from delta_prop.world import real_world
 from delta_prop_broker.disk import FileRange
 from delta_prop_broker.local_disk import LocalDisk
@@ -84,7 +84,7 @@ def test_what_cannot_be_reached_is_named() -> None:
     async def main() -> None:
         network = SocketNetwork()
         for ask in (network.listen, network.connect):
-            with pytest.raises(UsageError, match="port 65536 is none"):
+            with pytest.raises(UsageError, match="port 65536: give one"):
                 await ask(HOST, 65_536)
             with pytest.raises(Misconfigured, match="host 'no host' is not known here"):
                 await ask("no host", 7)
@@ -102,12 +102,12 @@ def test_another_address_is_tried_beside_one_that_does_not_answer(
         listener = await network.listen(HOST, 0)
         with deaf() as mute:
             targets = [(socket.AF_INET, mute), (socket.AF_INET, (HOST, listener.address[1]))]
-            monkeypatch.setattr(sockets, "_look_up", answered(targets))
+            monkeypatch.setattr(sockets, "_resolve", answered(targets))
             stream = await network.connect("several", 7)
             server = await listener.accept()
             assert (stream.peer, stream.peer_host) == ("several:7", "several")
             await end(stream, server)
-            monkeypatch.setattr(sockets, "_look_up", answered([(socket.AF_INET, mute)]))
+            monkeypatch.setattr(sockets, "_resolve", answered([(socket.AF_INET, mute)]))
             begin = time.monotonic()
             with pytest.raises(TimeoutError, match=r"several:7 did not answer within 0\.05 s"):
                 await network.connect("several", 7, timeout_s=0.05)
@@ -243,8 +243,8 @@ def test_of_two_addresses_that_answer_at_once_one_is_let_go(monkeypatch: pytest.
                 await all_tried.wait()
                 return made[address]
 
-        monkeypatch.setattr(sockets, "_connected", connected)
-        monkeypatch.setattr(sockets, "_look_up", answered([(socket.AF_INET, 0), (socket.AF_INET, 1)]))
+        monkeypatch.setattr(sockets, "_connect", connected)
+        monkeypatch.setattr(sockets, "_resolve", answered([(socket.AF_INET, 0), (socket.AF_INET, 1)]))
         monkeypatch.setattr(sockets, "HEAD_START_S", 0.001)
         stream = await SocketNetwork().connect("several", 7)
         assert sorted(one.fileno() >= 0 for one in made) == [False, True]
@@ -434,7 +434,7 @@ def test_what_follows_a_buffer_waits_until_that_is_taken_whole() -> None:
             taken.append(b"".join(parts)[:10])
             return 10
 
-    stream = SocketStream(Short(), Turns(), "host:1", "host")  # type: ignore[arg-type]
+    stream = SocketStream(Short(), CoopBudget(), "host:1", "host")  # type: ignore[arg-type]
     assert stream.send_now([b"%05d" % number for number in range(3000)]) == 10
     assert taken == [b"0000000001"]
 

@@ -12,7 +12,7 @@ import pytest
 
 from delta_prop import streams
 from delta_prop.client.subscriber import Subscriber
-from delta_prop.published import Delivered
+from delta_prop.outcomes import Delivered
 from delta_prop.testing import run_virtual
 from delta_prop_wire.delta import Delta, opaque
 from delta_prop_wire.errors import UsageError
@@ -130,7 +130,7 @@ def test_what_is_left_out_is_done_with() -> None:
     async def main() -> None:
         subscriber, source = listed(4)
         seen = []
-        async for one in streams.values(streams.keep(source, lambda one: one.offset % 2 == 1)):
+        async for one in streams.values(streams.filter(source, lambda one: one.offset % 2 == 1)):
             seen.append(one.offset)
             if one.offset == 3:
                 break

@@ -80,9 +80,9 @@ p.publish(delta("a"), delta("b"))
     status, _, said = ended(program, tmp_path)
     (line,) = said.splitlines()
     assert status == 0
-    assert line.startswith("a SyncPropagator was left open, and closed by the exit of the program: not all ")
+    assert line.startswith("a SyncPropagator was left open, and closed at the program's exit: not every")
     assert "'slow' is working, 2 deltas behind" in line
-    assert line.endswith("end it yourself, with close() or a `with` block")
+    assert line.endswith("close it yourself, with close() or a `with` block")
 
 
 def test_exit_gives_up_a_loop_that_is_blocked(tmp_path: Path) -> None:
@@ -97,4 +97,4 @@ blocked.wait()
 """
     status, _, said = ended(program, tmp_path)
     assert status == 0
-    assert "its event loop has been blocked for 0.6 s: end it" in said
+    assert "its event loop has been blocked for 0.6 s: close it" in said

@@ -14,7 +14,7 @@ from delta_prop import Propagator, SyncPropagator
 PAGE = Path(__file__).parents[2] / "docs" / "running.md"
 
 MISSING = {
-    "inside": "the parts that a server talks to; not for programs that embed a propagator",
+    "internals": "the parts that a server talks to; not for programs that embed a propagator",
     "__init__(world=)": "a world belongs to an event loop, which here is made by `open`",
 }
 """What `SyncPropagator` lacks on purpose, and why."""

@@ -50,7 +50,7 @@ def test_errors_come_through_as_they_are() -> None:
             p.publish(made(""))
         with pytest.raises(UsageError, match="no sink named"):
             p.detach("nobody")
-        with pytest.raises(Refused, match="larger than the whole log"):
+        with pytest.raises(Refused, match="larger than the full log"):
             p.publish(made("a"), made("b"))
         with pytest.raises(ZeroDivisionError):
             p.call(lambda: 1 // 0)

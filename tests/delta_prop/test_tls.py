@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delta_prop import sockets
-from delta_prop.buffers import behind
-from delta_prop.misconfigured import Misconfigured
+from delta_prop.buffers import skip_bytes
+from delta_prop.connection_faults import Misconfigured
 from delta_prop.ports import Tls
 from delta_prop.sockets import SocketNetwork
-from delta_prop.testing import Conditions, VirtualNetwork, run_virtual
+from delta_prop.testing import NetworkConditions, VirtualNetwork, run_virtual
 from delta_prop.tls import TlsStream
 from delta_prop.tls_contexts import client_context, server_context
 from delta_prop_wire.errors import UsageError
@@ -149,7 +149,7 @@ def test_certificates_that_cannot_be_used_are_refused(case: str, made: Files, tm
         "another key": (Tls(made.server, made.client_key), "key values mismatch"),
         "encrypted": (Tls(made.server, str(encrypted)), "decrypt it"),
         "no key": (Tls(made.server), "PEM"),
-        "none at all": (Tls(), "a server that speaks TLS shows a certificate"),
+        "none at all": (Tls(), "tls without a certificate"),
     }[case]
 
     async def main() -> None:
@@ -177,7 +177,7 @@ def test_an_end_that_nobody_announced_is_a_break(made: Files) -> None:
         async with joined(*contexts) as (one, other), anyio.create_task_group() as tasks:
             tasks.start_soon(one.send, [b"whole"])
             assert await receive(other, 5) == b"whole"
-            tasks.start_soon(one._below.aclose)
+            tasks.start_soon(one._transport.aclose)
             await fails(partial(receive, other, 1), "eof")
 
     run_virtual(main)
@@ -196,7 +196,7 @@ def test_what_was_not_taken_must_come_next(made: Files) -> None:
             assert 0 < sent < len(body)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(receives, other, body)
-                with pytest.raises(UsageError, match="comes next"):
+                with pytest.raises(UsageError, match="unsent bytes"):
                     await one.send([body])
                 await one.send([body[sent : sent + 10], body[sent + 10 :]])
 
@@ -214,7 +214,7 @@ def test_however_it_is_sent_it_arrives(
 ) -> None:
     async def main() -> None:
         server, client = both(made)
-        conditions = Conditions(chunk_bytes_max=chunk_bytes_max, buffer_bytes=buffer_bytes)
+        conditions = NetworkConditions(chunk_bytes_max=chunk_bytes_max, buffer_bytes=buffer_bytes)
         async with joined(server_context(server), client_context(client), conditions) as (one, other):
             body = random.Random(3).randbytes(sum(sum(sizes) for _, sizes in sends))
             async with anyio.create_task_group() as tasks:
@@ -228,7 +228,7 @@ def test_however_it_is_sent_it_arrives(
                         parts.append(body[at : at + size])
                         at += size
                     if at_once:
-                        await one.send(behind(parts, one.send_now(parts)))
+                        await one.send(skip_bytes(parts, one.send_now(parts)))
                     else:
                         await one.send(parts)
 
@@ -246,7 +246,7 @@ async def fails(call: Callable[[], Awaitable[object]], told: str) -> None:
 
 @asynccontextmanager
 async def joined(
-    server: ssl.SSLContext, client: ssl.SSLContext, conditions: Conditions | None = None
+    server: ssl.SSLContext, client: ssl.SSLContext, conditions: NetworkConditions | None = None
 ) -> AsyncIterator[tuple[TlsStream, TlsStream]]:
     """Both ends of a secured stream in virtual time, the server's first; nothing is said yet."""
     network = VirtualNetwork(1, conditions)

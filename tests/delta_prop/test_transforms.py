@@ -106,10 +106,10 @@ def test_it_gives_up_when_others_are_always_faster() -> None:
 @pytest.mark.parametrize(
     ("delta", "words"),
     [
-        (Delta("v", transform("unheard")), r"'unheard' is registered; known are \['double'\]"),
-        (Delta("nobody", transform("double")), "no living vector"),
-        (Delta("dead", transform("double")), "no living vector"),
-        (Delta("bytes", transform("double")), "no living vector"),
+        (Delta("v", transform("unheard")), r"'unheard' is registered: give one of \['double'\]"),
+        (Delta("nobody", transform("double")), "not a live vector"),
+        (Delta("dead", transform("double")), "not a live vector"),
+        (Delta("bytes", transform("double")), "not a live vector"),
         (Delta("", transform("double")), "vector_id"),
     ],
 )
@@ -153,7 +153,7 @@ def test_misuse_is_told() -> None:
             await p.publish(Delta("v", transform("double")), Delta("v", offset(1.0)))
         with pytest.raises(UsageError, match="alone"):
             p.offer(Delta("v", transform("double")))
-        with pytest.raises(UsageError, match="needs a name"):
+        with pytest.raises(UsageError, match="give the transform a name"):
             p.register_transform("", double, reads="cache")
         p.register_transform("astray", double, reads="index")
         with pytest.raises(UsageError, match="no sink named 'index'"):

@@ -13,7 +13,7 @@ from delta_prop import LogSettings, Propagator, SyncPropagator, transform
 from delta_prop.client import Subscriber
 from delta_prop.ports import Tls
 from delta_prop.testing import RecordedPropagator, run_propagator
-from delta_prop_sinks import CacheSink, CallbackSink, IndexSink, JsonLinesSink, Linked, StorageSink
+from delta_prop_sinks import CacheSink, CallbackSink, Hnsw, IndexSink, JsonLinesSink, StorageSink
 from delta_prop_wire.errors import DeltaPropError, UsageError
 from tests.delta_prop.support import made
 
@@ -55,9 +55,9 @@ def test_a_place_where_no_directory_can_be_is_told_with_its_cure(tmp_path: Path)
             raise AssertionError("it opened")
 
     for data, told in (
-        ("/proc/x", r"'/proc/x': nothing can be made in '/proc' .*: name another one"),
-        (file, "five.jsonl' is not a directory: name another one for the data"),
-        (file / "below", "five.jsonl' is not a directory: name another one"),
+        ("/proc/x", r"'/proc/x': nothing can be created in '/proc' .*: give another path"),
+        (file, "five.jsonl' is not a directory: give another path for the data"),
+        (file / "below", "five.jsonl' is not a directory: give another path"),
     ):
         with pytest.raises(UsageError, match=told):
             anyio.run(opened, data)
@@ -72,10 +72,13 @@ MADE: dict[str, tuple[Callable[[], object], str]] = {
     "topic of a subscriber": (lambda: Subscriber(SUBSCRIBER, 5), "topic 5 is a int: give text"),  # type: ignore[arg-type]
     "transform": (lambda: transform(5), "name: 5 is a int: give text"),  # type: ignore[arg-type]
     "resident of an index": (lambda: IndexSink(resident="x"), "resident 'x' is a str: give a Resident"),  # type: ignore[arg-type]
-    "linked table": (lambda: IndexSink(linked={"metric": "x"}), r"linked=\{.*: give True or False, or"),  # type: ignore[arg-type]
-    "empty linked table": (lambda: IndexSink(linked={}), r"linked=\{\}: give True or False, or"),  # type: ignore[arg-type]
-    "linked text": (lambda: IndexSink(linked="yes"), "linked='yes': give True or False, or"),  # type: ignore[arg-type]
-    "linked number": (lambda: Linked(threads="2"), "threads '2' is a str: give a number"),  # type: ignore[arg-type]
+    "linked table": (lambda: IndexSink(hnsw={"metric": "x"}), r"hnsw \{.*: give True, False or"),  # type: ignore[arg-type]
+    "empty linked table": (
+        lambda: IndexSink(hnsw={}),
+        r"hnsw \{\} is not a bool or Hnsw: give True, False or",
+    ),  # type: ignore[arg-type]
+    "linked text": (lambda: IndexSink(hnsw="yes"), "hnsw 'yes' is not a bool or Hnsw: give True, False or"),  # type: ignore[arg-type]
+    "linked number": (lambda: Hnsw(threads="2"), "threads '2' is a str: give a number"),  # type: ignore[arg-type]
     "entries": (lambda: CacheSink(entries_max="x"), "entries_max 'x' is a str: give a number"),  # type: ignore[arg-type]
     "path 5": (lambda: StorageSink(5), "path 5 is a int: give text or a Path"),  # type: ignore[arg-type]
     "no path": (lambda: StorageSink(None), "path None is a NoneType: give text or a Path"),  # type: ignore[arg-type]
@@ -138,7 +141,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "class without name": (lambda p: p.attach(StorageSink), "StorageSink is a class: attach a sink made"),
     "no open": (lambda p: p.attach(Without()), "has no method open: give a sink"),
-    "plain open": (lambda p: p.attach(Plain(name="p")), r"'p': its open\(\) is a plain function: make it an"),
+    "plain open": (lambda p: p.attach(Plain(name="p")), r"'p': open\(\) is a plain function: define it as"),
     "no name": (lambda p: p.attach(CacheSink(name="d"), name=""), 'name "" names no sink'),
     "twice": (lambda p: p.attach(p.sink("cache")), "attached already, as 'cache': detach it first"),
     "function": (
@@ -151,8 +154,8 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "transform 5": (lambda p: p.register_transform(5, abs, reads="cache"), "name 5 is a int: give text"),
     "reads 5": (lambda p: p.register_transform("n", abs, reads=5), "reads 5 is a int: give text"),
-    "wait_visible": (lambda p: p.wait_visible(-1), "-1: give what publish returned"),
-    "wait_visible True": (lambda p: p.wait_visible(True), "True: give what publish returned"),
+    "wait_visible": (lambda p: p.wait_visible(-1), "-1: give a publish result"),
+    "wait_visible True": (lambda p: p.wait_visible(True), "True: give a publish result"),
     "head": (lambda p: p.head(5), "vector_id 5 is a int: give text"),
     "head in 5": (lambda p: p.head("a", 5), "namespace 5 is a int: give text"),
     "get": (lambda p: p.sink("cache").get(5, 5), "namespace 5 is a int: give text"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from delta_prop_wire.algebra import State, fold
+from delta_prop_wire.algebra import VectorState, fold
 from delta_prop_wire.delta import Delta, Kind, Operation
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import InvalidDelta
@@ -44,7 +44,7 @@ def batch_of(changes: Sequence[Change], namespace: str = NAMESPACE) -> Batch:
     return with_metadata(patches, deltas=deltas, origin=first.origin, base=first.counter)
 
 
-def states_of(changes: Iterable[Change]) -> dict[str, State]:
+def states_of(changes: Iterable[Change]) -> dict[str, VectorState]:
     """Fold the changes of each fact that are not refused, by the algebra alone."""
     rows: dict[str, list[Any]] = {}
     ids: dict[str, dict[Key, bytes]] = {}
@@ -112,7 +112,7 @@ def _told_of_operation(operation: Operation) -> dict[str, str]:
     return told
 
 
-def told_of_state(state: State) -> dict[str, Any]:
+def told_of_state(state: VectorState) -> dict[str, Any]:
     """Format a state as the file has it."""
     assert state.key is not None, "the state of a fact names its last delta"
     alive, vector, data, metadata = state.content
@@ -142,7 +142,7 @@ def text() -> str:
 def check_canonical(packed: bytes) -> None:
     """Fail unless packed metadata is in canonical form, which packing it again keeps."""
     told = msgpack.unpackb(packed, strict_map_key=True)
-    assert State(metadata=told).content[3] == packed
+    assert VectorState(metadata=told).content[3] == packed
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.log.migration import Migrated, Plan, Watching, migrate
+from delta_prop_broker.log.migration import MigrationCallbacks, MigrationPlan, MigrationReport, migrate
 from delta_prop_simulations.disk import SimDisk
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ def disk_of(files: Mapping[str, bytes]) -> SimDisk:
     return disk
 
 
-def migrate_disk(disk: Disk, plans: list[Plan] | None = None) -> Migrated:
+def migrate_disk(disk: Disk, plans: list[MigrationPlan] | None = None) -> MigrationReport:
     """Migrate what is on a disk."""
     told = [] if plans is None else plans
-    watching = Watching(told.append, lambda done, total: None, lambda line: None)
-    return migrate(disk, draw=lambda size: bytes(range(size)), watching=watching)
+    watching = MigrationCallbacks(told.append, lambda done, total: None, lambda line: None)
+    return migrate(disk, draw=lambda size: bytes(range(size)), callbacks=watching)
 
 
 def migrated(files: Mapping[str, bytes]) -> dict[str, bytes]:

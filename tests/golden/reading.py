@@ -11,11 +11,11 @@ import anyio.lowlevel
 
 from delta_prop import LogSettings, Propagator
 from delta_prop.cursors import read_cursors
-from delta_prop.group_places import read_groups
+from delta_prop.group_cursor import read_groups
 from delta_prop.quarantine_file import read_all
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.files.identity import read_identity
-from delta_prop_broker.log.files.names import DIRECTORY, IDENTITY
+from delta_prop_broker.log.files.paths import DIRECTORY, IDENTITY
 from delta_prop_wire.control_rows import refused_code
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.jsonlines import delta_to_json
@@ -51,7 +51,7 @@ def kept(disk: Disk) -> dict[str, Any]:
     return {
         "log_id": log.log_id.hex(),
         "epochs": [list(one) for one in identity.epochs],
-        "offsets": [log.first_offset, log.visible],
+        "offsets": [log.start_offset, log.high_watermark],
         "segments": report.segments,
         "notes": report.notes,
         "frames_by_codec": {str(codec): count for codec, count in sorted(codecs.items())},
@@ -122,14 +122,14 @@ async def served(p: Propagator) -> dict[str, Any]:
     told: dict[str, Any] = {
         "notes": p.recovery.notes,
         "clean": p.recovery.clean,
-        "cut": p.recovery.cut is not None,
+        "cut": p.recovery.truncated_tail is not None,
     }
     told["watermarks"] = {name: p.producer(name).watermark() for name in (IMPORTER, EDITOR)}
     repeats = [await p.publish(delta) for delta in IDENTIFIED]
     told["repeats"] = {
         name: one.duplicates[0] if one.duplicate else None for name, one in zip(IDS, repeats, strict=True)
     }
-    told |= await _refusals(p) if p._chain.orderer.have.get(TELLER) else {}
+    told |= await _refusals(p) if p._pipeline.orderer.watermarks.get(TELLER) else {}
     names = [("docs", f"doc-{number}") for number in range(10)]
     names += [("ids", "one"), ("ids", "two"), ("adds", "sum"), ("行", "行-1")]
     heads = {f"{namespace} {name}": p.head(name, namespace) for namespace, name in names}
@@ -143,11 +143,11 @@ async def served(p: Propagator) -> dict[str, Any]:
 async def _refusals(p: Propagator) -> dict[str, Any]:
     """What became of frames that left control rows, asked by their dots and by the frames again."""
     dots = [(TELLER, counter) for counter in range(1, 8)] + [(FAR, 1), (FAR, 2)]
-    found = {f"{origin:x}:{counter}": p._chain.outcome(origin, counter) for origin, counter in dots}
+    found = {f"{origin:x}:{counter}": p._pipeline.outcome(origin, counter) for origin, counter in dots}
     told: dict[str, Any] = {
         "dots": {dot: one.name if isinstance(one, ErrorCode) else one for dot, one in found.items()}
     }
-    p._chain.hello(7, "teller", p._now())
+    p._pipeline.hello(7, "teller", p._now())
     told["outcomes"] = {name: await outcome(p, frame) for name, frame in FRAMES.items()}
     try:
         told["refused"] = (await p.publish(REFUSED)).offset

@@ -27,14 +27,14 @@ from delta_prop import (
     sparse,
     sparse_add,
 )
-from delta_prop.group_places import Group
-from delta_prop.ingest.work import Sequenced, Session
+from delta_prop.group_cursor import GroupCursor
+from delta_prop.ingest.work import Sender, SequencedBatch
 from delta_prop.receipt import Receipt
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink
 from delta_prop_wire.delta import Source, make_origin
-from delta_prop_wire.encode import encode_batch, encode_void
+from delta_prop_wire.encode import encode_batch, encode_noop
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.durable.histories import repeat
 from tests.delta_prop.durable.quarantined import Rejecting, Store
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 SETTINGS = LogSettings(
     segment_bytes_max=8_192,
     bytes_max=1 << 20,
-    keep_bytes_max=1 << 19,
+    retention_bytes=1 << 19,
     free_bytes_min=0,
     reserve_bytes=0,
-    history_s=100.0,
+    min_compaction_lag_s=100.0,
     compress="lz4",
     made_by="golden",
 )
@@ -84,13 +84,13 @@ FRAMES = {
 """Of which each leaves control rows in the log."""
 REFUSED = _fourth("nobody-else", scale(2.0))
 """Refused without a dot, so that a checkpoint alone knows of it."""
-VOID = encode_void(origin=FAR, base=1, count=2, code=ErrorCode.CONFLICT, refused_crc=7)
+VOID = encode_noop(origin=FAR, base=1, count=2, code=ErrorCode.CONFLICT, refused_crc=7)
 """What another service refused."""
 
 
 async def outcome(p: Propagator, batch: Batch) -> list[int | None] | str:
     """Where each row of a frame stands, or why it was refused."""
-    receipt = await repeat(p, batch, Session("teller"))
+    receipt = await repeat(p, batch, Sender("teller"))
     refusal = receipt.refusal()
     return refusal.code.name if refusal is not None else [one.offset for one in receipt.result().places()]
 
@@ -127,8 +127,8 @@ async def _session(
         await p.attach(CallbackSink(lambda offset, _: None, name=AUDIT))
         await p.attach(Rejecting(Store(keeps_cursor=False), {7.0}), topics="ns:adds")
         await main(p)
-        group = Group(disk, GROUP, p._log.log_id)
-        group.next_offset = p.statistics().log.visible - 1
+        group = GroupCursor(disk, GROUP, p._log.log_id)
+        group.next_offset = p.statistics().log.high_watermark - 1
         group.close()
         await anyio.sleep(2)  # cursors are written, what is sealed is compressed
 
@@ -164,11 +164,11 @@ async def _middle(p: Propagator) -> None:
         raise AssertionError("a void is wanted")
     await p.publish(IDENTIFIED[0])
     await p.publish(IDENTIFIED[1])
-    p._chain.hello(7, "teller", p._now())
+    p._pipeline.hello(7, "teller", p._now())
     outcomes = [await outcome(p, frame) for frame in FRAMES.values()]
     assert [one for one in outcomes if isinstance(one, str)] == ["INVALID_DELTA"] * 2, outcomes
-    receipt = p._chain.offer(
-        Sequenced(VOID, Session("far", Source.REPLICA), Receipt(), lamport=500), p._now()
+    receipt = p._pipeline.offer(
+        SequencedBatch(VOID, Sender("far", Source.REPLICA), Receipt(), lamport=500), p._now()
     )
     await receipt
     with suppress(Refused):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from delta_prop import Delta, Propagator
-from delta_prop_wire.algebra import FLOAT32_MAX, State, apply
+from delta_prop_wire.algebra import FLOAT32_MAX, VectorState, apply
 from delta_prop_wire.bounds import METADATA_DEPTH_MAX
 from delta_prop_wire.delta import (
     Kind,
@@ -70,7 +70,7 @@ def test_table_has_each_operation() -> None:
 @pytest.mark.parametrize(("column", "before"), STATES)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_cell_says_what_the_algebra_does(name: str, column: int, before: list[Operation]) -> None:
-    state = State()
+    state = VectorState()
     for one in before:
         state = apply(state, one, OLD)
     cell, after = TABLE[name][column], apply(state, OPERATIONS[name], PATCH)
@@ -128,7 +128,7 @@ def test_what_does_not_fit_the_dimension_is_refused_by_the_field_on_the_page(
 
 
 def test_numbers_on_the_page() -> None:
-    state = State()
+    state = VectorState()
     for one in (create([3e38, 0.0]), offset(3e38), offset(-3e38)):
         state = apply(state, one)
     assert state.vector is not None

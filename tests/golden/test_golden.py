@@ -66,7 +66,7 @@ def test_there_is_one_and_it_holds_one_of_everything() -> None:
     assert told["segments"] >= 5
     assert told["snapshot"]["rows"]
     assert {name.rpartition(".")[2] for name in told["states"]} >= {"checkpoint"}
-    assert told["cursors"][AUDIT]["dealt_with"] == told["offsets"][1]
+    assert told["cursors"][AUDIT]["processed"] == told["offsets"][1]
     assert told["groups"]
     assert told["quarantines"][ADDS]["held"]
     rows = told["rows"]

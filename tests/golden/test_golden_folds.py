@@ -16,14 +16,14 @@ import pytest
 
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import Delivery, IndexSink, RejectDelta, StorageSink
-from delta_prop_sinks.table import FOLDED_KINDS
-from delta_prop_wire.algebra import State, fold
+from delta_prop_sinks.vector_table import FOLDED_KINDS
+from delta_prop_wire.algebra import VectorState, fold
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.codec import decode, encode
 from delta_prop_wire.delta import Kind, Source, delete
 from delta_prop_wire.errors import InvalidDelta
 from delta_prop_wire.frames import DeltaFrame
-from delta_prop_wire.states import StateRow, encode_states, state_of
+from delta_prop_wire.state_rows import StateRow, encode_states, state_of
 from delta_prop_wire.validate import validate_batch, validate_delta
 from tests.broker.durable import commit, open_log
 from tests.broker.test_compaction import TINY, compacted, parts_of, states
@@ -87,7 +87,7 @@ def test_refused_deltas_are_refused_in_either_form(name: str) -> None:
 # --- the reference fold
 
 
-def shown(states: dict[str, State]) -> dict[str, Any]:
+def shown(states: dict[str, VectorState]) -> dict[str, Any]:
     return {vector_id: told_of_state(state) for vector_id, state in states.items()}
 
 
@@ -177,7 +177,7 @@ def behind(delivery: Delivery, offset: int) -> Delivery | None:
     return Delivery(logged, rows) if len(rows) else None
 
 
-def check(name: str, found: dict[str, State], rejected: set[Any]) -> None:
+def check(name: str, found: dict[str, VectorState], rejected: set[Any]) -> None:
     """Hold a sink's states to the golden ones.
 
     A sink sets unknown kinds aside: it neither counts them nor goes by their keys.
@@ -238,7 +238,7 @@ def test_storage_comes_to_the_same_bytes_in_memory_and_in_its_file(order: str, t
         check_all([row async for row in again.rows()], rejected)
         await again.aclose()
 
-    async def held(storage: StorageSink) -> AsyncIterator[tuple[str, str, State]]:
+    async def held(storage: StorageSink) -> AsyncIterator[tuple[str, str, VectorState]]:
         for name in GOLDEN:
             for vector_id in {one.vector_id for one in accepted(name)}:
                 if (state := await storage.get(name, vector_id)) is not None:
@@ -247,8 +247,8 @@ def test_storage_comes_to_the_same_bytes_in_memory_and_in_its_file(order: str, t
     anyio.run(main)
 
 
-def check_all(rows: Sequence[tuple[str, str, State]], rejected: Mapping[str, set[Any]]) -> None:
-    found: dict[str, dict[str, State]] = {name: {} for name in GOLDEN}
+def check_all(rows: Sequence[tuple[str, str, VectorState]], rejected: Mapping[str, set[Any]]) -> None:
+    found: dict[str, dict[str, VectorState]] = {name: {} for name in GOLDEN}
     for name, vector_id, state in rows:
         found[name][vector_id] = state
     for name, some in found.items():

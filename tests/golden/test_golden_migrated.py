@@ -11,9 +11,9 @@ from delta_prop.cli import main
 from delta_prop.client.jobs import Decision, JobState, StagedPart, decide
 from delta_prop.testing import run_virtual
 from delta_prop_broker.local_disk import LocalDisk
-from delta_prop_broker.log.damage import FormatOutdated
+from delta_prop_broker.log.corruption import FormatOutdated
 from delta_prop_broker.log.files.identity import FORMAT, read_format
-from delta_prop_broker.log.files.names import DIRECTORY
+from delta_prop_broker.log.files.paths import DIRECTORY
 from tests.delta_prop.server.jobs import JOB, place, published
 from tests.golden.make import HERE, serve, unpacked
 from tests.golden.migrating import disk_of, migrate_disk
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 OLD = HERE / "0.1.0-controls.tar.gz"
 LINE = (
-    f"delta-prop: 'my facts' has format 1: this version reads format {FORMAT} alone: run "
+    f"delta-prop: 'my facts' has format 1: this version reads only format {FORMAT}: run "
     "`delta-prop log migrate 'my facts'`; nothing was changed\n"
 )
 
@@ -94,7 +94,7 @@ def test_the_command_names_what_is_no_data_directory(
     shown = capsys.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1)
     assert f"'{tmp_path}/{name}'" in shown.err
-    assert "name the one that `" in shown.err
+    assert "the one that `" in shown.err
     assert not list((tmp_path / "folder").iterdir())
 
 
@@ -112,7 +112,7 @@ def test_the_command_migrates_and_says_so(
     else:
         assert shown.out.startswith(f"{tmp_path}: format 1 to 2: 1")
         assert "segments are rewritten, from the first control row at offset 31 on; up to 1,0" in shown.err
-        assert "bytes of room are needed, " in shown.err
+        assert "bytes are needed, " in shown.err
         assert shown.err.count("\n") == 1, "no progress where there is no terminal"
     assert not list(tmp_path.rglob("*.new"))
     assert main(["log", "verify", "--data", str(tmp_path)]) == 0

@@ -12,7 +12,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from delta_prop.ingest.epochs import CLAIMED_MAX, EPOCH_MAX, epochs_above, epochs_until, openings_for
+from delta_prop.ingest.epochs import CLAIMED_EPOCH_MAX, EPOCH_MAX, epoch_floor, epoch_limit, openings_for
 from delta_prop.ingest.origins import Origins
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.encode import encode_batch
@@ -35,7 +35,7 @@ class Epochs(RuleBasedStateMachine):
         self.origins = self.opened()
 
     def opened(self) -> Origins:
-        origins = Origins(epochs_above=epochs_above(self.openings), epochs_until=epochs_until(self.openings))
+        origins = Origins(epoch_floor=epoch_floor(self.openings), epoch_limit=epoch_limit(self.openings))
         if self.durable:
             origins.restore(ORIGIN, self.durable, 0.0)
         return origins
@@ -86,15 +86,15 @@ class Epochs(RuleBasedStateMachine):
     @rule(above=st.sampled_from([1, 2, 6, 4_096, 5_000, 1 << 20]))
     def bring_an_epoch_of_another_history(self, above: int) -> None:
         epoch = self.highest + above
-        if epoch > max(CLAIMED_MAX, epochs_above(self.openings)):
+        if epoch > max(CLAIMED_EPOCH_MAX, epoch_floor(self.openings)):
             return
         granted = self.claimed(epoch)
         assert granted >= epoch
         self.granted(granted)
 
-    @rule(epoch=st.integers(CLAIMED_MAX + 1, EPOCH_MAX))
+    @rule(epoch=st.integers(CLAIMED_EPOCH_MAX + 1, EPOCH_MAX))
     def bring_one_that_would_leave_none(self, epoch: int) -> None:
-        if epoch <= epochs_above(self.openings) or epoch <= self.highest:
+        if epoch <= epoch_floor(self.openings) or epoch <= self.highest:
             return
         before = self.origins.get(ORIGIN)
         with pytest.raises(Refused) as refused:
@@ -128,9 +128,9 @@ class Epochs(RuleBasedStateMachine):
 
     @rule()
     def keep_house(self) -> None:
-        if self.origins.epochs_wanted:
-            self.openings = max(self.openings, openings_for(self.origins.epochs_wanted))
-            self.origins.note_reserved(epochs_until(self.openings))
+        if self.origins.epoch_requested:
+            self.openings = max(self.openings, openings_for(self.origins.epoch_requested))
+            self.origins.note_reserved(epoch_limit(self.openings))
 
 
 def test_epochs_are_never_held_twice_and_rise_over_all_lives() -> None:

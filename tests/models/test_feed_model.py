@@ -15,7 +15,7 @@ import anyio.lowlevel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop.route.late import ReplayRequest
+from delta_prop.route.redelivery import ReplayRequest
 from delta_prop.route.status import FeedState
 from delta_prop.testing import run_virtual
 from delta_prop_sinks.sink import RejectDelta, StopSink, TryAgain
@@ -85,7 +85,7 @@ class World:
                 self.take(offset for offset in offsets if offset < bad)
                 raise RejectDelta(bad, "no")
             self.take(offsets)
-            if not deliveries[-1].late:
+            if not deliveries[-1].redelivered:
                 self.check_cursor(deliveries[-1].next_offset)
             return
         if mood == "stop":
@@ -140,7 +140,7 @@ def test_no_story_loses_repeats_or_reorders(story: tuple[World, list[object], in
 
 
 async def _tell(world: World, steps: list[object], room: int) -> None:
-    limits = replace(SMALL, quarantine_deltas_max=room, apply_s_max=5)
+    limits = replace(SMALL, quarantine_deltas_max=room, apply_timeout_s=5)
     async with Route.running() as route:
         play = Play(route, world, limits)
         for step in steps:
@@ -209,7 +209,7 @@ class Play:
         elif act == "stop":
             feed.stop(Refused(ErrorCode.PROCESSING_FAILED, "stopped"))
         elif act == "watch":
-            feed.watch(anyio.current_time() + 4)
+            feed.cancel_overdue_call(anyio.current_time() + 4)
             await anyio.lowlevel.checkpoint()
         elif act.startswith("come back"):
             await self.come_back(behind="behind" in act)
@@ -224,24 +224,24 @@ class Play:
 
     async def ask(self, offsets: frozenset[int] | None, *, drop: bool, timeout_s: float) -> None:
         request = ReplayRequest(offsets, drop=drop)
-        self.feed.request(request)
+        self.feed.add_request(request)
         with anyio.move_on_after(timeout_s), suppress(Refused):
             await request.wait()
 
     async def come_back(self, *, behind: bool) -> None:
         await self.route.detach(self.feed)
-        start = self.feed.kept_cursor.dealt_with
+        start = self.feed.saved_cursor.processed
         self.attach(max(start - 5, 0) if behind else start, self.feed.quarantine)
 
     def check(self) -> None:
         told = self.feed.statistics()
-        outcomes = told.success + told.skipped + told.quarantined + told.dropped
+        outcomes = told.applied_deltas + told.skipped + told.quarantined + told.dropped
         assert told.skipped >= 0
-        assert outcomes == told.applied - self.start + self.inherited
+        assert outcomes == told.applied_offset - self.start + self.inherited
         assert len(self.feed.quarantine) <= self.feed.quarantine.deltas_max
         for one in self.feed.quarantine.records():
-            assert one.behind in self.feed.quarantine
-        if self.feed.ended and not told.in_hand:
+            assert one.blocked_by in self.feed.quarantine
+        if self.feed.has_ended and not told.in_call:
             assert all(one.offset < self.feed.applied for one in self.feed.quarantine.records())
 
     def check_end(self) -> None:

@@ -98,7 +98,7 @@ class OrdererMachine(RuleBasedStateMachine):
         self.order = Orderer(
             knows_id=self.known.__contains__,
             pending_deltas_max=DELTAS_MAX,
-            pending_time_s_max=TIME_S,
+            pending_timeout_s=TIME_S,
             owner_share=OWNER_MAX / DELTAS_MAX,
             reserve_share=(DELTAS_MAX - OPEN_MAX) / DELTAS_MAX,
         )
@@ -123,7 +123,7 @@ class OrdererMachine(RuleBasedStateMachine):
         is_next = self.model.is_next(entry)
         assert self.order.check(entry) == is_next
         twin = next((e for e, _ in self.model.pending if (e.origin, e.previous) == (origin, previous)), None)
-        assert self.order.parked(entry) is twin
+        assert self.order.find_parked(entry) is twin
         if is_next and fails:
             self.fail(entry)
         elif is_next:
@@ -185,7 +185,7 @@ class OrdererMachine(RuleBasedStateMachine):
     @invariant()
     def the_same_was_appended(self):
         assert list(map(id, self.log)) == list(map(id, self.model.log))
-        assert {o: c for o, c in self.model.have.items() if c} == self.order.have
+        assert {o: c for o, c in self.model.have.items() if c} == self.order.watermarks
 
     def append(self, entry):
         overtaken = self.model.append(entry)
@@ -194,13 +194,13 @@ class OrdererMachine(RuleBasedStateMachine):
             entry = queue.pop()
             self.log.append(entry)
             self.known.update(entry.ids)
-            self.order.delivered(entry.origin, entry.last, entry.ids)
+            self.order.note_delivered(entry.origin, entry.last, entry.ids)
             while not queue and (released := self.order.next_ready()) is not None:
                 if released.verdict is Verdict.APPEND:
                     queue.append(released)
                 else:
-                    whole = released.last <= self.order.have[released.origin]
-                    assert (released.verdict is Verdict.REPEAT) == whole
+                    whole = released.last <= self.order.watermarks[released.origin]
+                    assert (released.verdict is Verdict.DUPLICATE) == whole
                     found.append(released)
         assert set(map(id, found)) == set(map(id, overtaken))
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from delta_prop.ingest import id_runs
-from delta_prop.ingest.seen_ids import FEW, SeenIds
+from delta_prop.ingest.seen_ids import FEW_IDS, SeenIds
 from tests.delta_prop.ingest.kept_ids import Kept
 from tests.delta_prop.ingest.test_seen_ids import id_with_hash
 
@@ -23,16 +23,16 @@ class SeenIdsBesideADict(RuleBasedStateMachine):
         page_rows=st.sampled_from([1, 2, 5, 170]),
         index_bytes_max=st.sampled_from([1, 100, 500, 1 << 20]),
         error_rate=st.sampled_from([0.001, 0.4]),
-        kept_min=st.sampled_from([0, 20, 60]),
+        retained_min=st.sampled_from([0, 20, 60]),
     )
     def start(
-        self, generation_ids: int, page_rows: int, index_bytes_max: int, error_rate: float, kept_min: int
+        self, generation_ids: int, page_rows: int, index_bytes_max: int, error_rate: float, retained_min: int
     ) -> None:
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(id_runs, "PAGE_BYTES", 16 + 24 * page_rows)
         self.settings = {
             "generation_ids": generation_ids, "index_bytes_max": index_bytes_max, "error_rate": error_rate,
-            "kept_min": kept_min,
+            "retained_min": retained_min,
         }  # fmt: skip
         self.seen = SeenIds(**self.settings)  # type: ignore[arg-type]
         self.kept = Kept()
@@ -60,7 +60,7 @@ class SeenIdsBesideADict(RuleBasedStateMachine):
             self.seen.add(new, self.offset)
         self.offset += len(new)
 
-    @rule(batch=st.lists(ids, min_size=1, max_size=FEW + 40))
+    @rule(batch=st.lists(ids, min_size=1, max_size=FEW_IDS + 40))
     def ask(self, batch: list[bytes]) -> None:
         found = self.seen.find(batch)
         assert [self.seen.find([one])[0] for one in batch] == found
@@ -77,7 +77,7 @@ class SeenIdsBesideADict(RuleBasedStateMachine):
     @rule()
     def write(self) -> None:
         self.kept.write(self.seen)
-        assert self.seen.waiting == 0
+        assert self.seen.waiting_runs == 0
 
     @rule()
     def merge(self) -> None:
@@ -95,7 +95,7 @@ class SeenIdsBesideADict(RuleBasedStateMachine):
         before, self.seen = self.seen, SeenIds(**self.settings)  # type: ignore[arg-type]
         kept_since, forgotten = before.kept_since, before.forgotten
         self.seen.restore(self.kept.opened(before.runs), kept_since=kept_since, forgotten=forgotten)
-        for table in before.unsealed():
+        for table in before.unsealed_tables():
             self.seen.add_at(list(table), list(table.values()))
         before.close()
 
@@ -107,9 +107,9 @@ class SeenIdsBesideADict(RuleBasedStateMachine):
         assert self.seen.find(list(kept)) == list(kept.values())
         assert self.seen.kept_since <= self.forgot_below
         statistics = self.seen.statistics()
-        assert statistics.ids >= max(len(kept), min(len(self.model), self.settings["kept_min"]))
+        assert statistics.ids >= max(len(kept), min(len(self.model), self.settings["retained_min"]))
         assert statistics.ids_open < 2 * self.generation_ids + 1
-        in_files = [run for run in self.seen.runs if not run.in_memory]
+        in_files = [run for run in self.seen.runs if not run.is_in_memory]
         held = sum(run.nbytes for run in in_files)
         assert held <= max(self.settings["index_bytes_max"], id_runs.FENCE_BYTES * len(in_files))
 

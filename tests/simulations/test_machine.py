@@ -12,9 +12,9 @@ import pytest
 
 from delta_prop import Propagator, Settings
 from delta_prop.testing import VirtualNetwork, run_virtual
-from delta_prop_simulations.chance import Seed
 from delta_prop_simulations.clock import ClockFaults, FaultyClock
 from delta_prop_simulations.machine import Ending, Machine
+from delta_prop_simulations.rng import Seed
 from delta_prop_simulations.threads import SimThreads, ThreadFaults
 from delta_prop_simulations.trace import Trace
 from delta_prop_wire.delta import Delta, create
@@ -43,7 +43,7 @@ def with_machine(story: Callable[[Machine], Awaitable[None]], seed: int = 1) -> 
 
 def test_sources_depend_on_their_name_alone_in_every_process() -> None:
     program = (
-        "from delta_prop_simulations.chance import Seed; "
+        "from delta_prop_simulations.rng import Seed; "
         "print(Seed(7).child('a').child('b').stream('c').getrandbits(64))"
     )
     told = set()
@@ -142,7 +142,7 @@ def test_a_killed_process_leaves_its_page_cache_and_none_of_its_cleanup() -> Non
             life = machine.life
             machine.kill()
             assert life is not None
-            assert life.over
+            assert life.is_over
         assert endings == [Ending.KILLED]
         assert machine.disk.peek("file") == b"written"
         assert anyio.current_time() == 1
@@ -246,7 +246,7 @@ def test_a_dead_process_gets_no_stream_and_no_listener() -> None:
 
 def test_an_ailment_of_the_disk_outlasts_the_process_until_it_is_cured() -> None:
     async def story(machine: Machine) -> None:
-        machine.afflict("sick", lambda disk: disk.fail(lambda call: call.name == "write", times=None))
+        machine.add_disk_fault("sick", lambda disk: disk.fail(lambda call: call.name == "write", times=None))
 
         async def process(world: World) -> None:
             file = world.open_disk("x").open("file", create=True)
@@ -259,7 +259,7 @@ def test_an_ailment_of_the_disk_outlasts_the_process_until_it_is_cured() -> None
                 tasks.start_soon(machine.run, process)
                 await anyio.sleep(1)
                 machine.kill()
-        machine.cure("sick")
+        machine.remove_disk_fault("sick")
         machine.disk.open("file", create=True).write(0, [b"x"])
 
     with_machine(story)

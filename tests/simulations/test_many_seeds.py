@@ -5,8 +5,8 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from delta_prop_simulations.disasters.plan import STRIKES
-from delta_prop_simulations.disasters.sweep import Summary, sweep
+from delta_prop_simulations.chaos.plan import STRIKES
+from delta_prop_simulations.chaos.sweep import Summary, sweep
 from delta_prop_simulations.processes import cores
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ def test_in_fresh_seeds_nothing_is_found(
         if not full and monotonic() > end and summary.seeds >= RUN_SEEDS_MIN:
             break
     tell(f"{summary.seeds:,} seeds of disasters from {first} on, {summary.deltas:,} deltas acknowledged")
-    assert [one for one in summary.found if one.check != "vacuous"] == []
-    assert len(summary.found) <= VACUOUS_SHARE_MAX * summary.seeds, summary.found
+    assert [one for one in summary.findings if one.check != "vacuous"] == []
+    assert len(summary.findings) <= VACUOUS_SHARE_MAX * summary.seeds, summary.findings
     struck = summary.struck
     missing = {kind for kind in STRIKES if not struck[f"strike: {kind}"]}
     assert missing <= RARE if full else len(missing) < (1 - MOST) * len(STRIKES)

@@ -21,7 +21,7 @@ from delta_prop_sinks import (
     fold_again,
     must_fold_again,
 )
-from delta_prop_wire.algebra import State, apply
+from delta_prop_wire.algebra import VectorState, apply
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Dot, Head, Kind
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from delta_prop_sinks import Delivery, SinkContext
-    from delta_prop_wire.states import StateRow
+    from delta_prop_wire.state_rows import StateRow
 
     Ref = tuple[str, str]
 
@@ -48,7 +48,7 @@ class Plain:
     name = "plain"
 
     def __init__(self) -> None:
-        self.states: dict[Ref, State] = {}
+        self.states: dict[Ref, VectorState] = {}
         self.again: dict[Ref, int] = {}
         self.calls = 0
 
@@ -78,16 +78,16 @@ class Plain:
     def take_row(self, delivery: Delivery, row: int) -> None:
         batch, key = delivery.batch, delivery.logged.key(row)
         ref = (batch.namespaces[row], batch.keys[row])
-        state = self.states.get(ref, State())
+        state = self.states.get(ref, VectorState())
         if ref in self.again or must_fold_again(delivery.logged, row, state.key):
             self.again[ref] = delivery.first_offset + row
         elif not self.is_repeat(state, key):
             self.states[ref] = apply(state, batch.operation(row), batch.metadata(row), key)
 
-    def is_repeat(self, state: State, key: tuple[int, int, int]) -> bool:
+    def is_repeat(self, state: VectorState, key: tuple[int, int, int]) -> bool:
         return state.key is not None and state.key >= key
 
-    def get(self, namespace: str, vector_id: str) -> State | None:
+    def get(self, namespace: str, vector_id: str) -> VectorState | None:
         return self.states.get((namespace, vector_id))
 
     async def aclose(self) -> None:
@@ -101,12 +101,12 @@ class Target:
     """What outlives its sinks, as a file does. `fail(n)`: it fails from its n-th operation on."""
 
     def __init__(self) -> None:
-        self.states: dict[Ref, State] = {}
+        self.states: dict[Ref, VectorState] = {}
         self.last: dict[Ref, int] = {}
         self.next_offset = self.lamport = 0
         self.users = 0
         self.void = False
-        self.next: dict[Ref, State] = {}
+        self.next: dict[Ref, VectorState] = {}
         self._left: int | None = None
 
     def fail(self, operations: int | None) -> None:
@@ -122,7 +122,7 @@ class Target:
         self.operate()
         self.last[ref] = max(offset, self.last.get(ref, 0))
 
-    def write(self, states: dict[Ref, State], next_offset: int, lamport: int) -> None:
+    def write(self, states: dict[Ref, VectorState], next_offset: int, lamport: int) -> None:
         self.operate()
         self.states.update(states)
         self.next_offset, self.lamport = next_offset, lamport
@@ -131,7 +131,7 @@ class Target:
         self.operate()
         self.void, self.next = True, {}
 
-    def take_states(self, rows: Sequence[StateRow]) -> None:
+    def load_states(self, rows: Sequence[StateRow]) -> None:
         self.operate()
         self.next.update({row[:2]: row.state for row in rows})
 
@@ -166,7 +166,7 @@ class Prompt(Plain):
         self.write(deliveries)
 
     def reached(self, delivery: Delivery) -> int:
-        return self.next_offset if delivery.late else max(self.next_offset, delivery.next_offset)
+        return self.next_offset if delivery.redelivered else max(self.next_offset, delivery.next_offset)
 
     def write(self, deliveries: Sequence[Delivery]) -> None:
         try:
@@ -187,7 +187,7 @@ class Store(Plain):
     def __init__(self, target: Target) -> None:
         super().__init__()
         self.target = target
-        self.pending: dict[Ref, State] = {}
+        self.pending: dict[Ref, VectorState] = {}
         self.next_offset = self.lamport = 0
         self.failure: OSError | None = None
         self.is_open = False
@@ -210,8 +210,8 @@ class Store(Plain):
             await self.tell(self.target.begin_rebuild)
             self.pending.clear()
 
-    async def take_states(self, rows: Sequence[StateRow]) -> None:
-        await self.tell(lambda: self.target.take_states(rows))
+    async def load_states(self, rows: Sequence[StateRow]) -> None:
+        await self.tell(lambda: self.target.load_states(rows))
 
     async def end_rebuild(self, offset: int, lamport: int) -> None:
         await self.tell(lambda: self.target.end_rebuild(offset, lamport))
@@ -229,7 +229,7 @@ class Store(Plain):
         self.calls += 1
         if self.failure is not None:
             await self.flush_or_try_again()
-        late = any(delivery.late for delivery in deliveries)
+        late = any(delivery.redelivered for delivery in deliveries)
         try:
             for delivery in deliveries:
                 await anyio.lowlevel.checkpoint()
@@ -260,7 +260,7 @@ class Store(Plain):
         self.pending |= {ref: self.states[ref] for ref in refs}
 
     def pass_by(self, delivery: Delivery) -> None:
-        if not delivery.late:
+        if not delivery.redelivered:
             self.reach(delivery.next_offset)
 
     def reach(self, next_offset: int) -> None:

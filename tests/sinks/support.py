@@ -12,17 +12,17 @@ import anyio
 import numpy as np
 
 from delta_prop_sinks.sink import Delivery
-from delta_prop_wire.algebra import State, fold
+from delta_prop_wire.algebra import VectorState, fold
 from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.delta import Kind, KnownIds, Source
 from delta_prop_wire.encode import encode_batch
-from delta_prop_wire.states import StateRow
+from delta_prop_wire.state_rows import StateRow
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from delta_prop_sinks import Resident
+    from delta_prop_sinks import ResidentVectors
     from delta_prop_wire.delta import Delta
 
 LOG_ID = bytes(range(16))
@@ -83,7 +83,7 @@ class FakeLog:
     def first_missing(self, watermarks: Mapping[int, int]) -> int | None:
         return None
 
-    def go_back(self, offset: int) -> None:
+    def rewind(self, offset: int) -> None:
         raise AssertionError(f"nobody goes back to {offset}")
 
     def dimension(self, namespace: str) -> int | None:
@@ -126,12 +126,12 @@ class FakeLog:
         return [Delivery(logged) for logged in self.batches if logged.next_offset > start]
 
 
-def applied(resident: Resident, deliveries: Sequence[Delivery], log: FakeLog) -> int:
+def applied(resident: ResidentVectors, deliveries: Sequence[Delivery], log: FakeLog) -> int:
     """Have deliveries folded, whatever that waits for; how many rows that were."""
     return anyio.run(resident.apply, deliveries, log)
 
 
-def oracle(batches: Sequence[LoggedBatch]) -> dict[tuple[str, str], State]:
+def oracle(batches: Sequence[LoggedBatch]) -> dict[tuple[str, str], VectorState]:
     """What every vector must be after these batches, whatever order they came in.
 
     Of those with one id the first has an effect.
@@ -168,7 +168,9 @@ def states_at(log: FakeLog, end: int) -> list[StateRow]:
     return [StateRow(*ref, state, last[ref]) for ref, state in sorted(oracle(below).items())]
 
 
-def check_state(found: State | None, expected: State, *, counts: bool = True, context: object = "") -> None:
+def check_state(
+    found: VectorState | None, expected: VectorState, *, counts: bool = True, context: object = ""
+) -> None:
     """Assert that two states are the same to the bit, metadata and last key included."""
     assert found is not None, context
     assert found.content == expected.content, context

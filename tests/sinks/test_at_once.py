@@ -12,9 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delta_prop.route.calling import takes_at_once
+from delta_prop.route.sink_invoker import has_apply_now
 from delta_prop.testing import RecordedPropagator, run_propagator
-from delta_prop_sinks import CacheSink, CallbackSink, Delivery, IndexSink, RejectDelta, Resident, StorageSink
+from delta_prop_sinks import (
+    CacheSink,
+    CallbackSink,
+    Delivery,
+    IndexSink,
+    RejectDelta,
+    ResidentVectors,
+    StorageSink,
+)
 from delta_prop_wire.delta import Delta, create, sparse
 from tests.sinks.strategies import logs
 from tests.sinks.support import FakeLog, applied, check_state, oracle
@@ -67,7 +75,7 @@ def test_a_storage_that_has_to_wait_says_so() -> None:
             await through.open(log)
             assert not through.apply_now(log.deliveries())
             await through.aclose()
-            small = StorageSink(Path(folder) / "t.db", resident=Resident(resident_bytes_max=1))
+            small = StorageSink(Path(folder) / "t.db", resident=ResidentVectors(resident_bytes_max=1))
             await small.open(log)
             await small.apply(log.deliveries())
             assert not small.apply_now(log.deliveries())
@@ -87,13 +95,13 @@ class Quick(Slow):
 
 
 def test_who_says_how_it_applies_is_asked() -> None:
-    assert takes_at_once(CacheSink())
-    assert not takes_at_once(Slow())
-    assert takes_at_once(Quick())
-    assert not takes_at_once(CallbackSink(print))
+    assert has_apply_now(CacheSink())
+    assert not has_apply_now(Slow())
+    assert has_apply_now(Quick())
+    assert not has_apply_now(CallbackSink(print))
     patched: Any = CacheSink()
     patched.apply = None
-    assert not takes_at_once(patched)
+    assert not has_apply_now(patched)
 
 
 class Failing(CacheSink):
@@ -123,7 +131,7 @@ def test_what_goes_wrong_at_once_comes_again_and_is_seen_to() -> None:
             await p.publish(Delta("a" if value != 3 else "b", create([value])))
             await p.settle()
         told = p.statistics().sinks["failing"]
-        assert (told.applied, told.success, told.rejected) == (4, 3, 1)
+        assert (told.applied_offset, told.applied_deltas, told.rejected) == (4, 3, 1)
         assert (sink.at_once, sink.later) == (3, 3)  # behind what was rejected each is looked at
 
     run_propagator(main)
@@ -139,7 +147,7 @@ def test_applied_within_the_publish() -> None:
         assert state is not None
         assert state.vector is not None
         assert state.vector.tolist() == [1, 7]
-        assert p.statistics().sinks["cache"].applied == published.next_offset
+        assert p.statistics().sinks["cache"].applied_offset == published.next_offset
 
     run_propagator(main)
 
@@ -147,9 +155,9 @@ def test_applied_within_the_publish() -> None:
 @pytest.mark.parametrize("rows", [None, np.array([0])])
 def test_a_batch_that_another_sink_brought_is_a_repeat(rows: Any) -> None:
     log = FakeLog()
-    resident = Resident()
+    resident = ResidentVectors()
     resident.enter(log)
     logged = log.append(Delta("a", create([1])), Delta("b", create([2])))
     assert applied(resident, [Delivery(logged, rows)], log) == (2 if rows is None else 1)
     assert applied(resident, [Delivery(logged)], log) == (0 if rows is None else 1)
-    assert resident.statistics().repeats == (2 if rows is None else 1)
+    assert resident.statistics().duplicates == (2 if rows is None else 1)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_prop_sinks import CacheSink, Delivery
-from delta_prop_wire.algebra import State, fold
+from delta_prop_wire.algebra import VectorState, fold
 from delta_prop_wire.delta import Delta, create, delete, dense, sparse, sparse_add
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import UsageError
@@ -23,7 +23,7 @@ def test_every_hit_is_the_fold(log: FakeLog, data: st.DataObject, mode: Any) -> 
     """With a loader that is ahead of the cache: it knows the whole log from the start."""
     ahead = oracle(log.batches)
 
-    async def loader(namespace: str, vector_id: str) -> State | None:
+    async def loader(namespace: str, vector_id: str) -> VectorState | None:
         return ahead.get((namespace, vector_id))
 
     async def main() -> None:
@@ -106,7 +106,7 @@ def test_what_is_in_a_loaded_state_is_not_folded_again() -> None:
         behind = changed(log, 5.0)
         changed(log, 6.0)
 
-        async def loader(namespace: str, vector_id: str) -> State | None:
+        async def loader(namespace: str, vector_id: str) -> VectorState | None:
             return oracle(log.batches)[namespace, vector_id]
 
         cache = CacheSink(loader=loader)
@@ -125,7 +125,7 @@ def test_numbers_that_overtake_a_load_are_not_forgotten() -> None:
         log.append(Delta("b", create([1, 2])))
         loads = 0
 
-        async def loader(namespace: str, vector_id: str) -> State | None:
+        async def loader(namespace: str, vector_id: str) -> VectorState | None:
             nonlocal loads
             state = oracle(log.batches)[namespace, vector_id]
             if not loads:
@@ -162,7 +162,7 @@ def test_a_block_that_overtakes_a_load_is_not_forgotten() -> None:
         log.append(*(Delta(name, dense([1])) for name in names))
         cache = CacheSink()
 
-        async def loader(namespace: str, vector_id: str) -> State | None:
+        async def loader(namespace: str, vector_id: str) -> VectorState | None:
             answer = oracle(log.batches)[namespace, vector_id]
             if len(log.batches) == 1:
                 log.append(*(Delta(name, sparse_add([0], [1])) for name in names))
@@ -185,7 +185,7 @@ def test_a_load_that_a_delta_overtakes_is_not_cached() -> None:
         entered, go = anyio.Event(), anyio.Event()
         calls = []
 
-        async def loader(namespace: str, vector_id: str) -> State | None:
+        async def loader(namespace: str, vector_id: str) -> VectorState | None:
             answer = oracle(log.batches)[namespace, vector_id]
             calls.append(answer)
             if len(calls) == 1:
@@ -196,7 +196,7 @@ def test_a_load_that_a_delta_overtakes_is_not_cached() -> None:
         cache = CacheSink(loader=loader)
         await cache.open(log)
         await cache.apply(log.deliveries())
-        answers: list[State | None] = []
+        answers: list[VectorState | None] = []
 
         async def ask() -> None:
             answers.append(await cache.get("default", "a"))
@@ -222,7 +222,7 @@ def test_what_a_source_behind_gives_is_not_cached() -> None:
         log.append(Delta("a", dense([2])))
         reached = 1
 
-        async def loader(*ref: str) -> State | None:
+        async def loader(*ref: str) -> VectorState | None:
             return oracle(log.batches[:reached])[ref[0], ref[1]]
 
         cache = CacheSink(loader=loader, loader_offset=lambda: reached)

@@ -79,21 +79,25 @@ def test_failures_say_how_far_it_came() -> None:
 
 
 def test_wrong_use_is_told() -> None:
-    with pytest.raises(UsageError, match="cannot be called"):
+    with pytest.raises(UsageError, match="is not callable"):
         CallbackSink(3)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="per 'row'"):
         CallbackSink(print, per="row")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="nonblocking='no': give True or False"):
+    with pytest.raises(UsageError, match="nonblocking 'no' is not a bool: give True or False"):
         CallbackSink(print, nonblocking="no")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("per", "function", "told"),
     [
-        ("delta", lambda delta: None, r"too many positional arguments: .* of \(offset, delta\)"),
+        ("delta", lambda delta: None, r"too many positional arguments.*: .* of \(offset, delta\)"),
         ("delta", lambda offset, delta, more: None, r"missing a required argument: 'more'"),
         ("delta", partial(lambda tag: None, "tag"), r"too many positional arguments"),
-        ("delivery", lambda offset, delta: None, r"missing a required argument: 'delta': .* of \(delivery\)"),
+        (
+            "delivery",
+            lambda offset, delta: None,
+            r"missing a required argument: 'delta'.*: .* of \(delivery\)",
+        ),
     ],
 )
 def test_a_function_that_cannot_take_what_it_gets_is_refused(per: Any, function: Any, told: str) -> None:
@@ -202,7 +206,7 @@ def test_closing_leaves_a_function_alone_that_does_not_return() -> None:
             await anyio.to_thread.run_sync(entered.wait)
         assert time.monotonic() - began < 10
         async with Propagator() as p:
-            with pytest.raises(UsageError, match="'callback': a call of its function runs since before"):
+            with pytest.raises(UsageError, match="'callback': a call of its function still runs from before"):
                 await p.attach(sink)
             go.set()
             while sink.statistics().running:  # noqa: ASYNC110 - of the thread nobody is told

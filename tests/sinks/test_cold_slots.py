@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop_sinks import cold_slots, table
-from delta_prop_sinks.cold_slots import ALIKE_MAX, ColdSlots, hashes_of
-from delta_prop_sinks.table import Table
+from delta_prop_sinks import cold_slots, vector_table
+from delta_prop_sinks.cold_slots import COLLISIONS_MAX, ColdSlots, hashes_of
+from delta_prop_sinks.vector_table import VectorTable
 
 KEYS = [f"v{number}" for number in range(12)]
 ACTS = st.lists(
@@ -25,27 +25,27 @@ ACTS = st.lists(
 def _few_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that many ids are alike, and every table is cold."""
     monkeypatch.setattr(cold_slots, "hash_of", lambda key: len(key) + int(key[1:]) % 3)
-    monkeypatch.setattr(table, "COLD_SLOTS_MIN", 1)
+    monkeypatch.setattr(vector_table, "COLD_SLOTS_MIN", 1)
 
 
-def filled(count: int, *, cold: bool) -> Table:
-    made, keys = Table("n"), KEYS[:count]
+def filled(count: int, *, cold: bool) -> VectorTable:
+    made, keys = VectorTable("n"), KEYS[:count]
     heads, forms = np.ones((count, 4), np.int64), np.ones(count, np.uint8)
     made.extend(keys, heads, forms, np.ones((count, 2), np.float32), cold=cold)
     if cold:
-        made.name(hashes_of(keys))
+        made.index_ids(hashes_of(keys))
         assert isinstance(made.slots, ColdSlots)
     return made
 
 
-def act(one: Table, what: str, keys: list[str]) -> object:
+def act(one: VectorTable, what: str, keys: list[str]) -> object:
     key = keys[0]
     if what == "slot":
         return one.slot_of(key)
     if what == "many":
         return one.slots_of(keys).tolist()
     if what == "known":
-        return one.known(keys).tolist()
+        return one.find_slots(keys).tolist()
     if what == "release":
         return one.release(one.slots[key]) if key in one.slots else None
     if what == "item":
@@ -69,22 +69,22 @@ def test_cold_slots_answer_as_a_dictionary(count: int, acts: list[tuple[str, lis
 
 def test_an_id_that_is_there_twice_is_refused() -> None:
     ids: list[str | None] = ["v1", "v4", "v2", "v1"]
-    with pytest.raises(ValueError, match="there twice"):
-        ColdSlots.of(ids, hashes_of(["v1", "v4", "v2", "v1"]))
+    with pytest.raises(ValueError, match="occurs twice"):
+        ColdSlots.from_hashes(ids, hashes_of(["v1", "v4", "v2", "v1"]))
     apart = ["v1", "v4", "v7", "v1"]  # all four are alike, and those two are no neighbours
-    with pytest.raises(ValueError, match="there twice"):
-        ColdSlots.of(list(apart), hashes_of(apart))
-    twice = Table("n")
+    with pytest.raises(ValueError, match="occurs twice"):
+        ColdSlots.from_hashes(list(apart), hashes_of(apart))
+    twice = VectorTable("n")
     twice.extend(["v1", "v1"], np.ones((2, 4), np.int64), np.ones(2, np.uint8), None, cold=True)
     with pytest.raises(ValueError, match="twice"):
-        twice.name(hashes_of(["v1", "v1"]))
+        twice.index_ids(hashes_of(["v1", "v1"]))
 
 
 def test_too_many_alike_get_a_dictionary() -> None:
-    keys = [f"v{3 * number}" for number in range(100, 102 + ALIKE_MAX)]
+    keys = [f"v{3 * number}" for number in range(100, 102 + COLLISIONS_MAX)]
     assert len(set(hashes_of(keys).tolist())) == 1
-    made = Table("n")
+    made = VectorTable("n")
     made.extend(keys, np.ones((len(keys), 4), np.int64), np.ones(len(keys), np.uint8), None, cold=True)
-    made.name(hashes_of(keys))
+    made.index_ids(hashes_of(keys))
     assert type(made.slots) is dict
     assert made.slots[keys[-1]] == len(keys) - 1

@@ -16,12 +16,12 @@ from delta_prop_sinks import (
     IndexSink,
     JsonLinesSink,
     RejectDelta,
-    Resident,
+    ResidentVectors,
     StorageSink,
     check_sink,
 )
 from delta_prop_sinks.conformance import Applied
-from delta_prop_sinks.linking import Linked
+from delta_prop_sinks.hnsw_builder import Hnsw
 from delta_prop_wire.algebra import fold
 from tests.sinks.right_sinks import Plain, Store, Target
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from delta_prop_sinks import ResumePoint, SinkContext
-    from delta_prop_wire.algebra import State
+    from delta_prop_wire.algebra import VectorState
     from delta_prop_wire.delta import Delta
-    from delta_prop_wire.states import StateRow
+    from delta_prop_wire.state_rows import StateRow
 
 Backend = Literal["asyncio", "trio"]
 
@@ -74,7 +74,7 @@ VARIANTS: dict[str, tuple[str, list[tuple[Any, ...]], list[tuple[Any, ...]]]] = 
 
 def test_storage(tmp_path: Path, mode: Any, bytes_max: int, backend: Backend) -> None:
     def make() -> StorageSink:
-        resident = Resident(resident_bytes_max=bytes_max)
+        resident = ResidentVectors(resident_bytes_max=bytes_max)
         return StorageSink(tmp_path / "v.db", mode=mode, resident=resident, rows_unflushed_max=5)
 
     conforms(make, backend=backend)
@@ -86,7 +86,7 @@ class Pair:
     name = "pair"
 
     def __init__(self, stored: Path, **linked: Any) -> None:
-        resident = Resident()
+        resident = ResidentVectors()
         self.storage = StorageSink(stored, resident=resident)
         self.index = IndexSink(resident=resident, **linked)
         self.get, self.backlog = self.storage.get, self.index.backlog
@@ -168,7 +168,7 @@ def test_storage_and_index_of_the_same_vectors(tmp_path: Path, linked: bool) -> 
     more: dict[str, Any] = {}
     if linked:
         pytest.importorskip("usearch")
-        more["linked"] = Linked(graph_rows_min=4, unlinked_rows_max=300, save_s=1.0)
+        more["hnsw"] = Hnsw(graph_rows_min=4, unindexed_rows_max=300, save_s=1.0)
         more["path"] = tmp_path / "v.graph"
     conforms(lambda: Pair(tmp_path / "v.db", **more), found, expected=Folded())
 
@@ -176,8 +176,8 @@ def test_storage_and_index_of_the_same_vectors(tmp_path: Path, linked: bool) -> 
 def test_index(linked: bool) -> None:
     if linked:
         pytest.importorskip("usearch")
-    graph = Linked(graph_rows_min=4, unlinked_rows_max=64) if linked else False
-    conforms(lambda: IndexSink(linked=graph), found, expected=Folded())
+    graph = Hnsw(graph_rows_min=4, unindexed_rows_max=64) if linked else False
+    conforms(lambda: IndexSink(hnsw=graph), found, expected=Folded())
 
 
 def test_cache(mode: Any, entries_max: int) -> None:
@@ -202,11 +202,11 @@ def test_a_cache_in_front_of_a_source() -> None:
             plain.states.clear()
             await super().begin_rebuild(offset)
 
-        async def take_states(self, rows: Sequence[StateRow]) -> None:
+        async def load_states(self, rows: Sequence[StateRow]) -> None:
             plain.states.update({row[:2]: row.state for row in rows})
-            await super().take_states(rows)
+            await super().load_states(rows)
 
-    async def load(namespace: str, vector_id: str) -> State | None:
+    async def load(namespace: str, vector_id: str) -> VectorState | None:
         return plain.get(namespace, vector_id)
 
     conforms(lambda: Cache(entries_max=8, loader=load))

@@ -10,15 +10,15 @@ import pytest
 
 from delta_prop.testing import run_virtual
 from delta_prop.testing.loop import Stuck
-from delta_prop_sinks import CallbackSink, NotConforming, check_sink
+from delta_prop_sinks import CallbackSink, ContractViolation, check_sink
 from delta_prop_sinks.conformance import RULES
 from delta_prop_wire.delta import Delta, delete
 from delta_prop_wire.errors import UsageError
-from tests.sinks import wrong_blocking, wrong_forwarded, wrong_sinks
+from tests.sinks import wrong_blocking, wrong_forwarded, wrong_rebuilds, wrong_sinks
 from tests.sinks.right_sinks import Plain, Prompt, Store, Target, Through
 from tests.sinks.wrong_sinks import HangsBehindAShield, HangsWhenClosed
 
-WRONG = (*wrong_sinks.WRONG, *wrong_forwarded.WRONG, *wrong_blocking.WRONG)
+WRONG = (*wrong_sinks.WRONG, *wrong_rebuilds.WRONG, *wrong_forwarded.WRONG, *wrong_blocking.WRONG)
 
 
 def told(kind: type[Plain], backend: Literal["asyncio", "trio"] = "asyncio") -> str:
@@ -33,7 +33,7 @@ def told(kind: type[Plain], backend: Literal["asyncio", "trio"] = "asyncio") -> 
 
     try:
         run_virtual(main, backend=backend)
-    except NotConforming as breach:
+    except ContractViolation as breach:
         return str(breach)
     return ""
 
@@ -65,22 +65,25 @@ def test_what_waits_behind_a_shield_is_told_in_virtual_time(backend: Any) -> Non
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"make": 5}, "make is 5, which cannot be called: give what makes the sink anew, such as its class"),
-        ({"make": None}, "make is None, which cannot be called"),
-        ({"probe": 5}, "probe is 5, which cannot be called: give a function, or None"),
-        ({"probe": lambda sink: 7}, r"probe\(sink\) gave 7, which cannot be awaited: make it `async def`"),
+        ({"make": 5}, "make 5 cannot be called: give a function that creates the sink, such as its class"),
+        ({"make": None}, "make None cannot be called"),
+        ({"probe": 5}, "probe 5 cannot be called: give a function, or None"),
+        (
+            {"probe": lambda sink: 7},
+            r"probe: probe\(sink\) returned 7, not an awaitable: make it `async def`",
+        ),
         (
             {"make": lambda: CallbackSink(print)},
-            r"probe is missing, and a CallbackSink has no get\(\), so that nothing it holds would be",
+            r"probe is missing, and a CallbackSink has no get\(\) to compare: give a probe",
         ),
-        ({"expected": len}, "expected is what the probe must see, and without a probe it checks nothing"),
-        ({"failing": True}, "failing is True, which cannot be called: give a function, or None"),
-        ({"deadline_s": -1}, "deadline_s is -1: give a number of seconds above 0"),
-        ({"deadline_s": 0}, "deadline_s is 0: give a number of seconds above 0"),
-        ({"deadline_s": math.nan}, "deadline_s is nan: give a number of seconds above 0"),
-        ({"deadline_s": math.inf}, "deadline_s is inf: give a number of seconds above 0"),
-        ({"deadline_s": "5"}, "deadline_s is '5': give a number of seconds above 0"),
-        ({"pause_s": True}, "pause_s is True: give a number of seconds above 0"),
+        ({"expected": len}, "expected: without a probe there is nothing to compare with it"),
+        ({"failing": True}, "failing True cannot be called: give a function, or None"),
+        ({"deadline_s": -1}, "deadline_s -1 is not a number of seconds above 0"),
+        ({"deadline_s": 0}, "deadline_s 0 is not a number of seconds above 0"),
+        ({"deadline_s": math.nan}, "deadline_s nan is not a number of seconds above 0"),
+        ({"deadline_s": math.inf}, "deadline_s inf is not a number of seconds above 0"),
+        ({"deadline_s": "5"}, "deadline_s '5' is not a number of seconds above 0"),
+        ({"pause_s": True}, "pause_s True is not a number of seconds above 0"),
     ],
 )
 def test_what_cannot_be_used_is_refused(given: dict[str, Any], message: str) -> None:
@@ -99,7 +102,7 @@ def test_what_cannot_be_used_is_refused(given: dict[str, Any], message: str) -> 
     ],
 )
 def test_what_is_no_sink_is_told(made: Any, message: str) -> None:
-    with pytest.raises(NotConforming, match=message):
+    with pytest.raises(ContractViolation, match=message):
         run_virtual(check_sink, lambda: made and made("a", delete()))
 
 
@@ -108,7 +111,7 @@ def test_a_hanging_sink_is_told_in_real_time(backend: Any) -> None:
     async def main() -> None:
         await check_sink(lambda: HangsWhenClosed(Target()), deadline_s=1.0)
 
-    with pytest.raises(NotConforming, match=r"aclose\(\) had not ended after 1 s"):
+    with pytest.raises(ContractViolation, match=r"aclose\(\) had not ended after 1 s"):
         anyio.run(main, backend=backend)
 
 
@@ -116,7 +119,7 @@ def test_repeats_that_a_probe_sees_are_found() -> None:
     async def seen(sink: CallbackSink) -> object:
         return sink.statistics().calls
 
-    with pytest.raises(NotConforming, match="repeats: after every delivery came again, readers saw"):
+    with pytest.raises(ContractViolation, match="repeats: after every delivery was redelivered, readers saw"):
         run_virtual(check_sink, lambda: CallbackSink(lambda offset, delta: None), seen)
 
 
@@ -134,6 +137,6 @@ def test_a_probe_that_is_told_what_to_expect_finds_what_is_missing() -> None:
         await check_sink(lambda: CallbackSink(take), seen, expected=lambda rows: [row.offset for row in rows])
 
     with pytest.raises(
-        NotConforming, match=r"order: .* 13 entries instead of 14, first differing at 5: \[6, "
+        ContractViolation, match=r"order: .* 13 entries instead of 14, first differing at 5: \[6, "
     ):
         run_virtual(main)

@@ -44,7 +44,7 @@ class FalseLink:
     async def run(self) -> None:
         await anyio.sleep_forever()
 
-    async def greeted(self) -> Mapping[int, int] | None:
+    async def wait_for_watermarks(self) -> Mapping[int, int] | None:
         await anyio.lowlevel.checkpoint()
         has, self.elsewhere.has = self.elsewhere.has, None
         return has
@@ -120,7 +120,7 @@ def test_only_a_whole_log_is_forwarded() -> None:
     async def main() -> None:
         log = FakeLog()
         log.topics = frozenset({"ns:a"})  # type: ignore[misc]
-        with pytest.raises(UsageError, match="attach it with all topics"):
+        with pytest.raises(UsageError, match="attach it to all topics"):
             await forwarding(Elsewhere()).open(log)
 
     run_virtual(main)

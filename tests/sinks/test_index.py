@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop_sinks import IndexSink, Resident, StopSink, StorageSink
+from delta_prop_sinks import IndexSink, ResidentVectors, StopSink, StorageSink
 from delta_prop_wire.delta import Delta, create, delete, opaque, scale, sparse
 from delta_prop_wire.encode import encode_vectors
 from delta_prop_wire.errors import UsageError
@@ -128,14 +128,14 @@ def test_bad_queries_name_field_and_bound() -> None:
         log.append(Delta("a", create([1, 2, 3])))
         await index.apply(log.deliveries())
         for arguments, message in [
-            (([1, 2],), "query: 2 numbers, but namespace 'default' has dimension 3"),
-            (([[1, 2, 3]],), r"query: has shape \(1, 3\)"),
+            (([1, 2],), "query: it has 2 numbers and namespace 'default' has dimension 3"),
+            (([[1, 2, 3]],), r"query: it has shape \(1, 3\)"),
             (([1, float("nan"), 3],), "query: number 1 is nan"),
             (([1, 2, 1e300],), "query: number 2 is inf"),
             ((["x", 2, 3],), "is not a list of numbers"),
-            (([1, 2, 3], 0), "k: 0 is not a whole number from 1 to 10000"),
-            (([1, 2, 3], 2.5), "k: 2.5"),
-            (([1, 2, 3], 5, "default", "hamming"), "metric: 'hamming' is not one of cosine, dot, l2, pivot"),
+            (([1, 2, 3], 0), "k 0 is not a whole number from 1 to 10000"),
+            (([1, 2, 3], 2.5), "k 2.5"),
+            (([1, 2, 3], 5, "default", "hamming"), "metric 'hamming' is not one of cosine, dot, l2, pivot"),
         ]:
             with pytest.raises(UsageError, match=message):
                 index.search(*arguments)  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ def test_bad_queries_name_field_and_bound() -> None:
 def test_storage_and_index_share_one_copy(tmp_path: Path) -> None:
     async def main() -> None:
         log = FakeLog()
-        resident = Resident()
+        resident = ResidentVectors()
         storage = StorageSink(tmp_path / "v.db", resident=resident)
         index = IndexSink(resident=resident)
         with pytest.raises(UsageError, match="attach the storage sink first"):
@@ -171,7 +171,7 @@ def test_storage_and_index_share_one_copy(tmp_path: Path) -> None:
         await index.aclose()
         await storage.aclose()
 
-        resident = Resident()
+        resident = ResidentVectors()
         storage, index = StorageSink(tmp_path / "v.db", resident=resident), IndexSink(resident=resident)
         await storage.open(log)
         assert (await index.open(log)).cursor.next_offset == log.next_offset
@@ -184,12 +184,12 @@ def test_storage_and_index_share_one_copy(tmp_path: Path) -> None:
 def test_an_index_over_evicted_rows_stops_with_the_cure(tmp_path: Path) -> None:
     async def main() -> None:
         log = FakeLog()
-        resident = Resident(resident_bytes_max=5_000)
+        resident = ResidentVectors(resident_bytes_max=5_000)
         storage = StorageSink(tmp_path / "v.db", resident=resident)
         await storage.open(log)
         log.append(*(Delta(f"v{at}", create([1, 2, 3, 4])) for at in range(50)))
         await storage.apply(log.deliveries())
-        with pytest.raises(StopSink, match="5000 bytes do not hold them: raise resident_bytes_max"):
+        with pytest.raises(StopSink, match="resident_bytes_max 5000 is too small for all vectors"):
             await IndexSink(resident=resident).open(log)
         await storage.aclose()
 

@@ -12,7 +12,7 @@ import pytest
 
 from delta_prop import Propagator
 from delta_prop.config import Settings
-from delta_prop_sinks import IndexSink, Linked
+from delta_prop_sinks import Hnsw, IndexSink
 from delta_prop_wire.delta import Kind
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DIMENSION = 32
 BATCH = 50
 UPDATES_MIN = 40 * BATCH
-SETTINGS = Linked(graph_rows_min=500, unlinked_rows_max=1500)
+SETTINGS = Hnsw(graph_rows_min=500, unindexed_rows_max=1500)
 
 
 def clustered(count: int, random: Any) -> NDArray[np.float32]:
@@ -58,7 +58,7 @@ def test_a_stream_of_updates_is_seen_at_once_while_rows_are_linked(full: bool) -
 
     async def main() -> None:
         random = np.random.default_rng(1)
-        rows, index = clustered(count, random), IndexSink(linked=SETTINGS)
+        rows, index = clustered(count, random), IndexSink(hnsw=SETTINGS)
         checked = updates = 0
         found: list[float] = []
         async with Propagator() as propagator:
@@ -96,7 +96,7 @@ def test_a_stream_of_updates_is_seen_at_once_while_rows_are_linked(full: bool) -
         print(f"{count} vectors, {updates} updates, {checked} searches checked, {linked}")
         assert checked > 20
         assert np.mean(found) / 10 >= 0.95
-        assert 0 < linked.unlinked_rows_highest <= SETTINGS.unlinked_rows_max
+        assert 0 < linked.unlinked_rows_highest <= SETTINGS.unindexed_rows_max
         assert linked.links_done >= count / 2
         assert linked.searches_linked > 0
 
@@ -114,7 +114,7 @@ def test_no_thread_is_left_however_it_ends_under_load(way: str) -> None:
         rows = clustered(3_000, random)
         with anyio.move_on_after(60) as scope:
             async with Propagator(Settings(close_timeout_s=3.0)) as propagator:
-                index = IndexSink(linked=SETTINGS)
+                index = IndexSink(hnsw=SETTINGS)
                 await propagator.attach(index)
                 await publish(propagator, rows, np.arange(3_000))
                 while index.backlog().rows == 0:  # noqa: ASYNC110 - nothing tells it

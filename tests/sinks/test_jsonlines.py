@@ -165,7 +165,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 
 def late(logged: Any, *rows: int) -> Delivery:
-    return Delivery(logged, np.array(rows, np.intp), late=True)
+    return Delivery(logged, np.array(rows, np.intp), redelivered=True)
 
 
 def test_late_lines_stand_where_they_were_written_once(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_late_lines_stand_where_they_were_written_once(tmp_path: Path) -> None:
         await again.apply(log.deliveries())
         log.append(Delta("c", scale(3)))
         await again.apply(log.deliveries(3))
-        assert again.statistics().repeats == 6
+        assert again.statistics().duplicates == 6
         assert log.commits[-1] == 5
         await again.aclose()
 

@@ -10,7 +10,16 @@ import anyio
 import pytest
 
 from delta_prop.testing import run_virtual
-from delta_prop_sinks import CacheSink, IndexSink, Linked, Rebuilds, Resident, StopSink, StorageSink, TryAgain
+from delta_prop_sinks import (
+    CacheSink,
+    Hnsw,
+    IndexSink,
+    Rebuildable,
+    ResidentVectors,
+    StopSink,
+    StorageSink,
+    TryAgain,
+)
 from delta_prop_sinks.callback import CallbackSink
 from delta_prop_sinks.jsonlines import JsonLinesSink
 from delta_prop_wire.delta import Delta, create, delete, offset, opaque, scale, sparse_add
@@ -40,12 +49,12 @@ def filled(log: FakeLog, rounds: int = 3) -> FakeLog:
 
 
 async def rebuild(sink: Any, log: FakeLog, end: int, *, pieces: int = 4) -> None:
-    assert isinstance(sink, Rebuilds)
+    assert isinstance(sink, Rebuildable)
     states = states_at(log, end)
     await sink.begin_rebuild(end)
     for at in range(0, len(states), pieces):
-        await sink.take_states(states[at : at + pieces])
-        await sink.take_states(states[at : at + pieces])  # a call that failed comes again
+        await sink.load_states(states[at : at + pieces])
+        await sink.load_states(states[at : at + pieces])  # a call that failed comes again
     lamport = max((row.state.key[0] for row in states if row.state.key), default=0)
     await sink.end_rebuild(end, lamport)
 
@@ -68,7 +77,7 @@ def test_storage_is_rebuilt_and_goes_on_behind(tmp_path: Path, bytes_max: int) -
 
         log = filled(FakeLog())
         middle = log.batches[1].next_offset
-        sink = StorageSink(path, resident=Resident(resident_bytes_max=bytes_max))
+        sink = StorageSink(path, resident=ResidentVectors(resident_bytes_max=bytes_max))
         point = await sink.open(log)
         assert point.lamport > 500
         await rebuild(sink, log, middle)
@@ -102,9 +111,9 @@ def test_a_rebuild_of_storage_that_breaks_off_is_seen_and_begun_again(tmp_path: 
             await sink.begin_rebuild(middle)
             await check(sink.get, log)  # readers see what there was
         if steps > 1:
-            await sink.take_states(states[:5])
+            await sink.load_states(states[:5])
         if steps > 2:
-            await sink.take_states(states[5:])
+            await sink.load_states(states[5:])
         del sink  # it crashes
         gc.collect()
         with sqlite3.connect(path) as reader:  # another reader still has the old rows
@@ -147,7 +156,7 @@ def test_a_disk_that_fails_changes_nothing_and_the_call_comes_again(tmp_path: Pa
             await call()
 
         await fails(lambda: sink.begin_rebuild(log.next_offset))
-        await fails(lambda: sink.take_states(states))
+        await fails(lambda: sink.load_states(states))
         await fails(lambda: sink.end_rebuild(log.next_offset, log.lamport))
         await check(sink.get, log)
         await sink.aclose()
@@ -155,11 +164,11 @@ def test_a_disk_that_fails_changes_nothing_and_the_call_comes_again(tmp_path: Pa
     run_virtual(main)
 
 
-@pytest.mark.parametrize("linked", [False, Linked(graph_rows_min=4, unlinked_rows_max=64)])
+@pytest.mark.parametrize("linked", [False, Hnsw(graph_rows_min=4, unindexed_rows_max=64)])
 def test_an_index_of_its_own_is_rebuilt(linked: Any) -> None:
     async def main() -> None:
-        log, fresh = filled(FakeLog()), IndexSink(linked=linked)
-        index = IndexSink(linked=linked)
+        log, fresh = filled(FakeLog()), IndexSink(hnsw=linked)
+        index = IndexSink(hnsw=linked)
         for one in (index, fresh):
             await one.open(log)
         middle = log.batches[1].next_offset
@@ -176,7 +185,7 @@ def test_an_index_of_its_own_is_rebuilt(linked: Any) -> None:
         index.resident.resident_bytes_max = 100
         await index.begin_rebuild(middle)
         with pytest.raises(StopSink, match="resident_bytes_max"):
-            await index.take_states(states_at(log, middle))
+            await index.load_states(states_at(log, middle))
         for one in (index, fresh):
             await one.aclose()
 
@@ -193,10 +202,10 @@ def test_an_index_that_shares_vectors_waits_for_the_store(tmp_path: Path) -> Non
     async def main() -> None:
         log = filled(FakeLog())
         middle = log.batches[1].next_offset
-        resident = Resident()
+        resident = ResidentVectors()
         storage = StorageSink(tmp_path / "v.db", resident=resident)
-        linked = Linked(graph_rows_min=4, unlinked_rows_max=64)
-        index = IndexSink(resident=resident, linked=linked)
+        linked = Hnsw(graph_rows_min=4, unindexed_rows_max=64)
+        index = IndexSink(resident=resident, hnsw=linked)
         ours, theirs = Context(log), Context(log)
         await storage.open(ours)
         await index.open(theirs)
@@ -204,7 +213,7 @@ def test_an_index_that_shares_vectors_waits_for_the_store(tmp_path: Path) -> Non
         await index.apply(log.deliveries())
         before = index.search([1, 2, 3, 4], 10)
         await storage.begin_rebuild(middle)
-        await storage.take_states(states_at(log, middle))
+        await storage.load_states(states_at(log, middle))
         log.append(Delta("v1", sparse_add([0], [100])))
         newest = log.deliveries(log.batches[-2].next_offset)
         done: list[str] = []
@@ -230,7 +239,7 @@ def test_an_index_that_shares_vectors_waits_for_the_store(tmp_path: Path) -> Non
         assert index.statistics().linked.unlinked_rows >= 6  # type: ignore[union-attr]
 
         await index.begin_rebuild(middle)  # of its own accord it has nothing to do but to link anew
-        await index.take_states(states_at(log, middle))
+        await index.load_states(states_at(log, middle))
         await index.end_rebuild(middle, 20)
         await check(storage.get, log)
         await index.aclose()
@@ -244,30 +253,30 @@ def test_an_index_that_is_opened_while_a_store_loads_what_it_made_anew_waits_for
     tmp_path: Path, ends: bool
 ) -> None:
     async def main() -> None:
-        log, resident = filled(FakeLog()), Resident()
+        log, resident = filled(FakeLog()), ResidentVectors()
         end = log.batches[-1].next_offset
         storage, index = StorageSink(tmp_path / "v.db", resident=resident), IndexSink(resident=resident)
         ours, theirs, states = Context(log), Context(log), states_at(log, end)
         await storage.open(ours)
         await storage.apply(log.deliveries())
         await storage.begin_rebuild(end)
-        await storage.take_states(states)
+        await storage.load_states(states)
         file, release = storage._file, anyio.Event()
-        run = storage._run
+        run = storage._run_on_file
 
         async def slow(context: Any, function: Any) -> Any:
             if getattr(function, "func", None) == file.page_of_blocks:
                 await release.wait()
             return await run(context, function)
 
-        storage._run = slow  # type: ignore[method-assign]
+        storage._run_on_file = slow  # type: ignore[method-assign]
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(storage.end_rebuild, end, 20)
             await anyio.sleep(1)
-            assert resident.void
+            assert resident.rebuilding
             assert not resident.complete
             if not ends:
-                with pytest.raises(TryAgain, match="that one goes first"):
+                with pytest.raises(TryAgain, match="wait until that sink has finished and reached 0"):
                     await index.open(theirs)
                 release.set()
                 return
@@ -297,13 +306,13 @@ class Context:
 
 def test_an_index_gives_up_waiting_and_says_for_whom(tmp_path: Path) -> None:
     async def main() -> None:
-        log, resident = filled(FakeLog()), Resident()
+        log, resident = filled(FakeLog()), ResidentVectors()
         storage = StorageSink(tmp_path / "v.db", resident=resident)
         index = IndexSink(resident=resident)
         await storage.open(Context(log))  # type: ignore[arg-type]
         await index.open(Context(log))  # type: ignore[arg-type]
         await storage.begin_rebuild(0)
-        with pytest.raises(TryAgain, match="another sink makes anew"):
+        with pytest.raises(TryAgain, match="another sink rebuilds"):
             await index.apply(log.deliveries())
         await index.aclose()
         await storage.aclose()
@@ -336,5 +345,5 @@ def test_a_cache_is_rebuilt_with_what_fits() -> None:
 
 
 def test_what_is_made_of_deltas_cannot_be_rebuilt(tmp_path: Path) -> None:
-    assert not isinstance(JsonLinesSink(tmp_path / "lines"), Rebuilds)
-    assert not isinstance(CallbackSink(print), Rebuilds)
+    assert not isinstance(JsonLinesSink(tmp_path / "lines"), Rebuildable)
+    assert not isinstance(CallbackSink(print), Rebuildable)

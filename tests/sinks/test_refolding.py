@@ -19,16 +19,16 @@ from delta_prop_sinks import (
     Delivery,
     IndexSink,
     RejectDelta,
-    Resident,
+    ResidentVectors,
     StopSink,
     StorageSink,
     TryAgain,
     fold_again,
 )
 from delta_prop_sinks import refolding as module
-from delta_prop_sinks.chain import MARK_ENTRIES, Chain, Checkpoint, Entry
-from delta_prop_sinks.conformance.steps import cancelled_at
-from delta_prop_wire.algebra import State, fold, ignoring
+from delta_prop_sinks.conformance.steps import call_and_cancel_at
+from delta_prop_sinks.delta_chain import SAVEPOINT_ENTRIES, ChainBase, DeltaChain, Entry
+from delta_prop_wire.algebra import VectorState, fold, with_ignored
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import (
     Delta,
@@ -45,7 +45,7 @@ from delta_prop_wire.delta import (
     sparse_add,
 )
 from delta_prop_wire.encode import encode_batch
-from delta_prop_wire.states import encode_states
+from delta_prop_wire.state_rows import encode_states
 from tests.sinks.support import FakeLog, applied, check_state, oracle, states_at
 
 if TYPE_CHECKING:
@@ -114,11 +114,11 @@ def merges(seed: int, *, ids: bool = False, cuts: int = 2) -> FakeLog:
     return log
 
 
-def states(resident: Resident) -> dict[Any, State]:
+def states(resident: ResidentVectors) -> dict[Any, VectorState]:
     return {(namespace, name): state for namespace, name, state in resident.rows()}
 
 
-def check(resident: Resident, expected: dict[Any, State]) -> None:
+def check(resident: ResidentVectors, expected: dict[Any, VectorState]) -> None:
     found = states(resident)
     assert found.keys() == expected.keys()
     for ref, state in expected.items():
@@ -144,14 +144,14 @@ chain_bytes = st.sampled_from([0, 5_000, 20_000, 1 << 26])
 @given(seed=seeds, ids=st.booleans(), bytes_max=chain_bytes)
 def test_merges_in_calls_of_any_size_are_the_fold(seed: int, ids: bool, bytes_max: int) -> None:
     log, random = merges(seed, ids=ids), Random(seed)
-    resident = Resident(chain_bytes_max=bytes_max)
+    resident = ResidentVectors(chain_bytes_max=bytes_max)
     resident.enter(log)
     for call in in_calls(log, random):
         applied(resident, call, log)
         check(resident, oracle(log.batches[: last_place(log, call)]))
 
 
-def above_state(states: dict[Any, State], batches: Sequence[LoggedBatch]) -> dict[Any, State]:
+def above_state(states: dict[Any, VectorState], batches: Sequence[LoggedBatch]) -> dict[Any, VectorState]:
     """What deltas make of states: those that sort before a state's last one only count."""
     rows: dict[Any, dict[Any, Any]] = {}
     for logged in batches:
@@ -160,18 +160,18 @@ def above_state(states: dict[Any, State], batches: Sequence[LoggedBatch]) -> dic
             rows.setdefault((logged.batch.namespaces[row], name), {})[change[0]] = change
     found = dict(states)
     for ref, changes in rows.items():
-        base = states.get(ref, State())
+        base = states.get(ref, VectorState())
         late = [key for key in changes if base.key is not None and key < base.key]
-        onto = ignoring(base, len(late), base.key)
+        onto = with_ignored(base, len(late), base.key)
         found[ref] = fold([changes[key] for key in changes.keys() - set(late)], onto)
     return found
 
 
-def begin_with(resident: Resident, log: FakeLog, offset: int) -> None:
+def begin_with(resident: ResidentVectors, log: FakeLog, offset: int) -> None:
     """Have vectors made of the states as of an offset."""
     resident.begin_rebuild(log)
     resident.clear()
-    resident.take_states(states_at(log, offset))
+    resident.load_states(states_at(log, offset))
     resident.end_rebuild(log, offset, log.lamport)
 
 
@@ -197,7 +197,7 @@ def test_merges_above_a_snapshot_are_the_fold_onto_its_states(seed: int, bytes_m
     offset = log.batches[end].offset
     base = oracle(log.batches[:end])
     states_of_log(log, offset)
-    resident = Resident(chain_bytes_max=bytes_max)
+    resident = ResidentVectors(chain_bytes_max=bytes_max)
     resident.enter(log)
     begin_with(resident, log, offset)
     for call in in_calls(log, random, end):
@@ -213,7 +213,7 @@ class Ticking(FakeLog):
         self.clock.step = 0.003
 
 
-def check_heads(resident: Resident, log: FakeLog) -> None:
+def check_heads(resident: ResidentVectors, log: FakeLog) -> None:
     """Each vector is at any time the fold of its deltas up to its head's offset, no more and no less."""
     for namespace, table in resident.tables.items():
         for name, slot in table.slots.items():
@@ -246,7 +246,7 @@ def test_sinks_at_two_paces_whose_calls_are_cancelled_see_whole_folds(
             if sink.apply_now(call):
                 continue
             while random.random() < 0.4:
-                await cancelled_at(random.randint(0, 6), lambda call=call: sink.apply(call))  # type: ignore[misc]
+                await call_and_cancel_at(random.randint(0, 6), lambda call=call: sink.apply(call))  # type: ignore[misc]
                 check_heads(sink.resident, log)
             await sink.apply(call)
             check_heads(sink.resident, log)
@@ -258,7 +258,7 @@ def test_sinks_at_two_paces_whose_calls_are_cancelled_see_whole_folds(
             await storage.flush()
 
     async def main() -> None:
-        resident = Resident(chain_bytes_max=bytes_max)
+        resident = ResidentVectors(chain_bytes_max=bytes_max)
         storage, index = StorageSink(path, resident=resident), IndexSink(resident=resident)
         await storage.open(log)
         await index.open(log)
@@ -300,7 +300,7 @@ def test_a_store_that_dies_amid_a_merge_goes_on_from_its_file(
             place = next((at for at, one in enumerate(log.batches) if one.next_offset > cursor), None)
             for call in in_calls(log, random, len(log.batches) if place is None else place):
                 if dies and random.random() < 0.3:
-                    await cancelled_at(random.randint(1, 9), lambda call=call: storage.apply(call))  # type: ignore[misc]
+                    await call_and_cancel_at(random.randint(1, 9), lambda call=call: storage.apply(call))  # type: ignore[misc]
                     break
                 await storage.apply(call)
             if not dies:
@@ -334,7 +334,7 @@ def test_the_public_fold_of_what_the_log_does_not_tell_stops_the_sink() -> None:
     log = merges(1)
     log.log_start = log.batches[3].offset
     log.batches = [logged for logged in log.batches if not logged.batch.kinds_mask & 1 << 1]
-    with pytest.raises(StopSink, match="needs snapshot: vector 'a' is to be folded again, and the log does"):
+    with pytest.raises(StopSink, match="needs snapshot: vector 'a' must be refolded, and the log lacks"):
         anyio.run(fold_again, log, {("default", "a"): log.next_offset})
 
 
@@ -351,8 +351,8 @@ def own(log: FakeLog, *rows: Delta) -> Delivery:
     return Delivery(log.append(*rows))
 
 
-def entered(log: FakeLog) -> Resident:
-    resident = Resident()
+def entered(log: FakeLog) -> ResidentVectors:
+    resident = ResidentVectors()
     resident.enter(log)
     return resident
 
@@ -382,13 +382,13 @@ def test_what_a_cancelled_call_had_begun_is_in_no_later_fold(wait: int) -> None:
     log.clock.step = 0.005
 
     async def main() -> None:
-        done = await cancelled_at(wait, lambda: resident.apply([lost], log))
+        done = await call_and_cancel_at(wait, lambda: resident.apply([lost], log))
         if not done.returned:
             log.batches.remove(lost.logged)  # it never comes again: its sink was told to go on elsewhere
 
     run_virtual(main)
     log.clock.step = 0.0
-    for _ in range(2 * MARK_ENTRIES):
+    for _ in range(2 * SAVEPOINT_ENTRIES):
         applied(resident, [own(log, Delta("a", sparse_add([0], [1])))], log)
     applied(resident, [late(log, 1, Delta("a", offset(3)))], log)
     check(resident, oracle(log.batches))
@@ -406,13 +406,13 @@ def test_a_fold_ends_where_its_vectors_are_made_anew_meanwhile() -> None:
         other = object()
         resident.begin_rebuild(other)  # type: ignore[arg-type]
         resident.clear()
-        resident.take_states(rows)
+        resident.load_states(rows)
         resident.end_rebuild(log, end, log.lamport)
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(rebuild)
-            with pytest.raises(TryAgain, match="the vectors were made anew while deltas were folded"):
+            with pytest.raises(TryAgain, match="the vectors were rebuilt while deltas were folded"):
                 await resident.apply(call, log)
 
     run_virtual(main)
@@ -465,7 +465,7 @@ def test_rows_beneath_a_state_count_in_every_mark_of_its_chain() -> None:
     begin_with(resident, log, 1)
     log.lamport = 50
     calls = [[late(log, 40, Delta("a", offset(1)))], [late(log, 0, Delta("a", scale(7)))]]
-    calls += [[own(log, Delta("a", sparse_add([0], [1])))] for _ in range(3 * MARK_ENTRIES)]
+    calls += [[own(log, Delta("a", sparse_add([0], [1])))] for _ in range(3 * SAVEPOINT_ENTRIES)]
     calls += [[late(log, 41, Delta("a", offset(1)))], [late(log, 0, Delta("a", scale(5)))]]
     calls += [[late(log, 90, Delta("a", scale(5)))], [late(log, 42, Delta("a", scale(-1)))]]
     for call in calls:
@@ -497,7 +497,7 @@ def cut_apart(count: int, vectors: int) -> FakeLog:
 def test_a_merge_reads_the_log_once_and_folds_what_lies_behind_once_a_call(calls: int) -> None:
     count, vectors = 1_000, 10
     log = cut_apart(count, vectors)
-    resident = Resident()
+    resident = ResidentVectors()
     resident.enter(log)
     applied(resident, [Delivery(logged) for logged in log.batches[: count + 1]], log)
     size = count // calls
@@ -505,14 +505,14 @@ def test_a_merge_reads_the_log_once_and_folds_what_lies_behind_once_a_call(calls
         applied(resident, [Delivery(logged) for logged in log.batches[begin : begin + size]], log)
     check(resident, oracle(log.batches))
     told = resident.statistics()
-    print(f"{told.folded_again / count:.1f} deltas folded for each that came late, in {calls} calls")
+    print(f"{told.refolded / count:.1f} deltas folded for each that came late, in {calls} calls")
     assert (told.log_passes, told.refolded_from_log, told.late) == (1, vectors, count)
-    assert told.folded_again <= 2 * (count + calls * count)
+    assert told.refolded <= 2 * (count + calls * count)
 
 
 def test_vectors_whose_past_is_too_much_for_one_reading_are_read_one_after_the_other() -> None:
     log = cut_apart(400, 4)
-    resident = Resident(chain_bytes_max=150_000)
+    resident = ResidentVectors(chain_bytes_max=150_000)
     resident.enter(log)
     applied(resident, [Delivery(logged) for logged in log.batches[:401]], log)
     applied(resident, [Delivery(logged) for logged in log.batches[401:]], log)
@@ -531,18 +531,18 @@ def test_many_vectors_are_read_at_once_though_one_batch_made_them_all() -> None:
     for number in range(2_000):
         rows = [Delta(f"v{number}", offset(1))]
         log.forward(encode_batch(rows, origin=ELSEWHERE[0], base=number + 1), start + number)
-    resident = Resident(chain_bytes_max=8 << 20)
+    resident = ResidentVectors(chain_bytes_max=8 << 20)
     resident.enter(log)
     applied(resident, [Delivery(logged) for logged in log.batches[:2_001]], log)
     applied(resident, [Delivery(logged) for logged in log.batches[2_001:]], log)
     check(resident, oracle(log.batches))
     told = resident.statistics()
-    assert (told.log_passes, told.refolded_from_log, told.folded_again) == (1, 2_000, 6_000)
+    assert (told.log_passes, told.refolded_from_log, told.refolded) == (1, 2_000, 6_000)
 
 
 def test_a_fold_that_takes_long_lets_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     log = cut_apart(600, 1)
-    resident = Resident()
+    resident = ResidentVectors()
     resident.enter(log)
     turns = 0
 
@@ -571,24 +571,24 @@ def test_a_fold_that_takes_long_lets_others_run(monkeypatch: pytest.MonkeyPatch)
 @given(count=st.integers(1, 400), data=st.data())
 def test_marks_are_few_and_never_far_behind_a_change(count: int, data: st.DataObject) -> None:
     batch = encode_batch([Delta("a", scale(1))], origin=1, base=1)
-    chain = Chain(Checkpoint())
+    chain = DeltaChain(ChainBase())
     for number in range(count):
         chain.append(Entry((10 * number, 1, 1), LoggedBatch(batch, number, 10 * number, Source.LOCAL), 0))
-        if len(chain.entries) >= chain.mark_at:
-            chain.mark(len(chain.entries), Checkpoint())
+        if len(chain.entries) >= chain.savepoint_at:
+            chain.add_savepoint(len(chain.entries), ChainBase())
     for _ in range(data.draw(st.integers(1, 5))):
         at = data.draw(st.integers(0, 10 * count))
         with suppress(AssertionError):
             entry = Entry((at, 0, 1), LoggedBatch(batch, count + at, at, Source.REPLICA), 0)
-            assert chain.knows(entry)
+            assert chain.can_insert(entry)
             chain.insert(entry)
         end, changed = len(chain.entries), chain.first_changed
         if changed is None:
             continue
-        place, _ = chain.last_mark()
+        place, _ = chain.last_savepoint()
         assert place <= changed
-        assert end - place <= 2 * (end - changed) + 2 * MARK_ENTRIES
-        for mark in reversed(chain.places_to_mark()):
-            chain.mark(mark, Checkpoint())
+        assert end - place <= 2 * (end - changed) + 2 * SAVEPOINT_ENTRIES
+        for mark in reversed(chain.savepoint_positions()):
+            chain.add_savepoint(mark, ChainBase())
         chain.first_changed = None
-        assert len(chain._marks) <= 2 * end.bit_length()
+        assert len(chain._savepoints) <= 2 * end.bit_length()

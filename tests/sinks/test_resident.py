@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop_sinks import Delivery, RejectDelta, Resident, StopSink
+from delta_prop_sinks import Delivery, RejectDelta, ResidentVectors, StopSink
 from delta_prop_sinks import resident as module
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import (
@@ -25,7 +25,7 @@ from delta_prop_wire.delta import (
     sparse_add,
 )
 from delta_prop_wire.encode import encode_batch
-from delta_prop_wire.states import encode_states
+from delta_prop_wire.state_rows import encode_states
 from tests.sinks.strategies import logs
 from tests.sinks.support import LOG_ID, FakeLog, applied, check_state, oracle, states_at
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def entered(log: FakeLog, **settings: Any) -> Resident:
-    resident = Resident(**settings)
+def entered(log: FakeLog, **settings: Any) -> ResidentVectors:
+    resident = ResidentVectors(**settings)
     resident.enter(log)
     return resident
 
 
-def check(resident: Resident, batches: Sequence[LoggedBatch]) -> None:
+def check(resident: ResidentVectors, batches: Sequence[LoggedBatch]) -> None:
     expected = oracle(batches)
     found = {(namespace, vector_id): state for namespace, vector_id, state in resident.rows()}
     assert found.keys() == expected.keys()
@@ -80,7 +80,7 @@ def test_the_fast_path_and_the_slow_one_agree(log: FakeLog) -> None:
     applied(fast, log.deliveries(), log)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BLOCK_ROWS_MIN", 1 << 30)
-        patch.setattr(Resident, "_takes", lambda *_: False)  # nothing waits for others
+        patch.setattr(ResidentVectors, "_buffer", lambda *_: False)  # nothing waits for others
         applied(slow, log.deliveries(), log)
     check(fast, log.batches)
     check(slow, log.batches)
@@ -107,7 +107,7 @@ def test_two_sinks_at_different_paces_fold_once(log: FakeLog, paces: list[tuple[
     check(resident, log.batches)
     statistics = resident.statistics()
     assert statistics.folded == log.next_offset
-    assert statistics.repeats == log.next_offset
+    assert statistics.duplicates == log.next_offset
 
 
 @given(log=logs(), order=st.randoms(use_true_random=False))
@@ -170,7 +170,7 @@ def test_what_the_log_has_dropped_stops_the_sink_unless_a_reset_of_its_own_follo
     applied(resident, [Delivery(late)], log)
     check(resident, log.batches)
     stuck = remote(log, 3, Delta("a", sparse([0], [7])))
-    with pytest.raises(StopSink, match=r"needs snapshot: a late delta at offset 6 .* vector 'a'"):
+    with pytest.raises(StopSink, match=r"needs snapshot: the delta at offset 6 .* vector 'a'"):
         applied(resident, [Delivery(stuck)], log)
 
 
@@ -329,7 +329,7 @@ def test_weights_follow_what_slots_hold() -> None:
     log.append(Delta("a", create([1])), Delta("b", delete()))
     applied(resident, log.deliveries(), log)
     assert resident.size < empty + 3000
-    assert resident.tables["default"].weight == 0
+    assert resident.tables["default"].extra_bytes == 0
 
 
 def test_a_log_of_the_same_id_keeps_offsets() -> None:
@@ -340,4 +340,4 @@ def test_a_log_of_the_same_id_keeps_offsets() -> None:
     resident.enter(FakeLog(LOG_ID))
     applied(resident, log.deliveries(), log)
     check(resident, log.batches)
-    assert resident.statistics().repeats == 2
+    assert resident.statistics().duplicates == 2

@@ -18,7 +18,7 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delta_prop_sinks import Delivery, Resident, StorageSink, TryAgain
+from delta_prop_sinks import Delivery, ResidentVectors, StorageSink, TryAgain
 from delta_prop_sinks.storage_file import StorageFile
 from delta_prop_wire.delta import Delta, Dot, create, delete, opaque, sparse, sparse_add
 from delta_prop_wire.errors import UsageError
@@ -298,7 +298,7 @@ def test_many_namespaces_share_a_transaction(tmp_path: Path) -> None:
 def test_rows_that_do_not_fit_are_evicted_and_read_back(tmp_path: Path) -> None:
     async def main() -> None:
         log = FakeLog()
-        resident = Resident(resident_bytes_max=20_000)
+        resident = ResidentVectors(resident_bytes_max=20_000)
         sink = StorageSink(tmp_path / "vectors.db", resident=resident)
         await sink.open(log)
         for round_ in range(6):
@@ -314,7 +314,7 @@ def test_rows_that_do_not_fit_are_evicted_and_read_back(tmp_path: Path) -> None:
         assert statistics.rows_read_back > 500
         assert resident.statistics().evicted > 500
         await sink.aclose()
-        again = StorageSink(tmp_path / "vectors.db", resident=Resident(resident_bytes_max=20_000))
+        again = StorageSink(tmp_path / "vectors.db", resident=ResidentVectors(resident_bytes_max=20_000))
         await again.open(log)
         await again.apply(log.deliveries())
         await check_rows(again, log)
@@ -353,7 +353,7 @@ def test_closing_has_a_deadline_and_tells_what_is_left(tmp_path: Path) -> None:
 def test_a_row_stays_in_memory_until_its_commit_has_returned(tmp_path: Path) -> None:
     async def main() -> None:
         log = FakeLog()
-        resident = Resident(resident_bytes_max=6_000)
+        resident = ResidentVectors(resident_bytes_max=6_000)
         sink = StorageSink(tmp_path / "vectors.db", resident=resident)
         await sink.open(log)
         log.append(*(Delta(f"v{i}", create([1, 2, 3, 4])) for i in range(15)))
@@ -400,7 +400,9 @@ def test_any_history_crash_and_memory_end_as_the_fold(log: FakeLog, data: st.Dat
         at, sink = 0, None
         while at < len(log.batches):
             if sink is None:
-                sink = StorageSink(f"{folder}/v.db", resident=Resident(resident_bytes_max=size), mode=mode)
+                sink = StorageSink(
+                    f"{folder}/v.db", resident=ResidentVectors(resident_bytes_max=size), mode=mode
+                )
                 done = (await sink.open(log)).cursor.next_offset
                 at = next(i for i, logged in enumerate(log.batches) if logged.next_offset > done)
             step = data.draw(st.integers(1, 3))
@@ -522,7 +524,7 @@ def test_foreign_files_are_refused_unharmed(tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.db"
     anyio.run(touch, damaged)
     damaged.write_bytes(damaged.read_bytes()[:4096] + b"\x99" * 40_000)
-    refused(damaged, r"cannot be opened \(.*\): mend it")
+    refused(damaged, r"cannot be opened \(.*\): repair it")
     refused(tmp_path / "no" / "folder.db", "its folder .*no does not exist: create it")
     refused(text / "v.db", "text.* is not a directory: name another file")
     refused(Path("/proc/x.db"), "no file can be created in /proc: let this user write there")
@@ -532,7 +534,7 @@ def test_foreign_files_are_refused_unharmed(tmp_path: Path) -> None:
     with sqlite3.connect(newer) as connection:
         connection.execute("PRAGMA user_version = 9")
     connection.close()
-    refused(newer, "has format 9, this program reads 2")
+    refused(newer, "has format 9, and this program reads format 2")
 
 
 def test_wrong_use_is_told(tmp_path: Path) -> None:
@@ -540,7 +542,7 @@ def test_wrong_use_is_told(tmp_path: Path) -> None:
         StorageSink(tmp_path / "v.db", mode="fast")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="flush_s 0"):
         StorageSink(tmp_path / "v.db", flush_s=0)
-    resident = Resident()
+    resident = ResidentVectors()
     StorageSink(tmp_path / "v.db", resident=resident)
     with pytest.raises(UsageError, match="have a storage sink already"):
         StorageSink(tmp_path / "w.db", resident=resident)

@@ -10,10 +10,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from delta_prop_sinks import Delivery, Resident, StorageSink, storage_image, table
+from delta_prop_sinks import Delivery, ResidentVectors, StorageSink, storage_image, vector_table
 from delta_prop_wire.delta import Delta, create, delete, opaque, scale, sparse, sparse_add
 from delta_prop_wire.encode import encode_batch
-from delta_prop_wire.states import StateRow
+from delta_prop_wire.state_rows import StateRow
 from tests.sinks.support import FakeLog, check_state, oracle
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ NEVER = 10**9
 @pytest.fixture(autouse=True, params=[1, NEVER], ids=["cold", "warm"])
 def _cold_slots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Vectors are found by the column of hashes, or by a dictionary."""
-    monkeypatch.setattr(table, "COLD_SLOTS_MIN", request.param)
+    monkeypatch.setattr(vector_table, "COLD_SLOTS_MIN", request.param)
 
 
 def images(path: Path) -> list[Path]:
@@ -77,7 +77,7 @@ def test_a_start_from_the_image_holds_what_was_there(tmp_path: Path) -> None:
     async def main() -> None:
         log, path = FakeLog(), tmp_path / "v.db"
         await filled(path, log)
-        sink = await check_opened(path, log, "loaded, and 0 rows")
+        sink = await check_opened(path, log, "loaded, with 0 rows")
         lamport = sink.resident.lamport
         assert lamport == log.lamport
         await sink.apply(log.deliveries())  # all of it again: repeats, by the offsets in the image
@@ -87,7 +87,7 @@ def test_a_start_from_the_image_holds_what_was_there(tmp_path: Path) -> None:
         )
         await sink.apply(log.deliveries())
         await sink.aclose()
-        await (await check_opened(path, log, "loaded, and 3 rows")).aclose()
+        await (await check_opened(path, log, "loaded, with 3 rows")).aclose()
 
     anyio.run(main)
 
@@ -109,7 +109,7 @@ def test_rows_written_later_overrule_it_late_ones_too(tmp_path: Path) -> None:
         await sink.apply(log.deliveries(reached))
         await sink.flush()
         sink._file.close()  # as kill -9 leaves it
-        await (await check_opened(path, log, "loaded, and 4 rows")).aclose()
+        await (await check_opened(path, log, "loaded, with 4 rows")).aclose()
 
     anyio.run(main)
 
@@ -152,13 +152,13 @@ def test_rows_that_change_while_it_is_written_are_right_after_a_crash(
             await sink.apply(log.deliveries(reached))
 
         thread.between = change
-        await sink._imaging.write(thread, log.log_id)
+        await sink._image_manager.write(thread, log.log_id)
         assert changes > 5
         assert sink.statistics().image == "none"  # not before all that changed is in the file
         await sink.flush()
         assert sink.statistics().image == "written"
         sink._file.close()
-        await (await check_opened(path, log, "loaded, and")).aclose()
+        await (await check_opened(path, log, "loaded, with")).aclose()
 
     anyio.run(main)
 
@@ -169,10 +169,10 @@ def test_a_rebuild_leaves_none_of_before(tmp_path: Path) -> None:
         await filled(path, log)
         sink = StorageSink(path, image_rows_min=1)
         await sink.open(log)
-        await sink._imaging.write(log.threads, log.log_id)  # begun before, to be named after
+        await sink._image_manager.write(log.threads, log.log_id)  # begun before, to be named after
         await sink.begin_rebuild(log.next_offset)
         state = oracle(log.batches)["default", "a"]
-        await sink.take_states([StateRow("default", "a", state, log.next_offset - 1)])
+        await sink.load_states([StateRow("default", "a", state, log.next_offset - 1)])
         await sink.end_rebuild(log.next_offset, log.lamport)
         await sink.flush()
         sink._file.close()
@@ -191,7 +191,7 @@ def test_one_that_no_flush_has_named_is_removed(tmp_path: Path) -> None:
         before = image_of(path)
         sink = StorageSink(path, image_rows_min=1)
         await sink.open(log)
-        await sink._imaging.write(log.threads, log.log_id)
+        await sink._image_manager.write(log.threads, log.log_id)
         assert len(images(path)) == 2
         sink._file.close()
         await (await check_opened(path, log, "loaded")).aclose()
@@ -215,8 +215,8 @@ def test_a_slot_that_changes_hands_meanwhile_ends_it(tmp_path: Path) -> None:
                 rows.release(rows.slot_of("passing"))
 
         thread.between = let_go
-        await sink._imaging.write(thread, log.log_id)
-        assert "left memory meanwhile" in sink.statistics().image
+        await sink._image_manager.write(thread, log.log_id)
+        assert "was evicted meanwhile" in sink.statistics().image
         assert not images(path)
         await sink.aclose()
 
@@ -247,15 +247,19 @@ def test_one_that_is_torn_gone_or_of_another_file_is_not_used(tmp_path: Path) ->
             image.write_bytes(content[:size])
             await (await check_opened(path, log, "not used, all rows were read one by one")).aclose()
         image.write_bytes(content + b"more")
-        await (await check_opened(path, log, "not used, all rows were read one by one: it says")).aclose()
+        await (
+            await check_opened(path, log, "not used, all rows were read one by one: its end says")
+        ).aclose()
         image.unlink()
-        await (await check_opened(path, log, "not used, all rows were read one by one: it is not")).aclose()
+        await (
+            await check_opened(path, log, "not used, all rows were read one by one: it does not exist")
+        ).aclose()
         other = FakeLog()
         other.append(Delta("another", create([1, 2, 3])))
         await filled(tmp_path / "w.db", other)
         shutil.copy(image_of(tmp_path / "w.db"), image)
         await (
-            await check_opened(path, log, "not used, all rows were read one by one: it is another")
+            await check_opened(path, log, "not used, all rows were read one by one: it is not the image")
         ).aclose()
 
     anyio.run(main)
@@ -272,10 +276,12 @@ def test_an_older_copy_of_the_storage_file_is_not_mixed_with_a_newer_image(tmp_p
         log.append(*[Delta(f"row-{number}", sparse_add([0], [1])) for number in range(20)])
         await sink.apply(log.deliveries())
         await sink.aclose()
-        await (await check_opened(path, log, "loaded, and 0 rows")).aclose()
+        await (await check_opened(path, log, "loaded, with 0 rows")).aclose()
         shutil.copy(tmp_path / "older", path)
         log.batches = before
-        await (await check_opened(path, log, "not used, all rows were read one by one: it is not")).aclose()
+        await (
+            await check_opened(path, log, "not used, all rows were read one by one: it does not exist")
+        ).aclose()
 
     anyio.run(main)
 
@@ -301,10 +307,10 @@ def test_more_than_memory_holds_is_read_row_by_row(tmp_path: Path) -> None:
     async def main() -> None:
         log, path = FakeLog(), tmp_path / "v.db"
         await filled(path, log)
-        sink = StorageSink(path, resident=Resident(resident_bytes_max=6_000))
+        sink = StorageSink(path, resident=ResidentVectors(resident_bytes_max=6_000))
         await sink.open(log)
         assert sink.statistics().image.startswith(
-            "not used, all rows were read one by one: its rows take more"
+            "not used, all rows were read one by one: its rows need more"
         )
         for ref, state in oracle(log.batches).items():
             check_state(await sink.get(*ref), state, context=ref)
@@ -351,7 +357,7 @@ def test_it_is_written_in_the_background_when_enough_has_changed(tmp_path: Path)
                     await anyio.sleep(0.005)
                 tasks.cancel_scope.cancel()
         sink._file.close()
-        await (await check_opened(path, log, "loaded, and")).aclose()
+        await (await check_opened(path, log, "loaded, with")).aclose()
 
     anyio.run(main)
 
@@ -380,7 +386,7 @@ def test_a_file_of_the_format_before_goes_on(tmp_path: Path) -> None:
         log.append(*[Delta(f"row-{number}", sparse_add([0], [1])) for number in range(20)])
         await sink.apply(log.deliveries())
         await sink.aclose()
-        await (await check_opened(path, log, "loaded, and 0")).aclose()
+        await (await check_opened(path, log, "loaded, with 0")).aclose()
 
     anyio.run(main)
 

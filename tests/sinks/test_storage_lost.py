@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from delta_prop.testing import run_virtual
-from delta_prop_sinks import RejectDelta, Resident, StopSink, StorageSink, TryAgain
+from delta_prop_sinks import RejectDelta, ResidentVectors, StopSink, StorageSink, TryAgain
 from delta_prop_wire.delta import Delta, Operation, create, sparse_add
 from tests.sinks.support import FakeLog, vectors
 
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-CURE = (
-    "detach the sink, put a copy of the file in its place or delete it and its -wal file, and attach the sink"
-)
+CURE = "detach the sink, replace the file by a copy or delete it and its -wal file, and attach the sink"
 
 
 def delete(path: Path) -> None:
@@ -32,7 +30,7 @@ def replace(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("lose", "how"),
-    [(delete, r"is gone \(No such file or directory\)"), (replace, "was replaced while in use")],
+    [(delete, r"was deleted \(No such file or directory\)"), (replace, "was replaced while in use")],
 )
 def test_a_file_that_is_lost_in_use_stops_the_sink(
     tmp_path: Path, lose: Callable[[Path], None], how: str
@@ -76,12 +74,12 @@ def test_the_background_tells_the_loss_by_the_next_apply(tmp_path: Path) -> None
             path.unlink()
             await sink.apply(log.deliveries())
             await anyio.sleep(1)
-            assert "is gone" in (sink.statistics().failure or "")
+            assert "was deleted" in (sink.statistics().failure or "")
             log.append(Delta("b", create([1])))
-            with pytest.raises(StopSink, match="is gone"):
+            with pytest.raises(StopSink, match="was deleted"):
                 await sink.apply(log.deliveries(1))
             tasks.cancel_scope.cancel()
-        with pytest.raises(TryAgain, match="is gone"):
+        with pytest.raises(TryAgain, match="was deleted"):
             await sink.aclose()
 
     run_virtual(main)
@@ -111,7 +109,7 @@ def test_damage_behind_a_sound_header_is_told_when_opened(tmp_path: Path) -> Non
         damage(path)
         for _ in range(2):  # the file is let go of
             with pytest.raises(
-                StopSink, match=rf"v.db is damaged \(database disk image is malformed\): {CURE}"
+                StopSink, match=rf"v.db is corrupted \(database disk image is malformed\): {CURE}"
             ):
                 await StorageSink(path).open(log)
 
@@ -123,7 +121,7 @@ def test_damage_that_is_met_when_rows_are_read_back_stops_the_sink(tmp_path: Pat
 
     async def main() -> None:
         log = FakeLog()
-        sink = filled(path, log, mode="through", resident=Resident(resident_bytes_max=20_000))
+        sink = filled(path, log, mode="through", resident=ResidentVectors(resident_bytes_max=20_000))
         await sink.open(log)
         await sink.apply(log.deliveries())
         assert sink.resident.statistics().evicted > 100
@@ -134,9 +132,9 @@ def test_damage_that_is_met_when_rows_are_read_back_stops_the_sink(tmp_path: Pat
         sink._file._reader.execute("PRAGMA shrink_memory")  # it must read the pages again
         reached = log.next_offset
         log.append(Delta("row-000", sparse_add([0], [1])))
-        with pytest.raises(StopSink, match="is damaged"):
+        with pytest.raises(StopSink, match="is corrupted"):
             await sink.apply(log.deliveries(reached))
-        with pytest.raises(StopSink, match="is damaged"):
+        with pytest.raises(StopSink, match="is corrupted"):
             await sink.get("default", "row-001")
         await sink.aclose()
 

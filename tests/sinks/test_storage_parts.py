@@ -137,7 +137,7 @@ class Reaching(PlacedSink):
 @pytest.mark.parametrize("reach", [2, 3])
 def test_a_sink_whose_data_reach_beyond_the_log_is_ahead_whatever_its_cursor(reach: int) -> None:
     async def main() -> None:
-        log = LogSettings(level=AckLevel.LOGGED)
+        log = LogSettings(read_level=AckLevel.LOGGED)
         async with Propagator(data="x", log=log, world=virtual_world(1, disk=SimDisk(1))) as p:
             await p.publish(Delta("a", create([1.0])), Delta("b", create([1.0])))
             sink = Reaching(Place())

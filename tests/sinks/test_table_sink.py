@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from delta_prop.testing import run_virtual
-from delta_prop_sinks import NotConforming, check_sink
+from delta_prop_sinks import ContractViolation, check_sink
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "table_sink.py"
 
@@ -55,7 +55,7 @@ def told(example: Any, folder: Path, backend: Any = "asyncio") -> str:
     make = partial(example.ProductTable, folder / "products.db")
     try:
         run_virtual(partial(check_sink, make, failing=disk.fail, pause_s=2.0), backend=backend)
-    except NotConforming as breach:
+    except ContractViolation as breach:
         return str(breach)
     return ""
 
@@ -88,23 +88,25 @@ def never_folded_again(example: Any) -> None:
 
 
 def late_rows_move_the_cursor(example: Any) -> None:
-    take = example.take
+    fold_rows = example.fold_rows
 
     def taken(delivery: Any, states: Any, again: Any) -> Any:
-        delivery.late = False
-        return take(delivery, states, again)
+        delivery.redelivered = False
+        return fold_rows(delivery, states, again)
 
-    example.take = taken
+    example.fold_rows = taken
 
 
 def repeats_are_folded(example: Any) -> None:
     fold = example.fold
 
     def folded(rows: Any, onto: Any) -> Any:
-        return fold(rows, onto=example.State(onto.alive, onto.vector, onto.data, onto.metadata, onto.ignored))
+        return fold(
+            rows, onto=example.VectorState(onto.alive, onto.vector, onto.data, onto.metadata, onto.ignored)
+        )
 
     example.fold = folded
-    example.columns = partial(without_key, example.columns, example.State)
+    example.encode_row = partial(without_key, example.encode_row, example.VectorState)
 
 
 def without_key(columns: Any, make: Any, item: Any) -> Any:
@@ -136,7 +138,7 @@ def rebuilds_are_not_remembered(example: Any) -> None:
 def rejected_too_early(example: Any) -> None:
     async def apply(self: Any, deliveries: Any) -> None:
         for delivery in deliveries:
-            rejected = example.take(delivery, {}, {})
+            rejected = example.fold_rows(delivery, {}, {})
             if rejected is not None:
                 raise rejected
         await whole(self, deliveries)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from delta_prop_wire.algebra import State, apply, fold
+from delta_prop_wire.algebra import VectorState, apply, fold
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import Source
 from tests.sinks.right_sinks import Plain, Store
@@ -27,7 +27,7 @@ class FoldsForwardedRowsOnTop(Plain):
         ref = (batch.namespaces[row], batch.keys[row])
         if offset > self.offsets.get(ref, -1):
             self.offsets[ref] = offset
-            before, key = self.states.get(ref, State()), delivery.logged.key(row)
+            before, key = self.states.get(ref, VectorState()), delivery.logged.key(row)
             self.states[ref] = apply(before, batch.operation(row), batch.metadata(row), key)
 
 
@@ -46,7 +46,7 @@ class BreaksTiesByArrival(Plain):
     def take_row(self, delivery: Delivery, row: int) -> None:
         batch, key = delivery.batch, delivery.logged.key(row)
         ref = (batch.namespaces[row], batch.keys[row])
-        state = self.states.get(ref, State())
+        state = self.states.get(ref, VectorState())
         if state.key is not None and state.key[0] == key[0] and key < state.key:
             self.states[ref] = apply(state, batch.operation(row), batch.metadata(row), key)
         else:
@@ -119,32 +119,32 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     (
         FoldsForwardedRowsOnTop,
         "forwarded",
-        "after a forwarded row that sorts before one of its vector that came earlier, get('default', 'shar",
+        "after a forwarded row that sorts before an earlier one of its vector, get('default', 'shar",
     ),
     (
         TakesForwardedRowsForRepeats,
         "forwarded",
-        "after a forwarded row that sorts before one of its vector that came earlier, get('default', 'shar",
+        "after a forwarded row that sorts before an earlier one of its vector, get('default', 'shar",
     ),
     (
         BreaksTiesByArrival,
         "forwarded",
-        "after forwarded rows of two origins with the same Lamport number, get('default', 'shared-7') gave ",
+        "after forwarded rows of two origins with equal Lamport timestamps, get('default', 'shared-7')",
     ),
     (
         FoldsTwinsTwice,
         "forwarded",
-        "after forwarded rows with the ids of rows that came earlier, get('default', 'shared-4') gave the ",
+        "after forwarded rows with the ids of rows that came earlier, get('default', 'shared-4')",
     ),
     (
         FoldsAgainWhatCameSinceARebuild,
         "forwarded",
-        "after a rebuild from a snapshot that lies below forwarded rows, when these had come again, get('",
+        "after a rebuild from a snapshot that lies below forwarded rows, after these were redelivered, get('",
     ),
     (
         LeavesOutWhereTheLogBegins,
         "forwarded",
-        "after a rebuild from a snapshot that lies below forwarded rows, when these had come again, get('",
+        "after a rebuild from a snapshot that lies below forwarded rows, after these were redelivered, get('",
     ),
 )
 """Each wrong sink, the rule that it breaks, and a part of the sentence that it must be told."""

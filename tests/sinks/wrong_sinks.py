@@ -5,7 +5,7 @@ Each is the child of one that keeps it, so what is found is the planted defect a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -16,11 +16,10 @@ from delta_prop_wire.delta import Dot, Head
 from tests.sinks.right_sinks import KNOWN, Plain, Prompt, Store, Through
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from delta_prop_sinks import Delivery, SinkContext
-    from delta_prop_wire.algebra import State
-    from delta_prop_wire.states import StateRow
+    from delta_prop_wire.algebra import VectorState
 
 
 # --- order
@@ -55,14 +54,14 @@ class TakesTheFirstDeliveryOnly(Plain):
 
 
 class FoldsRepeats(Plain):
-    def is_repeat(self, state: State, key: tuple[int, int, int]) -> bool:
+    def is_repeat(self, state: VectorState, key: tuple[int, int, int]) -> bool:
         return False
 
 
 class TellsRepeatsOfTheLastRowOnly(Plain):
     """Sees a repeat only where it is the very last row of its vector: earlier ones are folded again."""
 
-    def is_repeat(self, state: State, key: tuple[int, int, int]) -> bool:
+    def is_repeat(self, state: VectorState, key: tuple[int, int, int]) -> bool:
         return state.key == key
 
 
@@ -78,10 +77,10 @@ class FoldsAgainAfterAFailure(Plain):
         self.next_offset = max(self.next_offset, *(one.next_offset for one in deliveries))
 
     def take_row(self, delivery: Delivery, row: int) -> None:
-        if delivery.first_offset + row >= self.next_offset or delivery.late:
+        if delivery.first_offset + row >= self.next_offset or delivery.redelivered:
             super().take_row(delivery, row)
 
-    def is_repeat(self, state: State, key: tuple[int, int, int]) -> bool:
+    def is_repeat(self, state: VectorState, key: tuple[int, int, int]) -> bool:
         return False
 
 
@@ -143,7 +142,9 @@ class CommitsItsCursorFirst(Prompt):
 
 class CommitsPartsAsWholeBatches(Prompt):
     def reached(self, delivery: Delivery) -> int:
-        return self.next_offset if delivery.late else max(self.next_offset, delivery.logged.next_offset)
+        return (
+            self.next_offset if delivery.redelivered else max(self.next_offset, delivery.logged.next_offset)
+        )
 
 
 class TakesPartsForWholeBatches(CommitsPartsAsWholeBatches):
@@ -159,7 +160,7 @@ class ForgetsTheRestOfABatch(Plain):
     next_offset = 0
 
     def take(self, delivery: Delivery) -> None:
-        if delivery.first_offset >= self.next_offset or delivery.late or delivery.end is not None:
+        if delivery.first_offset >= self.next_offset or delivery.redelivered or delivery.end is not None:
             super().take(delivery)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
@@ -312,7 +313,7 @@ class AnswersItsBacklogLater(Store):
 
 class DropsLateRows(Plain):
     def take_row(self, delivery: Delivery, row: int) -> None:
-        if not delivery.late:
+        if not delivery.redelivered:
             super().take_row(delivery, row)
 
 
@@ -324,10 +325,10 @@ class TellsRepeatsByOneOffset(Store):
 
 class FoldsLateRepeats(Plain):
     def take_row(self, delivery: Delivery, row: int) -> None:
-        self.late = delivery.late
+        self.late = delivery.redelivered
         super().take_row(delivery, row)
 
-    def is_repeat(self, state: State, key: tuple[int, int, int]) -> bool:
+    def is_repeat(self, state: VectorState, key: tuple[int, int, int]) -> bool:
         return super().is_repeat(state, key) and not self.late
 
 
@@ -352,7 +353,9 @@ class GoesBackToLateRows(Prompt):
     """Its cursor is the end of what came last, if that is lower; it reports none."""
 
     def reached(self, delivery: Delivery) -> int:
-        return min(self.next_offset, delivery.next_offset) if delivery.late else super().reached(delivery)
+        return (
+            min(self.next_offset, delivery.next_offset) if delivery.redelivered else super().reached(delivery)
+        )
 
     def report(self) -> None:
         pass
@@ -362,7 +365,7 @@ class WritesLateRowsBehind(Prompt):
     """With the next ones that are not late."""
 
     def write(self, deliveries: Sequence[Delivery]) -> None:
-        if deliveries[-1].late:
+        if deliveries[-1].redelivered:
             self.target.lamport = self.lamport
         else:
             super().write(deliveries)
@@ -487,111 +490,72 @@ class MissesADelete(Store):
         return None if head is None else Head(head.dot, alive=True)
 
 
-# --- rebuild
-
-
-class KeepsWhatItHad(Store):
-    """The states are put beside what it holds, not in its place."""
-
-    async def end_rebuild(self, offset: int, lamport: int) -> None:
-        self.target.next = self.target.states | self.target.next
-        await super().end_rebuild(offset, lamport)
-
-
-class TakesOnlyNewerStates(Store):
-    """As if they were deltas: what it holds may be of another log, or beyond this one's end."""
-
-    async def take_states(self, rows: Sequence[StateRow]) -> None:
-        await super().take_states([row for row in rows if row[:2] not in self.states])
-        self.target.next.update({row[:2]: self.states[row[:2]] for row in rows if row[:2] in self.states})
-
-
-class PassesForWholeAmidARebuild(Store):
-    async def open(self, context: SinkContext) -> ResumePoint | None:
-        point = await super().open(context)
-        return point and ResumePoint(point.cursor, point.lamport)
-
-
-class AddsStatesUp(Store):
-    """What comes again counts again."""
-
-    async def take_states(self, rows: Sequence[StateRow]) -> None:
-        again = [
-            row._replace(state=replace(row.state, metadata={"again": True}))
-            for row in rows
-            if row[:2] in self.target.next
-        ]
-        await super().take_states([row for row in rows if row[:2] not in self.target.next] + again)
-
-
-class KeepsItsOldCursor(Store):
-    async def end_rebuild(self, offset: int, lamport: int) -> None:
-        before = self.target.next_offset
-        await super().end_rebuild(offset, lamport)
-        self.target.next_offset = self.next_offset = before
-
-
-class SaysThatItIsVoidForEver(Store):
-    async def end_rebuild(self, offset: int, lamport: int) -> None:
-        await super().end_rebuild(offset, lamport)
-        self.target.void = True
-
-
-class EndsARebuildWithAnErrorOfItsOwn(Store):
-    async def tell(self, function: Callable[[], None]) -> None:
-        await self.context.threads.run(function)
-
-
 WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     (
         ForgetsARow,
         "order",
-        "get('default', 'row-3') gave None, and the fold of its deltas is the vector [3.0, ",
+        "get('default', 'row-3') returned None, and the fold of its deltas is the vector [3.0, ",
     ),
-    (ReordersRows, "order", "get('default', 'row-0') gave the vector [0.0, 3.0, 2.0, 3.0]"),
-    (ReordersDeliveries, "order", "after the first two deliveries, get('default', 'row-0') gave a tombstone"),
+    (ReordersRows, "order", "get('default', 'row-0') returned the vector [0.0, 3.0, 2.0, 3.0]"),
+    (
+        ReordersDeliveries,
+        "order",
+        "after the first two deliveries, get('default', 'row-0') returned a tombstone",
+    ),
     (
         IgnoresRows,
         "order",
-        "after deliveries of which some rows were meant for others, get('default', 'part-",
+        "after deliveries of which some rows were for other sinks, get('default', 'part-",
     ),
     (TakesTheFirstDeliveryOnly, "order", "after the first two deliveries, get('default', 'row-"),
-    (FoldsRepeats, "repeats", "came again"),
-    (TellsRepeatsOfTheLastRowOnly, "repeats", "after the last delivery came again, get('default', 'row-"),
-    (FoldsAgainAfterAFailure, "cancellation", "after an apply() that was cancelled at its wait 3 came again"),
+    (FoldsRepeats, "repeats", "was redelivered"),
+    (
+        TellsRepeatsOfTheLastRowOnly,
+        "repeats",
+        "after the last delivery was redelivered, get('default', 'row-",
+    ),
+    (
+        FoldsAgainAfterAFailure,
+        "cancellation",
+        "after an apply() that was cancelled at its wait 3 was repeated",
+    ),
     (
         ForgetsWhatIsPendingWhenClosed,
         "resume",
         "after a restart from the sink's cursor 51, get(",
     ),
-    (ResumesTooHigh, "resume", ":1:3, but only what is below 0 was delivered"),
+    (ResumesTooHigh, "resume", ":1:3, but only rows below 0 were delivered"),
     (
         KeepsTheLastLamportNumber,
         "resume",
-        "named the Lamport number 30, but below its cursor, 51, lies a row",
+        "returned the Lamport timestamp 30, but below its cursor, 51, is a row",
     ),
     (AcksEarly, "committed", ", after committed("),
-    (AcksBeyond, "committed", "the sink said committed(15), but only what is below 14 was delivered"),
+    (AcksBeyond, "committed", "the sink reported committed(15), but only rows below 14 were delivered"),
     (
         WritesItsCursorFirst,
         "committed",
-        "after a crash behind background work and apply(), from the sink's cursor ",
+        "after a crash after background work and apply(), from the sink's cursor ",
     ),
     (CommitsItsCursorFirst, "committed", "after a crash at wait 1 of apply(), from the sink's cursor "),
-    (CommitsPartsAsWholeBatches, "committed", " but only what is below "),
+    (CommitsPartsAsWholeBatches, "committed", " but only rows below "),
     (
         TakesPartsForWholeBatches,
         "resume",
-        "open() after the first part of a batch and a restart named the cursor ",
+        "open() after the first part of a batch and a restart returned the cursor ",
     ),
     (
         ForgetsTheRestOfABatch,
         "order",
-        "after the first part of a batch, when the rest had come, get('default', 'cut-",
+        "after the first part of a batch, after the rest was delivered, get('default', 'cut-",
     ),
     (ReturnsBeforeItHasWritten, "resume", "failed in aclose(), and a restart, get("),
-    (RejectsTheNextOffset, "failure", "a scale such as it had taken before; the delta beside it is the one "),
-    (RejectsAnOffsetOfElsewhere, "failure", "which is not among the rows delivered"),
+    (
+        RejectsTheNextOffset,
+        "failure",
+        "a scale such as it had applied before; the delta next to it is the one ",
+    ),
+    (RejectsAnOffsetOfElsewhere, "failure", "which is not a delivered row"),
     (RejectsWithoutThePrefix, "failure", "after deltas of a wrong dimension and of an unknown kind, get("),
     (SaysTooMuchIsDone, "failure", "after call 1 of the thread port failed and apply() was repeated, get("),
     (NamesADoneOffsetOfElsewhere, "failure", "apply() raised TryAgain with done_offset 1000"),
@@ -599,20 +563,32 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     (RaisesWhatItLikes, "failure", "apply() raised OSError(5, "),
     (RejectsWithAnErrorOfItsOwn, "failure", "apply() raised KeyError('kind 40')"),
     (LosesRowsOnCancellation, "cancellation", "and a restart, get('default', 'behind-2-"),
-    (ReturnsWhenCancelled, "cancellation", "after an apply() that was cancelled at its wait 0 came again"),
+    (ReturnsWhenCancelled, "cancellation", "after an apply() that was cancelled at its wait 0 was repeated"),
     (StaysLockedWhenOpenFails, "open", "cancelled at wait 1, raised RuntimeError('the target is locked')"),
     (OpensWithAnErrorOfItsOwn, "open", "open(), while the thread port failed, raised OSError(5, "),
     (FailsInTheBackground, "background", "background() raised OSError(5, "),
     (HasAnUnboundedBacklog, "backlog", "rows of at most 5"),
     (AnswersItsBacklogLater, "backlog", "backlog() returned <coroutine object"),
-    (DropsLateRows, "late", "after one row came late, get('default', 'late-0') gave the vector [0.0, 0.0, "),
-    (TellsRepeatsByOneOffset, "late", "came again, late, get('default', 'fit-2')"),
-    (FoldsLateRepeats, "late", "after late rows came late again, get('default', 'late-"),
-    (MovesItsCursorBackForLateRows, "committed", "open() after rows that came late last named the cursor"),
-    (MovesItsCursorOnForLateRows, "committed", " but only what is below "),
-    (SkipsRowsBehindLateOnes, "resume", "open() after the first part of a batch and a late row of it and a "),
-    (GoesBackToLateRows, "resume", "open() after a crash behind the other late rows named the cursor "),
-    (WritesLateRowsBehind, "late", "after late rows and a restart, get('default', 'block-"),
+    (
+        DropsLateRows,
+        "late",
+        "after one row was released from quarantine, get('default', 'late-0') returned the vector [0.0",
+    ),
+    (TellsRepeatsByOneOffset, "late", "released from quarantine, get('default', 'fit-2')"),
+    (FoldsLateRepeats, "late", "after released rows were redelivered, get('default', 'late-"),
+    (MovesItsCursorBackForLateRows, "committed", "open() directly after released rows returned the cursor"),
+    (MovesItsCursorOnForLateRows, "committed", " but only rows below "),
+    (
+        SkipsRowsBehindLateOnes,
+        "resume",
+        "open() after the first part of a batch and a redelivered row of it and a ",
+    ),
+    (
+        GoesBackToLateRows,
+        "resume",
+        "open() after a crash after the other redelivered rows returned the cursor ",
+    ),
+    (WritesLateRowsBehind, "late", "after released rows and a restart, get('default', 'block-"),
     (HangsWhenClosed, "close", "aclose() had not ended after 5 s"),
     (
         HangsWhenTheThreadFails,
@@ -627,20 +603,13 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     ),
     (LeavesAFileOpen, "close", "aclose() left the open file "),
     (Nameless, "name", "name is ''"),
-    (CountsInADictionary, "name", "statistics() gave a dict, which is not a frozen dataclass"),
+    (CountsInADictionary, "name", "statistics() returned a dict, which is not a frozen dataclass"),
     (CountsInThawedNumbers, "name", "statistics() can be changed: make the dataclass frozen"),
-    (CountsInSharedNumbers, "name", "what statistics() gave before the first delivery has changed since"),
+    (CountsInSharedNumbers, "name", "a statistics() snapshot from before the first delivery has changed"),
     (CannotSayItsNumbers, "name", "statistics() raised AttributeError("),
     (CannotBeClosed, "close", "make() gave a CannotBeClosed, which has no aclose()"),
     (HangsOnDeletes, "deadline", "apply() had not ended after 5 s"),
     (MistakesAHead, "vectors", "but the last dot is 9000000000000012:14"),
     (MissesADelete, "vectors", ", which deletes it"),
-    (KeepsWhatItHad, "rebuild", "'not-of-this-log', which no state told of, was there still"),
-    (TakesOnlyNewerStates, "rebuild", "after a rebuild with nothing in the way, get('default', '"),
-    (PassesForWholeAmidARebuild, "rebuild", "and told of no rebuild"),
-    (AddsStatesUp, "rebuild", "after a rebuild with nothing in the way, get('default', '"),
-    (KeepsItsOldCursor, "resume", "open() after a rebuild and a crash named the Lamport number "),
-    (SaysThatItIsVoidForEver, "rebuild", "told of a rebuild, and none was under way"),
-    (EndsARebuildWithAnErrorOfItsOwn, "rebuild", "raised OSError(5, "),
 )
 """Each wrong sink, the rule that it breaks, and a part of the sentence that it must be told."""

@@ -12,14 +12,14 @@ import numpy as np
 
 from delta_prop_wire import delta as d
 from delta_prop_wire import requests
-from delta_prop_wire.algebra import State
+from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.codec import encode
 from delta_prop_wire.compression import Compression
-from delta_prop_wire.control_rows import OF_THE_LOG
+from delta_prop_wire.control_rows import LOG_TYPES
 from delta_prop_wire.cursor import Cursor
-from delta_prop_wire.delta import AckLevel, Delta, Dot, Place, Priority, Source
-from delta_prop_wire.encode import encode_batch, encode_void
+from delta_prop_wire.delta import AckLevel, Delta, Dot, ParentPosition, Priority, Source
+from delta_prop_wire.encode import encode_batch, encode_noop
 from delta_prop_wire.frames import (
     Ack,
     AckRange,
@@ -43,12 +43,12 @@ from delta_prop_wire.frames import (
     JobPart,
     JobState,
     JobStatus,
-    Level,
     Nack,
     OriginClaim,
     OriginGrant,
     PartitionRange,
     PartitionStart,
+    PressureLevel,
     RefusedRow,
     StagedPart,
     Start,
@@ -63,7 +63,7 @@ from delta_prop_wire.frames import (
 from delta_prop_wire.header import pack_header
 from delta_prop_wire.spec import ErrorCode, Flag, FrameType
 from delta_prop_wire.stamp import Stamp
-from delta_prop_wire.states import StateRow, encode_states
+from delta_prop_wire.state_rows import StateRow, encode_states
 from delta_prop_wire.topics import Topic
 from tests.wire.control_batches import control_batch
 
@@ -112,9 +112,11 @@ def states_batch() -> Batch:
     vector = np.array([1.5, 2.0, -0.5], np.float32)
     return encode_states(
         [
-            StateRow("docs", "doc-1", State(True, vector, None, {"title": "Büro"}, 1, (912, ORIGIN, 9)), 20),
-            StateRow("docs", "doc-2", State(ignored=0, key=(913, ORIGIN, 10)), 21),
-            StateRow("rows", "r-9", State(True, None, b"raw", {}, 0, (7, 1, 3)), 4),
+            StateRow(
+                "docs", "doc-1", VectorState(True, vector, None, {"title": "Büro"}, 1, (912, ORIGIN, 9)), 20
+            ),
+            StateRow("docs", "doc-2", VectorState(ignored=0, key=(913, ORIGIN, 10)), 21),
+            StateRow("rows", "r-9", VectorState(True, None, b"raw", {}, 0, (7, 1, 3)), 4),
         ]
     )
 
@@ -132,10 +134,10 @@ def cut_batch() -> Batch:
     )
 
 
-VOID = encode_void(origin=ORIGIN, base=8, count=2, code=ErrorCode.INVALID_DELTA, refused_crc=0x0A0B0C0D)
+VOID = encode_noop(origin=ORIGIN, base=8, count=2, code=ErrorCode.INVALID_DELTA, refused_crc=0x0A0B0C0D)
 OWN_ROWS = {
     kind.name.lower().replace("_", " "): control_batch(bytes((kind,)) + b"what follows")
-    for kind in sorted(OF_THE_LOG)
+    for kind in sorted(LOG_TYPES)
 }
 """Of the types that a log will write for itself. What follows the type is open, so this stands for it."""
 CUT_STAMP = dataclasses.replace(STAMP, previous_crc=0, body_crc=cut_batch().crc)
@@ -196,7 +198,7 @@ SAMPLES: dict[str, Frame] = {
             [dataclasses.replace(DELETE, parents=(bytes(range(16)), Dot(0x0ABC_DEF0_0032, 5)))],
             origin=ORIGIN,
             base=46,
-            places=[(0, 1, Place(3, 1, 4711))],
+            parent_positions=[(0, 1, ParentPosition(3, 1, 4711))],
         ),
     ),
     "batch for another partition than its origin's": BatchFrame(
@@ -233,7 +235,7 @@ SAMPLES: dict[str, Frame] = {
         0, ErrorCode.SHUTTING_DOWN, "the service ends: connect again", retry_after_ms=1000
     ),
     "nack of a row": Nack(8, ErrorCode.INVALID_DELTA, "row 1: indices: 9 is outside", row=1, field="indices"),
-    "backpressure": Backpressure(9, Level.THROTTLE, 90_000, 100_000, rate=2500.0, retry_after_ms=40),
+    "backpressure": Backpressure(9, PressureLevel.THROTTLE, 90_000, 100_000, rate=2500.0, retry_after_ms=40),
     "subscribe": Subscribe(
         2,
         Subscription(
@@ -360,8 +362,8 @@ COMPRESSED = {
     for codec in Compression
 }
 """Compressed frames to read, each with the name of the sample that it is."""
-NAMES_OF = {form.kind: form.name for form in requests._FORMS} | {
-    form.answer: form.name for form in requests._FORMS
+NAMES_OF = {form.request_type: form.name for form in requests._CODECS} | {
+    form.response_type: form.name for form in requests._CODECS
 }
 """The name of the request that a request or a response is of."""
 
@@ -393,8 +395,8 @@ def plain(value: object) -> object:
 
 def row_of(batch: Batch, row: int) -> object:
     told = plain(batch.delta(row))
-    if batch.places and isinstance(told, dict):
-        told["places"] = [plain(place) for at, _, place in batch.places if at == row]
+    if batch.parent_positions and isinstance(told, dict):
+        told["places"] = [plain(place) for at, _, place in batch.parent_positions if at == row]
     if batch.row_offsets is not None and isinstance(told, dict):
         told["offset"] = int(batch.row_offsets[row])
     return told

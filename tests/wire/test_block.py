@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.block import Block
+from delta_prop_wire.body_checks import parse_batch
 from delta_prop_wire.delta import AckLevel, Delta, Operation, Priority, create, dense, opaque, sparse
 from delta_prop_wire.encode import columns_of, encode_batch
 from delta_prop_wire.errors import InvalidDelta
-from delta_prop_wire.soundness import parse_batch
 from delta_prop_wire.validate import validate_batch
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def test_counters_that_leap_stand_in_the_batch(deltas: list[Delta], previous: in
     base = previous + leap
     made = block_of(deltas).encode(origin=7, base=base, previous=previous)
     read: Batch = parse_batch(made.raw)
-    assert read.leaps == (leap > 1)
+    assert read.has_gaps == (leap > 1)
     assert [read.counter(row) for row in range(read.count)] == list(range(base, base + len(deltas)))
     assert read.previous == (previous if leap > 1 else 0)
 
@@ -73,8 +73,8 @@ def test_whole_vectors_are_looked_over_in_few_steps_as_all_rows_are(
         validate_batch(block.encode(origin=0, base=1))
     except InvalidDelta as error:
         wanted = error
-    assert block._is_plain_and_sound() <= (wanted is None)
-    assert block._is_plain_and_sound() or wanted or "é" in {namespace, *(name for name, _ in rows)}
+    assert block._is_homogeneous_and_valid() <= (wanted is None)
+    assert block._is_homogeneous_and_valid() or wanted or "é" in {namespace, *(name for name, _ in rows)}
     if wanted is None:
         block.check()
     else:

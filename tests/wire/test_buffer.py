@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop_wire.buffer import ROOM_BYTES_MAX, ROOM_BYTES_MIN, SMALL_READS_MAX, ReceiveBuffer
+from delta_prop_wire.buffer import BUFFER_BYTES_MAX, BUFFER_BYTES_MIN, SMALL_READS_MAX, ReceiveBuffer
 from delta_prop_wire.codec import NEED_BYTES, Decoder, encode
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.frames import Heartbeat
 from delta_prop_wire.spec import FRAME_PAYLOAD_BYTES_MAX, HEADER_BYTES
 
-SIZES = st.integers(0, 50) | st.integers(0, 3 * ROOM_BYTES_MIN)
+SIZES = st.integers(0, 50) | st.integers(0, 3 * BUFFER_BYTES_MIN)
 
 
 @given(steps=st.lists(st.tuples(st.booleans(), SIZES)))
@@ -24,10 +24,10 @@ def test_bytes_come_out_in_order(steps: list[tuple[bool, int]]) -> None:
     for into_room, size in steps:
         chunk = bytes(itertools.islice(fresh, size))
         if into_room:
-            room = buffer.room(len(buffer) + size)
+            room = buffer.get_buffer(len(buffer) + size)
             chunk = chunk[: len(room)]
             room[: len(chunk)] = chunk
-            buffer.received(len(chunk))
+            buffer.buffer_updated(len(chunk))
         else:
             buffer.feed(chunk)
         expected += chunk
@@ -68,53 +68,55 @@ def test_feeding_on_without_taking_is_refused() -> None:
 
 
 def test_receiving_on_without_taking_is_refused() -> None:
-    buffer = ReceiveBuffer(10 * ROOM_BYTES_MAX)
-    while len(buffer) < ROOM_BYTES_MAX:
-        buffer.received(len(buffer.room()))
+    buffer = ReceiveBuffer(10 * BUFFER_BYTES_MAX)
+    while len(buffer) < BUFFER_BYTES_MAX:
+        buffer.buffer_updated(len(buffer.get_buffer()))
     with pytest.raises(UsageError, match="take the events"):
-        buffer.room()
+        buffer.get_buffer()
     buffer.take(1)
-    assert len(buffer.room()) == 1
+    assert len(buffer.get_buffer()) == 1
 
 
 def test_a_read_is_larger_where_much_comes_and_small_again_afterwards() -> None:
     buffer, sizes = ReceiveBuffer(FRAME_PAYLOAD_BYTES_MAX), []
     for _ in range(6):
-        sizes.append(len(buffer.room()))
-        buffer.received(sizes[-1])
+        sizes.append(len(buffer.get_buffer()))
+        buffer.buffer_updated(sizes[-1])
         buffer.take(sizes[-1])
     assert sizes == [4096, 16_384, 65_536, 262_144, 262_144, 262_144]
     for _ in range(SMALL_READS_MAX + 2):
-        buffer.received(len(buffer.room()[:9]))
+        buffer.buffer_updated(len(buffer.get_buffer()[:9]))
         buffer.take(9)
-    assert len(buffer.room()) == ROOM_BYTES_MIN
+    assert len(buffer.get_buffer()) == BUFFER_BYTES_MIN
 
 
 def test_the_memory_of_a_large_frame_is_given_back() -> None:
     buffer, frame_bytes = ReceiveBuffer(FRAME_PAYLOAD_BYTES_MAX), 9_000_000
     reads = 0
     while len(buffer) < frame_bytes:
-        room = buffer.room(frame_bytes)
-        assert len(buffer) + len(room) <= 4 * max(len(buffer), ROOM_BYTES_MAX)
-        buffer.received(len(room))
+        room = buffer.get_buffer(frame_bytes)
+        assert len(buffer) + len(room) <= 4 * max(len(buffer), BUFFER_BYTES_MAX)
+        buffer.buffer_updated(len(room))
         reads += 1
     assert len(buffer) == frame_bytes
     assert reads < 10
     buffer.take(frame_bytes - 5)
     for _ in range(SMALL_READS_MAX):
-        assert len(buffer.room(16)) > ROOM_BYTES_MAX, "where one came others may follow"
-    assert len(buffer.room(16)) == ROOM_BYTES_MAX - 5
+        assert len(buffer.get_buffer(16)) > BUFFER_BYTES_MAX, "where one came others may follow"
+    assert len(buffer.get_buffer(16)) == BUFFER_BYTES_MAX - 5
 
 
 def test_large_frames_one_behind_the_other_come_into_the_same_memory() -> None:
     buffer, frame_bytes = ReceiveBuffer(FRAME_PAYLOAD_BYTES_MAX), 300_000
     blocks = set()
     for _ in range(100):
-        buffer.received(len(buffer.room()[:16]))  # a frame is known to be large once its head is there
+        buffer.buffer_updated(
+            len(buffer.get_buffer()[:16])
+        )  # a frame is known to be large once its head is there
         while len(buffer) < frame_bytes:
-            room = buffer.room(frame_bytes)
-            buffer.received(min(len(room), 100_000, frame_bytes - len(buffer)))
-        blocks.add(id(buffer.held()[0].obj))
+            room = buffer.get_buffer(frame_bytes)
+            buffer.buffer_updated(min(len(room), 100_000, frame_bytes - len(buffer)))
+        blocks.add(id(buffer.unread()[0].obj))
         buffer.take(frame_bytes)
     assert len(blocks) <= 3
 

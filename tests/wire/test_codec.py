@@ -17,8 +17,8 @@ from delta_prop_wire.codec import NEED_BYTES, Decoder, decode, encode, encode_he
 from delta_prop_wire.compression import Compression
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Priority, Source
-from delta_prop_wire.encode import encode_batch, encode_vectors, encode_void
-from delta_prop_wire.errors import PeerError
+from delta_prop_wire.encode import encode_batch, encode_noop, encode_vectors
+from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.frames import (
     BatchFrame,
     DeltaFrame,
@@ -27,7 +27,7 @@ from delta_prop_wire.frames import (
 )
 from delta_prop_wire.header import CONTROL_PAYLOAD_BYTES_MAX, DELTA_PAYLOAD_BYTES_MAX, pack_header
 from delta_prop_wire.spec import COUNTER_MAX, FRAME_PAYLOAD_BYTES_MAX, ErrorCode, Flag, FrameType
-from delta_prop_wire.stamp import Stamp, pack_sent_stamp
+from delta_prop_wire.stamp import Stamp, pack_producer_stamp
 from tests.wire.samples import (
     COMPRESSED,
     DOCS,
@@ -102,7 +102,7 @@ def test_compressed_golden_frames_are_read(name: str) -> None:
         flipped[bit // 8] ^= 1 << bit % 8
         decoder = Decoder()
         decoder.receive(flipped)
-        with suppress(PeerError):
+        with suppress(ProtocolError):
             assert events(decoder) in ([], [SAMPLES[of]]), bit
         flipped[bit // 8] ^= 1 << bit % 8
 
@@ -138,7 +138,7 @@ def test_flipped_bit_is_refused_or_has_no_effect(name: str) -> None:
         raw[bit // 8] ^= 1 << bit % 8
         decoder = Decoder()
         decoder.receive(raw)
-        with suppress(PeerError):
+        with suppress(ProtocolError):
             told = events(decoder)
             bare = all(isinstance(one, Heartbeat) and one == Heartbeat(one.sequence) for one in told)
             assert told in ([], [frame]) or (frame == Heartbeat(1) and bare), bit
@@ -153,7 +153,7 @@ def test_truncated_anywhere_is_never_an_event(name: str) -> None:
         decoder.receive(raw[:length])
         assert decoder.next_event() is NEED_BYTES
         assert decoder.buffered_bytes == length
-        with pytest.raises(PeerError):
+        with pytest.raises(ProtocolError):
             decode(raw[:length])
 
 
@@ -187,7 +187,7 @@ def test_every_flipped_bit_is_refused_or_well_typed(name: str) -> None:
         decoder.receive(raw)
         try:
             event = decoder.next_event()
-        except PeerError:
+        except ProtocolError:
             pass
         else:
             passed.add(bit // 8)
@@ -215,8 +215,8 @@ def only_the_peers_error(raw: bytes) -> None:
         for event in events(decoder):
             look_at(event)
             encode(event)
-    except PeerError:
-        with pytest.raises(PeerError):
+    except ProtocolError:
+        with pytest.raises(ProtocolError):
             decoder.next_event()
 
 
@@ -243,7 +243,7 @@ def test_an_error_latches_and_frees_what_was_held() -> None:
     decoder.receive(encode(Heartbeat(1)) + b"GET / HTTP/1.1\r\n" + encode(Heartbeat(2)))
     assert decoder.next_event() == Heartbeat(1)
     for _ in range(3):
-        with pytest.raises(PeerError, match="starts with byte 0x47") as caught:
+        with pytest.raises(ProtocolError, match="starts with byte 0x47") as caught:
             decoder.next_event()
         assert caught.value.code is ErrorCode.BAD_FRAME
         decoder.receive(encode(Heartbeat(3)))
@@ -254,7 +254,7 @@ def test_the_frame_that_failed_can_be_named() -> None:
     payload = msgpack.packb({"level": 9})
     decoder = Decoder()
     decoder.receive(sealed(FrameType.BACKPRESSURE, payload, sequence=77))
-    with pytest.raises(PeerError, match=r"Backpressure: field 'level' is 9; known are 0 ok, 1 warn"):
+    with pytest.raises(ProtocolError, match=r"Backpressure: field 'level' is 9: send one of 0 ok, 1 warn"):
         decoder.next_event()
     assert decoder.header is not None
     assert decoder.header.sequence == 77
@@ -263,10 +263,10 @@ def test_the_frame_that_failed_can_be_named() -> None:
 # --- bounds
 
 
-def refused(raw: bytes) -> PeerError:
+def refused(raw: bytes) -> ProtocolError:
     decoder = Decoder()
     decoder.receive(raw)
-    with pytest.raises(PeerError) as caught:
+    with pytest.raises(ProtocolError) as caught:
         decoder.next_event()
     return caught.value
 
@@ -308,7 +308,7 @@ def test_an_announced_size_allocates_nothing() -> None:
 def test_a_peer_not_yet_known_gets_less() -> None:
     decoder = Decoder(payload_bytes_max=4096)
     decoder.receive(pack_header(FrameType.SUBSCRIBE, 0, 1, 4097))
-    with pytest.raises(PeerError, match="allowed are 4096"):
+    with pytest.raises(ProtocolError, match="the maximum is 4096"):
         decoder.next_event()
 
 
@@ -392,7 +392,7 @@ def test_the_priority_bit_is_a_hint_and_the_payload_wins(priority: Priority) -> 
 def signed_anew(raw: bytearray) -> bytes:
     """A Delta or a producer's Batch whose header was changed."""
     if raw[2] == FrameType.BATCH:
-        raw[16:64] = pack_sent_stamp(bytes(raw[:16]), 0)
+        raw[16:64] = pack_producer_stamp(bytes(raw[:16]), 0)
     else:
         raw[-4:] = crc32c(bytes(raw[:-4])).to_bytes(4, "little")
     return bytes(raw)
@@ -457,5 +457,5 @@ def test_lamport_numbers_stay_below_the_bound() -> None:
 
 
 def test_a_control_batch_travels() -> None:
-    batch = encode_void(origin=ORIGIN, base=1, count=3, code=ErrorCode.INVALID_DELTA)
+    batch = encode_noop(origin=ORIGIN, base=1, count=3, code=ErrorCode.INVALID_DELTA)
     assert received(encode(BatchFrame(1, batch))) == [BatchFrame(1, batch)]

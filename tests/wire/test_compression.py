@@ -20,14 +20,14 @@ from delta_prop_wire.codec import decode, encode
 from delta_prop_wire.compression import (
     BODY_BYTES_MIN,
     Compression,
-    available,
+    available_codecs,
     compress,
     decompress,
     uncompressed_size,
 )
 from delta_prop_wire.delta import Delta, opaque
 from delta_prop_wire.encode import encode_batch
-from delta_prop_wire.errors import PeerError, UsageError
+from delta_prop_wire.errors import ProtocolError, UsageError
 from delta_prop_wire.frames import BatchFrame
 from delta_prop_wire.spec import FRAME_PAYLOAD_BYTES_MAX, STAMP_BYTES, ErrorCode
 
@@ -42,8 +42,8 @@ def packed(codec: Compression, body: bytes = BODY) -> bytes:
     return found
 
 
-def refused(raw: bytes) -> PeerError:
-    with pytest.raises(PeerError) as caught:
+def refused(raw: bytes) -> ProtocolError:
+    with pytest.raises(ProtocolError) as caught:
         decompress(raw)
     return caught.value
 
@@ -111,7 +111,7 @@ def test_flipped_bits_are_refused_or_caught_by_the_bodys_checksum(codec: Compres
     raw = bytearray(encode(frame, compression=codec))
     for bit in range(64 * 8, 8 * len(raw)):
         raw[bit // 8] ^= 1 << bit % 8
-        with contextlib.suppress(PeerError):
+        with contextlib.suppress(ProtocolError):
             assert decode(bytes(raw)) == frame  # another way to say the same
         raw[bit // 8] ^= 1 << bit % 8
 
@@ -120,7 +120,7 @@ def test_flipped_bits_are_refused_or_caught_by_the_bodys_checksum(codec: Compres
 def test_an_unknown_codec_is_an_unsupported_flag(number: int) -> None:
     error = refused(struct.pack("<BI", number, 4) + b"abcd")
     assert error.code is ErrorCode.UNSUPPORTED_FLAG
-    assert "1 LZ4, 2 ZSTD" in error.message
+    assert "1 (LZ4) or 2 (ZSTD)" in error.message
 
 
 @EACH
@@ -143,9 +143,9 @@ def test_where_the_codec_is_not_installed_the_cure_is_told(
 
 
 def test_only_what_is_installed_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert available() == (Compression.LZ4, Compression.ZSTD)
+    assert available_codecs() == (Compression.LZ4, Compression.ZSTD)
     monkeypatch.setattr(compression, "find_spec", lambda name: None if name == "lz4" else object())
-    assert available() == (Compression.ZSTD,)
+    assert available_codecs() == (Compression.ZSTD,)
 
 
 def test_an_lz4_block_of_another_maker() -> None:

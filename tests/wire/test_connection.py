@@ -16,7 +16,7 @@ from delta_prop_wire.connection import REQUESTS_MAX, Connection
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Delta, Source
 from delta_prop_wire.encode import encode_batch
-from delta_prop_wire.errors import PeerError, UsageError
+from delta_prop_wire.errors import ProtocolError, UsageError
 from delta_prop_wire.frames import (
     Ack,
     Backpressure,
@@ -29,8 +29,8 @@ from delta_prop_wire.frames import (
     Frame,
     Heartbeat,
     Hello,
-    Level,
     Nack,
+    PressureLevel,
     Subscribe,
     Subscribed,
     Subscription,
@@ -38,9 +38,17 @@ from delta_prop_wire.frames import (
     Welcome,
 )
 from delta_prop_wire.header import pack_header
+from delta_prop_wire.message_rules import (
+    RULES,
+    UNAUTHORIZED_TEXT,
+    MessageKind,
+    Phase,
+    Role,
+    Speaker,
+    message_kind_of,
+)
 from delta_prop_wire.spec import ErrorCode, Flag, FrameType
 from delta_prop_wire.stamp import Stamp
-from delta_prop_wire.state import TABLE, UNAUTHORIZED_TEXT, Phase, Role, Saying, Speaker, saying_of
 from delta_prop_wire.topics import ALL
 from tests.wire.sealing import sealed
 
@@ -49,22 +57,22 @@ BATCH = encode_batch([DELTA] * 3, origin=7, base=1)
 CUT = encode_batch([DELTA] * 2, origin=7, base=1, counters=[1, 3], row_offsets=[5, 7])
 START = Cursor(bytes(16), 1, 0)
 MUCH = Credit(1000, 1_000_000)
-FRAMES: dict[Saying, Frame] = {
-    Saying.HELLO: Subscribe(1, Hello()),
-    Saying.WELCOME: Ack(correlation_id=1, response=Welcome()),
-    Saying.SUBSCRIBE: Subscribe(2, Subscription(1, (ALL,))),
-    Saying.UNSUBSCRIBE: Unsubscribe(3, 1),
-    Saying.DECIDE: Subscribe(4, Decide("nightly", Decision.QUERY)),
-    Saying.ASK: Subscribe(5, Describe()),
-    Saying.DELTA: DeltaFrame(1, DELTA),
-    Saying.BATCH: BatchFrame(2, BATCH),
-    Saying.LOGGED_DELTA: DeltaFrame(5, DELTA, lamport=9),
-    Saying.LOGGED_BATCH: BatchFrame(5, BATCH, Stamp(9, body_crc=BATCH.crc)),
-    Saying.CUT_BATCH: BatchFrame(5, CUT, Stamp(9, body_crc=CUT.crc)),
-    Saying.ACK: Ack(5),
-    Saying.NACK: Nack(5, ErrorCode.QUEUE_FULL, "full"),
-    Saying.BACKPRESSURE: Backpressure(1, Level.WARN),
-    Saying.HEARTBEAT: Heartbeat(1),
+FRAMES: dict[MessageKind, Frame] = {
+    MessageKind.HELLO: Subscribe(1, Hello()),
+    MessageKind.WELCOME: Ack(correlation_id=1, response=Welcome()),
+    MessageKind.SUBSCRIBE: Subscribe(2, Subscription(1, (ALL,))),
+    MessageKind.UNSUBSCRIBE: Unsubscribe(3, 1),
+    MessageKind.DECIDE: Subscribe(4, Decide("nightly", Decision.QUERY)),
+    MessageKind.QUERY: Subscribe(5, Describe()),
+    MessageKind.DELTA: DeltaFrame(1, DELTA),
+    MessageKind.BATCH: BatchFrame(2, BATCH),
+    MessageKind.LOGGED_DELTA: DeltaFrame(5, DELTA, lamport=9),
+    MessageKind.LOGGED_BATCH: BatchFrame(5, BATCH, Stamp(9, body_crc=BATCH.crc)),
+    MessageKind.SLICED_BATCH: BatchFrame(5, CUT, Stamp(9, body_crc=CUT.crc)),
+    MessageKind.ACK: Ack(5),
+    MessageKind.NACK: Nack(5, ErrorCode.QUEUE_FULL, "full"),
+    MessageKind.BACKPRESSURE: Backpressure(1, PressureLevel.WARN),
+    MessageKind.HEARTBEAT: Heartbeat(1),
 }
 # Phases: O opening, G greeted, P open, E ended; + may be said, ! is refused as UNAUTHORIZED.
 GRID = """
@@ -75,19 +83,19 @@ WELCOME        ! . . .  ! . . .    . + + .
 SUBSCRIBE      ! + + .  ! + + .    . . . .
 UNSUBSCRIBE    ! + + .  ! + + .    . . . .
 DECIDE         ! + + .  ! . . .    . . . .
-ASK            ! + + .  ! + + .    . . . .
+QUERY          ! + + .  ! + + .    . . . .
 DELTA          ! . + .  ! . . .    . . . .
 BATCH          ! . + .  ! . . .    . . . .
 LOGGED_DELTA   ! . . .  ! . . .    . . + .
 LOGGED_BATCH   ! . . .  ! . + .    . . + .
-CUT_BATCH      ! . . .  ! . . .    . . + .
+SLICED_BATCH   ! . . .  ! . . .    . . + .
 ACK            ! . + .  ! . + .    . . + +
 NACK           ! . + +  ! . + +    + + + +
 BACKPRESSURE   ! . + .  ! . + .    . . + .
 HEARTBEAT      ! + + .  ! + + .    . . + .
 """
 CELLS = [
-    pytest.param(speaker, phase, Saying[name], mark, id=f"{speaker.name}-{phase.name}-{name}")
+    pytest.param(speaker, phase, MessageKind[name], mark, id=f"{speaker.name}-{phase.name}-{name}")
     for name, *marks in (line.split() for line in GRID.strip().splitlines()[2:])
     for (speaker, phase), mark in zip(((s, p) for s in Speaker for p in Phase), marks, strict=True)
 ]
@@ -127,15 +135,15 @@ def ends(speaker: Speaker, phase: Phase) -> tuple[Connection, Connection]:
 
 
 def test_every_cell_is_in_the_grid() -> None:
-    assert len(CELLS) == len(Speaker) * len(Phase) * len(Saying) == sum(map(len, TABLE.values()))
-    assert all(saying_of(frame) is said for said, frame in FRAMES.items())
+    assert len(CELLS) == len(Speaker) * len(Phase) * len(MessageKind) == sum(map(len, RULES.values()))
+    assert all(message_kind_of(frame) is said for said, frame in FRAMES.items())
 
 
 @pytest.mark.parametrize(("speaker", "phase", "said", "mark"), CELLS)
-def test_who_may_say_what_when(speaker: Speaker, phase: Phase, said: Saying, mark: str) -> None:
+def test_who_may_say_what_when(speaker: Speaker, phase: Phase, said: MessageKind, mark: str) -> None:
     one, other = ends(speaker, phase)
     frame = FRAMES[said]
-    if speaker is Speaker.FORWARDER and said is Saying.HELLO:
+    if speaker is Speaker.FORWARDER and said is MessageKind.HELLO:
         frame = Subscribe(1, Hello(source=Source.REPLICA))
     if mark == "+":
         raw = one.send(frame)
@@ -149,7 +157,7 @@ def test_who_may_say_what_when(speaker: Speaker, phase: Phase, said: Saying, mar
     if phase is Phase.ENDED:
         assert other.next_event() is NEED_BYTES
         return
-    with pytest.raises(PeerError) as caught:
+    with pytest.raises(ProtocolError) as caught:
         other.next_event()
     assert other.phase is Phase.ENDED
     assert caught.value.code is (ErrorCode.UNAUTHORIZED if mark == "!" else ErrorCode.BAD_FRAME)
@@ -180,16 +188,16 @@ def test_a_connection_that_is_refused_at_the_door_has_ended(phase: Phase) -> Non
 
 def test_requests_may_follow_a_hello_at_once() -> None:
     client, server = Connection(Role.CLIENT), Connection(Role.SERVER)
-    sent = [Subscribe(1, Hello()), FRAMES[Saying.SUBSCRIBE], FRAMES[Saying.ASK], Heartbeat(1)]
+    sent = [Subscribe(1, Hello()), FRAMES[MessageKind.SUBSCRIBE], FRAMES[MessageKind.QUERY], Heartbeat(1)]
     server.receive(b"".join(map(client.send, sent)))
     assert [server.next_event() for _ in sent] == sent
 
 
 def test_delta_that_follows_a_hello_at_once_is_refused() -> None:
     client, server = Connection(Role.CLIENT), Connection(Role.SERVER)
-    server.receive(client.send(Subscribe(1, Hello())) + encode(FRAMES[Saying.DELTA]))
+    server.receive(client.send(Subscribe(1, Hello())) + encode(FRAMES[MessageKind.DELTA]))
     server.next_event()
-    with pytest.raises(PeerError, match="answered: wait"):
+    with pytest.raises(ProtocolError, match="answer to the hello: wait"):
         server.next_event()
 
 
@@ -197,19 +205,19 @@ def test_delta_that_follows_a_hello_at_once_is_refused() -> None:
 def test_only_a_forwarder_stamps(source: Source) -> None:
     client, server = pair(source=source)
     if source is Source.REPLICA:
-        tell(client, server, FRAMES[Saying.LOGGED_BATCH])
+        tell(client, server, FRAMES[MessageKind.LOGGED_BATCH])
     else:
         with pytest.raises(UsageError, match="log's stamp"):
-            client.send(FRAMES[Saying.LOGGED_BATCH])
+            client.send(FRAMES[MessageKind.LOGGED_BATCH])
 
 
 def test_a_later_hello_makes_no_forwarder() -> None:
     client, server = pair()
     tell(client, server, Subscribe(4, Hello(source=Source.REPLICA)))
     with pytest.raises(UsageError):
-        client.send(FRAMES[Saying.LOGGED_BATCH])
-    server.receive(encode(FRAMES[Saying.LOGGED_BATCH]))
-    with pytest.raises(PeerError):
+        client.send(FRAMES[MessageKind.LOGGED_BATCH])
+    server.receive(encode(FRAMES[MessageKind.LOGGED_BATCH]))
+    with pytest.raises(ProtocolError):
         server.next_event()
 
 
@@ -223,10 +231,10 @@ def test_bytes_in_any_pieces_through_the_buffer(size: int) -> None:
     raw = b"".join(client.send(frame) for frame in sent)
     found: list[Frame] = []
     while raw:
-        room = server.buffer()
+        room = server.get_buffer()
         count = min(size, len(room), len(raw))
         room[:count] = raw[:count]
-        server.received(count)
+        server.buffer_updated(count)
         raw = raw[count:]
         while (event := server.next_event()) is not NEED_BYTES:
             found.append(event)
@@ -236,7 +244,7 @@ def test_bytes_in_any_pieces_through_the_buffer(size: int) -> None:
 
 def test_a_frame_under_way_can_be_seen() -> None:
     client, server = pair()
-    raw = client.send(FRAMES[Saying.BATCH])
+    raw = client.send(FRAMES[MessageKind.BATCH])
     server.receive(raw[:-1])
     assert server.next_event() is NEED_BYTES
     assert server.buffered_bytes == len(raw) - 1
@@ -246,15 +254,15 @@ def test_a_frame_under_way_can_be_seen() -> None:
 def test_a_stranger_is_refused_by_the_header(phase: Phase) -> None:
     _, server = pair(phase)
     server.receive(pack_header(FrameType.BATCH, Flag.BATCHED, 1, 16_000_000))
-    with pytest.raises(PeerError):
+    with pytest.raises(ProtocolError):
         server.next_event()
 
 
 def test_a_frame_before_the_garbage_is_not_blamed() -> None:
     client, server = pair()
-    server.receive(client.send(FRAMES[Saying.BATCH]) + b"GET / HTTP/1.1\r\n\r\n")
+    server.receive(client.send(FRAMES[MessageKind.BATCH]) + b"GET / HTTP/1.1\r\n\r\n")
     server.next_event()
-    with pytest.raises(PeerError) as caught:
+    with pytest.raises(ProtocolError) as caught:
         server.next_event()
     assert server.nack_of(caught.value) == Nack(0, ErrorCode.BAD_FRAME, caught.value.message)
 
@@ -263,7 +271,7 @@ def test_an_error_latches_and_is_told_once_more() -> None:
     client, server = pair()
     server.receive(b"GET / HTTP/1.1\r\n\r\n" + encode(Heartbeat(1)))
     for _ in range(2):
-        with pytest.raises(PeerError, match="0x47"):
+        with pytest.raises(ProtocolError, match="0x47"):
             server.next_event()
     server.receive(encode(Heartbeat(1)))
     assert server.buffered_bytes == 0
@@ -275,8 +283,8 @@ def test_an_error_latches_and_is_told_once_more() -> None:
 def test_what_comes_after_the_end_is_not_kept() -> None:
     _, server = pair(Phase.ENDED)
     for _ in range(100):
-        room = server.buffer()
-        server.received(len(room))
+        room = server.get_buffer()
+        server.buffer_updated(len(room))
     assert server.buffered_bytes == 0
     assert server.next_event() is NEED_BYTES
 
@@ -284,7 +292,7 @@ def test_what_comes_after_the_end_is_not_kept() -> None:
 @pytest.mark.parametrize(
     ("raw", "sequence", "answers"),
     [
-        (encode(replace(FRAMES[Saying.LOGGED_BATCH], sequence=77)), 77, None),  # type: ignore[type-var]
+        (encode(replace(FRAMES[MessageKind.LOGGED_BATCH], sequence=77)), 77, None),  # type: ignore[type-var]
         (pack_header(FrameType.DELTA, 0, 78, 0), 78, None),
         (pack_header(FrameType.UNSUBSCRIBE, 0, 5, 0), 0, 5),
         (sealed(FrameType.SUBSCRIBE, b"\xc1", sequence=6), 0, 6),
@@ -294,7 +302,7 @@ def test_what_comes_after_the_end_is_not_kept() -> None:
 def test_the_nack_names_what_failed(raw: bytes, sequence: int, answers: int | None) -> None:
     client, server = pair()
     server.receive(raw)
-    with pytest.raises(PeerError) as caught:
+    with pytest.raises(ProtocolError) as caught:
         server.next_event()
     nack = server.nack_of(caught.value)
     assert (nack.sequence, nack.correlation_id) == (sequence, answers)
@@ -306,7 +314,7 @@ def test_the_nack_names_what_failed(raw: bytes, sequence: int, answers: int | No
 def test_the_nack_of_a_first_header_that_cannot_be_read_names_nothing() -> None:
     server = Connection(Role.SERVER)
     server.receive(bytes(16))
-    with pytest.raises(PeerError) as caught:
+    with pytest.raises(ProtocolError) as caught:
         server.next_event()
     assert server.nack_of(caught.value) == Nack(0, ErrorCode.BAD_FRAME, caught.value.message)
 
@@ -318,10 +326,10 @@ def test_a_producer_has_no_credit_before_it_was_granted() -> None:
     client, server = Connection(Role.CLIENT), Connection(Role.SERVER)
     tell(client, server, Subscribe(1, Hello()))
     tell(server, client, Ack(correlation_id=1, response=Welcome()))
-    with pytest.raises(UsageError, match="no credit is left"):
-        client.send(FRAMES[Saying.BATCH])
-    server.receive(encode(FRAMES[Saying.BATCH])[:16])
-    with pytest.raises(PeerError, match="without credit"):
+    with pytest.raises(UsageError, match="no credit left"):
+        client.send(FRAMES[MessageKind.BATCH])
+    server.receive(encode(FRAMES[MessageKind.BATCH])[:16])
+    with pytest.raises(ProtocolError, match="without credit"):
         server.next_event()
 
 
@@ -334,47 +342,47 @@ def test_nothing_is_delivered_before_a_subscription_was_granted() -> None:
         Subscribe(3, Subscription(1, (ALL,), credit=Credit(1, 1))),
     ):
         tell(client, server, frame)
-    assert not server.window.open
+    assert not server.send_window.is_open
     with pytest.raises(UsageError, match="before a subscription"):
         client.send(Ack(credit=MUCH))
     server.receive(encode(Ack(credit=MUCH)))
     server.next_event()
-    assert not server.window.open
+    assert not server.send_window.is_open
     tell(server, client, Nack(0, ErrorCode.BAD_REQUEST, "no", correlation_id=2))
     tell(server, client, Ack(correlation_id=2, response=Subscribed(1, START, 1, 0)))
-    assert not server.window.open
+    assert not server.send_window.is_open
     tell(server, client, Ack(correlation_id=3, response=Subscribed(1, START, 1, 0)))
-    assert server.window.left == client.allowance.left == (1, 1)
+    assert server.send_window.remaining == client.receive_window.remaining == (1, 1)
     tell(client, server, Ack(credit=MUCH))
-    assert server.window.left == client.allowance.left == (1001, 1_000_001)
+    assert server.send_window.remaining == client.receive_window.remaining == (1001, 1_000_001)
     tell(client, server, Subscribe(4, Subscription(2, (ALL,), credit=Credit(2, 2))))
     tell(server, client, Ack(correlation_id=4, response=Subscribed(2, START, 1, 0)))
-    assert server.window.left == client.allowance.left == (1003, 1_000_003)
+    assert server.send_window.remaining == client.receive_window.remaining == (1003, 1_000_003)
 
 
 def test_a_subscription_without_credit_bounds_nothing() -> None:
     client, server = pair()
-    assert server.window.left is client.allowance.left is None
+    assert server.send_window.remaining is client.receive_window.remaining is None
     tell(client, server, Subscribe(4, Subscription(2, (ALL,), credit=Credit(2, 2))))
     tell(server, client, Ack(correlation_id=4, response=Subscribed(2, START, 1, 0)))
-    assert server.window.left is client.allowance.left is None
+    assert server.send_window.remaining is client.receive_window.remaining is None
 
 
 def test_the_first_subscription_after_the_last_has_ended_bounds_anew() -> None:
     client, server = pair()
     tell(client, server, Unsubscribe(4, 9))
     tell(server, client, Ack(correlation_id=4, processed=17))
-    assert server.window.left == client.allowance.left == (0, 0)
+    assert server.send_window.remaining == client.receive_window.remaining == (0, 0)
     with pytest.raises(UsageError, match="before a subscription"):
         client.send(Ack(credit=MUCH))
     tell(client, server, Subscribe(5, Subscription(1, (ALL,), credit=Credit(4, 4))))
     tell(server, client, Ack(correlation_id=5, response=Subscribed(1, START, 1, 0)))
-    assert server.window.left == client.allowance.left == (4, 4)
+    assert server.send_window.remaining == client.receive_window.remaining == (4, 4)
     tell(client, server, Subscribe(6, Subscription(2, (ALL,))))
     tell(server, client, Ack(correlation_id=6, response=Subscribed(2, START, 1, 0)))
     tell(client, server, Unsubscribe(7, 1))
     tell(server, client, Ack(correlation_id=7))
-    assert server.window.left == client.allowance.left == (4, 4)
+    assert server.send_window.remaining == client.receive_window.remaining == (4, 4)
 
 
 @pytest.mark.parametrize("code", ErrorCode)
@@ -382,11 +390,11 @@ def test_a_nack_of_the_connection_ends_its_subscriptions(code: ErrorCode) -> Non
     client, server = pair()
     tell(server, client, Nack(5, code, "of a frame"))
     tell(server, client, Nack(0, code, "of a request", correlation_id=77))
-    assert server.window.open
-    assert client.allowance.open
+    assert server.send_window.is_open
+    assert client.receive_window.is_open
     tell(server, client, Nack(0, code, "of the connection"))
     goes_on = code is ErrorCode.BAD_REQUEST
-    assert server.window.open is client.allowance.open is goes_on
+    assert server.send_window.is_open is client.receive_window.is_open is goes_on
 
 
 def test_requests_without_answers_are_bounded() -> None:
@@ -394,10 +402,10 @@ def test_requests_without_answers_are_bounded() -> None:
     for sequence in range(REQUESTS_MAX):
         tell(client, server, Subscribe(sequence, Subscription(1, (ALL,))))
     one_more = Subscribe(REQUESTS_MAX, Subscription(1, (ALL,)))
-    with pytest.raises(UsageError, match="wait for some"):
+    with pytest.raises(UsageError, match="wait for some answers"):
         client.send(one_more)
     server.receive(encode(one_more))
-    with pytest.raises(PeerError, match="wait for some"):
+    with pytest.raises(ProtocolError, match="wait for some answers"):
         server.next_event()
 
 
@@ -419,8 +427,8 @@ def test_both_ends_count_alike(steps: list[tuple[str, int, int]], delivering: bo
     tell(server, client, Ack(correlation_id=2, response=Subscribed(1, START, 1, 0)))
     one, other = (server, client) if delivering else (client, server)
     data = {
-        "delta": FRAMES[Saying.LOGGED_DELTA if delivering else Saying.DELTA],
-        "batch": FRAMES[Saying.LOGGED_BATCH if delivering else Saying.BATCH],
+        "delta": FRAMES[MessageKind.LOGGED_DELTA if delivering else MessageKind.DELTA],
+        "batch": FRAMES[MessageKind.LOGGED_BATCH if delivering else MessageKind.BATCH],
     }
     deltas = size = 0
     for number, (what, more_deltas, more_bytes) in enumerate(steps):
@@ -441,7 +449,7 @@ def test_both_ends_count_alike(steps: list[tuple[str, int, int]], delivering: bo
             else:
                 tell(one, other, frame)
             deltas, size = deltas - (1 if what == "delta" else 3), size - len(raw)
-        assert one.window.left == other.allowance.left == (max(deltas, 0), max(size, 0))
+        assert one.send_window.remaining == other.receive_window.remaining == (max(deltas, 0), max(size, 0))
 
 
 @pytest.mark.parametrize("source", [Source.LOCAL, Source.REPLICA])
@@ -460,7 +468,7 @@ def test_sequence_of_a_producer_rises_above_the_last_row(
     if taken:
         assert isinstance(server.next_event(), BatchFrame)
         return
-    with pytest.raises(PeerError, match=rf"sequence {sequence}: not above 7\b.* number ") as caught:
+    with pytest.raises(ProtocolError, match=rf"sequence {sequence} is not above 7\b.* send ") as caught:
         server.next_event()
     assert caught.value.code is ErrorCode.BAD_FRAME
     assert server.nack_of(caught.value).sequence == sequence
@@ -471,7 +479,7 @@ def test_sequence_after_a_delta_rises_by_one() -> None:
     server.receive(b"".join(encode(DeltaFrame(sequence, DELTA)) for sequence in (5, 6, 6)))
     assert isinstance(server.next_event(), DeltaFrame)
     assert isinstance(server.next_event(), DeltaFrame)
-    with pytest.raises(PeerError, match="sequence 6: not above 6,"):
+    with pytest.raises(ProtocolError, match="sequence 6 is not above 6,"):
         server.next_event()
 
 
@@ -481,7 +489,7 @@ def test_sequence_of_a_forwarder_begins_at_zero() -> None:
     assert isinstance(server.next_event(), BatchFrame)
     assert isinstance(server.next_event(), BatchFrame)
     server.receive(encode(BatchFrame(0, BATCH, Stamp(15))))
-    with pytest.raises(PeerError, match="sequence 0: not above 5,"):
+    with pytest.raises(ProtocolError, match="sequence 0 is not above 5,"):
         server.next_event()
 
 
@@ -517,5 +525,5 @@ def hear(hearer: Connection, raw: bytes | bytearray) -> None:
     try:
         while event is not NEED_BYTES:
             event = hearer.next_event()
-    except PeerError as error:
+    except ProtocolError as error:
         hearer.send(hearer.nack_of(error))

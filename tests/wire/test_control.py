@@ -17,7 +17,7 @@ from delta_prop_wire.control import TEXT_BYTES_MAX, pack_control
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Dot
-from delta_prop_wire.errors import PeerError, UsageError
+from delta_prop_wire.errors import ProtocolError, UsageError
 from delta_prop_wire.frames import (
     Ack,
     AckRange,
@@ -39,7 +39,7 @@ from delta_prop_wire.frames import (
     Welcome,
 )
 from delta_prop_wire.packing import U64_MAX, unpack_map
-from delta_prop_wire.requests import joined
+from delta_prop_wire.requests import join_pages
 from delta_prop_wire.spec import ErrorCode, FrameType
 from delta_prop_wire.topics import ALL
 from tests.wire.sealing import sealed
@@ -47,8 +47,8 @@ from tests.wire.sealing import sealed
 REFUSED = [0, 249, "doc-1", 14, "why"]
 
 
-def refused(raw: bytes) -> PeerError:
-    with pytest.raises(PeerError) as caught:
+def refused(raw: bytes) -> ProtocolError:
+    with pytest.raises(ProtocolError) as caught:
         decode(raw)
     return caught.value
 
@@ -166,7 +166,7 @@ def test_a_subscription_to_nothing_is_our_own_fault() -> None:
 
 
 def test_a_control_frame_beyond_the_bound_is_our_own_fault() -> None:
-    with pytest.raises(UsageError, match="allowed are 65532"):
+    with pytest.raises(UsageError, match="the maximum is 65532"):
         encode(Nack(1, ErrorCode.DEP_TIMEOUT, "", details={"missing": ["x" * 70_000]}))
 
 
@@ -229,7 +229,7 @@ def test_maps_of_the_wrong_things_raise_nothing_but_the_peers_error(
     if kind is FrameType.DELTA:
         payload += crc32c(payload).to_bytes(4, "little")
     raw = sealed(kind, payload)
-    with contextlib.suppress(PeerError):
+    with contextlib.suppress(ProtocolError):
         decode(raw)
 
 
@@ -249,7 +249,7 @@ def test_a_short_acknowledgement_is_read_by_the_short_way_as_by_the_long_one(
     payload = bytearray(msgpack.packb(fields)) + tail
     if flip is not None and flip[0] < len(payload):
         payload[flip[0]] = flip[1]
-    found = control_module._short_ack(7, bytes(payload))
+    found = control_module._unpack_short_ack(7, bytes(payload))
     if found is not None:
         assert found == control_module._unpack_ack(7, unpack_map("Ack", bytes(payload)))
 
@@ -271,15 +271,15 @@ _numbers = st.integers(0, 2**62)
     )
 )
 def test_an_acknowledgement_is_packed_by_the_short_way_as_by_the_long_one(ack: Ack) -> None:
-    assert pack_control(ack)[1] == control_module._packed(control_module._ack_fields(ack))
+    assert pack_control(ack)[1] == control_module._pack_fields(control_module._ack_fields(ack))
 
 
 def test_a_cursor_is_read_by_the_short_way() -> None:
     ack = Ack(7, cursor=Cursor(bytes(16), 3, 1 << 40))
     raw = encode(ack)
-    assert control_module._short_ack(7, raw[16:-4]) == ack == decode(raw)
+    assert control_module._unpack_short_ack(7, raw[16:-4]) == ack == decode(raw)
     for other in (Ack(7), Ack(7, credit=Credit(1, 1)), replace(ack, processed=3)):
-        assert control_module._short_ack(7, encode(other)[16:-4]) is None
+        assert control_module._unpack_short_ack(7, encode(other)[16:-4]) is None
         assert decode(encode(other)) == other
 
 
@@ -314,7 +314,7 @@ def test_unknown_keys_and_flags_are_passed_over() -> None:
 
 def test_pages_are_one_response() -> None:
     pages = [Welcome(origins=(OriginGrant(one, 1, 1),)) for one in (1, 2)]
-    assert joined(pages) == Welcome(origins=(*pages[0].origins, *pages[1].origins))
+    assert join_pages(pages) == Welcome(origins=(*pages[0].origins, *pages[1].origins))
     facts = [Fact(FactState.OPAQUE, 3, Dot(1, 1), 7, data=part) for part in (b"ab", b"c")]
-    assert joined(facts) == replace(facts[0], data=b"abc")
-    assert joined([Subscribed(1, Cursor(bytes(16), 1, 1), 1, 1)]).subscription == 1
+    assert join_pages(facts) == replace(facts[0], data=b"abc")
+    assert join_pages([Subscribed(1, Cursor(bytes(16), 1, 1), 1, 1)]).subscription == 1

@@ -6,21 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delta_prop_wire.body_checks import parse_batch
 from delta_prop_wire.control_rows import (
-    OF_THE_LOG,
+    LOG_TYPES,
     ControlType,
-    Void,
+    NoOp,
     add_type,
     control_type,
     pack_refused,
-    read_void,
+    read_noop,
     refused_code,
     uses_dots,
 )
 from delta_prop_wire.delta import Dot, Priority
-from delta_prop_wire.encode import assemble, encode_batch, encode_void, with_control_types
-from delta_prop_wire.errors import PeerError
-from delta_prop_wire.soundness import parse_batch
+from delta_prop_wire.encode import assemble, encode_batch, encode_noop, with_control_types
+from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.spec import Attribute, ErrorCode
 from tests.delta_prop.support import made
 from tests.wire.control_batches import control_batch, without_types
@@ -36,13 +36,13 @@ def test_refused_rows_read_as_they_were_packed(
     code: ErrorCode, crc: int, places: list[int | None], says: int
 ) -> None:
     crc_told, firsts = (crc if says > 0 else None), (places if says > 1 else None)
-    batch = encode_void(
-        origin=ORIGIN, base=1, count=len(places), code=code, refused_crc=crc_told, firsts=firsts
+    batch = encode_noop(
+        origin=ORIGIN, base=1, count=len(places), code=code, refused_crc=crc_told, first_offsets=firsts
     )
     assert parse_batch(batch.raw).raw == batch.raw
     assert control_type(batch) is ControlType.REFUSED
     assert uses_dots(batch)
-    assert read_void(batch) == Void(code, crc_told, None if firsts is None else dict(enumerate(firsts)))
+    assert read_noop(batch) == NoOp(code, crc_told, None if firsts is None else dict(enumerate(firsts)))
     assert [refused_code(batch, row) for row in range(batch.count)] == [code] * batch.count
     assert {batch.blob(row)[0] for row in range(batch.count)} == {0}
     assert len(batch.blob(0)) == (3, 7, 15)[says]
@@ -50,7 +50,7 @@ def test_refused_rows_read_as_they_were_packed(
 
 def test_refused_row_of_a_later_code_is_void_all_the_same() -> None:
     batch = control_batch(*pack_refused(1, 60_000), origin=ORIGIN)
-    assert read_void(parse_batch(batch.raw)) == Void(ErrorCode.INVALID_DELTA, None, None)
+    assert read_noop(parse_batch(batch.raw)) == NoOp(ErrorCode.INVALID_DELTA, None, None)
     assert refused_code(batch, 0) == 60_000
 
 
@@ -78,17 +78,17 @@ def test_unknown_type_in_a_log_is_no_type_and_uses_no_dots() -> None:
         ((b"\0\x0e\0", b""), ORIGIN, "without a type"),
         ((b"\0\x0e\0", b"\1"), ORIGIN, "one batch"),
         ((b"\1", b"\2"), 0, "one batch"),
-        ((b"\x07",), 0, "type 7; known are 0 to 6"),
+        ((b"\x07",), 0, "type 7: send a type from 0 to 6"),
         ((b"\xff\x0e\0",), ORIGIN, "type 255"),
         ((b"\0",), ORIGIN, "3, 7 or 15"),
         ((b"\0\x0e",), ORIGIN, "3, 7 or 15"),
         ((b"\0\x0e\0", b"\0\x0e\0\0"), ORIGIN, "3, 7 or 15"),
         ((b"\0" * 16,), ORIGIN, "3, 7 or 15"),
-        *(((bytes((kind,)),), ORIGIN, "they have origin 0") for kind in sorted(OF_THE_LOG)),
+        *(((bytes((kind,)),), ORIGIN, "send them under origin 0") for kind in sorted(LOG_TYPES)),
     ],
 )
 def test_control_rows_that_are_none_are_refused(blobs: tuple[bytes, ...], origin: int, why: str) -> None:
-    with pytest.raises(PeerError, match=why) as caught:
+    with pytest.raises(ProtocolError, match=why) as caught:
         parse_batch(control_batch(*blobs, origin=origin).raw)
     assert caught.value.code is ErrorCode.BAD_FRAME
 
@@ -97,7 +97,7 @@ def test_control_batch_without_blobs_is_refused() -> None:
     batch = assemble(
         {}, attributes=Attribute.CONTROL, count=2, origin=ORIGIN, epoch=1, base=1, hybrid_time=0, kinds_mask=1
     )
-    with pytest.raises(PeerError, match="without a type"):
+    with pytest.raises(ProtocolError, match="without a type"):
         parse_batch(batch.raw)
 
 
@@ -122,7 +122,7 @@ def test_row_of_format_1_gets_a_type_and_keeps_what_was_read_of_it(old: bytes, n
 
 
 def test_batch_of_format_1_keeps_all_but_its_blobs() -> None:
-    typed = encode_void(
+    typed = encode_noop(
         origin=ORIGIN,
         base=5,
         count=2,
@@ -134,7 +134,7 @@ def test_batch_of_format_1_keeps_all_but_its_blobs() -> None:
         counters=[5, 9],
         hybrid_time=77,
         refused_crc=5,
-        firsts=[8, None],
+        first_offsets=[8, None],
         ids=[bytes(16), b"i" * 16],
     )
     old = without_types(typed)

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from delta_prop_wire.batch import Batch
+from delta_prop_wire.body_checks import check_body, check_columns, homogeneous_is_intact, parse_batch
 from delta_prop_wire.codec import decode, encode
 from delta_prop_wire.crc import crc32c
-from delta_prop_wire.delta import Delta, Dot, Kind, Place, create, delete, opaque, sparse
-from delta_prop_wire.encode import assemble, encode_batch, encode_vectors, encode_void
-from delta_prop_wire.errors import InvalidDelta, PeerError
+from delta_prop_wire.delta import Delta, Dot, Kind, ParentPosition, create, delete, opaque, sparse
+from delta_prop_wire.encode import assemble, encode_batch, encode_noop, encode_vectors
+from delta_prop_wire.errors import InvalidDelta, ProtocolError
 from delta_prop_wire.frames import BatchFrame
-from delta_prop_wire.layout import CLOCK_ENTRY, PARENT, PLACE, Column
-from delta_prop_wire.soundness import check_body, check_columns, parse_batch, plain_is_whole
+from delta_prop_wire.layout import CLOCK_ENTRY, PARENT, POSITION, Column
 from delta_prop_wire.spec import BATCH_ROWS_MAX, CLOCK_ENTRIES_MAX, ErrorCode
 from delta_prop_wire.stamp import Stamp
 from delta_prop_wire.validate import validate_batch
@@ -76,7 +76,7 @@ def test_a_hostile_column_is_refused_at_small_cost(columns: dict[Column, bytes],
     raw = body(columns)
     tracemalloc.start()
     try:
-        with pytest.raises(PeerError, match=why) as caught:
+        with pytest.raises(ProtocolError, match=why) as caught:
             parse_batch(raw)
         assert tracemalloc.get_traced_memory()[1] < 200_000 + 2 * len(raw)
     finally:
@@ -106,7 +106,7 @@ def test_metadata_that_no_log_takes_are_read_of_a_producer_alone(packed: bytes) 
     with pytest.raises(InvalidDelta):
         validate_batch(batch)
     stamped = encode(BatchFrame(1, batch, Stamp(100)))
-    with pytest.raises(PeerError, match="no log takes"):
+    with pytest.raises(ProtocolError, match="breaks the bounds of a log"):
         decode(stamped)
 
 
@@ -128,7 +128,7 @@ def test_clock_beyond_its_bound_is_read_of_a_producer_alone(clock: bytes) -> Non
         assert tracemalloc.get_traced_memory()[1] < 200_000
     finally:
         tracemalloc.stop()
-    with pytest.raises(PeerError, match="which is unsorted or too long"):
+    with pytest.raises(ProtocolError, match="sorted by origin"):
         decode(encode(BatchFrame(1, batch, Stamp(100))))
     sound = parse_batch(body({Column.CLOCK: entries(CLOCK_ENTRIES_MAX)}))
     decode(encode(BatchFrame(1, sound, Stamp(100))))
@@ -158,7 +158,7 @@ SEEDS = [
     encode_vectors(
         [f"k{i}" for i in range(20)], np.ones((20, 4), np.float32), namespace="n", origin=1, base=1
     ),
-    encode_void(origin=1, base=1, count=3, code=ErrorCode.INVALID_DELTA),
+    encode_noop(origin=1, base=1, count=3, code=ErrorCode.INVALID_DELTA),
     encode_batch([Delta(f"k{i % 7}", opaque(b"bytes" + bytes(i % 3))) for i in range(9)], origin=1, base=1),
     encode_batch([SPARSE] * 3, origin=1, base=5),
 ]
@@ -172,7 +172,7 @@ def test_mutated_and_signed_again_it_is_refused_or_can_be_read_to_the_end(full: 
         raw = mutated(bytes(seed.body[:-4]), chance)
         try:
             batch = parse_batch(raw + crc32c(raw).to_bytes(4, "little"))
-        except PeerError:
+        except ProtocolError:
             continue
         passed += 1
         read(batch)
@@ -181,15 +181,15 @@ def test_mutated_and_signed_again_it_is_refused_or_can_be_read_to_the_end(full: 
 
 def test_the_short_way_lets_through_what_the_long_way_does(full: bool) -> None:
     chance, told = random.Random(4), Counter[str]()
-    for _, seed in product(range(20_000 if full else 600), [seed for seed in SEEDS if seed.plain]):
+    for _, seed in product(range(20_000 if full else 600), [seed for seed in SEEDS if seed.homogeneous]):
         raw = mutated(bytes(seed.body[:-4]), chance)
         raw += crc32c(raw).to_bytes(4, "little")
         batch = Batch(raw)
-        short = batch.plain and plain_is_whole(batch)
+        short = batch.homogeneous and homogeneous_is_intact(batch)
         try:
             check_body(memoryview(raw))
             check_columns(Batch(raw))
-        except PeerError:
+        except ProtocolError:
             told["let through" if short else "refused"] += 1
         else:
             told["short" if short else "long"] += 1
@@ -225,8 +225,8 @@ def test_a_plain_batch_whose_columns_do_not_agree_is_refused(
 ) -> None:
     header = {"attributes": 0, "origin": 1, "epoch": 1, "base": 1, "hybrid_time": 0}
     batch = assemble({**TWO, **columns}, count=2, kinds_mask=1 << kind, **header)
-    assert batch.plain
-    with pytest.raises(PeerError):
+    assert batch.homogeneous
+    with pytest.raises(ProtocolError):
         parse_batch(bytes(batch.body))
 
 
@@ -236,11 +236,11 @@ def signed(raw: bytes) -> bytes:
 
 def test_a_plain_batch_is_as_long_as_it_says_and_as_it_was_signed() -> None:
     raw = bytes(SEEDS[-2].body[:-4])
-    assert parse_batch(signed(raw)).plain
+    assert parse_batch(signed(raw)).homogeneous
     for wrong in (raw + bytes(8), raw + bytes(1), raw + bytes(4), raw[:-8]):
-        with pytest.raises(PeerError):
+        with pytest.raises(ProtocolError):
             parse_batch(signed(wrong))
-    with pytest.raises(PeerError, match="checksum") as caught:
+    with pytest.raises(ProtocolError, match="checksum") as caught:
         parse_batch(signed(raw)[:-1] + b"?")
     assert caught.value.code is ErrorCode.CHECKSUM
 
@@ -251,14 +251,14 @@ def test_a_plain_batch_of_too_many_rows_is_refused() -> None:
     columns = {Column.KEY_ENDS: ends, Column.KEYS: b"k" * count, Column.NAMESPACES: b"\1\0n"}
     header = {"attributes": 0, "origin": 1, "epoch": 1, "base": 1, "hybrid_time": 0}
     batch = assemble(columns, count=count, kinds_mask=1 << Kind.DELETE, **header)
-    with pytest.raises(PeerError, match="65537 rows"):
+    with pytest.raises(ProtocolError, match="65537 rows"):
         parse_batch(bytes(batch.body))
 
 
 @pytest.mark.parametrize("size", [0, 4, 68, 71, 72, 76, 80, 88])
 def test_too_short_for_the_short_way(size: int) -> None:
     raw = bytes(SEEDS[-2].body[:size])
-    with pytest.raises(PeerError):
+    with pytest.raises(ProtocolError):
         parse_batch(signed(raw))
 
 
@@ -304,14 +304,14 @@ def with_parents(*entries: tuple[int, int, bytes]) -> bytes:
     return signed + crc32c(signed).to_bytes(4, "little")
 
 
-DOT, ID, PLACED = CLOCK_ENTRY.pack(7, 1), bytes(range(16)), PLACE.pack(3, 1, 4711)
+DOT, ID, PLACED = CLOCK_ENTRY.pack(7, 1), bytes(range(16)), POSITION.pack(3, 1, 4711)
 PAIR = [Delta("a", delete()), Delta("b", delete())]
 
 
 def test_place_stands_behind_its_dot() -> None:
     batch = parse_batch(with_parents((0, 1, ID), (0, 0, DOT), (0, 2, PLACED), (1, 0, DOT)))
     assert batch.parents == ((0, ID), (0, Dot(7, 1)), (1, Dot(7, 1)))
-    assert batch.places == ((0, 1, Place(3, 1, 4711)),)
+    assert batch.parent_positions == ((0, 1, ParentPosition(3, 1, 4711)),)
     with pytest.raises(InvalidDelta, match="partition 3") as caught:
         validate_batch(batch)
     assert (caught.value.row, caught.value.field) == (0, "parents")
@@ -329,6 +329,6 @@ def test_place_stands_behind_its_dot() -> None:
     ids=["first", "of an id", "of another row", "twice", "unknown form"],
 )
 def test_place_without_its_dot_is_refused(entries: list[tuple[int, int, bytes]]) -> None:
-    with pytest.raises(PeerError) as caught:
+    with pytest.raises(ProtocolError) as caught:
         parse_batch(with_parents(*entries))
     assert caught.value.code is ErrorCode.BAD_FRAME

@@ -1,4 +1,4 @@
-"""JSON merge patches: the examples of RFC 7396, and composition against applying twice."""
+"""JSON merge patches: the examples of RFC 7396, and nothing changed in place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop_wire.metadata import compose, merge
+from delta_prop_wire.metadata import merge
 
 NAMES = st.sampled_from("abc")
 SCALARS = st.none() | st.booleans() | st.integers(-2, 2) | st.text("xy", max_size=2) | st.lists(st.none())
@@ -47,29 +47,3 @@ def test_merge_changes_neither_target_nor_patch(target: dict[str, Any], patch: d
     before = copy.deepcopy((target, patch))
     merge(target, patch)
     assert (target, patch) == before
-
-
-@given(OBJECTS, OBJECTS, OBJECTS)
-def test_a_composed_patch_does_what_both_do(
-    target: dict[str, Any], first: dict[str, Any], second: dict[str, Any]
-) -> None:
-    before = copy.deepcopy((first, second))
-    composed = compose(first, second)
-    assert (first, second) == before
-    if composed is not None:
-        assert merge(target, composed) == merge(merge(target, first), second)
-
-
-@pytest.mark.parametrize("first", [{"a": None}, {"a": 1}, {"a": [1]}, {"b": 1, "a": ""}])
-def test_an_object_built_where_something_was_replaced_has_no_single_patch(first: dict[str, Any]) -> None:
-    assert compose(first, {"a": {"x": 1}}) is None
-    assert compose({"n": first}, {"n": {"a": {"x": 1}}}) is None
-
-
-def test_most_patches_compose() -> None:
-    assert compose({"a": {"x": 1}, "b": 2}, {"a": {"x": None, "y": 3}, "c": {"z": 1}}) == {
-        "a": {"x": None, "y": 3},
-        "b": 2,
-        "c": {"z": 1},
-    }
-    assert compose({"a": {"x": 1}}, {"a": None}) == {"a": None}

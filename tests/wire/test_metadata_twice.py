@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop_wire.algebra import State, apply, fold
+from delta_prop_wire.algebra import VectorState, apply, fold
 from delta_prop_wire.batch import LoggedBatch
+from delta_prop_wire.body_checks import parse_batch
 from delta_prop_wire.codec import decode, encode
-from delta_prop_wire.cutting import cut
 from delta_prop_wire.delta import Delta, Source, create, metadata_only, scale
 from delta_prop_wire.delta_map import unpack_delta
 from delta_prop_wire.errors import InvalidDelta
 from delta_prop_wire.frames import BatchFrame
 from delta_prop_wire.packing import pack
-from delta_prop_wire.soundness import parse_batch
+from delta_prop_wire.slicing import slice_rows
 from delta_prop_wire.validate import validate_batch, validate_delta
 from tests.wire.twice import DEEP, FLAT, IN_LIST, NULLED, packed_map, with_metadata
 
@@ -36,7 +36,7 @@ TWICE = {
 def test_batch_with_a_key_twice_is_refused_with_its_row(packed: tuple[bytes, str], rows: int) -> None:
     raw, key = packed
     batch = parse_batch(bytes(with_metadata({rows - 1: raw}, rows).body))
-    with pytest.raises(InvalidDelta, match=f"metadata: the key '{key}' stands twice: name each") as refused:
+    with pytest.raises(InvalidDelta, match=f"metadata: the key '{key}' occurs twice: name each") as refused:
         validate_batch(batch)
     assert (refused.value.field, refused.value.row) == ("metadata", rows - 1)
 
@@ -47,7 +47,7 @@ def test_no_short_way_takes_a_key_twice(packed: bytes) -> None:
     for some in (deltas[:1], deltas[:2], deltas[2:]):
         for _ in range(3):  # a form that is met again is known
             batch = parse_batch(bytes(with_metadata({0: packed}, deltas=some).body))
-            with pytest.raises(InvalidDelta, match="stands twice"):
+            with pytest.raises(InvalidDelta, match="occurs twice"):
                 validate_batch(batch)
 
 
@@ -60,7 +60,7 @@ def test_reading_takes_the_last_of_them(packed: bytes, patch: dict[str, Any]) ->
     assert isinstance(read, BatchFrame)
     assert read.batch.metadata(1) == patch
     logged = LoggedBatch(batch, 10, 1, Source.LOCAL)
-    sliced = decode(b"".join(cut(logged, np.array([1]))))
+    sliced = decode(b"".join(slice_rows(logged, np.array([1]))))
     assert isinstance(sliced, BatchFrame)
     assert sliced.batch.metadata(0) == patch
 
@@ -69,12 +69,12 @@ def test_reading_takes_the_last_of_them(packed: bytes, patch: dict[str, Any]) ->
 def test_fold_goes_by_what_is_read(packed: bytes, patch: dict[str, Any]) -> None:
     batch = with_metadata({0: packed}, 1)
     state = fold([((1, 1, 1), batch.operation(0), batch.metadata(0))])
-    assert state.content == apply(State(), create([0.0]), patch, (1, 1, 1)).content
+    assert state.content == apply(VectorState(), create([0.0]), patch, (1, 1, 1)).content
 
 
 def test_delta_as_a_map_with_a_key_twice_is_invalid() -> None:
     whole = packed_map(("vector_id", pack("a")), ("op", b"\x09"), ("metadata", FLAT))
-    with pytest.raises(InvalidDelta, match="stands twice"):
+    with pytest.raises(InvalidDelta, match="occurs twice"):
         validate_delta(unpack_delta(whole).delta)
 
 
@@ -114,7 +114,7 @@ def test_any_maps_are_refused_where_a_key_stands_twice(drawn: list[tuple[str, An
     packed = packed_map(*((key, pairs_packed(value)) for key, value in drawn))
     batch = parse_batch(bytes(with_metadata({0: packed}, 1).body))
     if stands_twice(drawn):
-        with pytest.raises(InvalidDelta, match="stands twice"):
+        with pytest.raises(InvalidDelta, match="occurs twice"):
             validate_batch(batch)
     else:
         validate_batch(batch)

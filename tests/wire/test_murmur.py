@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop_wire.murmur import murmur2, place_of, places_of
+from delta_prop_wire.murmur import murmur2, partition_of, partitions_of
 
 
 @pytest.mark.parametrize(
@@ -23,11 +23,11 @@ def test_a_golden_value_is_unsigned_where_it_is_told_so() -> None:
 
 @given(st.text(max_size=9), st.lists(st.text(max_size=30), min_size=1, max_size=40), st.integers(1, 64))
 def test_many_keys_at_once_go_where_each_goes_alone(namespace: str, ids: list[str], places: int) -> None:
-    many = places_of(namespace, ids * 2, places).tolist()
-    assert many == [place_of(namespace, one, places) for one in ids * 2]
+    many = partitions_of(namespace, ids * 2, places).tolist()
+    assert many == [partition_of(namespace, one, places) for one in ids * 2]
     assert all(0 <= one < places for one in many)
 
 
 def test_keys_spread_evenly() -> None:
-    places = places_of("docs", [f"key-{at}" for at in range(10_000)], 4)
+    places = partitions_of("docs", [f"key-{at}" for at in range(10_000)], 4)
     assert all(2_300 < (places == one).sum() < 2_700 for one in range(4))

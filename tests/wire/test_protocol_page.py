@@ -11,23 +11,23 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from delta_prop import group_places
+from delta_prop import group_cursor
 from delta_prop.server.job_rules import JOB_BYTES_MAX
 from delta_prop.server.settings import PORT, ServerSettings
-from delta_prop.server.wanted import SUBSCRIPTIONS_MAX
-from delta_prop.server.wanted import TOPICS_MAX as TOPICS_OF_A_CONNECTION_MAX
+from delta_prop.server.subscription_set import SUBSCRIPTIONS_MAX
+from delta_prop.server.subscription_set import TOPICS_MAX as TOPICS_OF_A_CONNECTION_MAX
 from delta_prop_wire import connection, control, control_values, header, requests, spec
 from delta_prop_wire.bounds import BYTES_MAX, NUMBERS_MAX
 from delta_prop_wire.codec import decode
 from delta_prop_wire.compression import BODY_BYTES_MIN
 from delta_prop_wire.connection import Connection
-from delta_prop_wire.control_rows import OF_THE_LOG, ControlType
+from delta_prop_wire.control_rows import LOG_TYPES, ControlType
 from delta_prop_wire.delta import Kind, make_origin, producer_id_of
-from delta_prop_wire.errors import PeerError
+from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.frames import Ack, Credit, Welcome
 from delta_prop_wire.layout import Column
-from delta_prop_wire.spec import RETRYABLE, VOIDING, ErrorCode, FrameType
-from delta_prop_wire.state import TABLE, Phase, Role, Saying, Speaker
+from delta_prop_wire.message_rules import RULES, MessageKind, Phase, Role, Speaker
+from delta_prop_wire.spec import FINAL, RETRYABLE, ErrorCode, FrameType
 from delta_prop_wire.topics import Topic
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -88,7 +88,9 @@ def test_golden_frames_of_one_producer_keep_to_rising_sequences() -> None:
     server.receive(raw["delta"] + raw["delta with all fields"] + raw["batch"])
     told = [server.next_event().sequence for _ in range(2)]  # type: ignore[union-attr]
     assert told == [5, 6]
-    with pytest.raises(PeerError, match="sequence 5: not above 6,") as caught:  # a repeat of an earlier one
+    with pytest.raises(
+        ProtocolError, match="sequence 5 is not above 6,"
+    ) as caught:  # a repeat of an earlier one
         server.next_event()
     assert caught.value.code is ErrorCode.BAD_FRAME
     assert "one that repeats or falls is a BAD_FRAME" in PAGE
@@ -99,13 +101,13 @@ def test_each_error_code_is_explained(code: ErrorCode) -> None:
     row = re.search(rf"^\| {int(code)} \| \[{code.name}\]\(errors.md#(\w+)\) \| (.+?) \|", PAGE, re.MULTILINE)
     assert row
     assert row[1] == code.name.lower()
-    assert row[2] == ("void" if code in VOIDING else "open" if code in RETRYABLE else "–")
+    assert row[2] == ("void" if code in FINAL else "open" if code in RETRYABLE else "–")
     section = re.search(rf"^## {code.name}\n(.*?)(?=^## |\Z)", ERRORS, re.DOTALL | re.MULTILINE)
     assert section
     assert f"Code {int(code)}; dot" in section[1]
-    state = "void" if code in VOIDING else "open" if code in RETRYABLE else "untouched"
+    state = "void" if code in FINAL else "open" if code in RETRYABLE else "untouched"
     assert re.match(rf"\s*Code {int(code)}; dots? {state}", section[1])
-    for part in ("**What was wrong.**", "**Why.**", "**What to do.**"):
+    for part in ("**Cause.**", "**Cure.**", "**Example.**"):
         assert part in section[1]
 
 
@@ -114,7 +116,7 @@ def test_each_type_of_control_rows_is_in_the_table(kind: ControlType) -> None:
     table = PAGE[PAGE.index("### Control rows") : PAGE.index("### States")]
     (row,) = re.findall(rf"^\| {int(kind)} \| ([a-z ]+).*\| (.*) \|$", table, re.MULTILINE)
     assert row[0].strip() == kind.name.lower().replace("_", " ")
-    assert (row[1] == "0") == (kind in OF_THE_LOG)
+    assert (row[1] == "0") == (kind in LOG_TYPES)
 
 
 def test_the_table_of_errors_that_may_pass() -> None:
@@ -154,7 +156,7 @@ def test_the_table_of_errors_that_may_pass() -> None:
         ("features", requests.FEATURE_BYTES_MAX),
         ("token, text", requests.TOKEN_BYTES_MAX),
         ("token, text", control.TEXT_BYTES_MAX),
-        ("group", group_places.NAME_BYTES_MAX),
+        ("group", group_cursor.NAME_BYTES_MAX),
         ("group", control_values.NAME_BYTES_MAX),
         ("`client`, job, name of a request, field", control_values.NAME_BYTES_MAX),
         ("`client`, job, name of a request, field", JOB_BYTES_MAX),
@@ -175,16 +177,16 @@ def test_the_table_of_where_a_code_comes() -> None:
     section = PAGE[PAGE.index("### Where a code comes") : PAGE.index("## Limits")]
     rows = re.findall(r"^\| ([A-Z_]+) \| (.+) \|$", section, re.MULTILINE)
     assert [name for name, _ in rows] == [code.name for code in ErrorCode]
-    refusals = {refusal.code for table in TABLE.values() for refusal in table.values() if refusal is not None}
+    refusals = {refusal.code for table in RULES.values() for refusal in table.values() if refusal is not None}
     for name, cells in rows:
         code = ErrorCode[name]
         producer, forwarder, staged, *requests, connection_itself = cells.split(" | ")
         assert len(requests) == 3
         if code in CLOSING:
             assert {producer, forwarder, staged, *requests, connection_itself} == {"closes"}
-        assert producer.startswith("void") == (code in VOIDING)
+        assert producer.startswith("void") == (code in FINAL)
         assert not forwarder.startswith("void"), "another service accepted it"
-        assert staged.startswith("ends the attempt") == (code in VOIDING and staged != "–")
+        assert staged.startswith("ends the attempt") == (code in FINAL and staged != "–")
         for cell in (producer, forwarder, staged):
             assert (cell == "open") == (code in RETRYABLE and cell != "–"), (name, cell)
         assert {*requests} <= {"refused", "closes", "–"}
@@ -219,10 +221,10 @@ SAID = {
     "hello": ["HELLO"],
     "Subscribe, Unsubscribe": ["SUBSCRIBE", "UNSUBSCRIBE"],
     "a decision": ["DECIDE"],
-    "a question": ["ASK"],
+    "a question": ["QUERY"],
     "Delta or Batch, with a producer": ["DELTA", "BATCH"],
     "Batch with a forwarder": ["LOGGED_BATCH"],
-    "Delta with a Lamport": ["LOGGED_DELTA", "CUT_BATCH"],
+    "Delta with a Lamport": ["LOGGED_DELTA", "SLICED_BATCH"],
     "Ack that answers a hello": ["WELCOME"],
     "other Ack": ["ACK", "BACKPRESSURE"],
     "Heartbeat": ["HEARTBEAT"],
@@ -238,30 +240,30 @@ def test_the_table_of_who_may_say_what() -> None:
     told = []
     for label, *cells in rows:
         (names,) = (names for start, names in SAID.items() if label.startswith(start))
-        for said in (Saying[name] for name in names):
+        for said in (MessageKind[name] for name in names):
             told.append(said)
             for cell, phase in zip(cells[:3], CLIENT_PHASES, strict=True):
                 client, forwarder = (
-                    TABLE[one, phase][said] is None for one in (Speaker.CLIENT, Speaker.FORWARDER)
+                    RULES[one, phase][said] is None for one in (Speaker.CLIENT, Speaker.FORWARDER)
                 )
                 assert client == cell.startswith("yes"), (label, cell)
                 assert cell != "–" or not forwarder
                 assert cell.startswith("only a [forwarder]") == (forwarder and not client)
-            allowed = [phase for phase in Phase if TABLE[Speaker.SERVER, phase][said] is None]
+            allowed = [phase for phase in Phase if RULES[Speaker.SERVER, phase][said] is None]
             assert (cells[3] == "–") == (not allowed)
             assert (cells[3] == "at any time") == (allowed == [*Phase])
-    assert sorted(told, key=str) == sorted(Saying, key=str)
+    assert sorted(told, key=str) == sorted(MessageKind, key=str)
 
 
 def test_the_times_are_the_servers_defaults() -> None:
     s = ServerSettings()
     section = PAGE[PAGE.index("### Times") : PAGE.index("### Pressure")]
     for row, wanted in (
-        ("from connecting to a hello", f"{s.handshake_s_max:g} s"),
-        ("saying nothing", f"{s.heartbeat_s:g} s"),
-        ("receiving no whole frame", f"{s.silence_s_max:g} s"),
+        ("from connecting to a hello", f"{s.handshake_timeout_s:g} s"),
+        ("saying nothing", f"{s.heartbeat_interval_s:g} s"),
+        ("receiving no whole frame", f"{s.peer_timeout_s:g} s"),
         ("a frame that has begun", f"{s.receive_rate_min // 1024} KiB a second; slower than that, 15 s"),
-        ("a client that takes nothing", f"{s.send_s_max:g} s"),
+        ("a client that takes nothing", f"{s.send_timeout_s:g} s"),
     ):
         (line,) = (line for line in section.splitlines() if line.startswith(f"| {row}"))
         assert wanted in line

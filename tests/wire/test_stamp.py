@@ -13,7 +13,7 @@ from delta_prop_wire.codec import encode_head
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Delta, Priority, Source, create
 from delta_prop_wire.encode import encode_batch
-from delta_prop_wire.errors import PeerError
+from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.header import pack_header, unpack_header
 from delta_prop_wire.spec import (
     COUNTER_MAX,
@@ -27,7 +27,7 @@ from delta_prop_wire.spec import (
 from delta_prop_wire.stamp import (
     Stamp,
     pack_logged_head,
-    pack_sent_stamp,
+    pack_producer_stamp,
     pack_stamp,
     stamp_crc,
     unpack_logged_head,
@@ -114,7 +114,7 @@ def test_a_logged_head_is_read_in_few_steps_as_in_many(
     try:
         told = unpack_header(raw)
         found = unpack_stamp(raw[HEADER_BYTES:], raw[:HEADER_BYTES])
-    except PeerError:
+    except ProtocolError:
         told = found = None
     quick = unpack_logged_head(bytes(raw))
     if told is None or found is None or told.type is not FrameType.BATCH or told.flags & Flag.COMPRESSED:
@@ -125,14 +125,14 @@ def test_a_logged_head_is_read_in_few_steps_as_in_many(
 
 
 def test_producers_stamp_says_no_more_than_its_partition() -> None:
-    assert pack_sent_stamp(HEADER, 0) == pack_stamp(Stamp(), HEADER)
-    assert unpack_stamp(pack_sent_stamp(HEADER, 0), HEADER).is_sent
-    assert unpack_stamp(pack_stamp(Stamp(stream=7, partition=3), HEADER), HEADER).is_sent
-    assert not unpack_stamp(pack_stamp(Stamp(append_time=1), HEADER), HEADER).is_sent
+    assert pack_producer_stamp(HEADER, 0) == pack_stamp(Stamp(), HEADER)
+    assert unpack_stamp(pack_producer_stamp(HEADER, 0), HEADER).is_from_producer
+    assert unpack_stamp(pack_stamp(Stamp(stream=7, partition=3), HEADER), HEADER).is_from_producer
+    assert not unpack_stamp(pack_stamp(Stamp(append_time=1), HEADER), HEADER).is_from_producer
 
 
 def test_zero_stamp_is_refused() -> None:
-    with pytest.raises(PeerError) as caught:
+    with pytest.raises(ProtocolError) as caught:
         unpack_stamp(bytes(48), HEADER)
     assert caught.value.code is ErrorCode.CHECKSUM
 
@@ -152,7 +152,7 @@ def test_every_flipped_bit_breaks_the_checksum(what: str) -> None:
     damaged = stamp if what == "stamp" else header
     for bit in range(8 * len(damaged)):
         damaged[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(PeerError) as caught:
+        with pytest.raises(ProtocolError) as caught:
             unpack_stamp(stamp, header)
         assert caught.value.code is ErrorCode.CHECKSUM
         damaged[bit // 8] ^= 1 << bit % 8
@@ -166,6 +166,6 @@ def test_a_signed_stamp_may_still_be_unsound(at: int, byte: int, why: str) -> No
     raw = bytearray(pack_stamp(STAMP, HEADER))
     raw[at] = byte
     raw[:4] = struct.pack("<I", crc32c(HEADER + raw[4:]))
-    with pytest.raises(PeerError, match=why) as caught:
+    with pytest.raises(ProtocolError, match=why) as caught:
         unpack_stamp(raw, HEADER)
     assert caught.value.code is ErrorCode.BAD_FRAME

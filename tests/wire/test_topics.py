@@ -49,14 +49,14 @@ def test_forms_there_and_back(topic: Topic) -> None:
     [
         ("", "ns:NAMESPACE"),
         ("docs", "v:VECTOR_ID"),
-        ("**", "is none of"),
-        ("v:", "0 bytes; allowed are 1 to 512"),
-        ("ns:" + "x" * 256, "256 bytes; allowed are 1 to 255"),
+        ("**", "is unknown"),
+        ("v:", "0 bytes: give 1 to 512"),
+        ("ns:" + "x" * 256, "256 bytes: give 1 to 255"),
         ("c:" + "é" * 128, "256 bytes"),
         ("c:\ud800", "lone surrogate"),
         ("op:replace", "create, sparse, dense"),
         ("op:5", "one of"),
-        ("op:64", "number to 63"),
+        ("op:64", "number up to 63"),
         ("op:²²", "one of"),
     ],
 )

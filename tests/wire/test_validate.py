@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_prop_wire.batch import Batch
+from delta_prop_wire.body_checks import parse_batch
 from delta_prop_wire.bounds import METADATA_DEPTH_MAX
 from delta_prop_wire.delta import (
     ABSENT,
@@ -33,19 +34,16 @@ from delta_prop_wire.delta import (
     sparse_add,
     transform,
 )
-from delta_prop_wire.encode import assemble, encode_batch, encode_vectors, encode_void
+from delta_prop_wire.encode import assemble, encode_batch, encode_noop, encode_vectors
 from delta_prop_wire.errors import InvalidDelta
 from delta_prop_wire.layout import Column
-from delta_prop_wire.soundness import parse_batch
 from delta_prop_wire.spec import COUNTER_MAX, DELTA_BYTES_MAX, DIMENSION_MAX, METADATA_BYTES_MAX, ErrorCode
 from delta_prop_wire.validate import (
     _check,
-    is_simple,
-    plain_is_sound,
+    homogeneous_is_valid,
+    is_opaque_only,
     validate_batch,
-    validate_batch_dimensions,
     validate_delta,
-    validate_for_dimension,
 )
 
 GOOD = Delta("doc-1", create([1, 2]))
@@ -87,18 +85,18 @@ ENCODABLE_FAULTS = [
     ("vector", "0 numbers; create has 1 to 65536: give more", replace(GOOD, operation=create([]))),
     ("vector", "65537 numbers", replace(GOOD, operation=dense(np.zeros(DIMENSION_MAX + 1)))),
     ("values", "number 50 is inf", replace(GOOD, operation=sparse(range(60), [0] * 50 + [INF] * 10))),
-    ("indices", "index 65536 at place 1", replace(GOOD, operation=sparse_add([1, DIMENSION_MAX], [1, 1]))),
+    ("indices", "index 65536 at position 1", replace(GOOD, operation=sparse_add([1, DIMENSION_MAX], [1, 1]))),
     ("indices", "highest is 65535", replace(GOOD, operation=sparse([*range(50), 4_000_000_000], [1] * 51))),
     ("factor", "2 numbers; scale has 1", replace(GOOD, operation=Operation(Kind.SCALE, floats(1, 2)))),
     ("factor", "number 0 is nan", replace(GOOD, operation=scale(NAN))),
     ("amount", "number 0 is inf", replace(GOOD, operation=offset(1e40))),
     ("values", "1 numbers; delete has 0", replace(GOOD, operation=Operation(Kind.DELETE, floats(1)))),
     ("values", "1 numbers; 12 has 0", replace(GOOD, operation=Operation(12, floats(1)))),
-    ("data", "delete has at most 0", replace(GOOD, operation=Operation(Kind.DELETE, data=b"x"))),
-    ("data", "create has at most 0", replace(GOOD, operation=Operation(Kind.CREATE, floats(1), data=b"x"))),
-    ("data", "at most 1048576", replace(GOOD, operation=opaque(bytes(DELTA_BYTES_MAX + 1)))),
+    ("data", "delete has up to 0", replace(GOOD, operation=Operation(Kind.DELETE, data=b"x"))),
+    ("data", "create has up to 0", replace(GOOD, operation=Operation(Kind.CREATE, floats(1), data=b"x"))),
+    ("data", "up to 1048576", replace(GOOD, operation=opaque(bytes(DELTA_BYTES_MAX + 1)))),
     ("name", "0 bytes of UTF-8", replace(GOOD, operation=transform(""))),
-    ("name", "at most 255", replace(GOOD, operation=transform("t" * 256))),
+    ("name", "up to 255", replace(GOOD, operation=transform("t" * 256))),
     ("name", "not UTF-8", replace(GOOD, operation=Operation(Kind.TRANSFORM, data=b"a\xff"))),
     ("name", "U+001B", replace(GOOD, operation=transform("\x1b"))),
     ("metadata", "missing", replace(GOOD, operation=metadata_only())),
@@ -106,26 +104,26 @@ ENCODABLE_FAULTS = [
     ("metadata", "a: [1]: b: a bytes is not JSON", replace(GOOD, metadata={"a": [1, {"b": b"x"}]})),
     ("metadata", "deeper than 32", replace(GOOD, metadata=nested(METADATA_DEPTH_MAX + 1))),
     ("metadata", "deeper than 32", replace(GOOD, metadata=deep_list(METADATA_DEPTH_MAX + 1))),
-    ("metadata", "allowed are 65536", replace(GOOD, metadata={"a": "x" * METADATA_BYTES_MAX})),
-    ("delta", "allowed are 1048576", replace(GOOD, operation=opaque(bytes(DELTA_BYTES_MAX)), metadata={})),
+    ("metadata", "the maximum is 65536", replace(GOOD, metadata={"a": "x" * METADATA_BYTES_MAX})),
+    ("delta", "the maximum is 1048576", replace(GOOD, operation=opaque(bytes(DELTA_BYTES_MAX)), metadata={})),
     ("expect", "run from 1", replace(GOOD, expect=Dot(1, 0))),
-    ("parents", "65 entries; allowed are 64", replace(GOOD, parents=(Dot(1, 1),) * 65)),
+    ("parents", "65 entries; the maximum is 64", replace(GOOD, parents=(Dot(1, 1),) * 65)),
     ("parents", "run from 1", replace(GOOD, parents=(Dot(1, COUNTER_MAX + 1),))),
-    ("topics", "17 entries; allowed are 16", replace(GOOD, topics=tuple(map(str, range(17))))),
+    ("topics", "17 entries; the maximum is 16", replace(GOOD, topics=tuple(map(str, range(17))))),
     ("topics", "0 bytes", replace(GOOD, topics=("a", ""))),
     ("topics", "U+0001", replace(GOOD, topics=("a\x01",))),
 ]
 OTHER_FAULTS = [
     ("vector_id", "U+D800", replace(GOOD, vector_id="a\ud800")),
     ("vector_id", "give text", replace(GOOD, vector_id=7)),  # type: ignore[arg-type]
-    ("op", "none of create, sparse", replace(GOOD, operation=Operation(64))),
-    ("op", "none of", replace(GOOD, operation=Operation(-1))),
-    ("op", "none of", replace(GOOD, operation=Operation("create"))),  # type: ignore[arg-type]
+    ("op", "give one of create, sparse", replace(GOOD, operation=Operation(64))),
+    ("op", "is unknown: give one of", replace(GOOD, operation=Operation(-1))),
+    ("op", "is unknown: give one of", replace(GOOD, operation=Operation("create"))),  # type: ignore[arg-type]
     ("vector", "flat array of f4", replace(GOOD, operation=Operation(0, np.array([1.0])))),
     ("vector", "flat array", replace(GOOD, operation=Operation(0, np.ones((2, 2), np.float32)))),
     ("indices", "1 indices for 2 values", replace(GOOD, operation=sparse([1], [1, 2]))),
     ("indices", "1 indices for 0 values", replace(GOOD, operation=sparse([1], []))),
-    ("indices", "only to sparse", replace(GOOD, operation=Operation(0, floats(1), np.ones(1, np.uint32)))),
+    ("indices", "only with sparse", replace(GOOD, operation=Operation(0, floats(1), np.ones(1, np.uint32)))),
     ("data", "give bytes", replace(GOOD, operation=Operation(8, data="x"))),  # type: ignore[arg-type]
     ("metadata", "give a JSON object", replace(GOOD, metadata=[1])),  # type: ignore[arg-type]
     ("metadata", "the key 1 is a int", replace(GOOD, metadata={"a": {1: 2}})),
@@ -232,7 +230,7 @@ def test_columns_of_vectors_are_looked_at_too(key: str, count: int) -> None:
 
 
 def test_control_rows_are_not_looked_at() -> None:
-    validate_batch(encode_void(origin=1, base=1, count=3, code=ErrorCode.INVALID_DELTA))
+    validate_batch(encode_noop(origin=1, base=1, count=3, code=ErrorCode.INVALID_DELTA))
 
 
 def test_a_bad_clock_belongs_to_the_whole_batch() -> None:
@@ -276,80 +274,6 @@ def test_metadata_that_is_msgpack_but_not_json_is_refused() -> None:
     batch = batch_of([replace(GOOD, metadata={"a": msgpack.Timestamp(1)})])
     with pytest.raises(InvalidDelta, match="a Timestamp is not JSON"):
         validate_batch(batch)
-
-
-# --- dimensions
-
-
-@pytest.mark.parametrize(
-    ("operation", "message"),
-    [
-        (create([1, 2]), "vector: 2 numbers; the first vector of this namespace fixed 3"),
-        (dense([1, 2, 3, 4]), "vector: 4 numbers"),
-        (sparse([0, 3], [1, 1]), "index 3 at place 1; with 3 elements the highest is 2"),
-        (sparse_add([9], [1]), "index 9"),
-    ],
-)
-def test_an_operation_must_fit_the_dimension(operation: Operation, message: str) -> None:
-    with pytest.raises(InvalidDelta, match=message):
-        validate_for_dimension(operation, 3)
-    with pytest.raises(InvalidDelta, match=message) as caught:
-        validate_batch_dimensions(
-            batch_of([GOOD, replace(GOOD, namespace="n", operation=operation)]), {"n": 3}
-        )
-    assert caught.value.row == 1
-
-
-@pytest.mark.parametrize(
-    "operation", [create([1, 2]), sparse([1], [1]), sparse([], []), scale(2), opaque(b"x"), delete()]
-)
-def test_what_fits_the_dimension_passes(operation: Operation) -> None:
-    validate_for_dimension(operation, 2)
-
-
-def dimensions_row_by_row(deltas: list[Delta], known: dict[str, int]) -> dict[str, int] | int:
-    fixed: dict[str, int] = {}
-    for row, delta in enumerate(deltas):
-        bound = (known | fixed).get(delta.namespace)
-        whole = delta.operation.kind in (Kind.CREATE, Kind.DENSE)
-        if bound is not None:
-            try:
-                validate_for_dimension(delta.operation, bound)
-            except InvalidDelta:
-                return row
-        elif whole and delta.operation.values is not None:
-            fixed[delta.namespace] = len(delta.operation.values)
-    return fixed
-
-
-@given(
-    st.lists(
-        st.builds(
-            Delta,
-            st.just("d"),
-            st.sampled_from(
-                [
-                    create([1, 2]),
-                    dense([3, 4]),
-                    create([1, 2, 3]),
-                    sparse([1], [1]),
-                    sparse([2], [1]),
-                    delete(),
-                ]
-            ),
-            namespace=st.sampled_from("nm"),
-        ),
-        min_size=1,
-        max_size=5,
-    ),
-    st.dictionaries(st.sampled_from("nm"), st.sampled_from([2, 3])),
-)
-def test_dimensions_of_a_batch_agree_with_its_rows(deltas: list[Delta], known: dict[str, int]) -> None:
-    try:
-        found: dict[str, int] | int | None = validate_batch_dimensions(batch_of(deltas), known)
-    except InvalidDelta as error:
-        found = error.row
-    assert found == dimensions_row_by_row(deltas, known)
 
 
 # --- agreement
@@ -410,7 +334,7 @@ ODD = st.sampled_from(
 def test_the_short_way_passes_nothing_that_the_long_way_refuses(delta: Delta, odd: dict[str, Any]) -> None:
     delta = replace(delta, **odd)
     try:
-        simple = is_simple(delta)
+        simple = is_opaque_only(delta)
     except AttributeError:  # an operation that is none, which callers have looked for before
         assert not isinstance(delta.operation, Operation)
         return
@@ -420,7 +344,7 @@ def test_the_short_way_passes_nothing_that_the_long_way_refuses(delta: Delta, od
 
 @pytest.mark.parametrize("data", [bytes(DELTA_BYTES_MAX), bytes(DELTA_BYTES_MAX + 1)])
 def test_the_short_way_knows_the_bound_of_bytes(data: bytes) -> None:
-    assert is_simple(Delta("a", opaque(data))) is (len(data) <= DELTA_BYTES_MAX)
+    assert is_opaque_only(Delta("a", opaque(data))) is (len(data) <= DELTA_BYTES_MAX)
 
 
 ALIKE = st.sampled_from(
@@ -444,11 +368,11 @@ def test_a_plain_batch_is_judged_in_few_steps_as_in_many(
     indices = np.arange(width, dtype=np.uint32) if kind in (Kind.SPARSE, Kind.SPARSE_ADD) else None
     rows = [Delta(key, Operation(kind, values, indices, blob if with_bytes else b"")) for key, blob in named]
     batch, long_way = batch_of(rows), batch_of(rows)
-    assert batch.plain
+    assert batch.homogeneous
     found = refusal(rows)
-    quick = plain_is_sound(batch)
+    quick = homogeneous_is_valid(batch)
     assert quick <= (found is None)
-    assert quick or found or not batch.plain or any(not key.isascii() for key in keys)
+    assert quick or found or not batch.homogeneous or any(not key.isascii() for key in keys)
     for name in ("keys", "namespace_names", "namespace"):
         assert getattr(batch, name) == getattr(long_way, name)
     for name in ("values", "indices"):
@@ -459,6 +383,6 @@ def test_a_plain_batch_is_judged_in_few_steps_as_in_many(
 @pytest.mark.parametrize("kind", [Kind.CREATE, Kind.SPARSE, Kind.DELETE, Kind.METADATA, Kind.TRANSFORM])
 def test_bytes_where_a_kind_has_none_or_a_name_are_not_waved_through(kind: Kind) -> None:
     batch = batch_of([Delta("a", Operation(kind, floats(1) if kind is Kind.CREATE else None, data=b"\n"))])
-    assert not plain_is_sound(batch)
+    assert not homogeneous_is_valid(batch)
     with pytest.raises(InvalidDelta):
         validate_batch(batch)

@@ -1,1 +1,1 @@
-"""Deltas as bytes and as arithmetic: layout, frames, operations. Sans-IO; knows nothing else."""
+"""Deltas as bytes and as arithmetic: layout, frames, operations. Sans-IO; imports no other package here."""

@@ -1,6 +1,6 @@
-"""A block: the columns of many deltas before they have their dots, from who has columns already.
+"""A block: the columns of many deltas before they have dots, for callers that already hold columns.
 
-Pure. What `encode_batch` makes of deltas one by one, `Block.encode` makes of columns, to the same bytes.
+Pure. `Block.encode` makes of columns the same bytes that `encode_batch` makes of deltas.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from delta_prop_wire.batch import PRINTABLE
-from delta_prop_wire.bounds import finite, name_is_sound
+from delta_prop_wire.bounds import all_finite, name_is_valid
 from delta_prop_wire.delta import AckLevel, Kind, Priority
 from delta_prop_wire.encode import assemble
+from delta_prop_wire.homogeneous import read_single_name
 from delta_prop_wire.layout import Column
-from delta_prop_wire.plain import name_in
 from delta_prop_wire.spec import (
     ACK_LEVEL_SHIFT,
     BATCH_ROWS_MAX,
@@ -32,16 +32,17 @@ if TYPE_CHECKING:
 
     from delta_prop_wire.batch import Batch
 
-_PLAIN = {Column.KEY_ENDS, Column.KEYS, Column.NAMESPACES, Column.VALUES}
-_OF_WHOLE_VECTORS = (1 << Kind.CREATE, 1 << Kind.DENSE)
+_HOMOGENEOUS_COLUMNS = {Column.KEY_ENDS, Column.KEYS, Column.NAMESPACES, Column.VALUES}
+_FULL_VECTOR_MASKS = (1 << Kind.CREATE, 1 << Kind.DENSE)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """`columns`: as they lie in a body, without clock and counters; a view has bytes for its elements, which
-    stay as they are. `kinds_mask`: bit k set where a row has
-    kind k; `dimension`: of whole vectors, 0 where there are none or they differ. `hybrid_time`: of all rows
-    that have none of their own.
+    """Columns of many deltas, with what a batch's header says of them.
+
+    `columns`: as in a body, without clock and counters; the elements of a view must be bytes, and must not
+    change. `kinds_mask`: bit k is set if a row has kind k. `dimension`: that of full vectors, 0 if there are
+    none or they differ. `hybrid_time`: of all rows that have none of their own.
     """
 
     count: int
@@ -52,20 +53,20 @@ class Block:
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= BATCH_ROWS_MAX:
-            raise ValueError(f"{self.count} rows; a block has 1 to {BATCH_ROWS_MAX}")
+            raise ValueError(f"{self.count} rows; a block has 1 to {BATCH_ROWS_MAX}: split it")
 
     @property
     def size(self) -> int:
-        """Bytes, about."""
+        """The approximate size in bytes."""
         return sum(map(len, self.columns.values()))
 
     def check(self) -> None:
-        """Look at every row. Raises InvalidDelta, with the first bad one."""
-        if not self._is_plain_and_sound():
+        """Validate every row. Raises InvalidDelta with the first bad one."""
+        if not self._is_homogeneous_and_valid():
             validate_batch(self.encode(origin=0, base=1))
 
     def content_crc(self, before: int = 0) -> int:
-        """The checksum of what the rows say, as a batch of them tells it, continued from another."""
+        """Return the checksum of the rows' content, as `Batch.content_crc` does, continued from `before`."""
         return self.encode(origin=0, base=1).content_crc(before)
 
     def encode(
@@ -78,14 +79,14 @@ class Block:
         ack_level: AckLevel = AckLevel.MEMORY,
         priority: Priority = Priority.NORMAL,
     ) -> Batch:
-        """The batch under the dots (origin, base), (origin, base + 1) and so on.
+        """Encode the rows under the dots (origin, base), (origin, base + 1) and so on.
 
-        `previous`: the origin's last counter before it, where counters may leap. Raises Refused (TOO_LARGE)
-        beyond the frame's bound.
+        `previous`: the origin's counter before `base`, if counters may have gaps. Raises Refused (TOO_LARGE)
+        if the batch is above the frame's bound.
         """
         columns: dict[Column, bytes | memoryview] = dict(self.columns)
-        leaps = previous is not None and base != previous + 1
-        if leaps:
+        has_gap = previous is not None and base != previous + 1
+        if has_gap:
             columns[Column.COUNTERS] = struct.pack(f"<{self.count}Q", *range(base, base + self.count))
         return assemble(
             columns,
@@ -97,18 +98,19 @@ class Block:
             hybrid_time=self.hybrid_time,
             kinds_mask=self.kinds_mask,
             dimension=self.dimension,
-            previous=previous or 0 if leaps else 0,
+            previous=previous or 0 if has_gap else 0,
         )
 
-    def _is_plain_and_sound(self) -> bool:
-        """Whether these are whole vectors of one namespace and kind, and sound, as `validate_batch` tells of
-        the batch; told without making that, nor a text of each name.
+    def _is_homogeneous_and_valid(self) -> bool:
+        """True if these are valid full vectors of one namespace and kind.
+
+        Agrees with `validate_batch`, but encodes no batch and decodes no names.
         """
         columns, count, width = self.columns, self.count, self.dimension
-        if columns.keys() != _PLAIN or self.kinds_mask not in _OF_WHOLE_VECTORS:
+        if columns.keys() != _HOMOGENEOUS_COLUMNS or self.kinds_mask not in _FULL_VECTOR_MASKS:
             return False
         ends, text = np.frombuffer(columns[Column.KEY_ENDS], "<u4"), bytes(columns[Column.KEYS])
-        named = name_in(bytes(columns[Column.NAMESPACES]))
+        namespace_names = read_single_name(bytes(columns[Column.NAMESPACES]))
         values = np.frombuffer(columns[Column.VALUES], "<f4")
         if len(ends) != count or int(ends[-1]) != len(text) or text.translate(None, PRINTABLE):
             return False
@@ -116,9 +118,9 @@ class Block:
         return (
             int(sizes.min()) >= 1
             and int(sizes.max()) <= VECTOR_ID_BYTES_MAX
-            and named is not None
-            and name_is_sound(named[0], NAMESPACE_BYTES_MAX)
+            and namespace_names is not None
+            and name_is_valid(namespace_names[0], NAMESPACE_BYTES_MAX)
             and 1 <= width <= DIMENSION_MAX
             and len(values) == count * width
-            and finite(values)
+            and all_finite(values)
         )

@@ -1,6 +1,6 @@
 """Frames to bytes and back: `encode`, `decode`, and `Decoder` for a stream of chunks.
 
-Sans-IO. Whatever a peer sends can at worst raise PeerError; our own misuse raises UsageError.
+Sans-IO. Any bytes of a peer can at worst raise ProtocolError; misuse by the caller raises UsageError.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final, Literal
 
 from delta_prop_wire.batch import Batch
+from delta_prop_wire.body_checks import parse_batch
 from delta_prop_wire.buffer import ReceiveBuffer
 from delta_prop_wire.compression import compress, decompress
 from delta_prop_wire.control import pack_control, unpack_control
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Priority, origin_partition
 from delta_prop_wire.delta_map import pack_delta, unpack_delta
-from delta_prop_wire.errors import PeerError, Refused, UsageError
+from delta_prop_wire.errors import ProtocolError, Refused, UsageError
+from delta_prop_wire.frame_runs import FrameRunReader
 from delta_prop_wire.frames import BatchFrame, DeltaFrame
 from delta_prop_wire.header import (
     CONTROL_PAYLOAD_BYTES_MAX,
@@ -25,8 +27,6 @@ from delta_prop_wire.header import (
     pack_header,
     unpack_header,
 )
-from delta_prop_wire.runs import Runs
-from delta_prop_wire.soundness import parse_batch
 from delta_prop_wire.spec import (
     CLOCK_ENTRIES_MAX,
     COUNTER_MAX,
@@ -39,16 +39,16 @@ from delta_prop_wire.spec import (
     Flag,
     FrameType,
 )
-from delta_prop_wire.stamp import pack_sent_stamp, pack_stamp, unpack_stamp
+from delta_prop_wire.stamp import pack_producer_stamp, pack_stamp, unpack_stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from delta_prop_wire.compression import Compression
+    from delta_prop_wire.credit_window import CreditWindow
+    from delta_prop_wire.frame_runs import FrameRun
     from delta_prop_wire.frames import Frame
-    from delta_prop_wire.runs import Run
     from delta_prop_wire.stamp import Stamp
-    from delta_prop_wire.window import Window
 
 
 class _NeedBytes(Enum):
@@ -56,13 +56,13 @@ class _NeedBytes(Enum):
 
 
 NEED_BYTES: Final = _NeedBytes.NEED_BYTES
-"""What `Decoder.next_event` returns while no whole frame has come."""
+"""Returned by `Decoder.next_event` until a whole frame has been received."""
 
 
 def encode(frame: Frame, *, compression: Compression | None = None) -> bytes:
-    """The bytes of one frame; `compression` is for batches, where it pays.
+    """Encode one frame; `compression` applies to batches that shrink by it.
 
-    Raises Refused (TOO_LARGE) for a delta, UsageError for a control frame beyond its bound.
+    Raises Refused (TOO_LARGE) for a delta above its bound, UsageError for such a control frame.
     """
     if isinstance(frame, BatchFrame):
         return _encode_batch(frame, compression)
@@ -71,31 +71,34 @@ def encode(frame: Frame, *, compression: Compression | None = None) -> bytes:
     kind, payload = pack_control(frame)
     size_max = CONTROL_PAYLOAD_BYTES_MAX - CRC_BYTES
     if len(payload) > size_max:
-        raise UsageError(f"{kind.name} of {len(payload)} bytes, allowed are {size_max}: say less at once")
+        raise UsageError(f"{kind.name} of {len(payload)} bytes; the maximum is {size_max}: send less at once")
     if not payload and kind is FrameType.HEARTBEAT:
         return pack_header(kind, 0, frame.sequence, 0)
-    return _sealed(pack_header(kind, 0, frame.sequence, len(payload) + CRC_BYTES), payload)
+    return _append_checksum(pack_header(kind, 0, frame.sequence, len(payload) + CRC_BYTES), payload)
 
 
 def encode_head(
     batch: Batch, sequence: int, stamp: Stamp | None = None, *, ack_wanted: bool = False
 ) -> bytes:
-    """The 64 bytes in front of a batch's body: frame header and stamp. The log stores this, then the body."""
+    """Encode the 64 bytes before a batch's body: frame header and stamp. A log stores them, then the body."""
     header = _batch_header(batch, sequence, ack_wanted)
     if stamp is None:
-        return header + pack_sent_stamp(header, origin_partition(batch.origin))
+        return header + pack_producer_stamp(header, origin_partition(batch.origin))
     return header + pack_stamp(stamp, header)
 
 
 def decode(raw: bytes | memoryview) -> Frame:
-    """Read exactly one whole frame. Raises PeerError."""
+    """Decode exactly one whole frame. Raises ProtocolError."""
     view = memoryview(raw)
     if len(view) < HEADER_BYTES:
-        raise PeerError(ErrorCode.BAD_FRAME, f"{len(view)} bytes; a frame has at least {HEADER_BYTES}")
+        raise ProtocolError(
+            ErrorCode.BAD_FRAME, f"{len(view)} bytes; a frame has at least {HEADER_BYTES}: send a whole frame"
+        )
     header = unpack_header(view)
     if len(view) != HEADER_BYTES + header.length:
-        raise PeerError(
-            ErrorCode.BAD_FRAME, f"{len(view)} bytes; this frame has {HEADER_BYTES + header.length}"
+        raise ProtocolError(
+            ErrorCode.BAD_FRAME,
+            f"{len(view)} bytes; this frame has {HEADER_BYTES + header.length}: send one whole frame",
         )
     if header.type is FrameType.BATCH:
         stamp_end = HEADER_BYTES + STAMP_BYTES
@@ -104,76 +107,76 @@ def decode(raw: bytes | memoryview) -> Frame:
 
 
 class Decoder:
-    """Bytes in, frames out: put them into `buffer`, tell `received`, ask `next_event` until NEED_BYTES.
+    """A decoder of a stream of bytes into frames.
 
-    The first error latches: it is raised again at each later call, and nothing more is kept.
-    `payload_bytes_max` may be lowered and raised between calls. `look_at` is called with the header of each
-    frame before more of it is received; what it raises refuses the frame.
+    Write into `get_buffer()`, call `buffer_updated`, then call `next_event` until it returns NEED_BYTES.
+    The first error latches: each later call raises it again, and no more bytes are stored.
+    `payload_bytes_max` may change between calls. `on_header` is called with the header of each frame before
+    more of the frame is received; a ProtocolError that it raises refuses the frame.
     """
 
     def __init__(
         self,
         *,
         payload_bytes_max: int = FRAME_PAYLOAD_BYTES_MAX,
-        look_at: Callable[[Header], None] | None = None,
+        on_header: Callable[[Header], None] | None = None,
     ) -> None:
         self.payload_bytes_max = payload_bytes_max
-        self._look_at = look_at
+        self._on_header = on_header
         self._buffer = ReceiveBuffer(FRAME_PAYLOAD_BYTES_MAX)
-        self._runs = Runs(self._buffer)
+        self._run_reader = FrameRunReader(self._buffer)
         self._header: Header | None = None
-        self._error: PeerError | None = None
+        self._error: ProtocolError | None = None
 
     @property
-    def held(self) -> ReceiveBuffer:
-        """What was received and no event has used yet. To look at only; it is always the same one."""
+    def receive_buffer(self) -> ReceiveBuffer:
+        """The bytes received and not yet used by an event, for reading only; always the same object."""
         return self._buffer
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes received that no event has used yet; not 0 where a peer ends within a frame."""
+        """The number of bytes received and not used by an event; above 0 if a peer ends within a frame."""
         return self._buffer.end - self._buffer.start
 
     @property
     def header(self) -> Header | None:
-        """The frame that is being received, or on which it failed: its sequence is what a Nack names."""
+        """The header of the frame being received, or of the one that failed, whose sequence a Nack names."""
         return self._header
 
-    def buffer(self) -> memoryview:
-        """Where the next bytes are to be received into. Raises UsageError before the events are taken."""
+    def get_buffer(self) -> memoryview:
+        """Return the memory to receive into. Raises UsageError if events have to be taken first."""
         header = self._header
-        return self._buffer.room(0 if header is None else HEADER_BYTES + header.length)
+        return self._buffer.get_buffer(0 if header is None else HEADER_BYTES + header.length)
 
-    def received(self, count: int) -> None:
-        """So many bytes lie in the buffer that was given last."""
+    def buffer_updated(self, count: int) -> None:
+        """Record that `count` bytes were written into the memory that `get_buffer` returned."""
         if self._error is None:
-            self._buffer.received(count)
+            self._buffer.buffer_updated(count)
 
     def receive(self, chunk: bytes | bytearray | memoryview) -> None:
-        """Take bytes that were received elsewhere. Raises UsageError as `buffer` does."""
+        """Copy in bytes that were received elsewhere. Raises UsageError as `get_buffer` does."""
         if self._error is None:
             self._buffer.feed(chunk)
 
     def next_event(self) -> Frame | Literal[_NeedBytes.NEED_BYTES]:
-        """The next whole frame. Raises PeerError."""
+        """Return the next whole frame, or NEED_BYTES. Raises ProtocolError."""
         if self._error is not None:
-            raise PeerError(self._error.code, self._error.message)
+            raise ProtocolError(self._error.code, self._error.message)
         try:
             return self._next()
-        except PeerError as error:
+        except ProtocolError as error:
             self._error = error
             self._buffer.clear()
             raise
 
-    def next_run(self, window: Window, sequence_min: int) -> Run | None:
-        """The next whole frames where they can go the short way together, else None: ask `next_event` then.
+    def next_run(self, window: CreditWindow, sequence_min: int) -> FrameRun | None:
+        """Return the next whole frames if they form a run, else None: call `next_event` then.
 
-        `window` is charged for them, and ends the run where it closes. The first sequence is not below
-        `sequence_min`.
+        Charges `window` for them; a closed window ends the run. `sequence_min` is the lowest first sequence.
         """
         if self._error is not None:
             return None
-        run = self._runs.take(window, self.payload_bytes_max, sequence_min)
+        run = self._run_reader.take(window, self.payload_bytes_max, sequence_min)
         if run is not None:
             self._header = None
         return run
@@ -185,13 +188,13 @@ class Decoder:
             if raw is None:
                 return NEED_BYTES
             header = self._header = unpack_header(raw, self.payload_bytes_max)
-            if self._look_at is not None:
-                self._look_at(header)
+            if self._on_header is not None:
+                self._on_header(header)
         if len(buffer) < HEADER_BYTES + header.length:
             return NEED_BYTES
         buffer.take(HEADER_BYTES)
         if header.type is FrameType.BATCH:
-            # The body by itself, so that a batch that is kept keeps nothing else.
+            # The body is a separate object, so that a stored batch pins nothing else.
             head = buffer.take(STAMP_BYTES)
             event: Frame = _decode_batch(header, head, buffer.take(header.length - STAMP_BYTES))
         else:
@@ -202,35 +205,36 @@ class Decoder:
 
 def _decode_other(header: Header, payload: bytes | memoryview) -> Frame:
     if header.type is FrameType.DELTA:
-        return _decode_delta(header, _unsealed(header, payload))
+        return _decode_delta(header, _verify_checksum(header, payload))
     if header.type is FrameType.HEARTBEAT and not header.length:
         return unpack_control(header.type, header.sequence, b"")
-    return unpack_control(header.type, header.sequence, _unsealed(header, payload))
+    return unpack_control(header.type, header.sequence, _verify_checksum(header, payload))
 
 
 # --- frames of one map
 
 
-def _sealed(header: bytes, packed: bytes) -> bytes:
-    """A frame of this header and map, and the checksum of both."""
-    signed = header + packed
-    return signed + crc32c(signed).to_bytes(CRC_BYTES, "little")
+def _append_checksum(header: bytes, packed: bytes) -> bytes:
+    """Return a frame of this header and map, with the checksum of both."""
+    content = header + packed
+    return content + crc32c(content).to_bytes(CRC_BYTES, "little")
 
 
-def _unsealed(header: Header, payload: bytes | memoryview) -> bytes | memoryview:
-    """The map in a payload, whose checksum is right. Raises PeerError."""
+def _verify_checksum(header: Header, payload: bytes | memoryview) -> bytes | memoryview:
+    """Return the map in a payload after checking its checksum. Raises ProtocolError."""
     if header.length < CRC_BYTES:
-        raise PeerError(
+        raise ProtocolError(
             ErrorCode.BAD_FRAME,
             f"a {header.type.name} frame with {header.length} bytes of payload; its checksum alone has "
-            f"{CRC_BYTES}",
+            f"{CRC_BYTES}: end the payload with a checksum",
         )
-    packed, told = payload[:-CRC_BYTES], int.from_bytes(payload[-CRC_BYTES:], "little")
+    packed, stated = payload[:-CRC_BYTES], int.from_bytes(payload[-CRC_BYTES:], "little")
     found = crc32c(packed, crc32c(pack_header(*header)))
-    if told != found:
-        raise PeerError(
+    if stated != found:
+        raise ProtocolError(
             ErrorCode.CHECKSUM,
-            f"the checksum of this {header.type.name} frame is {found:#010x}, the frame says {told:#010x}",
+            f"{header.type.name} frame checksum is {found:#010x}; the frame states {stated:#010x}: "
+            "send the frame again",
         )
     return packed
 
@@ -245,18 +249,18 @@ def _encode_delta(frame: DeltaFrame) -> bytes:
     if length > DELTA_PAYLOAD_BYTES_MAX:
         raise Refused(
             ErrorCode.TOO_LARGE,
-            f"a delta of {length} bytes, allowed are {DELTA_PAYLOAD_BYTES_MAX}: make it smaller",
+            f"a delta of {length} bytes; the maximum is {DELTA_PAYLOAD_BYTES_MAX}: split it",
         )
     flags = _flags(frame.delta.priority, frame.ack_wanted)
     header = pack_header(FrameType.DELTA, flags, frame.sequence, length)
-    return _sealed(header, packed)
+    return _append_checksum(header, packed)
 
 
 def _decode_delta(header: Header, packed: bytes | memoryview) -> DeltaFrame:
     found = unpack_delta(packed)
     if header.sequence >= COUNTER_MAX:
-        raise PeerError(
-            ErrorCode.BAD_FRAME, f"sequence {header.sequence} goes beyond {COUNTER_MAX - 1}: start lower"
+        raise ProtocolError(
+            ErrorCode.BAD_FRAME, f"sequence {header.sequence} is above {COUNTER_MAX - 1}: start lower"
         )
     return DeltaFrame(header.sequence, found.delta, bool(header.flags & Flag.ACK_WANTED), *found[1:])
 
@@ -280,9 +284,9 @@ def _decode_batch(header: Header, head: bytes | memoryview, body: bytes | memory
         body = decompress(memoryview(body))
     batch = parse_batch(body)
     if header.sequence + batch.count > COUNTER_MAX:
-        raise PeerError(
+        raise ProtocolError(
             ErrorCode.BAD_FRAME,
-            f"{batch.count} rows from sequence {header.sequence} on go beyond {COUNTER_MAX - 1}: start lower",
+            f"{batch.count} rows from sequence {header.sequence} on end above {COUNTER_MAX - 1}: start lower",
         )
     stamp = _decode_stamp(header, head, batch)
     if stamp is not None:
@@ -293,54 +297,57 @@ def _decode_batch(header: Header, head: bytes | memoryview, body: bytes | memory
 
 
 def _decode_stamp(header: Header, head: bytes | memoryview, batch: Batch) -> Stamp | None:
-    # It is made before a frame is compressed: its checksum is over the header of the plain frame.
+    # The stamp's checksum covers the header of the uncompressed frame, since compression comes later.
     flags = header.flags & ~Flag.COMPRESSED
-    plain = pack_header(header.type, flags, header.sequence, STAMP_BYTES + len(batch.body))
-    if head == pack_sent_stamp(plain, origin_partition(batch.origin)):
+    uncompressed = pack_header(header.type, flags, header.sequence, STAMP_BYTES + len(batch.body))
+    if head == pack_producer_stamp(uncompressed, origin_partition(batch.origin)):
         return None
-    return unpack_stamp(head, plain)
+    return unpack_stamp(head, uncompressed)
 
 
 def _check_stamp(stamp: Stamp, batch: Batch) -> None:
     if stamp.body_crc not in (0, batch.crc):
-        raise PeerError(
+        raise ProtocolError(
             ErrorCode.CHECKSUM,
-            f"the stamp is of a body with checksum {stamp.body_crc:#010x}, this one has {batch.crc:#010x}",
+            f"the stamp is of a body with checksum {stamp.body_crc:#010x}; this body has {batch.crc:#010x}: "
+            "send each body with its own stamp",
         )
-    if not stamp.is_sent:
-        _check_of_log(batch)
+    if not stamp.is_from_producer:
+        _check_logged_batch(batch)
     if stamp.lamport + batch.count > COUNTER_MAX:
-        raise PeerError(
+        raise ProtocolError(
             ErrorCode.BAD_FRAME,
-            f"Lamport number {stamp.lamport} of {batch.count} rows goes beyond {COUNTER_MAX - 1}",
+            f"Lamport number {stamp.lamport} of {batch.count} rows ends above {COUNTER_MAX - 1}: start lower",
         )
 
 
-def _check_of_log(batch: Batch) -> None:
-    """Hold the deltas of a log, which nobody judges again, to what readers rely upon. Raises PeerError."""
+def _check_logged_batch(batch: Batch) -> None:
+    """Check what readers of a log rely on, since its deltas are not validated again. Raises ProtocolError."""
     if batch.unreadable_row is not None:
-        raise PeerError(
+        raise ProtocolError(
             ErrorCode.BAD_FRAME,
-            f"row {batch.unreadable_row}: a metadata change that no log takes, in a batch from a log",
+            f"row {batch.unreadable_row} of a batch from a log: its metadata change breaks the bounds of a "
+            "log: send what the log holds",
         )
     count = batch.clock_entries
     if count > CLOCK_ENTRIES_MAX or any(a.origin >= b.origin for a, b in pairwise(batch.clock)):
-        raise PeerError(
+        raise ProtocolError(
             ErrorCode.BAD_FRAME,
-            f"a clock of {count} entries in a batch from a log, which is unsorted or too long: "
-            f"allowed are {CLOCK_ENTRIES_MAX}",
+            f"clock of {count} entries in a batch from a log: send up to {CLOCK_ENTRIES_MAX}, sorted by "
+            "origin",
         )
 
 
 def _check_row_offsets(batch: Batch, sequence: int, stamp: Stamp | None) -> None:
     offsets = batch.row_offsets
     if stamp is None or offsets is None:
-        raise PeerError(ErrorCode.BAD_FRAME, "row offsets without a stamp; only a log knows them")
+        raise ProtocolError(ErrorCode.BAD_FRAME, "row offsets without a log's stamp: leave them out")
     last, rising = int(offsets[-1]), bool((offsets[1:] > offsets[:-1]).all())
     if int(offsets[0]) != sequence or not rising or max(last, stamp.lamport + last - sequence) > COUNTER_MAX:
-        raise PeerError(
+        raise ProtocolError(
             ErrorCode.BAD_FRAME,
-            f"row offsets that do not rise from the frame's sequence {sequence} to at most {COUNTER_MAX}",
+            f"row offsets do not rise from the frame's sequence {sequence}: send rising ones up to "
+            f"{COUNTER_MAX}",
         )
 
 
@@ -350,6 +357,6 @@ def _batch_header(batch: Batch, sequence: int, ack_wanted: bool) -> bytes:
 
 
 def _flags(priority: Priority, ack_wanted: bool) -> int:
-    # A hint for who sorts by headers alone; the priority itself stands in the payload, which wins.
+    # The flag is a hint for code that reads headers only; the payload's priority counts.
     high = Flag.HIGH_PRIORITY if priority <= Priority.HIGH else 0
     return high | (Flag.ACK_WANTED if ack_wanted else 0)

@@ -1,6 +1,6 @@
-"""The payloads of the six control frames: each frame's packer and unpacker, side by side.
+"""Packs and reads the payloads of the six control frames: each packer beside its unpacker.
 
-Each is one msgpack map with documented keys (`docs/protocol.md`); one without fields is no payload at all.
+A payload is one msgpack map with documented keys (`docs/protocol.md`); a map without fields is left out.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from delta_prop_wire.frames import (
     AckRange,
     Backpressure,
     Heartbeat,
-    Level,
     Nack,
+    PressureLevel,
     Subscribe,
     Unsubscribe,
 )
 from delta_prop_wire.packing import (
     Fields,
-    cut,
     flag,
     list_of,
     mapping,
@@ -39,9 +38,10 @@ from delta_prop_wire.packing import (
     pack_map,
     record,
     text,
+    truncate,
     uint,
     unpack_map,
-    unpack_short,
+    unpack_short_map,
 )
 from delta_prop_wire.requests import (
     pack_request,
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 RANGES_MAX = 1024
 TEXT_BYTES_MAX = 4096
 
-_NOTHING_SAID = pack_map({})
+_EMPTY_MAP = pack_map({})
 
 ControlFrame = Ack | Nack | Backpressure | Heartbeat | Subscribe | Unsubscribe
 
@@ -68,51 +68,47 @@ _range_parts = record(read_u64, read_u64, read_offset, flag)
 
 
 def pack_control(frame: ControlFrame) -> tuple[FrameType, bytes]:
-    """Type and payload of a control frame. Raises UsageError where a request says nothing."""
+    """Return type and payload of a control frame. Raises UsageError for an empty request."""
     match frame:
         case Ack():
             return FrameType.ACK, _pack_ack(frame)
         case Nack():
-            return FrameType.NACK, _packed(_nack_fields(frame))
+            return FrameType.NACK, _pack_fields(_nack_fields(frame))
         case Backpressure():
-            return FrameType.BACKPRESSURE, _packed(_backpressure_fields(frame))
+            return FrameType.BACKPRESSURE, _pack_fields(_backpressure_fields(frame))
         case Heartbeat():
-            return FrameType.HEARTBEAT, _packed(_heartbeat_fields(frame))
+            return FrameType.HEARTBEAT, _pack_fields(_heartbeat_fields(frame))
         case Subscribe():
-            return FrameType.SUBSCRIBE, _packed(pack_request(frame.request))
+            return FrameType.SUBSCRIBE, _pack_fields(pack_request(frame.request))
         case Unsubscribe():
-            return FrameType.UNSUBSCRIBE, _packed(_unsubscribe_fields(frame))
+            return FrameType.UNSUBSCRIBE, _pack_fields(_unsubscribe_fields(frame))
 
 
 def unpack_control(kind: FrameType, sequence: int, payload: Buffer) -> ControlFrame:
-    """Read the payload of a control frame. Raises PeerError, naming the field."""
-    if kind is FrameType.ACK and (ack := _short_ack(sequence, payload)) is not None:
+    """Read the payload of a control frame. Raises ProtocolError, naming the field."""
+    if kind is FrameType.ACK and (ack := _unpack_short_ack(sequence, payload)) is not None:
         return ack
     name = kind.name.capitalize()
     fields = unpack_map(name, payload) if memoryview(payload) else Fields(name, {})
     return _UNPACK[kind](sequence, fields)
 
 
-def _packed(fields: dict[str, Any]) -> bytes:
+def _pack_fields(fields: dict[str, Any]) -> bytes:
     packed = pack_map(fields)
-    return b"" if packed == _NOTHING_SAID else packed
-
-
-def _said(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
+    return b"" if packed == _EMPTY_MAP else packed
 
 
 # --- Ack
 
 
-_NO_OTHERS = (None, None, None, None, False, 0, 0)
+_NO_EXTRAS = (None, None, None, None, False, 0, 0)
 
 
 def _pack_ack(ack: Ack) -> bytes:
-    """The short way of what a server says most, offsets and credit; all else the long way."""
+    """Pack an Ack; in few steps if it holds only ranges and credit, as most of a server's do."""
     others = ack.cursor, ack.processed, ack.correlation_id, ack.response, ack.more, ack.stream, ack.partition
-    if ack.credit is None or not ack.ranges or others != _NO_OTHERS:
-        return _packed(_ack_fields(ack))
+    if ack.credit is None or not ack.ranges or others != _NO_EXTRAS:
+        return _pack_fields(_ack_fields(ack))
     return pack({"ranges": ack.ranges, "credit": ack.credit})
 
 
@@ -132,21 +128,21 @@ def _ack_fields(ack: Ack) -> dict[str, Any]:
     }
 
 
-def _short_ack(sequence: int, payload: Buffer) -> Ack | None:
-    """What a subscriber says most, a cursor alone; None: read it the long way, which does the same."""
+def _unpack_short_ack(sequence: int, payload: Buffer) -> Ack | None:
+    """Read an Ack of only a cursor, as most of a subscriber's are, in few steps; None: use `_unpack_ack`."""
     try:
-        return Ack(sequence, cursor=read_cursor(unpack_short(payload).get("cursor")))
-    except ValueError:  # what is wrong with it is told by the long way
+        return Ack(sequence, cursor=read_cursor(unpack_short_map(payload).get("cursor")))
+    except ValueError:  # `_unpack_ack` finds and reports the fault, if there is one
         return None
 
 
 def _unpack_ack(sequence: int, fields: Fields) -> Ack:
     response = None
     if "response" in fields:
-        response = unpack_response(fields.need("request", read_name), fields.inner("response"))
+        response = unpack_response(fields.require("request", read_name), fields.require_map("response"))
     return Ack(
         sequence,
-        ranges=fields.get("ranges", _ranges, ()),
+        ranges=fields.get("ranges", _read_ranges, ()),
         processed=fields.get("processed", read_offset, None),
         cursor=fields.get("cursor", read_cursor, None),
         credit=fields.get("credit", read_credit, None),
@@ -164,10 +160,10 @@ def _unpack_ack(sequence: int, fields: Fields) -> Ack:
 def _nack_fields(nack: Nack) -> dict[str, Any]:
     return {
         "code": int(nack.code),
-        "text": cut(nack.text, TEXT_BYTES_MAX),
+        "text": truncate(nack.text, TEXT_BYTES_MAX),
         "retry_after_ms": nack.retry_after_ms,
         "row": nack.row,
-        "field": None if nack.field is None else cut(nack.field, NAME_BYTES_MAX),
+        "field": None if nack.field is None else truncate(nack.field, NAME_BYTES_MAX),
         "details": dict(nack.details) or None,
         "correlation_id": nack.correlation_id,
         "frame": nack.frame,
@@ -177,7 +173,7 @@ def _nack_fields(nack: Nack) -> dict[str, Any]:
 def _unpack_nack(sequence: int, fields: Fields) -> Nack:
     return Nack(
         sequence,
-        code=fields.need("code", read_code),
+        code=fields.require("code", read_code),
         text=fields.get("text", text(TEXT_BYTES_MAX), ""),
         retry_after_ms=fields.get("retry_after_ms", read_u32, None),
         row=fields.get("row", uint(BATCH_ROWS_MAX - 1), None),
@@ -204,7 +200,7 @@ def _backpressure_fields(pressure: Backpressure) -> dict[str, Any]:
 def _unpack_backpressure(sequence: int, fields: Fields) -> Backpressure:
     return Backpressure(
         sequence,
-        level=fields.need("level", one_of(Level)),
+        level=fields.require("level", one_of(PressureLevel)),
         depth=fields.get("depth", read_u64, 0),
         capacity=fields.get("capacity", read_u64, 0),
         rate=fields.get("rate", number, None),
@@ -248,7 +244,7 @@ def _unsubscribe_fields(frame: Unsubscribe) -> dict[str, Any]:
 def _unpack_unsubscribe(sequence: int, fields: Fields) -> Unsubscribe:
     return Unsubscribe(
         sequence,
-        subscription=fields.need("subscription", read_u32),
+        subscription=fields.require("subscription", read_u32),
         drain=fields.get("drain", flag, True),
     )
 
@@ -263,14 +259,14 @@ _UNPACK: dict[FrameType, Callable[[int, Fields], ControlFrame]] = {
 }
 
 
-# --- values that stand as arrays
+# --- values that travel as arrays
 
 
-def _range(value: Any) -> AckRange:
+def _read_range(value: Any) -> AckRange:
     found = AckRange(*_range_parts(value))
     if found.first > found.last:
-        raise ValueError(f"has a range that starts at {found.first} and ends at {found.last}")
+        raise ValueError(f"has a range from {found.first} to {found.last}: end it at its start or later")
     return found
 
 
-_ranges = list_of(_range, RANGES_MAX)
+_read_ranges = list_of(_read_range, RANGES_MAX)

@@ -1,7 +1,7 @@
-"""Control rows: what a log keeps beside deltas. The first byte of a row's blob is its type.
+"""Control rows, which a log stores besides deltas. The first byte of a row's blob is its type.
 
-The only module that knows the bytes of those blobs. This version writes rows of type `REFUSED` and acts on
-them alone; it passes over the others, so that a log that holds them stays readable.
+The only module that knows the bytes of those blobs. This version writes and uses only rows of type REFUSED.
+It skips the other types, so that a log that holds them stays readable.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 
-from delta_prop_wire.errors import PeerError
+from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.layout import Column
 from delta_prop_wire.spec import ErrorCode
 
@@ -34,26 +34,29 @@ class ControlType(IntEnum):
     ABORT = 6
 
 
-OF_THE_LOG = frozenset(
+LOG_TYPES = frozenset(
     (ControlType.LEADER_START, ControlType.HELLO, ControlType.MEMBERSHIP, ControlType.LOG_START)
 )
-"""Types that a log writes for itself: they have origin 0 and no dot."""
+"""Types of rows that a log writes on its own: they have origin 0 and no dot."""
 
 _CODE = struct.Struct("<BH")
 _CRC = struct.Struct("<BHI")
 _FIRST = struct.Struct("<BHIQ")
-"""The three sizes of a row of type REFUSED: type, code; checksum of the body that was sent; first copy."""
+"""The longest of the three forms of a REFUSED row: type, code; checksum of the body; first copy's offset."""
 _SIZES = (_CODE.size, _CRC.size, _FIRST.size)
 _NO_FIRST = (1 << 64) - 1
 _CODES = frozenset(map(int, ErrorCode))
 
 
-class Void(NamedTuple):
-    """Why dots are void: the code, the refused body's checksum; `firsts` of rows whose ids are repeats."""
+class NoOp(NamedTuple):
+    """The no-op record of refused dots: the code, the refused body's checksum (None: unknown).
+
+    `first_offsets`: row to the offset of its id's first copy, if the ids are duplicates; else None.
+    """
 
     code: ErrorCode
     crc: int | None
-    firsts: dict[int, int | None] | None
+    first_offsets: dict[int, int | None] | None
 
 
 def control_type(batch: Batch) -> ControlType | None:
@@ -63,40 +66,40 @@ def control_type(batch: Batch) -> ControlType | None:
 
 
 def uses_dots(batch: Batch) -> bool:
-    """True if the rows use up dots of their origin: deltas do, and control rows of refused ones."""
+    """True if the rows use up dots of their origin, as deltas and REFUSED rows do."""
     return not batch.is_control or control_type(batch) is ControlType.REFUSED
 
 
 def pack_refused(
-    count: int, code: int, refused_crc: int | None = None, firsts: Sequence[int | None] | None = None
+    count: int, code: int, refused_crc: int | None = None, first_offsets: Sequence[int | None] | None = None
 ) -> list[bytes]:
-    """Pack rows of type REFUSED; those with `firsts` have a checksum too."""
+    """Pack rows of type REFUSED; `first_offsets` requires `refused_crc`."""
     if refused_crc is None:
-        assert firsts is None
+        assert first_offsets is None
         return [_CODE.pack(ControlType.REFUSED, code)] * count
-    if firsts is None:
+    if first_offsets is None:
         return [_CRC.pack(ControlType.REFUSED, code, refused_crc)] * count
-    assert len(firsts) == count
-    places = (_NO_FIRST if at is None else at for at in firsts)
-    return [_FIRST.pack(ControlType.REFUSED, code, refused_crc, place) for place in places]
+    assert len(first_offsets) == count
+    offsets = (_NO_FIRST if at is None else at for at in first_offsets)
+    return [_FIRST.pack(ControlType.REFUSED, code, refused_crc, offset) for offset in offsets]
 
 
-def read_void(batch: Batch) -> Void:
-    """Read a batch of type REFUSED; of one that says less than is known today, what it says."""
+def read_noop(batch: Batch) -> NoOp:
+    """Read a batch of type REFUSED; fields that its shorter form lacks are None."""
     rows = [batch.blob(row) for row in range(batch.count)]
     number = refused_code(batch, 0)
-    # Another service's void may name a code of a later version: it is void all the same.
+    # Another service's no-op record may have a code of a later version; its dots are used up as well.
     code = ErrorCode(number) if number in _CODES else ErrorCode.INVALID_DELTA
     if len(rows[0]) < _CRC.size:
-        return Void(code, None, None)
+        return NoOp(code, None, None)
     *_, crc = _CRC.unpack_from(rows[0])
     if any(len(row) < _FIRST.size for row in rows):
-        return Void(code, crc, None)
+        return NoOp(code, crc, None)
     firsts = dict[int, int | None]()
     for number, row in enumerate(rows):
         *_, at = _FIRST.unpack_from(row)
         firsts[number] = None if at == _NO_FIRST else at
-    return Void(code, crc, firsts)
+    return NoOp(code, crc, firsts)
 
 
 def refused_code(batch: Batch, row: int) -> int:
@@ -106,28 +109,35 @@ def refused_code(batch: Batch, row: int) -> int:
 
 
 def add_type(row: bytes) -> bytes:
-    """Return the blob of a control row without a type, as format 1 of the data directory has it, with one."""
+    """Return the blob of a control row of format 1 of the data directory, which has no type, with a type."""
     size = max((size for size in _SIZES if size <= 1 + len(row)), default=_CODE.size)
     return (bytes((ControlType.REFUSED,)) + row).ljust(_CODE.size, b"\0")[:size]
 
 
 def check_control_rows(batch: Batch) -> None:
-    """Check the rows of a foreign control batch, whose columns are sound. Raises PeerError."""
+    """Check the rows of a peer's control batch, whose columns are valid. Raises ProtocolError."""
     raw, bounds = batch.column(Column.BLOBS), batch.blob_bounds
     sizes = np.diff(bounds)
     if raw is None or int(sizes.min()) < 1:
-        _bad("a control row without a type")
+        _raise_bad_frame("a control row without a type: start its blob with one")
     types = np.frombuffer(raw, np.uint8)[bounds[:-1]]
     number = int(types[0])
     if (types != number).any():
-        _bad(f"control rows of type {number} and of another one in one batch; each batch has one type")
+        _raise_bad_frame(
+            f"control rows of type {number} and of another type in one batch: send one type per batch"
+        )
     if number > max(ControlType):
-        _bad(f"control rows of type {number}; known are 0 to {max(ControlType):d}")
+        _raise_bad_frame(f"control rows of type {number}: send a type from 0 to {max(ControlType):d}")
     if number == ControlType.REFUSED and not np.isin(sizes, _SIZES).all():
-        _bad(f"a control row of a refused delta of other than {_SIZES[0]}, {_SIZES[1]} or {_SIZES[2]} bytes")
-    if number in OF_THE_LOG and batch.origin:
-        _bad(f"control rows of type {number} under origin {batch.origin:016x}; they have origin 0")
+        _raise_bad_frame(
+            f"a control row of a refused delta has a wrong size: "
+            f"send {_SIZES[0]}, {_SIZES[1]} or {_SIZES[2]} bytes"
+        )
+    if number in LOG_TYPES and batch.origin:
+        _raise_bad_frame(
+            f"control rows of type {number} under origin {batch.origin:016x}: send them under origin 0"
+        )
 
 
-def _bad(message: str) -> NoReturn:
-    raise PeerError(ErrorCode.BAD_FRAME, message)
+def _raise_bad_frame(message: str) -> NoReturn:
+    raise ProtocolError(ErrorCode.BAD_FRAME, message)

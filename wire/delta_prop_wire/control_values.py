@@ -1,4 +1,4 @@
-"""Values that several control frames hold: each reader takes one as msgpack gave it, or raises ValueError."""
+"""Readers of values that several control frames hold: each converts a msgpack value or raises ValueError."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _credit_parts = record(read_u64, read_u64)
 
 
 def read_cursor(value: Any) -> Cursor:
-    """`[log id, epoch, next offset]`."""
+    """Read `[log id, epoch, next offset]`."""
     return Cursor(*_cursor_parts(value))
 
 
 def read_credit(value: Any) -> Credit:
-    """`[deltas, bytes]`."""
+    """Read `[deltas, bytes]`."""
     return Credit(*_credit_parts(value))

@@ -13,4 +13,4 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 crc32c: Callable[..., int] = _crc32c
-"""`crc32c(data, value=0)`: the checksum of a buffer, going on from `value`; an unsigned 32-bit number."""
+"""`crc32c(data, value=0)`: the checksum of a buffer, continued from `value`; an unsigned 32-bit number."""

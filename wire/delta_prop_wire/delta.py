@@ -1,6 +1,6 @@
-"""A delta, one change to one fact, as a value; and the operation it carries.
+"""A delta, one change to one fact, as a value; and its operation.
 
-Values only: checking bounds is `validate.py`, arithmetic `algebra.py`, bytes `batch.py`.
+Values only: `validate.py` checks bounds, `algebra.py` has the arithmetic, `batch.py` the bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEFAULT_NAMESPACE = "default"
 
 
 class Kind(IntEnum):
-    """What an operation does. Numbers are part of the format; unknown ones travel opaque."""
+    """The kinds of operations. Numbers are part of the format; unknown kinds travel as opaque bytes."""
 
     CREATE = 0
     SPARSE = 1
@@ -39,11 +39,11 @@ class Kind(IntEnum):
 
 _OPAQUE = Kind.OPAQUE
 
-WHOLE_KINDS = frozenset({Kind.CREATE, Kind.DENSE, Kind.OPAQUE})
-"""Kinds that set the whole vector, whether it was there or not."""
+FULL_KINDS = frozenset({Kind.CREATE, Kind.DENSE, Kind.OPAQUE})
+"""Kinds that set the full vector, whether it existed or not."""
 
 PARTIAL_KINDS = frozenset({Kind.SPARSE, Kind.SPARSE_ADD, Kind.SCALE, Kind.OFFSET, Kind.METADATA})
-"""Kinds that need a living vector; on any other they have no effect."""
+"""Kinds that need an existing vector; without one they have no effect."""
 
 
 class Priority(IntEnum):
@@ -56,7 +56,7 @@ class Priority(IntEnum):
 
 
 class Source(IntEnum):
-    """Where a delta entered: a local writer, another service, an import, a transform."""
+    """The entry point of a delta: a local writer, another service, an import, a transform."""
 
     LOCAL = 0
     REPLICA = 1
@@ -65,7 +65,7 @@ class Source(IntEnum):
 
 
 class KnownIds(IntEnum):
-    """Of how many rows of a batch the id had been accepted before the batch was logged."""
+    """The share of a batch's rows whose id had been accepted before the batch was logged."""
 
     NONE = 0
     SOME = 1
@@ -73,7 +73,7 @@ class KnownIds(IntEnum):
 
 
 class AckLevel(IntEnum):
-    """What an acknowledgement promises to survive."""
+    """The failure that acknowledged deltas survive."""
 
     MEMORY = 0
     LOGGED = 1
@@ -81,7 +81,7 @@ class AckLevel(IntEnum):
     QUORUM = 3
 
 
-class Place(NamedTuple):
+class ParentPosition(NamedTuple):
     """A parent's position in another partition of its stream: the leader epoch and the offset there."""
 
     partition: int
@@ -90,7 +90,7 @@ class Place(NamedTuple):
 
 
 class Dot(NamedTuple):
-    """Identity of a delta: who made it and their how-manieth it is. Counters start at 1."""
+    """The identity of a delta: its origin, and its counter among that origin's deltas, from 1."""
 
     origin: int
     counter: int
@@ -98,17 +98,13 @@ class Dot(NamedTuple):
     def __str__(self) -> str:
         return f"{self.origin:016x}:{self.counter}"
 
-    def to_id(self) -> bytes:
-        """The 16-byte id that a dot stands for."""
-        return self.origin.to_bytes(8, "big") + self.counter.to_bytes(8, "big")
-
 
 ABSENT = Dot(0, 0)
-"""What a delta expects of a vector that is not to be there: never made, or deleted."""
+"""The `expect` of a delta whose vector must not exist: never created, or deleted."""
 
 
 class Head(NamedTuple):
-    """The last delta of a vector, and whether the vector is there behind it."""
+    """The last delta of a vector; `alive` is True if the vector exists after it."""
 
     dot: Dot
     alive: bool
@@ -118,13 +114,13 @@ class Head(NamedTuple):
 
 
 def producer_id_of(name: str) -> int:
-    """The 44-bit producer id that a name stands for."""
+    """Return the 44-bit producer id of a name."""
     digest = blake2b(name.encode(), digest_size=8, person=b"delta-prop").digest()
     return int.from_bytes(digest, "big") >> (64 - PRODUCER_ID_BITS)
 
 
 def make_origin(producer_id: int, lane: int, partition: int = 0) -> int:
-    """The origin of one sequencer: 44 bits producer id, 16 bits partition, 4 bits lane."""
+    """Return the origin of one sequencer: 44 bits producer id, 16 bits partition, 4 bits lane."""
     assert 0 <= producer_id < 1 << PRODUCER_ID_BITS
     assert 0 <= partition < 1 << PARTITION_BITS
     assert 0 <= lane < 1 << LANE_BITS
@@ -132,35 +128,31 @@ def make_origin(producer_id: int, lane: int, partition: int = 0) -> int:
 
 
 def origin_lane(origin: int) -> int:
-    """The lane (a Priority) that an origin writes to."""
+    """Return the lane (a Priority) that an origin writes to."""
     return origin & ((1 << LANE_BITS) - 1)
 
 
 def origin_partition(origin: int) -> int:
-    """The partition that an origin writes to: which of several services it is that a client spreads over."""
+    """Return the partition that an origin writes to: the index of one of a client's services."""
     return origin >> LANE_BITS & ((1 << PARTITION_BITS) - 1)
 
 
-def origin_producer(origin: int) -> int:
-    """The 44-bit producer id of an origin."""
-    return origin >> (PARTITION_BITS + LANE_BITS)
+def _mutable_class(slots: tuple[str, ...]) -> Any:
+    """Return a mutable class with the same slots; a frozen value is built in it, then gets its own class.
 
-
-def _open_twin(slots: tuple[str, ...]) -> Any:
-    """A class with the same slots that lets them be set. A frozen dataclass sets each field through
-    `object.__setattr__`, which made a delta cost as much as publishing it; so a value is made as its twin,
-    and is of its own class from then on.
+    A frozen dataclass sets each field through `object.__setattr__`, which made a delta cost as much as its
+    publication.
     """
-    return type("OpenTwin", (), {"__slots__": slots})
+    return type("Mutable", (), {"__slots__": slots})
 
 
 @dataclass(frozen=True, slots=True, eq=False, init=False)
 class Operation:
-    """One operation: its kind, and what that kind needs.
+    """One operation: its kind, and the operands that this kind needs.
 
-    `values` float32: the vector of create and dense, the values of sparse and sparse_add, the one
-    number of scale and offset. `indices` uint32: of sparse and sparse_add. `data`: the bytes of
-    opaque, of an unknown kind, the UTF-8 name of a transform.
+    `values` (float32): the vector of create and dense, the values of sparse and sparse_add, the one
+    number of scale and offset. `indices` (uint32): of sparse and sparse_add. `data`: the bytes of
+    opaque or of an unknown kind, or the UTF-8 name of a transform.
     """
 
     kind: int
@@ -175,17 +167,17 @@ class Operation:
         indices: NDArray[np.uint32] | None = None,
         data: bytes = b"",
     ) -> Operation:
-        """The fields, in order."""
-        made = _OPEN_OPERATION()
-        made.kind = kind
-        made.values = values
-        made.indices = indices
-        made.data = data
-        made.__class__ = cls
-        return made  # type: ignore[no-any-return]
+        """Build an operation from its fields."""
+        operation = _MUTABLE_OPERATION()
+        operation.kind = kind
+        operation.values = values
+        operation.indices = indices
+        operation.data = data
+        operation.__class__ = cls
+        return operation  # type: ignore[no-any-return]
 
     def __getnewargs__(self) -> tuple[int]:
-        """What a copy begins with."""
+        """Return the arguments with which `copy` and `pickle` call `__new__`."""
         return (self.kind,)
 
     def __eq__(self, other: object) -> bool:
@@ -205,10 +197,10 @@ class Operation:
         )
 
 
-_OPEN_OPERATION = _open_twin(("kind", "values", "indices", "data"))
+_MUTABLE_OPERATION = _mutable_class(("kind", "values", "indices", "data"))
 
 
-def _floats(values: ArrayLike) -> NDArray[np.float32]:
+def _to_floats(values: ArrayLike) -> NDArray[np.float32]:
     try:
         array = np.asarray(values)
     except (ValueError, TypeError, OverflowError):
@@ -217,52 +209,55 @@ def _floats(values: ArrayLike) -> NDArray[np.float32]:
         from delta_prop_wire.errors import InvalidDelta
 
         raise InvalidDelta("values", f"{values!r:.80} is not one row of numbers: give a flat list or array")
-    # A number too large for float32 becomes inf here and is refused by validation, with its field.
+    # A number too large for float32 becomes inf here, and validation refuses it with its field.
     with np.errstate(over="ignore", invalid="ignore"):
         return np.ascontiguousarray(array, dtype=np.float32)
 
 
-def _indices(values: ArrayLike) -> NDArray[np.uint32]:
+def _to_indices(values: ArrayLike) -> NDArray[np.uint32]:
     array = np.asarray(values)
     if array.size and (array.dtype.kind not in "ui" or array.min() < 0 or array.max() > 0xFFFFFFFF):
         from delta_prop_wire.errors import InvalidDelta
 
-        raise InvalidDelta("indices", f"{array.tolist()!r:.80} are not whole numbers from 0 to 4294967295")
+        raise InvalidDelta("indices", f"{array.tolist()!r:.80}: give whole numbers from 0 to 4294967295")
     return np.ascontiguousarray(array, dtype=np.uint32).reshape(-1)
 
 
 def create(vector: ArrayLike) -> Operation:
-    """Set the whole vector and clear its metadata."""
-    return Operation(Kind.CREATE, _floats(vector))
+    """Return an operation that sets the full vector and clears its metadata."""
+    return Operation(Kind.CREATE, _to_floats(vector))
 
 
 def dense(vector: ArrayLike) -> Operation:
-    """Set the whole vector, keep its metadata."""
-    return Operation(Kind.DENSE, _floats(vector))
+    """Return an operation that sets the full vector and keeps its metadata."""
+    return Operation(Kind.DENSE, _to_floats(vector))
 
 
 def sparse(indices: ArrayLike, values: ArrayLike) -> Operation:
-    """Set some elements of a vector."""
-    return Operation(Kind.SPARSE, _floats(values), _indices(indices))
+    """Return an operation that sets some elements of a vector."""
+    return Operation(Kind.SPARSE, _to_floats(values), _to_indices(indices))
 
 
 def sparse_add(indices: ArrayLike, values: ArrayLike) -> Operation:
-    """Add to some elements of a vector."""
-    return Operation(Kind.SPARSE_ADD, _floats(values), _indices(indices))
+    """Return an operation that adds to some elements of a vector."""
+    return Operation(Kind.SPARSE_ADD, _to_floats(values), _to_indices(indices))
 
 
 def scale(factor: float) -> Operation:
-    """Multiply every element by `factor`."""
-    return Operation(Kind.SCALE, _floats([factor]))
+    """Return an operation that multiplies every element by `factor`."""
+    return Operation(Kind.SCALE, _to_floats([factor]))
 
 
 def offset(amount: float) -> Operation:
-    """Add `amount` to every element."""
-    return Operation(Kind.OFFSET, _floats([amount]))
+    """Return an operation that adds `amount` to every element."""
+    return Operation(Kind.OFFSET, _to_floats([amount]))
 
 
 def transform(name: str) -> Operation:
-    """Apply the function registered under `name`; resolved into a dense delta before it is queued."""
+    """Return an operation that applies the function registered under `name`.
+
+    The service replaces it by a dense delta before it queues the delta.
+    """
     if not isinstance(name, str):
         from delta_prop_wire.errors import InvalidDelta
 
@@ -271,12 +266,12 @@ def transform(name: str) -> Operation:
 
 
 def delete() -> Operation:
-    """Remove the vector; a tombstone stays."""
+    """Return an operation that removes the vector and leaves a tombstone."""
     return Operation(Kind.DELETE)
 
 
 def opaque(data: bytes) -> Operation:
-    """Set the fact to these bytes: for facts that are not vectors."""
+    """Return an operation that sets a fact to `data`, for facts that are not vectors."""
     if type(data) is bytes:
         return Operation(_OPAQUE, None, None, data)
     if not isinstance(data, bytes | bytearray | memoryview):
@@ -287,7 +282,7 @@ def opaque(data: bytes) -> Operation:
 
 
 def metadata_only() -> Operation:
-    """Change nothing but the metadata."""
+    """Return an operation that changes only the metadata."""
     return Operation(Kind.METADATA)
 
 
@@ -295,9 +290,10 @@ def metadata_only() -> Operation:
 class Delta:
     """One change to one vector (fact).
 
-    `id` 16 bytes, for sources without counters. `parents`: dots or 16-byte ids that must come first.
-    `timestamp` hybrid: 48 bits of ms, 16 logical, information only. `metadata`: a JSON merge patch.
-    `expect`: refuse with CONFLICT unless the vector's last delta is this dot; ABSENT: unless there is none.
+    `id`: 16 bytes, for sources without counters. `parents`: dots or 16-byte ids of deltas that must be
+    delivered first. `timestamp`: hybrid, 48 bits of ms and 16 logical, information only. `metadata`: a JSON
+    merge patch. `expect`: the service refuses the delta with CONFLICT unless the vector's last delta has this
+    dot; ABSENT: unless the vector does not exist.
     """
 
     vector_id: str
@@ -330,8 +326,8 @@ class Delta:
         topics: tuple[str, ...] = (),
         expect: Dot | None = None,
     ) -> Delta:
-        """The fields, in order."""
-        made = _OPEN_DELTA()
+        """Build a delta from its fields."""
+        made = _MUTABLE_DELTA()
         made.vector_id = vector_id
         made.operation = operation
         made.namespace = namespace
@@ -349,14 +345,14 @@ class Delta:
         return made  # type: ignore[no-any-return]
 
     def __getnewargs__(self) -> tuple[str, Operation]:
-        """What a copy begins with."""
+        """Return the arguments with which `copy` and `pickle` call `__new__`."""
         return self.vector_id, self.operation
 
 
-_OPEN_DELTA = _open_twin(tuple(one.name for one in fields(Delta)))
+_MUTABLE_DELTA = _mutable_class(tuple(one.name for one in fields(Delta)))
 
 
 def namespace_of(vector_id: str) -> str:
-    """The namespace of a source that names none: the text before the first ":", else `default`."""
+    """Return the namespace of a delta that names none: the text before the first ":", else `default`."""
     head, colon, _ = vector_id.partition(":")
     return head if colon and head else DEFAULT_NAMESPACE

@@ -1,8 +1,8 @@
 """One delta as a msgpack map: the payload of a Delta frame, without its checksum.
 
-What keeps a receiver from telling what was sent is refused here, and ends the connection (PeerError). What
-can be told is taken as it is, within bounds or not: `validate.py` judges that, as it judges batches, and its
-refusal costs the delta alone. Of metadata the bytes are kept, since they are what is judged and logged.
+A map that cannot be read as a delta raises ProtocolError, which ends the connection. A readable delta is
+returned even if it breaks bounds: `validate.py` checks them, as for batches, and refuses only the delta.
+Metadata stays packed, since its bytes are what is checked and logged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from delta_prop_wire.delta import (
     Source,
     namespace_of,
 )
-from delta_prop_wire.errors import PeerError
+from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.packed_metadata import PackedMetadata, read_packed
 from delta_prop_wire.packing import (
     ITEMS_MAX,
@@ -67,12 +67,14 @@ _topics = list_of(_text, ITEMS_MAX)
 _METADATA_KEYS = frozenset(
     head + b"metadata" for head in (b"\xa8", b"\xd9\x08", b"\xda\0\x08", b"\xdb\0\0\0\x08")
 )
-"""That key in each form that msgpack has."""
+"""The key "metadata" in each of its msgpack encodings."""
 
 
 class DeltaMap(NamedTuple):
-    """What a map holds: the delta, what its acknowledgement is to promise (None: the default), from a log its
-    Lamport number, and the stream and partition it belongs to.
+    """The content of a map: the delta and its addressing.
+
+    `ack_level`: None for the server's default. `lamport`: the delta's Lamport number, in maps from a log.
+    `stream`, `partition`: where it belongs; None for its origin's partition.
     """
 
     delta: Delta
@@ -89,17 +91,17 @@ def pack_delta(
     stream: int = 0,
     partition: int | None = None,
 ) -> bytes:
-    """The map of `delta`."""
+    """Pack a delta as a map."""
     operation = delta.operation
     origin, counter = delta.dot or (None, None)
-    has_values, has_data = _parts(operation.kind)
+    has_values, has_data = _payload_parts(operation.kind)
     return pack_map(
         {
             "vector_id": delta.vector_id,
             "namespace": delta.namespace,
             "op": int(operation.kind),
-            "values": _raw(operation.values, "<f4") if has_values else None,
-            "indices": _raw(operation.indices, "<u4") if operation.kind in _SPARSE else None,
+            "values": _to_bytes(operation.values, "<f4") if has_values else None,
+            "indices": _to_bytes(operation.indices, "<u4") if operation.kind in _SPARSE else None,
             "data": operation.data if has_data else None,
             "id": delta.id,
             "origin": origin,
@@ -121,10 +123,10 @@ def pack_delta(
 
 
 def unpack_delta(packed: Buffer) -> DeltaMap:
-    """Read a map. Raises PeerError, naming the field."""
-    rest, patch = _without_metadata(bytes(packed))
+    """Read a map. Raises ProtocolError, naming the field."""
+    rest, patch = _split_metadata(bytes(packed))
     fields = unpack_map("Delta", rest)
-    vector_id = fields.need("vector_id", _text)
+    vector_id = fields.require("vector_id", _text)
     lamport = fields.get("lamport", _lamport, None)
     delta = Delta(
         vector_id=vector_id,
@@ -150,10 +152,10 @@ def unpack_delta(packed: Buffer) -> DeltaMap:
     )
 
 
-def _without_metadata(packed: bytes) -> tuple[bytes, bytes | None]:
-    """The map without its metadata, and these as they are packed; None where there are none.
+def _split_metadata(packed: bytes) -> tuple[bytes, bytes | None]:
+    """Return the map without its metadata, and the packed metadata; None if there are none.
 
-    Where the map is unsound, or has the key twice, all of it is given, and refused when it is read.
+    A map that is malformed or has the key twice is returned in full, and refused when it is read.
     """
     if b"metadata" not in packed:
         return packed, None
@@ -182,17 +184,19 @@ def _without_metadata(packed: bytes) -> tuple[bytes, bytes | None]:
 
 
 def _metadata(packed: bytes, *, is_logged: bool) -> PackedMetadata | dict[str, Any]:
-    """A change of metadata: of a producer, which is judged elsewhere, as it came; of a log, what it says."""
+    """Return a metadata change: packed from a producer, since `validate.py` checks it; read from a log."""
     try:
         read = read_packed(packed)
     except ValueError as error:
-        raise PeerError(
-            ErrorCode.BAD_FRAME, f"Delta: field 'metadata' is not a msgpack map: {error}"
+        raise ProtocolError(
+            ErrorCode.BAD_FRAME, f"Delta: field 'metadata' is not a msgpack map ({error}): send one map"
         ) from None
     if not is_logged:
         return PackedMetadata(packed)
     if read is None:
-        raise PeerError(ErrorCode.BAD_FRAME, "Delta: field 'metadata' is a change that no log takes")
+        raise ProtocolError(
+            ErrorCode.BAD_FRAME, "Delta: field 'metadata' breaks the bounds of a log: shorten or flatten it"
+        )
     return read
 
 
@@ -201,22 +205,22 @@ def _namespace(fields: Fields, vector_id: str) -> str:
     return namespace_of(vector_id) if given is None else given
 
 
-def _parts(kind: int) -> tuple[bool, bool]:
-    """Whether an operation of this kind has values, and whether it has data."""
+def _payload_parts(kind: int) -> tuple[bool, bool]:
+    """Return two booleans: True if an operation of this kind has values; True if it has data."""
     return kind in _VALUES, kind not in _VALUES and kind not in _BARE
 
 
 def _unpack_operation(fields: Fields) -> Operation:
-    """The operation with all that it carries, whether that belongs to it or not. What is absent is empty.
+    """Return the operation with all operands in the map, even those that its kind does not have.
 
-    Only indices without values, or the other way round, cannot be told apart into pairs.
+    An absent operand is empty. Refuses indices that do not pair with values.
     """
-    kind = fields.need("op", _kind)
+    kind = fields.require("op", _kind)
     values = _numbers(fields, "values", "<f4")
     indices = _numbers(fields, "indices", "<u4")
     pairs = len(values) if kind in _SPARSE else 0
     if len(indices) != pairs:
-        fields.refuse("indices", f"holds {len(indices)} numbers, and operation {kind} has {pairs} here")
+        fields.refuse("indices", f"holds {len(indices)} numbers: send {pairs} with operation {kind} here")
     has_values = kind in _VALUES or len(values)
     return Operation(
         kind,
@@ -233,13 +237,13 @@ def _numbers(fields: Fields, name: str, dtype: str) -> NDArray[Any]:
 def _unpack_dot(fields: Fields) -> Dot | None:
     if "origin" not in fields and "counter" not in fields:
         return None
-    return Dot(fields.need("origin", _u64), fields.need("counter", _counter))
+    return Dot(fields.require("origin", _u64), fields.require("counter", _counter))
 
 
 def _words(value: Any) -> bytes:
     raw = _bytes(value)
     if len(raw) % 4:
-        raise ValueError(f"has {len(raw)} bytes, not a multiple of 4")
+        raise ValueError(f"has {len(raw)} bytes: send a multiple of 4")
     return raw
 
 
@@ -255,5 +259,5 @@ _parents = list_of(_parent, ITEMS_MAX)
 _clock = list_of(_dot, ITEMS_MAX)
 
 
-def _raw(numbers: Any, dtype: str) -> bytes:
+def _to_bytes(numbers: Any, dtype: str) -> bytes:
     return bytes(numbers.astype(dtype, copy=False).tobytes())

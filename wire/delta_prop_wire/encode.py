@@ -1,6 +1,6 @@
-"""Encodes deltas into a batch, once; from then on the bytes travel, rest and arrive as they are.
+"""Encodes deltas into a batch, once; from then on the same bytes are sent, stored and delivered.
 
-Checks nothing that `validate.py` checks: who encodes has validated.
+Checks nothing that `validate.py` checks: callers validate first.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import numpy as np
 
+from delta_prop_wire.ascii_keys import pack_ascii_keys
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.control_rows import add_type, pack_refused
 from delta_prop_wire.crc import crc32c
@@ -25,12 +26,11 @@ from delta_prop_wire.layout import (
     EXPECT,
     NAME_LENGTH,
     PARENT,
-    PLACE,
-    PLACE_FORM,
+    POSITION,
+    POSITION_FORM,
     TAG,
     Column,
 )
-from delta_prop_wire.names import laid_out
 from delta_prop_wire.packed_metadata import PackedMetadata
 from delta_prop_wire.spec import (
     ACK_LEVEL_SHIFT,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
-    from delta_prop_wire.delta import Delta, Dot, Place
+    from delta_prop_wire.delta import Delta, Dot, ParentPosition
 
 _ATTRIBUTE_OF = {
     Column.IDS: Attribute.IDS,
@@ -61,20 +61,20 @@ _ATTRIBUTE_OF = {
     Column.KINDS: Attribute.MIXED_KINDS,
     Column.NAMESPACE_INDEX: Attribute.MIXED_NAMESPACES,
     Column.ROW_OFFSETS: Attribute.ROW_OFFSETS,
-    Column.COUNTERS: Attribute.COUNTERS_LEAP,
+    Column.COUNTERS: Attribute.COUNTER_GAPS,
     Column.STATE_ORIGINS: Attribute.STATE_ROWS,
 }
 _ZEROS = bytes(ALIGNMENT)
 _LARGE_BYTES = 64 * 1024
-"""So much takes less to sign piece by piece than to copy once more."""
+"""From this many bytes on it is faster to checksum the parts one by one than to join them first."""
 _TEXT = {str}
-_PLAIN_NAMES = 1 << Column.KEY_ENDS | 1 << Column.KEYS | 1 << Column.NAMESPACES | 1 << Column.VALUES
-_SPARSE_NAMES = _PLAIN_NAMES | 1 << Column.INDICES
-_PLAIN_HEAD = struct.Struct(f"{BODY_HEADER.format}Q4I")
+_DENSE_MASK = 1 << Column.KEY_ENDS | 1 << Column.KEYS | 1 << Column.NAMESPACES | 1 << Column.VALUES
+_SPARSE_MASK = _DENSE_MASK | 1 << Column.INDICES
+_DENSE_HEAD = struct.Struct(f"{BODY_HEADER.format}Q4I")
 _SPARSE_HEAD = struct.Struct(f"{BODY_HEADER.format}Q5I4x")
-"""Header and directory of a body with four or five columns."""
+"""Header and directory of a body with five columns; `_DENSE_HEAD` has four."""
 _PADDING = [b"", *(bytes(ALIGNMENT - size) for size in range(1, ALIGNMENT))]
-"""What follows a column, by what its length leaves."""
+"""The padding after a column, by its length modulo ALIGNMENT."""
 _U32, _F32 = np.dtype("<u4"), np.dtype("<f4")
 _NO_INDICES = np.zeros(0, np.uint32)
 
@@ -92,14 +92,14 @@ def encode_batch(
     ack_level: AckLevel = AckLevel.MEMORY,
     priority: Priority = Priority.NORMAL,
     hybrid_time: int = 0,
-    places: Sequence[tuple[int, int, Place]] = (),
+    parent_positions: Sequence[tuple[int, int, ParentPosition]] = (),
 ) -> Batch:
-    """Encode deltas under the dots (origin, base), (origin, base + 1), … or, leaping, under `counters`.
+    """Encode deltas under the dots (origin, base), (origin, base + 1), … or, with gaps, under `counters`.
 
-    `clock` holds the entries of other origins that changed since this origin's previous batch. `places`:
-    (row, which of all parents, place) of those in other partitions.
-    A delta's own dot, clock and priority are not looked at: they belong to the batch.
-    Raises InvalidDelta where ids are given for some rows only, TOO_LARGE beyond the frame's bound.
+    `clock` holds the entries of other origins that changed since this origin's previous batch.
+    `parent_positions`: (row, index among all parents, log position) of parents in other partitions.
+    Ignores a delta's own dot, clock and priority: the batch has them.
+    Raises InvalidDelta if only some rows have ids, Refused (TOO_LARGE) above the frame's bound.
     """
     count = len(deltas)
     if not 1 <= count <= BATCH_ROWS_MAX:
@@ -111,7 +111,7 @@ def encode_batch(
         columns[Column.COUNTERS] = struct.pack(f"<{count}Q", *counters)
     if row_offsets is not None:
         columns[Column.ROW_OFFSETS] = struct.pack(f"<{count}Q", *row_offsets)
-    _add_exceptions(columns, deltas, places)
+    _add_rare_columns(columns, deltas, parent_positions)
     times = [delta.timestamp for delta in deltas]
     hybrid_time = hybrid_time or times[0]
     if any(time not in (0, hybrid_time) for time in times):
@@ -132,7 +132,7 @@ def encode_batch(
 
 
 def name_columns(namespaces: Sequence[str], vector_ids: Sequence[str]) -> dict[Column, bytes]:
-    """The columns that name the rows."""
+    """Encode the columns that name the rows."""
     columns: dict[Column, bytes] = {}
     _add_texts(columns, vector_ids)
     _add_namespaces(columns, namespaces)
@@ -140,7 +140,7 @@ def name_columns(namespaces: Sequence[str], vector_ids: Sequence[str]) -> dict[C
 
 
 def columns_of(deltas: Sequence[Delta]) -> tuple[dict[Column, bytes], int, int]:
-    """Columns of what deltas say (names, operations, metadata), their kinds as a mask, their dimension."""
+    """Encode names, operations and metadata; return the columns, the mask of kinds and the dimension."""
     columns = name_columns([delta.namespace for delta in deltas], [delta.vector_id for delta in deltas])
     mask = _add_kinds(columns, deltas)
     dimension = _add_payload(columns, deltas)
@@ -149,7 +149,7 @@ def columns_of(deltas: Sequence[Delta]) -> tuple[dict[Column, bytes], int, int]:
 
 
 def name_table(names: Iterable[str]) -> bytes:
-    """A table of names, as it stands in a column."""
+    """Encode a table of names as a column."""
     encoded = [name.encode() for name in names]
     return b"".join(NAME_LENGTH.pack(len(name)) + name for name in encoded)
 
@@ -170,9 +170,9 @@ def encode_vectors(
     priority: Priority = Priority.NORMAL,
     hybrid_time: int = 0,
 ) -> Batch:
-    """Encode whole vectors, one a row of `matrix` (n × dimension, float32), without a loop over rows.
+    """Encode full vectors, one per row of `matrix` (n × dimension, float32), without a loop over rows.
 
-    With `indices` (of the same shape, uint32) what elements of vectors become, of kind SPARSE or SPARSE_ADD.
+    With `indices` (same shape, uint32), `matrix` holds the operands of SPARSE or SPARSE_ADD operations.
     """
     return encode_columns(
         keys,
@@ -208,11 +208,13 @@ def encode_columns(
     ack_level: AckLevel = AckLevel.MEMORY,
     priority: Priority = Priority.NORMAL,
     hybrid_time: int = 0,
-    names: tuple[bytes, bytes] | None = None,
+    packed_keys: tuple[bytes, bytes] | None = None,
 ) -> Batch:
-    """Encode rows of `width` numbers each, end to end as little-endian float32, with their indices as uint32
-    where they are parts of vectors; either in pieces, which are copied once. What the columns hold is handed
-    to the batch, which need not decode it. `names`: what `names.laid_out` gives of the keys, if it was asked.
+    """Encode rows of `width` numbers each.
+
+    `values` is little-endian float32, end to end; `indices`, uint32, is for sparse kinds; both come in
+    pieces, each copied once. The batch gets the decoded columns too. `packed_keys`: the result of
+    `ascii_keys.pack_ascii_keys` for the keys, if the caller has it.
     """
     attributes = ack_level << ACK_LEVEL_SHIFT | priority << PRIORITY_SHIFT
     if clock or ids is not None:
@@ -238,11 +240,11 @@ def encode_columns(
         )
     else:
         header = attributes, len(keys), origin, epoch, 0, base, hybrid_time, 1 << kind
-        batch = _plain_batch(
-            header, keys, namespace, width=width, values=values, indices=indices, given=names
+        batch = _encode_homogeneous(
+            header, keys, namespace, width=width, values=values, indices=indices, packed_keys=packed_keys
         )
     if set(map(type, keys)) == _TEXT:
-        batch.keys = list(keys)  # else they would be decoded; and names that come often are kept once
+        batch.keys = list(keys)  # saves decoding, and shares the strings of recurring names
     batch.namespace, batch.namespace_names, batch.row_values = namespace, (namespace,), width
     return batch
 
@@ -256,7 +258,7 @@ def encode_opaque(
     ack_level: AckLevel = AckLevel.MEMORY,
     priority: Priority = Priority.NORMAL,
 ) -> Batch:
-    """The short way of `encode_batch`, to the same bytes, for what `validate.is_simple` is true of."""
+    """Encode deltas that pass `validate.is_opaque_only`: the same bytes as `encode_batch`, in fewer steps."""
     times = [delta.timestamp for delta in deltas]
     if any(times):
         return encode_batch(
@@ -266,7 +268,7 @@ def encode_opaque(
     blobs = [delta.operation.data for delta in deltas]
     if any(blobs):
         columns[Column.BLOBS] = b"".join(blobs)
-        columns[Column.BLOB_ENDS] = _ends(map(len, blobs))
+        columns[Column.BLOB_ENDS] = _pack_ends(map(len, blobs))
     return assemble(
         columns,
         attributes=ack_level << ACK_LEVEL_SHIFT | priority << PRIORITY_SHIFT,
@@ -279,7 +281,7 @@ def encode_opaque(
     )
 
 
-def encode_void(
+def encode_noop(
     *,
     origin: int,
     base: int,
@@ -292,14 +294,14 @@ def encode_void(
     priority: Priority = Priority.NORMAL,
     hybrid_time: int = 0,
     refused_crc: int | None = None,
-    firsts: Sequence[int | None] | None = None,
+    first_offsets: Sequence[int | None] | None = None,
     ids: Sequence[bytes] | None = None,
 ) -> Batch:
-    """Encode the control row that fills the place of refused dots, one row a dot.
+    """Encode the no-op record that takes the offsets of refused deltas, one control row per dot.
 
-    It keeps the refused frame's clock entries, since later frames of the origin send only changes.
-    `refused_crc`: the checksum of the refused body, by which a repeat of it is told. `firsts`: the offset of
-    each row's first copy, where the ids had been accepted before. `ids`: those that the refused deltas had.
+    `clock`: the refused frame's clock entries, since later frames of the origin send only changes.
+    `refused_crc`: the checksum of the refused body, which identifies a duplicate of it. `first_offsets`: the
+    offset of each row's first copy, if the ids had been accepted before. `ids`: those of the refused deltas.
     """
     columns: dict[Column, bytes] = {}
     _add_clock(columns, clock)
@@ -307,8 +309,8 @@ def encode_void(
         columns[Column.IDS] = b"".join(ids)
     if counters is not None:
         columns[Column.COUNTERS] = struct.pack(f"<{count}Q", *counters)
-    rows = pack_refused(count, code, refused_crc, firsts)
-    columns[Column.BLOB_ENDS] = _ends(map(len, rows))
+    rows = pack_refused(count, code, refused_crc, first_offsets)
+    columns[Column.BLOB_ENDS] = _pack_ends(map(len, rows))
     columns[Column.BLOBS] = b"".join(rows)
     return assemble(
         columns,
@@ -324,12 +326,12 @@ def encode_void(
 
 
 def with_control_types(batch: Batch) -> Batch:
-    """Encode a control batch of format 1 of the data directory anew, each row with its type in front."""
+    """Re-encode a control batch of format 1 of the data directory, with its type before each row."""
     present = [column for column in Column if batch.columns_mask >> column & 1]
     columns = {column: raw for column in present if (raw := batch.column(column)) is not None}
     rows = [add_type(batch.blob(row)) for row in range(batch.count)]
     columns[Column.BLOB_ENDS], columns[Column.BLOBS] = (
-        memoryview(_ends(map(len, rows))),
+        memoryview(_pack_ends(map(len, rows))),
         memoryview(b"".join(rows)),
     )
     return assemble(
@@ -359,9 +361,9 @@ def assemble(
     dimension: int = 0,
     previous: int = 0,
 ) -> Batch:
-    """Lay the columns out behind their header and sign them. Raises Refused (TOO_LARGE).
+    """Encode a body from its columns: header, directory, columns, checksum. Raises Refused (TOO_LARGE).
 
-    A view has bytes for its elements.
+    The elements of a view must be bytes.
     """
     mask, lengths, parts = 0, list[int](), list[bytes | memoryview]()
     for column in sorted(columns):
@@ -377,7 +379,7 @@ def assemble(
         directory += _ZEROS[:4]
     length = BODY_HEADER_BYTES + len(directory) + sum(map(len, parts))
     if STAMP_BYTES + length + ALIGNMENT > FRAME_PAYLOAD_BYTES_MAX:
-        raise _too_large(length)
+        raise _too_large_error(length)
     header = BODY_HEADER.pack(
         BODY_VERSION,
         BODY_HEADER_BYTES // 8,
@@ -395,15 +397,15 @@ def assemble(
     )
     parts.append(_ZEROS[: -(length + CRC_BYTES) % ALIGNMENT])
     if length < _LARGE_BYTES:
-        signed = b"".join((header, directory, *parts))
-        return Batch(signed + crc32c(signed).to_bytes(CRC_BYTES, "little"))
+        content_bytes = b"".join((header, directory, *parts))
+        return Batch(content_bytes + crc32c(content_bytes).to_bytes(CRC_BYTES, "little"))
     crc = crc32c(directory, crc32c(header))
     for part in parts:
         crc = crc32c(part, crc)
     return Batch(b"".join((header, directory, *parts, crc.to_bytes(CRC_BYTES, "little"))))
 
 
-def _plain_batch(
+def _encode_homogeneous(
     header: tuple[int, ...],
     keys: Sequence[str],
     namespace: str,
@@ -411,39 +413,38 @@ def _plain_batch(
     width: int,
     values: Sequence[Buffer],
     indices: Sequence[Buffer] | None,
-    given: tuple[bytes, bytes] | None,
+    packed_keys: tuple[bytes, bytes] | None,
 ) -> Batch:
-    """`assemble` in a third of the time, for columns that say nothing by their presence alone.
+    """Encode as `assemble` does, in a third of the time, columns that no attribute announces.
 
-    `header`: its fields from the attributes to the mask of kinds. Names come first, then numbers, in the
-    order of columns.
+    `header`: its fields from the attributes to the mask of kinds.
     """
     count = len(keys)
-    texts, ends = given or laid_out(keys, FRAME_PAYLOAD_BYTES_MAX) or _texts(keys)
-    names_size, names = _one_name(namespace)
+    texts, ends = packed_keys or pack_ascii_keys(keys, FRAME_PAYLOAD_BYTES_MAX) or _pack_texts(keys)
+    names_size, names = _single_name_table(namespace)
     numbers, size = count * width, 4 * count * width
     padding = _PADDING[size % ALIGNMENT]
-    more, texts_padding = _PADDING[len(ends) % ALIGNMENT], _PADDING[len(texts) % ALIGNMENT]
+    ends_padding, texts_padding = _PADDING[len(ends) % ALIGNMENT], _PADDING[len(texts) % ALIGNMENT]
     sizes: tuple[int, ...]
     columns: tuple[Buffer, ...]
     if indices is None:
-        head, mask, sizes, dimension = _PLAIN_HEAD, _PLAIN_NAMES, (size,), width
+        head, mask, sizes, dimension = _DENSE_HEAD, _DENSE_MASK, (size,), width
         columns = (*values, padding)
     else:
-        head, mask, sizes, dimension = _SPARSE_HEAD, _SPARSE_NAMES, (size, size), 0
+        head, mask, sizes, dimension = _SPARSE_HEAD, _SPARSE_MASK, (size, size), 0
         columns = (*indices, padding, *values, padding)
-    numbers_at = head.size + len(ends) + len(more) + len(texts) + len(texts_padding) + len(names)
+    numbers_at = head.size + len(ends) + len(ends_padding) + len(texts) + len(texts_padding) + len(names)
     length = numbers_at + len(sizes) * (size + len(padding))
     if STAMP_BYTES + length + ALIGNMENT > FRAME_PAYLOAD_BYTES_MAX:
-        raise _too_large(length)
+        raise _too_large_error(length)
     start = head.pack(
         BODY_VERSION, BODY_HEADER_BYTES // 8, *header, dimension, length, 0,
         mask, 4 * count, len(texts), names_size, *sizes,
     )  # fmt: skip
     end = _ZEROS[: -(length + CRC_BYTES) % ALIGNMENT]
-    signed = b"".join((start, ends, more, texts, texts_padding, names, *columns, end))
-    crc = crc32c(signed)
-    raw = signed + crc.to_bytes(CRC_BYTES, "little")
+    content_bytes = b"".join((start, ends, ends_padding, texts, texts_padding, names, *columns, end))
+    crc = crc32c(content_bytes)
+    raw = content_bytes + crc.to_bytes(CRC_BYTES, "little")
     batch = Batch(raw)
     batch.crc = crc
     batch.last = batch.base + count - 1
@@ -456,16 +457,17 @@ def _plain_batch(
     return batch
 
 
-def _too_large(length: int) -> Refused:
+def _too_large_error(length: int) -> Refused:
     return Refused(
         ErrorCode.TOO_LARGE,
-        f"a batch of {length} bytes is above a frame's {FRAME_PAYLOAD_BYTES_MAX}: send fewer at once",
+        f"a batch of {length} bytes; the maximum of a frame is {FRAME_PAYLOAD_BYTES_MAX}: "
+        "send fewer deltas at once",
     )
 
 
 @lru_cache(maxsize=1024)
-def _one_name(name: str) -> tuple[int, bytes]:
-    """The table of one name: its length, and its bytes up to where the next column begins."""
+def _single_name_table(name: str) -> tuple[int, bytes]:
+    """Return the table of one name: its length, and its bytes with padding up to the next column."""
     names = name_table([name])
     return len(names), names + _PADDING[len(names) % ALIGNMENT]
 
@@ -477,25 +479,25 @@ def _add_clock(columns: dict[Column, bytes], clock: Iterable[Dot]) -> None:
 
 
 def _add_texts(columns: dict[Column, bytes], texts: Sequence[str]) -> None:
-    columns[Column.KEYS], columns[Column.KEY_ENDS] = _texts(texts)
+    columns[Column.KEYS], columns[Column.KEY_ENDS] = _pack_texts(texts)
 
 
-def _texts(texts: Sequence[str]) -> tuple[bytes, bytes]:
-    """Texts end to end, and where each ends."""
-    whole = "".join(texts)
-    if whole.isascii():
-        return whole.encode("ascii"), _ends(map(len, texts))
+def _pack_texts(texts: Sequence[str]) -> tuple[bytes, bytes]:
+    """Return the texts end to end, and the end of each."""
+    joined = "".join(texts)
+    if joined.isascii():
+        return joined.encode("ascii"), _pack_ends(map(len, texts))
     encoded = [text.encode() for text in texts]
-    return b"".join(encoded), _ends(map(len, encoded))
+    return b"".join(encoded), _pack_ends(map(len, encoded))
 
 
-def _ends(sizes: Iterable[int]) -> bytes:
+def _pack_ends(sizes: Iterable[int]) -> bytes:
     stops = list(accumulate(sizes))
     return struct.pack(f"<{len(stops)}I", *stops)
 
 
 def _add_namespaces(columns: dict[Column, bytes], namespaces: Sequence[str]) -> None:
-    table = {name: place for place, name in enumerate(dict.fromkeys(namespaces))}
+    table = {name: index for index, name in enumerate(dict.fromkeys(namespaces))}
     columns[Column.NAMESPACES] = name_table(table)
     if len(table) > 1:
         columns[Column.NAMESPACE_INDEX] = struct.pack(
@@ -521,17 +523,19 @@ def _add_ids(columns: dict[Column, bytes], deltas: Sequence[Delta]) -> None:
     if len(ids) != len(deltas):
         row = next(row for row, delta in enumerate(deltas) if delta.id is None)
         raise InvalidDelta(
-            "id", "missing, while other rows have one: give all rows of a batch an id or none", row=row
+            "id", "missing; other rows of the batch have one: give all rows an id, or none", row=row
         )
     columns[Column.IDS] = b"".join(ids)
 
 
-def _add_exceptions(
-    columns: dict[Column, bytes], deltas: Sequence[Delta], places: Sequence[tuple[int, int, Place]]
+def _add_rare_columns(
+    columns: dict[Column, bytes],
+    deltas: Sequence[Delta],
+    parent_positions: Sequence[tuple[int, int, ParentPosition]],
 ) -> None:
     parents: list[bytes] = []
-    place_of = {parent: place for _, parent, place in places}
-    named = 0
+    position_of = {parent: position for _, parent, position in parent_positions}
+    parent_count = 0
     tags: list[bytes] = []
     expects: list[bytes] = []
     names: dict[str, int] = {}
@@ -541,9 +545,9 @@ def _add_exceptions(
                 parents.append(PARENT.pack(row, 1, parent))
             else:
                 parents.append(PARENT.pack(row, 0, CLOCK_ENTRY.pack(*parent)))
-            if (place := place_of.get(named)) is not None:
-                parents.append(PARENT.pack(row, PLACE_FORM, PLACE.pack(*place)))
-            named += 1
+            if (position := position_of.get(parent_count)) is not None:
+                parents.append(PARENT.pack(row, POSITION_FORM, POSITION.pack(*position)))
+            parent_count += 1
         tags.extend(TAG.pack(row, names.setdefault(tag, len(names))) for tag in delta.topics)
         if delta.expect is not None:
             expects.append(EXPECT.pack(row, 0, *delta.expect))
@@ -557,7 +561,7 @@ def _add_exceptions(
 
 
 def _add_payload(columns: dict[Column, bytes], deltas: Sequence[Delta]) -> int:
-    """Add numbers, indices and bytes; return the rows' common dimension, 0 where there is none."""
+    """Add numbers, indices and bytes; return the rows' common dimension, 0 if there is none."""
     sizes, values, indices, blobs, dimensions = [], [], [], [], set()
     for delta in deltas:
         operation = delta.operation
@@ -571,26 +575,26 @@ def _add_payload(columns: dict[Column, bytes], deltas: Sequence[Delta]) -> int:
             dimensions.add(sizes[-1])
         blobs.append(operation.data)
     if len(set(sizes)) > 1:
-        columns[Column.VALUE_ENDS] = _ends(sizes)
+        columns[Column.VALUE_ENDS] = _pack_ends(sizes)
     if values:
         columns[Column.VALUES] = b"".join(values)
     if indices:
         columns[Column.INDICES] = b"".join(indices)
     if any(blobs):
         columns[Column.BLOBS] = b"".join(blobs)
-        columns[Column.BLOB_ENDS] = _ends(map(len, blobs))
+        columns[Column.BLOB_ENDS] = _pack_ends(map(len, blobs))
     return dimensions.pop() if len(dimensions) == 1 else 0
 
 
 def _add_metadata(columns: dict[Column, bytes], deltas: Sequence[Delta]) -> None:
     if all(delta.metadata is None for delta in deltas):
         return
-    packed = [b"" if delta.metadata is None else _pack(delta.metadata) for delta in deltas]
+    packed = [b"" if delta.metadata is None else _pack_metadata(delta.metadata) for delta in deltas]
     columns[Column.METADATA] = b"".join(packed)
-    columns[Column.METADATA_ENDS] = _ends(map(len, packed))
+    columns[Column.METADATA_ENDS] = _pack_ends(map(len, packed))
 
 
-def _pack(metadata: Any) -> bytes:
+def _pack_metadata(metadata: Any) -> bytes:
     if isinstance(metadata, PackedMetadata):
         return metadata.packed
     return bytes(msgpack.packb(dict(metadata)))

@@ -1,13 +1,13 @@
-"""One root for everything the project raises on purpose; one class per remedy.
+"""The errors of the project: one root class, and one class per remedy.
 
-Facts are attributes, the message names the value, its bound and the cure.
+Facts are attributes; the message names the value, its bound and the fix.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from delta_prop_wire.spec import RETRYABLE, VOIDING, ErrorCode
+from delta_prop_wire.spec import FINAL, RETRYABLE, ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,11 +18,11 @@ class DeltaPropError(Exception):
 
 
 class Refused(DeltaPropError):
-    """A delta, batch or request was refused.
+    """The refusal of a delta, batch or request.
 
-    `code` says why, `retry_after_ms` when to try again (None: not before something is changed),
-    `row` the first bad row of a batch, `field` what was wrong with it, `details` further facts
-    (`depth`, `capacity`, `waits_for`, `held_by`, `watermark`, `present`), by name.
+    `code` is the reason; `retry_after_ms` the time to wait before a retry (None: something has to be changed
+    first); `row` the first bad row of a batch; `field` its bad field; `details` further facts by name
+    (`depth`, `capacity`, `missing`, `blocked_by`, `watermark`, `current`).
     """
 
     def __init__(
@@ -45,28 +45,30 @@ class Refused(DeltaPropError):
 
     @property
     def retryable(self) -> bool:
-        """Whether the same delta, under the same dot, may be accepted later."""
+        """True if the same delta, under the same dot, may be accepted later."""
         return self.code in RETRYABLE
 
     @property
-    def voids(self) -> bool:
-        """Whether the refusal uses up the delta's dot."""
-        return self.code in VOIDING
+    def is_final(self) -> bool:
+        """True if the refusal uses up the delta's dot."""
+        return self.code in FINAL
 
 
 class InvalidDelta(Refused):
-    """A delta breaks a bound. `field` names the part, the message its value, bound and cure; `reason` is the
-    message without row and field.
+    """The refusal of a delta that breaks a bound.
+
+    `field` names the part, the message its value, bound and fix; `reason` is the message without row and
+    field.
     """
 
     def __init__(self, field: str, message: str, *, row: int | None = None) -> None:
-        where = "" if row is None else f"row {row}: "
-        super().__init__(ErrorCode.INVALID_DELTA, f"{where}{field}: {message}", row=row, field=field)
+        row_prefix = "" if row is None else f"row {row}: "
+        super().__init__(ErrorCode.INVALID_DELTA, f"{row_prefix}{field}: {message}", row=row, field=field)
         self.reason = message
 
 
-class PeerError(DeltaPropError):
-    """The peer sent bytes that break the protocol; its connection ends. `code` says how."""
+class ProtocolError(DeltaPropError):
+    """A breach of the protocol by the peer, whose connection ends. `code` is the reason."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(f"{code.name}: {message}")
@@ -75,4 +77,4 @@ class PeerError(DeltaPropError):
 
 
 class UsageError(DeltaPropError):
-    """The calling program used the library wrongly; the message holds the cure."""
+    """A wrong use of the library by the calling program; the message holds the fix."""

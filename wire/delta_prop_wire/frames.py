@@ -1,7 +1,7 @@
-"""The eight frames as frozen values: what can be said on a connection.
+"""The eight frames as frozen values, with the requests and responses that they carry.
 
-Values only: bytes are `codec.py`, who may say what when is not decided here. `sequence` stands in the
-frame's header; what it counts is said with each frame.
+Values only: `codec.py` has the bytes, and `message_rules.py` decides which side may send what. `sequence` is
+in the frame's header; each frame documents what it counts.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeltaFrame:
-    """One delta as a map, the form for languages without columns.
+    """One delta as a map, for clients that encode no columns.
 
-    `sequence`: a number of its producer's choice, greater than the one before; from a log, the offset.
-    `ack_level`: what the acknowledgement is to promise, None for the server's default. `lamport`: its Lamport
-    number, which only a log gives. `stream`, `partition`: where it belongs, None for its origin's.
+    `sequence`: a number that its producer chooses, above the one before; from a log, the offset. `ack_level`:
+    None for the server's default. `lamport`: its Lamport number, which only a log gives. `stream`,
+    `partition`: where it belongs; None for its origin's partition.
     """
 
     sequence: int
@@ -53,9 +53,9 @@ class DeltaFrame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchFrame:
-    """Deltas in columns. `stamp` is the log's; None of a producer's, which says its origin's partition alone.
+    """Deltas in columns. `stamp` is a log's; None for a producer's, which holds only its origin's partition.
 
-    `sequence`: from a producer the number of row 0, row i has `sequence + i`; stamped, the offset of row 0.
+    `sequence`: from a producer, the number of row 0 (row i has `sequence + i`); from a log, row 0's offset.
     """
 
     sequence: int
@@ -79,14 +79,17 @@ class BatchFrame:
 
 
 class Credit(NamedTuple):
-    """How much more may be sent, in deltas and in bytes of frames; whichever ends first."""
+    """Credit to send more, in deltas and in bytes of frames; the one that runs out first counts."""
 
     deltas: int
     bytes: int
 
 
 class AckRange(NamedTuple):
-    """Sequences `first` to `last` lie in the log from `offset` on; `duplicate`: they had, before."""
+    """The acknowledgement of sequences `first` to `last`, in the log from `offset` on.
+
+    `duplicate`: they had been accepted before.
+    """
 
     first: int
     last: int
@@ -95,7 +98,7 @@ class AckRange(NamedTuple):
 
 
 class OriginGrant(NamedTuple):
-    """An origin's epoch from now on, and the counter of its last delta that is done with (0: none)."""
+    """An origin's epoch from now on, and the counter of its last delta with an outcome (0: none)."""
 
     origin: int
     epoch: int
@@ -104,10 +107,9 @@ class OriginGrant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The answer to a hello: what the server reads and does beyond the basics, and what each origin may go on
-    from.
+    """The answer to a hello: the server's optional features, and where each origin continues.
 
-    `log`: the log's id, its epoch and its end. `level`: the highest level that its acknowledgements can have.
+    `log`: the log's id, epoch and end. `level`: the highest level of its acknowledgements.
     """
 
     features: tuple[str, ...] = ()
@@ -118,10 +120,10 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
-    """The answer to a subscription: where it starts, and how deliveries are gathered.
+    """The answer to a subscription: where it starts, and the bounds of its deliveries.
 
-    `standby`: another member reads for the group; a second answer, without it, comes with the first delivery.
-    `resets`: how often an operator has set the group's place.
+    `standby`: another member reads for the group; a second answer without it comes with the first delivery.
+    `resets`: the number of times that an operator has set the group's cursor.
     """
 
     subscription: int
@@ -134,14 +136,14 @@ class Subscribed:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """What was done. All parts are optional and independent.
+    """The acknowledgement of deltas, or the answer to a request. All parts are optional and independent.
 
-    `sequence`: the outcome of every delta up to this number has been told (a Nack is an outcome).
-    `ranges`: first offsets, and what overtook. `processed`: below this offset nothing is needed again; from
-    a server, that everything below was delivered on this connection or is none of its business.
-    `cursor`: commit it for the group. `credit`: adds to what is left. `correlation_id`: the sequence of the
-    request that this answers, with its `response`; `more`: further pages of that follow. `stream`,
-    `partition`: of offsets and credit.
+    `sequence`: the outcome of every delta up to this number has been reported (a Nack is an outcome).
+    `ranges`: offsets of acknowledged deltas, also above `sequence`. `processed`: from a client, nothing below
+    this offset is needed again; from a server, everything below it was delivered on this connection or does
+    not match its subscriptions. `cursor`: the server commits it for the group. `credit`: adds to the balance.
+    `correlation_id`: the sequence of the request that this answers, with its `response`; `more`: further
+    pages of it follow. `stream`, `partition`: those of offsets and credit.
     """
 
     sequence: int = 0
@@ -157,28 +159,28 @@ class Ack:
 
     @property
     def welcome(self) -> Welcome | None:
-        """The response, if it is that of a hello."""
+        """The response, if it is that of a hello; else None."""
         return self.response if isinstance(self.response, Welcome) else None
 
     @property
     def subscribed(self) -> Subscribed | None:
-        """The response, if it is that of a subscription."""
+        """The response, if it is that of a subscription; else None."""
         return self.response if isinstance(self.response, Subscribed) else None
 
     @property
     def job(self) -> JobStatus | None:
-        """The response, if it is that of a decision."""
+        """The response, if it is that of a decision; else None."""
         return self.response if isinstance(self.response, JobStatus) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Nack:
-    """What was refused, why, and when to try again (None: not before something is changed).
+    """A refusal, its reason, and the time to wait before a retry (None: something has to be changed first).
 
-    `sequence`: of the frame with deltas that is refused, as a whole; `frame` says so where that is 0.
-    `correlation_id`: of the request that is refused; `sequence` is 0 then. None of them: it is about the
-    connection.
-    `row`, `field`: the first bad row of a batch and what is wrong with it. `details`: further facts, by name.
+    `sequence`: of the refused frame with deltas, which is refused in full; if it is 0, `frame` is True.
+    `correlation_id`: of the refused request; `sequence` is 0 then. Without any of the three the refusal is
+    about the connection. `row`, `field`: the first bad row of a batch and its bad field. `details`: further
+    facts, by name.
     """
 
     sequence: int
@@ -193,7 +195,7 @@ class Nack:
 
     @classmethod
     def of_frame(cls, sequence: int, refused: Refused) -> Nack:
-        """Make the frame that tells a peer what became of its frame with deltas."""
+        """Return the frame that reports the refusal of a peer's frame with deltas."""
         nack = cls.of(sequence, refused)
         return nack if sequence else dataclasses.replace(nack, frame=True)
 
@@ -204,7 +206,7 @@ class Nack:
 
     @classmethod
     def of(cls, sequence: int, refused: Refused, *, correlation_id: int | None = None) -> Nack:
-        """The frame that tells a peer of `refused`."""
+        """Return the frame that reports `refused` to a peer."""
         return cls(
             sequence,
             refused.code,
@@ -217,7 +219,7 @@ class Nack:
         )
 
     def refusal(self) -> Refused:
-        """The error that this frame tells of."""
+        """Return the error that this frame reports."""
         return Refused(
             self.code,
             self.text,
@@ -231,8 +233,8 @@ class Nack:
 # --- flow
 
 
-class Level(IntEnum):
-    """How pressed the sender is."""
+class PressureLevel(IntEnum):
+    """The pressure on the sender of the frame."""
 
     OK = 0
     WARN = 1
@@ -242,13 +244,13 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Backpressure:
-    """Advice to the other side, beside the hard credits; both directions.
+    """Advice to the other side, in addition to credits; sent in both directions.
 
-    `rate`: deltas a second that would suit, None for any. `depth` of `capacity`: how full the queue is.
+    `rate`: the recommended deltas per second, None for any. `depth`, `capacity`: those of the queue.
     """
 
     sequence: int
-    level: Level
+    level: PressureLevel
     depth: int = 0
     capacity: int = 0
     rate: float | None = None
@@ -257,10 +259,11 @@ class Backpressure:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Sent when idle. `sent_us`: the sender's monotonic clock; `echo_us`: the last one that it got.
+    """A sign of life on an idle connection.
 
-    `sequence`: a running number. `delivered`, `received`: highest sequence sent and received so far.
-    `credit`: what the sender believes it may still send. `processed`: as in an Ack.
+    `sequence`: a running number. `sent_us`: the sender's monotonic clock; `echo_us`: the last one received.
+    `delivered`, `received`: the highest sequence sent and received so far. `credit`: the sender's own
+    balance. `processed`: as in an Ack.
     """
 
     sequence: int
@@ -276,8 +279,9 @@ class Heartbeat:
 
 
 class JobPart(NamedTuple):
-    """Which part of a job a connection stages. `attempt`: parts may be sent several times at once, and the
-    job's decision names the one that counts.
+    """The part of a job that a connection stages.
+
+    `attempt`: a part may be sent several times at once, and the job's decision names the attempt that counts.
     """
 
     job: str
@@ -286,7 +290,7 @@ class JobPart(NamedTuple):
 
 
 class OriginClaim(NamedTuple):
-    """An origin that a producer will write as, its epoch (0: it wants one), and the stream it belongs to."""
+    """An origin that a producer will write as, its epoch (0: requests one), and its stream."""
 
     origin: int
     epoch: int = 0
@@ -295,11 +299,11 @@ class OriginClaim(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Opens a connection: who I am and what I speak. `source`: where the deltas of my origins come from.
+    """The request that opens a connection: the client's identity and features.
 
-    `client`: a name for people. `log_id`: of the log that a forwarder reads. `job`: the part of a job that is
-    sent here, to be kept aside until the job is decided. `splits`: a batch that is refused for one of its
-    rows keeps its dots, as the client splits it.
+    `source`: that of its origins' deltas. `client`: a name for people. `log_id`: of the log that a forwarder
+    reads. `job`: the part of a job that this connection sends, staged until the job is decided. `splits`: a
+    batch that is refused for one of its rows uses up no dots, since the client splits it.
     """
 
     features: tuple[str, ...] = ()
@@ -313,7 +317,7 @@ class Hello:
 
 
 class StartAt(Enum):
-    """Where a subscription starts."""
+    """The kinds of starts of a subscription."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -333,14 +337,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Of the deltas that match a topic, only those of these sources and priorities; empty: of all."""
+    """A filter by source and priority of the deltas that match a topic; empty: all of them."""
 
     sources: tuple[Source, ...] = ()
     priorities: tuple[Priority, ...] = ()
 
 
 class PartitionStart(NamedTuple):
-    """A partition to read, where that starts and how much may come of it; None: as the subscription says."""
+    """A partition to read, its start and its credit; None: those of the subscription."""
 
     partition: int
     start: Start | None = None
@@ -349,12 +353,12 @@ class PartitionStart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What to deliver. A delta that matches several topics comes once.
+    """A request for deliveries. A delta that matches several topics is delivered once.
 
-    `subscription`: a number by which Unsubscribe names it. Deltas are gathered up to `batch_deltas_max`
-    or for `wait_ms_max`. `group`: a name under which the server keeps the cursor; `member`: who joins it, the
-    same over all connections. `deltas`: deliver Delta frames, one a row, instead of batches. `stream`: of
-    which; `partitions`: which of them, empty: all.
+    `subscription`: a number by which Unsubscribe names it. The server collects deltas up to
+    `batch_deltas_max` or for `wait_ms_max`. `group`: the name under which the server stores the cursor;
+    `member`: the id of the joining member, the same on all its connections. `deltas`: deliver Delta frames,
+    one per row, instead of batches. `stream`: the stream to read; `partitions`: those to read, empty: all.
     """
 
     subscription: int
@@ -372,7 +376,7 @@ class Subscription:
 
 
 class Decision(Enum):
-    """What is to become of a job; QUERY asks only how it is."""
+    """The decisions about a job; QUERY only asks for its status."""
 
     COMMIT = "commit"
     ABORT = "abort"
@@ -380,18 +384,19 @@ class Decision(Enum):
 
 
 def attempt_of(run: int, number: int) -> int:
-    """The number of an attempt that belongs to a run of its job: that stands in its upper 32 bits."""
+    """Return the number of an attempt of a job's run; the run is in its upper 32 bits."""
     return run << 32 | number & 0xFFFFFFFF
 
 
-def run_of(attempt: int) -> int:
-    """The run of its job that an attempt belongs to."""
+def job_run_of(attempt: int) -> int:
+    """Return the run of its job that an attempt belongs to."""
     return attempt >> 32
 
 
 class StagedPart(NamedTuple):
-    """A part that counts: the attempt that brought it, and its deltas. `checksum`: of what its batches say,
-    one after the other (`content_crc`); 0: not told.
+    """A part that counts: the attempt that sent it, and the number of its deltas.
+
+    `checksum`: of the content of its batches, one after the other (`content_crc`); 0: unknown.
     """
 
     part: int
@@ -402,8 +407,9 @@ class StagedPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """Decide a job: its staged parts are published, or dropped. `parts`: with COMMIT, all that count; `run`:
-    with ABORT, drop only the attempts of this run of the job.
+    """A request to decide a job: the service publishes its staged parts, or drops them.
+
+    `parts`: with COMMIT, all that count. `run`: with ABORT, drop only the attempts of this run of the job.
     """
 
     job: str
@@ -413,7 +419,7 @@ class Decide:
 
 
 class JobState(Enum):
-    """How far a job is."""
+    """The states of a job."""
 
     STAGING = "staging"
     COMMITTED = "committed"
@@ -422,8 +428,9 @@ class JobState(Enum):
 
 
 class RefusedRow(NamedTuple):
-    """A delta of a committed job that has no effect: which row of its part, from 0, and why. `vector_id`: as
-    much of it as is kept; empty where it is not known. `text`: empty where the code alone is known any more.
+    """A refused delta of a committed job: its part, its row in the part from 0, and the reason.
+
+    `vector_id`: may be truncated; empty if unknown. `text`: empty if only the code is still known.
     """
 
     part: int
@@ -434,18 +441,19 @@ class RefusedRow(NamedTuple):
 
     @property
     def why(self) -> str:
-        """What is told of it."""
-        return self.text or "refused before the service started again, which knows no more of it"
+        """The reason of the refusal as text."""
+        return self.text or "refused before the service restarted, which stored only the code"
 
     def __str__(self) -> str:
-        of = f"vector_id {self.vector_id!r}, " if self.vector_id else ""
-        return f"{of}row {self.row} of part {self.part}: {self.code.name}: {self.why}"
+        vector = f"vector_id {self.vector_id!r}, " if self.vector_id else ""
+        return f"{vector}row {self.row} of part {self.part}: {self.code.name}: {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """The answer to a decision. Of its deltas so many were published, known before, or refused by now;
-    `refused_rows`: the first of these.
+    """The answer to a decision: how many of the job's deltas were published, duplicates, or refused so far.
+
+    `refused_rows`: the first refused ones.
     """
 
     state: JobState
@@ -458,8 +466,9 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Ask for a fact as the service has it: its state, and the dot of its last change. `namespace`: None, it
-    is found in the vector id, as a delta's.
+    """A request for a fact in the service: its state, and the dot of its last change.
+
+    `namespace`: None for the one in the vector id, as for a delta.
     """
 
     vector_id: str
@@ -467,7 +476,7 @@ class Get:
 
 
 class FactState(Enum):
-    """The state of a fact: never heard of, deleted, a vector, or bytes."""
+    """The states of a fact: unknown to the log, deleted, a vector, or bytes."""
 
     ABSENT = "absent"
     DELETED = "deleted"
@@ -477,11 +486,10 @@ class FactState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A fact, or a page of one. `offset`: every delta below it is counted in. `dot`, `lamport`: of its last
-    delta, with or without effect; None where it is absent.
+    """A fact, or a page of one. `offset`: every delta below it is included.
 
-    `values` (float32, little-endian), `data` and `metadata` (a msgpack map) may be cut into pages: those of
-    all pages belong end to end.
+    `dot`, `lamport`: of its last delta, with or without effect; None if it is absent. `values` (float32,
+    little-endian), `data` and `metadata` (a msgpack map) may be split into pages, to be joined end to end.
     """
 
     state: FactState
@@ -494,18 +502,18 @@ class Fact:
 
     @property
     def vector(self) -> NDArray[np.float32]:
-        """Its numbers; none unless it is a vector."""
+        """The numbers of the vector (1-D, float32); empty unless it is a vector."""
         return np.frombuffer(self.values, "<f4")
 
     @property
     def metadata_map(self) -> dict[str, Any]:
-        """Its metadata."""
+        """The metadata as a dictionary."""
         return dict(msgpack.unpackb(self.metadata)) if self.metadata else {}
 
 
 @dataclass(frozen=True, slots=True)
 class FindOffsets:
-    """Ask where in the log these starts are: EARLIEST, LATEST or TIME."""
+    """A request for the offsets in the log of these starts: EARLIEST, LATEST or TIME."""
 
     starts: tuple[Start, ...]
     stream: int = 0
@@ -514,7 +522,7 @@ class FindOffsets:
 
 @dataclass(frozen=True, slots=True)
 class FoundOffsets:
-    """The offset of each start that was asked for, and the end of the log in which they are."""
+    """The answer to FindOffsets: the offset of each start, and the end of the log."""
 
     offsets: tuple[int, ...]
     log: Cursor
@@ -522,11 +530,11 @@ class FoundOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """Ask what the service is: its streams, where their logs begin and end, the requests that it knows."""
+    """A request to describe the service: its streams, the bounds of their logs, the requests it knows."""
 
 
 class PartitionRange(NamedTuple):
-    """A partition, the oldest offset of its log, and the log's end."""
+    """A partition, its log's start offset, and its log's end."""
 
     partition: int
     start_offset: int
@@ -543,7 +551,7 @@ class StreamDescription(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The answer to Describe. `requests`: the newest version of each request that is known, by its name."""
+    """The answer to Describe. `requests`: the newest known version of each request, by its name."""
 
     streams: tuple[StreamDescription, ...]
     requests: Mapping[str, int]
@@ -552,7 +560,7 @@ class Description:
 
 
 class UnknownRequest(NamedTuple):
-    """A request that this side does not know, or not in that version; it is refused, the connection stays."""
+    """A request whose name or version this side does not know; it is refused, and the connection stays."""
 
     name: str
     version: int
@@ -564,7 +572,7 @@ Response = Welcome | Subscribed | JobStatus | Fact | FoundOffsets | Description
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """A request; an Ack or a Nack answers it by its `sequence`."""
+    """The frame of a request; an Ack or a Nack answers it by its `sequence`."""
 
     sequence: int
     request: Request
@@ -572,7 +580,7 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe:
-    """End a subscription. `drain`: deliver first what is on the way; the Ack follows the last of it."""
+    """The end of a subscription. `drain`: the server first delivers what is in flight, then sends the Ack."""
 
     sequence: int
     subscription: int

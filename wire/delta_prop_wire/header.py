@@ -1,6 +1,6 @@
 """The frame header: 16 bytes, big-endian, in front of every frame.
 
-What the header alone can refuse is refused here, before a byte of the payload is kept.
+Refuses what the header alone shows to be wrong, before a byte of the payload is stored.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from delta_prop_wire.errors import PeerError
+from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.spec import (
     DELTA_BYTES_MAX,
     FRAME_PAYLOAD_BYTES_MAX,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CONTROL_PAYLOAD_BYTES_MAX = 64 * 1024
 DELTA_PAYLOAD_BYTES_MAX = DELTA_BYTES_MAX + 256 * 1024
-"""A delta of the greatest size, with its names, metadata, parents and clock around it."""
+"""Fits a delta of the maximum size with its names, metadata, parents and clock."""
 
 _HEADER = struct.Struct(">BBBBQI")
 assert _HEADER.size == HEADER_BYTES
@@ -36,25 +36,25 @@ _PAYLOAD_BYTES_MAX = {
     FrameType.DELTA: DELTA_PAYLOAD_BYTES_MAX,
     FrameType.BATCH: FRAME_PAYLOAD_BYTES_MAX,
 }
-_FLAGS_MUST = {**dict.fromkeys(FrameType, 0), FrameType.BATCH: int(Flag.BATCHED)}
-_LATER = 0xF0
-"""Flags that only a later version knows: passed over on control frames, whose checksum covers them."""
-_FLAGS_MAY = {
-    **dict.fromkeys(FrameType, _LATER),
+_REQUIRED_FLAGS = {**dict.fromkeys(FrameType, 0), FrameType.BATCH: int(Flag.BATCHED)}
+_RESERVED_FLAGS = 0xF0
+"""Flags that only a later version knows: ignored on control frames, whose checksum covers them."""
+_ALLOWED_FLAGS = {
+    **dict.fromkeys(FrameType, _RESERVED_FLAGS),
     FrameType.DELTA: Flag.ACK_WANTED | Flag.HIGH_PRIORITY,
     FrameType.BATCH: Flag.ACK_WANTED | Flag.HIGH_PRIORITY | Flag.COMPRESSED,
 }
-_SOUND = {
+_VALID_HEADERS = {
     (int(kind), flags): (kind, _PAYLOAD_BYTES_MAX[kind])
     for kind in FrameType
     for flags in range(256)
-    if flags & ~_FLAGS_MAY[kind] == _FLAGS_MUST[kind]
+    if flags & ~_ALLOWED_FLAGS[kind] == _REQUIRED_FLAGS[kind]
 }
-"""(type, flags) of every header that may be, with the type's bound of the payload."""
+"""(type, flags) of every valid header, with the frame type and the bound of its payload."""
 
 
 class Header(NamedTuple):
-    """type, flags, sequence, length of the payload."""
+    """Type, flags, sequence, length of the payload."""
 
     type: FrameType
     flags: int
@@ -63,45 +63,52 @@ class Header(NamedTuple):
 
 
 def pack_header(kind: FrameType, flags: int, sequence: int, length: int) -> bytes:
-    """The 16 bytes."""
+    """Return the 16 bytes of a header."""
     return _HEADER.pack(MAGIC, VERSION, kind, flags, sequence, length)
 
 
 def unpack_header(raw: Buffer, payload_bytes_max: int = FRAME_PAYLOAD_BYTES_MAX) -> Header:
-    """Read and check 16 bytes. Raises PeerError."""
+    """Read and check 16 bytes. Raises ProtocolError."""
     magic, version, kind, flags, sequence, length = _HEADER.unpack_from(raw)
     if magic != MAGIC:
-        _bad(f"the frame starts with byte {magic:#04x}; every frame starts with {MAGIC:#04x}")
+        _raise_bad_frame(f"the frame starts with byte {magic:#04x}: start each frame with {MAGIC:#04x}")
     if version != VERSION:
-        raise PeerError(ErrorCode.UNSUPPORTED_VERSION, f"frame version {version}; known is {VERSION}")
-    sound = _SOUND.get((kind, flags))
-    if sound is None:
-        _refuse_form(kind, flags)
-    frame_type, bound = sound[0], min(payload_bytes_max, sound[1])
+        raise ProtocolError(
+            ErrorCode.UNSUPPORTED_VERSION, f"frame version {version} is not supported: send version {VERSION}"
+        )
+    valid = _VALID_HEADERS.get((kind, flags))
+    if valid is None:
+        _raise_invalid_header(kind, flags)
+    frame_type, bound = valid[0], min(payload_bytes_max, valid[1])
     if length > bound:
-        raise PeerError(
+        raise ProtocolError(
             ErrorCode.TOO_LARGE,
-            f"a {frame_type.name} frame announces {length} bytes, allowed are {bound}: send less at once",
+            f"a {frame_type.name} frame announces {length} bytes; the maximum is {bound}: send less at once",
         )
     if frame_type is FrameType.BATCH and length < STAMP_BYTES:
-        _bad(f"a BATCH frame announces {length} bytes of payload; its stamp alone has {STAMP_BYTES}")
+        _raise_bad_frame(
+            f"a BATCH frame announces {length} bytes of payload; its stamp alone has {STAMP_BYTES}: "
+            "count all bytes that follow the header"
+        )
     return Header(frame_type, flags, sequence, length)
 
 
-def _refuse_form(kind: int, flags: int) -> NoReturn:
+def _raise_invalid_header(kind: int, flags: int) -> NoReturn:
     if kind not in FrameType._value2member_map_:
-        _bad(f"frame type {kind}; known are 0 to {max(FrameType)}")
+        _raise_bad_frame(f"frame type {kind} is unknown: send a type from 0 to {max(FrameType)}")
     name = FrameType(kind).name
-    if flags & _LATER & ~_FLAGS_MAY[FrameType(kind)]:
-        raise PeerError(
-            ErrorCode.UNSUPPORTED_FLAG, f"flags {flags:#04x} have reserved bits set; send bits 4 to 7 as 0"
+    if flags & _RESERVED_FLAGS & ~_ALLOWED_FLAGS[FrameType(kind)]:
+        raise ProtocolError(
+            ErrorCode.UNSUPPORTED_FLAG, f"flags {flags:#04x} have reserved bits set: send bits 4 to 7 as 0"
         )
-    if (flags & Flag.BATCHED) != _FLAGS_MUST[FrameType(kind)]:
-        _bad(f"flag b3 (batched) is set exactly on BATCH frames; this {name} has flags {flags:#04x}")
+    if (flags & Flag.BATCHED) != _REQUIRED_FLAGS[FrameType(kind)]:
+        _raise_bad_frame(
+            f"flags {flags:#04x} on a {name} frame: set b3 (batched) on BATCH frames, and on no others"
+        )
     if flags & Flag.COMPRESSED:
-        _bad(f"flag b2 (compressed) on a {name} frame; only BATCH frames are compressed")
-    _bad(f"flags {flags:#04x} on a {name} frame; b0 and b1 belong to DELTA and BATCH frames")
+        _raise_bad_frame(f"flag b2 (compressed) on a {name} frame: compress BATCH frames only")
+    _raise_bad_frame(f"flags {flags:#04x} on a {name} frame: set b0 and b1 on DELTA and BATCH frames only")
 
 
-def _bad(message: str) -> NoReturn:
-    raise PeerError(ErrorCode.BAD_FRAME, message)
+def _raise_bad_frame(message: str) -> NoReturn:
+    raise ProtocolError(ErrorCode.BAD_FRAME, message)

@@ -1,7 +1,7 @@
-"""JSON lines: a delta as one JSON object a line, the form of the command line and of files.
+"""JSON lines: a delta as one JSON object per line, the form of the command line and of files.
 
-Never on the wire or in the log. A line says all that a delta says, so reading back what was written
-gives the same delta, to the last bit of each number. Line numbers are the caller's.
+Not used on the wire or in the log. A line holds all fields of a delta, so reading a written line gives the
+same delta, to the last bit of each number. Callers count lines.
 """
 
 from __future__ import annotations
@@ -29,55 +29,55 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LINE_BYTES_MAX = 8 * DELTA_BYTES_MAX
-"""A number takes up to 16 characters for its 4 bytes, beside what an index takes."""
+"""A number takes up to 16 characters for its 4 bytes, and its index takes some more."""
 
 
 def delta_from_line(line: str | bytes | Mapping[str, Any]) -> Delta:
-    """Read one line (or its parsed object) and validate it. Raises InvalidDelta with field and cure.
+    """Parse one line (or take its parsed object) and validate it. Raises InvalidDelta with field and fix.
 
-    A field that is null counts as absent; `offset`, which `subscribe` adds, is passed over. What an operation
-    carries may have its name in the protocol's Delta map instead of its own: `values`, `data`.
+    A null field counts as absent; `offset`, which `subscribe` adds, is ignored. An operation's field may have
+    its name in the protocol's Delta map instead: `values`, `data`.
     """
-    fields = dict(line) if isinstance(line, Mapping) else _parsed(line)
-    kind = _kind(fields.get("op"))
+    fields = dict(line) if isinstance(line, Mapping) else _parse_line(line)
+    kind = _parse_kind(fields.get("op"))
     given = {name: value for name, value in fields.items() if value is not None}
-    other = _other_name(given, kind)
-    _check_fields(fields, kind, other)
-    if other is None:
-        return _delta(kind, given)
+    alias = _find_alias(given, kind)
+    _check_fields(fields, kind, alias)
+    if alias is None:
+        return _build_delta(kind, given)
     try:
-        return _delta(kind, given)
-    except InvalidDelta as refused:  # it names what the line says
-        is_other = refused.field == _PAYLOADS[kind][0]
-        raise InvalidDelta(other, refused.reason) if is_other else refused from None
+        return _build_delta(kind, given)
+    except InvalidDelta as refused:  # raised again under the name that the line has
+        is_alias = refused.field == _PAYLOADS[kind][0]
+        raise InvalidDelta(alias, refused.reason) if is_alias else refused from None
 
 
-def _delta(kind: int, given: dict[str, Any]) -> Delta:
-    """Make and validate a delta of the fields that are there."""
+def _build_delta(kind: int, given: dict[str, Any]) -> Delta:
+    """Build and validate a delta from the fields that are present."""
     delta = Delta(
-        vector_id=_text(given, "vector_id"),
-        operation=_operation(kind, given),
+        vector_id=_read_text(given, "vector_id"),
+        operation=_parse_operation(kind, given),
         namespace=given.get("namespace", namespace_of(given["vector_id"])),
-        id=_id("id", given["id"]) if "id" in given else None,
-        dot=_dot("dot", given["dot"]) if "dot" in given else None,
-        parents=tuple(_parent(one) for one in _list(given, "parents")),
-        clock=tuple(_dot("clock", one) for one in _list(given, "clock")),
+        id=_parse_id("id", given["id"]) if "id" in given else None,
+        dot=_parse_dot("dot", given["dot"]) if "dot" in given else None,
+        parents=tuple(_parse_parent(one) for one in _read_list(given, "parents")),
+        clock=tuple(_parse_dot("clock", one) for one in _read_list(given, "clock")),
         timestamp=given.get("timestamp", 0),
-        priority=Priority(_named("priority", given.get("priority", "normal"), Priority)),
-        source=Source(_named("source", given.get("source", "local"), Source)),
+        priority=Priority(_parse_enum("priority", given.get("priority", "normal"), Priority)),
+        source=Source(_parse_enum("source", given.get("source", "local"), Source)),
         metadata=given.get("metadata"),
-        topics=tuple(_list(given, "topics")),
-        expect=_expect(given["expect"]) if "expect" in given else None,
+        topics=tuple(_read_list(given, "topics")),
+        expect=_parse_expect(given["expect"]) if "expect" in given else None,
     )
     validate_delta(delta)
     return delta
 
 
 def delta_to_json(delta: Delta, offset: int | None = None) -> dict[str, Any]:
-    """The object of a line; what says nothing is left out."""
+    """Return the object of a line, without fields that have their default."""
     fields: dict[str, Any] = {} if offset is None else {"offset": offset}
     fields |= {"vector_id": delta.vector_id, "namespace": delta.namespace}
-    fields |= {"op": kind_name(delta.operation.kind), **_payload(delta.operation)}
+    fields |= {"op": kind_name(delta.operation.kind), **_format_payload(delta.operation)}
     optional = {
         "metadata": delta.metadata if delta.metadata is None else dict(delta.metadata),
         "topics": list(delta.topics) or None,
@@ -88,13 +88,13 @@ def delta_to_json(delta: Delta, offset: int | None = None) -> dict[str, Any]:
         "parents": [one.hex() if isinstance(one, bytes) else str(one) for one in delta.parents] or None,
         "clock": [str(entry) for entry in delta.clock] or None,
         "timestamp": delta.timestamp or None,
-        "expect": _expected(delta.expect) if delta.expect is not None else None,
+        "expect": _format_expect(delta.expect) if delta.expect is not None else None,
     }
     return fields | {name: value for name, value in optional.items() if value is not None}
 
 
 def to_line(delta: Delta, offset: int | None = None) -> str:
-    """The line, without its end; UTF-8 as it is, not escaped."""
+    """Return the line without a line end; characters beyond ASCII are not escaped."""
     return json.dumps(delta_to_json(delta, offset), ensure_ascii=False, allow_nan=False)
 
 
@@ -110,22 +110,22 @@ _PAYLOADS: dict[int, tuple[str, ...]] = {
     Kind.METADATA: (),
 }
 _OPAQUE_PAYLOAD = ("data",)
-_MAP_NAMES: dict[int, str] = {
+_FIELD_ALIASES: dict[int, str] = {
     Kind.CREATE: "values",
     Kind.DENSE: "values",
     Kind.SCALE: "values",
     Kind.OFFSET: "values",
     Kind.TRANSFORM: "data",
 }
-"""The name of an operation's one field in the Delta map of docs/protocol.md, where a line has its own."""
+"""The name in the Delta map of docs/protocol.md of an operation's one field, if lines have another name."""
 _FIELDS = frozenset(
     {"vector_id", "namespace", "op", "metadata", "topics", "priority", "source", "offset"}
     | {"id", "dot", "parents", "clock", "timestamp", "expect"}
 )
-NOT_THERE = "absent"
-"""The `expect` of a line whose vector is not to be there."""
+ABSENT_TEXT = "absent"
+"""The `expect` of a line whose vector must not exist."""
 _JSON_WORDS = {list: "an array", str: "text", int: "a number", float: "a number"}
-"""Names of values that are no object; null, true and false are their own."""
+"""Names in messages of values that are not objects; null, true and false are written as they are."""
 _DOT = re.compile(r"([0-9a-fA-F]{16}):([0-9]{1,19})")
 _ID = re.compile(r"[0-9a-fA-F]{32}")
 
@@ -133,117 +133,118 @@ _ID = re.compile(r"[0-9a-fA-F]{32}")
 # --- reading
 
 
-def _parsed(line: str | bytes) -> dict[str, Any]:
+def _parse_line(line: str | bytes) -> dict[str, Any]:
     if len(line) > LINE_BYTES_MAX:
         refuse("line", f"more than {LINE_BYTES_MAX} bytes: split the delta")
     try:
         text = line if isinstance(line, str) else str(line, "utf-8-sig")
-        fields = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
+        fields = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_build_object)
     except UnicodeDecodeError as error:
         refuse("line", f"byte {error.start} is not UTF-8: save the file as UTF-8")
     except RecursionError:
         refuse("line", "nested too deep: flatten it")
     except json.JSONDecodeError as error:
-        refuse("line", f"not JSON, character {error.pos + 1}: {error.msg}: write one object a line")
-    except ValueError:  # a whole number of more digits than Python converts
+        refuse("line", f"not JSON, character {error.pos + 1}: {error.msg}: write one object per line")
+    except ValueError:  # a whole number has more digits than Python converts
         refuse("line", "a number of too many digits: shorten it")
     if not isinstance(fields, dict):
-        what = _JSON_WORDS.get(type(fields)) or json.dumps(fields)
-        refuse("line", f"{what}, not an object: write one object a line")
+        value = _JSON_WORDS.get(type(fields)) or json.dumps(fields)
+        refuse("line", f"{value}, not an object: write one object per line")
     return fields
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        again = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        refuse("line", f"the key {again!r:.40} stands twice in one object: leave one of them out")
+        duplicate = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        refuse("line", f"the key {duplicate!r:.40} occurs twice in one object: leave one of them out")
     return found
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    refuse("line", f"{name} is not JSON; numbers are finite and within {FLOAT_BOUND}: leave it out")
+    refuse("line", f"{name} is not JSON; numbers must be finite and within {FLOAT_BOUND}: leave it out")
 
 
-def _kind(name: object) -> int:
+def _parse_kind(name: object) -> int:
     kind = kind_number(name) if isinstance(name, str) else -1
     if kind < 0:
-        what = "missing" if name is None else f"{name!r:.40} is unknown"
-        refuse("op", f"{what}: give one of {kind_names()}")
+        problem = "missing" if name is None else f"{name!r:.40} is unknown"
+        refuse("op", f"{problem}: give one of {kind_names()}")
     return kind
 
 
-def _other_name(given: dict[str, Any], kind: int) -> str | None:
-    """The name from the Delta map by which the line has what it carries; None where it has its own."""
-    other = _MAP_NAMES.get(kind)
-    if other is None or other not in given:
+def _find_alias(given: dict[str, Any], kind: int) -> str | None:
+    """Return the Delta map's name of the operation's field if the line uses it; else None."""
+    alias = _FIELD_ALIASES.get(kind)
+    if alias is None or alias not in given:
         return None
     (own,) = _PAYLOADS[kind]
     if own in given:
-        refuse(other, f"given beside {own}, which says the same: leave one of them out")
-    return other
+        refuse(alias, f"given besides {own}, which means the same: leave one of them out")
+    return alias
 
 
-def _check_fields(fields: dict[str, Any], kind: int, other: str | None) -> None:
+def _check_fields(fields: dict[str, Any], kind: int, alias: str | None) -> None:
     payload = _PAYLOADS.get(kind, _OPAQUE_PAYLOAD)
-    named = payload if other is None else (other,)
+    named = payload if alias is None else (alias,)
     for name in named:
         if fields.get(name) is None:
-            instead = f" (or {_MAP_NAMES[kind]})" if kind in _MAP_NAMES else ""
+            instead = f" (or {_FIELD_ALIASES[kind]})" if kind in _FIELD_ALIASES else ""
             refuse(name, f"missing: {kind_name(kind)} needs {' and '.join(payload)}{instead}")
     for name in fields:
-        if name not in _FIELDS and name not in payload and name != _MAP_NAMES.get(kind):
+        if name not in _FIELDS and name not in payload and name != _FIELD_ALIASES.get(kind):
             known = sorted({*payload, *_FIELDS})
             refuse(str(name)[:40], f"not a field of {kind_name(kind)}: use {', '.join(known)}")
 
 
-def _operation(kind: int, given: dict[str, Any]) -> Operation:
+def _parse_operation(kind: int, given: dict[str, Any]) -> Operation:
     if kind in (Kind.SPARSE, Kind.SPARSE_ADD):
-        return Operation(kind, _numbers("values", given["values"]), _indices(given["indices"]))
-    if _MAP_NAMES.get(kind) == "values":
+        return Operation(kind, _parse_numbers("values", given["values"]), _parse_indices(given["indices"]))
+    if _FIELD_ALIASES.get(kind) == "values":
         if "values" in given:
-            return Operation(kind, _numbers("values", given["values"]))
+            return Operation(kind, _parse_numbers("values", given["values"]))
         (own,) = _PAYLOADS[kind]
-        return Operation(kind, _numbers(own, given[own] if own == "vector" else [given[own]]))
+        return Operation(kind, _parse_numbers(own, given[own] if own == "vector" else [given[own]]))
     if kind == Kind.TRANSFORM and "name" in given:
-        return Operation(kind, data=_text(given, "name").encode("utf-8", "surrogatepass"))
+        return Operation(kind, data=_read_text(given, "name").encode("utf-8", "surrogatepass"))
     if kind in (Kind.DELETE, Kind.METADATA):
         return Operation(kind)
     try:
-        return Operation(kind, data=base64.b64decode(_text(given, "data"), validate=True))
+        return Operation(kind, data=base64.b64decode(_read_text(given, "data"), validate=True))
     except (binascii.Error, ValueError) as error:
         refuse("data", f"not base64 ({error}): encode the bytes with the standard alphabet and padding")
 
 
-def _numbers(field: str, value: object) -> NDArray[np.float32]:
+def _parse_numbers(field: str, value: object) -> NDArray[np.float32]:
     if not isinstance(value, (list, tuple)):
         refuse(field, f"{value!r:.40} is not a list: give a list of numbers")
     if not set(map(type, value)) <= {int, float}:
-        place = next(place for place, one in enumerate(value) if type(one) not in (int, float))
-        refuse(field, f"number {place} is {value[place]!r:.40}: give numbers only")
+        position = next(position for position, one in enumerate(value) if type(one) not in (int, float))
+        refuse(field, f"number {position} is {value[position]!r:.40}: give numbers only")
     try:
         with np.errstate(over="ignore"):
-            return np.array(value, np.float32)  # too large becomes infinite, and is refused with its place
+            return np.array(value, np.float32)  # a number too large becomes infinite; validation refuses it
     except OverflowError:
-        refuse(field, f"a number too large; numbers are within {FLOAT_BOUND}: clamp it")
+        refuse(field, f"a number is too large; numbers must be within {FLOAT_BOUND}: clamp it")
 
 
 INDEX_MAX = 0xFFFFFFFF
 
 
-def _indices(value: object) -> NDArray[np.uint32]:
+def _parse_indices(value: object) -> NDArray[np.uint32]:
     if not isinstance(value, (list, tuple)):
         refuse("indices", f"{value!r:.40} is not a list: give a list of whole numbers")
-    for place, index in enumerate(value):
+    for position, index in enumerate(value):
         if type(index) is not int or not 0 <= index <= INDEX_MAX:
             refuse(
                 "indices",
-                f"{index!r:.40} at place {place} is not a whole number from 0 to {INDEX_MAX}: count from 0",
+                f"{index!r:.40} at position {position} is not a whole number from 0 to {INDEX_MAX}: "
+                "count from 0",
             )
     return np.array(value, np.uint32)
 
 
-def _text(given: dict[str, Any], field: str) -> str:
+def _read_text(given: dict[str, Any], field: str) -> str:
     value = given.get(field)
     if not isinstance(value, str):
         refuse(
@@ -252,39 +253,43 @@ def _text(given: dict[str, Any], field: str) -> str:
     return value
 
 
-def _list(given: dict[str, Any], field: str) -> list[Any]:
+def _read_list(given: dict[str, Any], field: str) -> list[Any]:
     value = given.get(field, [])
     if not isinstance(value, (list, tuple)):
         refuse(field, f"{value!r:.40} is not a list: put it in brackets")
     return list(value)
 
 
-def _id(field: str, value: object) -> bytes:
+def _parse_id(field: str, value: object) -> bytes:
     if not isinstance(value, str) or not _ID.fullmatch(value):
-        refuse(field, f"{value!r:.60} is not 32 hex digits: give the 16 bytes of an id so")
+        refuse(field, f"{value!r:.60} is not an id: give its 16 bytes as 32 hex digits")
     return bytes.fromhex(value)
 
 
-def _dot(field: str, value: object) -> Dot:
+def _parse_dot(field: str, value: object) -> Dot:
     match = _DOT.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        refuse(field, f"{value!r:.60} is not ORIGIN:COUNTER: give 16 hex digits, a colon and a number")
+        refuse(field, f"{value!r:.60} is not a dot: give ORIGIN:COUNTER, 16 hex digits and a number")
     return Dot(int(match[1], 16), int(match[2]))
 
 
-def _expect(value: object) -> Dot:
-    return ABSENT if value == NOT_THERE else _dot("expect", value)
+def _parse_expect(value: object) -> Dot:
+    return ABSENT if value == ABSENT_TEXT else _parse_dot("expect", value)
 
 
-def _expected(expect: Dot) -> str:
-    return NOT_THERE if expect == ABSENT else str(expect)
+def _format_expect(expect: Dot) -> str:
+    return ABSENT_TEXT if expect == ABSENT else str(expect)
 
 
-def _parent(value: object) -> Dot | bytes:
-    return _dot("parents", value) if isinstance(value, str) and ":" in value else _id("parents", value)
+def _parse_parent(value: object) -> Dot | bytes:
+    return (
+        _parse_dot("parents", value)
+        if isinstance(value, str) and ":" in value
+        else _parse_id("parents", value)
+    )
 
 
-def _named(field: str, value: object, names: type[IntEnum]) -> int:
+def _parse_enum(field: str, value: object, names: type[IntEnum]) -> int:
     known = {one.name.lower(): int(one) for one in names}
     if not isinstance(value, str) or value not in known:
         refuse(field, f"{value!r:.40} is unknown: give one of {', '.join(known)}")
@@ -294,8 +299,8 @@ def _named(field: str, value: object, names: type[IntEnum]) -> int:
 # --- writing
 
 
-def _payload(operation: Operation) -> dict[str, Any]:
-    values = _shortest(operation.values) if operation.values is not None else []
+def _format_payload(operation: Operation) -> dict[str, Any]:
+    values = _to_shortest(operation.values) if operation.values is not None else []
     names = _PAYLOADS.get(operation.kind, _OPAQUE_PAYLOAD)
     if names == ("indices", "values"):
         indices = [] if operation.indices is None else operation.indices.tolist()
@@ -309,6 +314,6 @@ def _payload(operation: Operation) -> dict[str, Any]:
     return dict.fromkeys(names, values)
 
 
-def _shortest(values: NDArray[np.float32]) -> list[float]:
-    """Doubles whose text is the shortest that still gives each float32 back: 0.1, not 0.10000000149011612."""
+def _to_shortest(values: NDArray[np.float32]) -> list[float]:
+    """Return doubles with the shortest text that gives the same float32: 0.1, not 0.10000000149011612."""
     return [float(text) for text in values.astype("U32").tolist()]

@@ -1,6 +1,6 @@
-"""The body of a batch, drawn: its header and the order of its columns.
+"""The layout of a batch's body: its header and the order of its columns.
 
-`docs/protocol.md` repeats this table for other languages; the order never changes, columns are only
+`docs/protocol.md` repeats this table for other languages. The order never changes; columns are only
 added at the end.
 """
 
@@ -14,11 +14,11 @@ BODY_HEADER = struct.Struct("<BBHIQIIQQQIIQ")
 hybrid time, kinds mask, dimension, body length, previous counter: 64 bytes."""
 
 COLUMN_MASK = struct.Struct("<Q")
-"""Follows the header: bit k set where column k is present; then one u32 length for each."""
+"""Follows the header: bit k is set if column k is present; then comes the u32 length of each such column."""
 
 
 class Column(IntEnum):
-    """Columns of a body, in the order in which they lie; each starts on 8 bytes."""
+    """Columns of a body, in the order in which they are stored; each starts on a multiple of 8 bytes."""
 
     CLOCK = 0
     KEY_ENDS = 1
@@ -53,23 +53,23 @@ CLOCK_ENTRY = struct.Struct("<QQ")
 """origin, counter."""
 
 PARENT = struct.Struct("<II16s")
-"""row, form (0: a dot, 1: an id, 2: the place of the dot before it), 16 bytes (a dot: origin u64, counter
-u64, little-endian; a place: see `PLACE`)."""
+"""row, form (0: a dot, 1: an id, 2: the log position of the dot before it), 16 bytes (a dot: origin u64,
+counter u64, little-endian; a log position: see `POSITION`)."""
 
-PLACE_FORM = 2
-PLACE = struct.Struct("<IIQ")
+POSITION_FORM = 2
+POSITION = struct.Struct("<IIQ")
 """partition, leader epoch, offset."""
 
 TAG = struct.Struct("<II")
-"""row, place in the table of tag names."""
+"""row, index in the table of tag names."""
 
 EXPECT = struct.Struct("<IIQQ")
 """row, 0, origin, counter."""
 
 NAME_LENGTH = struct.Struct("<H")
-"""Tables of names: length u16, then that many bytes of UTF-8, again and again."""
+"""A table of names is a sequence of entries: length u16, then that many bytes of UTF-8."""
 NAME_BYTES_MAX = (1 << 8 * NAME_LENGTH.size) - 1
-"""What a table of names can say, whatever may be said."""
+"""The longest name that the format of a table can hold; the bounds of each kind of name are lower."""
 
 ROW_WIDTHS = {
     Column.KEY_ENDS: 4,
@@ -87,7 +87,7 @@ ROW_WIDTHS = {
     Column.STATE_LAMPORTS: 8,
     Column.STATE_IGNORED: 8,
 }
-"""Bytes a row of the columns that have one entry a row."""
+"""Bytes per row of the columns that have one entry per row."""
 
 ENTRY_WIDTHS = {
     Column.CLOCK: CLOCK_ENTRY.size,
@@ -97,4 +97,4 @@ ENTRY_WIDTHS = {
     Column.TAGS: TAG.size,
     Column.EXPECTS: EXPECT.size,
 }
-"""Bytes an entry of the columns whose number of entries is their own."""
+"""Bytes per entry of the columns whose number of entries does not follow from the number of rows."""

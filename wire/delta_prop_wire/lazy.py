@@ -1,7 +1,7 @@
-"""A property computed when first asked for and kept in the instance.
+"""A property that is computed on first access and stored in the instance.
 
-As `functools.cached_property`, without the lock that it takes until Python 3.12, which costs more than
-most of what is computed here.
+Like `functools.cached_property` without the lock that it takes before Python 3.12, which costs more than
+most of the computations here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class lazy(Generic[T]):
-    """Decorates a method of no arguments."""
+    """Decorator that turns a method without arguments into such a property."""
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
         self._compute = compute
@@ -33,5 +33,5 @@ class lazy(Generic[T]):
         if instance is None:
             return self
         value = self._compute(instance)
-        setattr(instance, self._name, value)  # not by its __dict__, which would have to be made for that
+        setattr(instance, self._name, value)  # `instance.__dict__` would create that dictionary first
         return value

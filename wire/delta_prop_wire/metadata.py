@@ -1,6 +1,6 @@
-"""Changes of metadata: JSON merge patches (RFC 7396), applied and composed.
+"""Changes of metadata: JSON merge patches (RFC 7396), applied.
 
-Pure, and never in place: a patch may lie in a batch that others read. Depth is `validate.py`'s matter.
+Pure. Changes nothing in place, since a patch may belong to a shared batch. `bounds.py` checks depth.
 """
 
 from __future__ import annotations
@@ -12,35 +12,14 @@ if TYPE_CHECKING:
 
 
 def merge(target: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """What `target` becomes under `patch`: null removes a member, an object merges, all else replaces."""
+    """Apply `patch` to a copy of `target`: null removes a member, an object merges, all else replaces."""
     merged = dict(target)
     for name, value in patch.items():
         if value is None:
             merged.pop(name, None)
         elif isinstance(value, dict):
-            below = merged.get(name)
-            merged[name] = merge(below if isinstance(below, dict) else {}, value)
+            current = merged.get(name)
+            merged[name] = merge(current if isinstance(current, dict) else {}, value)
         else:
             merged[name] = value
     return merged
-
-
-def compose(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The one patch that does what `first` and then `second` do to any target; None where none does.
-
-    None comes where `first` removes or replaces a member that `second` then builds up as an object:
-    a merge patch cannot say "put this object in the place of what is there".
-    """
-    composed = dict(first)
-    for name, value in second.items():
-        below = composed.get(name)
-        if not isinstance(value, dict) or name not in composed:
-            composed[name] = value
-        elif not isinstance(below, dict):
-            return None
-        else:
-            inner = compose(below, value)
-            if inner is None:
-                return None
-            composed[name] = inner
-    return composed

@@ -1,6 +1,6 @@
-"""murmur2, the hash by which keys are spread: a vector is always at the same one of several services.
+"""murmur2, the hash that spreads keys: each vector is always at the same one of several services.
 
-Pure. The form that brokers use for keyed records (seed 0x9747b28c), so that other languages have it at hand.
+Pure. The variant that Kafka uses for keyed records (seed 0x9747b28c), so that other languages have it.
 """
 
 from __future__ import annotations
@@ -19,56 +19,56 @@ _M = 0x5BD1E995
 _R = 24
 _MASK = 0xFFFFFFFF
 _POSITIVE = 0x7FFFFFFF
-_COLUMNS_FROM = 32
-"""From so many keys on they are hashed by columns."""
+_NUMPY_MIN = 32
+"""From this many keys on they are hashed together with numpy."""
 
 
 def murmur2(data: bytes) -> int:
-    """The hash as a signed number of 32 bits."""
+    """Return the hash as a signed 32-bit number."""
     size = len(data)
     h = (_SEED ^ size) & _MASK
-    whole = size & ~3
-    for at in range(0, whole, 4):
+    full_bytes = size & ~3
+    for at in range(0, full_bytes, 4):
         k = int.from_bytes(data[at : at + 4], "little") * _M & _MASK
         k = (k ^ k >> _R) * _M & _MASK
         h = (h * _M & _MASK) ^ k
-    if whole < size:
-        h = (h ^ int.from_bytes(data[whole:], "little")) * _M & _MASK
+    if full_bytes < size:
+        h = (h ^ int.from_bytes(data[full_bytes:], "little")) * _M & _MASK
     h = (h ^ h >> 13) * _M & _MASK
     h ^= h >> 15
     return h - (1 << 32) if h >> 31 else h
 
 
 def key_of(namespace: str, vector_id: str) -> bytes:
-    """What is hashed of a vector: no name holds the byte 0."""
+    """Return the bytes that are hashed for a vector; no name holds the byte 0, which separates the two."""
     return b"\0".join((namespace.encode(), vector_id.encode()))
 
 
-def place_of(namespace: str, vector_id: str, places: int) -> int:
-    """At which of so many services a vector is, from 0 on."""
-    return (murmur2(key_of(namespace, vector_id)) & _POSITIVE) % places
+def partition_of(namespace: str, vector_id: str, partitions: int) -> int:
+    """Return which of `partitions` services holds a vector, counted from 0."""
+    return (murmur2(key_of(namespace, vector_id)) & _POSITIVE) % partitions
 
 
-def places_of(namespace: str, vector_ids: Sequence[str], places: int) -> NDArray[np.intp]:
-    """The same of many vectors of a namespace."""
-    if len(vector_ids) < _COLUMNS_FROM:
-        return np.array([place_of(namespace, one, places) for one in vector_ids], np.intp)
+def partitions_of(namespace: str, vector_ids: Sequence[str], partitions: int) -> NDArray[np.intp]:
+    """Return `partition_of` for each of many vectors of one namespace."""
+    if len(vector_ids) < _NUMPY_MIN:
+        return np.array([partition_of(namespace, one, partitions) for one in vector_ids], np.intp)
     keys = [key_of(namespace, one) for one in vector_ids]
     sizes = np.fromiter(map(len, keys), np.uint32, len(keys))
     width = (int(sizes.max()) + 3) // 4
     padded = b"".join(key.ljust(4 * width, b"\0") for key in keys)
     words = np.frombuffer(padded, "<u4").reshape(len(keys), width)
-    return ((_hashes(words, sizes) & np.uint32(_POSITIVE)) % np.uint32(places)).astype(np.intp)
+    return ((_hash_rows(words, sizes) & np.uint32(_POSITIVE)) % np.uint32(partitions)).astype(np.intp)
 
 
-def _hashes(words: NDArray[np.uint32], sizes: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """murmur2 of each row: words of four bytes, zeros behind its end. Numbers wrap around, as they should."""
-    m, whole = np.uint32(_M), sizes // 4
+def _hash_rows(words: NDArray[np.uint32], sizes: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Return the murmur2 of each row: 4-byte words, zeros after its end. Products wrap around on purpose."""
+    m, full_words = np.uint32(_M), sizes // 4
     h = np.uint32(_SEED) ^ sizes
     for at in range(words.shape[1]):
         k = words[:, at] * m
         k = (k ^ k >> np.uint32(_R)) * m
         tail = (h ^ words[:, at]) * m
-        h = np.where(at < whole, h * m ^ k, np.where((at == whole) & (sizes % 4 != 0), tail, h))
+        h = np.where(at < full_words, h * m ^ k, np.where((at == full_words) & (sizes % 4 != 0), tail, h))
     h = (h ^ h >> np.uint32(13)) * m
     return h ^ h >> np.uint32(15)

@@ -1,7 +1,7 @@
-"""Metadata changes as they travel: the bytes of one msgpack map, in a Delta frame and in a batch alike.
+"""Metadata changes as they travel: the bytes of one msgpack map, in a Delta frame or in a batch.
 
-Pure. Two questions are asked of them: whether they are one map at all, which is a matter of frames
-(`read_packed`), and whether what that says is JSON within bounds, which is one of deltas (`json_fault_of`).
+Pure. `read_packed` checks that the bytes are one map; if they are not, the frame is bad. `packed_json_fault`
+checks that the map is JSON within bounds; if it is not, the delta is invalid.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _SMALL_BYTES = 512
-"""What so few bytes can announce costs nothing; more is walked before it is built."""
+"""Up to this many bytes cannot announce anything costly; longer maps are walked before they are built."""
 _DEPTH_MAX = 63
-"""No reader runs out of stack for so many levels; those of a sound change are fewer."""
+"""No reader runs out of stack at this many levels; a valid change has fewer."""
 _NOT_JSON_LEADS = re.compile(rb"[\xc4-\xc9\xd4-\xd8]")
-"""What a binary or an extension type begins with; in text and numbers these bytes mean something else."""
+"""Lead bytes of binary and extension types; inside text and numbers the same bytes mean something else."""
 _MAP_LEADS = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
 
 
 class PackedMetadata(Mapping[str, Any]):
-    """A metadata change as its producer packed it, read when first asked for.
+    """A metadata change as its producer packed it, unpacked on first access.
 
-    Ask for members only of one that `json_fault_of` has passed.
+    Read members only after `packed_json_fault` has passed the change.
     """
 
     __slots__ = ("_members", "packed")
@@ -48,11 +48,11 @@ class PackedMetadata(Mapping[str, Any]):
         return iter(self._read())
 
     def __len__(self) -> int:
-        """Return how many members there are."""
+        """Return the number of members."""
         return len(self._read())
 
     def __repr__(self) -> str:
-        """Return the bytes: what they say may not be readable."""
+        """Return the bytes, since the members may not be readable."""
         return f"PackedMetadata({self.packed!r})"
 
     def _read(self) -> dict[str, Any]:
@@ -62,15 +62,15 @@ class PackedMetadata(Mapping[str, Any]):
 
 
 def read_packed(packed: Buffer, bytes_max: int = METADATA_BYTES_MAX) -> dict[str, Any] | None:
-    """Read a metadata change. Raises ValueError where these bytes are not one msgpack map.
+    """Read a metadata change. Raises ValueError if the bytes are not one msgpack map.
 
-    None where they are one that breaks the bounds of deltas so far that nobody is to read it: it is too long,
-    much too deep, or has keys, binaries or extension types, which JSON has not. Of a key that stands twice
+    Returns None for a map that breaks the bounds of deltas so far that nothing may read it: it is too long,
+    much too deep, or has keys, binary values or extension types that JSON does not have. Of a duplicate key
     the last value counts.
     """
     size = len(memoryview(packed))
     if size > _SMALL_BYTES:
-        check_whole(packed)
+        check_map(packed)
         if size > bytes_max:
             return None
     try:
@@ -78,17 +78,17 @@ def read_packed(packed: Buffer, bytes_max: int = METADATA_BYTES_MAX) -> dict[str
     except UnicodeDecodeError as error:
         raise ValueError(f"a text in it is not UTF-8: {error.reason}") from None
     except (ValueError, msgpack.UnpackException):
-        check_whole(packed)
+        check_map(packed)
         return None
     if not isinstance(found, dict):
         raise ValueError(f"it is a {type(found).__name__}, not a map")
     if size > _SMALL_BYTES and _is_deep(found):
         return None
-    return None if _NOT_JSON_LEADS.search(packed) and _is_foreign(found) else found
+    return None if _NOT_JSON_LEADS.search(packed) and _has_non_json(found) else found
 
 
-def _is_foreign(value: object) -> bool:
-    """Return True if a binary or an extension type is among the members."""
+def _has_non_json(value: object) -> bool:
+    """True if a binary or an extension type is among the members."""
     left = [value]
     while left:
         one = left.pop()
@@ -115,8 +115,8 @@ def _is_deep(value: object) -> bool:
     return True
 
 
-def check_whole(packed: Buffer) -> None:
-    """Raise ValueError unless these bytes are one msgpack map from end to end, whatever its members are."""
+def check_map(packed: Buffer) -> None:
+    """Raise ValueError unless the bytes are exactly one msgpack map, with any members."""
     view = memoryview(packed)
     if not view or view[0] not in _MAP_LEADS:
         raise ValueError("it is not a map")
@@ -134,43 +134,43 @@ def check_whole(packed: Buffer) -> None:
         raise ValueError(f"{len(view) - unpacker.tell()} bytes follow it")
 
 
-def json_fault_of(packed: Buffer) -> str | None:
-    """Return what keeps a metadata change, one msgpack map, from being JSON; None where nothing does."""
+def packed_json_fault(packed: Buffer) -> str | None:
+    """Return what keeps a metadata change, one msgpack map, from being JSON; None if it is JSON."""
     try:
-        patch = msgpack.unpackb(packed, strict_map_key=False, object_pairs_hook=_unique)
+        patch = msgpack.unpackb(packed, strict_map_key=False, object_pairs_hook=_reject_duplicates)
     except _NotJsonError as fault:
         return str(fault)
-    except ValueError:  # all that can still be wrong is a timestamp of another length than timestamps have
+    except ValueError:  # the only fault left is a timestamp of a length that timestamps do not have
         return "an extension type is not JSON: use text and numbers"
     return json_fault(patch, METADATA_DEPTH_MAX)
 
 
 class _NotJsonError(Exception):
-    """An object of JSON cannot have these keys."""
+    """The error of keys that a JSON object cannot have."""
 
 
-def _unique(pairs: list[tuple[object, object]]) -> dict[object, object]:
+def _reject_duplicates(pairs: list[tuple[object, object]]) -> dict[object, object]:
     try:
         found = dict(pairs)
     except TypeError:
-        raise _NotJsonError("a key is a list or an object: keys are text") from None
+        raise _NotJsonError("a key is a list or an object: use text as keys") from None
     if len(found) != len(pairs):
-        twice = _first_repeated([key for key, _ in pairs])
-        raise _NotJsonError(f"the key {twice!r:.40} stands twice: name each key of an object once")
+        duplicate = _first_duplicate([key for key, _ in pairs])
+        raise _NotJsonError(f"the key {duplicate!r:.40} occurs twice: name each key of an object once")
     return found
 
 
-def _first_repeated(keys: list[object]) -> object:
+def _first_duplicate(keys: list[object]) -> object:
     seen: set[object] = set()
     for key in keys:
         if key in seen:
             return key
         seen.add(key)
-    raise AssertionError("each key is there once")
+    raise AssertionError("no key occurs twice")
 
 
 def json_fault(value: object, depth: int) -> str | None:
-    """Find what keeps a value from being JSON, with its place; None: nothing does."""
+    """Return what keeps a value from being JSON, with its path; None if it is JSON."""
     if value is None or isinstance(value, (str, bool)):
         return None
     if isinstance(value, int):
@@ -178,19 +178,19 @@ def json_fault(value: object, depth: int) -> str | None:
         return None if fits else "a whole number of more than 64 bits: send it as text"
     if isinstance(value, float):
         return None if math.isfinite(value) else f"{value} is not JSON: leave it out or send null"
-    if isinstance(value, msgpack.ExtType):  # a tuple, so before those
+    if isinstance(value, msgpack.ExtType):  # checked before tuples, since it is one
         return "an extension type is not JSON: use text and numbers"
     if depth == 0:
         return f"nested deeper than {METADATA_DEPTH_MAX} levels: flatten it"
     if isinstance(value, dict):
         for name, inner in value.items():
             if not isinstance(name, str):
-                return f"the key {name!r:.40} is a {type(name).__name__}: keys are text"
+                return f"the key {name!r:.40} is a {type(name).__name__}: use text as keys"
             fault = json_fault(inner, depth - 1)
             if fault:
                 return f"{name[:40]}: {fault}"
         return None
     if isinstance(value, (list, tuple)):
         faults = (json_fault(inner, depth - 1) for inner in value)
-        return next((f"[{place}]: {fault}" for place, fault in enumerate(faults) if fault), None)
+        return next((f"[{index}]: {fault}" for index, fault in enumerate(faults) if fault), None)
     return f"a {type(value).__name__} is not JSON: use text, numbers, true, false, null, lists and objects"

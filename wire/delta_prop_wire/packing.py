@@ -1,7 +1,7 @@
-"""Msgpack maps from elsewhere, read within limits and field by field.
+"""Reads msgpack maps from a peer within limits, field by field, and packs maps.
 
-The shape of a map is walked before msgpack builds anything, so that a few bytes cannot announce gigabytes.
-Every failure is a PeerError (BAD_FRAME) that names the frame and the field.
+`check_shape` walks a map before msgpack builds anything, so that a few bytes cannot make it allocate
+gigabytes. Every failure is a ProtocolError (BAD_FRAME) that names the frame and the field.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import msgpack
 
-from delta_prop_wire.errors import PeerError
+from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
@@ -27,52 +27,52 @@ D = TypeVar("D")
 
 DEPTH_MAX = 64
 ITEMS_MAX = 131_072
-"""More than a delta with the longest clock and the greatest metadata change can have."""
+"""More items than a delta with the longest clock and the largest metadata change can have."""
 _SHORT_BYTES_MAX, _ONE_FIELD = 64, 0x81
 U16_MAX = (1 << 16) - 1
 U32_MAX = (1 << 32) - 1
 U64_MAX = (1 << 64) - 1
 
 
-pack: Callable[[object], bytes] = msgpack.Packer().pack  # one for all: making it takes longer than packing
+pack: Callable[[object], bytes] = msgpack.Packer().pack  # shared, since making one takes longer than packing
 
 
 def pack_map(fields: dict[str, Any]) -> bytes:
-    """One msgpack map; fields that are None are left out."""
+    """Pack fields as one msgpack map, without those that are None."""
     return pack({name: value for name, value in fields.items() if value is not None})
 
 
 def unpack_map(frame: str, packed: Buffer) -> Fields:
-    """Read the one map that `packed` is. Raises PeerError, naming `frame`."""
+    """Read `packed` as one map. Raises ProtocolError, naming `frame`."""
     view = memoryview(packed)
     try:
         check_shape(view)
-        found = msgpack.unpackb(view, object_pairs_hook=_unique, ext_hook=_no_extension)
+        found = msgpack.unpackb(view, object_pairs_hook=_reject_duplicates, ext_hook=_reject_extension)
     except ValueError as error:  # UnicodeDecodeError and all of msgpack's own among them
-        raise PeerError(
-            ErrorCode.BAD_FRAME, f"{frame}: the payload is not a sound msgpack map: {error}"
+        raise ProtocolError(
+            ErrorCode.BAD_FRAME, f"{frame}: the payload is not a valid msgpack map: {error}"
         ) from None
     if not isinstance(found, dict):
-        raise PeerError(
-            ErrorCode.BAD_FRAME, f"{frame}: the payload is a {type(found).__name__}, send one msgpack map"
+        raise ProtocolError(
+            ErrorCode.BAD_FRAME, f"{frame}: the payload is a {type(found).__name__}: send one msgpack map"
         )
     return Fields(frame, found)
 
 
-def unpack_short(packed: Buffer) -> dict[Any, Any]:
-    """A map of one field in a few bytes, which is neither deep nor long, and names nothing twice.
+def unpack_short_map(packed: Buffer) -> dict[Any, Any]:
+    """Read a map of one field in a few bytes, so short that it needs no check of its shape.
 
-    Nothing of its key and its value was looked at. Raises ValueError where it is something else, or unsound.
+    Neither key nor value is checked. Raises ValueError if `packed` is anything else or malformed.
     """
     raw = memoryview(packed)
     if not 0 < len(raw) <= _SHORT_BYTES_MAX or raw[0] != _ONE_FIELD:
-        raise ValueError("it is no short map of one field")
+        raise ValueError("it is not a short map of one field")
     found: dict[Any, Any] = msgpack.unpackb(raw)
     return found
 
 
 class Fields:
-    """The fields of one map. Unknown ones are not looked at; nil counts as absent."""
+    """The fields of one map. Unknown fields are ignored; nil counts as absent."""
 
     __slots__ = ("_frame", "_values")
 
@@ -83,25 +83,25 @@ class Fields:
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None
 
-    def need(self, name: str, read: Callable[[Any], T]) -> T:
-        """The field, as `read` takes it. Raises PeerError where it is missing or not what `read` wants."""
+    def require(self, name: str, read: Callable[[Any], T]) -> T:
+        """Return the field as `read` converts it. Raises ProtocolError if it is missing or invalid."""
         value = self._values.get(name)
         if value is None:
-            self.refuse(name, "is missing")
+            self.refuse(name, "is missing: send it")
         return self._read(name, value, read)
 
     def get(self, name: str, read: Callable[[Any], T], default: D) -> T | D:
-        """The field, or `default` where it is absent."""
+        """Return the field as `read` converts it, `default` if it is absent. Raises ProtocolError."""
         value = self._values.get(name)
         return default if value is None else self._read(name, value, read)
 
-    def inner(self, name: str) -> Fields:
-        """The fields of the map within. Raises PeerError where it is missing or no map."""
-        return Fields(f"{self._frame}.{name}", self.need(name, mapping))
+    def require_map(self, name: str) -> Fields:
+        """Return the fields of the map in a field. Raises ProtocolError if it is missing or not a map."""
+        return Fields(f"{self._frame}.{name}", self.require(name, mapping))
 
     def refuse(self, name: str, why: str) -> NoReturn:
-        """Raise the PeerError that names the field."""
-        raise PeerError(ErrorCode.BAD_FRAME, f"{self._frame}: field {name!r} {why}")
+        """Raise the ProtocolError that names the field."""
+        raise ProtocolError(ErrorCode.BAD_FRAME, f"{self._frame}: field {name!r} {why}")
 
     def _read(self, name: str, value: Any, read: Callable[[Any], T]) -> T:
         try:
@@ -110,103 +110,106 @@ class Fields:
             self.refuse(name, str(error))
 
 
-def cut(message: str, bytes_max: int) -> str:
-    """What fits. A refusal often quotes what it refuses, and must not be refused for that itself."""
+def truncate(message: str, bytes_max: int) -> str:
+    """Return a message shortened to `bytes_max` bytes of UTF-8.
+
+    A refusal often quotes what it refuses, and must not become too long itself.
+    """
     return message.encode(errors="replace")[:bytes_max].decode(errors="ignore")
 
 
-# --- readers: each takes a value as msgpack gave it, or raises ValueError saying what it should be
+# --- readers: each converts a value as msgpack gave it, or raises ValueError that names the expected form
 
 
 def uint(maximum: int = U64_MAX, least: int = 0) -> Callable[[Any], int]:
-    """A whole number from `least` to `maximum`."""
+    """Return a reader of whole numbers from `least` to `maximum`."""
 
     def read(value: Any) -> int:
         if type(value) is not int or not least <= value <= maximum:
-            raise ValueError(f"is {_shown(value)}, not a whole number from {least} to {maximum}")
+            raise ValueError(f"is {_format_value(value)}: send a whole number from {least} to {maximum}")
         return value
 
     return read
 
 
 def text(bytes_max: int) -> Callable[[Any], str]:
-    """A string of at most `bytes_max` bytes of UTF-8."""
+    """Return a reader of strings of up to `bytes_max` bytes of UTF-8."""
 
     def read(value: Any) -> str:
         if not isinstance(value, str):
-            raise ValueError(f"is {_shown(value)}, not a string")
+            raise ValueError(f"is {_format_value(value)}: send a string")
         size = len(value.encode())
         if size > bytes_max:
-            raise ValueError(f"has {size} bytes, allowed are {bytes_max}")
+            raise ValueError(f"has {size} bytes: send up to {bytes_max}")
         return value
 
     return read
 
 
 def blob(least: int, most: int) -> Callable[[Any], bytes]:
-    """Binary of `least` to `most` bytes."""
+    """Return a reader of binary values of `least` to `most` bytes."""
 
     def read(value: Any) -> bytes:
         if not isinstance(value, bytes) or not least <= len(value) <= most:
             bounds = f"{least}" if least == most else f"{least} to {most}"
-            raise ValueError(f"is {_shown(value)}, not binary of {bounds} bytes")
+            raise ValueError(f"is {_format_value(value)}: send binary of {bounds} bytes")
         return value
 
     return read
 
 
 def number(value: Any) -> float:
-    """A finite number that is not negative."""
+    """Read a finite number that is not negative."""
     if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"is {_shown(value)}, not a finite number from 0")
+        raise ValueError(f"is {_format_value(value)}: send a finite number from 0 up")
     return float(value)
 
 
 def flag(value: Any) -> bool:
-    """True or false."""
+    """Read a boolean."""
     if not isinstance(value, bool):
-        raise ValueError(f"is {_shown(value)}, not true or false")
+        raise ValueError(f"is {_format_value(value)}: send true or false")
     return value
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """A map with string keys."""
+    """Read a map with string keys."""
     if not isinstance(value, dict):
-        raise ValueError(f"is {_shown(value)}, not a map")
+        raise ValueError(f"is {_format_value(value)}: send a map")
     return value
 
 
 def one_of(numbers: type[E]) -> Callable[[Any], E]:
-    """A number that `numbers` names."""
+    """Return a reader of the members of an enumeration, which travel as numbers."""
 
     def read(value: Any) -> E:
         if type(value) is not int or value not in numbers._value2member_map_:
             known = ", ".join(f"{int(member)} {member.name.lower()}" for member in numbers)
-            raise ValueError(f"is {_shown(value)}; known are {known}")
+            raise ValueError(f"is {_format_value(value)}: send one of {known}")
         return numbers(value)
 
     return read
 
 
 def list_of(read_item: Callable[[Any], T], count_max: int) -> Callable[[Any], tuple[T, ...]]:
-    """An array of at most `count_max` items."""
+    """Return a reader of arrays of up to `count_max` items."""
 
     def read(value: Any) -> tuple[T, ...]:
         if not isinstance(value, list):
-            raise ValueError(f"is {_shown(value)}, not an array")
+            raise ValueError(f"is {_format_value(value)}: send an array")
         if len(value) > count_max:
-            raise ValueError(f"has {len(value)} items, allowed are {count_max}")
+            raise ValueError(f"has {len(value)} items: send up to {count_max}")
         return tuple([read_item(item) for item in value])
 
     return read
 
 
 def record(*readers: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """An array with one item for each reader, in their order."""
+    """Return a reader of arrays with one item for each of `readers`, in their order."""
 
     def read(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list) or len(value) != len(readers):
-            raise ValueError(f"is {_shown(value)}, not an array of {len(readers)} items")
+            raise ValueError(f"is {_format_value(value)}: send an array of {len(readers)} items")
         return tuple([reader(item) for reader, item in zip(readers, value, strict=True)])
 
     return read
@@ -217,8 +220,8 @@ def record(*readers: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
 _SCALAR, _BYTES, _ARRAY, _MAP, _REFUSED = range(5)
 
 
-def _forms() -> tuple[tuple[int, int, int], ...]:
-    """For each lead byte: form, bytes of the length that follows it, length where the byte itself tells."""
+def _lead_byte_table() -> tuple[tuple[int, int, int], ...]:
+    """Return for each lead byte: form, bytes of the length field after it, length if the byte holds it."""
     forms = [(_SCALAR, 0, 0)] * 256
     for i in range(16):
         forms[0x80 + i], forms[0x90 + i] = (_MAP, 0, i), (_ARRAY, 0, i)
@@ -236,17 +239,17 @@ def _forms() -> tuple[tuple[int, int, int], ...]:
     return tuple(forms)
 
 
-_FORMS = _forms()
+_LEAD_BYTES = _lead_byte_table()
 
 
 def check_shape(packed: memoryview) -> None:
-    """Walk one msgpack value. Raises ValueError unless it fills `packed`, is shallow and keeps its word.
+    """Walk one msgpack value. Raises ValueError unless it fills `packed`, is shallow and complete.
 
-    Each item that it announces must be there, and all together are bounded: so is what decoding allocates,
-    and the time that this takes.
+    Each announced item must be present, and the number of items is bounded, which bounds the memory and time
+    of decoding.
     """
     size, at, announced = len(packed), 0, 1
-    to_come = [1]  # items still to come, at each depth
+    to_come = [1]  # items not read yet, at each depth
     while to_come:
         if not to_come[-1]:
             to_come.pop()
@@ -254,7 +257,7 @@ def check_shape(packed: memoryview) -> None:
         to_come[-1] -= 1
         if at >= size:
             raise ValueError("it ends too early")
-        form, width, length = _FORMS[packed[at]]
+        form, width, length = _LEAD_BYTES[packed[at]]
         at += 1
         if width:
             length = int.from_bytes(packed[at : at + width], "big")
@@ -263,32 +266,32 @@ def check_shape(packed: memoryview) -> None:
             at += length
             continue
         if form == _REFUSED:
-            raise ValueError(f"byte {packed[at - 1]:#04x} is an extension type or unknown; use plain msgpack")
+            raise ValueError(f"byte {packed[at - 1]:#04x} is an extension type or unknown: use plain msgpack")
         items = 2 * length if form == _MAP else length
         announced += items
         if announced > min(size, ITEMS_MAX):
-            raise ValueError(f"it announces {announced} items in {size} bytes; allowed are {ITEMS_MAX}")
+            raise ValueError(f"it announces {announced} items in {size} bytes: send up to {ITEMS_MAX}")
         to_come.append(items)
         if len(to_come) > DEPTH_MAX:
-            raise ValueError(f"it is nested more than {DEPTH_MAX - 1} deep")
+            raise ValueError(f"it is nested deeper than {DEPTH_MAX - 1} levels: flatten it")
     if at != size:
         raise ValueError("it ends too early" if at > size else f"{size - at} bytes follow it")
 
 
-def _unique(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
     if any(type(key) is not str for key, _ in pairs):
-        raise ValueError("a key of a map is not a string")
+        raise ValueError("a key of a map is not a string: send strings as keys")
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key stands twice in a map")
+        raise ValueError("a key occurs twice in a map: send each once")
     return found
 
 
-def _no_extension(code: int, data: bytes) -> NoReturn:
-    raise ValueError(f"extension type {code} of {len(data)} bytes; use plain msgpack")
+def _reject_extension(code: int, data: bytes) -> NoReturn:
+    raise ValueError(f"extension type {code} of {len(data)} bytes: use plain msgpack")
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, (bytes, list, dict)):
         return f"{type(value).__name__} of {len(value)}"
     return f"{value!r:.60}"

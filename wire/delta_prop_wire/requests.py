@@ -1,7 +1,7 @@
-"""The maps of requests and of their responses: for each request its name, its version, and both packers.
+"""Packs and reads requests and responses as maps: for each request its name, version and packers.
 
-A Subscribe frame holds a request, the Ack that answers it the response. What is not known here is read as an
-`UnknownRequest`, so that a newer client is answered and not cut off.
+A Subscribe frame holds a request, and the Ack that answers it the response. A request that is unknown here is
+read as an `UnknownRequest`, so that a newer client gets an answer and stays connected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from delta_prop_wire.control_values import (
     read_u64,
 )
 from delta_prop_wire.delta import AckLevel, Dot, Priority, Source
-from delta_prop_wire.errors import PeerError, Refused, UsageError
+from delta_prop_wire.errors import ProtocolError, Refused, UsageError
 from delta_prop_wire.frames import (
     Decide,
     Decision,
@@ -54,7 +54,7 @@ from delta_prop_wire.frames import (
     UnknownRequest,
     Welcome,
 )
-from delta_prop_wire.packing import blob, cut, flag, list_of, mapping, one_of, record, text, uint
+from delta_prop_wire.packing import blob, flag, list_of, mapping, one_of, record, text, truncate, uint
 from delta_prop_wire.spec import BATCH_ROWS_MAX, COUNTER_MAX, VECTOR_ID_BYTES_MAX, ErrorCode
 from delta_prop_wire.topics import Topic
 
@@ -74,11 +74,11 @@ FEATURE_BYTES_MAX = 64
 TOKEN_BYTES_MAX = 4096
 WAIT_MS_MAX = 60_000
 REFUSED_ROWS_MAX = 10
-"""Of a job's refused deltas, the first ones are told one by one."""
+"""The maximum of a job's refused deltas that are reported one by one, the first ones."""
 REFUSED_ID_BYTES_MAX = 128
 REFUSED_TEXT_BYTES_MAX = 300
 PAGE_BYTES_MAX = 28 * 1024
-"""Of a fact's values, bytes and metadata, so many are in one page."""
+"""The maximum of bytes of a fact's values, data and metadata in one page."""
 REQUEST_VERSION = 1
 
 W = TypeVar("W", bound=Enum)
@@ -91,50 +91,52 @@ _page = blob(0, PAGE_BYTES_MAX)
 _version = uint(255, least=1)
 
 
-class _Form(NamedTuple):
-    """A request as it travels: its name and newest version, how it and its response are packed and read."""
+class _RequestCodec(NamedTuple):
+    """The name and newest version of a request, with packers and readers of it and of its response."""
 
     name: str
-    kind: type
+    request_type: type
     pack: Callable[[Any], dict[str, Any]]
     unpack: Callable[[Fields], Request]
-    answer: type
-    pack_answer: Callable[[Any], dict[str, Any]]
-    unpack_answer: Callable[[Fields], Response]
+    response_type: type
+    pack_response: Callable[[Any], dict[str, Any]]
+    unpack_response: Callable[[Fields], Response]
     version: int = REQUEST_VERSION
 
 
 def pack_request(request: Request) -> dict[str, Any]:
-    """The fields of a request. Raises UsageError where it asks for nothing."""
+    """Return the fields of a request. Raises UsageError if it is empty or unknown."""
     if isinstance(request, UnknownRequest):
-        raise UsageError(f"request {request.name!r} is not known: ask for one of {', '.join(_BY_NAME)}")
-    form = _BY_KIND[type(request)]
-    return {"request": form.name, "version": form.version, **form.pack(request)}
+        raise UsageError(f"request {request.name!r} is unknown: send one of {', '.join(_BY_NAME)}")
+    codec = _BY_REQUEST_TYPE[type(request)]
+    return {"request": codec.name, "version": codec.version, **codec.pack(request)}
 
 
 def unpack_request(fields: Fields) -> Request:
-    """Read a request. Raises PeerError, naming the field."""
-    name, version = fields.need("request", read_name), fields.get("version", _version, REQUEST_VERSION)
-    form = _BY_NAME.get(name)
-    if form is None or version > form.version:
+    """Read a request. Raises ProtocolError, naming the field."""
+    name, version = fields.require("request", read_name), fields.get("version", _version, REQUEST_VERSION)
+    codec = _BY_NAME.get(name)
+    if codec is None or version > codec.version:
         return UnknownRequest(name, version)
-    return form.unpack(fields)
+    return codec.unpack(fields)
 
 
 def pack_response(response: Response) -> tuple[str, dict[str, Any]]:
-    """The name of the request that this answers, and the fields of the response."""
-    form = _BY_ANSWER[type(response)]
-    return form.name, {name: value for name, value in form.pack_answer(response).items() if value is not None}
+    """Return the name of the request that a response answers, and the response's fields."""
+    codec = _BY_RESPONSE_TYPE[type(response)]
+    return codec.name, {
+        name: value for name, value in codec.pack_response(response).items() if value is not None
+    }
 
 
 def unpack_response(name: str, fields: Fields) -> Response | None:
-    """Read the response to a request of that name; None where that is not known. Raises PeerError."""
-    form = _BY_NAME.get(name)
-    return None if form is None else form.unpack_answer(fields)
+    """Read the response to a request of that name; None if the name is unknown. Raises ProtocolError."""
+    codec = _BY_NAME.get(name)
+    return None if codec is None else codec.unpack_response(fields)
 
 
-def joined(pages: Sequence[Response]) -> Response:
-    """One response of all its pages: arrays and bytes end to end, all else as the first page has it."""
+def join_pages(pages: Sequence[Response]) -> Response:
+    """Join the pages of a response: arrays and bytes end to end, all other fields from the first page."""
     first = pages[0]
     names = {Welcome: ("origins",), Fact: ("values", "data", "metadata")}.get(type(first), ())
     if len(pages) == 1 or not names:
@@ -144,8 +146,8 @@ def joined(pages: Sequence[Response]) -> Response:
 
 
 def known_requests() -> dict[str, int]:
-    """The newest version of each request that is known here, by its name."""
-    return {form.name: form.version for form in _FORMS}
+    """Return the newest version of each request that is known here, by its name."""
+    return {codec.name: codec.version for codec in _CODECS}
 
 
 # --- hello
@@ -157,7 +159,7 @@ def _hello_fields(hello: Hello) -> dict[str, Any]:
         "token": hello.token,
         "origins": list(hello.origins) or None,
         "source": None if hello.source is Source.LOCAL else int(hello.source),
-        "client": None if hello.client is None else cut(hello.client, NAME_BYTES_MAX),
+        "client": None if hello.client is None else truncate(hello.client, NAME_BYTES_MAX),
         "log_id": hello.log_id,
         "job": hello.job,
         "splits": hello.splits or None,
@@ -212,7 +214,7 @@ def _job_part(value: Any) -> JobPart:
 
 def _subscription_fields(asked: Subscription) -> dict[str, Any]:
     if not asked.topics:
-        raise UsageError("a subscription without topics: name at least one; * is all of them")
+        raise UsageError("a subscription without topics: name at least one, or * for all")
     return {
         "subscription": asked.subscription,
         "topics": [topic.to_bytes() for topic in asked.topics],
@@ -230,11 +232,11 @@ def _subscription_fields(asked: Subscription) -> dict[str, Any]:
 
 
 def _unpack_subscription(fields: Fields) -> Subscription:
-    topics = fields.need("topics", list_of(_topic, TOPICS_MAX))
+    topics = fields.require("topics", list_of(_topic, TOPICS_MAX))
     if not topics:
         fields.refuse("topics", "is empty: name at least one")
     return Subscription(
-        subscription=fields.need("subscription", read_u32),
+        subscription=fields.require("subscription", read_u32),
         topics=topics,
         start=fields.get("start", _start, Start(StartAt.LATEST)),
         credit=fields.get("credit", read_credit, None),
@@ -242,7 +244,7 @@ def _unpack_subscription(fields: Fields) -> Subscription:
         wait_ms_max=fields.get("wait_ms_max", _wait, 10),
         group=fields.get("group", read_name, None),
         member=fields.get("member", read_log_id, None),
-        filter=_unpack_filter(fields.inner("filter")) if "filter" in fields else None,
+        filter=_unpack_filter(fields.require_map("filter")) if "filter" in fields else None,
         deltas=fields.get("deltas", flag, False),
         stream=fields.get("stream", read_u32, 0),
         partitions=fields.get("partitions", list_of(_partition_start, PARTITIONS_MAX), ()),
@@ -276,10 +278,10 @@ def _subscribed_fields(granted: Subscribed) -> dict[str, Any]:
 
 def _unpack_subscribed(fields: Fields) -> Subscribed:
     return Subscribed(
-        subscription=fields.need("subscription", read_u32),
-        start=fields.need("start", read_cursor),
-        batch_deltas_max=fields.need("batch_deltas_max", _rows),
-        wait_ms_max=fields.need("wait_ms_max", _wait),
+        subscription=fields.require("subscription", read_u32),
+        start=fields.require("start", read_cursor),
+        batch_deltas_max=fields.require("batch_deltas_max", _rows),
+        wait_ms_max=fields.require("wait_ms_max", _wait),
         standby=fields.get("standby", flag, False),
         resets=fields.get("resets", read_u32, 0),
     )
@@ -289,7 +291,7 @@ def _topic(value: Any) -> Topic:
     try:
         return Topic.from_bytes(_topic_bytes(value))
     except Refused as refused:
-        raise PeerError(refused.code, f"Subscribe: {refused.message}") from None
+        raise ProtocolError(refused.code, f"Subscribe: {refused.message}") from None
 
 
 def _start_parts(start: Start) -> list[Any]:
@@ -300,13 +302,13 @@ def _start(value: Any) -> Start:
     parts: list[Any] = value if isinstance(value, list) else []
     at = next((at for at in StartAt if parts and parts[0] == at.value), None)
     if at is None:
-        raise ValueError(f"starts nowhere known; known are {', '.join(at.value for at in StartAt)}")
+        raise ValueError(f"has an unknown start: send one of {', '.join(at.value for at in StartAt)}")
     if at in (StartAt.OFFSET, StartAt.TIME):
         return Start(at, record(text(NAME_BYTES_MAX), read_offset)(value)[1])
     if at is StartAt.CURSOR:
         return Start(at, record(text(NAME_BYTES_MAX), read_cursor)(value)[1])
     if len(parts) != 1:
-        raise ValueError(f"{at.value!r} has no value beside it")
+        raise ValueError(f"has a value after {at.value!r}: send none")
     return Start(at)
 
 
@@ -328,7 +330,7 @@ def _partition_start(value: Any) -> PartitionStart:
 
 def _decide_fields(request: Decide) -> dict[str, Any]:
     return {
-        "job": cut(request.job, NAME_BYTES_MAX),
+        "job": truncate(request.job, NAME_BYTES_MAX),
         "decide": request.decision.value,
         "parts": list(request.parts) or None,
         "run": request.run,
@@ -337,8 +339,8 @@ def _decide_fields(request: Decide) -> dict[str, Any]:
 
 def _unpack_decide(fields: Fields) -> Decide:
     return Decide(
-        job=fields.need("job", read_name),
-        decision=fields.need("decide", _word_of(Decision)),
+        job=fields.require("job", read_name),
+        decision=fields.require("decide", _enum_reader(Decision)),
         parts=fields.get("parts", list_of(_staged_part, PARTS_MAX), ()),
         run=fields.get("run", read_u32, None),
     )
@@ -361,7 +363,7 @@ def _job_fields(status: JobStatus) -> dict[str, Any]:
 
 def _unpack_job(fields: Fields) -> JobStatus:
     return JobStatus(
-        state=fields.need("state", _word_of(JobState)),
+        state=fields.require("state", _enum_reader(JobState)),
         deltas=fields.get("deltas", read_u64, 0),
         published=fields.get("published", read_u64, 0),
         duplicates=fields.get("duplicates", read_u64, 0),
@@ -371,8 +373,13 @@ def _unpack_job(fields: Fields) -> JobStatus:
 
 
 def _refused_fields(row: RefusedRow) -> list[Any]:
-    told = cut(row.vector_id, REFUSED_ID_BYTES_MAX), int(row.code), cut(row.text, REFUSED_TEXT_BYTES_MAX)
-    return [row.part, row.row, *told]
+    return [
+        row.part,
+        row.row,
+        truncate(row.vector_id, REFUSED_ID_BYTES_MAX),
+        int(row.code),
+        truncate(row.text, REFUSED_TEXT_BYTES_MAX),
+    ]
 
 
 def _refused_row(value: Any) -> RefusedRow:
@@ -381,7 +388,7 @@ def _refused_row(value: Any) -> RefusedRow:
 
 
 def read_code(value: Any) -> ErrorCode:
-    """An error code; one that is not known here has a name made of its number."""
+    """Read an error code; a code that is unknown here gets a name made from its number."""
     return ErrorCode(read_u16(value))
 
 
@@ -394,7 +401,7 @@ def _get_fields(asked: Get) -> dict[str, Any]:
 
 def _unpack_get(fields: Fields) -> Get:
     return Get(
-        vector_id=fields.need("vector_id", text(VECTOR_ID_BYTES_MAX)),
+        vector_id=fields.require("vector_id", text(VECTOR_ID_BYTES_MAX)),
         namespace=fields.get("namespace", read_name, None),
     )
 
@@ -413,8 +420,8 @@ def _fact_fields(fact: Fact) -> dict[str, Any]:
 
 def _unpack_fact(fields: Fields) -> Fact:
     return Fact(
-        state=fields.need("state", _word_of(FactState)),
-        offset=fields.need("offset", read_offset),
+        state=fields.require("state", _enum_reader(FactState)),
+        offset=fields.require("offset", read_offset),
         dot=fields.get("dot", _dot, None),
         lamport=fields.get("lamport", read_offset, None),
         values=fields.get("values", _page, b""),
@@ -440,7 +447,7 @@ def _find_fields(asked: FindOffsets) -> dict[str, Any]:
 
 def _unpack_find(fields: Fields) -> FindOffsets:
     return FindOffsets(
-        starts=fields.need("starts", list_of(_start, STARTS_MAX)),
+        starts=fields.require("starts", list_of(_start, STARTS_MAX)),
         stream=fields.get("stream", read_u32, 0),
         partition=fields.get("partition", read_u16, 0),
     )
@@ -452,7 +459,8 @@ def _found_fields(found: FoundOffsets) -> dict[str, Any]:
 
 def _unpack_found(fields: Fields) -> FoundOffsets:
     return FoundOffsets(
-        offsets=fields.need("offsets", list_of(read_offset, STARTS_MAX)), log=fields.need("log", read_cursor)
+        offsets=fields.require("offsets", list_of(read_offset, STARTS_MAX)),
+        log=fields.require("log", read_cursor),
     )
 
 
@@ -478,7 +486,7 @@ def _description_fields(found: Description) -> dict[str, Any]:
 
 def _unpack_description(fields: Fields) -> Description:
     return Description(
-        streams=fields.need("streams", list_of(_stream, PARTITIONS_MAX)),
+        streams=fields.require("streams", list_of(_stream, PARTITIONS_MAX)),
         requests=fields.get("requests", _versions, {}),
         features=fields.get("features", _features, ()),
         level=fields.get("level", one_of(AckLevel), None),
@@ -497,22 +505,22 @@ def _versions(value: Any) -> dict[str, int]:
     return {name: _version(version) for name, version in mapping(value).items()}
 
 
-def _word_of(words: type[W]) -> Callable[[Any], W]:
-    """A word that `words` has as a value."""
+def _enum_reader(words: type[W]) -> Callable[[Any], W]:
+    """Return a reader of the values of an enumeration."""
 
     def read(value: Any) -> W:
         for one in words:
             if one.value == value:
                 return one
         known = ", ".join(str(one.value) for one in words)
-        raise ValueError(f"is {value!r:.60}; known are {known}")
+        raise ValueError(f"is {value!r:.60}: send one of {known}")
 
     return read
 
 
-_FORMS = (
-    _Form("hello", Hello, _hello_fields, _unpack_hello, Welcome, _welcome_fields, _unpack_welcome),
-    _Form(
+_CODECS = (
+    _RequestCodec("hello", Hello, _hello_fields, _unpack_hello, Welcome, _welcome_fields, _unpack_welcome),
+    _RequestCodec(
         "subscribe",
         Subscription,
         _subscription_fields,
@@ -521,10 +529,12 @@ _FORMS = (
         _subscribed_fields,
         _unpack_subscribed,
     ),
-    _Form("decide", Decide, _decide_fields, _unpack_decide, JobStatus, _job_fields, _unpack_job),
-    _Form("get", Get, _get_fields, _unpack_get, Fact, _fact_fields, _unpack_fact),
-    _Form("offsets", FindOffsets, _find_fields, _unpack_find, FoundOffsets, _found_fields, _unpack_found),
-    _Form(
+    _RequestCodec("decide", Decide, _decide_fields, _unpack_decide, JobStatus, _job_fields, _unpack_job),
+    _RequestCodec("get", Get, _get_fields, _unpack_get, Fact, _fact_fields, _unpack_fact),
+    _RequestCodec(
+        "offsets", FindOffsets, _find_fields, _unpack_find, FoundOffsets, _found_fields, _unpack_found
+    ),
+    _RequestCodec(
         "describe",
         Describe,
         _no_fields,
@@ -534,6 +544,6 @@ _FORMS = (
         _unpack_description,
     ),
 )
-_BY_NAME = {form.name: form for form in _FORMS}
-_BY_KIND = {form.kind: form for form in _FORMS}
-_BY_ANSWER = {form.answer: form for form in _FORMS}
+_BY_NAME = {codec.name: codec for codec in _CODECS}
+_BY_REQUEST_TYPE = {codec.request_type: codec for codec in _CODECS}
+_BY_RESPONSE_TYPE = {codec.response_type: codec for codec in _CODECS}

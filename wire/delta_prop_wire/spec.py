@@ -1,6 +1,6 @@
 """The numbers of the 0xD3 protocol: versions, sizes, limits, codes.
 
-Nothing here computes; a number that two modules must agree on stands here once.
+Nothing here computes; a number that two modules must agree on is defined here, once.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ PRODUCER_ID_BITS = 44
 PARTITION_BITS = 16
 LANE_BITS = 4
 COUNTER_MAX = (1 << 63) - 1
-"""Counters and Lamport numbers stay below 2**63, so that every store can keep them as signed."""
+"""Counters and Lamport numbers stay below 2**63, so that every store can hold them as signed integers."""
 UNKNOWN_OFFSET = COUNTER_MAX
-"""The offset of a repeat whose first place is not known any more."""
+"""The offset acknowledged for a duplicate whose original offset is no longer known."""
 
 
 class FrameType(IntEnum):
@@ -73,7 +73,7 @@ class Attribute(IntEnum):
     MIXED_KINDS = 1 << 5
     MIXED_NAMESPACES = 1 << 6
     ROW_OFFSETS = 1 << 7
-    COUNTERS_LEAP = 1 << 8
+    COUNTER_GAPS = 1 << 8
     STATE_ROWS = 1 << 9
 
 
@@ -82,9 +82,9 @@ PRIORITY_SHIFT = 12
 
 
 class ErrorCode(IntEnum):
-    """Why something was refused. Names and numbers are part of the protocol.
+    """The reason for a refusal. Names and numbers are part of the protocol.
 
-    A number that is not known here is a code all the same, as a newer peer may have it: `CODE_999`.
+    A number that is unknown here is still a code, since a newer peer may send it: `CODE_999`.
     """
 
     BAD_FRAME = 1
@@ -132,7 +132,7 @@ class ErrorCode(IntEnum):
         return unknown
 
 
-VOIDING = frozenset(
+FINAL = frozenset(
     {
         ErrorCode.TOO_LARGE,
         ErrorCode.UNAUTHORIZED,
@@ -142,7 +142,7 @@ VOIDING = frozenset(
         ErrorCode.ID_REUSED,
     }
 )
-"""Refusals for good: the dot becomes void, a corrected delta takes a new one."""
+"""Codes of final refusals: the dot is used up, and a corrected delta takes a new dot."""
 
 RETRYABLE = frozenset(
     {
@@ -163,4 +163,4 @@ RETRYABLE = frozenset(
         ErrorCode.QUOTA_EXCEEDED,
     }
 )
-"""Refusals that may pass: the dot stays open, the same dot is sent again, in order."""
+"""Codes of retryable refusals: the dot stays open, and the delta is sent again under it, in order."""

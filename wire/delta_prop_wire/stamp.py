@@ -1,8 +1,8 @@
-"""The stamp: 48 bytes between frame header and body, in the clear.
+"""The stamp: 48 bytes between frame header and body, never compressed.
 
-Its checksum covers the frame header and the rest of the stamp. A producer fills in nothing else but stream
-and partition. The log's stamp binds a batch to its place: it names the checksum of the stamp before it, so
-that a missing or exchanged frame breaks the chain.
+Its checksum covers the frame header and the rest of the stamp. A producer fills in stream and partition only.
+The log's stamp binds a batch to its offset: it names the checksum of the stamp before it, so that a missing
+or exchanged frame breaks the checksum chain.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import KnownIds, Priority, Source
-from delta_prop_wire.errors import PeerError
+from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.spec import (
     COUNTER_MAX,
     FRAME_PAYLOAD_BYTES_MAX,
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 _REST = struct.Struct("<IIHBBQQIIQ")
 """leader epoch, stream, partition, source, known ids, append time, Lamport number, previous stamp's CRC,
-body CRC, synced offset: 44 bytes, behind the stamp's own CRC (u32)."""
+body CRC, synced offset: 44 bytes, after the stamp's own CRC (u32)."""
 
 _CRC = struct.Struct("<I")
 _HEADER = struct.Struct(">BBBBQI")
 _STAMP = struct.Struct("<I" + _REST.format.removeprefix("<"))
 assert _STAMP.size == STAMP_BYTES
-_PLAIN_FLAGS = frozenset(
+_UNCOMPRESSED_FLAGS = frozenset(
     Flag.BATCHED | more
     for more in (0, Flag.ACK_WANTED, Flag.HIGH_PRIORITY, Flag.ACK_WANTED | Flag.HIGH_PRIORITY)
 )
@@ -55,12 +55,12 @@ assert [*map(int, _KNOWN_IDS)] == [*range(len(_KNOWN_IDS))]
 
 @dataclass(slots=True)
 class Stamp:
-    """What the log knows about a batch. Never changed once it is made.
+    """The log's facts about a batch. Never changed once made.
 
-    `lamport` is row 0's, row i has `lamport + i`. `append_time` in microseconds since 1970, information only.
-    `previous_crc` is the `crc` of the partition's stamp before, `body_crc` the batch's own (0: not said).
-    `known_ids`: whether ids of the batch had been accepted before it was logged here; only a forwarded one's.
-    `crc` is computed by `pack` and found by `unpack`; two stamps that say the same are equal without it.
+    `lamport` is row 0's; row i has `lamport + i`. `append_time` is in microseconds since 1970, information
+    only. `previous_crc` is the `crc` of the stamp before it in the partition, `body_crc` the batch's own
+    (0: unknown). `known_ids`: the share of a forwarded batch's ids that had been accepted before it was
+    logged here. `crc` is set by `unpack_stamp` and ignored when stamps are compared.
     """
 
     lamport: int = 0
@@ -76,29 +76,29 @@ class Stamp:
     crc: int = field(default=0, compare=False)
 
     @property
-    def is_sent(self) -> bool:
-        """True if it is a producer's: it says no more than stream and partition."""
+    def is_from_producer(self) -> bool:
+        """True if it is a producer's: it holds only stream and partition."""
         return self == Stamp(stream=self.stream, partition=self.partition)
 
 
-SENT_HEAD = struct.Struct(f"<{HEADER_BYTES}sI{_REST.size}s")
+PRODUCER_HEAD = struct.Struct(f"<{HEADER_BYTES}sI{_REST.size}s")
 """The head of a producer's frame: header, stamp CRC, rest of the stamp."""
 
 
-def pack_sent_stamp(header: bytes, partition: int) -> bytes:
-    """The 48 bytes of a producer's stamp behind this frame header (16 bytes, of the uncompressed frame)."""
-    rest = sent_rest(partition)
+def pack_producer_stamp(header: bytes, partition: int) -> bytes:
+    """Return the 48 bytes of a producer's stamp for a frame header (16 bytes, of the uncompressed frame)."""
+    rest = pack_producer_rest(partition)
     return _CRC.pack(crc32c(header + rest)) + rest
 
 
 @lru_cache(maxsize=1024)
-def sent_rest(partition: int) -> bytes:
-    """Pack what follows the CRC in a producer's stamp."""
+def pack_producer_rest(partition: int) -> bytes:
+    """Return the bytes after the CRC in a producer's stamp."""
     return _REST.pack(0, 0, partition, *(0,) * 7)
 
 
 def pack_stamp(stamp: Stamp, header: Buffer) -> bytes:
-    """The 48 bytes of `stamp` behind this frame header (16 bytes, of the uncompressed frame)."""
+    """Return the 48 bytes of `stamp` for a frame header (16 bytes, of the uncompressed frame)."""
     rest = _REST.pack(
         stamp.leader_epoch,
         stamp.stream,
@@ -115,26 +115,30 @@ def pack_stamp(stamp: Stamp, header: Buffer) -> bytes:
 
 
 def unpack_stamp(raw: Buffer, header: Buffer) -> Stamp:
-    """Read 48 bytes that came behind this frame header. Raises PeerError."""
+    """Read the 48 bytes that follow a frame header. Raises ProtocolError."""
     view = memoryview(raw)
-    told = stamp_crc(view)
+    stated = stamp_crc(view)
     found = crc32c(view[_CRC.size :], crc32c(header))
-    if told != found:
-        raise PeerError(ErrorCode.CHECKSUM, f"stamp checksum is {found:#010x}, the frame says {told:#010x}")
+    if stated != found:
+        raise ProtocolError(
+            ErrorCode.CHECKSUM,
+            f"stamp checksum is {found:#010x}; the frame states {stated:#010x}: send the frame again",
+        )
     epoch, stream, partition, source, known, time, lamport, previous, body, synced = _REST.unpack_from(
         view, _CRC.size
     )
     if source >= len(_SOURCES) or known >= len(_KNOWN_IDS):
-        raise PeerError(
-            ErrorCode.BAD_FRAME, f"stamp: source {source} and known ids {known}; there are 0 to 3, 0 to 2"
+        raise ProtocolError(
+            ErrorCode.BAD_FRAME,
+            f"stamp: source {source}, known ids {known}: send a source from 0 to 3, known ids from 0 to 2",
         )
     if lamport > COUNTER_MAX or synced > COUNTER_MAX:
-        raise PeerError(
+        raise ProtocolError(
             ErrorCode.BAD_FRAME,
-            f"stamp: Lamport number {lamport} or synced offset {synced} above {COUNTER_MAX}",
+            f"stamp: Lamport number {lamport}, synced offset {synced}: keep both up to {COUNTER_MAX}",
         )
-    marks = (epoch, stream, partition, _KNOWN_IDS[known])
-    return Stamp(lamport, _SOURCES[source], time, previous, body, synced, *marks, crc=told)
+    rest = (epoch, stream, partition, _KNOWN_IDS[known])
+    return Stamp(lamport, _SOURCES[source], time, previous, body, synced, *rest, crc=stated)
 
 
 def pack_logged_head(
@@ -148,9 +152,9 @@ def pack_logged_head(
     synced: int,
     known_ids: KnownIds = KnownIds.NONE,
 ) -> tuple[bytes, int]:
-    """The 64 bytes that a log writes in front of a batch, and the stamp's checksum.
+    """Return the 64 bytes that a log writes before a batch's body, and the stamp's checksum.
 
-    The same as `codec.encode_head`, in fewer steps. `time` in microseconds since 1970.
+    Does the same as `codec.encode_head`, in fewer steps. `time` is in microseconds since 1970.
     """
     flags = _FLAGS_OF[batch.attributes >> PRIORITY_SHIFT & 3]
     header = _HEADER.pack(MAGIC, VERSION, _BATCH, flags, offset, STAMP_BYTES + len(batch.raw))
@@ -160,31 +164,31 @@ def pack_logged_head(
 
 
 def unpack_logged_head(raw: Buffer) -> tuple[int, int, Stamp] | None:
-    """Sequence, payload length and stamp of a plain BATCH frame as a log writes it, from its first 64 bytes.
+    """Read sequence, payload length and stamp from the 64-byte head of an uncompressed BATCH frame in a log.
 
-    The same as `unpack_header` and `unpack_stamp`, in fewer steps; None where it is anything else or unsound,
-    of which those say what.
+    Does the same as `unpack_header` and `unpack_stamp`, in fewer steps; None for any other or invalid frame,
+    for which those two raise the error.
     """
     view = memoryview(raw)
     magic, version, kind, flags, sequence, length = _HEADER.unpack_from(view)
-    told, epoch, stream, partition, source, known, time, lamport, previous, body, synced = _STAMP.unpack_from(
-        view, HEADER_BYTES
+    stated, epoch, stream, partition, source, known, time, lamport, previous, body, synced = (
+        _STAMP.unpack_from(view, HEADER_BYTES)
     )
-    if told != crc32c(
+    if stated != crc32c(
         view[HEADER_BYTES + _CRC.size : HEADER_BYTES + STAMP_BYTES], crc32c(view[:HEADER_BYTES])
     ):
         return None
-    if magic != MAGIC or version != VERSION or kind != _BATCH or flags not in _PLAIN_FLAGS:
+    if magic != MAGIC or version != VERSION or kind != _BATCH or flags not in _UNCOMPRESSED_FLAGS:
         return None
     if length > FRAME_PAYLOAD_BYTES_MAX or length < STAMP_BYTES:
         return None
     if source >= len(_SOURCES) or known >= len(_KNOWN_IDS) or lamport > COUNTER_MAX or synced > COUNTER_MAX:
         return None
-    marks = (epoch, stream, partition, _KNOWN_IDS[known], told)
-    stamp = Stamp(lamport, _SOURCES[source], time, previous, body, synced, *marks)
+    rest = (epoch, stream, partition, _KNOWN_IDS[known], stated)
+    stamp = Stamp(lamport, _SOURCES[source], time, previous, body, synced, *rest)
     return sequence, length, stamp
 
 
 def stamp_crc(raw: Buffer) -> int:
-    """The checksum that stands in a packed stamp: what the next stamp names as its previous one."""
+    """Read the checksum of a packed stamp; the next stamp holds it as `previous_crc`."""
     return int(_CRC.unpack_from(raw)[0])

@@ -1,6 +1,6 @@
-"""Topics: what a subscriber asks for, as values, as text and as bytes.
+"""Topics, which subscribers ask for, as values, as text and as bytes.
 
-A topic is never a log, and says nothing about order; matching many topics at once is the router's work.
+A topic is not a log and implies no order; the router matches many topics at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KIND_MAX = 63
 
 
 class TopicKind(IntEnum):
-    """What a topic looks at. Numbers are part of the protocol."""
+    """The kinds of topics. Numbers are part of the protocol."""
 
     ALL = 0
     VECTOR_ID = 1
@@ -30,7 +30,7 @@ class TopicKind(IntEnum):
 
 
 class Topic(NamedTuple):
-    """One thing to ask for: everything, a vector id, a namespace, a kind of operation, a custom topic.
+    """A topic: all deltas, a vector id, a namespace, a kind of operation, or a custom topic.
 
     Text: `*`, `v:ID`, `ns:NAME`, `op:create`, `c:NAME`. Bytes: the kind, then UTF-8 or, for a kind of
     operation, one byte.
@@ -47,7 +47,7 @@ class Topic(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Topic:
-        """Read the text form. Raises UsageError with the forms there are."""
+        """Parse the text form. Raises UsageError with the known forms."""
         if text == "*":
             return ALL
         if not isinstance(text, str):
@@ -58,16 +58,16 @@ class Topic(NamedTuple):
                 if kind is TopicKind.DELTA_TYPE:
                     value = kind_number(text[len(prefix) :])
                 topic = cls(kind, value)
-                fault = _fault(topic)
+                fault = _find_fault(topic)
                 if fault:
                     raise UsageError(f"topic {text!r:.80}: {fault}")
                 return topic
         raise UsageError(
-            f"topic {text!r:.80} is none of: * (all), v:VECTOR_ID, ns:NAMESPACE, op:KIND, c:CUSTOM"
+            f"topic {text!r:.80} is unknown: give * (all), v:VECTOR_ID, ns:NAMESPACE, op:KIND or c:CUSTOM"
         )
 
     def to_bytes(self) -> bytes:
-        """The binary form, as Subscribe carries it."""
+        """Return the binary form, which Subscribe frames carry."""
         if isinstance(self.value, int):
             return bytes((self.kind, self.value))
         return bytes((self.kind,)) + (self.value or "").encode()
@@ -79,18 +79,20 @@ class Topic(NamedTuple):
             kind, rest = TopicKind(data[0]), data[1:]
             value: str | int = str(rest, "utf-8") if kind is not TopicKind.DELTA_TYPE else -1
         except (IndexError, ValueError) as error:
-            raise _unknown(data, f"{error}: send a tag from 0 to 4, then UTF-8 or one byte") from None
+            raise _unknown_topic_error(
+                data, f"{error}: send a tag from 0 to 4, then UTF-8 or one byte"
+            ) from None
         if kind is TopicKind.ALL:
-            fault, topic = "nothing follows the tag of *" if rest else None, ALL
+            fault, topic = "bytes after the tag of *: send the tag only" if rest else None, ALL
         else:
             topic = cls(kind, rest[0] if kind is TopicKind.DELTA_TYPE and len(rest) == 1 else value)
-            fault = _fault(topic)
+            fault = _find_fault(topic)
         if fault:
-            raise _unknown(data, fault)
+            raise _unknown_topic_error(data, fault)
         return topic
 
     def matches(self, delta: Delta) -> bool:
-        """Whether a subscriber of this topic is to have the delta."""
+        """True if a subscriber of this topic gets the delta."""
         if self.kind is TopicKind.VECTOR_ID:
             return delta.vector_id == self.value
         if self.kind is TopicKind.NAMESPACE:
@@ -118,12 +120,12 @@ _KIND_NUMBERS = {name: int(kind) for kind, name in _KIND_NAMES.items()}
 
 
 def kind_name(kind: int) -> str:
-    """The name of an operation's kind, the number in digits where it has none."""
+    """Return the name of an operation's kind, or its number in digits if it has none."""
     return _KIND_NAMES[Kind(kind)] if kind in _KIND_NAMES else str(kind)
 
 
 def kind_number(name: str) -> int:
-    """The number of a kind's name, or of a number without a name; -1 where it is neither."""
+    """Return the number of a kind from its name, or from digits if it has none; -1 for any other text."""
     if name in _KIND_NUMBERS:
         return _KIND_NUMBERS[name]
     nameless = name.isascii() and name.isdigit() and len(name) == 2
@@ -131,23 +133,23 @@ def kind_number(name: str) -> int:
 
 
 def kind_names() -> str:
-    """The names of all known kinds, for messages."""
+    """Return the names of all known kinds, for messages."""
     return ", ".join(_KIND_NUMBERS)
 
 
-def _fault(topic: Topic) -> str | None:
+def _find_fault(topic: Topic) -> str | None:
     if topic.kind is TopicKind.DELTA_TYPE:
         known = isinstance(topic.value, int) and 0 <= topic.value <= KIND_MAX
-        return None if known else f"a kind of operation is one of {kind_names()}, or a number to {KIND_MAX}"
+        return None if known else f"unknown kind: give one of {kind_names()}, or a number up to {KIND_MAX}"
     if topic.kind is TopicKind.ALL:
         return None
     try:
         size = len(str(topic.value).encode())
     except UnicodeEncodeError:
-        return "it holds half a character (a lone surrogate): give text that UTF-8 can hold"
+        return "it holds a lone surrogate (half a character): give text that UTF-8 can hold"
     bound = _BYTES_MAX[topic.kind]
-    return None if 1 <= size <= bound else f"its name has {size} bytes; allowed are 1 to {bound}"
+    return None if 1 <= size <= bound else f"its name has {size} bytes: give 1 to {bound}"
 
 
-def _unknown(data: bytes, message: str) -> Refused:
+def _unknown_topic_error(data: bytes, message: str) -> Refused:
     return Refused(ErrorCode.UNKNOWN_TOPIC, f"topic {bytes(data[:40])!r}: {message}", field="topics")

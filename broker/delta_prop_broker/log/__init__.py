@@ -1,1 +1,1 @@
-"""Logs: one contract, and what fulfils it."""
+"""Logs: one contract and its implementations."""

@@ -1,6 +1,6 @@
-"""What a log promises to the pipeline.
+"""The contract between a log and the pipeline.
 
-A log numbers what it is given and gives it back; it never orders, deduplicates or routes.
+A log numbers and returns batches; it never orders, deduplicates or routes.
 """
 
 from __future__ import annotations
@@ -20,120 +20,121 @@ if TYPE_CHECKING:
 class Log(Protocol):
     """One partition's deltas, in the one order that all sinks of a service see.
 
-    A returned `append` promises a place: offsets are never given twice, and no later failure takes
-    the place away without the log's epoch growing. Readers may read up to `visible`.
+    Once `append` returns, the offsets of its rows are never assigned again, and a later failure takes them
+    away only if the log's epoch grows. Readers may read up to `high_watermark`.
     """
 
     @property
     def log_id(self) -> bytes:
-        """16 bytes drawn when the log was created."""
+        """16 random bytes, drawn when the log was created."""
 
     @property
     def epoch(self) -> int:
-        """Grows at each recovery that may have lost a tail."""
+        """The log epoch; it grows with each recovery that may have lost a tail."""
 
     def epoch_end(self, epoch: int) -> int | None:
-        """Where a past epoch ended (exclusive); None where it is the present one, or not known."""
+        """Return the end offset (exclusive) of a past epoch; None for the present one or one not known."""
 
     @property
-    def level(self) -> AckLevel:
+    def ack_level(self) -> AckLevel:
         """The highest level that an acknowledgement from this log can promise."""
 
     @property
-    def accepting(self) -> bool:
-        """False while the log wants no more for now: deltas wait in the queue before the chain."""
+    def is_accepting(self) -> bool:
+        """False while the log is overloaded: deltas wait in the queue before the pipeline."""
 
     @property
-    def first_offset(self) -> int:
-        """The oldest offset still held."""
+    def start_offset(self) -> int:
+        """The oldest stored offset."""
 
     @property
     def next_offset(self) -> int:
         """The offset that the next appended row gets."""
 
     @property
-    def visible(self) -> int:
-        """The mark up to which (exclusive) sinks and subscribers may read."""
+    def high_watermark(self) -> int:
+        """The offset (exclusive) up to which sinks and subscribers may read."""
 
-    def reached(self, level: AckLevel) -> int:
-        """The mark up to which (exclusive) rows are kept as safely as this level says."""
+    def offset_at_level(self, level: AckLevel) -> int:
+        """Return the offset (exclusive) up to which rows are stored as safely as this level says."""
 
-    def want_sync(self) -> None:
-        """Somebody waits for level `durable`, maybe of rows that nobody had asked that for."""
+    def request_sync(self) -> None:
+        """Request a sync: a client waits for level `durable`, maybe of rows appended at a lower level."""
 
     def refusal(self, *batches: Batch) -> Exception | None:
-        """Why an append of these batches, one behind the other, would be refused now; None if all fit."""
+        """Return the error with which an append of these batches would be refused now; None if all fit."""
 
-    def full(self, count: int, size: int) -> Exception | None:
-        """Why a batch of about so many deltas and bytes would find no room now, None if it would.
+    def capacity_refusal(self, count: int, size: int) -> Exception | None:
+        """Return the error with which a batch of this size would be refused now; None if it fits.
 
-        Says nothing of one that is larger than the whole log: that never gets room.
+        `count` and `size` may be estimates. Also None for a batch larger than the full log, which never fits.
         """
 
     def shortage(self) -> Refused | None:
-        """The reason why nothing can be appended for want of room; None while there is room, as far as is
-        known. What was refused last for that is asked for again: nobody else gives way for a question.
+        """Return the error while the log lacks capacity for any append; None otherwise, as far as known.
+
+        Checks the size that was refused last again. Evicts no holder for this query.
         """
 
-    def look_at_room(self) -> None:
-        """Find out what room there is, where others may have taken it since it was looked at last."""
+    def poll_capacity(self) -> None:
+        """Update the known capacity, since other programs may have used some of it."""
 
     def append(
         self, batch: Batch, *, lamport: int, source: Source, known_ids: KnownIds = KnownIds.NONE
     ) -> LoggedBatch:
-        """Give the batch its place. Raises Refused (LOG_FULL, LEVEL_UNAVAILABLE) and changes nothing.
+        """Append a batch: assign its offsets. On Refused (LOG_FULL, LEVEL_UNAVAILABLE) nothing changes.
 
-        `known_ids`: whether ids of it stand in the log already, for those who read it.
+        `known_ids`: for readers, which ids of the batch the log already holds.
         """
 
-    def fits(self, batches: Sequence[Batch]) -> bool:
-        """Whether `append_run` would take these now, all of them; makes room where that is possible."""
+    def can_append(self, batches: Sequence[Batch]) -> bool:
+        """Return True if `append_run` would take all of these now; free capacity where possible."""
 
     def append_run(self, batches: Sequence[Batch], *, lamport: int, source: Source) -> list[LoggedBatch]:
-        """`append` for each of them, one behind the other. They fit: that was asked in the same turn.
+        """Append these batches one after the other; the caller called `can_append` in the same tick.
 
-        `lamport`: of the first row of the first one; the others count on from there.
+        `lamport`: the timestamp of the first row of the first batch; the others count on from there.
         """
 
     def read(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
-        """Batches from the one that holds `offset` on, at least one unless `offset` is at `visible`.
+        """Return batches from the one that holds `offset` on, at least one below `high_watermark`.
 
-        Raises Refused (CURSOR_TOO_OLD) below `first_offset`.
+        Raises Refused (CURSOR_TOO_OLD) below `start_offset`.
         """
 
     def read_appended(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
-        """`read` up to `next_offset`: also what is not visible yet, to compare a repeat with its first copy.
+        """Return batches like `read`, but up to `next_offset`, to compare a duplicate with its first copy.
 
-        Raises Refused (CURSOR_TOO_OLD) below `first_offset`.
+        Raises Refused (CURSOR_TOO_OLD) below `start_offset`.
         """
 
     def find(self, origin: int, counter: int) -> int | None:
-        """The offset of a dot, of one not yet visible too; None where it is not, or no longer, here."""
+        """Return the offset of a dot, even above the high watermark; None if the log does not hold it."""
 
-    def fill(self, offset: int) -> float:
-        """The share of the log's bounds that everything from `offset` on takes: 1 is all there is."""
+    def used_share(self, offset: int) -> float:
+        """Return the share of the log's bounds used from `offset` on: 1 is the full capacity."""
 
-    def kept_share(self, offset: int) -> float:
-        """How near what lies at `offset` is to going: at 1 it may, unless somebody needs it."""
+    def retention_share(self, offset: int) -> float:
+        """Return how close the row at `offset` is to its removal: at 1 it may go unless a holder needs it."""
 
     def age_s(self, offset: int) -> float | None:
-        """Return how long ago the row at an offset was appended, in seconds, or the oldest still held where
-        it is gone; 0 from `visible` on; None where that cannot be told at present.
+        """Return the seconds since the row at an offset was appended.
+
+        For a removed row, returns the age of the oldest stored one; 0 from `high_watermark` on;
+        None where the age is not known at present.
         """
 
     def mark_time(self) -> None:
-        """Note what time it is, ten times a second: a log that stamps nothing tells ages by that."""
+        """Note the time, ten times a second: a log without stamps derives ages from these notes."""
 
-    def hold(
-        self, holder: str, needed: Callable[[], int], give_way: Callable[[], None] | None = None
-    ) -> None:
-        """Keep everything from the offset that `needed` gives on, asked when room is short.
+    def hold(self, holder: str, needed: Callable[[], int], evict: Callable[[], None] | None = None) -> None:
+        """Keep all rows from the offset that `needed` returns; it is called when capacity is short.
 
-        A holder with `give_way` is let go, and told so, rather than an append refused.
+        A holder with `evict` is released and notified by that call, so that an append is not refused.
         """
 
     def release(self, holder: str) -> None:
-        """Forget what a holder needed."""
+        """Remove a holder."""
 
 
 if TYPE_CHECKING:

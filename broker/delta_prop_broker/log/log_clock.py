@@ -1,9 +1,9 @@
-"""The two times of a log: the one that it stamps, and the one that its segments age by.
+"""The two times of a log: log time, which stamps carry, and seen time, by which its segments age.
 
-A wall clock may be wrong, and may be set while a process runs or between two of them, so it never decides
-what goes. *Seen time* counts what processes with the log open saw pass by the monotonic clock; age is a
-difference of seen times. *Log time* is what appends are stamped with, for people who ask by date: it begins
-at the wall clock, never falls, and follows the wall clock at half to double the speed of the monotonic one.
+A wall clock may be wrong, and may be set while a process runs or between two runs, so it never decides
+which rows to remove. *Seen time* counts the monotonic time that passed in processes with the log open; an
+age is a difference of seen times. *Log time* stamps appends, for people who ask by date: it begins at the
+wall clock, never falls, and follows the wall clock at half to double the speed of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 JUMP_US = 60_000_000
-"""A wall clock that moves so much more, or less, than the monotonic one has jumped."""
+"""A wall clock has jumped if it moves this much more, or less, than the monotonic one."""
 STOP_US = 86_400_000_000
-"""A start so long behind the last log time is reported as a jump: a long stop looks the same."""
+"""A start this long after the last log time is reported as a jump: a long stop looks the same."""
 
 
 class Clock(Protocol):
@@ -29,7 +29,7 @@ class Clock(Protocol):
 
 
 class ClockJump(NamedTuple):
-    """Wall times around a jump, in microseconds since 1970: the one expected, and the one found."""
+    """Wall times around a jump, in microseconds since 1970: the expected one, and the one found."""
 
     expected_us: int
     found_us: int
@@ -38,15 +38,15 @@ class ClockJump(NamedTuple):
 class LogClock:
     """Log time and seen time, in microseconds; they move when `read` is called.
 
-    `jumps` counts those since this was created; `jump` is the newest one known.
+    `jumps` counts the jumps since this was created; `jump` is the newest one known.
     """
 
     def __init__(self, clock: Clock, *, seen_us: int, time_us: int, jump: ClockJump | None) -> None:
-        """`time_us`: the last log time known, 0 in a new log. The clock is asked at the first `read`."""
+        """`time_us`: the last log time known, 0 in a new log. The clock is first read by the first `read`."""
         self.seen_us = seen_us
         self.time_us = time_us
         self.ahead_us = 0
-        """How far the wall clock is ahead of log time, at the last `read`."""
+        """Microseconds by which the wall clock is ahead of log time, at the last `read`."""
         self.jump = jump
         self.jumps = 0
         self._now, self._read_wall_us = clock.now, clock.wall_us
@@ -55,7 +55,7 @@ class LogClock:
         self._wall_us = 0
 
     def read(self) -> int:
-        """Move both times on, and return log time."""
+        """Advance both times, and return log time."""
         now, wall = self._now(), self._read_wall_us()
         if self._began is None:
             return self._start(now, wall)
@@ -76,13 +76,13 @@ class LogClock:
         return self.time_us
 
     def peek(self) -> int:
-        """Return log time as it is by now, without moving it on."""
+        """Return log time as of now, without advancing it."""
         if self._began is None:
             return max(self.time_us, self._read_wall_us())
         return self.time_us + max(self._base_us + int((self._now() - self._began) * 1e6) - self.seen_us, 0)
 
-    def look(self) -> int:
-        """Move both times on, and return seen time."""
+    def poll(self) -> int:
+        """Advance both times, and return seen time."""
         self.read()
         return self.seen_us
 

@@ -1,6 +1,6 @@
-"""The log in memory: gone with the process, so its acknowledgements promise level `memory` only.
+"""The log in memory: lost with the process, so its acknowledgements promise only level `memory`.
 
-Keeps as much of the past as its bounds allow; drops the oldest batch that no holder needs, and
+Stores as many rows as its bounds allow; drops the oldest batch that no holder needs, and
 refuses new ones while a holder still needs the oldest.
 """
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 DELTAS_MAX = 1_000_000
 BYTES_MAX = 256 * 1024 * 1024
 RETRY_AFTER_MS = 50
-MARKS_MAX = 4_096
-"""How many times are remembered, to tell how old a row is; older ones lie further apart."""
+TIME_MARKS_MAX = 4_096
+"""Maximum number of stored time marks, from which ages are derived; older ones lie further apart."""
 
 BATCH_OVERHEAD_BYTES = 3_072
 ROW_OVERHEAD_BYTES = 96
-"""What a batch costs beside its bytes once sinks have read it: views, decoded names. Measured, rounded."""
+"""Cost of a batch, and of a row, beside its bytes once sinks have read it: views, decoded names. Measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLogStatistics:
-    """What the log holds and what bounds it."""
+    """Contents and bounds of the log."""
 
-    first_offset: int
+    start_offset: int
     next_offset: int
     deltas: int
     bytes: int
@@ -52,8 +52,8 @@ class MemoryLog:
     """A `Log` bounded in deltas and bytes."""
 
     epoch = 1
-    level = AckLevel.MEMORY
-    accepting = True
+    ack_level = AckLevel.MEMORY
+    is_accepting = True
 
     def __init__(
         self,
@@ -72,65 +72,65 @@ class MemoryLog:
         self._bytes_max = bytes_max
         self._batches: list[LoggedBatch] = []
         self._starts: list[int] = []
-        self._weights: list[int] = []  # of everything appended up to each batch, itself included
-        self._head = 0  # batches before it are dropped; their places are cut off now and then
+        self._weights: list[int] = []  # of everything appended up to each batch, including it
+        self._head = 0  # index of the oldest stored batch; the entries before it are deleted now and then
         self._bytes = 0
         self._appended_bytes = 0
         self._dropped = 0
         self._refused = 0
-        self._short_of: tuple[int, int] | None = None  # deltas and bytes of what found no room last
+        self._refused_size: tuple[int, int] | None = None  # deltas and bytes of the batch last refused
         self._holders = Holders()
         self._now = now
-        self._mark_ends: list[int] = []  # up to where the log came by the time below
+        self._mark_ends: list[int] = []  # the next offset at each time of `_mark_times`
         self._mark_times: list[float] = []
 
     @property
-    def visible(self) -> int:
-        """Everything that has a place: memory has no later mark."""
+    def high_watermark(self) -> int:
+        """The next offset: in memory every appended row is readable."""
         return self.next_offset
 
     def epoch_end(self, epoch: int) -> int | None:
-        """A log in memory has one epoch."""
+        """Return None: a log in memory has one epoch."""
         return None
 
-    def reached(self, level: AckLevel) -> int:
-        """Everything that has a place, as nothing above level memory is ever taken."""
+    def offset_at_level(self, level: AckLevel) -> int:
+        """Return the next offset: no batch above level memory is ever accepted."""
         return self.next_offset
 
-    def want_sync(self) -> None:
-        """Nobody can wait for that here."""
+    def request_sync(self) -> None:
+        """Do nothing: no batch asks for a sync here."""
 
     @property
-    def first_offset(self) -> int:
-        """The oldest offset still held."""
+    def start_offset(self) -> int:
+        """The oldest stored offset."""
         return self._starts[self._head] if self._head < len(self._starts) else self.next_offset
 
     def refusal(self, *batches: Batch) -> Refused | None:
-        """Why an append of these would be refused now; makes room first where nobody needs the oldest."""
+        """Return the error with which an append of these would be refused now; drop batches first."""
         above = filter(None, map(self._level_refusal, batches))
         return next(above, None) or self._refusal(*batches)
 
-    def full(self, count: int, size: int) -> Refused | None:
-        """Why a batch of about so many deltas and bytes would find no room now, None if it would."""
+    def capacity_refusal(self, count: int, size: int) -> Refused | None:
+        """Return the error with which a batch of about this size would be refused now; None if it fits."""
         size += BATCH_OVERHEAD_BYTES + ROW_OVERHEAD_BYTES * count
         too_large = count > self._deltas_max or size > self._bytes_max
-        return None if too_large or self._find_room(count, size) else self._full(count, size)
+        return None if too_large or self._ensure_capacity(count, size) else self._full_refusal(count, size)
 
     def shortage(self) -> Refused | None:
-        """The reason why what found no room last would find none now; None while there is room."""
-        if self._short_of is None or self._find_room(*self._short_of):
-            self._short_of = None
+        """Return the error if the size that was refused last would be refused now; None otherwise."""
+        if self._refused_size is None or self._ensure_capacity(*self._refused_size):
+            self._refused_size = None
             return None
-        return self._full(*self._short_of)
+        return self._full_refusal(*self._refused_size)
 
-    def look_at_room(self) -> None:
-        """Nobody else takes of it."""
+    def poll_capacity(self) -> None:
+        """Do nothing: no other program uses this log's capacity."""
 
     def append(
         self, batch: Batch, *, lamport: int, source: Source, known_ids: KnownIds = KnownIds.NONE
     ) -> LoggedBatch:
-        """Give the batch its place. Raises Refused and changes nothing."""
-        # A forwarded batch asked the service where it entered for its level, not this one.
+        """Append a batch: assign its offsets. Raises Refused and changes nothing."""
+        # The level of a forwarded batch counts only at the service where it entered.
         refusal = self._refusal(batch) if source is Source.REPLICA else self.refusal(batch)
         if refusal is not None:
             self._refused += 1
@@ -144,32 +144,32 @@ class MemoryLog:
         self.next_offset = logged.next_offset
         return logged
 
-    def fits(self, batches: Sequence[Batch]) -> bool:
-        """Whether `append_run` would take these; makes room where nobody needs the oldest."""
+    def can_append(self, batches: Sequence[Batch]) -> bool:
+        """Return True if `append_run` would take these; drop batches that nobody needs."""
         if any(self._level_refusal(batch) is not None for batch in batches):
             return False
         count, size = sum([batch.count for batch in batches]), sum(map(weight, batches))
         fits_ever = count <= self._deltas_max and size <= self._bytes_max
-        return fits_ever and self._find_room(count, size)
+        return fits_ever and self._ensure_capacity(count, size)
 
     def append_run(self, batches: Sequence[Batch], *, lamport: int, source: Source) -> list[LoggedBatch]:
-        """`append` for each, one behind the other. They fit: that was asked just now."""
-        placed = []
+        """Append these batches one after the other; the caller called `can_append` just now."""
+        appended = []
         for batch in batches:
-            placed.append(self.append(batch, lamport=lamport, source=source))
+            appended.append(self.append(batch, lamport=lamport, source=source))
             lamport += batch.count
-        return placed
+        return appended
 
     def read(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
-        """Batches from the one that holds `offset` on, until either bound is reached."""
+        """Return batches from the one that holds `offset` on, until either bound is reached."""
         if offset >= self.next_offset:
             return []
-        if offset < self.first_offset:
-            raise refusals.too_old(offset, self.first_offset)
-        place = bisect_right(self._starts, offset, self._head) - 1
+        if offset < self.start_offset:
+            raise refusals.offset_too_old(offset, self.start_offset)
+        index = bisect_right(self._starts, offset, self._head) - 1
         found: list[LoggedBatch] = []
         rows = size = 0
-        for logged in self._batches[place : place + rows_max]:
+        for logged in self._batches[index : index + rows_max]:
             if found and (rows + logged.count > rows_max or size + logged.batch.size > bytes_max):
                 break
             found.append(logged)
@@ -178,11 +178,11 @@ class MemoryLog:
         return found
 
     def read_appended(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
-        """`read`, as everything that has a place is visible."""
+        """Return the result of `read`: every appended row is readable."""
         return self.read(offset, rows_max=rows_max, bytes_max=bytes_max)
 
     def find(self, origin: int, counter: int) -> int | None:
-        """The offset of a dot; None where it is not, or no longer, here. Looks at all that is held."""
+        """Return the offset of a dot; None if the log does not hold it. Scans all stored batches."""
         for logged in self._batches[self._head :]:
             batch = logged.batch
             if batch.origin == origin and batch.base <= counter <= batch.last:
@@ -191,60 +191,59 @@ class MemoryLog:
                 return None if row is None else logged.offset + row
         return None
 
-    def fill(self, offset: int) -> float:
-        """The share of the bounds that everything from `offset` on takes, as far as it is still held."""
+    def used_share(self, offset: int) -> float:
+        """Return the share of the bounds used from `offset` on, as far as it is still stored."""
         if offset >= self.next_offset:
             return 0.0
-        offset = max(offset, self.first_offset)
-        place = bisect_right(self._starts, offset, self._head) - 1
-        held = self._appended_bytes - self._weights[place] + weight(self._batches[place].batch)
+        offset = max(offset, self.start_offset)
+        index = bisect_right(self._starts, offset, self._head) - 1
+        held = self._appended_bytes - self._weights[index] + weight(self._batches[index].batch)
         return max((self.next_offset - offset) / self._deltas_max, held / self._bytes_max)
 
-    def kept_share(self, offset: int) -> float:
-        """How near what lies at `offset` is to going; nothing goes for its age."""
-        return self.fill(offset)
+    def retention_share(self, offset: int) -> float:
+        """Return how close the row at `offset` is to its removal; nothing is removed for its age."""
+        return self.used_share(offset)
 
     def age_s(self, offset: int) -> float | None:
-        """Return how long ago the row at an offset came, in seconds, by the marks of `mark_time`; of rows
-        that are gone, the oldest there is.
+        """Return the seconds since the row at an offset was appended, by the marks of `mark_time`.
+
+        For removed rows, returns the age of the oldest stored one.
         """
         if offset >= self.next_offset:
             return 0.0
-        place = bisect_right(self._mark_ends, max(offset, self.first_offset))
-        return 0.0 if place == len(self._mark_ends) else max(self._now() - self._mark_times[place], 0.0)
+        index = bisect_right(self._mark_ends, max(offset, self.start_offset))
+        return 0.0 if index == len(self._mark_ends) else max(self._now() - self._mark_times[index], 0.0)
 
     def mark_time(self) -> None:
-        """Note up to where the log has come, so that nothing has to be noted with each batch."""
+        """Note the time and the next offset, so that `append` needs not note them for each batch."""
         if self._mark_ends and self._mark_ends[-1] == self.next_offset:
             return
         self._mark_ends.append(self.next_offset)
         self._mark_times.append(self._now())
-        if len(self._mark_ends) > MARKS_MAX:
-            gone = bisect_right(self._mark_ends, self.first_offset)
-            if gone * 2 > MARKS_MAX:
-                del self._mark_ends[:gone], self._mark_times[:gone]
-            else:  # of what is older, every other one does
-                del self._mark_ends[: MARKS_MAX // 2 : 2], self._mark_times[: MARKS_MAX // 2 : 2]
+        if len(self._mark_ends) > TIME_MARKS_MAX:
+            removed = bisect_right(self._mark_ends, self.start_offset)
+            if removed * 2 > TIME_MARKS_MAX:
+                del self._mark_ends[:removed], self._mark_times[:removed]
+            else:  # thin out the older half
+                del self._mark_ends[: TIME_MARKS_MAX // 2 : 2], self._mark_times[: TIME_MARKS_MAX // 2 : 2]
 
-    def hold(
-        self, holder: str, needed: Callable[[], int], give_way: Callable[[], None] | None = None
-    ) -> None:
-        """Keep everything from the offset that `needed` gives on, asked when room is short.
+    def hold(self, holder: str, needed: Callable[[], int], evict: Callable[[], None] | None = None) -> None:
+        """Keep all rows from the offset that `needed` returns; it is called when capacity is short.
 
-        A holder with `give_way` is let go, and told so, rather than an append refused.
+        A holder with `evict` is released and notified by that call, so that an append is not refused.
         """
-        self._holders.hold(holder, needed, give_way)
+        self._holders.hold(holder, needed, evict)
 
     def release(self, holder: str) -> None:
-        """Forget what a holder needed."""
+        """Remove a holder."""
         self._holders.release(holder)
 
     def statistics(self) -> MemoryLogStatistics:
-        """A snapshot; `held_by` is the holder furthest behind."""
+        """Return a snapshot of the statistics; `held_by` is the slowest holder."""
         return MemoryLogStatistics(
-            first_offset=self.first_offset,
+            start_offset=self.start_offset,
             next_offset=self.next_offset,
-            deltas=self.next_offset - self.first_offset,
+            deltas=self.next_offset - self.start_offset,
             bytes=self._bytes,
             deltas_max=self._deltas_max,
             bytes_max=self._bytes_max,
@@ -254,7 +253,7 @@ class MemoryLog:
         )
 
     def _level_refusal(self, batch: Batch) -> Refused | None:
-        if batch.ack_level <= self.level:
+        if batch.ack_level <= self.ack_level:
             return None
         return Refused(
             ErrorCode.LEVEL_UNAVAILABLE,
@@ -267,62 +266,62 @@ class MemoryLog:
         if count > self._deltas_max or size > self._bytes_max:
             return Refused(
                 ErrorCode.TOO_LARGE,
-                f"a batch of {count} deltas and {size} bytes is larger than the whole log "
+                f"a batch of {count} deltas and {size} bytes is larger than the full log "
                 f"({self._deltas_max} deltas, {self._bytes_max} bytes): send smaller batches",
             )
-        return None if self._find_room(count, size) else self._full(count, size)
+        return None if self._ensure_capacity(count, size) else self._full_refusal(count, size)
 
-    def _fits(self, count: int, size: int) -> bool:
-        held = self.next_offset - self.first_offset
+    def _has_capacity(self, count: int, size: int) -> bool:
+        held = self.next_offset - self.start_offset
         return held + count <= self._deltas_max and self._bytes + size <= self._bytes_max
 
-    def _find_room(self, count: int, size: int) -> bool:
-        self._make_room(count, size)
-        if not self._fits(count, size) and self._would_fit(count, size):
-            while not self._fits(count, size) and self._holders.let_go():
-                self._make_room(count, size)
-        return self._fits(count, size)
+    def _ensure_capacity(self, count: int, size: int) -> bool:
+        self._drop_oldest(count, size)
+        if not self._has_capacity(count, size) and self._can_fit(count, size):
+            while not self._has_capacity(count, size) and self._holders.evict_slowest():
+                self._drop_oldest(count, size)
+        return self._has_capacity(count, size)
 
-    def _would_fit(self, count: int, size: int) -> bool:
-        """Whether there would be room without those who give way: nobody is let go for nothing."""
-        floor = self._holders.staying_floor(self.next_offset)
+    def _can_fit(self, count: int, size: int) -> bool:
+        """Return True if evicting holders would make it fit: no holder is evicted in vain."""
+        floor = self._holders.unevictable_floor(self.next_offset)
         if floor >= self.next_offset:
             return True
-        place = bisect_right(self._starts, floor, self._head) - 1  # the oldest batch that is kept
-        if place < self._head:
+        index = bisect_right(self._starts, floor, self._head) - 1  # the oldest batch that stays
+        if index < self._head:
             return False
-        held = self._appended_bytes - self._weights[place] + weight(self._batches[place].batch)
+        held = self._appended_bytes - self._weights[index] + weight(self._batches[index].batch)
         return (
-            self.next_offset - self._starts[place] + count <= self._deltas_max
+            self.next_offset - self._starts[index] + count <= self._deltas_max
             and held + size <= self._bytes_max
         )
 
-    def _make_room(self, count: int, size: int) -> None:
-        if self._fits(count, size):
+    def _drop_oldest(self, count: int, size: int) -> None:
+        if self._has_capacity(count, size):
             return
         floor = self._holders.floor(self.next_offset)
-        while self._head < len(self._batches) and not self._fits(count, size):
+        while self._head < len(self._batches) and not self._has_capacity(count, size):
             oldest = self._batches[self._head]
             if oldest.next_offset > floor:
                 break
             self._bytes -= weight(oldest.batch)
             self._dropped += oldest.count
-            self._batches[self._head] = _GONE
+            self._batches[self._head] = _REMOVED
             self._head += 1
-        if self._head * 2 > len(self._batches):  # cut at half, so that each place moves once on average
+        if self._head * 2 > len(self._batches):  # delete at half, so that each entry moves once on average
             del self._batches[: self._head]
             del self._starts[: self._head]
             del self._weights[: self._head]
             self._head = 0
 
-    def _full(self, count: int, size: int) -> Refused:
-        self._short_of = count, size
+    def _full_refusal(self, count: int, size: int) -> Refused:
+        self._refused_size = count, size
         holder = self._holders.slowest()
-        held = self.next_offset - self.first_offset
+        held = self.next_offset - self.start_offset
         return Refused(
             ErrorCode.LOG_FULL,
             f"the log holds {held} of {self._deltas_max} deltas, {self._bytes} of {self._bytes_max} bytes, "
-            f"and sink {holder!r} still needs the oldest (offset {self.first_offset}): "
+            f"and sink {holder!r} still needs the oldest (offset {self.start_offset}): "
             "try again when it has caught up, detach it, or raise the log's bounds",
             retry_after_ms=RETRY_AFTER_MS,
             details={
@@ -337,8 +336,8 @@ class MemoryLog:
 
 
 def weight(batch: Batch) -> int:
-    """The bytes that a batch is counted with."""
+    """Return the bytes that a batch counts for, with its overhead."""
     return batch.size + BATCH_OVERHEAD_BYTES + ROW_OVERHEAD_BYTES * batch.count
 
 
-_GONE: LoggedBatch = None  # type: ignore[assignment]
+_REMOVED: LoggedBatch = None  # type: ignore[assignment]

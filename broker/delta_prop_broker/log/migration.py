@@ -1,17 +1,17 @@
 """Migrates a data directory to the present format: the first byte of each control row is its type since 2.
 
-A frame's stamp names the checksums of its body and of the stamp before it. So every frame from the first one
-with control rows on gets a new stamp; the segments before are not touched. Checkpoints, snapshots and indexes
-name stamps, and follow. Nothing else in the directory does: offsets, Lamport numbers, ids and the checksums
-of bodies that producers sent stay as they are.
+The stamp of a frame holds the checksums of its body and of the stamp before it. So every frame from the
+first one with control rows on gets a new stamp; the segments before it are not touched. Checkpoints,
+snapshots and indexes name stamps, so they change too. All else stays: offsets, Lamport timestamps, ids and
+the checksums of bodies that producers sent.
 
 1. The log is recovered as at any opening, and closed: no torn tail, nothing that is not synced.
-2. Each file that changes is written beside the one that there is, under a temporary name, and synced.
-3. The format file is replaced: it names the present format, and says that files are to be exchanged.
-4. The files are exchanged, and the format file says no more than the format.
+2. Each changed file is written beside the present one, under a temporary name, and synced.
+3. The format file is replaced: it names the present format, and marks the migration as unfinished.
+4. The files are exchanged, and the format file is replaced by one without that mark.
 
-A crash before step 3 leaves the old directory, with files that the next opening removes; a later one leaves
-the new directory, to be finished by whoever runs this again. No version opens it in between.
+A crash before step 3 leaves the old directory, with files that the next opening removes; a later crash
+leaves the new directory unfinished, until this is run again. No version opens it in between.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop_broker.log.damage import BadFrame, LogBusy, LogDamaged, RoomMissing
-from delta_prop_broker.log.files import ahead
-from delta_prop_broker.log.files.checkpoints import CheckpointDamaged
+from delta_prop_broker.log.corruption import BadFrame, InsufficientDiskSpace, LogBusy, LogCorrupted
+from delta_prop_broker.log.engine.recovery import recover
+from delta_prop_broker.log.files import preallocation
+from delta_prop_broker.log.files.checkpoints import CheckpointCorrupted
 from delta_prop_broker.log.files.compressed import compress_frame
-from delta_prop_broker.log.files.frames import Walk
+from delta_prop_broker.log.files.frames import FrameScanner
 from delta_prop_broker.log.files.identity import (
     FORMAT,
     OLDEST_FORMAT,
     read_format,
-    write_beside,
     write_format,
+    write_temporary,
 )
-from delta_prop_broker.log.files.names import DIRECTORY, LOCK_PATH, TEMPORARY
-from delta_prop_broker.log.files.segment import damaged, index_frame
+from delta_prop_broker.log.files.paths import DIRECTORY, LOCK_PATH, TEMPORARY
+from delta_prop_broker.log.files.segment import corruption_error, index_frame
 from delta_prop_broker.log.files.snapshot import (
     SnapshotWriter,
     open_snapshot,
@@ -42,7 +43,6 @@ from delta_prop_broker.log.files.snapshot import (
 )
 from delta_prop_broker.log.files.sparse_index import SparseIndex
 from delta_prop_broker.log.files.writing import write_all
-from delta_prop_broker.log.parts.recovery import recover
 from delta_prop_wire.compression import Compression
 from delta_prop_wire.encode import with_control_types
 from delta_prop_wire.errors import UsageError
@@ -54,23 +54,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from delta_prop_broker.disk import Disk, File
+    from delta_prop_broker.log.engine.recovery_result import RecoveryResult
     from delta_prop_broker.log.files.checkpoints import Checkpoint
-    from delta_prop_broker.log.files.frames import Place
+    from delta_prop_broker.log.files.frames import FrameLocation
     from delta_prop_broker.log.files.segment import Segment
     from delta_prop_broker.log.files.snapshot import Snapshot
-    from delta_prop_broker.log.parts.recovered import Recovered
 
 STEP_BYTES = 1024 * 1024
 SYNC_BYTES = 16 * 1024 * 1024
-"""Written, and synced, at least so often."""
+"""Maximum bytes written between two syncs."""
 SPARE_BYTES = 1024 * 1024
-"""Room for small files, and for what each file takes on the disk beyond its length."""
+"""Space for small files, and for the overhead of each file on the disk."""
 
 
-class Plan(NamedTuple):
-    """A migration that is about to write; sizes in bytes. `first_offset`: of the first control rows."""
+class MigrationPlan(NamedTuple):
+    """A migration that is about to write; sizes in bytes. `start_offset`: of the first control rows."""
 
-    first_offset: int | None
+    start_offset: int | None
     segments: int
     segments_rewritten: int
     bytes_needed: int
@@ -78,8 +78,8 @@ class Plan(NamedTuple):
 
 
 @dataclass(slots=True)
-class Migrated:
-    """The outcome of a migration. `completed`: it exchanged the files of an earlier one, broken off."""
+class MigrationReport:
+    """The outcome of a migration. `completed`: it exchanged the files of an earlier, interrupted one."""
 
     from_format: int
     to_format: int = FORMAT
@@ -89,21 +89,21 @@ class Migrated:
     completed: bool = False
 
 
-class Watching(NamedTuple):
+class MigrationCallbacks(NamedTuple):
     """Callbacks of a migration. `plan` comes before a file is written, `progress` with the bytes of frames
-    that are done, and of all; `note` with the report of a recovery where the log was not closed cleanly.
+    that are done, and of all; `note` with the report of a recovery if the log was not closed cleanly.
     """
 
-    plan: Callable[[Plan], object]
+    plan: Callable[[MigrationPlan], object]
     progress: Callable[[int, int], object]
     note: Callable[[str], object]
 
 
-def migrate(disk: Disk, *, draw: Callable[[int], bytes], watching: Watching) -> Migrated:
-    """Bring a data directory to the present format; one that has it stays as it is.
+def migrate(disk: Disk, *, draw: Callable[[int], bytes], callbacks: MigrationCallbacks) -> MigrationReport:
+    """Migrate a data directory to the present format; one that has it stays unchanged.
 
-    Holds the lock of the directory throughout. Raises UsageError (no log there), LogBusy, LogDamaged,
-    CodecMissing, FormatUnknown, RoomMissing, OSError. It can be run again after any of them.
+    Holds the lock of the directory throughout. Raises UsageError (no log there), LogBusy, LogCorrupted,
+    CodecMissing, FormatUnknown, InsufficientDiskSpace, OSError. It can be run again after any of them.
     """
     found = read_format(disk)
     if found is None:
@@ -114,9 +114,9 @@ def migrate(disk: Disk, *, draw: Callable[[int], bytes], watching: Watching) -> 
         raise LogBusy(error.strerror or str(error)) from None
     try:
         found = read_format(disk) or found
-        migrated = Migrated(found.number)
+        migrated = MigrationReport(found.number)
         if found.number < FORMAT:
-            _prepare(disk, migrated, draw, watching)
+            _prepare(disk, migrated, draw, callbacks)
         elif not found.unfinished:
             return migrated
         else:
@@ -129,30 +129,32 @@ def migrate(disk: Disk, *, draw: Callable[[int], bytes], watching: Watching) -> 
     return migrated
 
 
-def _prepare(disk: Disk, migrated: Migrated, draw: Callable[[int], bytes], watching: Watching) -> None:
-    """Write all that changes beside what is there, durably."""
+def _prepare(
+    disk: Disk, result: MigrationReport, draw: Callable[[int], bytes], callbacks: MigrationCallbacks
+) -> None:
+    """Write all changed files beside the present ones, durably."""
     recovered = recover(disk, DIRECTORY, draw=draw, made_by="", oldest_format=OLDEST_FORMAT)
     try:
         report = recovered.report
         if not report.clean:
-            watching.note(str(report))
+            callbacks.note(str(report))
         _close(recovered)
-        _Rewriting(disk, recovered, migrated, watching).run()
+        _Rewriter(disk, recovered, result, callbacks).run()
     finally:
         recovered.close()
 
 
-def _close(recovered: Recovered) -> None:
-    """Mark the log as closed, as its end is synced."""
-    assert recovered.mark is not None
-    ahead.cut_off(recovered.segments.last)
-    recovered.mark.settle_clean(recovered.next_offset, recovered.start)
+def _close(recovered: RecoveryResult) -> None:
+    """Mark the log as closed, since its end is synced."""
+    assert recovered.recovery_point is not None
+    preallocation.truncate_last(recovered.segments.last)
+    recovered.recovery_point.write_clean(recovered.next_offset, recovered.start)
 
 
 def _switch(disk: Disk, made_by: str) -> None:
-    """Make it the new directory, unfinished, by the rename of the format file.
+    """Make the new directory the present one, unfinished, by the rename of the format file.
 
-    Done again where it is that already: the sync that makes it last may have failed before.
+    Repeats it where it was done: the sync that makes it durable may have failed before.
     """
     try:
         write_format(disk, made_by, unfinished=True)
@@ -164,7 +166,7 @@ def _switch(disk: Disk, made_by: str) -> None:
 
 
 def _discard(disk: Disk) -> None:
-    """Remove what was written beside the files of a directory that stays the old one."""
+    """Remove the temporary files of a directory that stays the old one."""
     for name in disk.list(DIRECTORY):
         if name.endswith(TEMPORARY):
             with suppress(OSError):
@@ -172,7 +174,7 @@ def _discard(disk: Disk) -> None:
 
 
 def _exchange(disk: Disk) -> None:
-    """Give each file that was written beside another one the name of that."""
+    """Rename each temporary file to the file that it replaces."""
     for name in disk.list(DIRECTORY):
         if name.endswith(TEMPORARY):
             path = f"{DIRECTORY}/{name}"
@@ -180,33 +182,34 @@ def _exchange(disk: Disk) -> None:
     disk.sync_directory(DIRECTORY)
 
 
-class _Rewriting:
+class _Rewriter:
     """Step 2, on a log that was recovered just now."""
 
-    def __init__(self, disk: Disk, recovered: Recovered, migrated: Migrated, watching: Watching) -> None:
+    def __init__(
+        self, disk: Disk, recovered: RecoveryResult, result: MigrationReport, callbacks: MigrationCallbacks
+    ) -> None:
         self._disk = disk
         self._log_id = recovered.identity.log_id
         self._segments: Sequence[Segment] = tuple(recovered.segments.all)
-        self._checkpoints: Sequence[Checkpoint] = tuple(recovered.checkpoints.kept)
-        self._migrated = migrated
-        self._watching = watching
-        self._chain: int | None = None  # checksum of the last stamp, as it is now
-        self._old_chain: int | None = None  # and as it was
-        self._first: int | None = None  # offset of the first frame with control rows
-        self._chains: dict[
-            int, int
-        ] = {}  # by the offset behind each stamp that a snapshot or checkpoint names
+        self._checkpoints: Sequence[Checkpoint] = tuple(recovered.checkpoints.stored)
+        self._result = result
+        self._callbacks = callbacks
+        self._chain_crc: int | None = None  # checksum of the last new stamp
+        self._old_chain_crc: int | None = None  # checksum of the last old stamp
+        self._first_control_offset: int | None = None  # offset of the first frame with control rows
+        # New checksum of the stamp before each offset at which there is a snapshot or checkpoint.
+        self._chain_crcs: dict[int, int] = {}
         self._indexes: dict[int, bytes] = {}  # of the segment that was growing at a checkpoint, by its offset
         self._done = self._total = 0
 
     def run(self) -> None:
-        """Write the new files; what was written goes again where that fails."""
+        """Write the new files; remove them if that fails."""
         self._total = sum(segment.size for segment in self._segments)
         untouched = self._find_first()
         later = self._segments[untouched:]
         try:
-            snapshots = self._behind_first(snapshot_offsets(self._disk.list(DIRECTORY)))
-            self._check_room(later, snapshots)
+            snapshots = self._select_after_first(snapshot_offsets(self._disk.list(DIRECTORY)))
+            self._check_disk_space(later, snapshots)
             wanted = {*snapshots, *(one.offset for one in self._checkpoints)}
             for segment in later:
                 self._rewrite(segment, wanted)
@@ -218,37 +221,43 @@ class _Rewriting:
         except BaseException:
             _discard(self._disk)
             raise
-        self._watching.progress(self._total, self._total)
+        self._callbacks.progress(self._total, self._total)
 
-    # --- what is to be done
+    # --- planning
 
     def _find_first(self) -> int:
-        """Find the first frame with control rows; return how many segments lie before it.
+        """Find the first frame with control rows; return the number of segments before it.
 
-        Reads the frames, not the indexes: those are no more than hints.
+        Reads the frames, not the indexes, which are only hints.
         """
-        for place, segment in enumerate(self._segments):
-            before, done = self._old_chain, self._done
+        for number, segment in enumerate(self._segments):
+            before, done = self._old_chain_crc, self._done
             for found in self._frames(segment):
                 if found.logged.batch.is_control:
-                    self._first = found.logged.offset
-                    self._old_chain, self._done = before, done
-                    return place
+                    self._first_control_offset = found.logged.offset
+                    self._old_chain_crc, self._done = before, done
+                    return number
         return len(self._segments)
 
-    def _behind_first(self, offsets: list[int]) -> list[int]:
-        """Select the offsets that follow a stamp which changes."""
-        return [offset for offset in offsets if self._first is not None and offset > self._first]
+    def _select_after_first(self, offsets: list[int]) -> list[int]:
+        """Select the offsets after the first stamp that changes."""
+        return [
+            offset
+            for offset in offsets
+            if self._first_control_offset is not None and offset > self._first_control_offset
+        ]
 
-    def _check_room(self, later: Sequence[Segment], snapshots: Sequence[int]) -> None:
+    def _check_disk_space(self, later: Sequence[Segment], snapshots: Sequence[int]) -> None:
         paths = [snapshot_path(DIRECTORY, offset) for offset in snapshots]
         paths += [one.path for one in self._checkpoints]
         size = sum(segment.size for segment in later) + sum(map(self._size, paths))
-        needed = size + size // 8 + SPARE_BYTES  # a control row grows by a byte, and has twelve and more
+        needed = size + size // 8 + SPARE_BYTES  # a control row of 12 or more bytes grows by one
         free = self._disk.free_bytes()
-        self._watching.plan(Plan(self._first, len(self._segments), len(later), needed, free))
+        self._callbacks.plan(
+            MigrationPlan(self._first_control_offset, len(self._segments), len(later), needed, free)
+        )
         if free < needed:
-            raise RoomMissing(needed, free)
+            raise InsufficientDiskSpace(needed, free)
 
     def _size(self, path: str) -> int:
         file = self._disk.open(path, read_only=True)
@@ -259,39 +268,41 @@ class _Rewriting:
 
     # --- segments
 
-    def _frames(self, segment: Segment) -> Iterator[Place]:
-        """Yield the frames of a segment as they are. Raises LogDamaged."""
+    def _frames(self, segment: Segment) -> Iterator[FrameLocation]:
+        """Yield the present frames of a segment. Raises LogCorrupted."""
         file = self._disk.open(segment.path, read_only=True)
         try:
-            walk = Walk(file, position=0, offset=segment.base, end=segment.size, previous_crc=self._old_chain)
-            for found in walk:
+            scanner = FrameScanner(
+                file, position=0, offset=segment.base, end=segment.size, previous_crc=self._old_chain_crc
+            )
+            for found in scanner:
                 yield found
-                self._old_chain = walk.crc
+                self._old_chain_crc = scanner.crc
                 self._done += found.size
-                self._watching.progress(self._done, self._total)
+                self._callbacks.progress(self._done, self._total)
         except BadFrame as bad:
-            raise damaged(segment, file, bad) from None
+            raise corruption_error(segment, file, bad) from None
         finally:
             file.close()
-        if walk.offset != segment.end:
-            raise LogDamaged(segment.path, "the file ends early", offset=walk.offset, end=segment.end)
+        if scanner.offset != segment.end:
+            raise LogCorrupted(segment.path, "the file ends early", offset=scanner.offset, end=segment.end)
 
     def _rewrite(self, segment: Segment, wanted: set[int]) -> None:
-        """Write a segment with types and new stamps, and its index where it is sealed."""
+        """Write a segment with types and new stamps, and its index if it is sealed."""
         index = SparseIndex(segment.base)
         file = self._disk.open(segment.path + TEMPORARY, create=True)
         try:
             file.truncate(0)
-            self._write(file, self._rewritten(segment, index, wanted))
+            self._write(file, self._rewrite_frames(segment, index, wanted))
         finally:
             file.close()
         self._note(segment.end, index, wanted)
-        index.tried = segment.tried
+        index.compression_tried = segment.compression_tried
         if segment is not self._segments[-1]:
-            write_beside(self._disk, segment.index_path, [index.pack()])
-        self._migrated.segments_rewritten += 1
+            write_temporary(self._disk, segment.index_path, [index.pack()])
+        self._result.segments_rewritten += 1
 
-    def _rewritten(self, segment: Segment, index: SparseIndex, wanted: set[int]) -> Iterator[bytes]:
+    def _rewrite_frames(self, segment: Segment, index: SparseIndex, wanted: set[int]) -> Iterator[bytes]:
         for found in self._frames(segment):
             self._note(found.logged.offset, index, wanted)
             raw, stored = self._frame(found)
@@ -311,20 +322,20 @@ class _Rewriting:
                     synced = at
         at = write_all(file, at, waiting) if waiting else at
         file.sync()
-        self._migrated.bytes_written += at
+        self._result.bytes_written += at
 
-    def _frame(self, found: Place) -> tuple[bytes, Place]:
-        """Give a frame its type and its new stamp; return the bytes to store, and their place."""
+    def _frame(self, found: FrameLocation) -> tuple[bytes, FrameLocation]:
+        """Give a frame its type and its new stamp; return the bytes to store, and their location."""
         batch, header = found.logged.batch, found.logged.head[:HEADER_BYTES]
         if batch.is_control:
             batch = with_control_types(batch)
-            plain = unpack_header(header)
-            header = pack_header(plain.type, plain.flags, plain.sequence, STAMP_BYTES + len(batch.raw))
-            self._migrated.control_batches += 1
-        previous = found.stamp.previous_crc if self._chain is None else self._chain
+            fields = unpack_header(header)
+            header = pack_header(fields.type, fields.flags, fields.sequence, STAMP_BYTES + len(batch.raw))
+            self._result.control_batches += 1
+        previous = found.stamp.previous_crc if self._chain_crc is None else self._chain_crc
         stamp = replace(found.stamp, previous_crc=previous, body_crc=batch.crc)
         packed = pack_stamp(stamp, header)
-        stamp.crc = self._chain = stamp_crc(packed)
+        stamp.crc = self._chain_crc = stamp_crc(packed)
         raw, codec = None, 0
         if found.codec:
             raw = compress_frame(header + packed, batch.body, Compression(found.codec))
@@ -333,47 +344,49 @@ class _Rewriting:
         return raw, found._replace(size=len(raw), stamp=stamp, codec=codec)
 
     def _note(self, offset: int, index: SparseIndex, wanted: set[int]) -> None:
-        """Remember what a snapshot or checkpoint at this offset says of the frames before it."""
-        if offset not in wanted or self._chain is None:
+        """Store the checksum, and the index, that a snapshot or checkpoint at this offset holds."""
+        if offset not in wanted or self._chain_crc is None:
             return
-        self._chains[offset] = self._chain
+        self._chain_crcs[offset] = self._chain_crc
         bases = {one.index_base for one in self._checkpoints if one.offset == offset}
         if index.base in bases and index.size:
-            until = index.until(offset, index.size, self._chain, index.latest_time)
+            until = index.copy_until(offset, index.size, self._chain_crc, index.latest_time)
             self._indexes[offset] = until.pack()
 
-    # --- what stands beside them
+    # --- snapshots and checkpoints
 
     def _rewrite_snapshot(self, offset: int) -> None:
-        if offset not in self._chains:
+        if offset not in self._chain_crcs:
             path = snapshot_path(DIRECTORY, offset)
-            raise LogDamaged(path, "no frame of the log begins at its offset", offset=offset)
+            raise LogCorrupted(path, "no frame of the log begins at its offset", offset=offset)
         old = open_snapshot(self._disk, DIRECTORY, offset)
         try:
-            self._write_snapshot(old, self._chains[offset])
+            self._write_snapshot(old, self._chain_crcs[offset])
         finally:
             old.close()
 
-    def _write_snapshot(self, old: Snapshot, chain: int) -> None:
+    def _write_snapshot(self, old: Snapshot, chain_crc: int) -> None:
         facts = old.facts
-        writer = SnapshotWriter(self._disk, DIRECTORY, replace(facts, chain=chain))
+        writer = SnapshotWriter(self._disk, DIRECTORY, replace(facts, chain_crc=chain_crc))
         try:
             for logged in old.frames():
                 writer.add(logged.batch)
         except BaseException:
             writer.discard()
             raise
-        self._migrated.bytes_written += writer.bytes
-        writer.seal(old.watermarks, alive=facts.alive, late=facts.late, unfolded=facts.unfolded)
+        self._result.bytes_written += writer.bytes
+        writer.seal(
+            old.watermarks, alive=facts.alive, out_of_order=facts.out_of_order, unfolded=facts.unfolded
+        )
 
     def _rewrite_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Write it with the new stamps; one that cannot be read is of no use, before and after."""
-        chain = self._chains.get(checkpoint.offset)
-        if chain is None:  # all it speaks of lies before the first control row
+        """Write a checkpoint with the new stamps; skip one that cannot be read."""
+        chain = self._chain_crcs.get(checkpoint.offset)
+        if chain is None:  # all frames of the checkpoint lie before the first control row
             return
         try:
-            parts = checkpoint.moved(self._log_id, chain, self._indexes.get(checkpoint.offset))
-        except CheckpointDamaged as error:
-            self._watching.note(str(error))
+            parts = checkpoint.repack(self._log_id, chain, self._indexes.get(checkpoint.offset))
+        except CheckpointCorrupted as error:
+            self._callbacks.note(str(error))
             return
-        self._migrated.bytes_written += write_beside(self._disk, checkpoint.path, parts)
+        self._result.bytes_written += write_temporary(self._disk, checkpoint.path, parts)

@@ -1,10 +1,10 @@
-"""Why a log on disk takes nothing, in words for whoever sent it."""
+"""Refusals of a log on disk, with messages for the sender."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.log.files.reserve import is_no_room
+from delta_prop_broker.log.files.reserve import is_disk_full
 from delta_prop_wire.errors import DeltaPropError, Refused
 from delta_prop_wire.spec import ErrorCode
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 RETRY_AFTER_MS = 50
 FULL = "full"
-"""The detail of a refusal for want of room: what is full, `disk` or `log`."""
+"""Key of the detail of a refusal for lack of capacity that names the full one: `disk` or `log`."""
 
 
 def level_refusal(batch: Batch) -> Refused:
-    """Of a level that one disk cannot grant."""
+    """Return the refusal of an ack level that one disk cannot grant."""
     return Refused(
         ErrorCode.LEVEL_UNAVAILABLE,
         f"ack level {batch.ack_level.name.lower()} asked for, but a log on one disk grants durable: "
@@ -25,40 +25,40 @@ def level_refusal(batch: Batch) -> Refused:
     )
 
 
-def stopped(failure: Exception | None) -> Refused:
-    """Of a log whose disk has failed."""
-    if isinstance(failure, DeltaPropError):  # nothing that another try could mend
+def log_stopped(failure: Exception | None) -> Refused:
+    """Return the refusal of a log whose disk has failed."""
+    if isinstance(failure, DeltaPropError):  # a retry cannot repair it
         return Refused(ErrorCode.LOG_FAILED, f"the log has stopped: {failure}")
-    details = full_disk(failure)
-    cure = (
-        "when there is room: make room, and send it again"
+    details = disk_full_details(failure)
+    fix = (
+        "when the disk has space: free disk space, and send it again"
         if details
-        else "when that is well again: send it again"
+        else "when the disk works: send it again"
     )
     return Refused(
         ErrorCode.LOG_FAILED,
-        f"the log stopped at a failure of its disk ({failure}) and is recovered {cure} then",
+        f"the log stopped at a failure of its disk ({failure}) and is recovered {fix} then",
         retry_after_ms=1000,
         details=details,
     )
 
 
-def full_disk(failure: Exception | None) -> dict[str, object]:
-    """The details of a failure of the disk: that it is full, where it says so."""
-    return {FULL: "disk"} if isinstance(failure, OSError) and is_no_room(failure) else {}
+def disk_full_details(failure: Exception | None) -> dict[str, object]:
+    """Return the details of a disk failure: a full disk, if the error says so."""
+    return {FULL: "disk"} if isinstance(failure, OSError) and is_disk_full(failure) else {}
 
 
-def too_large(size: int, bytes_max: int) -> Refused:
-    """Of a batch that never finds room."""
+def batch_too_large(size: int, bytes_max: int) -> Refused:
+    """Return the refusal of a batch that never fits."""
     return Refused(
         ErrorCode.TOO_LARGE,
-        f"a batch of {size} bytes is larger than what the log holds beside one segment "
+        f"a batch of {size} bytes is larger than the log's capacity beside one segment "
         f"({bytes_max}): send smaller batches",
     )
 
 
-def too_slow(unwritten_bytes: int, bytes_max: int) -> Refused:
-    """Of a disk that has not caught up."""
+def disk_too_slow(unwritten_bytes: int, bytes_max: int) -> Refused:
+    """Return the refusal of a log whose disk lags."""
     return Refused(
         ErrorCode.LOG_FULL,
         f"{unwritten_bytes} of {bytes_max} bytes wait to be written: try again when the disk has caught up",
@@ -72,32 +72,32 @@ def too_slow(unwritten_bytes: int, bytes_max: int) -> Refused:
     )
 
 
-def disk_full(free_bytes: int, kept_bytes: int, needed_bytes: int) -> Refused:
-    """Of a disk on which `kept_bytes` stay free, and which is to have `needed_bytes` with them."""
+def disk_full(free_bytes: int, reserved_bytes: int, needed_bytes: int) -> Refused:
+    """Return the refusal for a disk with too little free; `needed_bytes` includes `reserved_bytes`."""
     return Refused(
         ErrorCode.LOG_FULL,
-        f"the disk has {free_bytes} bytes left, of which {kept_bytes} stay free: "
-        f"make room for {needed_bytes - free_bytes} bytes more, or let the log keep less",
+        f"the disk has {free_bytes} bytes left, of which {reserved_bytes} stay free: "
+        f"make room for {needed_bytes - free_bytes} bytes more, or lower the log's retention",
         retry_after_ms=RETRY_AFTER_MS * 20,
         details={"free_bytes": free_bytes, "blocked_by": None, FULL: "disk"},
     )
 
 
-def disk_unasked(error: OSError) -> Refused:
-    """Of a disk that does not say how much room it has."""
+def free_space_unknown(error: OSError) -> Refused:
+    """Return the refusal for a disk whose free space cannot be read."""
     return Refused(
         ErrorCode.LOG_FULL,
-        f"the disk does not tell how many bytes it has left ({error}): mend it, and try again",
+        f"the disk does not report its free space ({error}): repair it, and try again",
         retry_after_ms=RETRY_AFTER_MS * 20,
         details={"blocked_by": None, FULL: "disk"},
     )
 
 
 def log_full(
-    held_bytes: int, bytes_max: int, *, offsets: tuple[int, int], holder: str | None, waits_for: str
+    held_bytes: int, bytes_max: int, *, offsets: tuple[int, int], holder: str | None, reason: str
 ) -> Refused:
-    """Of a log whose oldest is needed, by a sink or by what `waits_for` says. `offsets`: first, next."""
-    why = f"sink {holder!r} still needs the oldest" if holder else waits_for
+    """Return the refusal of a full log; a sink or `reason` needs its oldest. `offsets`: start, next."""
+    why = f"sink {holder!r} still needs the oldest" if holder else reason
     return Refused(
         ErrorCode.LOG_FULL,
         f"the log holds {held_bytes} of {bytes_max} bytes, and {why} (offset {offsets[0]}): "
@@ -113,11 +113,11 @@ def log_full(
     )
 
 
-def too_old(offset: int, first_offset: int) -> Refused:
-    """Of a reader whose next rows are gone."""
+def offset_too_old(offset: int, start_offset: int) -> Refused:
+    """Return the refusal of a reader whose next rows were removed."""
     return Refused(
         ErrorCode.CURSOR_TOO_OLD,
-        f"offset {offset} is no longer in the log, which starts at {first_offset}: "
+        f"offset {offset} is no longer in the log, which starts at {start_offset}: "
         "start there, or rebuild from another sink",
-        details={"offset": offset, "start_offset": first_offset},
+        details={"offset": offset, "start_offset": start_offset},
     )

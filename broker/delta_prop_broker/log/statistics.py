@@ -1,4 +1,4 @@
-"""What a log on disk tells of itself, as plain numbers."""
+"""Statistics of a log on disk, as plain numbers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DurableLogStatistics:
-    """Marks, what the log holds and what bounds it, in bytes; `held_by` is the holder furthest behind.
+    """Marks, contents and bounds of a log, in bytes; `held_by` is the slowest holder.
 
-    `time_us`: log time, in microseconds since 1970; `clock_ahead_s`: how far the wall clock is ahead of it;
-    `clock_jumps`: how often the wall clock has jumped since the log was opened.
+    `time_us`: log time, in microseconds since 1970; `clock_ahead_s`: seconds by which the wall clock is ahead
+    of it; `clock_jumps`: jumps of the wall clock since the log was opened.
     """
 
-    first_offset: int
+    start_offset: int
     next_offset: int
     written: int
     synced: int
-    visible: int
+    high_watermark: int
     segments: int
     compressed_segments: int
     bytes: int

@@ -1,1 +1,1 @@
-"""`delta-prop spark …`: the arguments, the runs, and what they print."""
+"""`delta-prop spark …`: arguments, checks, runs, output."""

@@ -1,6 +1,6 @@
-"""What Spark's own processes write to standard error: kept from people, who get one line of what went wrong.
+"""Captures the standard error of Spark's own processes, of which people get only the line of the error.
 
-Our own lines go on at once. The JVM has what was standard error when it was started, and keeps it.
+delta-prop's own lines are forwarded at once. The JVM keeps the standard error that it was started with.
 """
 
 from __future__ import annotations
@@ -10,44 +10,44 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from delta_prop.spark import edge
+from delta_prop.spark import system
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_OURS = "delta_prop: "
+_OWN_PREFIX = "delta_prop: "
 _NOISE = re.compile(
     r"WARNING: Using incubator modules|Setting default log level|To adjust logging level|\s+at "
 )
-_KEPT = 40
-_DRAIN_S_MAX = 2.0
+_LINES_MAX = 40
+_DRAIN_TIMEOUT_S = 2.0
 
 
 class SparkLog:
-    """What comes, and the last lines of it."""
+    """The captured standard error and its last lines."""
 
     def __init__(self, *, shown: bool) -> None:
-        """`shown`: all of it goes on."""
-        self._shown = shown
-        self._last: deque[str] = deque(maxlen=_KEPT)
-        self._errors = edge.Errors(self._take)
+        """Forward every line if `shown`."""
+        self._forwards_all = shown
+        self._last_lines: deque[str] = deque(maxlen=_LINES_MAX)
+        self._errors = system.StderrCapture(self._accept_line)
 
     @contextmanager
-    def of_what_starts(self) -> Iterator[None]:
-        """Take the standard error of the processes that are started meanwhile, for as long as they live."""
-        with self._errors.taken():
+    def capture(self) -> Iterator[None]:
+        """Capture the standard error of the processes started in the block, for as long as they live."""
+        with self._errors.capture():
             yield
 
     def drain(self) -> None:
-        """Have all that was written until now gone on."""
-        self._errors.drain(_DRAIN_S_MAX)
+        """Wait until all lines written so far are processed."""
+        self._errors.drain(_DRAIN_TIMEOUT_S)
 
-    def last(self) -> str:
-        """The last line that says something."""
-        return next((line for line in reversed(self._last) if not _NOISE.match(line)), "")
+    def last_line(self) -> str:
+        """Return the last line that is not noise."""
+        return next((line for line in reversed(self._last_lines) if not _NOISE.match(line)), "")
 
-    def _take(self, line: str) -> bool:
-        """Whether a line goes on."""
+    def _accept_line(self, line: str) -> bool:
+        """Note a line; return True to forward it."""
         if line.strip():
-            self._last.append(line)
-        return self._shown or line.startswith(_OURS)
+            self._last_lines.append(line)
+        return self._forwards_all or line.startswith(_OWN_PREFIX)

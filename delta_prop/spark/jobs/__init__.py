@@ -1,1 +1,1 @@
-"""What a job does: diff, import, replay, rebuild, audit, stats, each as a function of DataFrames."""
+"""Jobs as functions of DataFrames: diff, import, replay, rebuild, audit, stats."""

@@ -1,7 +1,7 @@
-"""Two tables' facts, side by side, become the deltas that make the one of the other. By columns.
+"""Computes by columns the deltas that turn one table's facts into another's.
 
-Needs pyarrow, not Spark. Rows come sorted by namespace, vector id and table, those of a vector one behind the
-other; `tables.py` has made them alike.
+Needs pyarrow, not Spark. Rows come sorted by namespace, vector id and table, and have the columns of
+`tables.py`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delta_prop.auditing.differences import patch_between
-from delta_prop.spark.jobs.pairs import FACTS, MEMBER, Pairs, fault, first_of_vector, paired
-from delta_prop.spark.states.folding_numbers import Lists, spans
+from delta_prop.auditing.differences import diff_metadata
+from delta_prop.spark.jobs.pairs import FACTS, MEMBER, Pairs, first_of_vector, pair_rows, row_error
+from delta_prop.spark.states.folding_numbers import Lists, expand_spans
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.metadata import merge
 from delta_prop_wire.topics import kind_name
@@ -37,7 +37,7 @@ DELTAS = pa.schema(
         pa.field("metadata", pa.string()),
     ]
 )
-"""Deltas as they are written."""
+"""Columns of deltas as they are written."""
 DELTAS_DDL = (
     "vector_id string, namespace string, op string, vector array<float>, indices array<int>, "
     "values array<float>, data binary, metadata string"
@@ -47,39 +47,39 @@ _OPERATIONS = pa.array([kind_name(kind) for kind in range(max(Kind) + 1)], pa.st
 
 
 def compare(batches: Iterable[pa.RecordBatch], threshold: float = 0.0) -> Iterator[pa.RecordBatch]:
-    """The deltas. `threshold`: numbers that differ by no more are the same, and stay the old ones exactly.
+    """Yield the deltas. `threshold`: numbers that differ by up to it count as equal and stay the old ones.
 
     Raises InvalidDelta, naming table, vector id and column.
     """
-    waiting: pa.RecordBatch | None = None
+    pending: pa.RecordBatch | None = None
     for some in batches:
         if not some.num_rows:
             continue
-        rows = some if waiting is None else pa.concat_batches([waiting, some])
+        rows = some if pending is None else pa.concat_batches([pending, some])
         last = int(first_of_vector(rows).nonzero()[0][-1])
-        waiting = rows.slice(last)  # its vector may go on in the next batch
+        pending = rows.slice(last)  # the vector's other row may be in the next batch
         if last:
-            yield _compared(rows.slice(0, last), threshold)
-    if waiting is not None:
-        yield _compared(waiting, threshold)
+            yield _compare_rows(rows.slice(0, last), threshold)
+    if pending is not None:
+        yield _compare_rows(pending, threshold)
 
 
-def _compared(rows: pa.RecordBatch, threshold: float) -> pa.RecordBatch:
-    pairs = paired(rows)
-    kinds, vectors, indices, values = _numbers(pairs, threshold)
+def _compare_rows(rows: pa.RecordBatch, threshold: float) -> pa.RecordBatch:
+    pairs = pair_rows(rows)
+    kinds, vectors, indices, values = _compare_numbers(pairs, threshold)
     _compare_data(pairs, kinds)
-    patches = _patches(pairs)
+    patches = _make_patches(pairs)
     only = (kinds == _NOTHING) & patches.is_valid().to_numpy(zero_copy_only=False)
     kinds[only] = Kind.METADATA
-    told = pa.array(np.where(pairs.new >= 0, pairs.new, pairs.old))
+    sources = pa.array(np.where(pairs.new >= 0, pairs.new, pairs.old))
     opaque = np.where(kinds == Kind.OPAQUE, pairs.new, -1)
     columns = {
-        "vector_id": rows.column("vector_id").take(told),
-        "namespace": rows.column("namespace").take(told),
+        "vector_id": rows.column("vector_id").take(sources),
+        "namespace": rows.column("namespace").take(sources),
         "op": _OPERATIONS.take(pa.array(kinds.astype(np.int32), mask=kinds == _NOTHING)),
-        "vector": _present(vectors, np.isin(kinds, (Kind.CREATE, Kind.DENSE)), pa.float32()),
-        "indices": _present(indices, kinds == Kind.SPARSE, pa.int32()),
-        "values": _present(values, kinds == Kind.SPARSE, pa.float32()),
+        "vector": _mask_absent(vectors, np.isin(kinds, (Kind.CREATE, Kind.DENSE)), pa.float32()),
+        "indices": _mask_absent(indices, kinds == Kind.SPARSE, pa.int32()),
+        "values": _mask_absent(values, kinds == Kind.SPARSE, pa.float32()),
         "data": rows.column("data").take(pa.array(opaque, mask=opaque < 0)),
         "metadata": patches,
     }
@@ -90,30 +90,31 @@ def _compared(rows: pa.RecordBatch, threshold: float) -> pa.RecordBatch:
 # --- numbers
 
 
-def _numbers(pairs: Pairs, threshold: float) -> tuple[NDArray[np.uint8], Lists, Lists, Lists]:
-    """Kinds of what is to be done to vectors, the whole ones that are to be set, what of others is to be."""
+def _compare_numbers(pairs: Pairs, threshold: float) -> tuple[NDArray[np.uint8], Lists, Lists, Lists]:
+    """Return each pair's kind, the full vectors to set, and the indices and values of sparse changes."""
     old, new, vectors = pairs.old, pairs.new, pairs.vectors
     kinds = np.full(len(old), _NOTHING, np.uint8)
     kinds[new < 0] = Kind.DELETE
     had, has = (old >= 0) & pairs.has_vector[old], (new >= 0) & pairs.has_vector[new]
     kinds[has & (old < 0)] = Kind.CREATE
     kinds[has & (old >= 0)] = Kind.DENSE
-    alike = (had & has & (vectors.sizes[old] == vectors.sizes[new])).nonzero()[0]
-    before, after = vectors.taken(old[alike]), vectors.taken(new[alike])
-    changed = _differ(before.flat, after.flat, threshold)
-    count = _sums(changed, after)
+    comparable = (had & has & (vectors.sizes[old] == vectors.sizes[new])).nonzero()[0]
+    before, after = vectors.take(old[comparable]), vectors.take(new[comparable])
+    changed = _find_changed(before.flat, after.flat, threshold)
+    count = _count_flags(changed, after)
     sizes = after.sizes
-    kinds[alike[count == 0]] = _NOTHING
-    few = (count > 0) & (2 * count < sizes)  # an index and a number for each of some, or a number for all
-    kinds[alike[few]] = Kind.SPARSE
-    whole = vectors.taken(np.where(np.isin(kinds, (Kind.CREATE, Kind.DENSE)), new, -1))
+    kinds[comparable[count == 0]] = _NOTHING
+    # A change is sparse if its indices and values are fewer numbers than the full vector.
+    few = (count > 0) & (2 * count < sizes)
+    kinds[comparable[few]] = Kind.SPARSE
+    full = vectors.take(np.where(np.isin(kinds, (Kind.CREATE, Kind.DENSE)), new, -1))
     many = (count > 0) & ~few
-    kept = np.where(changed, after.flat, before.flat)[spans(after.bounds[:-1][many], sizes[many])]
-    whole.flat[spans(whole.bounds[alike[many]], sizes[many])] = kept
-    return kinds, whole, *_parts(len(old), alike, after, changed & np.repeat(few, sizes))
+    final = np.where(changed, after.flat, before.flat)[expand_spans(after.bounds[:-1][many], sizes[many])]
+    full.flat[expand_spans(full.bounds[comparable[many]], sizes[many])] = final
+    return kinds, full, *_select_elements(len(old), comparable, after, changed & np.repeat(few, sizes))
 
 
-def _differ(old: NDArray[np.float32], new: NDArray[np.float32], threshold: float) -> NDArray[np.bool_]:
+def _find_changed(old: NDArray[np.float32], new: NDArray[np.float32], threshold: float) -> NDArray[np.bool_]:
     if threshold > 0:
         found: NDArray[np.bool_] = np.abs(new.astype(np.float64) - old) > threshold
         return found
@@ -121,33 +122,33 @@ def _differ(old: NDArray[np.float32], new: NDArray[np.float32], threshold: float
     return bits
 
 
-def _sums(flags: NDArray[np.bool_], of: Lists) -> NDArray[np.int64]:
-    """How many flags each list has."""
+def _count_flags(flags: NDArray[np.bool_], of: Lists) -> NDArray[np.int64]:
+    """Return the number of flags set in each list."""
     total = np.concatenate([[0], np.cumsum(flags)])
     found: NDArray[np.int64] = np.diff(total[of.bounds])
     return found
 
 
-def _parts(
-    count: int, alike: NDArray[np.intp], after: Lists, chosen: NDArray[np.bool_]
+def _select_elements(
+    count: int, same_size: NDArray[np.intp], after: Lists, selected: NDArray[np.bool_]
 ) -> tuple[Lists, Lists]:
-    """Indices and values of the numbers that are chosen, a list a vector."""
+    """Return indices and values of the selected numbers, one list per vector."""
     sizes = np.zeros(count, np.int64)
-    sizes[alike] = _sums(chosen, after)
+    sizes[same_size] = _count_flags(selected, after)
     bounds = np.concatenate([[0], np.cumsum(sizes)])
-    places = chosen.nonzero()[0]
+    places = selected.nonzero()[0]
     of = np.searchsorted(after.bounds, places, "right") - 1
     return Lists(bounds, (places - after.bounds[of]).astype(np.int32)), Lists(bounds, after.flat[places])
 
 
-def _present(lists: Lists, there: NDArray[np.bool_], kind: pa.DataType) -> pa.Array:
-    """The lists, null where they are not there."""
+def _mask_absent(lists: Lists, there: NDArray[np.bool_], kind: pa.DataType) -> pa.Array:
+    """Return the lists, null where absent."""
     bounds = pa.array(lists.bounds.astype(np.int32))
     return pa.ListArray.from_arrays(bounds, pa.array(lists.flat, kind), mask=pa.array(~there))
 
 
 def _compare_data(pairs: Pairs, kinds: NDArray[np.uint8]) -> None:
-    """Whatever has bytes now and had others, or none, gets them."""
+    """Set the kind of facts whose bytes are new or differ."""
     has = (pairs.new >= 0) & pairs.has_data[pairs.new] & ~pairs.has_vector[pairs.new]
     if not has.any():
         return
@@ -162,12 +163,12 @@ def _compare_data(pairs: Pairs, kinds: NDArray[np.uint8]) -> None:
 # --- metadata
 
 
-def _patches(pairs: Pairs) -> pa.Array:
-    """What each vector's metadata become, as a merge patch; null where they stay, or all goes."""
+def _make_patches(pairs: Pairs) -> pa.Array:
+    """Return each vector's metadata change as a merge patch; null if it has none, or is deleted."""
     rows = pairs.rows
     names = rows.schema.names[len(FACTS) :]
     if names:
-        return _joined(rows, pairs, names)
+        return _join_patches(rows, pairs, names)
     found: list[str | None] = [None] * len(pairs.new)
     column = rows.column("metadata")
     if column.null_count == len(column):
@@ -176,39 +177,39 @@ def _patches(pairs: Pairs) -> pa.Array:
     differ = ~pc.fill_null(pc.equal(old, new), False).to_numpy(zero_copy_only=False) & (pairs.new >= 0)
     differ &= ~pc.and_(old.is_null(), new.is_null()).to_numpy(zero_copy_only=False)
     for at in differ.nonzero()[0].tolist():
-        patch = patch_between(_read(rows, pairs.old[at]), _read(rows, pairs.new[at]))
+        patch = diff_metadata(_read_metadata(rows, pairs.old[at]), _read_metadata(rows, pairs.new[at]))
         found[at] = json.dumps(patch, ensure_ascii=False, separators=(",", ":")) if patch else None
     return pa.array(found, pa.string())
 
 
-def _read(rows: pa.RecordBatch, row: int) -> dict[str, Any]:
+def _read_metadata(rows: pa.RecordBatch, row: int) -> dict[str, Any]:
     text = None if row < 0 else rows.column("metadata")[int(row)].as_py()
     if text is None:
         return {}
     try:
-        told = json.loads(text)
+        metadata = json.loads(text)
     except ValueError as error:
-        raise fault(rows, row, f"metadata {text!r:.60} is no JSON: {error}") from None
-    if not isinstance(told, dict):
-        raise fault(rows, row, f"metadata {text!r:.60} is no object")
-    return merge({}, told)
+        raise row_error(rows, row, f"metadata {text!r:.60} is not JSON: {error}") from None
+    if not isinstance(metadata, dict):
+        raise row_error(rows, row, f"metadata {text!r:.60} is not a JSON object: give one")
+    return merge({}, metadata)
 
 
-def _joined(rows: pa.RecordBatch, pairs: Pairs, names: Sequence[str]) -> pa.Array:
-    """The patches where each of the metadata has a column: those that differ, one beside the other."""
-    there = pairs.new >= 0
-    pieces, some = [], np.zeros(len(there), bool)
+def _join_patches(rows: pa.RecordBatch, pairs: Pairs, names: Sequence[str]) -> pa.Array:
+    """Return the patches of tables with a column for each member: join the members that differ."""
+    in_new = pairs.new >= 0
+    pieces, has_patch = [], np.zeros(len(in_new), bool)
     begin, comma, end, nothing = map(pa.scalar, ("{", ",", "}", ""))
     for name in names:
         column = rows.column(name)
         old, new = (column.take(pa.array(at, mask=at < 0)) for at in (pairs.old, pairs.new))
-        gone = pa.scalar(f"{json.dumps(name.removeprefix(MEMBER), ensure_ascii=False)}:null")
+        removed = pa.scalar(f"{json.dumps(name.removeprefix(MEMBER), ensure_ascii=False)}:null")
         was, now = (one.is_valid().to_numpy(zero_copy_only=False) for one in (old, new))
         same = pc.fill_null(pc.equal(old, new), False).to_numpy(zero_copy_only=False)
-        differs = there & ~same & (was | now)
-        piece = pc.binary_join_element_wise(comma, pc.coalesce(new, gone), nothing)
+        differs = in_new & ~same & (was | now)
+        piece = pc.binary_join_element_wise(comma, pc.coalesce(new, removed), nothing)
         pieces.append(pc.if_else(pa.array(differs), piece, nothing))
-        some |= differs
+        has_patch |= differs
     joined = pc.utf8_slice_codeunits(pc.binary_join_element_wise(*pieces, nothing), 1)
-    whole = pc.binary_join_element_wise(begin, joined, end, nothing)
-    return pc.if_else(pa.array(some), whole, pa.scalar(None, pa.string()))
+    patches = pc.binary_join_element_wise(begin, joined, end, nothing)
+    return pc.if_else(pa.array(has_patch), patches, pa.scalar(None, pa.string()))

@@ -1,4 +1,4 @@
-"""Stats: what went through a log, which vectors change most, how sparse changes are, who lags behind."""
+"""Stats: a log's traffic, its most changed vectors, the sparsity of changes, the lags of its readers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delta_prop.commands.look import all_sinks
-from delta_prop.commands.opened import opened_log
-from delta_prop.commands.places import EARLIEST, LATEST
-from delta_prop.spark.arguments import at_of, check_session, place_of
+from delta_prop.commands.log_positions import EARLIEST, LATEST
+from delta_prop.commands.readonly_log import open_readonly_log
+from delta_prop.commands.status import read_sinks
+from delta_prop.spark.arguments import check_session, position_of, source_of
 from delta_prop.spark.reads.segments import log_of, spark_parts
 from delta_prop.spark.reads.served import remote_of, served_range
 from delta_prop.spark.states.changes import CHANGES, changes_of, split_keys
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pyspark.sql import DataFrame, SparkSession
 
-    from delta_prop.commands.places import At
+    from delta_prop.commands.log_positions import LogPosition
     from delta_prop.spark.arguments import Place, When
     from delta_prop.spark.options import Remote
-    from delta_prop.spark.reads.segments import Log, Part
+    from delta_prop.spark.reads.segments import LogPart, LogView
     from delta_prop_wire.batch import LoggedBatch
 
 COUNTS = pa.schema(
@@ -41,8 +41,9 @@ COUNTS = pa.schema(
         pa.field("dimension", pa.int64(), nullable=False),
     ]
 )
-"""Counts of a part of the log: by vector, or by operation, whichever is named. `numbers`: how many the
-deltas carry; `dimension`: of the longest vector.
+"""Counts of a part of the log, by vector or by operation, whichever is named.
+
+`numbers`: those that the deltas carry; `dimension`: of the longest vector.
 """
 COUNTS_DDL = (
     "namespace string not null, vector_id string, op string, deltas long not null, bytes long not null, "
@@ -53,46 +54,48 @@ _KINDS = 256
 
 
 class Stats(NamedTuple):
-    """What was counted.
+    """Statistics of a log.
 
-    `traffic`: by namespace and op the deltas, their bytes, the numbers that they carry on average, and the
-    share of its vector's numbers that a sparse one changes on average. `vectors`: by vector its deltas and
-    bytes, those with most first. `sinks`: who reads the log in a directory, and how far behind each is.
+    `traffic`: by namespace and op the deltas, their bytes, the mean count of their numbers, and the mean
+    share of its vector's numbers that a sparse delta changes. `vectors`: deltas and bytes by vector, most
+    deltas first. `sinks`: the sinks and groups of a directory, with their lags.
     """
 
-    first_offset: int
+    start_offset: int
     next_offset: int
     traffic: DataFrame
     vectors: DataFrame
     sinks: list[dict[str, Any]]
 
 
-def stats(spark: SparkSession, place: Place, *, since: When = None, until: When = None) -> Stats:
-    """Count the deltas in a data directory, or of a service, from one place up to another.
+def stats(spark: SparkSession, place: Place, *, start: When = None, end: When = None) -> Stats:
+    """Count the deltas in a data directory, or of a service, from `start` up to `end` (exclusive).
 
-    Raises UsageError, Refused, LogDamaged, OSError, Unreachable.
+    Raises UsageError, Refused, LogCorrupted, OSError, Unreachable.
     """
     check_session(spark)
-    begin = at_of(since, EARLIEST, name="since", ends=True)
-    end = at_of(until, LATEST, name="until", ends=True)
-    return counted(spark, *log_to_count(place_of(place), begin, end))
+    begin = position_of(start, EARLIEST, name="start", ends=True)
+    end = position_of(end, LATEST, name="end", ends=True)
+    return count_log(spark, *log_to_count(source_of(place), begin, end))
 
 
-def log_to_count(place: str | Remote, since: At, until: At) -> tuple[Log, list[dict[str, Any]]]:
-    """What there is to count, and who reads it. Raises as `stats` does."""
+def log_to_count(
+    place: str | Remote, start: LogPosition, end: LogPosition
+) -> tuple[LogView, list[dict[str, Any]]]:
+    """Return the log to count, and its sinks and groups. Raises as `stats` does."""
     remote = remote_of(place)
     if remote is None:
         assert isinstance(place, str)
-        with opened_log(place) as (disk, log, _):
-            return log_of(place, since=since, until=until), all_sinks(disk, log)
-    return served_range(remote, since=since, until=until), []
+        with open_readonly_log(place) as (disk, log, _):
+            return log_of(place, start=start, end=end), read_sinks(disk, log)
+    return served_range(remote, start=start, end=end), []
 
 
-def counted(spark: SparkSession, log: Log, sinks: list[dict[str, Any]]) -> Stats:
-    """`stats` of a log that was looked at."""
+def count_log(spark: SparkSession, log: LogView, sinks: list[dict[str, Any]]) -> Stats:
+    """Count an opened log, as `stats` does."""
     from pyspark.sql import functions as F
 
-    counts = spark_parts(spark, log.parts, _read(log), COUNTS_DDL).localCheckpoint()
+    counts = spark_parts(spark, log.parts, _make_counter(log), COUNTS_DDL).localCheckpoint()
     sums = [F.sum(name).alias(name) for name in ("deltas", "bytes", "numbers")]
     by_op = counts.where("op is not null").groupBy("namespace", "op").agg(*sums)
     dimension = counts.groupBy("namespace").agg(F.max("dimension").alias("dimension"))
@@ -111,30 +114,30 @@ def counted(spark: SparkSession, log: Log, sinks: list[dict[str, Any]]) -> Stats
 
 
 def count(batches: Iterable[LoggedBatch], begin: int, end: int) -> Iterator[pa.RecordBatch]:
-    """Counts of the rows from one offset up to another, a part at a time."""
-    gathered: list[pa.RecordBatch] = []
+    """Yield counts of the rows from one offset up to another, for about `_ROWS` rows each."""
+    pending: list[pa.RecordBatch] = []
     rows = 0
     for logged in batches:
-        gathered.append(changes_of(logged, end))
-        rows += gathered[-1].num_rows
+        pending.append(changes_of(logged, end))
+        rows += pending[-1].num_rows
         if rows >= _ROWS:
-            yield _counts(gathered, begin)
-            gathered, rows = [], 0
+            yield _count_batches(pending, begin)
+            pending, rows = [], 0
     if rows:
-        yield _counts(gathered, begin)
+        yield _count_batches(pending, begin)
 
 
-def _read(log: Log) -> Any:
+def _make_counter(log: LogView) -> Any:
     begin, end = log.begin, log.end
 
-    def read(part: Part) -> Iterator[pa.RecordBatch]:
+    def read(part: LogPart) -> Iterator[pa.RecordBatch]:
         return count(part.batches(), begin, end)
 
     return read
 
 
-def _counts(gathered: list[pa.RecordBatch], begin: int) -> pa.RecordBatch:
-    table = pa.Table.from_batches(gathered, CHANGES).combine_chunks()
+def _count_batches(pending: list[pa.RecordBatch], begin: int) -> pa.RecordBatch:
+    table = pa.Table.from_batches(pending, CHANGES).combine_chunks()
     table = table.filter(pc.greater_equal(table.column("offset"), begin)).combine_chunks()
     coded = pc.dictionary_encode(column_of(table, "key"))
     namespaces, ids = split_keys(coded.dictionary)
@@ -161,14 +164,14 @@ def _counts(gathered: list[pa.RecordBatch], begin: int) -> pa.RecordBatch:
 
 
 class _Sums:
-    """Sums of rows by a code of each."""
+    """Sums of rows by each row's code."""
 
     def __init__(self, codes: NDArray[Any], least: int = 0) -> None:
         self.codes = codes
         self.deltas = np.bincount(codes, minlength=least)
 
     def sum(self, values: NDArray[Any]) -> NDArray[np.int64]:
-        """Of each code the sum of these."""
+        """Return the sum of the values by code."""
         return np.bincount(self.codes, values, len(self.deltas)).astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Diff: two snapshots of a table become the deltas that make the one of the other."""
+"""Diff: computes the deltas that turn one snapshot of a table into another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from delta_prop.spark.arguments import check_table
 from delta_prop.spark.jobs.comparing import DELTAS_DDL, compare
 from delta_prop.spark.jobs.pairs import NEW, OLD
-from delta_prop.spark.jobs.tables import facts, has_whole_metadata, shape_of
+from delta_prop.spark.jobs.tables import column_mapping_of, has_metadata_column, to_facts
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,26 +27,29 @@ def diff(
     namespace: str | None = None,
     threshold: float = 0.0,
 ) -> DataFrame:
-    """The deltas that make `new` of `old`, one for each fact that differs, as they are written.
+    """Return the deltas that turn `old` into `new`, one for each fact that differs, with columns to write.
 
-    A fact that is new is a create, one that is gone a delete; of one that changes, its vector is sparse or
-    dense, whichever is smaller, and other columns are a metadata patch. A table without the column `vector`
-    is one of rows: each is its whole content, as JSON.
+    A new fact becomes a create, a removed one a delete. For a changed one, the vector becomes sparse or
+    dense, whichever is smaller, and the other columns a metadata patch. In a table without the column
+    `vector`, each row is a fact with the full row as JSON.
 
-    `key` tells facts apart. `vector`: a column of arrays, or several of numbers. `namespace`: of all facts;
-    None: what the column of that name says, and `default`. `threshold`: a number that differs by no more
-    stays as it was, exactly; so let `old` be what the sinks hold (`replay`), else such differences add up.
+    `key`: the column that identifies facts. `vector`: a column of arrays, or several of numbers. `namespace`:
+    for all facts; None: the column of that name, else `default`. `threshold`: a number that differs by up to
+    this stays as it was; so let `old` be the sinks' contents (`replay`), else such differences add up.
 
-    Raises UsageError. Tasks fail with INVALID_DELTA where a key is NULL or there twice, or a vector or a
-    number is NULL or not finite, naming table, vector id and column.
+    Raises UsageError. Tasks fail with INVALID_DELTA if a key is NULL or duplicate, or a vector or a number is
+    NULL or not finite, naming table, vector id and column.
     """
     check_table("old", old)
     check_table("new", new)
     if not (threshold >= 0 and math.isfinite(threshold)):
         raise UsageError(f"threshold {threshold!r}: give a number from 0 on")
-    shape = shape_of([old, new], key, vector, namespace)
-    whole = any(has_whole_metadata(table, shape) for table in (old, new))
-    before, after = facts(old, shape, OLD, whole=whole), facts(new, shape, NEW, whole=whole)
+    shape = column_mapping_of([old, new], key, vector, namespace)
+    merges_metadata = any(has_metadata_column(table, shape) for table in (old, new))
+    before, after = (
+        to_facts(old, shape, OLD, merges_metadata=merges_metadata),
+        to_facts(new, shape, NEW, merges_metadata=merges_metadata),
+    )
     both = before.unionByName(after, allowMissingColumns=True)
     placed = both.repartition("namespace", "vector_id")
     rows = placed.sortWithinPartitions("namespace", "vector_id", "side")

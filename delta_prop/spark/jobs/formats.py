@@ -1,4 +1,4 @@
-"""How a table's files are read, by what they are called. Pure."""
+"""Derives the format of a table's files from their name. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "jso
 
 
 def format_of(path: str, chosen: str | None = None) -> str:
-    """What is chosen, or what the end of the name tells. Raises UsageError."""
+    """Return the chosen format, else that of the name's suffix. Raises UsageError."""
     named = next((one for end, one in FORMATS.items() if path.rstrip("/").lower().endswith(end)), None)
     found = chosen or named
     if found is None:
-        raise UsageError(f"{path!r:.300}: its name does not tell what it holds: say parquet, csv or json")
+        raise UsageError(
+            f"table {path!r:.300}: its name has no known suffix: give parquet, csv or json as format"
+        )
     return found

@@ -1,4 +1,4 @@
-"""Import: a table's rows as deltas that create what they hold, and their way into a service."""
+"""Import: converts a table's rows to deltas that create them, and writes deltas to a service."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from delta_prop.spark.arguments import check_table
 from delta_prop.spark.jobs.formats import format_of
 from delta_prop.spark.jobs.pairs import MEMBER, NEW
-from delta_prop.spark.jobs.tables import facts, joined, shape_of
+from delta_prop.spark.jobs.tables import column_mapping_of, join_members, to_facts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,16 +24,16 @@ def to_deltas(
     vector: str | Sequence[str] | None = "vector",
     namespace: str | None = None,
 ) -> DataFrame:
-    """Each row of a table as a delta that creates its fact, metadata and all. `diff` says how it is read.
+    """Return each row of a table as a delta that creates its fact with its metadata; parameters as of `diff`.
 
     Raises UsageError.
     """
     check_table("table", table)
-    found = facts(table, shape_of([table], key, vector, namespace), NEW)
+    found = to_facts(table, column_mapping_of([table], key, vector, namespace), NEW)
     members = [F.col(f"`{name.replace('`', '``')}`") for name in found.columns if name.startswith(MEMBER)]
     metadata = F.col("metadata")
     if members:
-        metadata = joined(members)
+        metadata = join_members(members)
     fault = F.concat(F.col("vector_id"), F.lit(": "), F.col("wrong"))
     return found.select(
         "vector_id",
@@ -46,7 +46,7 @@ def to_deltas(
 
 
 def read_table(spark: SparkSession, path: str, format_: str | None = None) -> DataFrame:
-    """A table in files of Parquet, CSV (with a line of names) or JSON lines. Raises UsageError."""
+    """Read a table from files of Parquet, CSV (with a header line) or JSON lines. Raises UsageError."""
     chosen = format_of(path, format_)
     reader = spark.read
     if chosen == "csv":
@@ -55,7 +55,7 @@ def read_table(spark: SparkSession, path: str, format_: str | None = None) -> Da
 
 
 def write_deltas(deltas: DataFrame, url: str, producer: str, **options: Any) -> None:
-    """Send deltas to a service, each exactly once under this producer's name, however often this is done.
+    """Send deltas to a service, each exactly once under this producer's name, even if this is repeated.
 
     `options` are those of the data source. Raises what the write raises.
     """

@@ -1,4 +1,4 @@
-"""Facts of two tables, paired by namespace and vector id, and looked over: what is wrong is told by its row.
+"""Pairs two tables' facts by namespace and vector id, and reports an invalid one by its row.
 
 Needs pyarrow, not Spark. Rows come sorted by namespace, vector id and table.
 """
@@ -20,17 +20,18 @@ if TYPE_CHECKING:
 
 OLD, NEW = 0, 1
 FACTS = ("namespace", "vector_id", "side", "vector", "data", "metadata", "wrong")
-"""The columns of a fact; behind them one for each of its metadata, as `"name":value`. `wrong`: what is
-said of a number that JSON, or a vector, cannot hold.
+"""Columns of a fact, followed by one for each member of its metadata, as `"name":value`.
+
+`wrong`: the message for a number that JSON, or a vector, cannot hold.
 """
 MEMBER = "member:"
-"""What the columns of metadata are called by, before their own names."""
+"""Prefix of the names of metadata columns."""
 _NAMES = ("old", "new")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """Each vector's row in the old and in the new table, -1 where it has none."""
+    """Each vector's row in the old and in the new table, -1 if absent."""
 
     rows: pa.RecordBatch
     old: NDArray[np.intp]
@@ -39,23 +40,17 @@ class Pairs:
     has_vector: NDArray[np.bool_]
     has_data: NDArray[np.bool_]
 
-    @property
-    def both(self) -> NDArray[np.bool_]:
-        """Which are in both tables."""
-        found: NDArray[np.bool_] = (self.old >= 0) & (self.new >= 0)
-        return found
-
 
 def first_of_vector(rows: pa.RecordBatch) -> NDArray[np.bool_]:
-    """Where a vector's rows begin."""
+    """Return a mask of each vector's first row."""
     first = np.ones(rows.num_rows, bool)
     same = [pc.equal(one.slice(1), one.slice(0, len(one) - 1)) for one in (rows.column(0), rows.column(1))]
     first[1:] = ~pc.fill_null(pc.and_(*same), False).to_numpy(zero_copy_only=False)
     return first
 
 
-def paired(rows: pa.RecordBatch) -> Pairs:
-    """Pair them. Raises InvalidDelta where a row is not as it must be."""
+def pair_rows(rows: pa.RecordBatch) -> Pairs:
+    """Pair sorted rows. Raises InvalidDelta for an invalid row."""
     first = first_of_vector(rows)
     of = np.cumsum(first) - 1
     sides = rows.column("side").to_numpy()
@@ -71,18 +66,20 @@ def paired(rows: pa.RecordBatch) -> Pairs:
 def _check(rows: pa.RecordBatch, first: NDArray[np.bool_], sides: NDArray[Any]) -> None:
     ids = rows.column("vector_id")
     if ids.null_count:
-        raise fault(rows, int(np.argmax(ids.is_null().to_numpy(zero_copy_only=False))), "the key is NULL")
+        raise row_error(rows, int(np.argmax(ids.is_null().to_numpy(zero_copy_only=False))), "the key is NULL")
     twice = (~first[1:] & (sides[1:] == sides[:-1])).nonzero()[0]
     if len(twice):
-        raise fault(rows, int(twice[0]), "the key is there more than once: a fact has one row")
+        raise row_error(rows, int(twice[0]), "the key is there more than once: keep one row")
     wrong = rows.column("wrong")
     if wrong.null_count < len(wrong):
         row = int(np.argmax(wrong.is_valid().to_numpy(zero_copy_only=False)))
-        raise fault(rows, row, str(wrong[row].as_py()))
+        raise row_error(rows, row, str(wrong[row].as_py()))
     column = rows.column("vector")
     empty = pc.and_(column.is_null(), rows.column("data").is_null()).to_numpy(zero_copy_only=False)
     if empty.any():
-        raise fault(rows, int(np.argmax(empty)), "the vector is NULL: leave the row out to delete the fact")
+        raise row_error(
+            rows, int(np.argmax(empty)), "the vector is NULL: leave the row out to delete the fact"
+        )
     flat = column.flatten()
     bad = flat.is_null().to_numpy(zero_copy_only=False) | ~np.isfinite(pc.fill_null(flat, 0).to_numpy())
     if bad.any():
@@ -91,11 +88,13 @@ def _check(rows: pa.RecordBatch, first: NDArray[np.bool_], sides: NDArray[Any]) 
         place = int(np.argmax(bad))
         row = int(np.searchsorted(ends, place, "right"))
         at, number = place - int(ends[row] - sizes[row]), flat[place].as_py()
-        told = "NULL" if number is None else f"{number}, which is no finite number of 32 bits"
-        raise fault(rows, row, f"number {at} of the vector is {told}")
+        shown = "NULL" if number is None else f"{number}, which is not a finite float32"
+        raise row_error(rows, row, f"number {at} of the vector is {shown}")
 
 
-def fault(rows: pa.RecordBatch, row: int, reason: str) -> InvalidDelta:
-    """What is wrong with a row, by its table and vector id."""
-    told = {name: rows.column(name)[row].as_py() for name in ("vector_id", "side")}
-    return InvalidDelta(f"{_NAMES[told['side']]} table", f"vector_id {told['vector_id']!r:.100}: {reason}")
+def row_error(rows: pa.RecordBatch, row: int, reason: str) -> InvalidDelta:
+    """Return the error of a row, with its table and vector id."""
+    fields = {name: rows.column(name)[row].as_py() for name in ("vector_id", "side")}
+    return InvalidDelta(
+        f"{_NAMES[fields['side']]} table", f"vector_id {fields['vector_id']!r:.100}: {reason}"
+    )

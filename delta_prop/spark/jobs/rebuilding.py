@@ -1,7 +1,7 @@
-"""Rebuild: a storage sink's file made from the log, for a new sink or after a loss.
+"""Rebuild: creates a storage sink's file from the log, for a new sink or after a loss.
 
-It is written beside nobody: a sink that has the file open keeps it. What an index loads is a table of what is
-alive: `replay(…).where("alive").select(*CONTENT)`.
+No sink may have the file open meanwhile. For an index, load the table of alive vectors:
+`replay(…).where("alive").select(*CONTENT)`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from delta_prop.checks import path_of
-from delta_prop.spark.arguments import at_of, check_session
-from delta_prop.spark.jobs.replaying import STATES, replayed
+from delta_prop.argument_checks import check_path
+from delta_prop.spark.arguments import check_session, position_of
+from delta_prop.spark.jobs.replaying import STATES, replay_log
 from delta_prop.spark.reads.segments import states_of
 from delta_prop.spark.states.buckets import buckets_for
 from delta_prop_sinks.storage_file import StorageFile
-from delta_prop_wire.algebra import State
+from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import UsageError
-from delta_prop_wire.states import StateRow
+from delta_prop_wire.state_rows import StateRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from delta_prop.spark.arguments import When
-    from delta_prop.spark.reads.segments import Log
-    from delta_prop_sinks.storage_file import Opened
+    from delta_prop.spark.reads.segments import LogView
+    from delta_prop_sinks.storage_file import StorageFileState
 
 WAL_BYTES_MAX = 64 << 20
 
 
-class Rebuilt(NamedTuple):
-    """How many rows a file was given, how many of them are alive, and the offset that its cursor names."""
+class RebuildResult(NamedTuple):
+    """Counts of a rebuilt file: its rows, the alive ones, and the offset of its cursor."""
 
     rows: int
     alive: int
@@ -51,70 +51,70 @@ def rebuild(
     *,
     at: When = None,
     replace: bool = False,
-    tell: Callable[[int], None] = lambda _: None,
-) -> Rebuilt:
-    """Make a storage sink's file of the log in a data directory, with its cursor: a sink goes on from there.
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> RebuildResult:
+    """Create a storage sink's file from the log in a data directory, with the cursor where a sink goes on.
 
-    `at`: as of an offset or a time; the sink then takes what follows. `replace`: a file that is there already
-    loses what it holds. `tell` is called with the rows done so far. Broken off, the file says that it is
-    void, and is made anew by this or by the sink. Raises UsageError, Refused, FileFailed, LogDamaged,
+    `at`: as of an offset or a time; the sink then applies what follows. `replace`: replace the content of an
+    existing file. `on_progress` is called with the rows written so far. An interrupted file is marked as
+    rebuilding, and this or the sink rebuilds it. Raises UsageError, Refused, FileFailed, LogCorrupted,
     OSError.
     """
     check_session(spark)
-    file = path_of("file", file)
+    file = check_path("file", file)
     log = log_to_rebuild(path, at)
-    return rebuilt(spark, log, file, replace=replace, tell=tell)
+    return rebuild_from(spark, log, file, replace=replace, report=on_progress)
 
 
-def log_to_rebuild(path: str, at: When = None) -> Log:
-    """What a file is made of. Raises as `rebuild` does."""
-    log = states_of(path_of("path", path), at=at_of(at))
-    if not log.whole:
-        raise UsageError(f"the log in {path!r} lost its beginning without a snapshot: it cannot tell of all")
+def log_to_rebuild(path: str, at: When = None) -> LogView:
+    """Return the log to rebuild from. Raises as `rebuild` does."""
+    log = states_of(check_path("path", path), at=position_of(at))
+    if not log.is_complete:
+        raise UsageError(f"the log in {path!r} lost its beginning without a snapshot: restore a backup")
     return log
 
 
-def check_replaced(file: str, log: Log, *, replace: bool) -> None:
-    """Raise UsageError where a file that is there is in use, is not a sink's, or must not be replaced."""
+def check_replaceable(file: str, log: LogView, *, replace: bool) -> None:
+    """Raise UsageError if an existing file is in use, is not a sink's, or must not be replaced."""
     if not Path(file).exists():
         return
     stored = StorageFile(file, wal_bytes_max=WAL_BYTES_MAX)
     try:
-        _check_void(file, stored.connect(log.log_id), replace=replace)
+        _check_empty(file, stored.connect(log.log_id), replace=replace)
     finally:
         stored.close()
 
 
-def rebuilt(
-    spark: SparkSession, log: Log, file: str, *, replace: bool, tell: Callable[[int], None]
-) -> Rebuilt:
-    """`rebuild` of a log that was looked at."""
+def rebuild_from(
+    spark: SparkSession, log: LogView, file: str, *, replace: bool, report: Callable[[int], None]
+) -> RebuildResult:
+    """Rebuild from an opened log, as `rebuild` does."""
     names = ("namespace", "vector_id")  # the order of the file: neighbours share pages
-    states = replayed(spark, log).repartitionByRange(buckets_for(log.bytes), *names)
+    states = replay_log(spark, log).repartitionByRange(buckets_for(log.bytes), *names)
     blobs = states.sortWithinPartitions(*names).mapInArrow(_pack, "rows binary")
     stored = StorageFile(file, wal_bytes_max=WAL_BYTES_MAX)
     opened = stored.connect(log.log_id)
     try:
-        _check_void(file, opened, replace=replace)
+        _check_empty(file, opened, replace=replace)
         stored.begin_rebuild()
         rows = alive = lamport = 0
         for blob in blobs.toLocalIterator(prefetchPartitions=True):
-            some = pa.ipc.read_record_batch(pa.py_buffer(bytes(blob.rows)), STATES)
-            stored.take_states(list(_rows(some)))
+            states_batch = pa.ipc.read_record_batch(pa.py_buffer(bytes(blob.rows)), STATES)
+            stored.load_states(list(_rows(states_batch)))
             stored.checkpoint()
-            rows, alive = rows + some.num_rows, alive + some.column("alive").true_count
-            lamport = max(lamport, *some.column("lamport").to_pylist())
-            tell(rows)
+            rows, alive = rows + states_batch.num_rows, alive + states_batch.column("alive").true_count
+            lamport = max(lamport, *states_batch.column("lamport").to_pylist())
+            report(rows)
         stored.end_rebuild(Cursor(log.log_id, log.epoch, log.end), lamport)
         stored.checkpoint(idle=True)
     finally:
         stored.close()
-    return Rebuilt(rows, alive, log.end)
+    return RebuildResult(rows, alive, log.end)
 
 
-def _check_void(file: str, opened: Opened, *, replace: bool) -> None:
+def _check_empty(file: str, opened: StorageFileState, *, replace: bool) -> None:
     if opened.cursor is not None and not opened.rebuilding and not replace:
-        raise UsageError(f"{file} holds vectors already: name a new file, or say that it may be replaced")
+        raise UsageError(f"{file} holds vectors already: name a new file, or allow to replace it")
 
 
 def _pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -133,4 +133,4 @@ def _rows(states: pa.RecordBatch) -> Iterator[StateRow]:
         metadata: dict[str, Any] = {} if text is None else json.loads(text)
         vector = flat[bounds[row] : bounds[row + 1]] if alive and data is None else None
         key = (lamport, int(origin, 16), counter)
-        yield StateRow(namespace, vector_id, State(alive, vector, data, metadata, ignored, key), offset)
+        yield StateRow(namespace, vector_id, VectorState(alive, vector, data, metadata, ignored, key), offset)

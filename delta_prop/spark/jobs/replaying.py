@@ -1,7 +1,7 @@
-"""Replay: the state of every vector as a log tells it, now, or as of an offset or a time, as a table.
+"""Replay: computes the state of every vector of a log, now, or as of an offset or a time, as a table.
 
-Tasks read the log's parts and spread the changes over buckets by the vectors' names; a bucket's vectors are
-folded by one task, in canonical order, by columns.
+Tasks read parts of the log and spread the changes over buckets by vector; one task folds all vectors of a
+bucket, in canonical order, by columns.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delta_prop.spark.arguments import at_of, check_session, place_of
+from delta_prop.spark.arguments import check_session, position_of, source_of
 from delta_prop.spark.reads.segments import spark_parts, states_of
 from delta_prop.spark.reads.served import remote_of, served_log
-from delta_prop.spark.states.buckets import BLOBS_DDL, buckets_for, folded, spread
+from delta_prop.spark.states.buckets import BLOBS_DDL, buckets_for, fold_blobs, spread
 from delta_prop.spark.states.changes import STATE, split_keys
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.errors import UsageError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from delta_prop.spark.arguments import Place, When
-    from delta_prop.spark.reads.segments import Log, Part
+    from delta_prop.spark.reads.segments import LogPart, LogView
 
 STATES = pa.schema(
     [
@@ -45,76 +45,76 @@ STATES = pa.schema(
         pa.field("ignored", pa.int64(), nullable=False),
     ]
 )
-"""A row a vector: what it is, and by which delta it last changed. `ignored`: deltas that had no effect."""
+"""One row per vector: its state, and the delta that last changed it. `ignored`: deltas without effect."""
 STATES_DDL = (
     "namespace string not null, vector_id string not null, alive boolean not null, vector array<float>, "
     "data binary, metadata string, offset long not null, lamport long not null, origin string not null, "
     "counter long not null, ignored long not null"
 )
 CONTENT = ("namespace", "vector_id", "vector", "data", "metadata")
-"""The columns of what a vector is, which `diff` takes too."""
+"""Columns of a vector's content, which `diff` accepts."""
 _ROWS = 8_192
 
 
 def replay(spark: SparkSession, place: Place, at: When = None) -> DataFrame:
-    """The state of every vector in a log, one row each, with the columns of `STATES`.
+    """Return the state of every vector in a log, one row each, with the columns of `STATES`.
 
-    `place`: a data directory, or a service as `delta://host:port`, which needs to have all of its log still.
-    Vectors that were deleted have a row that is not alive. `at`: as of an offset, that one counted, or as of
-    a time; None: now. Raises UsageError, Refused (CURSOR_TOO_OLD) where the log tells no more of that place,
-    LogDamaged, OSError, Unreachable.
+    `place`: a data directory, or a service as `delta://host:port`, whose log must still be complete. A
+    deleted vector has a row that is not alive. `at`: as of an offset (inclusive) or a time; None: now. Raises
+    UsageError, Refused (CURSOR_TOO_OLD) if the log no longer reaches back there, LogCorrupted, OSError,
+    Unreachable.
     """
     check_session(spark)
-    return replayed(spark, log_at(place, at))
+    return replay_log(spark, log_at(place, at))
 
 
-def log_at(place: Place, at: When = None) -> Log:
-    """What there is to fold, in a directory or at a service. Raises as `replay` does."""
-    found, end = place_of(place), at_of(at)
+def log_at(place: Place, at: When = None) -> LogView:
+    """Return the log to fold, of a directory or a service. Raises as `replay` does."""
+    found, end = source_of(place), position_of(at)
     remote = remote_of(found)
     if remote is None:
         assert isinstance(found, str)
         return states_of(found, at=end)
     log = served_log(remote, at=end)
-    if not log.whole:
+    if not log.is_complete:
         raise UsageError(
-            f"the service has its log from offset {log.begin} on, what was before is in its snapshot alone: "
+            f"the service has its log from offset {log.begin} on, and what was before only in its snapshot: "
             "replay its directory"
         )
     return log
 
 
-def replayed(spark: SparkSession, log: Log) -> DataFrame:
-    """The same of a log that was looked at."""
+def replay_log(spark: SparkSession, log: LogView) -> DataFrame:
+    """Replay an opened log, as `replay` does."""
     buckets = buckets_for(log.bytes)
-    return placed(read_parts(spark, log, buckets), buckets).mapInArrow(_fold, STATES_DDL)
+    return partition_blobs(read_parts(spark, log, buckets), buckets).mapInArrow(_fold, STATES_DDL)
 
 
-def read_parts(spark: SparkSession, log: Log, buckets: int) -> DataFrame:
-    """The changes in a log as blobs."""
-    return spark_parts(spark, log.parts, _spread(buckets, log.end), BLOBS_DDL)
+def read_parts(spark: SparkSession, log: LogView, buckets: int) -> DataFrame:
+    """Return the changes in a log as blobs."""
+    return spark_parts(spark, log.parts, _make_spread(buckets, log.end), BLOBS_DDL)
 
 
-def placed(blobs: DataFrame, buckets: int) -> DataFrame:
-    """Blobs where they belong, a partition a bucket, in order within it."""
+def partition_blobs(blobs: DataFrame, buckets: int) -> DataFrame:
+    """Return the blobs with one partition per bucket, sorted within it."""
     return blobs.repartitionById(buckets, "bucket").sortWithinPartitions("first")
 
 
-def shown(states: pa.Table) -> Iterator[pa.RecordBatch]:
-    """States as rows of `STATES`."""
+def to_rows(states: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Yield states as rows of `STATES`."""
     for some in states.to_batches(_ROWS):
-        yield _shown(some)
+        yield _to_rows(some)
 
 
-def _spread(buckets: int, end: int) -> Callable[[Part], Iterator[pa.RecordBatch]]:
+def _make_spread(buckets: int, end: int) -> Callable[[LogPart], Iterator[pa.RecordBatch]]:
     return lambda part: spread(part.batches(), buckets, end)
 
 
 def _fold(blobs: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield from shown(folded(blobs))
+    yield from to_rows(fold_blobs(blobs))
 
 
-def _shown(states: pa.RecordBatch) -> pa.RecordBatch:
+def _to_rows(states: pa.RecordBatch) -> pa.RecordBatch:
     namespaces, vector_ids = split_keys(states.column("key"))
     kinds = states.column("kind").to_numpy() & np.uint8(STATE - 1)
     vectors, opaque = (pa.array(kinds == kind) for kind in (Kind.CREATE, Kind.OPAQUE))
@@ -125,25 +125,25 @@ def _shown(states: pa.RecordBatch) -> pa.RecordBatch:
         "alive": pa.array(kinds != Kind.DELETE),
         "vector": pc.if_else(vectors, states.column("values"), pa.scalar(None, pa.list_(pa.float32()))),
         "data": pc.if_else(opaque, states.column("data"), pa.scalar(None, pa.binary())),
-        "metadata": _metadata(states.column("patch")),
-        "origin": _hex(states.column("origin").to_numpy(), origins),
+        "metadata": _unpack_metadata(states.column("patch")),
+        "origin": _to_hex(states.column("origin").to_numpy(), origins),
     }
     for name in ("offset", "lamport", "counter", "ignored"):
         columns[name] = states.column(name).cast(pa.int64())
     return pa.RecordBatch.from_arrays([columns[name] for name in STATES.names], schema=STATES)
 
 
-def _hex(origins: Any, texts: list[str]) -> pa.Array:
+def _to_hex(origins: Any, texts: list[str]) -> pa.Array:
     _, places = np.unique(origins, return_inverse=True)
     return pa.array(texts, pa.string()).take(pa.array(places))
 
 
-def _metadata(packed: pa.Array) -> pa.Array:
-    """Metadata as JSON, null where there is none."""
+def _unpack_metadata(packed: pa.Array) -> pa.Array:
+    """Return metadata as JSON, null if absent."""
     if packed.null_count == len(packed):
         return pa.nulls(len(packed), pa.string())
-    return pa.array([None if one is None else _json(one) for one in packed.to_pylist()], pa.string())
+    return pa.array([None if one is None else _to_json(one) for one in packed.to_pylist()], pa.string())
 
 
-def _json(packed: bytes) -> str:
+def _to_json(packed: bytes) -> str:
     return json.dumps(msgpack.unpackb(packed, strict_map_key=True), ensure_ascii=False, separators=(",", ":"))

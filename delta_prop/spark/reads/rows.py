@@ -1,4 +1,4 @@
-"""Batches of the log as Arrow record batches: columns to columns, what lies in the log is not copied twice.
+"""Converts batches of the log to Arrow record batches by columns, with at most one copy.
 
 Needs pyarrow, not Spark.
 """
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delta_prop.spark.arrays import array_of, flags_of, repeated
+from delta_prop.spark.arrays import array_of, fill_text, flags_of
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.layout import Column
 from delta_prop_wire.topics import kind_name
@@ -50,54 +50,55 @@ SCHEMA = pa.schema(
 
 MERGE_ROWS = 10_000
 MERGE_BYTES = 8 * 1024 * 1024
-"""Batches of the log that are smaller go on together, up to so much."""
-LONE_ROWS = 2_000
-"""From so many rows on a batch goes on alone: to put it beside others would copy it."""
-_PARTS = np.array([Kind.SPARSE, Kind.SPARSE_ADD])
-_BYTES = np.array([Kind.TRANSFORM, Kind.OPAQUE, *range(max(Kind) + 1, 64)])
+"""Bounds up to which small batches of the log are merged."""
+UNMERGED_ROWS = 2_000
+"""A batch with at least this many rows is not merged, which would copy it."""
+_SPARSE_KINDS = np.array([Kind.SPARSE, Kind.SPARSE_ADD])
+_BLOB_KINDS = np.array([Kind.TRANSFORM, Kind.OPAQUE, *range(max(Kind) + 1, 64)])
 
 
 def to_arrow(logged: LoggedBatch, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
-    """A batch of the log as rows with these columns, some of `SCHEMA`; control rows have none."""
-    made = _Made(logged)
-    columns = [_MAKERS[name](made) for name in schema.names]
+    """Return a batch of the log as rows with these columns, some of `SCHEMA`; control rows have none."""
+    maker = _BatchColumns(logged)
+    columns = [_MAKERS[name](maker) for name in schema.names]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def merged(
+def merge_batches(
     batches: Iterable[LoggedBatch], columns: Sequence[tuple[str, bool]] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of the log as rows, small ones together. `columns`: those that are wanted, by name, and whether
-    they are declared to hold nulls.
+    """Yield batches of the log as rows, small ones merged.
+
+    `columns`: names of the columns to return, and whether each is declared nullable.
     """
     schema = SCHEMA
     if columns is not None:
         schema = pa.schema([SCHEMA.field(name).with_nullable(nullable) for name, nullable in columns])
-    waiting: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
     rows = size = 0
     for one in batches:
-        large = one.count >= LONE_ROWS
+        large = one.count >= UNMERGED_ROWS
         if rows and (large or rows + one.count > MERGE_ROWS or size + one.batch.size > MERGE_BYTES):
-            yield _together(waiting)
-            waiting, rows, size = [], 0, 0
+            yield _concat_batches(pending)
+            pending, rows, size = [], 0, 0
         found = to_arrow(one, schema)
         if large:
             yield found
             continue
-        waiting.append(found)
+        pending.append(found)
         rows, size = rows + one.count, size + one.batch.size
-    if waiting:
-        yield _together(waiting)
+    if pending:
+        yield _concat_batches(pending)
 
 
-def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _concat_batches(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
-class _Made:
-    """What columns of a batch are made from, each once."""
+class _BatchColumns:
+    """Intermediate columns of a batch, each computed once."""
 
     def __init__(self, logged: LoggedBatch) -> None:
         self.logged = logged
@@ -105,8 +106,8 @@ class _Made:
         self.count = logged.batch.count
 
     @cached_property
-    def places(self) -> NDArray[np.int64]:
-        """The rows' offsets."""
+    def offsets(self) -> NDArray[np.int64]:
+        """Offsets of the rows."""
         offsets = self.batch.row_offsets
         if offsets is not None:
             return offsets.astype(np.int64)
@@ -114,23 +115,23 @@ class _Made:
 
     @cached_property
     def kinds(self) -> NDArray[np.uint8]:
-        """The rows' operations."""
+        """Operation kinds of the rows."""
         return np.frombuffer(self.batch.kinds, np.uint8)
 
     @cached_property
-    def parts(self) -> NDArray[np.bool_]:
-        """Which rows change some elements of a vector."""
+    def is_sparse(self) -> NDArray[np.bool_]:
+        """Mask of the rows that change some elements of a vector."""
         if self.batch.kind is not None:
-            return np.full(self.count, self.batch.kind in _PARTS)
-        return np.isin(self.kinds, _PARTS)
+            return np.full(self.count, self.batch.kind in _SPARSE_KINDS)
+        return np.isin(self.kinds, _SPARSE_KINDS)
 
     @cached_property
-    def whole(self) -> NDArray[np.bool_]:
-        """Which rows have numbers that are not for some elements."""
-        return ~self.parts & (np.diff(self.batch.value_bounds) > 0)
+    def is_full(self) -> NDArray[np.bool_]:
+        """Mask of the rows with numbers for a full vector."""
+        return ~self.is_sparse & (np.diff(self.batch.value_bounds) > 0)
 
 
-def _int64(values: NDArray[np.int64]) -> pa.Array:
+def _to_int64(values: NDArray[np.int64]) -> pa.Array:
     return array_of(values, pa.int64())
 
 
@@ -146,27 +147,27 @@ def _text_column(batch: Batch, ends: Column, texts: Column) -> pa.Array:
 def _names_column(batch: Batch) -> pa.Array:
     names = batch.namespace_names
     if len(names) == 1:
-        return repeated(names[0], batch.count)
+        return fill_text(names[0], batch.count)
     index = batch.column(Column.NAMESPACE_INDEX)
     assert index is not None
     return pa.array(names, pa.string()).take(array_of(np.frombuffer(index, "<u2"), pa.uint16()))
 
 
-def _operations_column(made: _Made) -> pa.Array:
+def _operations_column(made: _BatchColumns) -> pa.Array:
     if made.batch.kind is not None:
-        return repeated(kind_name(made.batch.kind), made.count)
-    return _operations().take(array_of(made.kinds, pa.uint8()))
+        return fill_text(kind_name(made.batch.kind), made.count)
+    return _operation_names().take(array_of(made.kinds, pa.uint8()))
 
 
 @lru_cache(maxsize=1)
-def _operations() -> pa.Array:
+def _operation_names() -> pa.Array:
     return pa.array([kind_name(kind) for kind in range(64)], pa.string())
 
 
 def _list_column(
     bounds: NDArray[np.int64], flat: NDArray[Any], there: NDArray[np.bool_], kind: pa.DataType
 ) -> pa.Array:
-    """Lists where `there` is true, null elsewhere; the numbers stay where they lie."""
+    """Return lists where `there` is true, null elsewhere; the numbers are not copied if possible."""
     if not there.any():
         return pa.nulls(len(there), pa.list_(kind))
     all_there = bool(there.all())
@@ -180,8 +181,8 @@ def _list_column(
     return pa.ListArray.from_arrays(offsets, values, mask=None if all_there else flags_of(~there))
 
 
-def _blob_column(made: _Made) -> pa.Array:
-    batch, there = made.batch, np.isin(made.kinds, _BYTES)
+def _blob_column(made: _BatchColumns) -> pa.Array:
+    batch, there = made.batch, np.isin(made.kinds, _BLOB_KINDS)
     if not there.any():
         return pa.nulls(batch.count, pa.binary())
     content = batch.column(Column.BLOBS)
@@ -219,37 +220,41 @@ def _time_column(batch: Batch) -> pa.Array:
     return pa.array((times * np.uint64(1000)).astype(np.int64), pa.int64(), mask=times == 0).cast(kind)
 
 
-def _counters_column(made: _Made) -> pa.Array:
+def _counters_column(made: _BatchColumns) -> pa.Array:
     batch, counters = made.batch, made.batch.counters
     if counters is None:
-        return _int64(np.arange(batch.base, batch.base + batch.count, dtype=np.int64))
-    return _int64(counters.astype(np.int64))
+        return _to_int64(np.arange(batch.base, batch.base + batch.count, dtype=np.int64))
+    return _to_int64(counters.astype(np.int64))
 
 
-def _ids_column(made: _Made) -> pa.Array:
+def _ids_column(made: _BatchColumns) -> pa.Array:
     ids = made.batch.ids
     return pa.nulls(made.count, pa.binary()) if ids is None else pa.array(ids, pa.binary())
 
 
-_MAKERS: dict[str, Callable[[_Made], pa.Array]] = {
-    "offset": lambda made: _int64(made.places),
+_MAKERS: dict[str, Callable[[_BatchColumns], pa.Array]] = {
+    "offset": lambda made: _to_int64(made.offsets),
     "vector_id": lambda made: _text_column(made.batch, Column.KEY_ENDS, Column.KEYS),
     "namespace": lambda made: _names_column(made.batch),
     "op": _operations_column,
-    "vector": lambda made: _list_column(made.batch.value_bounds, made.batch.values, made.whole, pa.float32()),
-    "indices": lambda made: _list_column(
-        made.batch.index_bounds, made.batch.indices.view(np.int32), made.parts, pa.int32()
+    "vector": lambda made: _list_column(
+        made.batch.value_bounds, made.batch.values, made.is_full, pa.float32()
     ),
-    "values": lambda made: _list_column(made.batch.value_bounds, made.batch.values, made.parts, pa.float32()),
+    "indices": lambda made: _list_column(
+        made.batch.index_bounds, made.batch.indices.view(np.int32), made.is_sparse, pa.int32()
+    ),
+    "values": lambda made: _list_column(
+        made.batch.value_bounds, made.batch.values, made.is_sparse, pa.float32()
+    ),
     "data": _blob_column,
     "metadata": lambda made: _metadata_column(made.batch),
     "topics": lambda made: _topics_column(made.batch),
     "id": _ids_column,
     "timestamp": lambda made: _time_column(made.batch),
-    "priority": lambda made: repeated(made.batch.priority.name.lower(), made.count),
-    "source": lambda made: repeated(made.logged.source.name.lower(), made.count),
-    "origin": lambda made: repeated(f"{made.batch.origin:016x}", made.count),
+    "priority": lambda made: fill_text(made.batch.priority.name.lower(), made.count),
+    "source": lambda made: fill_text(made.logged.source.name.lower(), made.count),
+    "origin": lambda made: fill_text(f"{made.batch.origin:016x}", made.count),
     "counter": _counters_column,
-    "lamport": lambda made: _int64(made.logged.lamport + (made.places - made.logged.offset)),
+    "lamport": lambda made: _to_int64(made.logged.lamport + (made.offsets - made.logged.offset)),
 }
 assert list(_MAKERS) == SCHEMA.names

@@ -1,7 +1,7 @@
-"""The log of a data directory, read from its files without a server, in parts that tasks read side by side.
+"""Reads the log of a data directory from its files without a server, in parts that tasks read in parallel.
 
-Beside a process that writes too: what readers may see, and no more. Where the log has lost its beginning, its
-snapshot tells what that came to. Every task must see the directory under the same name.
+It also works while a process writes, up to the high watermark. If the log has lost its beginning, the
+snapshot has its result. Every task must see the directory under the same name.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from delta_prop.checks import path_of
-from delta_prop.commands.edge import existing_disk
-from delta_prop.commands.opened import opened_log, snapshot_before
-from delta_prop.commands.places import EARLIEST, LATEST, check_within, offset_of
-from delta_prop.spark.arguments import at_of, check_session
-from delta_prop.spark.reads.beyond import check_reached
-from delta_prop.spark.reads.rows import merged
-from delta_prop_broker.log.beside.follow import Follower
-from delta_prop_broker.log.files.names import DIRECTORY
+from delta_prop.argument_checks import check_path
+from delta_prop.commands.log_positions import EARLIEST, LATEST, check_not_before, offset_of
+from delta_prop.commands.readonly_log import open_prefix_snapshot, open_readonly_log
+from delta_prop.commands.system import open_existing_disk
+from delta_prop.spark.arguments import check_session, position_of
+from delta_prop.spark.reads.bounds_checks import check_not_beyond
+from delta_prop.spark.reads.rows import merge_batches
+from delta_prop_broker.log.files.paths import DIRECTORY
 from delta_prop_broker.log.files.segment import Segment, segment_bases
 from delta_prop_broker.log.files.snapshot import open_snapshot
+from delta_prop_broker.log.readonly.follow import Follower
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from delta_prop.commands.places import At
+    from delta_prop.commands.log_positions import LogPosition
     from delta_prop.spark.arguments import When
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.durable import DurableLog
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import LoggedBatch
 
 PART_BYTES = 16 << 20
-"""Segments that lie side by side are read by one task up to here; a larger one by itself."""
+"""Size up to which one task reads adjacent segments; it reads a larger segment alone."""
 PARTS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentPart:
-    """The log from offset `begin`, where a segment begins, up to `end`; about so many bytes."""
+    """The log from offset `begin`, a segment's start, up to `end`; `bytes` is approximate."""
 
     data: str
     begin: int
@@ -54,20 +54,20 @@ class SegmentPart:
     bytes: int
 
     def batches(self) -> Iterator[LoggedBatch]:
-        """The batches of it; the last one may reach beyond `end`. Raises Refused, LogDamaged, OSError."""
-        follower = Follower(existing_disk(self.data), self.begin, synced=self.end)
+        """Yield its batches; the last one may reach beyond `end`. Raises Refused, LogCorrupted, OSError."""
+        follower = Follower(open_existing_disk(self.data), self.begin, synced=self.end)
         try:
-            for place in follower.read():
-                if place.logged.offset >= self.end:
+            for location in follower.read():
+                if location.logged.offset >= self.end:
                     return
-                yield place.logged
+                yield location.logged
         finally:
             follower.close()
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """Some frames of the snapshot at an offset, by their numbers; about so many bytes."""
+    """Some frames of the snapshot at an offset, by their numbers; `bytes` is approximate."""
 
     data: str
     offset: int
@@ -76,14 +76,14 @@ class SnapshotPart:
     bytes: int
 
     def batches(self) -> Iterator[LoggedBatch]:
-        """The states in them. Raises Refused, LogDamaged, OSError."""
+        """Yield the states in the frames. Raises Refused, LogCorrupted, OSError."""
         try:
-            snapshot = open_snapshot(existing_disk(self.data), DIRECTORY, self.offset)
+            snapshot = open_snapshot(open_existing_disk(self.data), DIRECTORY, self.offset)
         except FileNotFoundError:
             raise Refused(
                 ErrorCode.CURSOR_TOO_OLD,
-                f"the snapshot at offset {self.offset} has given way to a newer one while it was read: "
-                "begin again",
+                f"the snapshot at offset {self.offset} was replaced by a newer one while it was read: "
+                "start the job again",
             ) from None
         try:
             yield from snapshot.frames(self.begin, self.stop)
@@ -91,60 +91,60 @@ class SnapshotPart:
             snapshot.close()
 
 
-class Part(Protocol):
-    """What a task reads; about so many bytes."""
+class LogPart(Protocol):
+    """A part of a log that one task reads."""
 
     @property
     def bytes(self) -> int:
-        """About how much it is."""
+        """Approximate size."""
         ...
 
     def batches(self) -> Iterator[LoggedBatch]:
-        """The batches in it, in order; the last one may reach beyond its end."""
+        """Yield its batches, in order; the last one may reach beyond its end."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
-    """What there is to read of a log: `parts` hold what stands from offset `begin` up to `end`.
+class LogView:
+    """A range of a log to read: `parts` cover offsets from `begin` up to `end`.
 
-    `whole`: they tell of everything, by deltas or by the states of a snapshot, not only of what is left.
+    `is_complete`: the parts, with the states of a snapshot, include everything since offset 0.
     """
 
     log_id: bytes
     epoch: int
     begin: int
     end: int
-    whole: bool
-    parts: Sequence[Part]
+    is_complete: bool
+    parts: Sequence[LogPart]
 
     @property
     def bytes(self) -> int:
-        """About how much is to be read."""
+        """Approximate size of all parts."""
         return sum(part.bytes for part in self.parts)
 
 
-def deltas_of(spark: SparkSession, path: str, *, since: When = None, until: When = None) -> DataFrame:
-    """The deltas in a data directory as a DataFrame, with the columns that a read from a service has.
+def deltas_of(spark: SparkSession, path: str, *, start: When = None, end: When = None) -> DataFrame:
+    """Return the deltas in a data directory as a DataFrame, with the columns of a read from a service.
 
-    From `since` on, up to `until`, which is left out. Raises UsageError, Refused, LogDamaged, OSError.
+    From `start` up to `end` (exclusive). Raises UsageError, Refused, LogCorrupted, OSError.
     """
-    from delta_prop.spark.columns import READ
+    from delta_prop.spark.columns import READ_SCHEMA
 
     check_session(spark)
-    begin = at_of(since, EARLIEST, name="since", ends=True)
-    end = at_of(until, LATEST, name="until", ends=True)
-    log = log_of(path_of("path", path), since=begin, until=end)
-    return spark_parts(spark, log.parts, _rows(log.begin, log.end), READ)
+    begin = position_of(start, EARLIEST, name="start", ends=True)
+    end = position_of(end, LATEST, name="end", ends=True)
+    log = log_of(check_path("path", path), start=begin, end=end)
+    return spark_parts(spark, log.parts, _make_row_reader(log.begin, log.end), READ_SCHEMA)
 
 
 def spark_parts(
     spark: SparkSession,
-    parts: Sequence[Part],
-    read: Callable[[Part], Iterator[pa.RecordBatch]],
+    parts: Sequence[LogPart],
+    read: Callable[[LogPart], Iterator[pa.RecordBatch]],
     schema: object,
 ) -> DataFrame:
-    """What `read` gives of each part, a task a part. Both are sent to the tasks."""
+    """Return the rows that `read` yields for each part, one task per part. Spark sends both to the tasks."""
 
     def rows(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for some in numbers:
@@ -155,52 +155,54 @@ def spark_parts(
     return spark.range(0, count, 1, max(count, 1)).mapInArrow(rows, schema)
 
 
-def log_of(path: str, *, since: At = EARLIEST, until: At = LATEST) -> Log:
-    """The deltas from one place up to another. Raises UsageError, Refused, LogDamaged, OSError."""
-    with opened_log(path) as (disk, log, _):
-        begin, end = offset_of(since, log), min(offset_of(until, log), log.visible)
-        check_reached("offset", begin, log.visible)
-        if begin < log.first_offset:
+def log_of(path: str, *, start: LogPosition = EARLIEST, end: LogPosition = LATEST) -> LogView:
+    """Return the range of a log's deltas. Raises UsageError, Refused, LogCorrupted, OSError."""
+    with open_readonly_log(path) as (disk, log, _):
+        begin, stop = offset_of(start, log), min(offset_of(end, log), log.high_watermark)
+        check_not_beyond("offset", begin, log.high_watermark)
+        if begin < log.start_offset:
             raise Refused(
                 ErrorCode.CURSOR_TOO_OLD,
-                f"offset {begin} is no longer in the log, which starts at {log.first_offset}",
-                details={"offset": begin, "start_offset": log.first_offset},
+                f"offset {begin} is no longer in the log: start at {log.start_offset} or later",
+                details={"offset": begin, "start_offset": log.start_offset},
             )
-        parts = _segment_parts(disk, path, log, begin, end)
-    return Log(log.log_id, log.epoch, begin, max(begin, end), log.first_offset == 0, parts)
+        parts = _segment_parts(disk, path, log, begin, stop)
+    return LogView(log.log_id, log.epoch, begin, max(begin, stop), log.start_offset == 0, parts)
 
 
-def states_of(path: str, *, at: At = LATEST) -> Log:
-    """What the state of every vector is folded from, as of a place; what stands there counts.
+def states_of(path: str, *, at: LogPosition = LATEST) -> LogView:
+    """Return the range to fold all vectors' states from, as of a position (inclusive).
 
-    From offset 0, or from the snapshot of a log that has lost its beginning; from what is left where there is
-    none. Raises UsageError, Refused (CURSOR_TOO_OLD) where the place is before what is kept, LogDamaged,
-    OSError.
+    It begins at offset 0, or at the snapshot of a log that has lost its beginning; without a snapshot, at the
+    log's start. Raises UsageError, Refused (CURSOR_TOO_OLD) if the position is before the log's single
+    deltas, LogCorrupted, OSError.
     """
     before: list[SnapshotPart] = []
-    with opened_log(path) as (disk, log, _), snapshot_before(log) as snapshot:
+    with open_readonly_log(path) as (disk, log, _), open_prefix_snapshot(log) as snapshot:
         if snapshot is None:
-            begin = log.first_offset
+            begin = log.start_offset
         else:
-            check_within(at, snapshot)
+            check_not_before(at, snapshot)
             begin, before = snapshot.offset, _snapshot_parts(path, snapshot)
         end = max(_end_of(at, log), begin)
-        whole = log.first_offset == 0 if snapshot is None else snapshot.begin == 0
-        parts: list[Part] = [*before, *_segment_parts(disk, path, log, begin, end)]
-    return Log(log.log_id, log.epoch, begin, end, whole, parts)
+        is_complete = log.start_offset == 0 if snapshot is None else snapshot.begin == 0
+        parts: list[LogPart] = [*before, *_segment_parts(disk, path, log, begin, end)]
+    return LogView(log.log_id, log.epoch, begin, end, is_complete, parts)
 
 
-def _end_of(at: At, log: DurableLog) -> int:
-    """Behind the last delta that counts."""
+def _end_of(at: LogPosition, log: DurableLog) -> int:
+    """Return the offset after the last delta to fold."""
     if at.offset is not None:
-        if at.offset >= log.visible:
-            raise UsageError(f"offset {at.offset} is beyond the log, which ends before offset {log.visible}")
+        if at.offset >= log.high_watermark:
+            raise UsageError(
+                f"offset {at.offset} is after the end of the log: give an offset below {log.high_watermark}"
+            )
         return at.offset + 1
-    return log.offset_at(at.time_us + 1) if at.time_us is not None else log.visible
+    return log.offset_at(at.time_us + 1) if at.time_us is not None else log.high_watermark
 
 
 def _segment_parts(disk: Disk, path: str, log: DurableLog, begin: int, end: int) -> list[SegmentPart]:
-    """The log from one offset up to another, cut where segments begin."""
+    """Return the log from one offset up to another, split at segments."""
     if end <= begin:
         return []
     bases = [base for base in segment_bases(disk.list(DIRECTORY)) if base < end]
@@ -238,9 +240,9 @@ def _snapshot_parts(path: str, snapshot: Snapshot) -> list[SnapshotPart]:
     ]
 
 
-def _rows(begin: int, end: int) -> Callable[[Part], Iterator[pa.RecordBatch]]:
-    def read(part: Part) -> Iterator[pa.RecordBatch]:
-        for rows in merged(one for one in part.batches() if not one.batch.is_control):
+def _make_row_reader(begin: int, end: int) -> Callable[[LogPart], Iterator[pa.RecordBatch]]:
+    def read(part: LogPart) -> Iterator[pa.RecordBatch]:
+        for rows in merge_batches(one for one in part.batches() if not one.batch.is_control):
             first, stop = np.searchsorted(rows.column("offset").to_numpy(), (begin, end)).tolist()
             yield rows.slice(first, stop - first)
 

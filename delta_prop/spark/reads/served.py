@@ -1,7 +1,7 @@
-"""The log of a running service, read over the network in parts that tasks read side by side.
+"""Reads the log of a running service over the network, in parts that tasks read in parallel.
 
-A service sends what is left of its log, one by one; a log that has lost its beginning is read from its
-directory, where its snapshot lies.
+A service sends only the deltas that its log still has; a log that has lost its beginning must be read from
+its directory, which has the snapshot.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from delta_prop.commands.places import EARLIEST, LATEST
-from delta_prop.spark import edge
+from delta_prop.commands.log_positions import EARLIEST, LATEST
+from delta_prop.spark import system
 from delta_prop.spark.options import Remote, read_options
-from delta_prop.spark.reach import asker_of, check_on_driver
-from delta_prop.spark.reads.beyond import check_reached
-from delta_prop.spark.reads.segments import Log
+from delta_prop.spark.reads.bounds_checks import check_not_beyond
+from delta_prop.spark.reads.segments import LogView
+from delta_prop.spark.service_checks import check_on_driver, range_reader_of
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from delta_prop.client.ranges import Bounds
-    from delta_prop.commands.places import At
+    from delta_prop.client.ranges import LogBounds
+    from delta_prop.commands.log_positions import LogPosition
     from delta_prop_wire.batch import LoggedBatch
 
 PART_ROWS = 100_000
 ROW_BYTES = 256
-"""About as large is a delta taken to be: nobody has looked yet."""
+"""Assumed size of a delta, as sizes are unknown before the read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServicePart:
-    """The offsets from `begin` up to `end` of one log, as it is in an epoch of it."""
+    """The offsets from `begin` up to `end` of one log in one epoch."""
 
     remote: Remote
     log: tuple[bytes, int]
@@ -41,57 +41,59 @@ class ServicePart:
 
     @property
     def bytes(self) -> int:
-        """About how much that is."""
+        """Approximate size."""
         return (self.end - self.begin) * ROW_BYTES
 
     def batches(self) -> Iterator[LoggedBatch]:
-        """The batches of it. Raises Refused, UsageError, Unreachable."""
-        return asker_of(self.remote).read(self.begin, self.end, log=self.log)
+        """Yield its batches. Raises Refused, UsageError, Unreachable."""
+        return range_reader_of(self.remote).read(self.begin, self.end, log=self.log)
 
 
 def remote_of(place: str | Remote) -> Remote | None:
-    """The service that a place names, as `delta://host:port`; None: it is a directory. Raises UsageError."""
+    """Return the service that `delta://host:port` names, None for a directory. Raises UsageError."""
     if isinstance(place, Remote):
         return place
     if not place.startswith("delta://"):
         return None
-    remote = read_options({"url": place}, edge.environment(), edge.wall_us()).remote
+    remote = read_options({"url": place}, system.read_environment(), system.wall_us()).remote
     check_on_driver(remote)
     return remote
 
 
-def served_log(remote: Remote, *, at: At = LATEST) -> Log:
-    """What a service has up to a place; what stands there counts. Raises UsageError, Refused, Unreachable."""
-    asker = asker_of(remote)
-    bounds = asker.bounds()
-    end = bounds.end
+def served_log(remote: Remote, *, at: LogPosition = LATEST) -> LogView:
+    """Return a service's log up to a position (inclusive). Raises UsageError, Refused, Unreachable."""
+    range_reader = range_reader_of(remote)
+    bounds = range_reader.bounds()
+    end = bounds.end_offset
     if at.offset is not None:
         if at.offset >= end:
-            raise UsageError(f"offset {at.offset} is beyond the log, which ends before offset {end}")
+            raise UsageError(f"offset {at.offset} is after the end of the log: give an offset below {end}")
         end = at.offset + 1
     elif at.time_us is not None:
-        end = asker.offset_at(at.time_us + 1)
-    return _log(remote, bounds, bounds.first, end)
+        end = range_reader.offset_at(at.time_us + 1)
+    return _make_log_view(remote, bounds, bounds.start_offset, end)
 
 
-def served_range(remote: Remote, *, since: At = EARLIEST, until: At = LATEST) -> Log:
-    """What a service has from one place up to another. Raises UsageError, Refused, Unreachable."""
-    asker = asker_of(remote)
-    bounds = asker.bounds()
+def served_range(remote: Remote, *, start: LogPosition = EARLIEST, end: LogPosition = LATEST) -> LogView:
+    """Return a service's log from one position up to another. Raises UsageError, Refused, Unreachable."""
+    range_reader = range_reader_of(remote)
+    bounds = range_reader.bounds()
 
-    def offset(at: At) -> int:
+    def offset(at: LogPosition) -> int:
         if at.time_us is not None:
-            return asker.offset_at(at.time_us)
-        return at.offset if at.offset is not None else bounds.first if at.earliest else bounds.end
+            return range_reader.offset_at(at.time_us)
+        return (
+            at.offset if at.offset is not None else bounds.start_offset if at.earliest else bounds.end_offset
+        )
 
-    begin = offset(since)
-    check_reached("offset", begin, bounds.end)
-    return _log(remote, bounds, begin, min(offset(until), bounds.end))
+    begin = offset(start)
+    check_not_beyond("offset", begin, bounds.end_offset)
+    return _make_log_view(remote, bounds, begin, min(offset(end), bounds.end_offset))
 
 
-def _log(remote: Remote, bounds: Bounds, begin: int, end: int) -> Log:
+def _make_log_view(remote: Remote, bounds: LogBounds, begin: int, end: int) -> LogView:
     end = max(begin, end)
     marks = [*range(begin, end, PART_ROWS), end]
     log = (bounds.log_id, bounds.epoch)
     parts = [ServicePart(remote, log, start, stop) for start, stop in pairwise(marks)]
-    return Log(*log, begin, end, bounds.first == 0, parts)
+    return LogView(*log, begin, end, bounds.start_offset == 0, parts)

@@ -1,1 +1,1 @@
-"""The state of every vector: deltas folded by buckets, and what a sink holds, to compare it with."""
+"""Folds deltas to the state of every vector, by buckets, and compares it with a sink's contents."""

@@ -1,7 +1,7 @@
-"""Changes on their way to where all those of one vector meet: in buckets by name, as few large blobs.
+"""Shuffles changes into buckets by vector, as few large blobs.
 
-Spark moves the blobs, a column of bytes each, and never looks inside: rows of numbers would cost it many
-times as much. Needs pyarrow, not Spark.
+Spark moves the blobs, a column of bytes, without decoding them: rows of numbers would cost many times as
+much. Needs pyarrow, not Spark.
 """
 
 from __future__ import annotations
@@ -22,102 +22,106 @@ if TYPE_CHECKING:
 
 BLOBS_DDL = "bucket int, first long, changes binary"
 BUCKET_BYTES = 32 << 20
-"""About as much of the log belongs into a bucket."""
+"""Bytes of the log per bucket."""
 BUCKETS_MAX = 10_000
-_GATHERED_BYTES = 16 << 20
+_BLOB_BYTES = 16 << 20
 _HELD_BYTES = 64 << 20
 _BLOBS = pa.schema([("bucket", pa.int32()), ("first", pa.int64()), ("changes", pa.binary())])
 STATES, UNORDERED, HELD = -1, -2, -3
-"""In place of the first offset: states of a snapshot, which stand before everything; word that the log's
-order is not the canonical one; what a sink holds.
+"""Markers in place of a first offset: states of a snapshot, which sort before all changes; a sign that the
+log is not in canonical order; a sink's contents.
 """
 
 
 def buckets_for(size: int) -> int:
-    """How many buckets so many bytes of a log are spread over."""
+    """Return the number of buckets for this size of a log."""
     return min(max(-(-size // BUCKET_BYTES), 1), BUCKETS_MAX)
 
 
 def spread(batches: Iterable[LoggedBatch], buckets: int, end: int | None = None) -> Iterator[pa.RecordBatch]:
-    """The changes in batches of the log below offset `end`, or states of a snapshot, as blobs.
+    """Yield the changes in batches of the log below offset `end`, or states of a snapshot, as blobs.
 
     The batches come in the order of the log.
     """
-    gathered: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
     size, first, lamport, in_order = 0, STATES, 0, True
-    least = max(_GATHERED_BYTES, buckets << 12)
+    least = max(_BLOB_BYTES, buckets << 12)
     for logged in batches:
         batch = logged.batch
         if not batch.is_state:
             rises = logged.lamport > lamport and logged.source != Source.REPLICA
             in_order = in_order and rises and logged.known_ids is KnownIds.NONE
             lamport = logged.lamport + logged.count - 1
-        if not gathered:
+        if not pending:
             first = STATES if batch.is_state else logged.offset
-        gathered.append(changes_of(logged, end))
+        pending.append(changes_of(logged, end))
         size += batch.size
         if size >= least:
-            yield _blobs(gathered, buckets, first)
-            gathered, size = [], 0
-    if gathered:
-        yield _blobs(gathered, buckets, first)
+            yield _pack_blobs(pending, buckets, first)
+            pending, size = [], 0
+    if pending:
+        yield _pack_blobs(pending, buckets, first)
     if not in_order:
-        word = EMPTY.serialize().to_pybytes()
+        empty_blob = EMPTY.serialize().to_pybytes()
         yield pa.record_batch(
-            [np.arange(buckets, dtype=np.int32), np.full(buckets, UNORDERED), pa.array([word] * buckets)],
+            [
+                np.arange(buckets, dtype=np.int32),
+                np.full(buckets, UNORDERED),
+                pa.array([empty_blob] * buckets),
+            ],
             schema=_BLOBS,
         )
 
 
-def spread_held(states: pa.Table, buckets: int) -> pa.RecordBatch:
-    """States that a sink holds as blobs, for the same buckets."""
-    return _blobs(states.to_batches(), buckets, HELD)
+def spread_sink_states(states: pa.Table, buckets: int) -> pa.RecordBatch:
+    """Return a sink's states as blobs, for the same buckets."""
+    return _pack_blobs(states.to_batches(), buckets, HELD)
 
 
-def pieces(blobs: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The changes in the blobs of a bucket, each with what it is sorted by."""
+def unpack_blobs(blobs: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the changes in the blobs of a bucket, each with its `first`."""
     for some in blobs:
         for first, blob in zip(some.column(1).to_pylist(), some.column(2), strict=True):
             yield first, pa.ipc.read_record_batch(blob.as_buffer(), CHANGES)
 
 
-class Gathering:
-    """Changes that come in the order of the log, and their fold.
+class ChangeBuffer:
+    """Buffer of changes in the order of the log, which folds them.
 
-    While that is the canonical order, what has come is folded before the next comes: a vector with very many
-    changes takes no more memory than others.
+    While that is the canonical order, it folds early, so that a vector with very many changes takes no more
+    memory than others.
     """
 
     def __init__(self) -> None:
         self.in_order = True
-        self._held: list[pa.RecordBatch] = []
+        self._buffered: list[pa.RecordBatch] = []
         self._bytes, self._bound = 0, _HELD_BYTES
 
     def add(self, changes: pa.RecordBatch) -> None:
-        """The next ones."""
-        self._held.append(changes)
+        """Add the next changes."""
+        self._buffered.append(changes)
         self._bytes += changes.nbytes
         if self.in_order and self._bytes >= self._bound:
             states = fold(self.table())
-            self._held, self._bytes = states.to_batches(), states.nbytes
+            self._buffered, self._bytes = states.to_batches(), states.nbytes
             self._bound = max(_HELD_BYTES, 2 * self._bytes)
 
     def table(self) -> pa.Table:
-        """What is to be folded."""
-        return pa.Table.from_batches(self._held, CHANGES)
+        """Return the changes to fold."""
+        return pa.Table.from_batches(self._buffered, CHANGES)
 
 
-def folded(blobs: Iterable[pa.RecordBatch]) -> pa.Table:
-    """The states that the blobs of a bucket give, which come sorted by `first`."""
-    gathering = Gathering()
-    for first, changes in pieces(blobs):
-        gathering.in_order = gathering.in_order and first != UNORDERED
-        gathering.add(changes)
-    return fold(gathering.table())
+def fold_blobs(blobs: Iterable[pa.RecordBatch]) -> pa.Table:
+    """Fold the blobs of a bucket, sorted by `first`, to states."""
+    buffer = ChangeBuffer()
+    for first, changes in unpack_blobs(blobs):
+        buffer.in_order = buffer.in_order and first != UNORDERED
+        buffer.add(changes)
+    return fold(buffer.table())
 
 
-def _blobs(gathered: list[pa.RecordBatch], buckets: int, first: int) -> pa.RecordBatch:
-    table = pa.Table.from_batches(gathered, CHANGES).combine_chunks()
+def _pack_blobs(pending: list[pa.RecordBatch], buckets: int, first: int) -> pa.RecordBatch:
+    table = pa.Table.from_batches(pending, CHANGES).combine_chunks()
     if not table.num_rows:
         return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in _BLOBS], schema=_BLOBS)
     batch = table.to_batches()[0]

@@ -1,7 +1,7 @@
-"""Changes: rows of the log, or states of a snapshot, as Arrow tables that `folding.py` takes and gives.
+"""Converts rows of the log, or states of a snapshot, to Arrow tables of changes, which `folding.py` folds.
 
-Needs pyarrow, not Spark. A vector is named by one text, its namespace and id with a NUL between them; kinds,
-dots and patches are as in the log. No row is looked at.
+Needs pyarrow, not Spark. A vector's key is its namespace and id with a NUL between them; kinds, dots and
+patches are as in the log. Nothing loops over rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch, LoggedBatch
 
 STATE = 0x80
-"""In the kind of a row: it is the whole state of a vector at an offset, no change."""
+"""Flag in the kind of a row that is the full state of a vector at an offset, not a change."""
 
 CHANGES = pa.schema(
     [
@@ -39,36 +39,36 @@ CHANGES = pa.schema(
         pa.field("ignored", pa.int64(), nullable=False),
     ]
 )
-"""`patch`: a merge patch in msgpack, of a state all its metadata. `known`: of the ids of the row's frame.
-`ignored`: of a state, how many deltas had no effect.
+"""`patch`: a merge patch in msgpack; of a state, all its metadata. `known`: `KnownIds` of the row's frame.
+`ignored`: of a state, its number of deltas without effect.
 """
 
 _WEIGHTS = 1 << 13
-"""No key is longer."""
+"""Maximum length of a key."""
 
 
 def changes_of(logged: LoggedBatch, end: int | None = None) -> pa.RecordBatch:
-    """The rows of a batch of the log below offset `end`, or the states in one of a snapshot.
+    """Return the rows of a batch of the log below offset `end`, or the states in a batch of a snapshot.
 
-    Of a control batch none: it only fills places.
+    A control batch has none: it only fills offsets.
     """
     batch = logged.batch
     if batch.is_control:
         return EMPTY
     count, kinds = batch.count, np.frombuffer(batch.kinds, np.uint8)
-    offsets = _offsets(logged)
+    offsets = _row_offsets(logged)
     known = 0 if batch.ids is None else int(logged.known_ids)
     columns = {
         "key": keys_of(batch),
         "kind": kinds | np.uint8(STATE) if batch.is_state else kinds,
-        "values": _lists(batch.value_bounds, batch.values, pa.float32()),
-        "indices": _lists(batch.index_bounds, batch.indices, pa.uint32()),
-        "data": _bytes(batch.blob_bounds, batch.column(Column.BLOBS)),
-        "patch": _patches(batch),
+        "values": _to_list_array(batch.value_bounds, batch.values, pa.float32()),
+        "indices": _to_list_array(batch.index_bounds, batch.indices, pa.uint32()),
+        "data": _to_binary_array(batch.blob_bounds, batch.column(Column.BLOBS)),
+        "patch": _patch_array(batch),
         "id": pa.nulls(count, pa.binary()) if batch.ids is None else pa.array(batch.ids, pa.binary()),
         "known": np.full(count, known, np.uint8),
         "offset": offsets,
-        **_canonical(logged, offsets),
+        **_canonical_columns(logged, offsets),
     }
     found = pa.RecordBatch.from_arrays([pa.array(columns[name]) for name in CHANGES.names], schema=CHANGES)
     if end is None or batch.is_state or int(offsets[-1]) < end:
@@ -81,8 +81,8 @@ EMPTY = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in CHANGE
 
 
 def keys_of(batch: Batch) -> pa.Array:
-    """What names each row's vector."""
-    ids = _texts(batch.column(Column.KEY_ENDS), batch.column(Column.KEYS), batch.count)
+    """Return the key of each row's vector."""
+    ids = _to_text_array(batch.column(Column.KEY_ENDS), batch.column(Column.KEYS), batch.count)
     names = batch.namespace_names
     if len(names) == 1:
         return pc.binary_join_element_wise(pa.scalar(names[0]), ids, "\0")
@@ -92,19 +92,19 @@ def keys_of(batch: Batch) -> pa.Array:
 
 
 def join_keys(namespaces: pa.Array, vector_ids: pa.Array) -> pa.Array:
-    """The keys of vectors by their namespaces and ids."""
+    """Return vectors' keys from their namespaces and ids."""
     return pc.binary_join_element_wise(namespaces, vector_ids, "\0")
 
 
 def split_keys(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """The namespaces and the ids of vectors by their keys."""
+    """Return the namespaces and the ids of vectors from their keys."""
     parts = pc.list_flatten(pc.split_pattern(keys, "\0", max_splits=1))
     both = np.arange(2 * len(keys)).reshape(-1, 2)
     return parts.take(pa.array(both[:, 0])), parts.take(pa.array(both[:, 1]))
 
 
 def buckets_of(keys: pa.Array, buckets: int) -> NDArray[np.int64]:
-    """In which of so many buckets each vector belongs, by its name alone: everywhere in the same."""
+    """Return each vector's bucket, a hash of its key alone, so that all tasks agree."""
     bounds, flat = text_bounds(keys)
     sizes = np.diff(bounds)
     first = int(bounds[0])
@@ -118,31 +118,31 @@ def buckets_of(keys: pa.Array, buckets: int) -> NDArray[np.int64]:
 
 
 def text_bounds(texts: pa.Array) -> tuple[NDArray[np.int32], Any]:
-    """Where each text of an array without nulls begins and ends, in the bytes that come with it."""
+    """Return the bounds of each text of an array without nulls, and the bytes that they index."""
     stops, content = texts.buffers()[1:]
     bounds = np.frombuffer(stops, np.int32, len(texts) + 1, 4 * texts.offset)
     return bounds, b"" if content is None else content
 
 
-def _powers() -> NDArray[np.uint32]:
+def _compute_powers() -> NDArray[np.uint32]:
     powers = np.full(_WEIGHTS, 0x9E3779B1, np.uint32)
     powers[0] = 1
     return np.multiply.accumulate(powers)
 
 
-_POWERS = _powers()
-"""One odd number for each place in a key; products and sums wrap around."""
+_POWERS = _compute_powers()
+"""One odd number for each position in a key; products and sums wrap around."""
 
 
-def _offsets(logged: LoggedBatch) -> NDArray[np.int64]:
+def _row_offsets(logged: LoggedBatch) -> NDArray[np.int64]:
     own = logged.batch.row_offsets
     if own is not None:
         return own.astype(np.int64)
     return np.arange(logged.offset, logged.next_offset, dtype=np.int64)
 
 
-def _canonical(logged: LoggedBatch, offsets: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    """What the canonical order of rows is by, and how many deltas without effect each stands for."""
+def _canonical_columns(logged: LoggedBatch, offsets: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """Return the columns of the canonical order, and the number of ignored deltas of each row."""
     batch = logged.batch
     if batch.is_state:
         names = {"lamport": Column.STATE_LAMPORTS, "origin": Column.STATE_ORIGINS}
@@ -165,31 +165,31 @@ def _zeros(batch: Batch) -> NDArray[np.int64]:
     return np.zeros(batch.count, np.int64)
 
 
-def _texts(ends: Any, content: Any, count: int) -> pa.Array:
+def _to_text_array(ends: Any, content: Any, count: int) -> pa.Array:
     bounds = np.zeros(count + 1, np.int32)
     bounds[1:] = np.frombuffer(ends, "<u4")
-    return pa.StringArray.from_buffers(count, pa.py_buffer(bounds), _buffer(content))
+    return pa.StringArray.from_buffers(count, pa.py_buffer(bounds), _to_buffer(content))
 
 
-def _buffer(content: Any) -> pa.Buffer:
+def _to_buffer(content: Any) -> pa.Buffer:
     return pa.py_buffer(b"" if content is None else content)
 
 
-def _bytes(bounds: NDArray[np.int64], content: Any, there: pa.Buffer | None = None) -> pa.Array:
+def _to_binary_array(bounds: NDArray[np.int64], content: Any, there: pa.Buffer | None = None) -> pa.Array:
     ends = pa.py_buffer(bounds.astype(np.int32))
-    return pa.BinaryArray.from_buffers(pa.binary(), len(bounds) - 1, [there, ends, _buffer(content)])
+    return pa.BinaryArray.from_buffers(pa.binary(), len(bounds) - 1, [there, ends, _to_buffer(content)])
 
 
-def _lists(bounds: NDArray[np.int64], flat: NDArray[Any], kind: pa.DataType) -> pa.Array:
+def _to_list_array(bounds: NDArray[np.int64], flat: NDArray[Any], kind: pa.DataType) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(bounds.astype(np.int32)), pa.array(flat, kind))
 
 
-def _patches(batch: Batch) -> pa.Array:
-    """Each row's patch as it lies in the batch, null where it has none."""
+def _patch_array(batch: Batch) -> pa.Array:
+    """Return each row's patch as in the batch, null if it has none."""
     content = batch.column(Column.METADATA)
     if content is None:
         return pa.nulls(batch.count, pa.binary())
     bounds = np.zeros(batch.count + 1, np.int64)
     bounds[1:] = np.frombuffer(batch.column(Column.METADATA_ENDS), "<u4")  # type: ignore[arg-type]
     there = np.packbits(np.diff(bounds) > 0, bitorder="little")
-    return _bytes(bounds, content, pa.py_buffer(there))
+    return _to_binary_array(bounds, content, pa.py_buffer(there))

@@ -1,7 +1,7 @@
-"""What a sink holds beside what the log makes of the same vectors: each difference, why, and what mends it.
+"""Compares a sink's vectors with the log's states: finds each difference, its reason and its repair.
 
-Needs pyarrow, not Spark. A bucket at a time: the states that the sink holds, and the log's changes. A sink is
-held to what it has come to; what the log has behind that is not missing.
+Needs pyarrow, not Spark. It compares a bucket at a time: the sink's states and the log's changes. A sink is
+compared up to its cursor; later deltas of the log are not missing.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delta_prop.auditing.differences import Held, Known, Verdict, difference, judge
-from delta_prop.spark.states.buckets import HELD, UNORDERED, Gathering, pieces
+from delta_prop.auditing.differences import LogState, SinkRow, Verdict, classify, make_difference
+from delta_prop.spark.states.buckets import HELD, UNORDERED, ChangeBuffer, unpack_blobs
 from delta_prop.spark.states.changes import CHANGES, STATE
 from delta_prop.spark.states.folding import column_of, fold
 from delta_prop.spark.states.folding_numbers import Lists
-from delta_prop.spark.states.folding_rows import state_in
-from delta_prop.spark.states.stored import UNTOLD
+from delta_prop.spark.states.folding_rows import state_of_row
+from delta_prop.spark.states.storage_rows import UNKNOWN_METADATA
 from delta_prop_wire.delta import Kind
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ DIFFERENCES = pa.schema(
         pa.field("counter", pa.int64()),
     ]
 )
-"""`op`, `vector`, `data`, `metadata`: the delta that mends it. `origin`, `counter`: the last delta that the
-log has of the vector, which that one goes behind; null where it has none. A vector of which the sink has set
-deltas aside has no delta that mends it: it would line up behind them.
+"""`op`, `vector`, `data`, `metadata`: the delta that repairs it. `origin`, `counter`: the log's last delta of
+the vector, on which the repair depends; null if there is none. A vector with quarantined deltas has no
+repair, as its quarantine would hold that too.
 """
 DIFFERENCES_DDL = (
     "namespace string not null, vector_id string not null, difference string not null, "
@@ -53,38 +53,40 @@ DIFFERENCES_DDL = (
 )
 
 
-def differences(
-    blobs: Iterable[pa.RecordBatch], come: int, aside: Container[str] = ()
+def find_differences(
+    blobs: Iterable[pa.RecordBatch], sink_offset: int, quarantined: Container[str] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """Tell where the sink's states of a bucket are not what the log makes of their vectors.
+    """Yield the differences between a bucket's states of the sink and the log's states of its vectors.
 
-    Up to offset `come`; rows of the sink may be ahead of that: each is held to what the log has up to its own
-    last delta. The blobs come sorted by `first`. `aside`: vectors of which the sink has set deltas aside.
+    The comparison is up to `sink_offset`; a row of the sink that is ahead is compared up to its own last
+    delta. The blobs come sorted by `first`. `quarantined`: vectors with deltas in the sink's quarantine.
     """
-    before, held, behind = Gathering(), [], []
-    for first, changes in pieces(blobs):
+    before, held, later_batches = ChangeBuffer(), [], []
+    for first, changes in unpack_blobs(blobs):
         before.in_order = before.in_order and first != UNORDERED
         if first == HELD:
             held.append(changes)
             continue
-        late = changes.column("offset").to_numpy() >= come
-        late &= changes.column("kind").to_numpy() < STATE
-        if late.any():
-            behind.append(changes.filter(pa.array(late)))
-        if not late.all():
-            before.add(changes.filter(pa.array(~late)))
-    sink, rest = (pa.Table.from_batches(some, CHANGES).combine_chunks() for some in (held, behind))
-    log = fold(pa.concat_tables([before.table(), _applied(rest, sink)]))
-    found = list(_compared(_Rows(log), _Rows(sink)))
+        is_later = changes.column("offset").to_numpy() >= sink_offset
+        is_later &= changes.column("kind").to_numpy() < STATE
+        if is_later.any():
+            later_batches.append(changes.filter(pa.array(is_later)))
+        if not is_later.all():
+            before.add(changes.filter(pa.array(~is_later)))
+    sink, later_changes = (
+        pa.Table.from_batches(some, CHANGES).combine_chunks() for some in (held, later_batches)
+    )
+    log = fold(pa.concat_tables([before.table(), _select_applied(later_changes, sink)]))
+    found = list(_compare(_StateColumns(log), _StateColumns(sink)))
     if found:
         keys = pa.array([one.key for one in found], pa.string())
-        now = pa.concat_tables([before.table(), rest])
+        now = pa.concat_tables([before.table(), later_changes])
         present = fold(now.filter(pc.is_in(now.column("key"), keys)))
-        yield _rows(found, {row["key"]: row for row in present.to_pylist()}, aside)
+        yield _to_batch(found, {row["key"]: row for row in present.to_pylist()}, quarantined)
 
 
-def _applied(changes: pa.Table, sink: pa.Table) -> pa.Table:
-    """Of changes behind the cursor those that the sink's rows have."""
+def _select_applied(changes: pa.Table, sink: pa.Table) -> pa.Table:
+    """Return the changes after the cursor that the sink's rows include."""
     if not changes.num_rows or not sink.num_rows:
         return changes.slice(0, 0)
     at = pc.index_in(changes.column("key"), value_set=sink.column("key"))
@@ -92,16 +94,16 @@ def _applied(changes: pa.Table, sink: pa.Table) -> pa.Table:
     return changes.filter(pc.and_(at.is_valid(), pc.less_equal(changes.column("offset"), reach)))
 
 
-class _Found(NamedTuple):
-    """A difference: of which vector, what, and the sink's row."""
+class _RowDifference(NamedTuple):
+    """Key, verdict and sink row of a differing vector."""
 
     key: str
     verdict: Verdict
-    held: Held | None
+    sink_row: SinkRow | None
 
 
-class _Rows:
-    """States by column."""
+class _StateColumns:
+    """Columns of states."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
@@ -116,84 +118,86 @@ class _Rows:
         )
         self.offsets = column_of(table, "offset").to_numpy()
 
-    def known(self, row: int) -> Known:
-        """One of them, as what the log makes of a vector."""
-        return Known(state_in(self._told(row)), int(self.offsets[row]))
+    def log_state(self, row: int) -> LogState:
+        """Return a row as the log's state of a vector."""
+        return LogState(state_of_row(self._row(row)), int(self.offsets[row]))
 
-    def held(self, row: int) -> Held:
-        """One of them, as a sink's row."""
-        told = self._told(row)
-        kind = Kind(told["kind"] & ~STATE)
-        vector = np.array(told["values"], np.float32) if kind is Kind.CREATE else None
-        tells = told["patch"] != UNTOLD
-        metadata = _unpacked(told["patch"]) if tells else {}
-        key = (told["lamport"], told["origin"], told["counter"]) if told["lamport"] else None
-        return Held(kind, vector, told["data"] or b"", metadata, key, told["offset"], tells)
+    def sink_row(self, row: int) -> SinkRow:
+        """Return a row as a sink's row."""
+        fields = self._row(row)
+        kind = Kind(fields["kind"] & ~STATE)
+        vector = np.array(fields["values"], np.float32) if kind is Kind.CREATE else None
+        has_metadata = fields["patch"] != UNKNOWN_METADATA
+        metadata = _unpack(fields["patch"]) if has_metadata else {}
+        key = (fields["lamport"], fields["origin"], fields["counter"]) if fields["lamport"] else None
+        return SinkRow(kind, vector, fields["data"] or b"", metadata, key, fields["offset"], has_metadata)
 
-    def _told(self, row: int) -> dict[str, Any]:
+    def _row(self, row: int) -> dict[str, Any]:
         found: dict[str, Any] = self.table.slice(row, 1).to_pylist()[0]
         return found
 
 
-def _compared(log: _Rows, sink: _Rows) -> Iterator[_Found]:
-    """Columns tell which rows differ; what it is that differs is told of those alone, one by one."""
+def _compare(log: _StateColumns, sink: _StateColumns) -> Iterator[_RowDifference]:
+    """Yield the differences: find the differing rows by columns, then classify each of them."""
     at = pc.index_in(log.keys, value_set=sink.keys)
     there = at.is_valid().to_numpy(zero_copy_only=False)
     rows = pc.fill_null(at, -1).to_numpy()
     for one in (~there & log.alive).nonzero()[0].tolist():
-        yield _found(log.keys[one].as_py(), log.known(one), None)
+        yield _classify_row(log.keys[one].as_py(), log.log_state(one), None)
     known = np.zeros(len(sink.alive), bool)
     known[rows[there]] = True
     for row in (~known & sink.alive).nonzero()[0].tolist():
-        yield _found(sink.keys[row].as_py(), None, sink.held(row))
+        yield _classify_row(sink.keys[row].as_py(), None, sink.sink_row(row))
     pairs = there.nonzero()[0]
-    for one in pairs[_differ(log, sink, pairs, rows[pairs])].tolist():
-        yield _found(log.keys[one].as_py(), log.known(one), sink.held(int(rows[one])))
+    for one in pairs[_find_different(log, sink, pairs, rows[pairs])].tolist():
+        yield _classify_row(log.keys[one].as_py(), log.log_state(one), sink.sink_row(int(rows[one])))
 
 
-def _found(key: str, known: Known | None, held: Held | None) -> _Found:
-    verdict = judge(known, held)
+def _classify_row(key: str, log_state: LogState | None, sink_row: SinkRow | None) -> _RowDifference:
+    verdict = classify(log_state, sink_row)
     assert verdict is not None, key
-    return _Found(key, verdict, held)
+    return _RowDifference(key, verdict, sink_row)
 
 
-def _differ(log: _Rows, sink: _Rows, ours: NDArray[np.intp], theirs: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Which vectors differ of those that both have a row of: `ours` in the log, `theirs` in the sink."""
+def _find_different(
+    log: _StateColumns, sink: _StateColumns, ours: NDArray[np.intp], theirs: NDArray[np.intp]
+) -> NDArray[np.bool_]:
+    """Return a mask of the vectors that differ, among rows `ours` of the log and `theirs` of the sink."""
     mine, other = log.canonical[ours], sink.canonical[theirs]
-    told = other[:, 0] > 0  # where the sink tells no delta, the content alone is compared
-    same = (mine == other).all(axis=1) | ~told
-    same &= _same_content(log, sink, ours, theirs)
+    has_delta = other[:, 0] > 0  # without the sink's last delta, only the content is compared
+    same = (mine == other).all(axis=1) | ~has_delta
+    same &= _has_same_content(log, sink, ours, theirs)
     differ: NDArray[np.bool_] = (log.alive[ours] | sink.alive[theirs]) & ~same
     return differ
 
 
-def _same_content(
-    log: _Rows, sink: _Rows, ours: NDArray[np.intp], theirs: NDArray[np.intp]
+def _has_same_content(
+    log: _StateColumns, sink: _StateColumns, ours: NDArray[np.intp], theirs: NDArray[np.intp]
 ) -> NDArray[np.bool_]:
     same: NDArray[np.bool_] = log.kinds[ours] == sink.kinds[theirs]
     same &= log.values.sizes[ours] == sink.values.sizes[theirs]
-    alike = same.nonzero()[0]
-    mine, other = log.values.taken(ours[alike]), sink.values.taken(theirs[alike])
+    comparable = same.nonzero()[0]
+    mine, other = log.values.take(ours[comparable]), sink.values.take(theirs[comparable])
     differ = np.concatenate([[0], np.cumsum(mine.flat.view(np.uint32) != other.flat.view(np.uint32))])
-    same[alike] &= np.diff(differ[mine.bounds]) == 0
+    same[comparable] &= np.diff(differ[mine.bounds]) == 0
     left, right = pa.array(ours), pa.array(theirs)
     same &= pc.equal(log.data.take(left), sink.data.take(right)).to_numpy(zero_copy_only=False)
     patches = log.patches.take(left), sink.patches.take(right)
     equal = pc.fill_null(pc.equal(*patches), False).to_numpy(zero_copy_only=False)
     equal |= pc.and_(*(one.is_null() for one in patches)).to_numpy(zero_copy_only=False)
-    equal |= pc.fill_null(pc.equal(patches[1], UNTOLD), False).to_numpy(zero_copy_only=False)
+    equal |= pc.fill_null(pc.equal(patches[1], UNKNOWN_METADATA), False).to_numpy(zero_copy_only=False)
     for at in (same & ~equal).nonzero()[0].tolist():  # the order of members does not count
-        same[at] = _canonical(patches[0][at].as_py()) == _canonical(patches[1][at].as_py())
+        same[at] = _to_canonical(patches[0][at].as_py()) == _to_canonical(patches[1][at].as_py())
     return same
 
 
-def _canonical(packed: bytes | None) -> str | None:
-    """Metadata in one form; None where they cannot be read."""
-    metadata = _unpacked(packed)
+def _to_canonical(packed: bytes | None) -> str | None:
+    """Return metadata in a canonical form, None if they cannot be read."""
+    metadata = _unpack(packed)
     return None if metadata is None else json.dumps(metadata, sort_keys=True)
 
 
-def _unpacked(packed: bytes | None) -> dict[str, Any] | None:
+def _unpack(packed: bytes | None) -> dict[str, Any] | None:
     if packed is None:
         return {}
     try:
@@ -202,12 +206,16 @@ def _unpacked(packed: bytes | None) -> dict[str, Any] | None:
         return None
 
 
-def _rows(found: list[_Found], present: dict[str, dict[str, Any]], aside: Container[str]) -> pa.RecordBatch:
+def _to_batch(
+    row_differences: list[_RowDifference], present: dict[str, dict[str, Any]], quarantined: Container[str]
+) -> pa.RecordBatch:
     rows = []
-    for one in found:
+    for one in row_differences:
         namespace, _, vector_id = one.key.partition("\0")
         now = present.get(one.key)
-        state = None if now is None else state_in(now)
-        told = difference((namespace, vector_id), one.verdict, one.held, state, aside=one.key in aside)
-        rows.append(told._asdict())
+        state = None if now is None else state_of_row(now)
+        difference = make_difference(
+            (namespace, vector_id), one.verdict, one.sink_row, state, is_quarantined=one.key in quarantined
+        )
+        rows.append(difference._asdict())
     return pa.RecordBatch.from_pylist(rows, schema=DIFFERENCES)

@@ -1,7 +1,8 @@
-"""The state of every vector from its changes, in columns: the algebra of `wire` without a row of Python.
+"""Folds changes to the state of every vector by columns: the algebra of `wire` without a loop over rows.
 
-Needs pyarrow, not Spark. Vectors that are set, changed, scaled, moved or deleted are folded all at once;
-those that call for more (twins, sums beyond float32, long mixed histories) one by one, by the algebra itself.
+Needs pyarrow, not Spark. Vectors that are set, changed, scaled, moved or deleted are folded together;
+those that need more (duplicate ids, sums beyond float32, long mixed histories) one by one, by the algebra
+itself.
 """
 
 from __future__ import annotations
@@ -29,36 +30,37 @@ _NONE = -1
 
 
 def fold(changes: pa.Table) -> pa.Table:
-    """The states that changes give, one a vector, in the same columns.
+    """Fold changes to states, one per vector, in the same columns.
 
-    Of each vector all changes are there, in whatever order, or a state and all that the log has behind it.
-    Repeats have one effect.
+    The table has all changes of each vector, in any order, or a state and all later changes. Duplicates have
+    no further effect.
     """
     if not changes.num_rows:
         return changes
-    rows = _sorted(changes)
+    rows = _sort(changes)
     last = rows.last_set[rows.ends]
     kinds = np.where(last < 0, Kind.DELETE, rows.kinds[last])
     vectors = np.isin(kinds, _VECTORS)
     kinds[vectors] = Kind.CREATE
-    numbers = rows.values.taken(np.where(vectors, rows.order[last], _NONE))
-    alone = _twins(rows)
-    alone |= change_numbers(numbers, *_changing(rows, last))
-    states = _states(rows, last, kinds, numbers)
-    if not alone.any():
+    numbers = rows.values.take(np.where(vectors, rows.order[last], _NONE))
+    separate = _may_duplicate_ids(rows)
+    separate |= change_numbers(numbers, *_number_changes(rows, last))
+    states = _make_states(rows, last, kinds, numbers)
+    if not separate.any():
         return states
     slow = [
-        fold_rows(rows.table, rows.order[rows.starts[one] : rows.ends[one] + 1]) for one in alone.nonzero()[0]
+        fold_rows(rows.table, rows.order[rows.starts[one] : rows.ends[one] + 1])
+        for one in separate.nonzero()[0]
     ]
-    return pa.concat_tables([states.filter(pa.array(~alone)), states_of(slow)])
+    return pa.concat_tables([states.filter(pa.array(~separate)), states_of(slow)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """Changes by vector in canonical order, each once. Place p holds row `order[p]` of the table.
+class _SortedChanges:
+    """Changes by vector in canonical order, without duplicates. Position p holds row `order[p]` of the table.
 
-    `vector` numbers the vectors, which reach from `starts` to `ends`; `begins`: where the changes begin that
-    count, those before being older than the state there.
+    `vector` numbers the vectors, which span positions `starts` to `ends`; `begins`: the first positions that
+    count, as earlier changes precede the vector's state.
     """
 
     table: pa.Table
@@ -71,26 +73,26 @@ class _Rows:
     values: Lists
     indices: Lists
     last_set: NDArray[np.intp]
-    """Where each place's vector was last set as a whole or deleted, there or before; -1: nowhere."""
+    """Position where each position's vector was last set in full or deleted, up to there; -1: nowhere."""
     effective: NDArray[np.bool_]
 
     def column(self, name: str) -> NDArray[Any]:
-        """A column of numbers, by place."""
+        """Return a column of numbers, by position."""
         found: NDArray[Any] = column_of(self.table, name).to_numpy()[self.order]
         return found
 
 
 def column_of(table: pa.Table, name: str) -> pa.Array:
-    """A column in one piece."""
+    """Return a column as one array."""
     column = table.column(name)
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _sorted(changes: pa.Table) -> _Rows:
+def _sort(changes: pa.Table) -> _SortedChanges:
     table = changes.combine_chunks()
     codes = pc.dictionary_encode(column_of(table, "key")).indices.to_numpy()
     kinds = column_of(table, "kind").to_numpy()
-    order, fresh = _canonical(table, codes, kinds)
+    order, fresh = _canonical_order(table, codes, kinds)
     order, codes = order[fresh], codes[order[fresh]]
     first = np.concatenate([[True], codes[1:] != codes[:-1]])
     starts = first.nonzero()[0]
@@ -99,25 +101,28 @@ def _sorted(changes: pa.Table) -> _Rows:
     state, kinds = kinds[order] >= STATE, kinds[order] & np.uint8(STATE - 1)
     begins = starts.copy()
     begins[vector[state]] = state.nonzero()[0]
-    places = np.arange(len(order))
-    counts = places >= begins[vector]
-    sets = np.isin(kinds, _SETS) & counts
-    last_set = np.maximum.accumulate(np.where(sets, places, _NONE))
+    positions = np.arange(len(order))
+    is_counted = positions >= begins[vector]
+    sets = np.isin(kinds, _SETS) & is_counted
+    last_set = np.maximum.accumulate(np.where(sets, positions, _NONE))
     last_set[last_set < begins[vector]] = _NONE
     values, indices = (Lists.of(column_of(table, name)) for name in ("values", "indices"))
-    effective = sets | _takes(kinds, last_set, values.sizes[order], indices.highest()[order])
-    return _Rows(table, order, vector, starts, ends, begins, kinds, values, indices, last_set, effective)
+    effective = sets | _has_effect(kinds, last_set, values.sizes[order], indices.highest()[order])
+    return _SortedChanges(
+        table, order, vector, starts, ends, begins, kinds, values, indices, last_set, effective
+    )
 
 
-def _canonical(
+def _canonical_order(
     table: pa.Table, codes: NDArray[np.int32], kinds: NDArray[np.uint8]
 ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-    """Rows by vector and canonical key, and which of them are there for the first time."""
+    """Return rows by vector and canonical key, and a mask of those that are not duplicates."""
     keys = [column_of(table, name).to_numpy() for name in ("counter", "origin", "lamport")]
     lamport = keys[-1]
     order = np.argsort(codes, kind="stable")
-    rises = lamport[order[1:]] > lamport[order[:-1]]
-    if (rises | (codes[order[1:]] != codes[order[:-1]])).all():  # as in every log that nobody forwards to
+    is_rising = lamport[order[1:]] > lamport[order[:-1]]
+    # This is the case of every log without forwarded deltas.
+    if (is_rising | (codes[order[1:]] != codes[order[:-1]])).all():
         return order, np.ones(len(order), bool)
     order = np.lexsort((kinds < STATE, *keys, codes))
     fresh = np.ones(len(order), bool)
@@ -125,14 +130,15 @@ def _canonical(
     return order, fresh
 
 
-def _takes(
+def _has_effect(
     kinds: NDArray[np.uint8],
     last_set: NDArray[np.intp],
     sizes: NDArray[np.int64],
     highest: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Which changes of a part have effect: those of metadata on what is there, others on a vector that has
-    the elements that they name.
+    """Return a mask of the changes with effect.
+
+    Those are changes of metadata on an alive fact, and others on a vector that has the elements they name.
     """
     base = np.where(last_set < 0, Kind.DELETE, kinds[last_set])
     on_numbers = np.isin(kinds, _ON_NUMBERS) & np.isin(base, _VECTORS) & (highest < sizes[last_set])
@@ -140,27 +146,29 @@ def _takes(
     return found
 
 
-def _twins(rows: _Rows) -> NDArray[np.bool_]:
-    """Vectors some of whose changes may repeat the id of another one."""
+def _may_duplicate_ids(rows: _SortedChanges) -> NDArray[np.bool_]:
+    """Return a mask of the vectors with changes that may have duplicate ids."""
     found = np.zeros(len(rows.starts), bool)
     found[rows.vector[rows.column("known") > 0]] = True
     return found
 
 
-def _changing(
-    rows: _Rows, last: NDArray[np.intp]
+def _number_changes(
+    rows: _SortedChanges, last: NDArray[np.intp]
 ) -> tuple[NDArray[np.intp], NDArray[np.uint8], Lists, Lists]:
-    """What changes numbers of the vectors as they were last set: of which, how, where and by what."""
-    behind = rows.effective & np.isin(rows.kinds, _ON_NUMBERS) & (rows.last_set == last[rows.vector])
-    places = behind.nonzero()[0]
-    at = rows.order[places]
-    return rows.vector[places], rows.kinds[places], rows.indices.taken(at), rows.values.taken(at)
+    """Return the changes to numbers since the last set: their vectors, kinds, indices and values."""
+    is_later = rows.effective & np.isin(rows.kinds, _ON_NUMBERS) & (rows.last_set == last[rows.vector])
+    positions = is_later.nonzero()[0]
+    at = rows.order[positions]
+    return rows.vector[positions], rows.kinds[positions], rows.indices.take(at), rows.values.take(at)
 
 
-def _states(rows: _Rows, last: NDArray[np.intp], kinds: NDArray[Any], numbers: Lists) -> pa.Table:
+def _make_states(
+    rows: _SortedChanges, last: NDArray[np.intp], kinds: NDArray[Any], numbers: Lists
+) -> pa.Table:
     table, count = rows.table, len(rows.starts)
     at = rows.order[rows.ends]
-    void = np.bincount(rows.vector[~rows.effective], minlength=count)
+    ignored = np.bincount(rows.vector[~rows.effective], minlength=count)
     own = column_of(table, "ignored").to_numpy()[rows.order[rows.begins]]
     set_by = pa.array(rows.order[last], mask=last < 0)
     empty = pa.ListArray.from_arrays(pa.array(np.zeros(count + 1, np.int32)), pa.array([], pa.uint32()))
@@ -170,26 +178,26 @@ def _states(rows: _Rows, last: NDArray[np.intp], kinds: NDArray[Any], numbers: L
         "values": numbers.array(),
         "indices": empty,
         "data": pc.fill_null(column_of(table, "data").take(set_by), b""),
-        "patch": metadata_of(table, *_patched(rows), count),
+        "patch": metadata_of(table, *_patch_rows(rows), count),
         "id": pa.nulls(count, pa.binary()),
         "known": np.zeros(count, np.uint8),
-        "ignored": own + void,
+        "ignored": own + ignored,
     }
     for name in ("offset", "lamport", "origin", "counter"):
         columns[name] = column_of(table, name).take(pa.array(at))
     return pa.table([columns[name] for name in CHANGES.names], schema=CHANGES)
 
 
-def _patched(rows: _Rows) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The rows whose patches make the metadata, in order, and the vectors that they belong to."""
+def _patch_rows(rows: _SortedChanges) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the rows whose patches make the metadata, in order, and their vectors."""
     there = column_of(rows.table, "patch").is_valid().to_numpy(zero_copy_only=False)[rows.order]
     if not there.any():
         return np.zeros(0, np.intp), np.zeros(0, np.intp)
-    places = np.arange(len(rows.order))
+    positions = np.arange(len(rows.order))
     clears = np.isin(rows.kinds, _CLEARS) & rows.effective
-    cleared = np.maximum.accumulate(np.where(clears, places, _NONE))
+    cleared = np.maximum.accumulate(np.where(clears, positions, _NONE))
     since = np.maximum(cleared[rows.ends], rows.begins)
-    found = (there & rows.effective & (rows.kinds != Kind.DELETE) & (places >= since[rows.vector])).nonzero()[
-        0
-    ]
+    found = (
+        there & rows.effective & (rows.kinds != Kind.DELETE) & (positions >= since[rows.vector])
+    ).nonzero()[0]
     return rows.order[found], rows.vector[found]

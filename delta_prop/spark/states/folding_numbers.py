@@ -1,6 +1,7 @@
-"""Numbers of many vectors, end to end, and what sparse, sparse_add, scale and offset do to all at once.
+"""Applies sparse, sparse_add, scale and offset to the numbers of many vectors at once.
 
-Exactly what `algebra.change` does to each: the same float32 operations on each element, in the same order.
+The results equal those of `algebra.apply_in_place` exactly: the same float32 operations on each element, in
+the same order.
 """
 
 from __future__ import annotations
@@ -19,52 +20,52 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ROUNDS_MAX = 32
-"""A vector whose kinds of change alternate more often is folded by itself."""
+"""Maximum of changes of kind; a vector with more alternations is folded by itself."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lists:
-    """Row i has `flat[bounds[i]:bounds[i + 1]]`."""
+    """Lists of numbers: row i has `flat[bounds[i]:bounds[i + 1]]`."""
 
     bounds: NDArray[np.int64]
     flat: NDArray[Any]
 
     @classmethod
     def of(cls, column: pa.Array) -> Lists:
-        """The lists of an Arrow array, which has no nulls."""
-        return cls(_bounds(pc.list_value_length(column).to_numpy()), column.flatten().to_numpy())
+        """Return the lists of an Arrow array without nulls."""
+        return cls(_to_bounds(pc.list_value_length(column).to_numpy()), column.flatten().to_numpy())
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """How long each list is."""
+        """Length of each list."""
         return np.diff(self.bounds)
 
     def array(self) -> pa.Array:
-        """As Arrow has it."""
+        """Return the lists as an Arrow array."""
         return pa.ListArray.from_arrays(pa.array(self.bounds.astype(np.int32)), pa.array(self.flat))
 
-    def taken(self, rows: NDArray[np.intp]) -> Lists:
-        """Some of the lists, copied; of row -1 an empty one."""
+    def take(self, rows: NDArray[np.intp]) -> Lists:
+        """Return copies of some of the lists; row -1 gives an empty one."""
         sizes = np.where(rows < 0, 0, self.sizes[rows])
         width = int(sizes[0]) if len(sizes) else 0
-        if width and (sizes == width).all() and len(self.flat) % width == 0 and self._even(width):
-            return Lists(_bounds(sizes), self.flat.reshape(-1, width)[rows].reshape(-1))
-        return Lists(_bounds(sizes), self.flat[spans(self.bounds[rows], sizes)])
+        if width and (sizes == width).all() and len(self.flat) % width == 0 and self._is_uniform(width):
+            return Lists(_to_bounds(sizes), self.flat.reshape(-1, width)[rows].reshape(-1))
+        return Lists(_to_bounds(sizes), self.flat[expand_spans(self.bounds[rows], sizes)])
 
     def highest(self) -> NDArray[np.int64]:
-        """The highest number of each list, -1 of an empty one."""
+        """Return the highest number of each list, -1 for an empty one."""
         found = np.full(len(self.bounds) - 1, -1, np.int64)
         some = self.sizes > 0
         if some.any():
             found[some] = np.maximum.reduceat(self.flat, self.bounds[:-1][some])
         return found
 
-    def _even(self, width: int) -> bool:
+    def _is_uniform(self, width: int) -> bool:
         return bool((self.sizes == width).all())
 
 
-def spans(begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Places begin, begin + 1, … of each span, one span behind the other."""
+def expand_spans(begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return positions begin, begin + 1, … of each span, one span after the other."""
     before = np.cumsum(sizes) - sizes
     return np.repeat(begins - before, sizes) + np.arange(int(sizes.sum()))
 
@@ -72,65 +73,71 @@ def spans(begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int
 def change_numbers(
     vectors: Lists, which: NDArray[np.intp], kinds: NDArray[np.uint8], indices: Lists, values: Lists
 ) -> NDArray[np.bool_]:
-    """Change vectors in their place: change i is of vector `which[i]`; these never fall, all have effect.
+    """Change vectors in place: change i is of vector `which[i]`, which never decreases; all have effect.
 
-    Returns the vectors that must be folded by themselves; what stands there is void.
+    Returns a mask of the vectors that must be folded by themselves; their numbers here are invalid.
     """
-    alone = np.zeros(len(vectors.bounds) - 1, bool)
+    separate = np.zeros(len(vectors.bounds) - 1, bool)
     if not len(which):
-        return alone
-    rounds = _rounds(which, kinds)
-    alone[which[rounds >= ROUNDS_MAX]] = True
+        return separate
+    rounds = _assign_rounds(which, kinds)
+    separate[which[rounds >= ROUNDS_MAX]] = True
     one_each = np.isin(kinds, (Kind.SCALE, Kind.OFFSET))
     for number in range(min(int(rounds.max()) + 1, ROUNDS_MAX)):
         now = rounds == number
         for kind in (Kind.SPARSE, Kind.SPARSE_ADD):
             rows = (now & (kinds == kind)).nonzero()[0]
             if len(rows):
-                alone |= _change_elements(vectors, which[rows], kind, indices.taken(rows), values.taken(rows))
+                separate |= _change_elements(
+                    vectors, which[rows], kind, indices.take(rows), values.take(rows)
+                )
         for kind in (Kind.SCALE, Kind.OFFSET):
             rows = (now & one_each & (kinds == kind)).nonzero()[0]
             if len(rows):
                 _change_all(vectors, which[rows], kind, values.flat[values.bounds[rows]])
-    return alone
+    return separate
 
 
-def _rounds(which: NDArray[np.intp], kinds: NDArray[np.uint8]) -> NDArray[np.intp]:
-    """In which round each change is made: those of one vector one after the other, but that such of one kind
-    that name elements go together.
+def _assign_rounds(which: NDArray[np.intp], kinds: NDArray[np.uint8]) -> NDArray[np.intp]:
+    """Return the round of each change.
+
+    A vector's changes go one after the other, but consecutive ones of one kind that name elements go
+    together.
     """
     first = np.concatenate([[True], which[1:] != which[:-1]])
-    again = np.concatenate([[True], kinds[1:] != kinds[:-1]]) | np.isin(kinds, (Kind.SCALE, Kind.OFFSET))
-    number = np.cumsum(first | again)
+    has_new_kind = np.concatenate([[True], kinds[1:] != kinds[:-1]]) | np.isin(
+        kinds, (Kind.SCALE, Kind.OFFSET)
+    )
+    number = np.cumsum(first | has_new_kind)
     return number - np.maximum.accumulate(np.where(first, number, 0))
 
 
 def _change_elements(
     vectors: Lists, which: NDArray[np.intp], kind: Kind, indices: Lists, values: Lists
 ) -> NDArray[np.bool_]:
-    """Set or add to elements; returns of which vectors a sum left float32's range."""
-    alone = np.zeros(len(vectors.bounds) - 1, bool)
+    """Set or add to elements; return a mask of the vectors where a sum left float32's range."""
+    separate = np.zeros(len(vectors.bounds) - 1, bool)
     of = np.repeat(which, indices.sizes)
-    places = vectors.bounds[of] + indices.flat
+    positions = vectors.bounds[of] + indices.flat
     if kind == Kind.SPARSE:
-        vectors.flat[places] = values.flat  # in order: the last of repeated places wins
-        return alone
+        vectors.flat[positions] = values.flat  # in order, so the last duplicate wins
+        return separate
     with np.errstate(over="ignore", invalid="ignore"):
-        np.add.at(vectors.flat, places, values.flat)
+        np.add.at(vectors.flat, positions, values.flat)
     # Each sum saturates, not only the last.
-    alone[of[~np.isfinite(vectors.flat[places])]] = True
-    return alone
+    separate[of[~np.isfinite(vectors.flat[positions])]] = True
+    return separate
 
 
 def _change_all(vectors: Lists, which: NDArray[np.intp], kind: Kind, numbers: NDArray[np.float32]) -> None:
     sizes = vectors.sizes[which]
-    places = spans(vectors.bounds[which], sizes)
+    positions = expand_spans(vectors.bounds[which], sizes)
     with np.errstate(over="ignore", invalid="ignore"):
         operate = np.multiply if kind == Kind.SCALE else np.add
-        changed = operate(vectors.flat[places], np.repeat(numbers, sizes))
+        changed = operate(vectors.flat[positions], np.repeat(numbers, sizes))
     saturate(changed)
-    vectors.flat[places] = changed
+    vectors.flat[positions] = changed
 
 
-def _bounds(sizes: NDArray[Any]) -> NDArray[np.int64]:
+def _to_bounds(sizes: NDArray[Any]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])

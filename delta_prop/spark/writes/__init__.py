@@ -1,1 +1,1 @@
-"""The writing half of the data source: rows as blocks, numbered or staged, sent from within a task."""
+"""The writing half of the data source: sends rows as blocks, numbered or staged, from within a task."""

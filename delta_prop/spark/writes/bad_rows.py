@@ -1,6 +1,6 @@
-"""A row that was refused, told so that its user finds it: by its vector id, or by what stands around it.
+"""Names an invalid row for its user: by its vector id, or by the rows next to it.
 
-Looks at that one row alone, once there is a fault.
+It reads only that one row, after the fault.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from delta_prop_wire.errors import InvalidDelta
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_SHOWN = 100
-_OF_NUMBERS = ("vector", "values", "factor", "amount")
+_ID_CHARS_MAX = 100
+_NUMBER_FIELDS = ("vector", "values", "factor", "amount")
 
 
-def named(error: InvalidDelta, given: dict[str, pa.Array], before: int) -> InvalidDelta:
-    """The same fault of a row of these columns; its number in a block says nothing to a user.
+def name_row(error: InvalidDelta, given: dict[str, pa.Array], before: int) -> InvalidDelta:
+    """Return the fault with the row's vector id, as the row's number in a block means nothing to a user.
 
     `before`: rows of the partition before these.
     """
@@ -28,35 +28,35 @@ def named(error: InvalidDelta, given: dict[str, pa.Array], before: int) -> Inval
     if row is None or ids is None:
         return error
     if field == "vector_id" and not ids[row].is_valid:
-        return InvalidDelta(field, _without_id(ids, row, before))
-    reason = (field in _OF_NUMBERS and _too_large(given, row)) or error.reason
-    return InvalidDelta(field, f"of vector_id {ids[row].as_py()!r:.{_SHOWN}}: {reason}")
+        return InvalidDelta(field, _locate_row(ids, row, before))
+    reason = (field in _NUMBER_FIELDS and _overflow_reason(given, row)) or error.reason
+    return InvalidDelta(field, f"of vector_id {ids[row].as_py()!r:.{_ID_CHARS_MAX}}: {reason}")
 
 
-def _without_id(ids: pa.Array, row: int, before: int) -> str:
-    """Where a row is that nothing names."""
+def _locate_row(ids: pa.Array, row: int, before: int) -> str:
+    """Locate a row without a vector id."""
     near = ""
-    for other, where in ((row - 1, "behind"), (row + 1, "before")):
+    for other, where in ((row - 1, "after"), (row + 1, "before")):
         if 0 <= other < len(ids) and ids[other].is_valid:
-            near = f", {where} vector_id {ids[other].as_py()!r:.{_SHOWN}}"
+            near = f", {where} vector_id {ids[other].as_py()!r:.{_ID_CHARS_MAX}}"
             break
     return (
-        f"missing in row {before + row:,} of its partition, counted from 0{near}: each row needs one; look "
-        'with df.where("vector_id is null"), leave those out with df.where("vector_id is not null")'
+        f"missing in row {before + row:,} of its partition, counted from 0{near}: show such rows with "
+        'df.where("vector_id is null"), leave them out with df.where("vector_id is not null")'
     )
 
 
-def _too_large(given: dict[str, pa.Array], row: int) -> str | None:
-    """What is said of a double that is finite, and infinite as a float32; None: there is none."""
+def _overflow_reason(given: dict[str, pa.Array], row: int) -> str | None:
+    """Return the reason for a finite double that overflows float32, None if there is none."""
     for name in ("vector", "values"):
         column = given.get(name)
         numbers = None if column is None else column[row].as_py()
-        for place, number in enumerate(numbers or ()):
+        for position, number in enumerate(numbers or ()):
             with np.errstate(over="ignore"):
                 fits = number is None or np.isfinite(np.float32(number)) or not np.isfinite(number)
             if not fits:
                 return (
-                    f"number {place} is {number!r}, which does not fit in float32: numbers are finite and "
+                    f"number {position} is {number!r}, which does not fit in float32: numbers are finite and "
                     f"within {FLOAT_BOUND}: clamp it or leave it out"
                 )
     return None

@@ -1,6 +1,6 @@
-"""Writers of the data source: what a task does with its rows, what the driver decides of them.
+"""Writers of the data source: tasks send rows, the driver decides on them.
 
-A writer holds no connection: it travels to the executors. What sends the rows is loaded there.
+A writer holds no connection: Spark sends it to executors, which load the modules that send rows.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from delta_prop.spark import edge
-from delta_prop.spark.columns import check_written
-from delta_prop.spark.writes.told import (
+from delta_prop.spark import system
+from delta_prop.spark.columns import check_write_schema
+from delta_prop.spark.writes.results import (
+    PartResult,
     RowsRefused,
-    Sent,
-    direct_refused_text,
-    job_refused_text,
-    job_waits_text,
-    stream_refused_text,
-    written_text,
+    format_direct_refused,
+    format_job_refused,
+    format_job_waits,
+    format_stream_refused,
+    format_written,
 )
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
@@ -39,73 +39,77 @@ if TYPE_CHECKING:
     from delta_prop_wire.frames import Decision, JobStatus, StagedPart
 
 PARTS_MAX = 2_500
-"""Parts of one decision."""
-SHOWN_WAIT_S = 1.0
-"""From so long a wait on a micro-batch is worth a line."""
+"""Maximum of parts of one decision."""
+REPORTED_WAIT_S = 1.0
+"""Minimum wait of a micro-batch for the service to be reported."""
 PROGRESS_S = 5.0
-_LOOK_S, _LOOK_S_MAX = 0.02, 1.0
+_POLL_S, _POLL_S_MAX = 0.02, 1.0
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
 @dataclass
-class PartWritten(WriterCommitMessage):
-    """What a task tells the driver."""
+class PartReport(WriterCommitMessage):
+    """A task's report to the driver."""
 
     part: int
     attempt: int = 0
-    sent: Sent = field(default_factory=Sent)
+    result: PartResult = field(default_factory=PartResult)
 
-    def staged(self) -> StagedPart:
-        """As the decision names it."""
+    def to_staged_part(self) -> StagedPart:
+        """Return the part as a decision names it."""
         from delta_prop.client.jobs import StagedPart
 
-        return StagedPart(self.part, self.attempt, self.sent.deltas, self.sent.checksum)
+        return StagedPart(self.part, self.attempt, self.result.deltas, self.result.checksum)
 
 
 class StagedWriter(DataSourceArrowWriter):
-    """Tasks have their parts kept aside, the driver has all of them published or none."""
+    """Stages parts in tasks; the driver has all of them published, or none."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        check_written(schema)
+        check_write_schema(schema)
         if "id" in schema.names:
             raise UsageError(
-                "column id: rows that are staged are told apart by their job, and have none: "
-                'df.drop("id"), or option staged=false'
+                "column id: staged rows are identified by their job and have no ids: leave it out with "
+                'df.drop("id"), or give option staged=false'
             )
         self._options = options
-        self._job = named(options)
-        self._run = edge.drawn(32)  # attempts of two runs of a job have different numbers
-        self._began = edge.now()
+        self._job = job_name_of(options)
+        self._run = system.draw_bits(32)  # so that attempts of two runs of a job have different numbers
+        self._started_at = system.now()
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartWritten:
-        """Have a part kept aside, on an executor."""
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartReport:
+        """Stage a part, on an executor."""
         from delta_prop.client.jobs import attempt_of
-        from delta_prop.spark.writes.sending import stage
+        from delta_prop.spark.writes.sending import stage_part
 
-        part, attempt = _task()
+        part, attempt = _task_numbers()
         if part >= PARTS_MAX:
             raise UsageError(
-                f"partition {part}: a staged job has up to {PARTS_MAX:,} parts: df.coalesce({PARTS_MAX}), or "
-                "option staged=false"
+                f"partition {part}: a staged job has up to {PARTS_MAX:,} parts: merge them with "
+                f"df.coalesce({PARTS_MAX}), or give option staged=false"
             )
         number = attempt_of(self._run, attempt)
-        return PartWritten(part, number, stage(iterator, self._options, self._job, part, number))
+        return PartReport(part, number, stage_part(iterator, self._options, self._job, part, number))
 
-    def commit(self, messages: list[PartWritten | None]) -> None:
-        """Have all parts published. Raises Refused, RowsRefused, Unreachable, UsageError."""
+    def commit(self, messages: list[PartReport | None]) -> None:
+        """Publish all parts. Raises Refused, RowsRefused, Unreachable, UsageError."""
         from delta_prop.client.jobs import Decision
 
         written = [one for one in messages if one is not None]
-        parts = [one.staged() for one in written if one.sent.deltas]
+        parts = [one.to_staged_part() for one in written if one.result.deltas]
         status = self._decide(Decision.COMMIT, parts)
         if self._options.waits:
-            status = self._published(status)
-        tell(written_text(f"job {self._job}", [one.sent for one in written], edge.now() - self._began))
+            status = self._wait_published(status)
+        report(
+            format_written(
+                f"job {self._job}", [one.result for one in written], system.now() - self._started_at
+            )
+        )
         if status.refused:
-            _tell_refused(self._options, job_refused_text(self._job, status))
+            _report_refused(self._options, format_job_refused(self._job, status))
 
-    def abort(self, messages: list[PartWritten | None]) -> None:
-        """Have all parts of this run dropped, unless the job is committed: then it has had its effect."""
+    def abort(self, messages: list[PartReport | None]) -> None:
+        """Drop all parts of this run, unless the job is committed and so takes effect."""
         from delta_prop.client.jobs import Decision
 
         try:
@@ -114,21 +118,21 @@ class StagedWriter(DataSourceArrowWriter):
             if refused.code is not ErrorCode.JOB_DECIDED:
                 raise
 
-    def _published(self, status: JobStatus) -> JobStatus:
+    def _wait_published(self, status: JobStatus) -> JobStatus:
         """Wait until the job is published."""
         from delta_prop.client.jobs import Decision, JobState
 
-        began = shown = edge.now()
-        pause_s = _LOOK_S
+        started_at = reported_at = system.now()
+        pause_s = _POLL_S
         while status.state is not JobState.PUBLISHED:
-            waited_s = edge.now() - began
-            if waited_s >= self._options.wait_s_max:
-                raise UsageError(job_waits_text(self._job, status, self._options.wait_s_max))
-            if edge.now() - shown >= PROGRESS_S:
-                shown = edge.now()
-                tell(f"job {self._job}: {status.published:,} of {status.deltas:,} deltas are published")
-            edge.pause(pause_s)
-            pause_s = min(pause_s * 2, _LOOK_S_MAX)
+            waited_s = system.now() - started_at
+            if waited_s >= self._options.wait_timeout_s:
+                raise UsageError(format_job_waits(self._job, status, self._options.wait_timeout_s))
+            if system.now() - reported_at >= PROGRESS_S:
+                reported_at = system.now()
+                report(f"job {self._job}: {status.published:,} of {status.deltas:,} deltas are published")
+            system.pause(pause_s)
+            pause_s = min(pause_s * 2, _POLL_S_MAX)
             status = self._decide(Decision.QUERY)
         return status
 
@@ -146,106 +150,106 @@ class StagedWriter(DataSourceArrowWriter):
             run=run,
             token=remote.token,
             tls=remote.tls,
-            timeout_s=remote.settings.delivery_s_max,
+            timeout_s=remote.settings.delivery_timeout_s,
         )
 
 
 class DirectWriter(DataSourceArrowWriter):
-    """Tasks write into the log. Each row has one effect, but a job that fails leaves what it wrote."""
+    """Writes into the log from tasks. Each row has one effect, but a failed job's rows stay."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        check_written(schema)
+        check_write_schema(schema)
         self._options = options
-        self._job = named(options)
-        self._began = edge.now()
+        self._job = job_name_of(options)
+        self._started_at = system.now()
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartWritten:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartReport:
         """Write a part, on an executor."""
-        from delta_prop.spark.writes.numbering import Numbered
+        from delta_prop.spark.writes.direct import NumberedPart
 
-        part, attempt = _task()
-        return PartWritten(part, attempt, Numbered(self._options, f"{self._job}/{part}").send(iterator))
+        part, attempt = _task_numbers()
+        return PartReport(part, attempt, NumberedPart(self._options, f"{self._job}/{part}").send(iterator))
 
-    def commit(self, messages: list[PartWritten | None]) -> None:
-        """Tell what was written. Raises RowsRefused where some of it has no effect."""
-        parts = [one.sent for one in messages if one is not None]
-        tell(written_text(f"job {self._job}, written directly", parts, edge.now() - self._began))
+    def commit(self, messages: list[PartReport | None]) -> None:
+        """Report what was written. Raises RowsRefused if rows were refused."""
+        parts = [one.result for one in messages if one is not None]
+        report(format_written(f"job {self._job}, written directly", parts, system.now() - self._started_at))
         if any(one.refused for one in parts):
-            _tell_refused(self._options, direct_refused_text(self._job, parts))
+            _report_refused(self._options, format_direct_refused(self._job, parts))
 
-    def abort(self, messages: list[PartWritten | None]) -> None:
-        """Tell what stays."""
-        deltas = sum(one.sent.deltas - one.sent.refused for one in messages if one is not None)
-        tell(
-            f"job {self._job}, written directly, has failed: {deltas:,} deltas of the parts that were done "
-            "stay in the log, and what other parts had written; run it again under its name, so that each "
-            "has one effect"
+    def abort(self, messages: list[PartReport | None]) -> None:
+        """Report what stays in the log."""
+        deltas = sum(one.result.deltas - one.result.refused for one in messages if one is not None)
+        report(
+            f"job {self._job}, written directly, has failed: {deltas:,} deltas of complete parts stay in the "
+            "log, and those that other parts wrote: run it again under its name, so that each has one effect"
         )
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Tasks write into the log, under numbers made of the micro-batch's: one that comes again is a repeat."""
+    """Writes into the log from tasks, under counters of the micro-batch: a retried one is a duplicate."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        check_written(schema)
+        check_write_schema(schema)
         self._options = options
-        self._began = edge.now()
+        self._started_at = system.now()
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartWritten:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartReport:
         """Write a part of a micro-batch, on an executor."""
-        from delta_prop.spark.writes.numbering import COUNTERS_OF_A_BATCH, Numbered
+        from delta_prop.spark.writes.direct import COUNTERS_PER_BATCH, NumberedPart
 
-        part, attempt = _task()
+        part, attempt = _task_numbers()
         context = TaskContext.get()
         assert context is not None
         batch, query = (context.getLocalProperty(name) for name in (_BATCH, _QUERY))
         name = self._options.producer or query
         if batch is None or name is None:
             raise UsageError(
-                "Spark does not tell the micro-batch: write streams with writeStream, or batches"
+                "Spark gives no micro-batch: write streams with writeStream, or batches with write"
             )
-        base = (int(batch) + 1) * COUNTERS_OF_A_BATCH
-        return PartWritten(part, attempt, Numbered(self._options, f"{name}/{part}", base).send(iterator))
+        base = (int(batch) + 1) * COUNTERS_PER_BATCH
+        return PartReport(part, attempt, NumberedPart(self._options, f"{name}/{part}", base).send(iterator))
 
-    def commit(self, messages: list[PartWritten | None], batchId: int) -> None:
-        """Tell of a micro-batch for which the service was waited. Raises RowsRefused where some of it has no
-        effect: Spark does not note it as done then, and its stream stops.
+    def commit(self, messages: list[PartReport | None], batchId: int) -> None:
+        """Report a micro-batch that waited for the service.
+
+        Raises RowsRefused if rows were refused: Spark then does not commit it, and the stream stops.
         """
-        parts = [one.sent for one in messages if one is not None]
+        parts = [one.result for one in messages if one is not None]
         refused = any(one.refused for one in parts)
-        if sum(one.waited_s for one in parts) >= SHOWN_WAIT_S or refused:
-            tell(written_text(f"micro-batch {batchId}", parts, edge.now() - self._began))
+        if sum(one.waited_s for one in parts) >= REPORTED_WAIT_S or refused:
+            report(format_written(f"micro-batch {batchId}", parts, system.now() - self._started_at))
         if refused:
-            _tell_refused(self._options, stream_refused_text(batchId, parts))
+            _report_refused(self._options, format_stream_refused(batchId, parts))
 
-    def abort(self, messages: list[PartWritten | None], batchId: int) -> None:
-        """Nothing: the micro-batch comes again, and goes on where it stopped."""
+    def abort(self, messages: list[PartReport | None], batchId: int) -> None:
+        """Do nothing: Spark retries the micro-batch, which goes on where it stopped."""
 
 
-def named(options: WriteOptions) -> str:
-    """The name of a job. Raises UsageError where it has none."""
+def job_name_of(options: WriteOptions) -> str:
+    """Return the job's name. Raises UsageError if it has none."""
     if options.producer is None:
         raise UsageError(
-            "option producer is missing: name the job, and name it the same when it is run again after a "
+            "option producer is missing: name the job, with the same name when it runs again after a "
             'failure, such as option("producer", "nightly-2026-11-21")'
         )
     return options.producer
 
 
-def tell(line: str) -> None:
-    """Have the user see a line: in the log that there is, else on the driver's standard error."""
-    edge.logger().info(line)
+def report(line: str) -> None:
+    """Log a line for the user: in the configured log, else on the driver's standard error."""
+    system.get_logger().info(line)
 
 
-def _tell_refused(options: WriteOptions, text: str) -> None:
-    """Raise RowsRefused, or say so where that is allowed."""
-    if options.refused_raises:
+def _report_refused(options: WriteOptions, text: str) -> None:
+    """Raise RowsRefused, or report the text if refusals are skipped."""
+    if options.fails_on_refused:
         raise RowsRefused(text)
-    tell(text)
+    report(text)
 
 
-def _task() -> tuple[int, int]:
-    """The partition, and the number of this attempt at it."""
+def _task_numbers() -> tuple[int, int]:
+    """Return the partition, and the number of this attempt at it."""
     context = TaskContext.get()
     assert context is not None, "on an executor there is one"
     return context.partitionId(), context.taskAttemptId()

@@ -1,1 +1,1 @@
-"""What the shipped sinks take on this machine, as laws to draw from; and predictions beside measurements."""
+"""Distributions of the shipped sinks' service times on this machine; predictions and measurements."""

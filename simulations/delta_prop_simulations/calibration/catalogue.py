@@ -1,4 +1,4 @@
-"""What can be calibrated, by name, and what is compared; and how both are done."""
+"""The sinks to calibrate and the set-ups to compare, by name; runs both."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop_simulations.calibration import edge, index, storage, subscriber
+from delta_prop_simulations.calibration import index, storage, subscriber, system
 from delta_prop_simulations.calibration.comparison import compare
-from delta_prop_simulations.calibration.laws import Samples
-from delta_prop_simulations.calibration.plain import PLAIN
-from delta_prop_simulations.calibration.rounds import one_round
+from delta_prop_simulations.calibration.distributions import Samples
+from delta_prop_simulations.calibration.rounds import run_round
+from delta_prop_simulations.calibration.shipped_sinks import SINK_RIGS
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,52 +19,52 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from delta_prop_simulations.calibration.comparison import Comparison
+    from delta_prop_simulations.calibration.distributions import Distribution
     from delta_prop_simulations.calibration.driving import RealRig
-    from delta_prop_simulations.calibration.laws import Law
     from delta_prop_simulations.calibration.rounds import Round, SetUp
-    from delta_prop_simulations.chance import Seed
+    from delta_prop_simulations.rng import Seed
 
 SET_UPS: dict[str, SetUp] = {one.name: one for one in (storage.SET_UP, index.SET_UP, subscriber.SET_UP)}
 SINKS: dict[str, Callable[[Path], AbstractAsyncContextManager[RealRig]]] = {
     **{name: one.real for name, one in SET_UPS.items()},
-    **PLAIN,
+    **SINK_RIGS,
 }
 
 
-def chosen(names: str | None, known: Iterable[str]) -> list[str]:
-    """The names in a list with commas, all where there is none. Raises UsageError."""
+def select_names(names: str | None, known: Iterable[str]) -> list[str]:
+    """Return the names in a comma-separated list, all if there is none. Raises UsageError."""
     known = list(known)
     wanted = known if names is None else [name.strip() for name in names.split(",")]
     for name in wanted:
         if name not in known:
-            raise UsageError(f"--sinks {name}: there is no such sink here; there is {', '.join(known)}")
+            raise UsageError(f"--sinks {name}: unknown sink: give one of {', '.join(known)}")
     return wanted
 
 
-def calibrated(name: str, seed: Seed, seconds: float) -> Mapping[str, Law]:
-    """The laws of one sink, measured for about so long."""
+def calibrate(name: str, seed: Seed, seconds: float) -> Mapping[str, Distribution]:
+    """Return the distributions of one sink, measured for about `seconds`."""
 
-    async def measure() -> Mapping[str, Law]:
+    async def measure() -> Mapping[str, Distribution]:
         samples, random = Samples(), seed.stream(name)
-        with edge.folder() as folder:
+        with system.folder() as folder:
             async with SINKS[name](folder) as rig:
-                with edge.at_rest():
-                    until = edge.now_s() + seconds
+                with system.without_gc():
+                    until = system.now_s() + seconds
                     await rig.calibrate(samples, random)
-                    while edge.now_s() < until:
+                    while system.now_s() < until:
                         await rig.calibrate(samples, random)
-        return samples.laws()
+        return samples.distributions()
 
     return anyio.run(measure)
 
 
-def compared(
-    names: Sequence[str], seed: Seed, rounds: int, seconds: float, tell: Callable[[str], None]
+def compare_all(
+    names: Sequence[str], seed: Seed, rounds: int, seconds: float, report: Callable[[str], None]
 ) -> list[Comparison]:
-    """Rounds of all set-ups in turns, so that what the machine does meanwhile strikes all of them."""
+    """Run rounds of all set-ups in turns, so that other load of the machine affects all of them."""
     done: dict[str, list[Round]] = {name: [] for name in names}
     for at in range(rounds):
         for name in names:
-            tell(f"round {at + 1} of {rounds}: {name}")
-            done[name].append(one_round(SET_UPS[name], seed.child(f"{name} {at}"), seconds))
+            report(f"round {at + 1} of {rounds}: {name}")
+            done[name].append(run_round(SET_UPS[name], seed.child(f"{name} {at}"), seconds))
     return [compare(name, SET_UPS[name].about, done[name]) for name in names]

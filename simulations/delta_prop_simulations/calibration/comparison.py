@@ -1,4 +1,4 @@
-"""What rounds come to: medians of predicted over measured, their spread, and whether they are good enough.
+"""The results of rounds: medians of predicted over measured, their spread, and if they are good enough.
 
 Values only; `table` is for people, `to_json` for programs.
 """
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from delta_prop_simulations.calibration.rounds import Figures, Round
 
 OFF_MAX = 0.2
-"""How far a predicted peak, or a median lag, may be from the measured one, as a share of that."""
+"""The maximum error of a predicted peak, or a median lag, as a share of the measured one."""
 P99_FACTOR_MAX = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedFigure:
     """One figure over all rounds: medians, and the ratio of predicted to measured, round by round."""
 
     what: str
@@ -35,34 +35,34 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One set-up."""
+    """One set-up, with its figures and rounds."""
 
     name: str
     about: str
-    figures: tuple[Compared, ...]
+    figures: tuple[ComparedFigure, ...]
     rounds: tuple[Round, ...]
 
     @property
-    def good(self) -> bool:
-        """Whether all of it was predicted well enough."""
+    def is_good(self) -> bool:
+        """True if every figure was predicted well enough."""
         return all(figure.good for figure in self.figures)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, with each round."""
-        return asdict(self) | {"good": self.good}
+        """Return plain data, with each round."""
+        return asdict(self) | {"good": self.is_good}
 
 
 def compare(name: str, about: str, rounds: Sequence[Round]) -> Comparison:
-    """Put what was predicted beside what was measured."""
+    """Compare the predicted figures with the measured ones."""
 
-    def one(what: str, unit: str, scale: float, factors: tuple[float, float]) -> Compared:
+    def one(what: str, unit: str, scale: float, factors: tuple[float, float]) -> ComparedFigure:
         predicted = [scale * _figure(each.predicted, what) for each in rounds]
         measured = [scale * _figure(each.measured, what) for each in rounds]
         ratios = [one / other for one, other in zip(predicted, measured, strict=True)]
         ratio, (low, high) = median(ratios), factors
         good = low <= ratio <= high
         values = (median(predicted), median(measured), ratio, min(ratios), max(ratios), good)
-        return Compared(what, unit, *values)
+        return ComparedFigure(what, unit, *values)
 
     near, tail = (1 - OFF_MAX, 1 + OFF_MAX), (1 / P99_FACTOR_MAX, P99_FACTOR_MAX)
     figures = (
@@ -82,7 +82,7 @@ def _figure(figures: Figures, what: str) -> float:
 
 
 def table(comparisons: Sequence[Comparison], machine: Mapping[str, str]) -> str:
-    """A table in Markdown, which a terminal shows as well as a page."""
+    """Return a table in Markdown, which a terminal shows as well as a page."""
     lines = [
         "| set-up | what | predicted | measured | predicted / measured (rounds) | |",
         "|---|---|---:|---:|---:|---|",
@@ -100,13 +100,13 @@ def table(comparisons: Sequence[Comparison], machine: Mapping[str, str]) -> str:
         load = max(one.load for one in rounds)
         lines.append(
             f"\n{comparison.name}: {comparison.about}. {len(rounds)} rounds, {lags:,} lags, "
-            f"{_asked(rounds)}; the machine's load was {load:.1f} at most."
+            f"{_format_asked_rates(rounds)}; the machine's load was up to {load:.1f}."
         )
     lines.append(f"\n{machine['processors']}, {machine['system']}, Python {machine['python']}.")
     return "\n".join(lines)
 
 
-def _asked(rounds: Sequence[Round]) -> str:
+def _format_asked_rates(rounds: Sequence[Round]) -> str:
     asked = [one.asked_per_s for one in rounds if one.asked_per_s is not None]
     return f"lags at {median(asked):,.0f} deltas/s" if asked else "lags at the peak"
 

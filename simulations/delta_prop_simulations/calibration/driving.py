@@ -1,6 +1,6 @@
-"""How a set-up is driven, the same way measured and predicted: when deltas come, and how long each took.
+"""Drives a set-up the same way measured and predicted: sends deltas, and notes their lags.
 
-It knows no clock but the one it is given, so the same lines run in real and in virtual time.
+It uses only the clock that it is given, so the same code runs in real and in virtual time.
 """
 
 from __future__ import annotations
@@ -17,84 +17,84 @@ if TYPE_CHECKING:
 
     from delta_prop.embedded import Propagator
     from delta_prop.receipt import Receipt
-    from delta_prop_simulations.calibration.laws import Samples
-    from delta_prop_simulations.chance import Random
+    from delta_prop_simulations.calibration.distributions import Samples
+    from delta_prop_simulations.rng import Random
     from delta_prop_wire.delta import Delta
 
 STALLED_S = 60.0
-"""A run whose sink does nothing for so long has failed."""
+"""The time without any progress of its sink after which a run has failed."""
 
 
 @dataclass
-class Observed:
-    """What runs have shown, added up. `lags_s`: of each publish, from its offset to its application."""
+class Observation:
+    """The summed results of runs. `lags_s`: of each publish, from its offset to its application."""
 
     lags_s: list[float] = field(default_factory=list)
     deltas: int = 0
     seconds: float = 0.0
 
-    def add(self, other: Observed) -> None:
-        """Count another run in."""
+    def add(self, other: Observation) -> None:
+        """Add the results of another run."""
         self.lags_s += other.lags_s
         self.deltas += other.deltas
         self.seconds += other.seconds
 
     @property
     def rate(self) -> float:
-        """Deltas applied a second."""
+        """The number of deltas applied per second."""
         return self.deltas / self.seconds if self.seconds else 0.0
 
     def lag_s(self, share: float) -> float:
-        """The lag that this share of publishes stays below."""
+        """Return the lag that this share of publishes stays below."""
         ordered = sorted(self.lags_s)
         return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
 
 
 class Stopwatch:
-    """Knows when each offset was given, and so how long it took when it is applied."""
+    """Stores the time at which each offset was assigned, and computes the lag when it is applied."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
-        self._given: deque[tuple[int, float]] = deque()
-        self._observed: Observed | None = None
+        self._offset_times: deque[tuple[int, float]] = deque()
+        self._observation: Observation | None = None
         self._applied = self._from = 0
         self._begin_at = 0.0
         self._progress: anyio.Event | None = None
 
-    async def until(self, next_offset: int) -> None:
-        """Wait until everything below is applied. Raises TimeoutError."""
+    async def wait_until_applied(self, next_offset: int) -> None:
+        """Wait until every offset below is applied. Raises TimeoutError."""
         with anyio.fail_after(STALLED_S):
             while self._applied < next_offset:
                 self._progress = anyio.Event()
                 await self._progress.wait()
 
     @property
-    def reached(self) -> int:
-        """Everything below this offset is applied."""
+    def applied_offset(self) -> int:
+        """Every offset below this one is applied."""
         return self._applied
 
     def begin(self) -> None:
-        """From here on it counts: what came before was to warm up."""
-        self._observed = Observed()
+        """Start the observation; earlier calls were a warm-up."""
+        self._observation = Observation()
         self._from, self._begin_at = self._applied, self.now()
 
-    def end(self) -> Observed:
-        """What was seen since."""
-        observed = self._observed
+    def end(self) -> Observation:
+        """End the observation and return it."""
+        observed = self._observation
         assert observed is not None
         observed.seconds = self.now() - self._begin_at
         observed.deltas = self._applied - self._from
-        self._observed = None
+        self._observation = None
         return observed
 
-    def given(self, next_offset: int) -> None:
-        """Everything below has its offset now."""
+    def note_offset(self, next_offset: int) -> None:
+        """Note that every offset below is assigned."""
         if next_offset > self._applied:
-            self._given.append((next_offset, self.now()))
+            self._offset_times.append((next_offset, self.now()))
 
-    def applied(self, next_offset: int) -> None:
-        """Everything below is applied now."""
-        now, given, observed = self.now(), self._given, self._observed
+    def note_applied(self, next_offset: int) -> None:
+        """Note that every offset below is applied."""
+        now, given, observed = self.now(), self._offset_times, self._observation
         self._applied = max(self._applied, next_offset)
         while given and given[0][0] <= next_offset:
             at = given.popleft()[1]
@@ -106,7 +106,7 @@ class Stopwatch:
 
 
 class Source:
-    """Publishes batches; `pay` is told how many deltas each has, before it goes."""
+    """Publishes batches; `pay` is called with the number of deltas of each before it is sent."""
 
     def __init__(
         self,
@@ -121,18 +121,18 @@ class Source:
         self._pay = pay
 
     def send(self) -> Receipt:
-        """The next batch."""
+        """Send the next batch."""
         batch = next(self._batches)
         self._pay(len(batch))
         receipt = self._propagator.offer(*batch)
-        receipt.when_done(self._note)
+        receipt.add_done_callback(self._note)
         return receipt
 
     def _note(self, receipt: Receipt) -> None:
-        self._watch.given(receipt.result().next_offset)
+        self._watch.note_offset(receipt.result().next_offset)
 
-    async def steadily(self, gaps_s: Iterator[float], seconds: float) -> None:
-        """Send when it is due, whatever becomes of it: an open loop. `gaps_s`: between batches."""
+    async def send_open_loop(self, gaps_s: Iterator[float], seconds: float) -> None:
+        """Send each batch when it is due, regardless of outcomes: an open loop. `gaps_s`: between batches."""
         now = self._watch.now
         at = now()
         until = at + seconds
@@ -141,17 +141,17 @@ class Source:
                 await anyio.sleep(left)
             self.send()
 
-    async def as_fast_as_it_goes(self, seconds: float, ahead_max: int) -> None:
-        """Send whenever no more deltas than that are not applied yet."""
+    async def send_closed_loop(self, seconds: float, unapplied_max: int) -> None:
+        """Send whenever up to `unapplied_max` deltas are not applied yet."""
         until = self._watch.now() + seconds
         while self._watch.now() < until:
             done = await self.send().wait()
-            await self._watch.until(done.next_offset - ahead_max)
+            await self._watch.wait_until_applied(done.next_offset - unapplied_max)
             await anyio.lowlevel.checkpoint()
 
 
 class Rig:
-    """A set-up that stands ready, the real one or its model."""
+    """A set-up that is ready to run, the real one or its model."""
 
     def __init__(self, source: Source, watch: Stopwatch) -> None:
         self.source = source
@@ -159,24 +159,24 @@ class Rig:
 
 
 class RealRig(Rig):
-    """A real one, which is also what calibration is made with."""
+    """A real set-up, which calibration uses, too."""
 
     async def calibrate(self, samples: Samples, random: Random) -> None:
-        """One slice of calibration: a few calls of each size."""
+        """Run one slice of calibration: a few calls of each size."""
         raise NotImplementedError
 
     async def call(self, propagator: Propagator, deltas: Sequence[Delta]) -> float:
-        """Seconds from their offset to their application, with nothing else to do."""
+        """Return the seconds from the deltas' offset to their application, without other work."""
         self.watch.begin()
         receipt = propagator.offer(*deltas)
         await receipt.wait()
         next_offset = receipt.result().next_offset
-        self.watch.given(next_offset)
-        await self.watch.until(next_offset)
+        self.watch.note_offset(next_offset)
+        await self.watch.wait_until_applied(next_offset)
         return self.watch.end().lags_s[0]
 
 
 def poisson(random: Random, rate_per_s: float) -> Iterator[float]:
-    """Seconds between arrivals that know nothing of each other."""
+    """Yield the seconds between independent arrivals."""
     while True:
         yield random.expovariate(rate_per_s)

@@ -1,7 +1,7 @@
-"""The set-up of a linked index at its bound of unlinked rows: it paces its source to what linking takes.
+"""The set-up of an HNSW index at its bound of unindexed rows: it paces its source at the speed of indexing.
 
-New vectors come as fast as they are let in. Applying them is work of the event loop; linking goes on behind,
-on a thread, and is the slower of the two. The graph grows all the while, as it does when an index is filled.
+New vectors come as fast as pacing permits. Applying them is work of the event loop; indexing follows on a
+thread, and is the slower of the two. The graph grows meanwhile, as it does when an index is filled.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy as np
 from delta_prop.embedded import Propagator
 from delta_prop.testing.world import virtual_world
 from delta_prop.world import real_world
-from delta_prop_simulations.calibration import edge
+from delta_prop_simulations.calibration import system
+from delta_prop_simulations.calibration.calibration_file import CALL
 from delta_prop_simulations.calibration.driving import RealRig, Rig, Source, Stopwatch
-from delta_prop_simulations.calibration.machine_times import Crowd, measure_machine, noise
-from delta_prop_simulations.calibration.models import THREAD, THREAD_BESIDE, Draws, ModelSink, observe
-from delta_prop_simulations.calibration.record import CALL
+from delta_prop_simulations.calibration.machine_times import Contender, measure_machine, noise
+from delta_prop_simulations.calibration.models import THREAD, THREAD_CONTENDED, Draws, ModelSink, observe
 from delta_prop_simulations.calibration.rounds import SetUp
-from delta_prop_simulations.chance import Seed
+from delta_prop_simulations.rng import Seed
+from delta_prop_sinks.hnsw_builder import Hnsw
 from delta_prop_sinks.index import IndexSink
-from delta_prop_sinks.linking import Linked
 from delta_prop_sinks.sink import Backlog, TryAgain
 from delta_prop_wire.delta import Delta, dense
 
@@ -35,140 +35,143 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from delta_prop.ports import Threads
-    from delta_prop_simulations.calibration.laws import Samples
-    from delta_prop_simulations.chance import Random
+    from delta_prop_simulations.calibration.distributions import Samples
+    from delta_prop_simulations.rng import Random
 
     T = TypeVar("T")
 
 DIMENSION, SPREAD = 64, 0.5
 CENTRES, WAYS, STRIDE = 499, 4_099, 1_009
-"""Primes, so that it takes two million vectors until one comes again."""
+"""Primes, so that a vector recurs only after two million vectors."""
 FILLED = 6_000
-"""Rows that are linked before anything is measured."""
-LINKED = Linked(unlinked_rows_max=4_000, graph_rows_min=1_000)
+"""The rows in the graph before the measurement starts."""
+HNSW = Hnsw(unindexed_rows_max=4_000, graph_rows_min=1_000)
 CHUNK = 512
-"""Rows that the linker takes at a time, of 64 numbers."""
+"""The rows that the builder takes at a time, of 64 numbers."""
 SIZES = {1: 10, 10: 10, 100: 8, 500: 3}
 FILLS = 2
-"""How often a slice of calibration lets the linker work off a backlog: alone, and beside a busy loop."""
+"""The backlogs that a slice of calibration lets the builder index: uncontended, and beside a busy loop."""
 BACKLOG = 3_072
 SENT = 10
 
 
 def vectors(sent: int, name: str) -> Iterator[list[Delta]]:
-    """Publishes without an end, every vector a new one, near one of the centres. Cheap to make: the event
-    loop makes them while it is measured.
+    """Yield publishes without end, every vector a new one, near one of the centres. Cheap: the event loop
+    generates them while it is measured.
     """
     random = Seed(1).stream(name)
     centres = [noise(random, DIMENSION) for _ in range(CENTRES)]
-    ways = [np.float32(SPREAD) * noise(random, DIMENSION) for _ in range(WAYS)]
+    directions = [np.float32(SPREAD) * noise(random, DIMENSION) for _ in range(WAYS)]
     numbers = count()
     while True:
         chosen = [next(numbers) for _ in range(sent)]
         yield [
-            Delta(f"{name}-{at}", dense(centres[at % CENTRES] + ways[at * STRIDE % WAYS])) for at in chosen
+            Delta(f"{name}-{at}", dense(centres[at % CENTRES] + directions[at * STRIDE % WAYS]))
+            for at in chosen
         ]
 
 
-class _Marks:
-    """When each call on the linker's thread began, and how many rows were linked by then."""
+class _ThreadCalls:
+    """The start of each call on the builder's thread, and the number of indexed rows at that time."""
 
     def __init__(self) -> None:
         self.sink: IndexSink | None = None
-        self.marks: list[tuple[float, int]] = []
+        self.calls: list[tuple[float, int]] = []
 
     def note(self) -> None:
         if self.sink is not None and (linked := self.sink.statistics().linked) is not None:
-            self.marks.append((edge.now_s(), linked.links_done))
+            self.calls.append((system.now_s(), linked.links_done))
 
-    def whole_chunks(self) -> list[float]:
-        """Seconds from one call to the next, of calls that linked all that they take at most."""
-        pairs = zip(self.marks, self.marks[1:], strict=False)
+    def full_chunks(self) -> list[float]:
+        """Return the seconds from one call to the next, of calls that indexed a full chunk."""
+        pairs = zip(self.calls, self.calls[1:], strict=False)
         return [after - before for (before, done), (after, more) in pairs if more - done == CHUNK]
 
 
-class _MarkedThread:
-    def __init__(self, thread: Threads, marks: _Marks) -> None:
+class _NotedThread:
+    def __init__(self, thread: Threads, calls: _ThreadCalls) -> None:
         self._thread = thread
-        self._marks = marks
+        self._calls = calls
 
     async def run(self, function: Callable[[], T]) -> T:
-        self._marks.note()
+        self._calls.note()
         return await self._thread.run(function)
 
 
 class IndexRig(RealRig):
-    """The real one, open."""
+    """The real set-up, open."""
 
-    def __init__(self, propagator: Propagator, other: Propagator, sink: IndexSink, marks: _Marks) -> None:
-        watch = Stopwatch(edge.now_s)
+    def __init__(
+        self, propagator: Propagator, other: Propagator, sink: IndexSink, thread_calls: _ThreadCalls
+    ) -> None:
+        watch = Stopwatch(system.now_s)
         observe(sink, watch)
         super().__init__(Source(propagator, vectors(SENT, "source"), watch), watch)
         self._propagator = propagator
         self._sink = sink
-        self._marks = marks
-        self._crowd = Crowd(other, vectors(SENT, "crowd"))
+        self._thread_calls = thread_calls
+        self._contender = Contender(other, vectors(SENT, "crowd"))
         self._calls = {size: vectors(size, f"calls of {size}") for size in SIZES}
         self._publishes = {size: vectors(size, f"sends of {size}") for size in (1, SENT, 100)}
         for some in (*self._calls.values(), *self._publishes.values()):
-            next(some)  # makes what it draws from
+            next(some)  # the first call creates the vectors it draws from
 
     async def calibrate(self, samples: Samples, random: Random) -> None:
-        """One slice: calls of each size; then linking alone, and beside a busy loop."""
-        await self.linked()
+        """Run one slice: calls of each size; then indexing uncontended, and beside a busy loop."""
+        await self.wait_until_indexed()
         for size, calls in SIZES.items():
             for _ in range(calls):
                 samples.add(CALL, size, await self.call(self._propagator, next(self._calls[size])))
-            await self.linked()
+            await self.wait_until_indexed()
         for _ in range(FILLS):
             await self._fill()
-            await self.linked()
-            samples.add(THREAD, CHUNK, *self._marks.whole_chunks())
+            await self.wait_until_indexed()
+            samples.add(THREAD, CHUNK, *self._thread_calls.full_chunks())
             await self._fill()
-            await self._crowd.beside(samples, CHUNK, lambda: not self._sink.backlog().rows)
-            samples.add(THREAD_BESIDE, CHUNK, *self._marks.whole_chunks())
-            await self._crowd.alone(samples, CHUNK, 50)
+            await self._contender.publish_during_call(samples, CHUNK, lambda: not self._sink.backlog().rows)
+            samples.add(THREAD_CONTENDED, CHUNK, *self._thread_calls.full_chunks())
+            await self._contender.publish_uncontended(samples, CHUNK, 50)
         await measure_machine(samples, random, self._publishes)
 
-    async def linked(self) -> None:
-        """Wait until nothing waits to be linked."""
+    async def wait_until_indexed(self) -> None:
+        """Wait until no row waits to be indexed."""
         with anyio.fail_after(60):
-            while self._sink.backlog().rows:  # noqa: ASYNC110 - nothing tells it
+            while self._sink.backlog().rows:  # noqa: ASYNC110 - no event reports it
                 await anyio.sleep(0.002)
 
     async def _fill(self) -> None:
-        """Let a backlog come, far from the bound of the first pace."""
+        """Create a backlog, far below the bound at which pacing starts."""
         for _ in range(BACKLOG // 500):
             receipt = self._propagator.offer(*next(self._calls[500]))
         done = await receipt.wait()
         await self._propagator.wait_visible(done, timeout_s=60)
-        self._marks.marks.clear()
+        self._thread_calls.calls.clear()
 
 
 @asynccontextmanager
 async def real(folder: Path) -> AsyncIterator[IndexRig]:
-    """A propagator with its log in memory, and an index with some thousand rows linked."""
-    world, marks = real_world(), _Marks()
+    """Open a propagator with its log in memory, and an index with some thousand rows in the graph."""
+    world, marks = real_world(), _ThreadCalls()
 
     @asynccontextmanager
-    async def marked_thread() -> AsyncIterator[_MarkedThread]:
+    async def marked_thread() -> AsyncIterator[_NotedThread]:
         async with world.background_thread() as thread:
-            yield _MarkedThread(thread, marks)
+            yield _NotedThread(thread, marks)
 
     marked = replace(world, background_thread=marked_thread)
     async with Propagator(world=marked) as propagator, Propagator(world=world) as other:
-        marks.sink = await propagator.attach(IndexSink(linked=LINKED))
+        marks.sink = await propagator.attach(IndexSink(hnsw=HNSW))
         rig = IndexRig(propagator, other, marks.sink, marks)
         first = vectors(500, "first")
         for _ in range(FILLED // 500):
             await propagator.wait_visible(await propagator.publish(*next(first)), timeout_s=60)
-            await rig.linked()
+            await rig.wait_until_indexed()
         yield rig
 
 
 @asynccontextmanager
 async def model(draws: Draws, now_s: Callable[[], float]) -> AsyncIterator[Rig]:
-    """The same in virtual time."""
+    """Open the same set-up in virtual time."""
     watch = Stopwatch(now_s)
     async with Propagator(world=virtual_world()) as propagator:
         await propagator.attach(_Model("index", draws, watch))
@@ -176,49 +179,49 @@ async def model(draws: Draws, now_s: Callable[[], float]) -> AsyncIterator[Rig]:
 
 
 class _Model(ModelSink):
-    """Rows that wait to be linked, their bound, and the time that linking takes."""
+    """The rows that wait to be indexed, their bound, and the time that indexing takes."""
 
     def __init__(self, name: str, draws: Draws, watch: Stopwatch) -> None:
         super().__init__(name, draws, watch)
-        self._unlinked = 0
-        self._work, self._room = anyio.Event(), anyio.Event()
+        self._unindexed = 0
+        self._work_ready, self._capacity_freed = anyio.Event(), anyio.Event()
 
     async def work(self, deltas: int) -> None:
-        for at in range(0, deltas, LINKED.piece_rows):
-            await self._apply(min(deltas - at, LINKED.piece_rows))
+        for at in range(0, deltas, HNSW.piece_rows):
+            await self._apply(min(deltas - at, HNSW.piece_rows))
 
     async def _apply(self, rows: int) -> None:
-        with anyio.move_on_after(LINKED.room_s_max):
-            while self._unlinked + rows > LINKED.unlinked_rows_max:
-                self._room = anyio.Event()
-                await self._room.wait()
-        if self._unlinked + rows > LINKED.unlinked_rows_max:
-            raise TryAgain("linking does not keep up")
+        with anyio.move_on_after(HNSW.capacity_timeout_s):
+            while self._unindexed + rows > HNSW.unindexed_rows_max:
+                self._capacity_freed = anyio.Event()
+                await self._capacity_freed.wait()
+        if self._unindexed + rows > HNSW.unindexed_rows_max:
+            raise TryAgain("indexing does not keep up")
         self.draws.compute(CALL, rows)
-        self._unlinked += rows
-        self._work.set()
+        self._unindexed += rows
+        self._work_ready.set()
 
     async def background(self) -> None:
         while True:
-            if not self._unlinked:
-                self._work = anyio.Event()
-                await self._work.wait()
-            rows = min(self._unlinked, CHUNK)
-            seconds = self.draws.drawn(THREAD, CHUNK) * rows / CHUNK
-            await self.draws.time.elsewhere(seconds, self.draws.contention(CHUNK))
-            self._unlinked -= rows
-            self._room.set()
+            if not self._unindexed:
+                self._work_ready = anyio.Event()
+                await self._work_ready.wait()
+            rows = min(self._unindexed, CHUNK)
+            seconds = self.draws.draw_s(THREAD, CHUNK) * rows / CHUNK
+            await self.draws.time.wait_outside_loop(seconds, self.draws.contention(CHUNK))
+            self._unindexed -= rows
+            self._capacity_freed.set()
 
     def backlog(self) -> Backlog:
-        return Backlog(self._unlinked, LINKED.unlinked_rows_max)
+        return Backlog(self._unindexed, HNSW.unindexed_rows_max)
 
 
 SET_UP = SetUp(
     "index",
-    f"HNSW index at its bound of {LINKED.unlinked_rows_max:,} unlinked rows, filled with new vectors of "
-    f"{DIMENSION}, {SENT} a publish, as fast as it lets them in",
+    f"HNSW index at its bound of {HNSW.unindexed_rows_max:,} unindexed rows, filled with new vectors of "
+    f"{DIMENSION}, {SENT} per publish, as fast as it paces",
     sent=SENT,
-    ahead_max=4_000,
+    unapplied_max=4_000,
     share=None,
     settle_s=2.0,
     real=real,

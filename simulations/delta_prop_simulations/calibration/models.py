@@ -1,6 +1,7 @@
-"""What real and modelled set-ups share: who sees that a delta is applied, and what a model draws from.
+"""Common parts of real and modelled set-ups: the observation of applied deltas, and a model's draws.
 
-A model is the production pipeline in virtual time with a sink that takes the time which its laws say.
+A model is the production pipeline in virtual time, with a sink that takes the time drawn from its
+distributions.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from math import log
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
-from delta_prop_simulations.calibration.busy_loop import ALONE, Contention
-from delta_prop_simulations.calibration.machine_times import BUSY, SEND, SEND_ALONE, SEND_BESIDE
+from delta_prop_simulations.calibration.busy_loop import NO_CONTENTION, Contention
+from delta_prop_simulations.calibration.machine_times import BUSY, SEND, SEND_CONTENDED, SEND_UNCONTENDED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,30 +19,30 @@ if TYPE_CHECKING:
 
     from delta_prop.ports import Threads
     from delta_prop_simulations.calibration.busy_loop import BusyTime
+    from delta_prop_simulations.calibration.distributions import Distribution
     from delta_prop_simulations.calibration.driving import Stopwatch
-    from delta_prop_simulations.calibration.laws import Law
-    from delta_prop_simulations.chance import Random
+    from delta_prop_simulations.rng import Random
     from delta_prop_sinks.sink import Delivery, SinkContext
 
     T = TypeVar("T")
 
-THREAD, THREAD_BESIDE = "thread", "thread beside"
+THREAD, THREAD_CONTENDED = "thread", "thread beside"
 """A call on a thread, and the same beside a loop that is busy half of the time; by deltas."""
 
 
 def observe(sink: Any, watch: Stopwatch) -> None:
-    """Have the stopwatch told whenever a call of this sink returns."""
+    """Notify the stopwatch whenever a call of this sink returns."""
     apply = sink.apply
 
     async def applied(deliveries: Sequence[Delivery]) -> None:
         await apply(deliveries)
-        watch.applied(deliveries[-1].next_offset)
+        watch.note_applied(deliveries[-1].next_offset)
 
     sink.apply = applied
 
 
 class TimedThreads:
-    """Threads, and how long each call there took, the way there and back included."""
+    """Threads, with the duration of each call there, including the hand-over to the thread and back."""
 
     def __init__(self, threads: Threads, now: Callable[[], float], note: Callable[[float], None]) -> None:
         self._threads = threads
@@ -49,7 +50,7 @@ class TimedThreads:
         self._note = note
 
     async def run(self, function: Callable[[], T]) -> T:
-        """As the thread does."""
+        """Run `function` on the thread, and note its duration."""
         begin = self._now()
         try:
             return await self._threads.run(function)
@@ -58,51 +59,55 @@ class TimedThreads:
 
 
 class Draws:
-    """The laws of one prediction, and chance to draw from them."""
+    """The distributions of one prediction, and the random stream to draw from them."""
 
-    def __init__(self, laws: Mapping[str, Law], time: BusyTime, random: Random) -> None:
+    def __init__(self, distributions: Mapping[str, Distribution], time: BusyTime, random: Random) -> None:
         self.time = time
-        self._laws = laws
+        self._distributions = distributions
         self._random = random
-        self._contention = contention_of(laws)
+        self._contention = contention_of(distributions)
 
-    def drawn(self, of: str, deltas: int) -> float:
-        """How long it takes, in seconds."""
-        return self._laws[of].draw(self._random, deltas)
+    def draw_s(self, of: str, deltas: int) -> float:
+        """Draw a duration, in seconds."""
+        return self._distributions[of].draw(self._random, deltas)
 
     def compute(self, of: str, deltas: int) -> None:
-        """Do it on the loop."""
-        self.time.spend(self.drawn(of, deltas))
+        """Draw a duration and compute for it on the loop."""
+        self.time.spend(self.draw_s(of, deltas))
 
     def pay(self, deltas: int) -> None:
-        """Publish so many."""
+        """Compute the publish of this many deltas."""
         self.compute(SEND, deltas)
 
-    async def on_thread(self, of: str, deltas: int, more_s: float = 0.0) -> None:
-        """Do it on a thread, and something more."""
-        await self.time.elsewhere(self.drawn(of, deltas) + more_s, self.contention(deltas))
+    async def run_on_thread(self, of: str, deltas: int, more_s: float = 0.0) -> None:
+        """Draw a duration and wait for it on a thread, with `more_s` in addition."""
+        await self.time.wait_outside_loop(self.draw_s(of, deltas) + more_s, self.contention(deltas))
 
     def median(self, of: str, deltas: int) -> float:
-        """How long it usually takes, in seconds."""
-        return self._laws[of].quantile(0.5, deltas)
+        """Return the median duration, in seconds."""
+        return self._distributions[of].quantile(0.5, deltas)
 
     def contention(self, deltas: int) -> Contention:
-        """What loop and thread cost each other, as for the nearest size that was measured."""
+        """Return the slowdown of loop and thread, of the nearest measured size."""
         if not self._contention:
-            return ALONE
+            return NO_CONTENTION
         return self._contention[min(self._contention, key=lambda size: abs(log(size / max(deltas, 1))))]
 
 
-def contention_of(laws: Mapping[str, Law]) -> dict[int, Contention]:
-    """By the size of a call: what loop and thread cost each other. Medians, as these are shares."""
-    if THREAD_BESIDE not in laws:
+def contention_of(distributions: Mapping[str, Distribution]) -> dict[int, Contention]:
+    """Return the slowdown of loop and thread, by the size of a call. Medians, as these are shares."""
+    if THREAD_CONTENDED not in distributions:
         return {}
     found: dict[int, Contention] = {}
-    for size, times in zip(laws[THREAD_BESIDE].sizes, laws[THREAD_BESIDE].times_s, strict=True):
-        alone, beside = laws[THREAD].quantile(0.5, size), median(times)
-        slower = laws[SEND_BESIDE].quantile(0.5, size) / laws[SEND_ALONE].quantile(0.5, size)
-        computed_s = beside * laws[BUSY].quantile(0.5, size)
-        found[size] = Contention(max(slower, 1.0), max(beside - alone, 0.0) / computed_s)
+    for size, times in zip(
+        distributions[THREAD_CONTENDED].sizes, distributions[THREAD_CONTENDED].times_s, strict=True
+    ):
+        uncontended_s, contended_s = distributions[THREAD].quantile(0.5, size), median(times)
+        slower = distributions[SEND_CONTENDED].quantile(0.5, size) / distributions[SEND_UNCONTENDED].quantile(
+            0.5, size
+        )
+        computed_s = contended_s * distributions[BUSY].quantile(0.5, size)
+        found[size] = Contention(max(slower, 1.0), max(contended_s - uncontended_s, 0.0) / computed_s)
     return found
 
 
@@ -115,19 +120,19 @@ class ModelSink:
         self._watch = watch
 
     async def open(self, context: SinkContext) -> None:
-        """The service keeps the cursor."""
+        """Do nothing: the service stores the cursor."""
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Take as long as it is drawn."""
+        """Take the drawn time."""
         await self.work(sum(delivery.count for delivery in deliveries))
-        self._watch.applied(deliveries[-1].next_offset)
+        self._watch.note_applied(deliveries[-1].next_offset)
 
     async def work(self, deltas: int) -> None:
-        """What one call takes."""
+        """Take the time of one call."""
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: it holds nothing."""
 
     def statistics(self) -> None:
-        """It has none."""
+        """Return nothing: it has no statistics."""

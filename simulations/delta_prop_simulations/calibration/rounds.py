@@ -1,7 +1,7 @@
-"""Predicted beside measured: rounds in which calibration and measurement take turns, and what they come to.
+"""Rounds of prediction and measurement: calibration and measurement take turns, and yield figures.
 
-Nothing of a measured run goes into its prediction: laws come from slices of calibration that lie between the
-measured ones, and the rate of an open loop from calibration alone.
+No part of a measured run is used for its prediction: distributions come from slices of calibration between
+the measured ones, and the rate of an open loop from calibration only.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop_simulations.calibration import edge
+from delta_prop_simulations.calibration import system
 from delta_prop_simulations.calibration.busy_loop import BusyTime
-from delta_prop_simulations.calibration.driving import Observed, poisson
-from delta_prop_simulations.calibration.laws import Samples
-from delta_prop_simulations.calibration.machine_times import LATE
+from delta_prop_simulations.calibration.distributions import Samples
+from delta_prop_simulations.calibration.driving import Observation, poisson
+from delta_prop_simulations.calibration.machine_times import TIMER_DELAY
 from delta_prop_simulations.calibration.models import Draws
-from delta_prop_simulations.chance import Seed
+from delta_prop_simulations.rng import Seed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -26,26 +26,27 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TypeAlias
 
+    from delta_prop_simulations.calibration.distributions import Distribution
     from delta_prop_simulations.calibration.driving import RealRig, Rig
-    from delta_prop_simulations.calibration.laws import Law
 
     Drive: TypeAlias = Callable[[Rig, float], Awaitable[None]]
 
 SLICES = 3
-"""What is measured in a round comes in so many slices, with one of calibration before and after each."""
+"""The number of measured slices in a round, with a slice of calibration before and after each."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetUp:
-    """What is predicted. `share`: of the predicted peak, for the open loop in which lags are seen; None: lags
-    are seen at the peak, where the sink paces its source. `sent`: deltas a publish. `ahead_max`: at the
-    peak, deltas that may wait to be applied. `settle_s`: what comes first in each run, and does not count.
+    """A set-up to predict. `share`: of the predicted peak, for the open loop in which lags are measured;
+    None: lags are measured at the peak, if the sink paces its source. `sent`: deltas per publish.
+    `unapplied_max`: at the peak, deltas that may wait to be applied. `settle_s`: the warm-up of each run,
+    which does not count.
     """
 
     name: str
     about: str
     sent: int
-    ahead_max: int
+    unapplied_max: int
     share: float | None
     settle_s: float
     real: Callable[[Path], AbstractAsyncContextManager[RealRig]]
@@ -54,7 +55,7 @@ class SetUp:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one round says, predicted or measured: the peak in deltas a second, lags in seconds."""
+    """The figures of one round, predicted or measured: the peak in deltas per second, lags in seconds."""
 
     peak_per_s: float
     lag_p50_s: float
@@ -64,7 +65,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round. `asked_per_s`: of the open loop, None where there was none. `load`: the machine's."""
+    """One round. `asked_per_s`: the rate of the open loop, None if there was none. `load`: the machine's."""
 
     predicted: Figures
     measured: Figures
@@ -72,17 +73,17 @@ class Round:
     load: float
 
 
-def one_round(set_up: SetUp, seed: Seed, seconds: float) -> Round:
-    """Calibrate and measure in turns, and predict. `seconds`: how long lags are seen."""
+def run_round(set_up: SetUp, seed: Seed, seconds: float) -> Round:
+    """Calibrate and measure in turns, and predict. `seconds`: the time in which lags are measured."""
     run = _Runs(set_up, seed)
     of_peak = seconds if set_up.share is None else seconds / 2
-    peak, at_peak = run.both("peak", partial(_flat_out, set_up), of_peak)
+    peak, at_peak = run.measure_and_predict("peak", partial(_run_closed_loop, set_up), of_peak)
     asked, predicted, measured = None, at_peak, peak
     if set_up.share is not None:
         asked = set_up.share * at_peak.rate
-        drive = partial(_open_loop, set_up, seed.child("arrivals"), asked)
-        measured, predicted = run.both("open loop", drive, seconds)
-    return Round(_figures(at_peak, predicted), _figures(peak, measured), asked, edge.load())
+        drive = partial(_run_open_loop, set_up, seed.child("arrivals"), asked)
+        measured, predicted = run.measure_and_predict("open loop", drive, seconds)
+    return Round(_figures(at_peak, predicted), _figures(peak, measured), asked, system.load_average())
 
 
 class _Runs:
@@ -90,50 +91,54 @@ class _Runs:
         self._set_up = set_up
         self._seed = seed
 
-    def both(self, name: str, drive: Drive, seconds: float) -> tuple[Observed, Observed]:
-        """What is seen on the machine, in slices between those of calibration; and what is predicted."""
-        measured, laws = anyio.run(self._measure, name, drive, seconds)
-        return measured, self._predict(name, drive, seconds, laws)
+    def measure_and_predict(self, name: str, drive: Drive, seconds: float) -> tuple[Observation, Observation]:
+        """Return the measured slices, which alternate with calibration, and the prediction."""
+        measured, distributions = anyio.run(self._measure, name, drive, seconds)
+        return measured, self._predict(name, drive, seconds, distributions)
 
-    async def _measure(self, name: str, drive: Drive, seconds: float) -> tuple[Observed, Mapping[str, Law]]:
-        samples, measured = Samples(), Observed()
+    async def _measure(
+        self, name: str, drive: Drive, seconds: float
+    ) -> tuple[Observation, Mapping[str, Distribution]]:
+        samples, measured = Samples(), Observation()
         random = self._seed.stream(f"{name}: calibration")
-        with edge.folder() as folder:
+        with system.folder() as folder:
             async with self._set_up.real(folder) as rig:
-                with edge.at_rest():
+                with system.without_gc():
                     await rig.calibrate(samples, random)
                     for _ in range(SLICES):
-                        measured.add(await _observed(rig, drive, self._set_up.settle_s, seconds / SLICES))
+                        measured.add(await _observe(rig, drive, self._set_up.settle_s, seconds / SLICES))
                         await rig.calibrate(samples, random)
-        return measured, samples.laws()
+        return measured, samples.distributions()
 
-    def _predict(self, name: str, drive: Drive, seconds: float, laws: Mapping[str, Law]) -> Observed:
+    def _predict(
+        self, name: str, drive: Drive, seconds: float, distributions: Mapping[str, Distribution]
+    ) -> Observation:
         seed = self._seed.child(f"{name}: prediction")
         late = seed.stream("timers")
-        time = BusyTime(lambda: laws[LATE].draw(late, 1))
+        time = BusyTime(lambda: distributions[TIMER_DELAY].draw(late, 1))
 
-        async def main() -> Observed:
-            draws = Draws(laws, time, seed.stream("service times"))
+        async def main() -> Observation:
+            draws = Draws(distributions, time, seed.stream("service times"))
             async with self._set_up.model(draws, anyio.current_time) as rig:
-                return await _observed(rig, drive, self._set_up.settle_s, seconds)
+                return await _observe(rig, drive, self._set_up.settle_s, seconds)
 
         return time.run(main, self._seed.number)
 
 
-async def _observed(rig: Rig, drive: Drive, settle_s: float, seconds: float) -> Observed:
+async def _observe(rig: Rig, drive: Drive, settle_s: float, seconds: float) -> Observation:
     await drive(rig, settle_s)
     rig.watch.begin()
     await drive(rig, seconds)
     return rig.watch.end()
 
 
-async def _flat_out(set_up: SetUp, rig: Rig, seconds: float) -> None:
-    await rig.source.as_fast_as_it_goes(seconds, set_up.ahead_max)
+async def _run_closed_loop(set_up: SetUp, rig: Rig, seconds: float) -> None:
+    await rig.source.send_closed_loop(seconds, set_up.unapplied_max)
 
 
-async def _open_loop(set_up: SetUp, seed: Seed, per_s: float, rig: Rig, seconds: float) -> None:
-    await rig.source.steadily(poisson(seed.stream("gaps"), per_s / set_up.sent), seconds)
+async def _run_open_loop(set_up: SetUp, seed: Seed, per_s: float, rig: Rig, seconds: float) -> None:
+    await rig.source.send_open_loop(poisson(seed.stream("gaps"), per_s / set_up.sent), seconds)
 
 
-def _figures(peak: Observed, steady: Observed) -> Figures:
+def _figures(peak: Observation, steady: Observation) -> Figures:
     return Figures(peak.rate, steady.lag_s(0.5), steady.lag_s(0.99), len(steady.lags_s))

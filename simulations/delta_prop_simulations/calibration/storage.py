@@ -1,7 +1,7 @@
 """The set-up of a storage sink: SQLite, each call committed and synced before it returns (`through`).
 
-Its call has two parts: folding, on the event loop, and the transaction, on a thread of its own. Beside each
-other loop and thread are slower than alone, for they share the interpreter; that is measured too.
+Its call has two parts: folding, on the event loop, and the transaction, on its own thread. Loop and thread
+slow each other down, as they share the interpreter; that is measured too.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING
 from delta_prop.embedded import Propagator
 from delta_prop.testing.world import virtual_world
 from delta_prop.world import real_world
-from delta_prop_simulations.calibration import edge
+from delta_prop_simulations.calibration import system
+from delta_prop_simulations.calibration.calibration_file import CALL
 from delta_prop_simulations.calibration.driving import RealRig, Rig, Source, Stopwatch
-from delta_prop_simulations.calibration.machine_times import BATCHES, Crowd, batches, measure_machine
+from delta_prop_simulations.calibration.machine_times import BATCHES, Contender, batches, measure_machine
 from delta_prop_simulations.calibration.models import (
     THREAD,
-    THREAD_BESIDE,
+    THREAD_CONTENDED,
     Draws,
     ModelSink,
     TimedThreads,
     observe,
 )
-from delta_prop_simulations.calibration.record import CALL
 from delta_prop_simulations.calibration.rounds import SetUp
 from delta_prop_sinks.storage import StorageSink
 from delta_prop_sinks.storage_file import WAL_ROWS
@@ -35,77 +35,77 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
-    from delta_prop_simulations.calibration.laws import Samples
-    from delta_prop_simulations.chance import Random
+    from delta_prop_simulations.calibration.distributions import Samples
+    from delta_prop_simulations.rng import Random
     from delta_prop_sinks.sink import Delivery
 
 LOOP = "loop"
-THREAD_CUTTING = "thread, cutting off the write-ahead log"
+THREAD_TRUNCATING = "thread, cutting off the write-ahead log"
 WAL_BYTES = "bytes written to the write-ahead log"
-"""A law of sizes, not of times: small commits write more of them for a row than large ones."""
+"""A distribution of bytes, not of times: small commits write more of them per row than large ones."""
 WAL_BYTES_MAX = 64 << 20
 """The sink's default."""
 KEYS, DIMENSION = 5_000, 32
 SIZES = {1: 12, 10: 12, 30: 12, 100: 10, 300: 6, 1_000: 3}
-"""Deltas a call, and how many calls of each one slice of calibration makes."""
-CROWDED = {10: 10, 100: 8, 1_000: 3}
-CUTTING, CALLS_TO_CUT_MAX = 300, 400
-"""Deltas a call until one cuts off the write-ahead log, which takes a hundred such calls."""
+"""Deltas per call, and the number of calls of each size in one slice of calibration."""
+CONTENDED_SIZES = {10: 10, 100: 8, 1_000: 3}
+TRUNCATING_DELTAS, CALLS_TO_TRUNCATE_MAX = 300, 400
+"""Deltas per call until one truncates the write-ahead log, which takes a hundred such calls."""
 SENT = 20
-"""Deltas a publish of the runs."""
+"""Deltas per publish of the runs."""
 
 _batches = partial(batches, keys=KEYS, dimension=DIMENSION)
 
 
 class StorageRig(RealRig):
-    """The real one, open: calibration and what is measured share it, in turns."""
+    """The real set-up, open: calibration and measurements share it, in turns."""
 
     def __init__(self, propagator: Propagator, other: Propagator, sink: StorageSink) -> None:
         self.timed: list[float] = []
-        """What calls on the sink's thread took since this was cleared."""
-        watch = Stopwatch(edge.now_s)
+        """The durations of calls on the sink's thread since the list was cleared."""
+        watch = Stopwatch(system.now_s)
         observe(sink, watch)
-        self._look_at_wal(sink)
+        self._watch_wal(sink)
         super().__init__(Source(propagator, cycle(_batches(SENT, BATCHES)), watch), watch)
         self._propagator = propagator
-        self._crowd = Crowd(other, cycle(_batches(SENT, BATCHES)))
+        self._contender = Contender(other, cycle(_batches(SENT, BATCHES)))
         self._calls = {size: _batches(size, 12, name="calls") for size in SIZES}
         self._publishes = {size: cycle(_batches(size, 40)) for size in (1, SENT, 100)}
 
-    def _look_at_wal(self, sink: StorageSink) -> None:
-        """Know after each call whether it cut off the write-ahead log, or else how much it wrote there."""
+    def _watch_wal(self, sink: StorageSink) -> None:
+        """Note after each call if it truncated the write-ahead log, or else the bytes it wrote there."""
         apply = sink.apply
         self._wal_bytes = self._grown_bytes = 0
-        self._cut = False
+        self._truncated = False
 
-        async def looked(deliveries: Sequence[Delivery]) -> None:
+        async def observed(deliveries: Sequence[Delivery]) -> None:
             await apply(deliveries)
             wal_bytes = sink.statistics().wal_bytes
             self._grown_bytes = wal_bytes - self._wal_bytes
-            self._cut = self._grown_bytes < -WAL_BYTES_MAX // 2
+            self._truncated = self._grown_bytes < -WAL_BYTES_MAX // 2
             self._wal_bytes = wal_bytes
 
-        sink.apply = looked  # type: ignore[method-assign]
+        sink.apply = observed  # type: ignore[method-assign]
 
     async def calibrate(self, samples: Samples, random: Random) -> None:
-        """One slice: some calls of each size, alone and beside a busy loop; and more, until one cuts off the
-        write-ahead log.
-        """
+        """Run one slice: calls of each size, then until one truncates the log, then beside a busy loop."""
         for size, count in SIZES.items():
             for _ in range(count):
                 await self._timed_call(samples, random, size)
-        for _ in range(CALLS_TO_CUT_MAX):
-            await self._timed_call(samples, random, CUTTING)
-            if self._cut:
+        for _ in range(CALLS_TO_TRUNCATE_MAX):
+            await self._timed_call(samples, random, TRUNCATING_DELTAS)
+            if self._truncated:
                 break
-        for size, count in CROWDED.items():
+        for size, count in CONTENDED_SIZES.items():
             for _ in range(count):
-                await self._crowd.alone(samples, size)
+                await self._contender.publish_uncontended(samples, size)
                 self.timed.clear()
                 receipt = self._propagator.offer(*random.choice(self._calls[size]))
-                await self._crowd.beside(samples, size, partial(self._has, receipt.result().next_offset))
-                if not self._cut:
-                    samples.add(THREAD_BESIDE, size, sum(self.timed))
+                await self._contender.publish_during_call(
+                    samples, size, partial(self._has, receipt.result().next_offset)
+                )
+                if not self._truncated:
+                    samples.add(THREAD_CONTENDED, size, sum(self.timed))
         await measure_machine(samples, random, self._publishes)
 
     async def _timed_call(self, samples: Samples, random: Random, size: int) -> None:
@@ -113,18 +113,18 @@ class StorageRig(RealRig):
         lag_s = await self.call(self._propagator, random.choice(self._calls[size]))
         thread_s = sum(self.timed)
         samples.add(CALL, size, lag_s)
-        samples.add(THREAD_CUTTING if self._cut else THREAD, size, thread_s)
+        samples.add(THREAD_TRUNCATING if self._truncated else THREAD, size, thread_s)
         samples.add(LOOP, size, lag_s - thread_s)
         if self._grown_bytes > 0:
             samples.add(WAL_BYTES, size, self._grown_bytes)
 
     def _has(self, next_offset: int) -> bool:
-        return self.watch.reached >= next_offset
+        return self.watch.applied_offset >= next_offset
 
 
 @asynccontextmanager
 async def real(folder: Path) -> AsyncIterator[StorageRig]:
-    """A propagator with its log in memory, the sink's file in this folder."""
+    """Open a propagator with its log in memory, the sink's file in this folder."""
     world = real_world()
     rigs: list[StorageRig] = []
 
@@ -132,7 +132,7 @@ async def real(folder: Path) -> AsyncIterator[StorageRig]:
         if rigs:
             rigs[0].timed.append(seconds)
 
-    timed = replace(world, new_threads=lambda: TimedThreads(world.new_threads(), edge.now_s, note))
+    timed = replace(world, new_threads=lambda: TimedThreads(world.new_threads(), system.now_s, note))
     async with Propagator(world=timed) as propagator, Propagator(world=world) as other:
         sink = await propagator.attach(StorageSink(folder / "storage.db", mode="through"))
         rigs.append(StorageRig(propagator, other, sink))
@@ -143,7 +143,7 @@ async def real(folder: Path) -> AsyncIterator[StorageRig]:
 
 @asynccontextmanager
 async def model(draws: Draws, now_s: Callable[[], float]) -> AsyncIterator[Rig]:
-    """The same in virtual time."""
+    """Open the same set-up in virtual time."""
     watch = Stopwatch(now_s)
     async with Propagator(world=virtual_world()) as propagator:
         await propagator.attach(_Model("storage", draws, watch))
@@ -158,21 +158,25 @@ class _Model(ModelSink):
     async def work(self, deltas: int) -> None:
         self.draws.compute(LOOP, deltas)
         more_s = 0.0
-        if self._wal.write(deltas, self.draws.drawn(WAL_BYTES, deltas)):
-            more_s = max(self.draws.drawn(THREAD_CUTTING, CUTTING) - self.draws.median(THREAD, CUTTING), 0.0)
-        await self.draws.on_thread(THREAD, deltas, more_s)
+        if self._wal.write(deltas, self.draws.draw_s(WAL_BYTES, deltas)):
+            more_s = max(
+                self.draws.draw_s(THREAD_TRUNCATING, TRUNCATING_DELTAS)
+                - self.draws.median(THREAD, TRUNCATING_DELTAS),
+                0.0,
+            )
+        await self.draws.run_on_thread(THREAD, deltas, more_s)
 
 
 class _Wal:
-    """The write-ahead log, as far as it decides when it is cut off."""
+    """The size of the write-ahead log, which decides when it is truncated."""
 
     def __init__(self) -> None:
         self._rows = 0
-        self._at = self._size = 0.0  # where it is written, and how large it has become: bytes
+        self._at = self._size = 0.0  # the write position, and the file's size, in bytes
 
     def write(self, rows: int, size: float) -> bool:
-        """Whether this call cuts it off, for it has become large. Behind many rows it is only copied, which
-        is quickly done, and written anew from its beginning.
+        """Return True if this call truncates the log, as it has become large. After many rows it is only
+        copied, which is fast, and rewritten from its start.
         """
         self._rows += rows
         self._at += size
@@ -187,9 +191,9 @@ class _Wal:
 
 SET_UP = SetUp(
     "storage",
-    f"SQLite, committed and synced before each call returns; {SENT} vectors of {DIMENSION} a publish",
+    f"SQLite, committed and synced before each call returns; {SENT} vectors of {DIMENSION} per publish",
     sent=SENT,
-    ahead_max=4_000,
+    unapplied_max=4_000,
     share=0.4,
     settle_s=0.5,
     real=real,

@@ -1,6 +1,6 @@
-"""The verb `simulate`, which joins the command by its entry point. Loads nothing that a run needs.
+"""The verb `simulate`, which joins the command by its entry point. Imports nothing that only a run needs.
 
-What comes behind `simulate` is one of `KINDS`, or else a scenario: a shipped name or a TOML file.
+The argument of `simulate` is one of `KINDS`, or else a scenario: a shipped name or a TOML file.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 KINDS: dict[str, str] = {
-    "calibrate": "service times of the shipped sinks on this machine, and how well they predict",
-    "list": "the scenarios that come with it",
-    "mutants": "whether the checks find mistakes that are made on purpose",
-    "sweep": "many runs of disasters drawn from seeds",
+    "calibrate": "service times of the shipped sinks on this machine, and the error of predictions",
+    "list": "the shipped scenarios",
+    "mutants": "tests that the checks find deliberate faults",
+    "sweep": "many runs with faults drawn from seeds",
 }
-"""What can stand behind `simulate` beside a scenario, and what it does in a few words. Each is a module here
-with `add_arguments(parser)` and `run(options)`, which returns the exit status.
+"""The arguments of `simulate` beside a scenario, with a short description. Each is a module here with
+`add_arguments(parser)` and `run(options)`, which returns the exit status.
 """
 
 
@@ -29,8 +29,8 @@ def add_verbs(verbs: Any) -> None:
     """Add `simulate`."""
     parser = verbs.add_parser(
         "simulate",
-        help="try a topology, or thousands of disasters, in virtual time",
-        description="Runs the production code in virtual time on a false disk and a false network. WHAT is a "
+        help="try a topology, or thousands of faults, in virtual time",
+        description="Runs the production code in virtual time on a fake disk and a fake network. WHAT is a "
         "scenario (a shipped name or a TOML file)"
         + "".join(f", or `{kind}` ({KINDS[kind]})" for kind in KINDS),
         epilog="example: delta-prop simulate storm --report storm.html; each kind has its own --help: "
@@ -48,7 +48,7 @@ def _run(options: Namespace) -> int:
 
 
 def dispatch(what: str, rest: Sequence[str]) -> int:
-    """Run one kind with its own options; its exit status."""
+    """Run one kind with its own options; return its exit status."""
     module = _module(what)
     parser = Parser(prog=f"delta-prop simulate {what}", allow_abbrev=False, formatter_class=Help)
     module.add_arguments(parser)
@@ -59,7 +59,7 @@ def dispatch(what: str, rest: Sequence[str]) -> int:
 
 
 def _module(what: str) -> Any:
-    """Imported here, and by its name, so that help comes at once and imports can be followed."""
+    """Import a kind's module: late, so that help is fast, and by name, so that tools can follow imports."""
     if what == "calibrate":
         from delta_prop_simulations.commands import calibrate
 

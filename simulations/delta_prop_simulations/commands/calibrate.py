@@ -1,6 +1,6 @@
-"""`delta-prop simulate calibrate`: service times of shipped sinks on this machine; predicted beside measured.
+"""`delta-prop simulate calibrate`: service times of shipped sinks on this machine; predicted and measured.
 
-The kind of `simulate` that needs the real machine, and a quiet one: what else runs there is measured too.
+The only kind of `simulate` that needs the real machine, and an idle one: other programs distort the times.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from delta_prop.commands import edge as terminal
+from delta_prop.commands import system as terminal
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from delta_prop_simulations.calibration.record import Calibration
+    from delta_prop_simulations.calibration.calibration_file import Calibration
 
 FILE = "calibration.json"
 TIME, TIME_COMPARED = "10s", "5s"
@@ -26,27 +26,27 @@ SECONDS_MIN, SECONDS_MAX = 0.5, 3_600.0
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options."""
     parser.epilog = "example: delta-prop simulate calibrate --sinks storage,cache --to calibration.json"
-    parser.add_argument("--sinks", metavar="NAMES", help="these alone, with commas between (default: all)")
+    parser.add_argument("--sinks", metavar="NAMES", help="only these, separated by commas (default: all)")
     parser.add_argument(
         "--for",
         dest="time",
         metavar="TIME",
-        help=f"for each (default: {TIME}; with --compare {TIME_COMPARED})",
+        help=f"time for each (default: {TIME}; with --compare {TIME_COMPARED})",
     )
-    parser.add_argument("--to", metavar="FILE", help=f"where the laws are written (default: {FILE})")
+    parser.add_argument("--to", metavar="FILE", help=f"write the distributions here (default: {FILE})")
     parser.add_argument(
-        "--compare", action="store_true", help="predict set-ups and measure them; writes no laws"
+        "--compare", action="store_true", help="predict set-ups and measure them; writes no distributions"
     )
-    parser.add_argument("--rounds", type=int, default=5, help="of --compare (default: 5)")
-    parser.add_argument("--seed", type=int, default=1, help="of arrivals and predictions (default: 1)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of --compare (default: 5)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of arrivals and predictions (default: 1)")
     parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
 
 
 def run(options: Namespace) -> int:
-    """Measure. With `--compare` 1 where a prediction is off."""
-    from delta_prop_simulations.laboratory.reading import parse_duration
+    """Measure; with `--compare` return 1 if a prediction is off."""
+    from delta_prop_simulations.scenarios.reading import parse_duration
 
-    logging.getLogger("delta_prop").addHandler(logging.NullHandler())  # the index paces: it is meant to
+    logging.getLogger("delta_prop").addHandler(logging.NullHandler())  # the index paces, as intended
     time = options.time or (TIME_COMPARED if options.compare else TIME)
     seconds = parse_duration(time, "--for")
     if not SECONDS_MIN <= seconds <= SECONDS_MAX:
@@ -54,56 +54,58 @@ def run(options: Namespace) -> int:
     if not 1 <= options.rounds <= ROUNDS_MAX:
         raise UsageError(f"--rounds {options.rounds}: give 1 to {ROUNDS_MAX}")
     if options.compare and options.to is not None:
-        raise UsageError("--to with --compare: a comparison writes no laws; leave one out")
+        raise UsageError("--to with --compare: a comparison writes no distributions: leave one out")
     return _compare(options, seconds) if options.compare else _calibrate(options, seconds)
 
 
 def _calibrate(options: Namespace, seconds: float) -> int:
-    from delta_prop_simulations.calibration import edge
-    from delta_prop_simulations.calibration.catalogue import SINKS, calibrated, chosen
-    from delta_prop_simulations.calibration.record import Calibration
-    from delta_prop_simulations.chance import Seed
+    from delta_prop_simulations.calibration import system
+    from delta_prop_simulations.calibration.calibration_file import Calibration
+    from delta_prop_simulations.calibration.catalogue import SINKS, calibrate, select_names
     from delta_prop_simulations.files import write_text
+    from delta_prop_simulations.rng import Seed
 
-    path, laws, bar = options.to or FILE, {}, terminal.Progress()
+    path, distributions, bar = options.to or FILE, {}, terminal.Progress()
     try:
-        for name in chosen(options.sinks, SINKS):
-            bar.tell(f"{name}, {seconds:g} s")
-            laws[name] = calibrated(name, Seed(options.seed), seconds)
+        for name in select_names(options.sinks, SINKS):
+            bar.report(f"{name}, {seconds:g} s")
+            distributions[name] = calibrate(name, Seed(options.seed), seconds)
     finally:
         bar.end()
-    found = Calibration(edge.machine(), laws)
+    found = Calibration(system.machine(), distributions)
     write_text(path, found.to_text())
-    print(found.to_text() if options.json else _told(found, path))
+    print(found.to_text() if options.json else _format_calibration(found, path))
     return 0
 
 
-def _told(found: Calibration, path: str) -> str:
-    lines = ["| sink | deltas a call | p50, ms | p99, ms | deltas/s |", "|---|---:|---:|---:|---:|"]
+def _format_calibration(found: Calibration, path: str) -> str:
+    lines = ["| sink | deltas per call | p50, ms | p99, ms | deltas/s |", "|---|---:|---:|---:|---:|"]
     for name in found.sinks:
-        law = found.law(name)
-        for size in law.sizes:
-            half, most = law.quantile(0.5, size) * 1e3, law.quantile(0.99, size) * 1e3
-            per_s = size / max(law.mean(size), 1e-9)
+        distribution = found.distribution(name)
+        for size in distribution.sizes:
+            half, most = distribution.quantile(0.5, size) * 1e3, distribution.quantile(0.99, size) * 1e3
+            per_s = size / max(distribution.mean(size), 1e-9)
             lines.append(f"| {name} | {size:,} | {half:.2f} | {most:.2f} | {per_s:,.0f} |")
-    lines.append(f'\nWritten to {path}. In a scenario: law = "calibrated", file = "{path}", sink = "…".')
+    lines.append(
+        f'\nWritten to {path}. In a scenario: distribution = "calibrated", file = "{path}", sink = "…".'
+    )
     return "\n".join(lines)
 
 
 def _compare(options: Namespace, seconds: float) -> int:
-    from delta_prop_simulations.calibration import edge
-    from delta_prop_simulations.calibration.catalogue import SET_UPS, chosen, compared
+    from delta_prop_simulations.calibration import system
+    from delta_prop_simulations.calibration.catalogue import SET_UPS, compare_all, select_names
     from delta_prop_simulations.calibration.comparison import table
-    from delta_prop_simulations.chance import Seed
+    from delta_prop_simulations.rng import Seed
 
-    names, bar = chosen(options.sinks, SET_UPS), terminal.Progress()
+    names, bar = select_names(options.sinks, SET_UPS), terminal.Progress()
     try:
-        comparisons = compared(names, Seed(options.seed), options.rounds, seconds, bar.tell)
+        comparisons = compare_all(names, Seed(options.seed), options.rounds, seconds, bar.report)
     finally:
         bar.end()
-    machine = edge.machine()
+    machine = system.machine()
     if options.json:
         print(json.dumps({"machine": machine, "set_ups": [one.to_json() for one in comparisons]}))
     else:
         print(table(comparisons, machine))
-    return int(not all(one.good for one in comparisons))
+    return int(not all(one.is_good for one in comparisons))

@@ -1,4 +1,4 @@
-"""`delta-prop simulate list`: the scenarios that come with the package, each with what it asks."""
+"""`delta-prop simulate list`: the shipped scenarios, each with its question."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Print them."""
-    from delta_prop_simulations.laboratory.reading import read_setups
+    """Print the scenarios."""
+    from delta_prop_simulations.scenarios.reading import read_setups
 
-    told = {}
-    for name, text in files.shipped().items():
+    entries = {}
+    for name, text in files.read_shipped().items():
         setups = read_setups(text)
-        told[name] = {"about": setups[0].about, "alternatives": [one.name for one in setups]}
+        entries[name] = {"about": setups[0].about, "alternatives": [one.name for one in setups]}
     if options.json:
-        print(json.dumps(told, indent=1))
+        print(json.dumps(entries, indent=1))
         return 0
-    width = max(map(len, told))
-    for name, one in told.items():
+    width = max(map(len, entries))
+    for name, one in entries.items():
         print(f"{name:{width}}  {one['about']}")
         if len(one["alternatives"]) > 1:
             print(f"{'':{width}}  compares: {', '.join(one['alternatives'])}")

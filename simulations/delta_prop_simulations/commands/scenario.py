@@ -1,4 +1,4 @@
-"""`delta-prop simulate SCENARIO`: run a scenario and its alternatives, and tell how they fared."""
+"""`delta-prop simulate SCENARIO`: run a scenario and its alternatives, and print the results."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import logging
 import shlex
 from typing import TYPE_CHECKING
 
-from delta_prop.commands import edge
-from delta_prop_simulations.files import from_here, read_text, shipped, shipped_names, write_text
+from delta_prop.commands import system
+from delta_prop_simulations.files import read_shipped, read_text, resolve_here, shipped_names, write_text
 from delta_prop_wire.errors import DeltaPropError, UsageError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from delta_prop.recorded_traffic import RecordedTraffic
-    from delta_prop_simulations.laboratory.reading import Setup
-    from delta_prop_simulations.laboratory.result import Alternative
-    from delta_prop_simulations.laboratory.scenario import SourceSpec
+    from delta_prop_simulations.scenarios.reading import Setup
+    from delta_prop_simulations.scenarios.result import Alternative
+    from delta_prop_simulations.scenarios.scenario import SourceSpec
 
 _BAR_CELLS = 24
 
@@ -25,21 +25,21 @@ _BAR_CELLS = 24
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options."""
     parser.epilog = "example: delta-prop simulate slow_sink --duration 10m --report slow_sink.html"
-    parser.add_argument("--seed", type=int, help="what all chance is drawn from, in place of the scenario's")
-    parser.add_argument("--duration", metavar="TIME", help='how long deltas come, such as "90s", "10m", "1h"')
+    parser.add_argument("--seed", type=int, help="seed of all random draws, in place of the scenario's")
+    parser.add_argument("--duration", metavar="TIME", help='duration of the load, such as "90s", "10m", "1h"')
     parser.add_argument("--trace", metavar="FILE", help="recorded traffic that all sources replay")
-    parser.add_argument("--only", metavar="NAME", help="this alternative alone")
-    parser.add_argument("--checks", action="store_true", help="look at all marks and bounds at every step")
+    parser.add_argument("--only", metavar="NAME", help="only this alternative")
+    parser.add_argument("--checks", action="store_true", help="check all offsets and bounds at every step")
     parser.add_argument("--report", metavar="FILE", help="write a page with plots to this file")
-    parser.add_argument("--json", action="store_true", help="print the whole result as JSON")
+    parser.add_argument("--json", action="store_true", help="print the full result as JSON")
 
 
 def run(options: Namespace) -> int:
-    """Run it; 1 where a promise was broken."""
-    from delta_prop_simulations.laboratory.result import Result
+    """Run the scenario; return 1 if a promise was broken."""
     from delta_prop_simulations.report import html, table
+    from delta_prop_simulations.scenarios.result import Result
 
-    logging.getLogger("delta_prop").addHandler(logging.NullHandler())  # the result tells
+    logging.getLogger("delta_prop").addHandler(logging.NullHandler())  # the result reports problems
     path, setups = _read(options)
     result = Result(
         scenario=setups[0].scenario.name,
@@ -55,11 +55,11 @@ def run(options: Namespace) -> int:
 
 
 def _read(options: Namespace) -> tuple[str, list[Setup]]:
-    """The file, and what is to be run. Raises UsageError."""
-    from delta_prop_simulations.laboratory.reading import parse_duration, read_setups
+    """Return the file, and the alternatives to run. Raises UsageError."""
+    from delta_prop_simulations.scenarios.reading import parse_duration, read_setups
 
     duration = None if options.duration is None else parse_duration(options.duration, "--duration")
-    trace = None if options.trace is None else from_here(options.trace)
+    trace = None if options.trace is None else resolve_here(options.trace)
     path, text = _text(options.what)
     try:
         setups = read_setups(text, seed=options.seed, duration=duration, trace=trace)
@@ -70,33 +70,33 @@ def _read(options: Namespace) -> tuple[str, list[Setup]]:
     chosen = [one for one in setups if one.name == options.only]
     if not chosen:
         names = ", ".join(repr(one.name) for one in setups)
-        raise UsageError(f"--only {options.only!r}: {path} has {names}")
+        raise UsageError(f"--only {options.only!r}: unknown alternative of {path}: give one of {names}")
     return path, chosen
 
 
 def _text(what: str) -> tuple[str, str]:
     names = shipped_names()
     if what in names:
-        return what, shipped()[what]
+        return what, read_shipped()[what]
     if "/" not in what and not what.endswith(".toml"):
-        raise UsageError(f"{what}: there is no such scenario; name a TOML file, or one of {', '.join(names)}")
+        raise UsageError(f"{what}: unknown scenario: give a TOML file, or one of {', '.join(names)}")
     return what, read_text(what)
 
 
 def _run_one(setup: Setup, path: str, *, checks: bool) -> Alternative:
-    from delta_prop_simulations.calibration.named import law_of
-    from delta_prop_simulations.disasters.violation import Violation
-    from delta_prop_simulations.laboratory.run import Needs
-    from delta_prop_simulations.laboratory.run import run as run_setup
-    from delta_prop_simulations.laboratory.traffic import traffic_of
+    from delta_prop_simulations.calibration.sink_distribution import distribution_of
+    from delta_prop_simulations.chaos.violation import Violation
+    from delta_prop_simulations.scenarios.run import RunInputs
+    from delta_prop_simulations.scenarios.run import run as run_setup
+    from delta_prop_simulations.scenarios.traffic import traffic_of
 
-    bar, began_s, whole_s = edge.Progress(), edge.now(), setup.scenario.duration
+    bar, began_s, full_s = system.Progress(), system.now(), setup.scenario.duration
 
-    def tell(now_s: float) -> None:
-        real_s = max(edge.now() - began_s, 1e-9)
-        cells = round(_BAR_CELLS * now_s / whole_s)
+    def report(now_s: float) -> None:
+        real_s = max(system.now() - began_s, 1e-9)
+        cells = round(_BAR_CELLS * now_s / full_s)
         shown = "█" * cells + "·" * (_BAR_CELLS - cells)
-        bar.tell(f"{setup.name} {shown} {now_s:,.0f} of {whole_s:,.0f} s, {now_s / real_s:,.0f} × real time")
+        bar.report(f"{setup.name} {shown} {now_s:,.0f} of {full_s:,.0f} s, {now_s / real_s:,.0f} × real time")
 
     replayed: list[RecordedTraffic] = []
 
@@ -105,25 +105,25 @@ def _run_one(setup: Setup, path: str, *, checks: bool) -> Alternative:
         replayed.extend([] if found is None else [found])
         return found
 
-    needs = Needs(
-        law=lambda sink: law_of(sink, path),
+    needs = RunInputs(
+        distribution_of=lambda sink: distribution_of(sink, path),
         traffic=traffic,
-        on_progress=tell,
+        on_progress=report,
         checks=checks,
     )
     try:
         return run_setup(setup, needs)
     except Violation as violation:
-        repeat = f"delta-prop simulate {path} --seed {setup.scenario.seed} --checks"
-        raise DeltaPropError(f"a check found something: {violation}; repeat it with: {repeat}") from None
+        command = f"delta-prop simulate {path} --seed {setup.scenario.seed} --checks"
+        raise DeltaPropError(f"a check found a violation: {violation}: repeat it with {command}") from None
     finally:
         bar.end()
         for fault in dict.fromkeys(one.fault for one in replayed if one.fault is not None):
-            edge.note(fault)
+            system.note(fault)
 
 
 def _command(options: Namespace, seed: int) -> str:
-    """What repeats the run, as somebody would type it."""
+    """Return the command that repeats the run, as a user would type it."""
     words = ["delta-prop", "simulate", options.what, "--seed", str(seed)]
     for name in ("duration", "trace", "only"):
         value = getattr(options, name)

@@ -1,6 +1,6 @@
-"""What a result looks like to people: a page of HTML with plots, a table for the terminal.
+"""Reports of a result for people: a page of HTML with plots, a table for the terminal.
 
-Reads `laboratory/result.py` and nothing else.
+Reads `scenarios/result.py` only.
 """
 
 from delta_prop_simulations.report.page import html

@@ -1,6 +1,6 @@
-"""Axes of plots: where round ticks stand and what they say; and how a value is written for people. Pure.
+"""Axes of plots: positions and labels of round ticks; and formatting of values for people. Pure.
 
-A tick is round in the unit that is shown, which suits the largest value: 250 ms, not 0.25 s.
+A tick is round in the displayed unit, which suits the largest value: 250 ms, not 0.25 s.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 TICKS = 5
-"""About so many, so that they can be read on a phone."""
+"""The approximate number of ticks, readable on a phone."""
 DECADES_MAX = 6
-"""Of a logarithmic axis; what lies below is drawn at its lower end."""
+"""The maximum number of decades of a logarithmic axis; values below are drawn at its lower end."""
 FIGURES = 3
-"""As many digits as a value is written with."""
+"""The number of digits of a formatted value."""
 
 _SECONDS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _BYTES = ((1024.0**3, "GiB"), (1024.0**2, "MiB"), (1024.0, "KiB"), (1.0, "bytes"))
@@ -27,7 +27,7 @@ _ROUND_OF_60 = (1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0)
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """From `low` to `high`, in the unit of the data; `unit` is the one that is shown, `factor` its size."""
+    """An axis from `low` to `high`, in the data's unit; `unit` is the displayed one, `factor` its size."""
 
     low: float
     high: float
@@ -36,8 +36,8 @@ class Axis:
     factor: float = 1.0
     logarithmic: bool = False
 
-    def place(self, value: float) -> float:
-        """How far along it a value is, 0 to 1; what lies outside is put at the nearer end."""
+    def position(self, value: float) -> float:
+        """Return the position of a value on the axis, 0 to 1; values outside are clamped."""
         if not self.logarithmic:
             return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
         if value <= self.low:
@@ -46,18 +46,18 @@ class Axis:
 
 
 def linear(high: float, unit: str, *, tight: bool = False) -> Axis:
-    """From 0 to the first tick that holds `high`, or with `tight` just to there."""
+    """Return an axis from 0 to the first tick at or above `high`, or with `tight` to `high` exactly."""
     high = high if high > 0 else 1.0
     factor, shown_unit = _scale(high, unit)
     step = _step(high / factor / TICKS, of_60=shown_unit in ("min", "s") and high >= 30) * factor
     end = high if tight else ceil(round(high / step, 9)) * step
     count = floor(end / step + 1e-9)
-    ticks = tuple((number * step, _digits(number * step / factor)) for number in range(count + 1))
+    ticks = tuple((number * step, _format_digits(number * step / factor)) for number in range(count + 1))
     return Axis(0.0, end, shown_unit, ticks, factor)
 
 
 def logarithmic(values: Sequence[float], unit: str) -> Axis:
-    """Whole powers of ten around the values that are above 0, six at most."""
+    """Return an axis of full powers of ten around the positive values, up to six."""
     above = [value for value in values if value > 0] or [1.0]
     last = ceil(round(log10(max(above)), 9))
     first = max(min(floor(round(log10(min(above)), 9)), last - 1), last - DECADES_MAX)
@@ -65,23 +65,23 @@ def logarithmic(values: Sequence[float], unit: str) -> Axis:
     return Axis(10.0**first, 10.0**last, unit, ticks, logarithmic=True)
 
 
-def shown(value: float, unit: str) -> str:
-    """A value with its unit, in three digits: `250 ms`, `1.5 MiB`, `9,880 deltas/s`."""
+def format_value(value: float, unit: str) -> str:
+    """Format a value with its unit, in three digits: `250 ms`, `1.5 MiB`, `9,880 deltas/s`."""
     factor, shown_unit = _scale(abs(value), unit)
-    return f"{_digits(value / factor)} {shown_unit}".rstrip()
+    return f"{_format_digits(value / factor)} {shown_unit}".rstrip()
 
 
 def _power(power: int, unit: str) -> str:
-    """A power of ten; seconds stay seconds, since a minute is none."""
-    return f"{10**power:,} s" if unit == "s" and power >= 0 else shown(10.0**power, unit)
+    """Format a power of ten; seconds stay seconds, since a minute is not a power of ten."""
+    return f"{10**power:,} s" if unit == "s" and power >= 0 else format_value(10.0**power, unit)
 
 
 def _scale(value: float, unit: str) -> tuple[float, str]:
-    """The factor and the unit that suit a value; below the smallest unit, that one; 0 as it is."""
+    """Return the factor and the unit that suit a value; at least the smallest unit; 0 keeps its unit."""
     scales = _SECONDS if unit == "s" else _BYTES if unit in ("bytes", "B") else ((1.0, unit),)
     if value == 0:
         return 1.0, scales[0][1] if len(scales) == 1 else unit
-    # Minutes from two of them on, hours likewise.
+    # Minutes are used from two minutes on, hours likewise.
     for factor, name in scales:
         if value >= factor * (2 if name in ("h", "min") else 1):
             return factor, name
@@ -97,8 +97,8 @@ def _step(least: float, *, of_60: bool) -> float:
     return next(one * power for one in _ROUND if one * power >= least * (1 - 1e-9))
 
 
-def _digits(value: float) -> str:
-    """Three digits and no zeros behind the point; whole numbers from 100 on, with commas."""
+def _format_digits(value: float) -> str:
+    """Format three digits without trailing zeros; integers from 100 on, with commas."""
     if value == 0:
         return "0"
     places = max(FIGURES - 1 - floor(log10(abs(value))), 0)

@@ -1,6 +1,6 @@
-"""Which plots a result has, and what is overlaid in each. Pure.
+"""The plots of a result, and the lines in each. Pure.
 
-Alternatives lie over one another in every plot; where there is but one, its sinks do.
+Each plot overlays the alternatives; if there is only one, its sinks.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from __future__ import annotations
 from math import inf, isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop_simulations.laboratory.result import Latency, SinkResult
 from delta_prop_simulations.report.axis import linear, logarithmic
 from delta_prop_simulations.report.plot import Line, Plot
+from delta_prop_simulations.scenarios.result import Latency, SinkResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from delta_prop_simulations.laboratory.result import Alternative, Result, Series
     from delta_prop_simulations.report.axis import Axis
+    from delta_prop_simulations.scenarios.result import Alternative, Result, Series
 
 SPREAD_MAX = 20.0
-"""Where one line's peak is this much higher than another's, a linear axis would hide the lower."""
+"""The ratio of two lines' peaks from which a linear axis would hide the lower line."""
 
 
 class Section(NamedTuple):
@@ -31,7 +31,7 @@ class Section(NamedTuple):
 
 
 def sections(result: Result) -> tuple[Section, ...]:
-    """All plots of a result: the service over time, its sinks over time, how late each sink was."""
+    """Return all plots of a result: the service over time, its sinks over time, the lag of each sink."""
     names = tuple(alternative.name for alternative in result.alternatives)
     sinks = sink_names(result)
     legend = names if len(names) > 1 or len(sinks) < 2 else sinks
@@ -46,52 +46,52 @@ def sections(result: Result) -> tuple[Section, ...]:
 
 def _service_plots(result: Result, time: Axis) -> Iterator[Plot]:
     lists = [alternative.series for alternative in result.alternatives]
-    for name in unique(series.name for group in lists for series in group):
-        yield _over_time(name, time, _lines([one.name for one in result.alternatives], lists, name))
+    for name in unique_names(series.name for group in lists for series in group):
+        yield _time_plot(name, time, _lines([one.name for one in result.alternatives], lists, name))
 
 
 def _sink_plots(result: Result, sinks: Sequence[str], time: Axis) -> Iterator[Plot]:
     every = [series.name for one in result.alternatives for sink in one.sinks for series in sink.series]
-    for name in unique(every):
+    for name in unique_names(every):
         if len(result.alternatives) == 1:
             own = result.alternatives[0].sinks
             lists = [sink.series for sink in own]
-            yield _over_time(name, time, _lines([sink.name for sink in own], lists, name))
+            yield _time_plot(name, time, _lines([sink.name for sink in own], lists, name))
             continue
         for sink in sinks:
             lists = [sink_of(alternative, sink).series for alternative in result.alternatives]
             if lines := _lines([one.name for one in result.alternatives], lists, name):
-                yield _over_time(f"{sink}: {name}", time, lines)
+                yield _time_plot(f"{sink}: {name}", time, lines)
 
 
 def _latency_plots(result: Result, sinks: Sequence[str]) -> Iterator[Plot]:
     if len(result.alternatives) == 1:
         own = result.alternatives[0].sinks
         named = [(sink.name, sink.lag) for sink in own]
-        if plot := _distribution("share applied within", named):
+        if plot := _distribution_plot("share applied within", named):
             yield plot
         return
     for sink in sinks:
         named = [(one.name, sink_of(one, sink).lag) for one in result.alternatives]
-        if plot := _distribution(f"{sink}: share applied within", named):
+        if plot := _distribution_plot(f"{sink}: share applied within", named):
             yield plot
 
 
-def _distribution(title: str, named: Sequence[tuple[str, Latency]]) -> Plot | None:
-    """Which share was applied by then: a line rises to 100 % where the last one was."""
+def _distribution_plot(title: str, named: Sequence[tuple[str, Latency]]) -> Plot | None:
+    """Return the cumulative share applied over the lag: a line reaches 100 % at the largest lag."""
     bounds = [bound for _, lag in named for bound, _ in lag.buckets]
     if not bounds:
         return None
     x = logarithmic(bounds, "s")
     lines = tuple(
-        Line(name, colour, *_cumulated(lag, x.low, x.high))
+        Line(name, colour, *_cumulate(lag, x.low, x.high))
         for colour, (name, lag) in enumerate(named)
         if lag.buckets
     )
     return Plot(title, x, linear(100.0, "%", tight=True), lines)
 
 
-def _cumulated(lag: Latency, low: float, high: float) -> tuple[list[float], list[float]]:
+def _cumulate(lag: Latency, low: float, high: float) -> tuple[list[float], list[float]]:
     total = sum(count for _, count in lag.buckets)
     xs, ys, seen = [low], [0.0], 0
     for bound, count in lag.buckets:
@@ -101,7 +101,7 @@ def _cumulated(lag: Latency, low: float, high: float) -> tuple[list[float], list
     return [*xs, high], [*ys, 100.0]
 
 
-def _over_time(title: str, time: Axis, lines: Sequence[tuple[str, Line]]) -> Plot:
+def _time_plot(title: str, time: Axis, lines: Sequence[tuple[str, Line]]) -> Plot:
     unit = lines[0][0]
     every = tuple(line for _, line in lines)
     return Plot(title, time, _height(unit, every), every)
@@ -116,7 +116,7 @@ def _height(unit: str, lines: Sequence[Line]) -> Axis:
 
 
 def _lines(owners: Sequence[str], lists: Sequence[Sequence[Series]], name: str) -> list[tuple[str, Line]]:
-    """Of each owner that has a series of that name, with its unit; the colour is the owner's place."""
+    """Return the line of each owner with a series of that name, and its unit; colours follow the owners."""
     return [
         (series.unit, Line(owner, colour, series.times_s, series.values))
         for colour, (owner, group) in enumerate(zip(owners, lists, strict=True))
@@ -126,17 +126,17 @@ def _lines(owners: Sequence[str], lists: Sequence[Sequence[Series]], name: str) 
 
 
 def sink_names(result: Result) -> tuple[str, ...]:
-    return unique(sink.name for alternative in result.alternatives for sink in alternative.sinks)
+    return unique_names(sink.name for alternative in result.alternatives for sink in alternative.sinks)
 
 
 def sink_of(alternative: Alternative, name: str) -> SinkResult:
-    """The sink of that name; where an alternative has none, one that did nothing."""
+    """Return the sink of that name; an empty result if the alternative has none."""
     for sink in alternative.sinks:
         if sink.name == name:
             return sink
     return SinkResult(name, 0, 0, 0.0, Latency(0, {}, []))
 
 
-def unique(names: Iterable[str]) -> tuple[str, ...]:
-    """Each once, in the order of their first."""
+def unique_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return each name once, in the order of first occurrence."""
     return tuple(dict.fromkeys(names))

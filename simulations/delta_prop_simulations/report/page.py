@@ -1,4 +1,4 @@
-"""A result as one page of HTML that needs nothing else: no network, no font, no library.
+"""A result as one self-contained page of HTML: no network, no font, no library.
 
 Every text of a result is escaped, and the same result gives the same page, to the byte.
 """
@@ -8,35 +8,35 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from delta_prop_simulations.report.axis import shown
-from delta_prop_simulations.report.dress import SCRIPT, STYLE, colours
+from delta_prop_simulations.report.axis import format_value
 from delta_prop_simulations.report.figures import sections
 from delta_prop_simulations.report.numbers import (
     BROKEN,
-    KEPT,
+    HOLDS,
     LIMITED,
     NOT_EXERCISED,
     NOTHING,
     Row,
     evidence,
+    format_promise,
     groups,
-    promised,
     verdicts,
 )
 from delta_prop_simulations.report.plot import POINTS_MAX, colour_class, svg
+from delta_prop_simulations.report.style import SCRIPT, STYLE, colours
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from delta_prop_simulations.laboratory.result import Result
+    from delta_prop_simulations.scenarios.result import Result
 POINTS_OF_PAGE_MAX = 80_000
-"""Of all lines together, at about 8 bytes each; where there are very many lines, each has fewer."""
-_CLASSES = {KEPT: "kept", LIMITED: "kept", BROKEN: "broken", NOT_EXERCISED: "not", NOTHING: "not"}
-_SIGNS = {KEPT: "✓ ", LIMITED: "✓ ", BROKEN: "✗ "}
+"""The maximum points of all lines together, at about 8 bytes each; with many lines each has fewer."""
+_CLASSES = {HOLDS: "kept", LIMITED: "kept", BROKEN: "broken", NOT_EXERCISED: "not", NOTHING: "not"}
+_SIGNS = {HOLDS: "✓ ", LIMITED: "✓ ", BROKEN: "✗ "}
 
 
 def html(result: Result, command: str = "") -> str:
-    """The page. `command` is what repeats the run, as somebody would type it."""
+    """Return the page. `command` repeats the run; it is shown as a user would type it."""
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -56,11 +56,11 @@ def _head(result: Result, command: str) -> Iterator[str]:
     if result.about:
         yield f"<p>{escape(result.about)}</p>"
     yield (
-        f'<p class="quiet">Seed {result.seed}, {shown(result.duration_s, "s")} of virtual time. Deltas went'
-        " through the production code; time, and what sinks and sources do, are simulated.</p>"
+        f'<p class="quiet">Seed {result.seed}, {format_value(result.duration_s, "s")} of virtual time. '
+        "Deltas went through the production code; time, sinks and sources are simulated.</p>"
     )
     if command:
-        yield f"<p>Once more, to the byte: <code>{escape(command)}</code></p>"
+        yield f"<p>Repeat, to the byte: <code>{escape(command)}</code></p>"
     if any(alternative.what for alternative in result.alternatives):
         yield "<h2>Alternatives</h2><dl>"
         for number, alternative in enumerate(result.alternatives):
@@ -76,13 +76,13 @@ def _promises(result: Result) -> Iterator[str]:
     yield from _open_table(result)
     yield "<tbody>"
     for row in rows:
-        yield _row(Row(promised(row.name), row.cells), verdict=True)
-    yield "</tbody></table></div><details><summary>What was seen of each</summary><dl>"
+        yield _row(Row(format_promise(row.name), row.cells), verdict=True)
+    yield "</tbody></table></div><details><summary>Evidence for each</summary><dl>"
     for row in rows:
-        yield f"<dt>{escape(promised(row.name))}</dt>"
-        for alternative, said in zip(result.alternatives, row.cells, strict=True):
+        yield f"<dt>{escape(format_promise(row.name))}</dt>"
+        for alternative, verdict in zip(result.alternatives, row.cells, strict=True):
             what = evidence(alternative, row.name)
-            yield f"<dd>{escape(alternative.name)}: {escape(said)}. {escape(what)}</dd>"
+            yield f"<dd>{escape(alternative.name)}: {escape(verdict)}. {escape(what)}</dd>"
     yield "</dl></details>"
 
 
@@ -97,7 +97,7 @@ def _numbers(result: Result) -> Iterator[str]:
         yield "</tbody>"
     yield (
         '</table></div><p class="quiet">Lag is the time from a delta’s offset to its application. '
-        "× real time is this machine’s; all else is the same wherever it runs.</p>"
+        "× real time depends on the machine; all else is the same on every machine.</p>"
     )
 
 

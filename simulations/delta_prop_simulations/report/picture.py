@@ -1,12 +1,12 @@
-"""One plot as a file of its own, with its title and its legend: for pages that are not made here. Pure."""
+"""One plot as a separate file, with its title and its legend: for other pages. Pure."""
 
 from __future__ import annotations
 
 from html import escape
 from typing import TYPE_CHECKING
 
-from delta_prop_simulations.report.dress import PLOT_STYLE, colours
 from delta_prop_simulations.report.plot import HEIGHT, WIDTH, colour_class, drawing
+from delta_prop_simulations.report.style import PLOT_STYLE, colours
 
 if TYPE_CHECKING:
     from delta_prop_simulations.report.plot import Plot
@@ -21,7 +21,7 @@ _GROUNDS = (
 
 
 def picture(plot: Plot) -> str:
-    """The plot as an SVG document that needs nothing else."""
+    """Return the plot as a self-contained SVG document."""
     rows = -(-len(plot.lines) // _COLUMNS)
     height = _HEAD + HEIGHT + rows * _ENTRY
     legend = "".join(

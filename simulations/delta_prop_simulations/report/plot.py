@@ -1,7 +1,7 @@
-"""One plot as SVG: lines over a common axis, coloured by what they stand for. Pure.
+"""One plot as SVG: lines over common axes, each in its owner's colour. Pure.
 
-Coordinates are whole numbers, steps from point to point: a line of 600 points takes 4 KB. Colours come from
-the page, as classes `c0` to `c7`; a line is told by its dashes as well.
+Coordinates are integers, steps from point to point: a line of 600 points takes 4 KB. Colours come from the
+page, as classes `c0` to `c7`; dashes distinguish lines as well.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 COLOURS = 8
 POINTS_MAX = 600
 WIDTH, HEIGHT = 4000, 2200
-"""Of a drawing, in tenths of a pixel at its natural size."""
+"""The size of a drawing, in tenths of a pixel at its natural size."""
 FONT = 115
 TOP, RIGHT, BOTTOM = 70, 130, 210
 CHARACTER = 66
-"""About what one of a tick's label takes."""
+"""The approximate width of one character of a tick's label."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line, and which colour is its own: the same in every plot of a page."""
+    """One line, and its colour: the same in every plot of a page."""
 
     name: str
     colour: int
@@ -38,7 +38,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Lines with their axes. `title` says what is shown; the unit stands behind it."""
+    """Lines with their axes. `title` names the quantity; the heading adds the unit."""
 
     title: str
     x: Axis
@@ -53,7 +53,7 @@ class Plot:
 
 
 def svg(plot: Plot, *, points_max: int = POINTS_MAX) -> str:
-    """The plot as one `<svg>` element, for a page that has the colours."""
+    """Return the plot as one `<svg>` element, for a page that has the colours."""
     left = left_of(plot)
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(plot.heading)}"'
@@ -63,32 +63,32 @@ def svg(plot: Plot, *, points_max: int = POINTS_MAX) -> str:
 
 
 def left_of(plot: Plot) -> int:
-    """Where the plot's area begins: behind the longest label."""
+    """Return the left edge of the plot's area, right of the longest label."""
     return 90 + CHARACTER * max(len(label) for _, label in plot.y.ticks)
 
 
 def drawing(plot: Plot, *, points_max: int = POINTS_MAX) -> str:
-    """What the plot's element holds: grid, labels, lines."""
+    """Return the content of the plot's element: grid, labels, lines."""
     left = left_of(plot)
     return "".join([*_grid(plot, left), *(_path(plot, line, left, points_max) for line in plot.lines)])
 
 
 def colour_class(colour: int) -> str:
-    """The class that gives a line its colour and its dashes."""
+    """Return the class that gives a line its colour and its dashes."""
     return f"c{colour % COLOURS}"
 
 
-def thinned(xs: Sequence[float], ys: Sequence[float], points_max: int) -> list[tuple[float, float]]:
-    """At most so many points, with every peak and every trough still among them."""
+def thin(xs: Sequence[float], ys: Sequence[float], points_max: int) -> list[tuple[float, float]]:
+    """Return up to `points_max` points, which still include every peak and every trough."""
     points = list(zip(xs, ys, strict=True))
     if len(points) <= points_max:
         return points
     groups = points_max // 2
-    kept: list[tuple[float, float]] = []
+    thinned: list[tuple[float, float]] = []
     for group in range(groups):
         part = points[group * len(points) // groups : (group + 1) * len(points) // groups]
-        kept += sorted({min(part, key=_height), max(part, key=_height)})
-    return kept
+        thinned += sorted({min(part, key=_height), max(part, key=_height)})
+    return thinned
 
 
 def _height(point: tuple[float, float]) -> float:
@@ -96,7 +96,7 @@ def _height(point: tuple[float, float]) -> float:
 
 
 def _scale(axis: Axis, from_: int, to: int) -> str:
-    """What the read-out needs to turn a place back into a value."""
+    """Format the data that the read-out needs to turn a position back into a value."""
     kind = "log" if axis.logarithmic else "linear"
     return escape(f"{kind} {axis.low:.9g} {axis.high:.9g} {from_} {to} {axis.factor:.9g} {axis.unit}")
 
@@ -104,12 +104,12 @@ def _scale(axis: Axis, from_: int, to: int) -> str:
 def _grid(plot: Plot, left: int) -> Iterator[str]:
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     for value, label in plot.y.ticks:
-        y = bottom - round(plot.y.place(value) * (bottom - TOP))
+        y = bottom - round(plot.y.position(value) * (bottom - TOP))
         yield f'<path class="grid" d="M{left} {y}H{right}"/>'
         yield f'<text x="{left - 40}" y="{y + FONT // 3}" text-anchor="end">{escape(label)}</text>'
     last = len(plot.x.ticks) - 1
     for number, (value, label) in enumerate(plot.x.ticks):
-        x = left + round(plot.x.place(value) * (right - left))
+        x = left + round(plot.x.position(value) * (right - left))
         yield f'<path class="grid" d="M{x} {TOP}V{bottom + 30}"/>'
         unit = f" {plot.x.unit}" if number == last and plot.x.unit else ""
         anchor = "end" if x > WIDTH - 300 and unit else "middle"
@@ -123,13 +123,13 @@ def _path(plot: Plot, line: Line, left: int, points_max: int) -> str:
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     steps: list[str] = []
     at: tuple[int, int] | None = None
-    for x, y in thinned(line.xs, line.ys, points_max):
-        if not isfinite(y):  # nothing was known then: the line has a gap
+    for x, y in thin(line.xs, line.ys, points_max):
+        if not isfinite(y):  # a missing value: the line has a gap
             at = None
             continue
         to = (
-            left + round(plot.x.place(x) * (right - left)),
-            bottom - round(plot.y.place(y) * (bottom - TOP)),
+            left + round(plot.x.position(x) * (right - left)),
+            bottom - round(plot.y.position(y) * (bottom - TOP)),
         )
         steps.append(f"M{to[0]} {to[1]}" if at is None else f"l{to[0] - at[0]} {to[1] - at[1]}")
         at = to

@@ -1,6 +1,6 @@
 """A result as text for a terminal: verdicts, then the numbers, alternatives side by side. Pure.
 
-Where the alternatives do not fit side by side, they come in several tables below one another.
+If the alternatives do not fit side by side, they come in several tables below one another.
 """
 
 from __future__ import annotations
@@ -8,13 +8,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from delta_prop_simulations.report.axis import shown
-from delta_prop_simulations.report.numbers import BROKEN, LIMITED, Row, evidence, groups, promised, verdicts
+from delta_prop_simulations.report.axis import format_value
+from delta_prop_simulations.report.numbers import (
+    BROKEN,
+    LIMITED,
+    Row,
+    evidence,
+    format_promise,
+    groups,
+    verdicts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from delta_prop_simulations.laboratory.result import Result
+    from delta_prop_simulations.scenarios.result import Result
 
 WIDTH = 100
 CELL_MIN, NAME_MIN = 12, 30
@@ -22,11 +30,11 @@ INDENT = "  "
 
 
 def table(result: Result, *, width: int = WIDTH) -> str:
-    """The result as lines of at most `width` characters, unless a name or a reason is longer."""
+    """Return the result as lines of up to `width` characters, unless a name or a reason is longer."""
     lines = [
-        f"{result.scenario}, seed {result.seed}, {shown(result.duration_s, 's')} of virtual time",
+        f"{result.scenario}, seed {result.seed}, {format_value(result.duration_s, 's')} of virtual time",
         *_tables(result, width),
-        *_explained(result),
+        *_explanations(result),
     ]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
@@ -47,7 +55,7 @@ def _texts(result: Result) -> Iterator[str]:
 
 
 def _all_rows(result: Result) -> Iterator[Row]:
-    yield from (Row(promised(row.name), row.cells) for row in verdicts(result))
+    yield from (Row(format_promise(row.name), row.cells) for row in verdicts(result))
     for group in groups(result):
         yield from group.rows
 
@@ -57,7 +65,7 @@ def _one_table(result: Result, cell: int) -> Iterator[str]:
     yield _line("", [alternative.name for alternative in result.alternatives], label, cell)
     if rows := verdicts(result):
         yield "promises"
-        yield from _lines([Row(promised(row.name), row.cells) for row in rows], label, cell)
+        yield from _lines([Row(format_promise(row.name), row.cells) for row in rows], label, cell)
     for group in groups(result):
         yield group.name
         yield from _lines(group.rows, label, cell)
@@ -72,9 +80,9 @@ def _line(name: str, cells: Sequence[str], label: int, cell: int) -> str:
     return f"{name:<{label}}" + "".join(f"{text:>{cell}}" for text in cells)
 
 
-def _explained(result: Result) -> Iterator[str]:
-    """Why a promise counts as broken, or was not kept for all: what nobody should have to look for."""
+def _explanations(result: Result) -> Iterator[str]:
+    """Yield the reason of each promise that is broken, or holds with an exception."""
     for row in verdicts(result):
-        for alternative, said in zip(result.alternatives, row.cells, strict=True):
-            if said in (BROKEN, LIMITED):
-                yield f"{said}: {row.name} by {alternative.name!r}: {evidence(alternative, row.name)}"
+        for alternative, verdict in zip(result.alternatives, row.cells, strict=True):
+            if verdict in (BROKEN, LIMITED):
+                yield f"{verdict}: {row.name} by {alternative.name!r}: {evidence(alternative, row.name)}"

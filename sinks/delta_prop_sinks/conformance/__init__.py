@@ -1,13 +1,14 @@
-"""The conformance kit: does a sink keep the contract of `sink.py`? For our sinks and for users' own.
+"""The conformance kit: checks that a sink follows the contract of `sink.py`, for our sinks and users' own.
 
-It plays the delivery loop: in order, in pieces, again, late, cancelled at every wait, with failing threads,
-slowly, across closings and crashes, with rows that another service accepted; and compares what readers see
-with the arithmetic's own fold. `check.py` is the call, `story.py`, `losses.py`, `rebuilding.py` and
-`forwarded.py` what happens, `player.py` the loop, `world.py` the false world, `rules.py` what it says.
+It acts as the delivery loop: it delivers in order, in parts, repeatedly, from quarantine, with rows that
+another service accepted; it cancels at every wait, makes threads fail or run slowly, closes and crashes the
+sink; and it compares the readers' view with the reference fold. `check.py` has the call, `story.py`,
+`losses.py`, `rebuilding.py` and `forwarded.py` the scenarios, `player.py` the loop, `fakes.py` the fakes,
+`rules.py` the rules.
 """
 
 from delta_prop_sinks.conformance.check import check_sink
-from delta_prop_sinks.conformance.rules import RULES, NotConforming
-from delta_prop_sinks.conformance.world import Applied
+from delta_prop_sinks.conformance.fakes import Applied
+from delta_prop_sinks.conformance.rules import RULES, ContractViolation
 
-__all__ = ["RULES", "Applied", "NotConforming", "check_sink"]
+__all__ = ["RULES", "Applied", "ContractViolation", "check_sink"]

@@ -1,4 +1,4 @@
-"""One call that plays the whole story to a sink."""
+"""The call that runs all scenarios against a sink."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import anyio
 
 from delta_prop_sinks.conformance import forwarded, losses, rebuilding, story
 from delta_prop_sinks.conformance.loop_watch import LoopWatch
-from delta_prop_sinks.conformance.player import Player, Settings
+from delta_prop_sinks.conformance.player import CheckSettings, Player
 from delta_prop_sinks.conformance.steps import Leftovers
 from delta_prop_wire.errors import UsageError
 
@@ -31,38 +31,39 @@ async def check_sink(
     pause_s: float = 0.02,
     deadline_s: float = 5.0,
 ) -> None:
-    """Raise NotConforming, whose message is the rule and what was seen, unless the sink keeps the contract.
+    """Raise ContractViolation, whose message has the rule and the observation, unless the sink follows the
+    contract.
 
-    Raises UsageError where what it is given cannot be used.
+    Raises UsageError for unusable arguments.
 
-    `make` gives the sink anew, over the same file or service where it has one, empty the first time. It must
-    not keep the sinks that it made: a crash is a sink that nobody refers to any more.
+    `make` creates a new sink, over the same file or service if it has one, which is empty the first time. It
+    must not retain the sinks that it made: to simulate a crash, the kit drops its last reference to a sink.
 
-    `get(namespace, vector_id)`, where the sink has it, is compared with the fold of what was delivered;
-    `forgets` allows it None, for a cache. `probe(sink)` gives what other readers see, comparable, however
-    often a delta was delivered. `expected(rows)` gives what the probe must see after these rows (`Applied`),
-    each once, in the order they were applied in; where it sees states, these are folded in the order of
-    `key`. Without `expected`, the probe only shows whether repeats change anything. It needs a `probe`, as
-    does a sink without `get`.
+    The kit compares `get(namespace, vector_id)`, if the sink has it, with the fold of the delivered rows;
+    `forgets` allows it to return None, for a cache. `probe(sink)` returns the view of other readers,
+    comparable, and the same however often a delta was delivered. `expected(rows)` returns what the probe must
+    see after these rows (`Applied`), each once, in the order they were applied in; if the probe sees states,
+    fold them in the order of `key`. Without `expected`, the probe only shows whether duplicates change
+    anything. `expected` needs a `probe`, and so does a sink without `get`.
 
-    `failing(n)` makes the sink's target fail from its n-th operation on, 1 for the next; None mends it.
-    With or without it the thread port that the sink is lent fails at times.
+    `failing(n)` makes the sink's target fail from its n-th operation on, 1 for the next; None repairs it.
+    With or without it, the thread port that the sink gets fails at times.
 
-    `pause_s`: how long a slow caller pauses, for `background` to work in; `deadline_s`: how long a call may
-    take. A call that waits for ever behind a shield of its own can be ended by nobody: run the check under
+    `pause_s`: how long a slow caller pauses, so that `background` can work; `deadline_s`: how long a call may
+    take. Nothing can end a call that waits for ever inside its own shield: run the check under
     `delta_prop.testing.run_virtual`, on asyncio or trio, and it ends with Stuck.
     """
-    _check_given(make, probe, expected, failing)
+    _check_arguments(make, probe, expected, failing)
     for name, seconds in (("pause_s", pause_s), ("deadline_s", deadline_s)):
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
-            raise UsageError(f"{name} is {seconds!r:.80}: give a number of seconds above 0")
-    settings = Settings(make, probe, expected, failing, forgets, pause_s, deadline_s)
+            raise UsageError(f"{name} {seconds!r:.80} is not a number of seconds above 0: give one")
+    settings = CheckSettings(make, probe, expected, failing, forgets, pause_s, deadline_s)
     freezes = not gc.get_freeze_count()
-    if freezes:  # what there was before is not the sinks' to let go of, and need not be looked through
+    if freezes:  # older objects are not the sinks' to release, and need not be searched
         gc.freeze()
     try:
-        with LoopWatch().running() as watch:
-            failure = await _failure(settings, watch)
+        with LoopWatch().run() as watch:
+            failure = await _run_story(settings, watch)
     finally:
         if freezes:
             gc.unfreeze()
@@ -70,14 +71,14 @@ async def check_sink(
         raise failure
 
 
-async def _failure(settings: Settings, watch: LoopWatch) -> Exception | None:
-    """Play the story; return what ended it early, to be raised behind the task group, which would wrap it."""
+async def _run_story(settings: CheckSettings, watch: LoopWatch) -> Exception | None:
+    """Run all scenarios; return the failure, to be raised outside the task group, which would wrap it."""
     before = Leftovers()
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
         try:
             player = Player(settings, tasks, watch)
-            _check_seen(player.sink, settings)
+            _check_observable(player.sink, settings)
             await _play(player, before)
         except Exception as error:
             failure = error
@@ -85,42 +86,40 @@ async def _failure(settings: Settings, watch: LoopWatch) -> Exception | None:
     return failure
 
 
-def _check_seen(sink: Sink, settings: Settings) -> None:
+def _check_observable(sink: Sink, settings: CheckSettings) -> None:
     if settings.probe is None and not hasattr(sink, "get"):
         raise UsageError(
-            f"probe is missing, and a {type(sink).__name__} has no get(), so that nothing it holds would be "
-            "compared: give a probe that gives what its readers see"
+            f"probe is missing, and a {type(sink).__name__} has no get() to compare: "
+            "give a probe that returns its readers' view"
         )
 
 
-def _check_given(make: object, probe: object, expected: object, failing: object) -> None:
+def _check_arguments(make: object, probe: object, expected: object, failing: object) -> None:
     if not callable(make):
         raise UsageError(
-            f"make is {make!r:.80}, which cannot be called: give what makes the sink anew, such as its class"
+            f"make {make!r:.80} cannot be called: give a function that creates the sink, such as its class"
         )
     for name, given in (("probe", probe), ("expected", expected), ("failing", failing)):
         if given is not None and not callable(given):
-            raise UsageError(f"{name} is {given!r:.80}, which cannot be called: give a function, or None")
+            raise UsageError(f"{name} {given!r:.80} cannot be called: give a function, or None")
     if expected is not None and probe is None:
-        raise UsageError(
-            "expected is what the probe must see, and without a probe it checks nothing: give both"
-        )
+        raise UsageError("expected: without a probe there is nothing to compare with it: give both")
 
 
 async def _play(player: Player, before: Leftovers) -> None:
-    player.check_outside()
+    player.check_name_and_numbers()
     await player.make_and_open()
     await story.order(player)
-    await story.repeats(player)
+    await story.duplicates(player)
     await story.resume(player)
-    await rebuilding.rebuild(player)  # while the log is short: it is folded again and again
+    await rebuilding.rebuild(player)  # early, because it refolds the log several times
     await story.cancellation(player)
     await story.failures(player)
-    await story.late(player)
-    await losses.parts(player)
+    await story.redelivery(player)
+    await losses.sliced_batches(player)
     await losses.crash(player)
-    await forwarded.late_rows(player)
-    await forwarded.rebuilt_beneath(player)
-    await story.slow(player)
-    player.check_outside()
+    await forwarded.out_of_order_rows(player)
+    await forwarded.rebuild_below_rows(player)
+    await story.slow_calls(player)
+    player.check_name_and_numbers()
     await story.closing(player, before)

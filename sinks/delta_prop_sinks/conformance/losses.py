@@ -1,7 +1,7 @@
-"""The chapters about what must not be lost: batches in two parts, and crashes at every moment.
+"""The scenarios about durability: batches delivered in two parts, and crashes at every moment.
 
-Like those of `story.py`, which come before, they are played on one log that grows. A crash in the middle
-of a call is a call that is cancelled and a sink that is thrown away: nothing of it runs any further.
+Like those of `story.py`, which come before, they run on one growing log. A crash in the middle of a call is
+a cancelled call on a dropped sink: none of its code runs any further.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from delta_prop_sinks.conformance.fakes import CALL_TURNS
 from delta_prop_sinks.conformance.story import append_with_gaps, deliver_new, grow, is_applied
-from delta_prop_sinks.conformance.world import TURNS
 from delta_prop_wire.delta import Delta, create, offset, scale, sparse_add
 
 if TYPE_CHECKING:
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from delta_prop_sinks.conformance.player import Player
 
 CRASHES_MAX = 24
-"""A sink crashes at each wait of a call, the first ones up to this many; half as many amid late rows."""
+"""The kit crashes a sink at this many first waits of a call; half as many for redelivered rows."""
 
 
-async def parts(player: Player) -> None:
-    """A batch is cut: its rest comes later, behind late rows of its beginning, a restart or a crash."""
+async def sliced_batches(player: Player) -> None:
+    """Slice a batch: its rest follows after redelivered rows of its beginning, a restart or a crash."""
     for gap in (False, True):
-        # Where nothing outlives the sink, a crash is what a restart is.
-        for between in ("nothing", "a restart", "a crash")[: 3 if player.outlives else 2]:
-            aside = await _first_part(player, f"cut-{gap:d}-{between}", gap=gap)
-            when = f"after the first part of a batch{' and a late row of it' if gap else ''}"
+        # If no data outlives the sink, a crash equals a restart.
+        for between in ("nothing", "a restart", "a crash")[: 3 if player.is_persistent else 2]:
+            held = await _deliver_first_part(player, f"cut-{gap:d}-{between}", gap=gap)
+            when = f"after the first part of a batch{' and a redelivered row of it' if gap else ''}"
             if between != "nothing":
-                again = player.reopen if between == "a restart" else player.crash
-                await again(f"open() {when} and {between}")
+                restart = player.reopen if between == "a restart" else player.crash
+                await restart(f"open() {when} and {between}")
                 when += f" and {between}, from the sink's cursor {player.start}"
-            await player.look("late" if gap else "resume", when)
+            await player.check_view("late" if gap else "resume", when)
             if gap:
-                await player.deliver(player.log.late(aside), "late")
+                await player.deliver(player.log.redeliveries(held), "late")
             await deliver_new(player)
-            await player.look("late" if gap else "order", f"{when}, when the rest had come")
+            await player.check_view("late" if gap else "order", f"{when}, after the rest was delivered")
 
 
-async def _first_part(player: Player, prefix: str, *, gap: bool) -> list[int]:
-    """Deliver half a batch, and another's beginning is still to come; with a gap, that row comes late."""
+async def _deliver_first_part(player: Player, prefix: str, *, gap: bool) -> list[int]:
+    """Deliver half a batch while another's beginning is still due; with a gap, redeliver the skipped row."""
     log = player.log
     cut = log.append(
         *(Delta(f"{prefix}-{i}", create([i, 1, 2, 3])) for i in range(6)),
@@ -50,18 +50,18 @@ async def _first_part(player: Player, prefix: str, *, gap: bool) -> list[int]:
         Delta(f"{prefix}-0", offset(2)),
     )
     log.append(Delta(f"{prefix}-1", sparse_add([0], [1])), Delta(f"{prefix}-next", create([1, 2, 3, 4])))
-    aside = [cut.offset + 1] if gap else []
-    log.aside.update(aside)
+    held = [cut.offset + 1] if gap else []
+    log.quarantined.update(held)
     await player.deliver(log.deliveries(log.delivered, cut.offset + 4))
-    await player.look("order", "after the first part of a batch")
+    await player.check_view("order", "after the first part of a batch")
     if gap:
-        await _deliver_late(player, aside)
-        await player.look("late", "after a late row of a batch of which a part is still to come")
-    return aside
+        await _redeliver(player, held)
+        await player.check_view("late", "after a redelivered row of a batch whose second part is still due")
+    return held
 
 
 async def crash(player: Player) -> None:
-    """Thrown away without aclose, at different moments: what it said was durable is there."""
+    """Drop the sink without aclose(), at different moments: what it committed must survive."""
     for when in (
         "apply()",
         "background work and apply()",
@@ -72,65 +72,67 @@ async def crash(player: Player) -> None:
             await player.pause()
             await player.deliver(grow(player, "lost"))
         if when == "apply() amid background work":
-            await _until_a_thread_is_busy(player)
+            await _wait_for_busy_thread(player)
             await player.deliver(grow(player, "amid"))
-        await _crash_and_look(player, f"a crash behind {when}")
+        await _crash_and_check(player, f"a crash after {when}")
     for wait in range(1, CRASHES_MAX + 1):
         waits = await player.cancel_apply(wait, grow(player, f"lost-at-{wait}"))
-        await _crash_and_look(player, f"a crash at wait {wait} of apply()")
-        if waits < wait or not player.outlives:  # then all comes again, wherever it was
+        await _crash_and_check(player, f"a crash at wait {wait} of apply()")
+        if waits < wait or not player.is_persistent:  # a later wait, or no data, cannot lose more
             break
-    await _crash_behind_late_rows(player)
-    await _crash_amid_late_rows(player)
-    player.look_at_all()
-    await player.look("committed", "after many crashes")
+    await _crash_after_redelivery(player)
+    await _crash_during_redelivery(player)
+    player.recheck_all()
+    await player.check_view("committed", "after many crashes")
 
 
-async def _crash_and_look(player: Player, what: str, part: str = "committed") -> None:
+async def _crash_and_check(player: Player, what: str, part: str = "committed") -> None:
     await player.crash(f"open() after {what}")
-    await player.look(part, f"after {what}, from the sink's cursor {player.start}")
+    await player.check_view(part, f"after {what}, from the sink's cursor {player.start}")
     left = [one for one in player.log.deliveries(player.start) if not is_applied(player, one)]
     if left:
         await player.deliver(left)
 
 
-async def _crash_behind_late_rows(player: Player) -> None:
-    """They come never again, so they are there; beside rows that are written behind, and alone."""
+async def _crash_after_redelivery(player: Player) -> None:
+    """Crash after redelivered rows, which must be durable by then: with other unflushed rows, and alone."""
     for part in ("some", "the other"):
-        aside = append_with_gaps(player, f"gone-{part}")
+        held = append_with_gaps(player, f"gone-{part}")
         await deliver_new(player)
         if part == "the other":
             await player.pause()
-            await player.reopen("open() before late rows")
-        await _deliver_late(player, aside)
-        await _crash_and_look(player, f"a crash behind {part} late rows", "late")
-        await player.deliver(player.log.late(aside), "late")
-        await player.look("late", f"after a crash behind {part} late rows, which came late again")
+            await player.reopen("open() before redelivered rows")
+        await _redeliver(player, held)
+        await _crash_and_check(player, f"a crash after {part} redelivered rows", "late")
+        await player.deliver(player.log.redeliveries(held), "late")
+        await player.check_view("late", f"after a crash after {part} redelivered rows and their duplicates")
 
 
-async def _crash_amid_late_rows(player: Player) -> None:
+async def _crash_during_redelivery(player: Player) -> None:
     for wait in range(1, CRASHES_MAX // 2 + 1):
-        aside = append_with_gaps(player, f"half-{wait}")
+        held = append_with_gaps(player, f"half-{wait}")
         await deliver_new(player)
-        waits = await player.cancel_apply(wait, player.log.late(aside))
-        await player.crash(f"open() after a crash at wait {wait} of late rows")
-        await _deliver_late(player, aside)
-        await player.look("late", f"after a crash at wait {wait} of late rows, which came late again")
-        if waits < wait or not player.outlives:
+        waits = await player.cancel_apply(wait, player.log.redeliveries(held))
+        await player.crash(f"open() after a crash at wait {wait} of redelivered rows")
+        await _redeliver(player, held)
+        await player.check_view(
+            "late", f"after a crash at wait {wait} of redelivered rows and their duplicates"
+        )
+        if waits < wait or not player.is_persistent:
             break
 
 
-async def _deliver_late(player: Player, aside: Sequence[int]) -> None:
-    """Out of the quarantine, which has let go of them then."""
-    await player.deliver(player.log.late(aside), "late")
-    player.log.aside.difference_update(aside)
+async def _redeliver(player: Player, offsets: Sequence[int]) -> None:
+    """Release rows from quarantine and deliver them."""
+    await player.deliver(player.log.redeliveries(offsets), "late")
+    player.log.quarantined.difference_update(offsets)
 
 
-async def _until_a_thread_is_busy(player: Player) -> None:
-    """Until the sink makes a call on its thread, if it does, which then takes its time."""
+async def _wait_for_busy_thread(player: Player) -> None:
+    """Wait until the sink makes a slow call on its thread, if it makes one."""
     fault = player.log.fault
     fault.begun = anyio.Event()
     fault.turns = 20
     with anyio.move_on_after(player.settings.pause_s):
         await fault.begun.wait()
-    fault.turns = TURNS
+    fault.turns = CALL_TURNS

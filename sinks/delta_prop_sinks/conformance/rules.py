@@ -1,43 +1,44 @@
-"""What the kit says: the rules of the contract, one sentence each, and the error that names one of them."""
+"""The rules of the contract, one sentence each, and the error that names one of them."""
 
 from __future__ import annotations
 
 from delta_prop_wire.errors import DeltaPropError
 
 RULES = {
-    "name": "a sink has a name that operators can use, and statistics() gives a snapshot that stays as it is",
-    "blocking": "all calls run on the event loop, so what blocks goes to context.threads.run(function), and "
-    "long work gives way now and then",
-    "order": "apply() takes all rows that are meant, no others, in the order they come in",
-    "repeats": "a row that is delivered again, alone or among others, has the effect of one",
-    "resume": "open() tells the offset below which everything is in the sink, never a lower one than before, "
-    "and the highest Lamport number in it; None: the service remembers what apply() has returned for",
+    "name": "a sink has a name that operators can use, and statistics() returns a frozen snapshot",
+    "blocking": "all calls run on the event loop, so blocking calls go to context.threads.run(function), and "
+    "long work yields at intervals",
+    "order": "apply() applies exactly the rows that are selected, in the order they come in",
+    "repeats": "a redelivered row, alone or among others, takes effect once",
+    "resume": "open() returns the offset below which everything is in the sink, never a lower one than "
+    "before, and the highest Lamport timestamp in it; None: the service stores what apply() has reached",
     "committed": "committed(n) means that everything below n is durable, with a cursor of at least n",
-    "failure": "apply() raises TryAgain, RejectDelta or StopSink, and what lies below the offset that it "
-    "names is applied; a return means that all is applied",
-    "cancellation": "a cancelled call has happened, or not, or in part; what is delivered again then comes "
-    "out right, and a call that returns all the same is done",
-    "open": "open() raises StopSink or UsageError; one that fails or is cancelled leaves nothing behind, "
-    "since nobody closes it",
-    "background": "background() runs until it is cancelled or has no more to do; its failures are "
-    "reported by the next apply()",
-    "backlog": "backlog() is a Backlog, at once, with 0 <= rows <= rows_max whatever is applied",
-    "late": "rows out of the quarantine come late, behind higher offsets of other vectors, once; repeats are "
-    "told by vector, no cursor moves, and a sink with its own makes them durable before apply() returns",
-    "forwarded": "a forwarded row may sort before one of its vector that came earlier, or have its id; a "
-    "sink that keeps states then folds the vector again, in canonical order, of equal ids the first",
-    "close": "aclose() ends under a deadline of its own, lets go of everything, raises TryAgain at most, and "
-    "may be called again",
-    "deadline": "every call ends: waiting has a bound",
-    "rebuild": "between begin_rebuild() and end_rebuild() a sink is void, however often it is opened; then "
-    "it holds the states that it was given, no others, with its cursor where they end",
-    "vectors": "head() and dimensions() tell of vectors as they are, or of none",
+    "failure": "apply() raises TryAgain, RejectDelta or StopSink, and the rows below the offset that it "
+    "names are applied; a return means that all are applied",
+    "cancellation": "a cancelled call takes effect fully, partly or not at all; redelivered rows then give "
+    "the right result, and a call that returns in spite of its cancellation is done",
+    "open": "open() raises StopSink or UsageError; one that fails or is cancelled releases all resources, "
+    "since aclose() does not follow",
+    "background": "background() runs until it is cancelled or has no more to do; the next apply() "
+    "reports its failures",
+    "backlog": "backlog() returns a Backlog without a wait, with 0 <= rows <= rows_max whatever is applied",
+    "late": "rows released from quarantine arrive once, after higher offsets of other vectors; the sink "
+    "detects duplicates by vector, moves no cursor, and if it has its own makes the rows durable before "
+    "apply() returns",
+    "forwarded": "a forwarded row may sort before an earlier one of its vector, or have its id; a "
+    "sink that stores states then refolds the vector, in canonical order, with the first of equal ids",
+    "close": "aclose() ends by its own deadline, releases all resources, raises nothing but TryAgain, and "
+    "may be called twice",
+    "deadline": "every call ends: each wait has a limit",
+    "rebuild": "between begin_rebuild() and end_rebuild() a sink's data is invalid, however often it is "
+    "opened; then it holds exactly the states that it was given, with its cursor where they end",
+    "vectors": "head() and dimensions() describe the present vectors, or none",
 }
-"""By the part that breaks it."""
+"""The rule by part; a violation names the part."""
 
 
-class NotConforming(DeltaPropError):
-    """The sink breaks the contract. `part` is a key of the rules, `seen` what happened."""
+class ContractViolation(DeltaPropError):
+    """The sink breaks the contract. `part` is a key of RULES, `seen` the observation."""
 
     def __init__(self, part: str, seen: str) -> None:
         super().__init__(f"{part}: {seen}. The contract: {RULES[part]}.")

@@ -1,6 +1,6 @@
-"""Calls into a sink, step by step: cancelled at a chosen wait, or told to have taken too long.
+"""Calls into a sink, step by step: cancelled at a chosen wait, or reported as too long.
 
-A wait is one hand-back of control to the event loop, so the same code serves asyncio and trio.
+A wait is one return of control to the event loop, so the same code serves asyncio and trio.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Cancelled(NamedTuple):
-    """What became of a cancelled call: how often it waited, and whether it returned all the same."""
+class CancelledCall(NamedTuple):
+    """The outcome of a cancelled call: the number of its waits, and True if it returned in spite of it."""
 
     waits: int
     returned: bool
 
 
-async def cancelled_at(wait: int, call: Callable[[], Awaitable[object]]) -> Cancelled:
-    """Make a call and cancel it when it waits for the `wait`-th time; at 0 before it begins."""
+async def call_and_cancel_at(wait: int, call: Callable[[], Awaitable[object]]) -> CancelledCall:
+    """Make a call and cancel it at its wait number `wait`; at 0 before it begins."""
     outcome = _Outcome()
-    # In a task of its own: what the cancellation of a task has touched may live as long as the task.
+    # In its own task: objects that a task's cancellation has touched may live as long as the task.
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_cancel_at, wait, call, outcome)
     if outcome.failure is not None:
         failure, outcome.failure = outcome.failure, None
         raise failure
-    return Cancelled(outcome.waits, outcome.returned)
+    return CancelledCall(outcome.waits, outcome.returned)
 
 
 @dataclass
@@ -61,7 +61,7 @@ async def _cancel_at(wait: int, call: Callable[[], Awaitable[object]], outcome: 
         if wait == 0:
             scope.cancel()
         try:
-            await watched(call(), on_wait)
+            await observe_waits(call(), on_wait)
         except Exception as failure:
             outcome.failure = failure
         else:
@@ -69,8 +69,8 @@ async def _cancel_at(wait: int, call: Callable[[], Awaitable[object]], outcome: 
 
 
 @coroutine
-def watched(call: Awaitable[T], on_wait: Callable[[], None]) -> Generator[Any, Any, T]:
-    """`await call`, telling each time that it is about to wait."""
+def observe_waits(call: Awaitable[T], on_wait: Callable[[], None]) -> Generator[Any, Any, T]:
+    """Await `call`, and call `on_wait` each time that it is about to wait."""
     steps: Any = call.__await__()
     answer: Any = None
     failure: BaseException | None = None
@@ -85,14 +85,14 @@ def watched(call: Awaitable[T], on_wait: Callable[[], None]) -> Generator[Any, A
             answer = failure = None
             try:
                 answer = yield waits_for
-            except BaseException as error:  # how a cancellation comes; the call decides
+            except BaseException as error:  # a cancellation arrives here; the call handles it
                 failure = error
     finally:
         steps.close()
 
 
 class Leftovers:
-    """What a process has open, as far as it can be told without a helper: tasks, threads, files."""
+    """The open resources of a process, as far as they are visible without a helper: tasks, threads, files."""
 
     def __init__(self) -> None:
         self._tasks = {task.id: task.name for task in anyio.get_running_tasks()}
@@ -100,10 +100,12 @@ class Leftovers:
         self._files = _files()
 
     def since(self) -> list[str]:
-        """What there is now and was not when this was made."""
+        """Return the resources that were not open when this was made."""
         tasks = {task.id: task.name for task in anyio.get_running_tasks()}
         left = [f"the task {name!r}" for key, name in tasks.items() if key not in self._tasks]
-        left += [f"a thread in {place}" for key, place in _threads().items() if key not in self._threads]
+        left += [
+            f"a thread in {function}" for key, function in _threads().items() if key not in self._threads
+        ]
         before = list(self._files)
         for name in _files():
             if name in before:
@@ -114,41 +116,41 @@ class Leftovers:
 
 
 def _threads() -> dict[int, str]:
-    """Threads and the function that each began with; those that the async libraries keep are left out."""
+    """Return threads and the function that each began with, without those of the async libraries."""
     begun: dict[int, str] = {}
     for key, innermost in sys._current_frames().items():
-        places = []
+        functions = []
         frame: FrameType | None = innermost
         while frame is not None:
-            places.append((Path(frame.f_code.co_filename), frame.f_code.co_qualname))
+            functions.append((Path(frame.f_code.co_filename), frame.f_code.co_qualname))
             frame = frame.f_back
-        if not any({"anyio", "trio"} & set(path.parts) for path, _ in places):
-            own = [name for path, name in places if path.name != "threading.py"]
-            begun[key] = own[-1] if own else places[-1][1]
+        if not any({"anyio", "trio"} & set(path.parts) for path, _ in functions):
+            own = [name for path, name in functions if path.name != "threading.py"]
+            begun[key] = own[-1] if own else functions[-1][1]
     return begun
 
 
 def _files() -> list[str]:
-    """Where the process's descriptors point to; nothing where the system does not tell."""
+    """Return the paths of the process's open files; nothing if the system does not list them."""
     found = []
     try:
         for path in Path("/proc/self/fd").iterdir():
             found.append(str(path.readlink()))
     except OSError:
-        pass  # the listing's own descriptor is gone by now; other systems have no such folder
+        pass  # the listing's own descriptor is closed by now; other systems have no such folder
     return [name for name in found if name.startswith("/") and not name.startswith(("/proc/", "/dev/"))]
 
 
-def let_go() -> None:
-    """See to it that what nobody refers to any more is gone, and the files it had open with it."""
+def collect_garbage() -> None:
+    """Release unreferenced objects, and the files that they had open."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
 
 
-def reference(something: object) -> ReferenceType[object] | None:
-    """What tells whether an object is still there, where that can be told."""
+def weak_reference(something: object) -> ReferenceType[object] | None:
+    """Return a weak reference to an object, None if its class has none."""
     try:
         return ref(something)
-    except TypeError:  # it has slots
+    except TypeError:  # the class defines __slots__
         return None

@@ -6,10 +6,10 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from delta_prop.auditing.audit import compare
+from delta_prop.auditing.audit_scope import open_audited_log
 from delta_prop.auditing.contents import rows_of_states
-from delta_prop.auditing.reach import audited_log
-from delta_prop.auditing.stored import Scratch
-from delta_prop_wire.algebra import State
+from delta_prop.auditing.sink_file import Scratch
+from delta_prop_wire.algebra import VectorState
 from tests.broker.histories import Name
 from tests.broker.histories import Rows as HistoryRows
 from tests.open_files import open_below
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from delta_prop.auditing import Difference
 
 MIB = 1024 * 1024
-Held = dict[Name, tuple[State, int]]
+Held = dict[Name, tuple[VectorState, int]]
 """A sink's rows: each vector's state, and the offset of its last delta."""
 
 
@@ -29,8 +29,8 @@ def compared(
     states = [(*name, state) for name, (state, _) in held.items()]
     rows = [(*row[:-1], held[row[0], row[1]][1]) for row in rows_of_states(states)]
     with Scratch() as scratch:
-        with scratch.sorted_rows(rows, "rows") as told, audited_log(folder) as log:
-            found = list(compare(told, log.span(come, told), scratch, aside, memory_bytes_max))
+        with scratch.open_sorted(rows, "rows") as told, open_audited_log(folder) as log:
+            found = list(compare(told, log.fold_input(come, told), scratch, aside, memory_bytes_max))
         assert not open_below(scratch.path)
         return found
 

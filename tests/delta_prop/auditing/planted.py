@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from delta_prop.client import SyncProducer
-from delta_prop_sinks import IndexSink, Resident, StorageSink
-from delta_prop_sinks.table import put
+from delta_prop_sinks import IndexSink, ResidentVectors, StorageSink
+from delta_prop_sinks.vector_table import put
 from delta_prop_wire.delta import Delta, create, delete, opaque, sparse
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from delta_prop_wire.algebra import State
+    from delta_prop_wire.algebra import VectorState
     from tests.delta_prop.client.threaded import Served
 
 DOCUMENTS = 200
@@ -35,7 +35,7 @@ class Service:
         self.running = running
         self.file = path / "vectors.db"
         self.storage = StorageSink(self.file, flush_s=0.01)
-        self.index = IndexSink(resident=Resident())
+        self.index = IndexSink(resident=ResidentVectors())
         for sink in (self.storage, self.index):
             self.call(partial(running._propagator.attach, sink))
         with SyncProducer(running.address, name="documents") as p:
@@ -59,12 +59,12 @@ class Service:
         propagator = self.running._propagator
 
         async def wait() -> None:
-            last = propagator.inside().log.visible - 1
+            last = propagator.internals().log.high_watermark - 1
             await propagator.wait_visible(last, committed=True, timeout_s=20)
 
         self.call(wait)
 
-    def rows(self) -> list[tuple[str, str, State]]:
+    def rows(self) -> list[tuple[str, str, VectorState]]:
         return self.call(lambda: list(self.index.rows()))
 
     def select(self, statement: str) -> dict[str, tuple[Any, ...]]:

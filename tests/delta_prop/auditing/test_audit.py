@@ -19,15 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_prop.auditing import Difference, Lines, Repaired, audit, repair, repair_directory, repairs
-from delta_prop.auditing.reach import audited_log
-from delta_prop.auditing.repairing import mending_delta
+from delta_prop.auditing.audit_scope import open_audited_log
+from delta_prop.auditing.repairing import repair_delta_of
 from delta_prop.client import SyncProducer
 from delta_prop.cursors import write_cursors
-from delta_prop.route.status import KeptCursor
+from delta_prop.route.status import SavedCursor
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.settings import LogSettings
-from delta_prop_wire.algebra import State, apply
+from delta_prop_wire.algebra import VectorState, apply
 from delta_prop_wire.delta import ABSENT, Delta, Dot, Kind, Source, create, delete, opaque, sparse_add
 from delta_prop_wire.encode import encode_batch, encode_vectors
 from delta_prop_wire.errors import UsageError
@@ -109,7 +109,7 @@ def test_right_sink_has_no_differences_and_a_spoiled_row_is_one(
         (found,) = compared(folder, held, come, memory_bytes_max=memory)
         assert (found.namespace, found.vector_id, found.difference) == (*name, "corrupted")
         assert found.reason.startswith("its metadata differ in 'planted'")
-        delta = mending_delta(found.line())
+        delta = repair_delta_of(found.line())
         assert delta is not None
         now = rows.fold()[name]
         assert apply(held[name][0], delta.operation, delta.metadata).content == now.content
@@ -127,13 +127,13 @@ def test_compacted_log_tells_of_what_was_deleted(tmp_path: Path) -> None:
     history.append(Step([Delta("v7", delete(), "n"), Delta("v8", delete(), "n")], 1, 0))
     history += [Step([Delta("late", opaque(b"x" * 200), "n")], 1, 0) for _ in range(10)]
     writer = write(tmp_path, history, COMPACTING)
-    with audited_log(str(tmp_path)) as log:
+    with open_audited_log(str(tmp_path)) as log:
         assert log.snapshot is not None
         assert log.snapshot.offset > 42
     states = HistoryRows.below(writer.batches, 1 << 60).fold()
     held = [(*name, state) for name, state in states.items()]
     assert list(audit(str(tmp_path), held)) == []
-    alive = State(True, np.array([7, 1], np.float32), key=(8, 1, 8))
+    alive = VectorState(True, np.array([7, 1], np.float32), key=(8, 1, 8))
     spoiled = [("n", "v7", alive) if row[1] == "v7" else row for row in held]
     (found,) = audit(str(tmp_path), spoiled)
     assert (found.difference, found.op) == ("extra", "delete")
@@ -156,7 +156,7 @@ def test_memory_taken_is_bounded(tmp_path: Path) -> None:
         commit(log)
     size = log.statistics().bytes
     log.close()
-    other = State(True, np.ones(256, np.float32), key=(1, 1, 1))
+    other = VectorState(True, np.ones(256, np.float32), key=(1, 1, 1))
     held = (("n", f"vector-{at:06}", other) for at in range(10_000))
     tracemalloc.start()
     found = sum(1 for _ in audit(str(tmp_path), held, memory_bytes_max=2 * MIB))
@@ -173,8 +173,8 @@ def test_audit_leaves_no_file_open(tmp_path: Path, back: int) -> None:
     """Neither one read to its end nor one broken off, of runs that were set aside."""
     history = [Step([Delta(f"v{at % 20}", opaque(b"x" * 500), "n")], 1, 0) for at in range(40)]
     write(tmp_path, [*history, Step([Delta("late", create([1.0]), "n")], 2, back)])
-    with audited_log(str(tmp_path)) as log:
-        write_cursors(log.disk, log.log_id, {"one": KeptCursor(30, 30)})
+    with open_audited_log(str(tmp_path)) as log:
+        write_cursors(log.disk, log.log_id, {"one": SavedCursor(30, 30)})
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         assert len(list(audit(str(tmp_path), [], come=30, name="one", memory_bytes_max=2_000))) == 20
@@ -200,15 +200,15 @@ def test_what_cannot_be_audited_is_told(tmp_path: Path) -> None:
     assert "no storage file at" in told(other, str(tmp_path / "nothing.db"))
     with closing(sqlite3.connect(tmp_path / "mine.db")) as connection, connection:
         connection.execute("CREATE TABLE mine (x)")
-    assert "is no storage sink's file" in told(other, str(tmp_path / "mine.db"))
-    assert "come to offset 2, the log ends at 1: it is ahead" in told(other, [], come=2)
+    assert "is not a storage sink's file" in told(other, str(tmp_path / "mine.db"))
+    assert "reached offset 2, but the log ends at 1: the log lost rows" in told(other, [], come=2)
     (tmp_path / "broken.db").write_bytes((tmp_path / "vectors.db").read_bytes()[:5_000])
     broken = told(str(tmp_path / "log"), str(tmp_path / "broken.db"))
     assert "cannot be read" in broken
     assert "put a copy in its place, or rebuild it from the log" in broken
     (tmp_path / "dp.toml").write_text("[server]\nport = 7431\n" * 100)
     wrong = told(str(tmp_path / "log"), str(tmp_path / "dp.toml"))
-    assert "dp.toml is no storage sink's file: name the one that the storage sink writes; if this" in wrong
+    assert "dp.toml is not a storage sink's file: name the one that the storage sink writes; if it" in wrong
 
 
 def test_wrong_types_are_told_by_the_arguments_name(tmp_path: Path) -> None:
@@ -219,11 +219,13 @@ def test_wrong_types_are_told_by_the_arguments_name(tmp_path: Path) -> None:
         "data 5: give a path": lambda: audit(wrong, wrong),
         "sink 5: give a storage sink's file, ": lambda: audit(log, wrong),
         "sink b'x': give": lambda: audit(log, cast("Any", b"x")),
-        "sink: 1 is no row: give (namespace, vector_id, State)": lambda: list(audit(log, cast("Any", [1]))),
+        "sink: 1 is not a row: give (namespace, vector_id, VectorState)": lambda: list(
+            audit(log, cast("Any", [1]))
+        ),
         "path 5: give a path": lambda: Lines(wrong),
-        "come 'x': give a whole number from 0 on": lambda: audit(log, [], come=cast("Any", "x")),
-        "name 5: give what the sink is attached as": lambda: audit(log, [], name=wrong),
-        "memory_bytes_max 0: give a whole number from 1 on": lambda: audit(log, [], memory_bytes_max=0),
+        "come 'x': give an integer from 0 on": lambda: audit(log, [], come=cast("Any", "x")),
+        "name 5: give the name that the sink is attached by": lambda: audit(log, [], name=wrong),
+        "memory_bytes_max 0: give an integer from 1 on": lambda: audit(log, [], memory_bytes_max=0),
         "found 5: give what audit() gives": lambda: list(repairs(wrong)),
         "found: a int is not a Difference": lambda: list(repairs([wrong])),
         "deltas 5: give what repairs() gives": lambda: repair(wrong, unopened),
@@ -232,7 +234,7 @@ def test_wrong_types_are_told_by_the_arguments_name(tmp_path: Path) -> None:
         "data 5: give a path  ": lambda: anyio.run(repair_directory, [], wrong),
         "deltas 5: give what repairs() gives ": lambda: anyio.run(repair_directory, wrong, log),
         "5 is not a Delta": lambda: anyio.run(repair_directory, [wrong], log),
-        "is no data directory: name": lambda: anyio.run(repair_directory, [], str(tmp_path)),
+        "is not a data directory: give": lambda: anyio.run(repair_directory, [], str(tmp_path)),
     }
     for said, call in calls.items():
         with pytest.raises(UsageError) as caught:

@@ -106,7 +106,7 @@ def run(
         told.credit_exceeded |= depth > max(mailbox, batch) or depth != credits_.deltas_out
         work = capacity(now) / TICKS_A_SECOND
         done = sink.serve(depth, work)
-        credits_.give_back(done, done * BYTES)
+        credits_.release(done, done * BYTES)
         depth, drained = depth - done, drained + done
         told.admitted.append(admitted)
         told.possible.append(work)

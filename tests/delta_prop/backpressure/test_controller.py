@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from delta_prop.backpressure.controller import (
     FALL_MAX,
     HEADROOM,
+    DepthLaw,
     DrainLaw,
     RateLimits,
-    SpecificationLaw,
-    _Measured,
+    _MeasuredLaw,
 )
 from delta_prop_wire.errors import UsageError
 from tests.delta_prop.backpressure.simulated import TICKS_A_SECOND, Run, run
 
-MakeLaw = Callable[[], _Measured]
-both = pytest.mark.parametrize("make", [DrainLaw, SpecificationLaw])
+MakeLaw = Callable[[], _MeasuredLaw]
+both = pytest.mark.parametrize("make", [DrainLaw, DepthLaw])
 
 amounts = st.one_of(st.integers(-10, 3_000), st.integers(0, 1 << 63))
 samples = st.tuples(amounts, amounts, amounts, st.floats(0, 10) | st.floats(), st.booleans())
@@ -126,7 +126,7 @@ def test_nothing_is_decided_on_the_first_samples_but_near_the_bound() -> None:
     assert steps_of(fuller, 2, drained=10, depth=950, depth_max=1_000) == [5_000, 2_500]
 
 
-@pytest.mark.parametrize("make", [DrainLaw, SpecificationLaw])
+@pytest.mark.parametrize("make", [DrainLaw, DepthLaw])
 def test_no_time_no_step(make: MakeLaw) -> None:
     law = make()
     assert law.update(drained=10, depth=10, depth_max=10, elapsed_s=0.0) == 10_000  # type: ignore[attr-defined]
@@ -252,10 +252,10 @@ def test_with_a_longer_standing_time_many_calls_may_be_in_flight() -> None:
 
 def test_the_specifications_law_in_numbers() -> None:
     for depth, factor in ((95, 0.5), (80, 0.9), (50, 1.0), (10, 1.1)):
-        law = SpecificationLaw()
+        law = DepthLaw()
         rate = law.update(drained=0, depth=depth, depth_max=100)
         assert rate == pytest.approx(0.3 * factor * 10_000 + 0.7 * 10_000)
-    assert SpecificationLaw().update(drained=0, depth=0, depth_max=0) == pytest.approx(8_500)
+    assert DepthLaw().update(drained=0, depth=0, depth_max=0) == pytest.approx(8_500)
 
 
 # --- limits

@@ -13,37 +13,37 @@ from delta_prop_wire.errors import UsageError
 def test_deltas_and_bytes_are_bounds_of_their_own() -> None:
     window = Credits(10, 1_000)
     window.take(6, 100)
-    assert window.fits(4, 900)
-    assert not window.fits(5, 1)
-    assert not window.fits(1, 901)
+    assert window.can_take(4, 900)
+    assert not window.can_take(5, 1)
+    assert not window.can_take(1, 901)
     assert window.available == (4, 900)
-    assert window.full == 0.6
+    assert window.used_share == 0.6
     window.take(1, 700)
-    assert window.full == 0.8
+    assert window.used_share == 0.8
 
 
 @pytest.mark.parametrize(("count", "size"), [(11, 1), (1, 1_001), (1_000, 1_000_000)])
 def test_a_batch_larger_than_the_window_goes_alone(count: int, size: int) -> None:
     window = Credits(10, 1_000)
     window.take(1, 1)
-    assert not window.fits(count, size)
-    window.give_back(1, 1)
+    assert not window.can_take(count, size)
+    window.release(1, 1)
     window.take(count, size)
     assert min(window.available) == 0
-    assert not window.fits(1, 1)
-    window.give_back(count, size)
+    assert not window.can_take(1, 1)
+    window.release(count, size)
     assert window.available == (10, 1_000)
 
 
 def test_what_does_not_fit_is_a_mistake_and_changes_nothing() -> None:
     window = Credits(10, 1_000)
     window.take(8, 80)
-    with pytest.raises(UsageError, match="3 deltas of 30 bytes do not fit in 2 deltas, 920 bytes"):
+    with pytest.raises(UsageError, match="3 deltas of 30 bytes: only 2 deltas, 920 bytes are left"):
         window.take(3, 30)
-    with pytest.raises(UsageError, match="9 deltas of 80 bytes given back, of 8 and 80 out"):
-        window.give_back(9, 80)
+    with pytest.raises(UsageError, match="9 deltas of 80 bytes: only 8 and 80 are out"):
+        window.release(9, 80)
     with pytest.raises(UsageError, match="81"):
-        window.give_back(8, 81)
+        window.release(8, 81)
     assert (window.deltas_out, window.bytes_out) == (8, 80)
 
 
@@ -51,9 +51,9 @@ def test_what_is_out_can_be_set_even_above_the_window() -> None:
     window = Credits(10, 1_000)
     window.set_out(15, 200)
     assert window.available == (0, 800)
-    assert not window.fits(1, 1)
+    assert not window.can_take(1, 1)
     window.set_out(0, 0)
-    assert window.fits(10, 1_000)
+    assert window.can_take(10, 1_000)
     with pytest.raises(UsageError, match="-1 deltas"):
         window.set_out(-1, 0)
 
@@ -74,7 +74,7 @@ class CreditsMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 150), size=st.integers(0, 1_500))
     def let_in(self, count: int, size: int) -> None:
-        if self.window.fits(count, size):
+        if self.window.can_take(count, size):
             self.window.take(count, size)
             self.out.append((count, size))
         else:
@@ -85,7 +85,7 @@ class CreditsMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1_000))
     def apply_one(self, which: int) -> None:
         if self.out:
-            self.window.give_back(*self.out.pop(which % len(self.out)))
+            self.window.release(*self.out.pop(which % len(self.out)))
 
     @invariant()
     def is_never_exceeded(self) -> None:

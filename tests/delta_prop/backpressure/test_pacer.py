@@ -12,7 +12,7 @@ from delta_prop.backpressure.controller import INTERVAL_S, DrainLaw
 from delta_prop.backpressure.credit import Credits
 from delta_prop.backpressure.pacer import RETRY_AFTER_MS_MAX, Measure, Mode, Pacer
 from delta_prop_wire.errors import UsageError
-from delta_prop_wire.frames import Level
+from delta_prop_wire.frames import PressureLevel
 
 
 @dataclass
@@ -72,7 +72,7 @@ def test_without_a_pacing_sink_there_is_no_limit() -> None:
     assert pacer.wait_s(1, 1, 0.0) == 0.0
     assert pacer.step(1.0, {"unknown": Measure(1, 1, 1)}) is None
     pressure = pacer.pressure(0, 100)
-    assert (pressure.level, pressure.rate_limit, pressure.paced_by) == (Level.OK, None, None)
+    assert (pressure.level, pressure.rate_limit, pressure.paced_by) == (PressureLevel.OK, None, None)
     assert pressure.retry_after_ms is None
 
 
@@ -188,7 +188,7 @@ def test_credits_are_taken_of_every_sink_and_come_back_with_progress() -> None:
     assert admitted(pacer, 0.0, count=5) == 10
     assert (wide.deltas_out, narrow.deltas_out) == (10, 10)
     assert pacer.wait_s(5, 5, 0.0) is None
-    narrow.give_back(5, 5)
+    narrow.release(5, 5)
     assert pacer.wait_s(5, 5, 0.0) == 0.0
     assert admitted(pacer, 0.0, count=5) == 5
 
@@ -207,7 +207,7 @@ def test_credits_are_never_exceeded(asked: list[tuple[int, int, int]]) -> None:
         alone = len(out) == 1
         assert alone or (window.deltas_out <= 50 and window.bytes_out <= 500)
         if out and applied > 30:
-            window.give_back(*out.pop(0))
+            window.release(*out.pop(0))
         assert (window.deltas_out, window.bytes_out) == (sum(c for c, _ in out), sum(s for _, s in out))
 
 
@@ -262,7 +262,7 @@ def test_a_suspended_sink_limits_nothing() -> None:
     pacer.suspend("a", 5.0)
     assert (pacer.mode("a"), pacer.rate, pacer.paced_by) == (Mode.SUSPENDED, None, None)
     assert admitted(pacer, 5.0, most=1_000) == 1_000
-    assert pacer.pressure(0, 100).level is Level.OK
+    assert pacer.pressure(0, 100).level is PressureLevel.OK
     pacer.step(6.0, {"a": Measure(5, 5, 5)})
     assert law.demand_limited is None  # not stepped
     window.set_out(0, 0)
@@ -276,20 +276,20 @@ def test_a_sink_that_catches_up_lets_the_source_have_a_share() -> None:
     pacer, window, law = Pacer(), Credits(10, 100), FixedLaw(5_000.0)
     pacer.pace("a", law, window, 0.0)
     window.set_out(10, 100)
-    pacer.catching_up("a", 0.0, share=0.6)
+    pacer.catch_up("a", 0.0, share=0.6)
     assert pacer.mode("a") is Mode.CATCHING_UP
     assert pacer.step(0.1, {"a": Measure(200, 50_000, 10)}) == pytest.approx(0.6 * 2_000)
     assert law.followed == 0.6
     assert admitted(pacer, 1.0) == 120  # credits are no matter
     assert window.deltas_out == 10
     with pytest.raises(UsageError, match="between 0 and 1"):
-        pacer.catching_up("a", 1.0, share=1.0)
+        pacer.catch_up("a", 1.0, share=1.0)
 
 
 def test_a_sink_that_catches_up_arrives() -> None:
     pacer, law = Pacer(), DrainLaw()
     pacer.pace("a", law, None, 0.0)
-    pacer.catching_up("a", 0.0)
+    pacer.catch_up("a", 0.0)
     lag, now = 30_000, 0.0
     for step in range(1, 201):
         now = step * INTERVAL_S
@@ -306,7 +306,7 @@ def test_a_sink_that_catches_up_arrives() -> None:
 def test_modes_are_for_sinks_that_pace() -> None:
     pacer = a_pacer(index=FixedLaw())
     assert pacer.mode("cache") is None
-    with pytest.raises(UsageError, match="'cache' does not pace; those that do: 'index'"):
+    with pytest.raises(UsageError, match="'cache': it does not pace: name one that does: 'index'"):
         pacer.suspend("cache", 0.0)
 
 
@@ -353,22 +353,22 @@ def test_the_levels_and_their_reasons() -> None:
     law = FixedLaw(1_000.0)
     pacer, window = Pacer(), Credits(10, 1_000)
     pacer.pace("index", law, window, 0.0)
-    assert pacer.pressure(0, 100).level is Level.OK
-    assert pacer.pressure(80, 100).level is Level.WARN
+    assert pacer.pressure(0, 100).level is PressureLevel.OK
+    assert pacer.pressure(80, 100).level is PressureLevel.WARN
     assert pacer.pressure(80, 100).retry_after_ms is None
     pacer.step(0.1, {"index": Measure(10, 8, 10)})
     warned = pacer.pressure(0, 100)
-    assert (warned.level, warned.paced_by, warned.rate_limit) == (Level.WARN, "index", 1_000.0)
+    assert (warned.level, warned.paced_by, warned.rate_limit) == (PressureLevel.WARN, "index", 1_000.0)
     assert "'index' is pacing: 8 of 10 deltas" in warned.reason
     assert admitted(pacer, 0.1) == 10
     throttled = pacer.pressure(49, 100)
-    assert (throttled.level, throttled.retry_after_ms) == (Level.THROTTLE, 50)
-    assert "drains 100 deltas/s; the source may go 1000 deltas/s" in throttled.reason
+    assert (throttled.level, throttled.retry_after_ms) == (PressureLevel.THROTTLE, 50)
+    assert "drains 100 deltas/s; the source may send 1000 deltas/s" in throttled.reason
     full = pacer.pressure(100, 100)
-    assert (full.level, full.reason) == (Level.STOP, "the queue holds 100 of 100 deltas")
+    assert (full.level, full.reason) == (PressureLevel.STOP, "the queue holds 100 of 100 deltas")
     pacer.step(0.2, {"index": Measure(0, 10, 10)})
     stalled = pacer.pressure(50, 100)
-    assert stalled.level is Level.STOP
+    assert stalled.level is PressureLevel.STOP
     assert "nothing leaves it" in stalled.reason
     law.rate = 1.0
     pacer.step(0.3, {"index": Measure(0, 10, 10)})
@@ -378,10 +378,10 @@ def test_the_levels_and_their_reasons() -> None:
 def test_a_gate_that_held_nothing_back_for_an_interval_is_open() -> None:
     pacer = a_pacer(a=FixedLaw(1_000.0))
     admitted(pacer, 0.0)
-    assert pacer.pressure(5, 100).level is Level.THROTTLE
+    assert pacer.pressure(5, 100).level is PressureLevel.THROTTLE
     assert pacer.admits(1, 1, 0.05)
     pacer.step(0.1, {"a": Measure(1, 0, 10)})
-    assert pacer.pressure(5, 100).level is Level.THROTTLE  # in the last interval
+    assert pacer.pressure(5, 100).level is PressureLevel.THROTTLE  # in the last interval
     pacer.step(0.2, {"a": Measure(1, 0, 10)})
-    assert pacer.pressure(5, 100).level is Level.OK
+    assert pacer.pressure(5, 100).level is PressureLevel.OK
     assert pacer.rates() == {"a": (1_000.0, pytest.approx(10.0))}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop.backpressure.controller import DrainLaw, SpecificationLaw
+from delta_prop.backpressure.controller import DepthLaw, DrainLaw
 from tests.delta_prop.backpressure.simulated import HOLD_S, STEPS, noisy_steps, run, windows
 
 if TYPE_CHECKING:
@@ -40,9 +40,7 @@ def test_the_source_follows_the_capacity_of_a_pacing_sink(lumpy: bool, full: boo
     for mailbox in MAILBOXES:
         ours, drawn, outside = stepped(DrainLaw, mailbox, seeds, lumpy=lumpy)
         print(f"{'drain':>14} {mailbox:8} {ours:14.1%} {drawn:15.1%} {outside:13.1%}")
-        theirs, their_drawn, their_outside = stepped(
-            SpecificationLaw, mailbox, seeds if full else 1, lumpy=lumpy
-        )
+        theirs, their_drawn, their_outside = stepped(DepthLaw, mailbox, seeds if full else 1, lumpy=lumpy)
         print(f"{'specification':>14} {mailbox:8} {theirs:14.1%} {their_drawn:15.1%} {their_outside:13.1%}")
         assert ours <= TOLERANCE
         assert outside == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from delta_prop.ingest.work import Sequenced, Session
+from delta_prop.ingest.work import Sender, SequencedBatch
 from delta_prop.receipt import Receipt
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import AckLevel
@@ -16,7 +16,7 @@ from tests.delta_prop.chains import Bench
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delta_prop.published import Published
+    from delta_prop.outcomes import PublishAck
     from delta_prop_wire.frames import OriginClaim
 
 
@@ -57,7 +57,7 @@ class ChainService:
             self.bench.chain.origins.restore(origin, epoch, 0.0)
 
     def _grants(self) -> list[OriginGrant]:
-        active, _ = self.bench.chain.origins.all()
+        active, _ = self.bench.chain.origins.list_all()
         found = [(one, self.bench.chain.origins.get(one)) for one in active]
         return [
             OriginGrant(one, state.epoch, 0) for one, state in found if state is not None and one >> 20 != 1
@@ -80,13 +80,13 @@ class ChainService:
                 refusal = done.refusal()
                 self._answer(frame, None if refusal else done.result(), refusal)
 
-        receipt.when_done(told)
-        self.bench.chain.offer(Sequenced(batch, Session("owner"), receipt), self.bench.now)
+        receipt.add_done_callback(told)
+        self.bench.chain.offer(SequencedBatch(batch, Sender("owner"), receipt), self.bench.now)
 
     forgiving = False
     """Whether one dot may come in other bytes: where the tail was lost, batches are made anew."""
 
-    def _answer(self, frame: BatchFrame, published: Published | None, refusal: Refused | None) -> None:
+    def _answer(self, frame: BatchFrame, published: PublishAck | None, refusal: Refused | None) -> None:
         self._told.update(range(frame.sequence, frame.sequence + frame.batch.count))
         while self._cumulative + 1 in self._told:
             self._cumulative += 1
@@ -98,7 +98,7 @@ class ChainService:
             self.answers.append(Ack(self._cumulative, ranges=_ranges(frame.sequence, published)))
 
 
-def _ranges(sequence: int, published: Published) -> tuple[AckRange, ...]:
+def _ranges(sequence: int, published: PublishAck) -> tuple[AckRange, ...]:
     if not published.duplicates:
         assert published.offset is not None
         return (AckRange(sequence, sequence + published.count - 1, published.offset),)

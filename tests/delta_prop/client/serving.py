@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from delta_prop.ports import World
-    from delta_prop.testing.link import Conditions
+    from delta_prop.testing.network_path import NetworkConditions
     from tests.delta_prop.server.tokens import File
 
 ADDRESS = "server:7373"
@@ -30,7 +30,7 @@ class Site:
     def __init__(
         self,
         seed: int,
-        conditions: Conditions | None,
+        conditions: NetworkConditions | None,
         settings: dict[str, Any],
         service: Settings | None = None,
         tokens: File | None = None,
@@ -65,7 +65,7 @@ class Site:
 
     def keys(self) -> list[str]:
         """The vector ids in the log, in order."""
-        log = self.propagator.inside().log
+        log = self.propagator.internals().log
         batches = whole(log)
         return [key for one in batches if not one.batch.is_control for key in one.batch.keys]
 
@@ -74,7 +74,7 @@ def with_service(
     story: Callable[[Site], Awaitable[None]],
     *,
     seed: int = 1,
-    conditions: Conditions | None = None,
+    conditions: NetworkConditions | None = None,
     backend: Literal["asyncio", "trio"] = "asyncio",
     log_deltas_max: int = 1_000_000,
     tokens: File | None = None,

@@ -8,7 +8,7 @@ from delta_prop.client import SyncProducer
 from delta_prop_wire.delta import Delta, Priority, opaque, sparse
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.client.test_blocking import served
+from tests.delta_prop.client.test_sync_producer import served
 from tests.delta_prop.server.jobs import block_of, rows
 
 

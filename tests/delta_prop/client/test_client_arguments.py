@@ -20,7 +20,7 @@ from delta_prop.client import (
     facts,
     jobs,
 )
-from delta_prop.client.ranges import Asker
+from delta_prop.client.ranges import RangeReader
 from delta_prop.ports import Tls
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_sinks import ForwardSink
@@ -37,7 +37,7 @@ MAKERS: dict[str, Callable[..., object]] = {
     "subscriber": lambda addresses=NONE, **more: Subscriber(addresses, "*", **more),
     "sync producer": lambda **more: SyncProducer(**({"addresses": NONE, "name": "p"} | more)),
     "forward link": lambda **more: ForwardLink(**({"addresses": NONE} | more)),
-    "asker": lambda **more: Asker(**({"addresses": NONE} | more)),
+    "asker": lambda **more: RangeReader(**({"addresses": NONE} | more)),
     "spread producer": lambda **more: SpreadProducer([NONE], **({"name": "p"} | more)),
     "spread subscriber": lambda **more: SpreadSubscriber([NONE], "*", **more),
     "facts.get": lambda **more: facts.get(**({"addresses": NONE, "vector_id": "v"} | more)),
@@ -48,7 +48,7 @@ MAKERS: dict[str, Callable[..., object]] = {
 WITHOUT_SETTINGS = {"facts.get", "jobs.decide"}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"settings": Settings()}, r"settings: a delta_prop\.config\.Settings .*ClientSettings\("),
-    ({"settings": {"open_s_max": 1}}, r"settings: a dict .*ClientSettings\("),
+    ({"settings": {"open_timeout_s": 1}}, r"settings: a dict .*ClientSettings\("),
     ({"tls": "ca.pem"}, r"tls: a str .*Tls\("),
     ({"tls": True}, r"tls: a bool .*Tls\("),
     ({"token": 5}, "token: a int.*give text"),
@@ -145,7 +145,7 @@ def test_a_level_may_be_given_by_its_name(level: Any) -> None:
 
 
 def test_a_log_takes_its_level_by_name() -> None:
-    assert LogSettings(level="logged").level is AckLevel.LOGGED  # type: ignore[arg-type]
+    assert LogSettings(read_level="logged").read_level is AckLevel.LOGGED  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("level", ["safe", 7, True, 1.0, None])
@@ -157,7 +157,7 @@ def test_what_is_no_level_is_told(level: Any) -> None:
             lambda: SyncProducer(ADDRESS, name="p", ack_level=level),
             lambda: site.propagator.offer(one, ack_level=level),
             lambda: site.propagator.producer("x", ack_level=level),
-            lambda: LogSettings(level=level),
+            lambda: LogSettings(read_level=level),
         ):
             if level is None and call.__code__.co_names[0] != "LogSettings":
                 continue

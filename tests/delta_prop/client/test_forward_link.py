@@ -29,11 +29,11 @@ class Session:
 
     def __init__(self) -> None:
         self.sent: list[BatchFrame] = []
-        self.connection: Any = SimpleNamespace(window=SimpleNamespace(open=True), send=self._send)
+        self.connection: Any = SimpleNamespace(send_window=SimpleNamespace(is_open=True), send=self._send)
 
     def _send(self, frame: BatchFrame) -> bytes:
         self.sent.append(frame)
-        self.connection.window.open = False
+        self.connection.send_window.is_open = False
         return b"frame"
 
 
@@ -46,7 +46,7 @@ def logged(origin: int, offset: int) -> LoggedBatch:
 def test_what_is_left_of_a_call_when_credit_comes_may_be_there_already() -> None:
     async def main() -> None:
         link, session = ForwardLink("service:7373", world=virtual_world(1)), Session()
-        link.welcomed(Welcome(origins=(OriginGrant(HAS, 1, 9),)), same_address=True)
+        link.on_welcome(Welcome(origins=(OriginGrant(HAS, 1, 9),)), same_address=True)
         outcomes: list[object] = []
 
         async def forward() -> None:
@@ -55,10 +55,10 @@ def test_what_is_left_of_a_call_when_credit_comes_may_be_there_already() -> None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(forward)
             await anyio.sleep(0.1)
-            assert link.to_send(session, 0.0)  # type: ignore[arg-type]
-            link.take(Ack(session.sent[0].sequence), 0, 0.0)
-            session.connection.window.open = True
-            assert not link.to_send(session, 0.0)  # type: ignore[arg-type]
+            assert link.data_to_send(session, 0.0)  # type: ignore[arg-type]
+            link.on_frame(Ack(session.sent[0].sequence), 0, 0.0)
+            session.connection.send_window.is_open = True
+            assert not link.data_to_send(session, 0.0)  # type: ignore[arg-type]
             with anyio.fail_after(1):
                 while not outcomes:  # noqa: ASYNC110 - a call tells by returning
                     await anyio.sleep(0.01)
@@ -73,7 +73,7 @@ def test_an_acknowledgement_of_an_earlier_sending_says_nothing_of_a_later_one() 
 
     async def main() -> None:
         link, session = ForwardLink("service:7373", world=virtual_world(1)), Session()
-        link.welcomed(Welcome(), same_address=True)
+        link.on_welcome(Welcome(), same_address=True)
         given, outcomes = [logged(LACKS, 0)], []
         for again in (False, True):
             async with anyio.create_task_group() as tasks:
@@ -83,12 +83,12 @@ def test_an_acknowledgement_of_an_earlier_sending_says_nothing_of_a_later_one() 
 
                 tasks.start_soon(forward)
                 await anyio.sleep(0.1)
-                session.connection.window.open = True
-                assert link.to_send(session, 0.0)  # type: ignore[arg-type]
+                session.connection.send_window.is_open = True
+                assert link.data_to_send(session, 0.0)  # type: ignore[arg-type]
                 first, last = session.sent[0].sequence, session.sent[-1].sequence
                 if again:
-                    link.take(Ack(first), 0, 0.0)
-                link.take(Nack(last, ErrorCode.LOG_FULL, "no room"), 0, 0.0)
+                    link.on_frame(Ack(first), 0, 0.0)
+                link.on_frame(Nack(last, ErrorCode.LOG_FULL, "no room"), 0, 0.0)
         assert [one.code for (one,) in outcomes] == [ErrorCode.LOG_FULL] * 2
 
     run_virtual(main)
@@ -103,19 +103,21 @@ def test_a_repeat_at_a_place_that_nobody_tells_counts_only_if_a_welcome_says_so(
             with pytest.raises(ConnectionError):
                 await link.forward(given)
 
-        link.welcomed(Welcome(), same_address=True)
+        link.on_welcome(Welcome(), same_address=True)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(forward)
             await anyio.sleep(0.1)
             for _ in given:
-                assert link.to_send(session, 0.0)  # type: ignore[arg-type]
-                session.connection.window.open = True
+                assert link.data_to_send(session, 0.0)  # type: ignore[arg-type]
+                session.connection.send_window.is_open = True
             one, other = (frame.sequence for frame in session.sent)
             ranges = (AckRange(one, one, 7, True), AckRange(other, other, UNKNOWN_OFFSET, True))
             with pytest.raises(Reconnect):
-                link.take(Ack(other, ranges=ranges), 0, 0.0)
-            link.disconnected()
-        link.welcomed(Welcome(origins=(OriginGrant(LACKS, 1, 1), OriginGrant(HAS, 1, 1))), same_address=True)
+                link.on_frame(Ack(other, ranges=ranges), 0, 0.0)
+            link.on_disconnect()
+        link.on_welcome(
+            Welcome(origins=(OriginGrant(LACKS, 1, 1), OriginGrant(HAS, 1, 1))), same_address=True
+        )
         assert await link.forward(given) == [None, None]
         assert len(session.sent) == 2
 

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from delta_prop.client.producer import Producer
-from delta_prop.testing.link import Conditions
+from delta_prop.testing.network_path import NetworkConditions
 from delta_prop_wire.delta import Delta, Dot, Priority, create, make_origin, producer_id_of, sparse
 from delta_prop_wire.errors import UsageError
 from tests.delta_prop.client.serving import ADDRESS, Site, with_service
@@ -44,7 +44,7 @@ def dots(site: Site) -> list[tuple[int, bool]]:
     """(counter, void) of each row of the import in the log, in its order."""
     return [
         (one.batch.counter(row), one.batch.is_control)
-        for one in whole(site.propagator.inside().log)
+        for one in whole(site.propagator.internals().log)
         for row in range(one.batch.count)
         if one.batch.origin == ORIGIN
     ]
@@ -54,7 +54,7 @@ def test_numbered_offers_share_frames() -> None:
     async def story(site: Site) -> None:
         told = await offered(site, range(1, 4_001), frozenset())
         assert [told[n].result().dot for n in range(1, 4_001)] == [Dot(ORIGIN, n) for n in range(1, 4_001)]
-        logged = list(whole(site.propagator.inside().log))
+        logged = list(whole(site.propagator.internals().log))
         size = sum(one.batch.size for one in logged)
         print(f"{len(logged)} frames, {size / 4_000:.0f} bytes a row")
         assert len(logged) <= 8
@@ -76,7 +76,7 @@ def test_refused_rows_keep_no_other_from_its_place(wrong: set[int]) -> None:
         again = await offered(site, range(1, 1_600), bad)
         assert {n: one.result().duplicates.get(0) for n, one in again.items() if n in places} == places
         assert {n for n, one in again.items() if not one.acknowledged} == wrong
-        frames = [one for one in whole(site.propagator.inside().log) if one.batch.origin == ORIGIN]
+        frames = [one for one in whole(site.propagator.internals().log) if one.batch.origin == ORIGIN]
         assert len(frames) <= 4 + min(1 << len(wrong) + 1, 2 * 500)
 
     with_service(story)
@@ -84,7 +84,7 @@ def test_refused_rows_keep_no_other_from_its_place(wrong: set[int]) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_numbered_lines_have_one_effect_over_a_bad_network(seed: int) -> None:
-    conditions = Conditions(latency_s=0.002, jitter_s_max=0.003, reset_bytes_mean=30_000)
+    conditions = NetworkConditions(latency_s=0.002, jitter_s_max=0.003, reset_bytes_mean=30_000)
 
     async def story(site: Site) -> None:
         chance = random.Random(seed)

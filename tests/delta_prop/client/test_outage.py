@@ -13,7 +13,7 @@ import pytest
 from delta_prop.client import ClientSettings, Producer, Subscriber, SyncProducer, Unreachable, facts
 from delta_prop.client import outage as outages
 from delta_prop.client.outage import Outage
-from delta_prop.commands.waiting import Waiting
+from delta_prop.commands.wait_reporter import WaitReporter
 from delta_prop_wire.delta import Delta, opaque
 from tests.delta_prop.client.serving import ADDRESS, Site, with_service
 from tests.delta_prop.client.threaded import served
@@ -85,7 +85,7 @@ def test_sync_producer_tells_it(
     monkeypatch.setattr(outages, "WARN_S", 0.2)
     with (
         pytest.raises(Unreachable),
-        SyncProducer(nobody, name="p", settings=ClientSettings(open_s_max=1.0)),
+        SyncProducer(nobody, name="p", settings=ClientSettings(open_timeout_s=1.0)),
     ):
         pass
     (waits,) = said(caplog)
@@ -100,11 +100,11 @@ def test_sync_producer_tells_it(
 
 def test_command_that_tells_it_itself_does_not_tell_it_twice(caplog: pytest.LogCaptureFixture) -> None:
     async def command() -> None:
-        async with Waiting().told():
+        async with WaitReporter().report():
             Outage([]).lasts(None, 9.0, 9.0)
 
     anyio.run(command)
-    with Waiting().told_beside():
+    with WaitReporter().report_in_thread():
         Outage([]).lasts(None, 9.0, 9.0)
     assert said(caplog) == []
     Outage([]).lasts(None, 9.0, 9.0)
@@ -124,7 +124,7 @@ def test_program_without_logging_set_up_shows_it(nobody: str) -> None:
     program = f"""
 from delta_prop.client import ClientSettings, SyncProducer, outage
 outage.WARN_S = 0.2
-SyncProducer({nobody!r}, name="p", settings=ClientSettings(open_s_max=1.0)).__enter__()
+SyncProducer({nobody!r}, name="p", settings=ClientSettings(open_timeout_s=1.0)).__enter__()
 """
     done = subprocess.run(
         [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60

@@ -11,10 +11,10 @@ import pytest
 from delta_prop.client.errors import Unreachable
 from delta_prop.client.producer import Producer
 from delta_prop.client.settings import ClientSettings
-from delta_prop.published import Published, State
+from delta_prop.outcomes import OfferState, PublishAck
 from delta_prop.receipt import Receipt
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
-from delta_prop.testing.link import Conditions
+from delta_prop.testing.network_path import NetworkConditions
 from delta_prop_wire.delta import AckLevel, Delta, Priority, Source, create, opaque
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
@@ -66,7 +66,9 @@ def test_what_one_turn_offers_goes_as_one_batch_a_priority() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_connections_that_break_lose_and_double_nothing(seed: int) -> None:
-    conditions = Conditions(latency_s=0.002, jitter_s_max=0.003, chunk_bytes_max=700, reset_bytes_mean=4_000)
+    conditions = NetworkConditions(
+        latency_s=0.002, jitter_s_max=0.003, chunk_bytes_max=700, reset_bytes_mean=4_000
+    )
 
     async def story(site: Site) -> None:
         async with producer(site) as p:
@@ -136,7 +138,10 @@ def test_credits_bound_what_is_under_way() -> None:
             async def watch() -> None:
                 nonlocal most
                 while True:
-                    most = max(most, sum(peer.intake.open_frames for peer in site.service._peers.values()))
+                    most = max(
+                        most,
+                        sum(peer.produce_handler.pending_frames for peer in site.service._handlers.values()),
+                    )
                     await anyio.sleep(0.0001)
 
             tasks.start_soon(watch)
@@ -183,11 +188,11 @@ def test_a_second_producer_of_the_name_fences_the_first() -> None:
 
 
 def test_numbered_lines_are_published_once_however_often_the_import_is_repeated() -> None:
-    def note(told: dict[int, Published], number: int, receipt: Receipt) -> None:
+    def note(told: dict[int, PublishAck], number: int, receipt: Receipt) -> None:
         told[number] = receipt.result()
 
-    async def import_(site: Site, lines: int) -> list[Published]:
-        told: dict[int, Published] = {}
+    async def import_(site: Site, lines: int) -> list[PublishAck]:
+        told: dict[int, PublishAck] = {}
         async with producer(site, "import") as p:
             for number in range(1, lines + 1):
                 p.offer_numbered(
@@ -318,14 +323,14 @@ def test_a_cancelled_publish_is_taken_back_where_it_was_not_under_way() -> None:
 
 def test_offers_are_told_in_time_though_nobody_answers() -> None:
     async def story(site: Site) -> None:
-        async with producer(site, settings=ClientSettings(delivery_s_max=20, close_s_max=1)) as p:
+        async with producer(site, settings=ClientSettings(delivery_timeout_s=20, close_timeout_s=1)) as p:
             site.network.cut("client", "server")
             receipt = p.offer(made("a"))
             began = anyio.current_time()
             with pytest.raises(Refused):
                 await receipt
             assert 20 <= anyio.current_time() - began <= 22
-            assert p.open_offers == 0
+            assert p.in_flight_offers == 0
 
     with_service(story)
 
@@ -335,7 +340,7 @@ def test_nobody_there_is_told_in_time() -> None:
         world = virtual_world(network=VirtualNetwork())
         with pytest.raises(Unreachable, match=r"none of nowhere:1, nowhere:2 has answered for 7 s .*correct"):
             async with Producer(
-                ["nowhere:1", "nowhere:2"], name="p", world=world, settings=ClientSettings(open_s_max=7)
+                ["nowhere:1", "nowhere:2"], name="p", world=world, settings=ClientSettings(open_timeout_s=7)
             ):
                 pass
         assert 7 <= anyio.current_time() < 13
@@ -345,7 +350,7 @@ def test_nobody_there_is_told_in_time() -> None:
 
 def test_a_service_that_stays_away_ends_the_producer() -> None:
     async def story(site: Site) -> None:
-        async with producer(site, settings=ClientSettings(offline_s_max=30)) as p:
+        async with producer(site, settings=ClientSettings(reconnect_timeout_s=30)) as p:
             await p.publish(made("a"))
             await site.stop()
             receipt = p.offer(made("b"))
@@ -361,7 +366,7 @@ def test_the_end_of_the_block_waits_for_what_is_open() -> None:
     async def story(site: Site) -> None:
         async with producer(site) as p:
             receipts = [p.offer(made(f"k{at}")) for at in range(10)]
-        assert all(one.state is State.ACKNOWLEDGED for one in receipts)
+        assert all(one.state is OfferState.ACKNOWLEDGED for one in receipts)
         with pytest.raises(UsageError, match="closed"):
             p.offer(made("late"))
         with pytest.raises(UsageError, match="closed"):
@@ -441,8 +446,8 @@ def test_what_is_given_wrongly_is_told_at_once() -> None:
         Producer("localhost", name="")
     with pytest.raises(UsageError, match="replica"):
         Producer("localhost", name="p", source=Source.REPLICA)
-    with pytest.raises(UsageError, match="heartbeat_s"):
-        ClientSettings(heartbeat_s=20)
+    with pytest.raises(UsageError, match="heartbeat_interval_s"):
+        ClientSettings(heartbeat_interval_s=20)
     with pytest.raises(UsageError, match="not open yet"):
         Producer("localhost", name="p").offer(made("a"))
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from delta_prop.client import ClientSettings, SyncProducer, Unreachable
-from delta_prop.client.ranges import Asker
+from delta_prop.client.ranges import RangeReader
 from delta_prop.config import Settings
 from delta_prop.ports import Tls
-from delta_prop.server import peer
-from delta_prop_wire.cutting import deltas_of
+from delta_prop.server import connection_handler
 from delta_prop_wire.delta import Delta, Priority, create, make_origin, opaque, producer_id_of
 from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.slicing import deltas_of
 from delta_prop_wire.topics import Topic
 from tests.delta_prop.client.threaded import served
 from tests.delta_prop.networks import files
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from delta_prop_wire.batch import LoggedBatch
 
-QUICK = ClientSettings(open_s_max=0.3)
+QUICK = ClientSettings(open_timeout_s=0.3)
 TOLD_EACH_S = 20.0
 """How seldom a service tells how far a reader is, where a test is to show that nothing waits for that."""
 
@@ -64,9 +64,9 @@ def publish(address: str, counts: list[int], namespaces: tuple[str, ...] = ("doc
 def test_a_range_is_read_exactly_wherever_it_is_cut() -> None:
     with served() as service:
         keys = publish(service.address, [3, 1, 4, 5])
-        asker = Asker(service.address)
+        asker = RangeReader(service.address)
         bounds = asker.bounds()
-        assert (bounds.first, bounds.end) == (0, 13)
+        assert (bounds.start_offset, bounds.end_offset) == (0, 13)
         log = (bounds.log_id, bounds.epoch)
         for start in range(13):
             for end in range(start, 14):
@@ -75,10 +75,10 @@ def test_a_range_is_read_exactly_wherever_it_is_cut() -> None:
 
 
 def test_topics_leave_rows_out_and_the_end_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer, "_PROGRESS_S", TOLD_EACH_S)
+    monkeypatch.setattr(connection_handler, "_PROGRESS_INTERVAL_S", TOLD_EACH_S)
     with served() as service:
         keys = publish(service.address, [10, 20], ("docs", "rows", "rows"))
-        asker = Asker(service.address)
+        asker = RangeReader(service.address)
         began = time.monotonic()
         topics = [Topic.parse("ns:docs"), Topic.parse("v:k4")]
         found = rows_of(list(asker.read(2, 29, topics)))
@@ -92,7 +92,7 @@ def test_connections_that_break_lose_and_double_nothing() -> None:
     with served() as service:
         keys = publish(service.address, [5] * 40)
         found: list[LoggedBatch] = []
-        for batch in Asker(service.address).read(2, 199, credit_bytes=300):
+        for batch in RangeReader(service.address).read(2, 199, credit_bytes=300):
             found.append(batch)
             if len(found) % 5 == 0:
                 service.break_off()
@@ -104,10 +104,12 @@ def test_what_is_not_read_is_not_sent() -> None:
         matrix = np.zeros((200, 1_000), np.float32)
         for at in range(40):
             p.publish_many([f"{at}-{row}" for row in range(200)], matrix, namespace="n")
-        reading = Asker(service.address).read(0, 8_000, credit_bytes=1_000_000)
+        reading = RangeReader(service.address).read(0, 8_000, credit_bytes=1_000_000)
         assert next(reading).count == 200
         time.sleep(0.2)
-        sent = service.call(lambda: sum(one.outlet.dealt_with for one in service.peers() if one.outlet))
+        sent = service.call(
+            lambda: sum(one.consumer_session.processed for one in service.peers() if one.consumer_session)
+        )
         assert sent < 1_000
         assert sum(one.count for one in reading) == 7_800
 
@@ -116,25 +118,25 @@ def test_a_place_that_is_gone_and_one_that_never_was() -> None:
     settings = Settings(log_deltas_max=100)
     with served(propagator={"settings": settings}) as service:
         publish(service.address, [50] * 6)
-        asker = Asker(service.address, settings=QUICK)
+        asker = RangeReader(service.address, settings=QUICK)
         bounds = asker.bounds()
-        assert bounds.first > 0
-        with pytest.raises(Refused, match=f"CURSOR_TOO_OLD: offset 0 .* starts at {bounds.first}"):
+        assert bounds.start_offset > 0
+        with pytest.raises(Refused, match=f"CURSOR_TOO_OLD: offset 0: .* starts at {bounds.start_offset}"):
             list(asker.read(0, 10))
-        with pytest.raises(Refused, match="offsets up to 500 are asked for, and the log ends at 300"):
+        with pytest.raises(Refused, match="offsets up to 500: the log ends at 300"):
             list(asker.read(250, 500))
-        with pytest.raises(UsageError, match="this place is that of log 0101"):
+        with pytest.raises(UsageError, match="this place belongs to log 0101"):
             list(asker.read(250, 300, log=(bytes([1]) * 16, bounds.epoch)))
 
 
 def test_what_is_void_in_the_log_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer, "_PROGRESS_S", TOLD_EACH_S)
+    monkeypatch.setattr(connection_handler, "_PROGRESS_INTERVAL_S", TOLD_EACH_S)
     with served() as service, SyncProducer(service.address, name="test") as p:
         p.publish(Delta("a", create([1.0]), "n"))
         with pytest.raises(Refused, match="INVALID_DELTA"):
             p.publish(Delta("b", create([1.0, 2.0]), "n"))
         began = time.monotonic()
-        assert rows_of(list(Asker(service.address).read(0, 2))) == [(0, 1, "a")]
+        assert rows_of(list(RangeReader(service.address).read(0, 2))) == [(0, 1, "a")]
         assert time.monotonic() - began < TOLD_EACH_S
 
 
@@ -144,7 +146,7 @@ def test_times_are_places(tmp_path: Path) -> None:
         time.sleep(0.01)
         between = datetime.now(UTC)
         publish(service.address, [2])
-        asker = Asker(service.address)
+        asker = RangeReader(service.address)
         assert asker.offset_at(round(between.timestamp() * 1e6)) == 3
         assert asker.offset_at(0) == 0
 
@@ -153,7 +155,7 @@ def test_a_watermark_is_told_and_its_holder_not_disturbed() -> None:
     origin = make_origin(producer_id_of("job"), Priority.NORMAL)
     with served() as service, SyncProducer(service.address, name="job") as p:
         p.publish(made("a"), made("b"))
-        asker = Asker(service.address)
+        asker = RangeReader(service.address)
         assert asker.watermark(origin, 1) == 2
         p.publish(made("c"))
         assert asker.watermark(origin, 1) == 3
@@ -167,7 +169,7 @@ def test_a_service_that_is_not_there() -> None:
     with served() as service:
         pass
     began = time.monotonic()
-    gone = Asker(service.address, settings=QUICK)
+    gone = RangeReader(service.address, settings=QUICK)
     with pytest.raises(Unreachable, match=r"has answered for 0\.3 s"):
         gone.bounds()
     with pytest.raises(Unreachable, match=r"has answered for 0\.3 s"):
@@ -180,7 +182,7 @@ def test_another_address_of_the_service_is_tried() -> None:
         pass
     with served() as service:
         publish(service.address, [2])
-        assert len(rows_of(list(Asker([gone.address, service.address]).read(0, 2)))) == 2
+        assert len(rows_of(list(RangeReader([gone.address, service.address]).read(0, 2)))) == 2
 
 
 def test_over_tls() -> None:
@@ -188,4 +190,4 @@ def test_over_tls() -> None:
     server = Tls(made_files.server, made_files.server_key, made_files.authority)
     client = Tls(made_files.client, made_files.client_key, made_files.authority)
     with served(server) as service:
-        assert Asker(service.address, tls=client).bounds().end == 0
+        assert RangeReader(service.address, tls=client).bounds().end_offset == 0

@@ -10,7 +10,7 @@ import pytest
 from delta_prop.client.settings import ClientSettings
 from delta_prop.client.subscriber import Subscriber
 from delta_prop.testing import virtual_world
-from delta_prop.testing.link import Conditions
+from delta_prop.testing.network_path import NetworkConditions
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Delta, Priority, opaque
 from delta_prop_wire.errors import Refused, UsageError
@@ -73,7 +73,9 @@ def test_batches_come_as_their_producer_made_them() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_connections_that_break_lose_and_double_nothing(seed: int) -> None:
-    conditions = Conditions(latency_s=0.002, jitter_s_max=0.003, chunk_bytes_max=900, reset_bytes_mean=5_000)
+    conditions = NetworkConditions(
+        latency_s=0.002, jitter_s_max=0.003, chunk_bytes_max=900, reset_bytes_mean=5_000
+    )
 
     async def story(site: Site) -> None:
         async with anyio.create_task_group() as tasks:
@@ -91,11 +93,11 @@ def test_a_reader_that_rests_holds_no_more_than_its_credit() -> None:
         await publish(site, 400, size=1_000)
         async with subscriber(site, start="earliest", credit=(50, 1 << 20)) as s:
             await anyio.sleep(30)
-            assert 40 <= s._in.waiting <= 50
+            assert 40 <= s._consumer_state.buffered_deltas <= 50
             assert await read(s, 400) == keys(400)
         async with subscriber(site, start="earliest", credit=(1_000_000, 20_000)) as s:
             await anyio.sleep(30)
-            assert 10 <= s._in.waiting <= 20
+            assert 10 <= s._consumer_state.buffered_deltas <= 20
             assert await read(s, 400) == keys(400)
         async with subscriber(site, start="earliest", credit=(1, 1)) as s:
             assert await read(s, 20) == keys(20)
@@ -166,7 +168,7 @@ def test_second_reader_of_a_group_stands_by_until_the_first_has_gone() -> None:
                 assert second.standing_by
                 await anyio.sleep(59)
                 assert second.standing_by
-                assert not second._in.waiting
+                assert not second._consumer_state.buffered_deltas
                 assert await read(second, 2) == keys(2, first=2), "what was in hand comes again"
                 assert not second.standing_by
 
@@ -191,7 +193,7 @@ def test_half_open_first_reader_gives_way_within_the_silence_time() -> None:
                 assert first.standing_by
                 await publish(site, 1, first=4)
                 assert await read(second, 1) == keys(1, first=4)
-                assert first._in.take_row() is None
+                assert first._consumer_state.take_row() is None
 
     with_service(story)
 
@@ -264,7 +266,7 @@ def test_filters_topics_and_single_deltas() -> None:
             await p.publish(Delta("e", opaque(b"5"), "mail"))
             await p.publish(Delta("f", opaque(b"6"), "docs"))
             assert await read(docs, 1) == [(5, "f")]
-            with pytest.raises(UsageError, match="one has to stay"):
+            with pytest.raises(UsageError, match="one must stay"):
                 await docs.remove(1)
 
     with_service(story)
@@ -285,10 +287,10 @@ def test_only_what_was_delivered_can_be_acknowledged() -> None:
         await publish(site, 2)
         async with subscriber(site, start="earliest", ack="manual") as s:
             await read(s, 1)
-            with pytest.raises(UsageError, match="was not delivered yet"):
+            with pytest.raises(UsageError, match="not delivered yet"):
                 s.ack(1)
             for wrong in ("x", -1, True, None):
-                with pytest.raises(UsageError, match=rf"offset '?{wrong}'?: give that of a delta that came"):
+                with pytest.raises(UsageError, match=rf"offset '?{wrong}'?: give the offset of a delta"):
                     s.ack(wrong)  # type: ignore[arg-type]
             with pytest.raises(UsageError, match="topic 5 is a int: give text"):
                 await s.add(5)  # type: ignore[arg-type]
@@ -347,4 +349,4 @@ def test_what_is_given_wrongly_is_told_at_once() -> None:
         Subscriber("localhost")
     with pytest.raises(Refused, match="group"):
         Subscriber("localhost", "*", group="")
-    assert ClientSettings().heartbeat_s == 5
+    assert ClientSettings().heartbeat_interval_s == 5

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from delta_prop.ports import Tls
-    from delta_prop.server.peer import Peer
+    from delta_prop.server.connection_handler import ConnectionHandler
 
 T = TypeVar("T")
 
@@ -38,14 +38,14 @@ class Served:
 
     def keys(self) -> list[str]:
         def read() -> list[str]:
-            log = self._propagator.inside().log
+            log = self._propagator.internals().log
             batches = whole(log)
             return [key for one in batches if not one.batch.is_control for key in one.batch.keys]
 
         return self._portal.call(read)  # type: ignore[no-any-return]
 
-    def peers(self) -> list[Peer]:
-        return list(self._service._peers.values())
+    def peers(self) -> list[ConnectionHandler]:
+        return list(self._service._handlers.values())
 
     def call(self, function: Callable[[], T]) -> T:
         """Call it where the service runs."""
@@ -56,7 +56,7 @@ class Served:
         self._portal.call(self._propagator.attach, StorageSink(path))
 
     def break_off(self) -> None:
-        self.call(lambda: [peer.break_off() for peer in self.peers()])
+        self.call(lambda: [peer.abort() for peer in self.peers()])
 
 
 @asynccontextmanager
@@ -64,7 +64,7 @@ async def running(
     tls: Tls | None, propagator: dict[str, Any], settings: dict[str, Any], tokens: str | None = None
 ) -> AsyncIterator[tuple[Propagator, Service]]:
     async with Propagator(**propagator) as p, anyio.create_task_group() as tasks:
-        access = None if tokens is None else Access(p.inside().world, File(tokens))
+        access = None if tokens is None else Access(p.internals().world, File(tokens))
         service = Service(p, ServerSettings(port=0, **settings), access=access, tls=tls)
         await tasks.start(service.run)
         try:

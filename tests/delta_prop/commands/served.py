@@ -12,7 +12,7 @@ import anyio.from_thread
 from delta_prop.embedded import Propagator
 from delta_prop.server.access import Access
 from delta_prop.server.http import HttpPort
-from delta_prop.server.overview import Overview
+from delta_prop.server.server_status import ServerStatus
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
 from delta_prop.world import real_world
@@ -54,10 +54,12 @@ def served(
         world = real_world()
         assert world.network is not None
         access = Access(world, None if tokens is None else lambda: tokens)
-        overview = Overview(version="1.2.3", now=world.clock.now)
+        overview = ServerStatus(version="1.2.3", now=world.clock.now)
         async with anyio.create_task_group() as tasks, Propagator(data=data, world=world) as propagator:
             await propagator.attach(CacheSink())
-            service = Service(propagator, ServerSettings(port=port, drain_s_max=1), access=access, tls=tls)
+            service = Service(
+                propagator, ServerSettings(port=port, drain_timeout_s=1), access=access, tls=tls
+            )
             overview.propagator, overview.service = propagator, service
             http = HttpPort(world.network, world, overview, access=access, tls=tls)
             _, http_port = await tasks.start(http.run)

@@ -99,8 +99,7 @@ def test_what_prints_fails_where_standard_output_is_closed(verb: str, command: C
     done = run_closed(*verb.split(), *([] if verb.startswith("token") else ["--data", command.data]))
     assert (done.returncode, done.stderr) == (
         1,
-        "delta-prop: standard output is closed, so nothing was written there: open it, or redirect it "
-        "to a file\n",
+        "delta-prop: standard output is closed, so nothing was written: open it, or redirect it to a file\n",
     )
 
 

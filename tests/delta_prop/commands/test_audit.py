@@ -21,7 +21,7 @@ from delta_prop.auditing import audit, repair, repairs
 from delta_prop.auditing.repairing import log_id_of
 from delta_prop.cli import main
 from delta_prop.client import ClientSettings, SyncProducer
-from delta_prop.commands import waiting
+from delta_prop.commands import wait_reporter
 from delta_prop_sinks import StorageSink
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import UsageError
@@ -108,7 +108,7 @@ def test_differences_are_shown_written_and_mended_in_the_directory(
     out = tmp_path / "found.jsonl"
     mended = command("audit", "--storage", file, "--output", out, "--repair")
     assert mended.status == 0
-    assert "2 of 2 were said again; 0 have moved on since, 0 were refused" in mended.err
+    assert "2 of 2 were republished; 0 have changed since, 0 were refused" in mended.err
     assert [json.loads(line) for line in out.read_text().splitlines()] == [first, second]
     store(command, file)
     assert command("audit", "--storage", file).status == 0
@@ -126,7 +126,7 @@ def test_repair_goes_to_the_service_that_has_the_directory(
         assert main(audit) == 2
         assert "send the repair to that service with --to HOST:PORT" in capsys.readouterr().err
         assert main([*audit, "--to", running.address]) == 0
-        assert "2 of 2 were said again" in capsys.readouterr().err
+        assert "2 of 2 were republished" in capsys.readouterr().err
     store(command, file)
     assert command("audit", "--storage", file).status == 0
 
@@ -148,7 +148,7 @@ def test_repair_does_not_go_to_the_service_of_another_log(
             repair(repairs(found), p, data=str(command.data))
         assert p.log_id is not None
         ids = [p.log_id.hex(), log_id_of(str(command.data)).hex()]
-        tail = f" has log {ids[0]}, {str(command.data)!r} is log {ids[1]}: name the server of that directory"
+        tail = f" has log {ids[0]}, {str(command.data)!r} has log {ids[1]}: name the server of that directory"
         assert told.endswith(other.address + tail)
         assert str(caught.value).endswith(tail)
         assert other.keys() == ["ghost"]
@@ -157,15 +157,17 @@ def test_repair_does_not_go_to_the_service_of_another_log(
 def test_differences_are_told_before_an_absent_service_is_waited_for(
     command: Command, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "WAIT_S", 0.5)
-    monkeypatch.setattr(ClientSettings, "__init__", partialmethod(ClientSettings.__init__, open_s_max=1.5))
+    monkeypatch.setattr(wait_reporter, "REPORT_AFTER_S", 0.5)
+    monkeypatch.setattr(
+        ClientSettings, "__init__", partialmethod(ClientSettings.__init__, open_timeout_s=1.5)
+    )
     execute(file, *SPOIL)
     done = command("audit", "--storage", file, "--repair", "--to", "127.0.0.1:1")
     assert done.status == 1
     assert [line.split()[0] for line in done.out.splitlines()] == ["difference", "missing", "corrupted"]
     found, waits, failed = done.err.splitlines()
     assert found == "delta-prop: 2 differences: 1 corrupted, 1 missing"
-    assert waits.startswith("delta-prop: waits, as nothing was answered for ")
+    assert waits.startswith("delta-prop: waiting, no answer for ")
     assert "no connection" in waits
     assert "none of 127.0.0.1:1 has answered for 1.5 s" in failed
 
@@ -199,9 +201,9 @@ def test_contents_in_json_lines_are_compared(command: Command, file: Path, tmp_p
         ("--contents y --come -3", "--come -3: give it beside --contents, an offset from 0 on"),
         ("--contents y.parquet", "--contents 'y.parquet': only JSON lines are read without --spark"),
         ("--storage y --output x.parquet", "only JSON lines are written without --spark"),
-        ("--storage y --master local[4]", "--master, --spark-log: they are Spark's; add --spark"),
+        ("--storage y --master local[4]", "--master, --spark-log: they need --spark: add it"),
         ("--storage y", "no storage file at 'y': name the one that the storage sink writes"),
-        ("--contents none.jsonl", "no table at 'none.jsonl': name a file or a folder of JSON lines"),
+        ("--contents none.jsonl", "table 'none.jsonl' does not exist: name a file or a folder of JSON lines"),
         ("--contents none", "--contents 'none': only JSON lines are read without --spark: name a file or a "),
         ("--contents odd.jsonl --sink nosuch", "no sink named 'nosuch' is remembered in "),
         ("--contents odd.jsonl", "odd.jsonl, line 2: "),
@@ -229,7 +231,7 @@ def test_vector_in_the_quarantine_is_told_and_left_alone(command: Command, file:
     done = command("audit", "--storage", file, "--sink", "storage", "--json")
     assert [one["difference"] for one in done.lines] == ["missing", "corrupted"]
     done = command("audit", "--storage", file, "--sink", "other")
-    assert (done.status, done.err.count("sinks that are: storage\n")) == (2, 1)
+    assert (done.status, done.err.count("give one of these: storage\n")) == (2, 1)
 
 
 def test_sample_of_the_page_is_what_is_printed(

@@ -20,13 +20,13 @@ def test_a_sound_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     file = tmp_path / "dp.toml"
     file.write_text("[[sinks]]\nkind = 'cache'")
     assert main(["config", "check", str(file)]) == 0
-    assert capsys.readouterr().out.startswith(f"{file}: sound; sinks: cache; memory: at most ")
+    assert capsys.readouterr().out.startswith(f"{file}: sound; sinks: cache; memory: up to ")
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (b"server.port = 'x'", 'server.port: "x" is no number'),
+        (b"server.port = 'x'", 'server.port: "x" is not a number'),
         (b"[[sinks]]\nkind = 'cache'\nbytes_max = 0", "sinks[0].bytes_max"),
         (b"\xff", "cannot be read (it is not UTF-8)"),
         (None, "cannot be read (No such file or directory)"),

@@ -9,13 +9,13 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from delta_prop.commands import edge
-from delta_prop.commands.connecting import Link, link_of
-from delta_prop.commands.parsers import server_arguments
-from delta_prop.commands.sending import Kept, RemoteSender
-from delta_prop.commands.subscribe import Wanted, _write_from
+from delta_prop.commands import system
+from delta_prop.commands.connect_options import ConnectOptions, connect_options_of
+from delta_prop.commands.parsers import add_server_arguments
+from delta_prop.commands.publishers import LineAck, RemotePublisher
+from delta_prop.commands.subscribe import SubscribeOptions, _write_from_server
+from delta_prop.outcomes import PublishAck
 from delta_prop.ports import Tls
-from delta_prop.published import Published
 from delta_prop.receipt import Receipt
 from delta_prop.testing import run_virtual
 from delta_prop_wire.delta import AckLevel, Delta, Dot, create
@@ -23,10 +23,10 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 
-def linked(*arguments: str) -> Link:
+def linked(*arguments: str) -> ConnectOptions:
     parser = ArgumentParser()
-    server_arguments(parser, "--to", "a server")
-    return link_of(parser.parse_args(["--to", "h:1", *arguments]))
+    add_server_arguments(parser, "--to", "a server")
+    return connect_options_of(parser.parse_args(["--to", "h:1", *arguments]))
 
 
 @pytest.mark.parametrize(
@@ -46,32 +46,32 @@ def test_any_option_of_tls_means_tls(arguments: list[str], tls: Tls | None) -> N
 
 def test_a_line_waits_for_room_and_other_refusals_end_it() -> None:
     refusals = [Refused(ErrorCode.QUEUE_FULL, "full")] * 3
-    told: list[Kept | Refused] = []
+    told: list[LineAck | Refused] = []
 
     class Producer:
         def offer_numbered(self, counter: int, delta: Delta, then: Any) -> None:
             if refusals:
                 raise refusals.pop()
             receipt = Receipt()
-            receipt.acknowledge(Published(17, Dot(1, counter), 1, AckLevel.DURABLE))
+            receipt.acknowledge(PublishAck(17, Dot(1, counter), 1, AckLevel.DURABLE))
             then(receipt)
 
     async def main() -> None:
-        sender = RemoteSender(cast("Any", Producer()))
+        sender = RemotePublisher(cast("Any", Producer()))
         await sender.send(1, Delta("v", create([1.0])), told.append)
         refusals.append(Refused(ErrorCode.FENCED, "another one"))
         with pytest.raises(Refused, match="FENCED"):
             await sender.send(2, Delta("v", create([1.0])), told.append)
 
     run_virtual(main)
-    assert told == [Kept(17, False)]
+    assert told == [LineAck(17, False)]
 
 
 def test_without_follow_it_ends_where_the_log_ended_whatever_comes_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(edge, "put", lines.append)
+    monkeypatch.setattr(system, "put", lines.append)
     delta, acked = Delta("v", create([1.0])), list[int]()
     batches = [[(3, 1, delta), (4, 2, delta)], [(5, 3, delta), (6, 4, delta)]]
 
@@ -83,5 +83,9 @@ def test_without_follow_it_ends_where_the_log_ended_whatever_comes_meanwhile(
     subscriber = SimpleNamespace(
         log_end=6, received=7, next_batch=next_batch, ack=acked.append, standing_by=False
     )
-    run_virtual(lambda: _write_from(cast("Any", subscriber), Wanted(Link(("h:1",)), follow=False)))
+    run_virtual(
+        lambda: _write_from_server(
+            cast("Any", subscriber), SubscribeOptions(ConnectOptions(("h:1",)), follow=False)
+        )
+    )
     assert (acked, len(lines), batches) == ([3, 4, 5], 3, [])

@@ -20,10 +20,10 @@ def test_each_is_told_once(
     failures: list[Exception], status: int, lines: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     nested = ExceptionGroup("outer", [ExceptionGroup("inner", failures)])
-    assert cli._told(nested) == status
+    assert cli._report_error(nested) == status
     assert capsys.readouterr().err.splitlines() == lines
 
 
 def test_a_defect_is_no_line() -> None:
     with pytest.raises(ExceptionGroup):
-        cli._told(ExceptionGroup("outer", [OSError("one"), ValueError("a defect")]))
+        cli._report_error(ExceptionGroup("outer", [OSError("one"), ValueError("a defect")]))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop.client import Subscriber
-from delta_prop.group_places import Group, read_place
+from delta_prop.group_cursor import GroupCursor, read_position
 from delta_prop_broker.local_disk import LocalDisk
 from tests.delta_prop.commands.served import Places, served
 from tests.delta_prop.commands.support import many
@@ -28,7 +28,7 @@ def test_reset_refuses_what_cannot_be_and_says_where_it_goes_on(command: Command
     assert command("subscribe", "--group", "g", "--count", "3").status == 0
     assert command("groups", "list", "--json").lines == [{"name": "g", "offset": 3, "lag": 2}]
     for arguments, cure in [
-        (("nobody", "--to", "earliest"), "groups that have: g"),
+        (("nobody", "--to", "earliest"), "name an existing one (g)"),
         (("g", "--to", "9"), "an offset from 0 to 5"),
         (("g", "--to", "soon"), "a time like"),
     ]:
@@ -47,16 +47,16 @@ def test_second_process_of_a_group_stands_by_and_takes_over(command: Command) ->
     assert command("subscribe", "--group", "g", "--count", "2").status == 0
     disk = LocalDisk(command.data)
     log_id = command("status", "--json").lines[0]["log_id"]
-    first = Group(disk, "g", bytes.fromhex(log_id))
+    first = GroupCursor(disk, "g", bytes.fromhex(log_id))
     busy = command("groups", "reset", "g", "--to", "earliest")
     assert (busy.status, "--force" in busy.err) == (2, True)
-    assert "end that one first" in command("groups", "reset", "g", "--to", "earliest", "--force").err
+    assert "end that command first" in command("groups", "reset", "g", "--to", "earliest", "--force").err
     verb = [sys.executable, "-m", "delta_prop", "subscribe", "--data", str(command.data)]
     with subprocess.Popen(
         [*verb, "--group", "g", "--count", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as second:
         assert second.stderr is not None
-        assert "standing by until it has ended" in second.stderr.readline()
+        assert "standing by until it ends" in second.stderr.readline()
         first.next_offset = 4
         first.close()
         out, err = second.communicate(timeout=30)
@@ -79,14 +79,14 @@ def test_group_of_a_server_is_moved_under_its_member(command: Command) -> None:
             assert "a member reads, 1 standing by" in _of_server(command, places, "groups", "list")
             assert "1 standing by" in _of_server(command, places, "top", "--once")
             refused = command("groups", "reset", "g", "--to", "3")
-            assert (refused.status, "end that one, or give --force" in refused.err) == (2, True)
+            assert (refused.status, "end that member, or give --force" in refused.err) == (2, True)
             done = command("groups", "reset", "g", "--to", "3", "--force")
             assert done.out == "done: group 'g' goes on at offset 3\n"
             _until(lambda: seen[5:] == [3, 4])
         finally:
             end.set()
             member.join(20)
-    place = read_place(
+    place = read_position(
         LocalDisk(command.data), "g", bytes.fromhex(command("status", "--json").lines[0]["log_id"])
     )
     assert place is not None

@@ -66,7 +66,7 @@ def test_verify_finds_a_sound_log_sound_beside_a_writer_too(command: Command) ->
     assert done.status == 0
     told = done.lines[0]
     assert told["sound"] is True
-    assert (told["deltas"], told["first_offset"], told["next_offset"], told["damages"]) == (5, 0, 5, 0)
+    assert (told["deltas"], told["start_offset"], told["next_offset"], told["damages"]) == (5, 0, 5, 0)
     assert told["bytes"] == command.segment().stat().st_size
     assert "offsets 0 to 5: sound\n" in command("log", "verify").out
     lock.release()
@@ -88,11 +88,11 @@ def test_damage_is_told_with_file_and_offsets(command: Command) -> None:
     assert done.status == 1
     damage = done.lines[0]["first_damage"]
     assert command.data / damage["file"] == command.segment()
-    assert (damage["position"], damage["first_offset"], damage["next_offset"]) == (position, 8, 12)
+    assert (damage["position"], damage["start_offset"], damage["next_offset"]) == (position, 8, 12)
     done = command("log", "verify")
     assert done.status == 1
     assert f"byte {position}, offset 8 to 12" in done.err
-    assert "--around-damage" in done.err
+    assert "--skip-corrupt" in done.err
     assert "log verify" not in done.err
     assert command("status").status == 1
     refused = command.publish(same_size(1))
@@ -110,11 +110,11 @@ def test_a_damaged_format_file_hides_neither_the_log_nor_the_cure(
     (command.data / "format").write_bytes(content)
     refused = command("status")
     assert refused.status == 1
-    assert f"its {len(content)} bytes are no format file" in refused.err
+    assert f"its {len(content)} bytes are not a format file" in refused.err
     assert "of any data directory which the same version made" in refused.err
     done = command("log", "verify", "--json")
     assert (done.status, done.lines[0]["damages"], done.lines[0]["deltas"]) == (1, 1, FRAMES * ROWS)
-    assert command("log", "export", "--around-damage", "--output", tmp_path / "out").status == 0
+    assert command("log", "export", "--skip-corrupt", "--output", tmp_path / "out").status == 0
     assert len((tmp_path / "out").read_text().splitlines()) == FRAMES * ROWS
     (command.data / "format").write_bytes(sound)
     assert command("log", "verify").status == 0
@@ -135,7 +135,7 @@ def test_what_is_wrong_with_a_directory_names_it(verb: tuple[str, ...], command:
         assert f"damage in {segment}, byte " in command(*verb).err
     for format_, said in (
         (b"{}", f"damage in {command.data}/format: "),
-        (LATER, f"{command.data}/format says"),
+        (LATER, f"{command.data}/format has"),
     ):
         (command.data / "format").write_bytes(format_)
         assert said in command(*verb).err
@@ -147,7 +147,7 @@ def test_export_goes_around_damage_when_it_is_told_to(command: Command, tmp_path
     refused = command("log", "export", "--output", tmp_path / "a")
     assert refused.status == 1
     assert "offset 8 to 12" in refused.err
-    done = command("log", "export", "--around-damage", "--output", tmp_path / "b")
+    done = command("log", "export", "--skip-corrupt", "--output", tmp_path / "b")
     assert done.status == 0
     assert "left out" in done.err
     assert "offset 8 to 12" in done.err
@@ -205,7 +205,7 @@ def test_show_from_no_place_of_the_log_is_refused_before_it_prints(
 
 def compacted(command: Command, *, whole: bool) -> int:
     """Make a log whose older segments, or all of them, went into a snapshot; return where it starts now."""
-    settings = replace(SMALL, compact=True, segment_bytes_max=600, keep_s=1.0, segment_s_max=1.0)
+    settings = replace(SMALL, compact=True, segment_bytes_max=600, retention_s=1.0, segment_s_max=1.0)
     clock = Clock()
     log, _ = open_log(LocalDisk(command.data), settings, clock=clock)
     writer = Writer(log)
@@ -221,7 +221,7 @@ def compacted(command: Command, *, whole: bool) -> int:
     log.finish_compaction(compaction, made=run_to_end(compaction))
     assert log.retain()
     commit(log, sync=True)
-    start = log.first_offset
+    start = log.start_offset
     assert (start == log.next_offset == 24) is whole
     log.close()
     return start
@@ -231,13 +231,13 @@ def compacted(command: Command, *, whole: bool) -> int:
 def test_verify_compacted_log_reports_its_range_and_who_holds_the_rest(command: Command, whole: bool) -> None:
     start = compacted(command, whole=whole)
     told = command("log", "verify", "--json").lines[0]
-    assert (told["sound"], told["first_offset"], told["next_offset"]) == (True, start, 24)
+    assert (told["sound"], told["start_offset"], told["next_offset"]) == (True, start, 24)
     assert (told["snapshots"], told["snapshot_offset"], told["snapshot_rows"]) == (1, start, start)
     out = command("log", "verify").out
     assert f"offsets {start} to 24: sound\n" in out
-    assert f"a snapshot of {start} rows at offset {start}: sound\n" in out
-    assert f"offsets below {start} are held by the snapshot alone\n" in out
-    assert command("status", "--json").lines[0]["first_offset"] == start
+    assert f"snapshot of {start} rows at offset {start}: sound\n" in out
+    assert f"offsets before {start}: only the snapshot has them\n" in out
+    assert command("status", "--json").lines[0]["start_offset"] == start
 
 
 def test_verify_damaged_snapshot_reports_the_file(command: Command) -> None:
@@ -281,8 +281,8 @@ def test_verify_reads_checkpoints_and_their_parts(command: Command, spoiled: str
 
 def test_export_tells_what_only_a_snapshot_holds(command: Command, tmp_path: Path) -> None:
     start = compacted(command, whole=True)
-    told = f"left out: offsets 0 to {start}, which the log has let go"
-    for number, more in enumerate(((), ("--around-damage",), ("--start", "5"))):
+    told = f"left out: offsets 0 to {start}, which the log has removed"
+    for number, more in enumerate(((), ("--skip-corrupt",), ("--start", "5"))):
         out = tmp_path / f"out{number}"
         done = command("log", "export", "--output", out, *more)
         assert (done.status, out.read_bytes()) == (0, b"")
@@ -294,5 +294,5 @@ def test_show_from_what_the_log_has_let_go_tells_so(command: Command) -> None:
     start = compacted(command, whole=False)
     done = command("log", "show", "--start", "2", "--json")
     assert done.lines[0]["offset"] == start
-    assert f"left out: offsets 2 to {start}, which the log has let go" in done.err
+    assert f"left out: offsets 2 to {start}, which the log has removed" in done.err
     assert command("log", "show", "--json").err == ""

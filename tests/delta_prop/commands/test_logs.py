@@ -10,14 +10,14 @@ import warnings
 
 import pytest
 
-from delta_prop.commands.logs import LineHandler, TextFormatter, logging_to
+from delta_prop.commands.server_logging import LineHandler, TextFormatter, write_logs_to
 
 LOGGER = logging.getLogger("delta_prop.audit")
 
 
 def test_json_lines_hold_the_fields_of_a_record() -> None:
     out = io.StringIO()
-    with logging_to(out, level="info", format_="auto"):
+    with write_logs_to(out, level="info", format_="auto"):
         LOGGER.warning("refused %s", "a\nb", extra={"peer": "1.2.3.4:5", "code": 6, "what": {1}})
         LOGGER.debug("not told")
         try:
@@ -39,7 +39,7 @@ def test_json_lines_hold_the_fields_of_a_record() -> None:
 
 def test_text_is_one_line_whatever_a_client_wrote() -> None:
     out = io.StringIO()
-    with logging_to(out, level="warning", format_="text"):
+    with write_logs_to(out, level="warning", format_="text"):
         LOGGER.warning("refused", extra={"token": "x\n2026 error \x1b[2J"})
         LOGGER.info("not told")
     (line,) = out.getvalue().splitlines()
@@ -49,7 +49,7 @@ def test_text_is_one_line_whatever_a_client_wrote() -> None:
 def test_nothing_stays_behind() -> None:
     root, before = logging.getLogger(), logging.getLogger().handlers[:]
     threads = threading.active_count()
-    with logging_to(io.StringIO(), level="debug", format_="json"):
+    with write_logs_to(io.StringIO(), level="debug", format_="json"):
         assert logging.getLogger("delta_prop").level == logging.DEBUG
     assert (root.handlers, threading.active_count()) == (before, threads)
     assert logging.getLogger("delta_prop").level == logging.NOTSET
@@ -87,7 +87,7 @@ def test_nobody_waits_for_a_log_that_is_not_read_and_what_is_lost_is_counted() -
     handler.close()
     told = [line.partition(" ")[2].split(maxsplit=1)[1] for line in out.getvalue().splitlines()]
     assert told[:5] == [f"line {n}" for n in range(5)]
-    assert told[5].endswith("nobody read it fast enough lines=3")
+    assert told[5].endswith("standard error is read too slowly lines=3")
     assert told[6:] == ["line 8"]
 
 
@@ -99,7 +99,7 @@ def test_a_reader_that_went_away_ends_nothing(monkeypatch: pytest.MonkeyPatch) -
         raise BrokenPipeError
 
     monkeypatch.setattr(out, "write", broken)
-    with logging_to(out, level="info", format_="json"):
+    with write_logs_to(out, level="info", format_="json"):
         LOGGER.warning("one")
         LOGGER.warning("two")
     assert tried

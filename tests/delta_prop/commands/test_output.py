@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop.commands import edge
+from delta_prop.commands import system
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def test_a_file_that_could_not_be_finished_is_gone(tmp_path: Path) -> None:
     name = tmp_path / "out.jsonl"
 
     def fail() -> None:
-        with edge.whole_output(str(name)) as out:
+        with system.open_atomic_output(str(name)) as out:
             out.write(b"one\n")
             out.flush()
             assert not name.exists()
@@ -33,7 +33,7 @@ def test_a_file_that_could_not_be_finished_is_gone(tmp_path: Path) -> None:
     with pytest.raises(Failed):
         fail()
     assert not list(tmp_path.iterdir())
-    with edge.whole_output(str(name)) as out:
+    with system.open_atomic_output(str(name)) as out:
         out.write(b"one\n")
         out.flush()
     assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("out.jsonl", b"one\n")]
@@ -41,20 +41,23 @@ def test_a_file_that_could_not_be_finished_is_gone(tmp_path: Path) -> None:
 
 def test_a_file_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
     name = tmp_path / "out.jsonl"
-    told = "out.jsonl' is there already, and is not overwritten: name a new file"
-    with pytest.raises(UsageError, match=told), edge.whole_output(str(name)):
+    told = "out.jsonl' exists and is not overwritten: name a new file"
+    with pytest.raises(UsageError, match=told), system.open_atomic_output(str(name)):
         name.write_text("of somebody else")
-    for kind in (edge.output, edge.whole_output):
+    for kind in (system.open_output, system.open_atomic_output):
         with pytest.raises(UsageError, match=told), kind(str(name)):
             pass
-        with pytest.raises(UsageError, match=r"a/b' cannot be made \(No such file"), kind(f"{tmp_path}/a/b"):
+        with (
+            pytest.raises(UsageError, match=r"a/b' cannot be created \(No such file"),
+            kind(f"{tmp_path}/a/b"),
+        ):
             pass
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("out.jsonl", "of somebody else")]
 
 
-@pytest.mark.parametrize("kind", [edge.output, edge.whole_output])
+@pytest.mark.parametrize("kind", [system.open_output, system.open_atomic_output])
 def test_a_program_that_has_put_something_else_in_the_place_of_standard_output(
-    kind: Callable[[str | None], AbstractContextManager[edge.Output]], monkeypatch: pytest.MonkeyPatch
+    kind: Callable[[str | None], AbstractContextManager[system.Output]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = io.BytesIO()
     for replaced, wrote in ((io.TextIOWrapper(raw), raw.getvalue), (text := io.StringIO(), text.getvalue)):

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from delta_prop.client import outgoing
-from delta_prop.commands import edge, publish, sending
+from delta_prop.client import producer_state
+from delta_prop.commands import publish, publishers, system
 from delta_prop.config import Settings
 from delta_prop.embedded import Propagator
 from delta_prop_broker.local_disk import LocalDisk, LocalFile
@@ -168,9 +168,9 @@ def test_several_files_are_one_stream_of_lines(either: Command, tmp_path: Path) 
 def test_a_line_that_is_too_long_is_refused_and_passed_over(
     either: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delta_prop.commands.edge.LINE_BYTES_MAX", 200)
+    monkeypatch.setattr("delta_prop.commands.system.LINE_BYTES_MAX", 200)
     monkeypatch.setattr("delta_prop_wire.jsonlines.LINE_BYTES_MAX", 200)
-    monkeypatch.setattr("delta_prop.commands.edge._CHUNK_BYTES", 64)
+    monkeypatch.setattr("delta_prop.commands.system._CHUNK_BYTES", 64)
     done = either.publish(["x" * 1000, created("a")], "--acks")
     told = acks(done)
     assert "split" in told[1]["message"]
@@ -270,7 +270,7 @@ async def import_into_a_full_log(
     """What the log got after it had been full for a while, or for good; why the import ended early."""
     async with Propagator(Settings(log_deltas_max=10)) as p:
         p._log.hold("slow", lambda: 0)
-        running = publish._Import(sending.LocalSender(p, "import"), acks=False)
+        running = publish._PublishRun(publishers.LocalPublisher(p, "import"), acks=False)
         seen: list[str] = []
         ended: ErrorCode | None = None
         async with anyio.create_task_group() as tasks:
@@ -281,7 +281,7 @@ async def import_into_a_full_log(
                 required=False,
             )
             try:
-                with closing(edge.Input([str(source)])) as lines:
+                with closing(system.Input([str(source)])) as lines:
                     await running.run(lines)
                 await p.wait_visible(count)
             except Refused as refusal:
@@ -307,7 +307,7 @@ def lines_file(tmp_path: Path, count: int) -> Path:
 def test_lines_wait_for_room_and_keep_their_order(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outgoing, "BATCH_DELTAS_MAX", 3)
+    monkeypatch.setattr(producer_state, "BATCH_DELTAS_MAX", 3)
     source = lines_file(tmp_path, count)
     seen, totals, ended = anyio.run(lambda: import_into_a_full_log(source, count, release=True))
     assert seen == [f"v{n}" for n in range(count)]
@@ -315,8 +315,8 @@ def test_lines_wait_for_room_and_keep_their_order(
 
 
 def test_an_import_that_gets_nowhere_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "STUCK_S_MAX", 0.2)
-    monkeypatch.setattr(outgoing, "BATCH_DELTAS_MAX", 1)
+    monkeypatch.setattr(publishers, "STALL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(producer_state, "BATCH_DELTAS_MAX", 1)
     source = lines_file(tmp_path, 30)
     seen, totals, ended = anyio.run(lambda: import_into_a_full_log(source, 30, release=False))
     assert (len(seen), totals.acknowledged, totals.refused) == (10, 10, 0)
@@ -426,7 +426,7 @@ def test_a_disk_too_full_to_open_the_directory_is_told_in_a_sentence(
     done = command.publish(many(2))
     assert done.status == 1
     assert done.err.startswith("delta-prop: the disk is full: No space left on device")
-    assert "make some MB of room" in done.err
+    assert "free some MB" in done.err
     assert "Errno" not in done.err
     monkeypatch.setattr(LocalFile, "write", write)
     assert command.publish(many(2)).status == 0

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from delta_prop import Delta, Propagator, create, sparse_add
-from delta_prop.commands import asking
+from delta_prop.commands import request_client
 from tests.delta_prop.durable.quarantined import Rejecting, Store
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ def world(command: Command) -> World:
 def test_what_is_set_aside_is_listed_and_shown(world: World) -> None:
     command = world.command
     rows = command("quarantine", "list", "--json").lines
-    assert [(row["offset"], row["op"], row["vector_id"], row["reason"], row["behind"]) for row in rows] == [
+    assert [
+        (row["offset"], row["op"], row["vector_id"], row["reason"], row["blocked_by"]) for row in rows
+    ] == [
         (1, "sparse_add", "a", "7 is bad", None),
         (2, "create", "b", "7 is bad", None),
         (3, "sparse_add", "a", None, 1),
@@ -62,11 +64,11 @@ def test_what_is_set_aside_is_listed_and_shown(world: World) -> None:
     table = command("quarantine", "list", "--sink", "adds").out.splitlines()
     assert len(table) == 4
     assert table[1].endswith("default a                     7 is bad")
-    assert table[3].endswith("behind 1")
+    assert table[3].endswith("blocked by 1")
     assert command("quarantine", "list", "--sink", "other", "--json").lines == []
     shown = command("quarantine", "show", "adds", "3", "--json").lines[0]
     assert (shown["delta"]["op"], shown["delta"]["values"]) == ("sparse_add", [10.0])
-    assert shown["behind"] == 1
+    assert shown["blocked_by"] == 1
     assert shown["dot"]
     told = command("quarantine", "show", "adds", "1").out
     assert "reason      7 is bad" in told
@@ -79,11 +81,11 @@ def test_what_is_set_aside_is_listed_and_shown(world: World) -> None:
 def test_a_mistake_is_told_with_its_cure(world: World) -> None:
     command = world.command
     for arguments, cure in [
-        (("show", "adds", "9"), "there are: 1, 2, 3"),
-        (("show", "none", "1"), "sinks that have one: adds"),
+        (("show", "adds", "9"), "name one of its offsets (1, 2, 3)"),
+        (("show", "none", "1"), "name a sink that has one (adds)"),
         (("replay", "adds"), "give offsets, or --all"),
         (("drop", "adds", "1", "--all"), "give offsets, or --all"),
-        (("replay", "adds", "3"), "it waits behind 1: name that one"),
+        (("replay", "adds", "3"), "is blocked by 1: name that one"),
         (("drop", "adds", "0"), "is not in the quarantine"),
     ]:
         done = command("quarantine", *arguments)
@@ -96,8 +98,8 @@ def test_what_is_asked_for_is_done_by_the_next_service(world: World) -> None:
     command = world.command
     done = command("quarantine", "drop", "adds", "1")
     assert done.status == 0
-    assert "drop for sink 'adds' (rejected: 1, lined up behind that: 1)" in done.out
-    assert "when a service next opens" in done.out
+    assert "drop for sink 'adds' (rejected: 1, blocked by them: 1)" in done.out
+    assert "the next service that opens" in done.out
     command("quarantine", "replay", "adds", "2")
     rows = command("quarantine", "list", "--json").lines
     assert [row["asked"] for row in rows] == ["drop", "replay", "replay"]
@@ -127,13 +129,13 @@ def test_a_served_directory_is_acted_on(world: World) -> None:
         assert p.quarantine("adds") == []
 
     world.serve(main)
-    assert said == ["done: replay for sink 'adds' (rejected: 2, lined up behind that: 1)\n"]
+    assert said == ["done: replay for sink 'adds' (rejected: 2, blocked by them: 1)\n"]
     assert world.store.sums == {"a": 18.0, "b": 7.0}
     assert "nothing to drop" in command("quarantine", "drop", "adds", "--all").out
 
 
 def test_what_cannot_be_done_now_stays(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "WAIT_S", 1.5)
+    monkeypatch.setattr(request_client, "WAIT_S", 1.5)
     command = world.command
     said: list[str] = []
 
@@ -163,7 +165,7 @@ def test_a_forgotten_sink_takes_its_quarantine_along(world: World) -> None:
     command = world.command
     command("quarantine", "replay", "adds", "1")
     done = command("sinks", "forget", "adds")
-    told = "done: sink 'adds' is forgotten; its quarantine had rejected: 2, lined up behind that: 1\n"
+    told = "done: sink 'adds' is forgotten; its quarantine held 2 rejected deltas and 1 blocked by them\n"
     assert (done.status, done.out) == (0, told)
     assert command("quarantine", "list", "--json").lines == []
     assert not list((command.data / "quarantine").iterdir())
@@ -183,5 +185,5 @@ def test_a_file_that_is_no_request_is_removed_and_told(
         assert len(p.quarantine("adds")) == 3
 
     world.serve(main)
-    assert caplog.text.count("is no request to this log, and is removed") == 2
+    assert caplog.text.count("is not a request to this log, so it is removed") == 2
     assert not list(directory.iterdir())

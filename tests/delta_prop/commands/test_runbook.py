@@ -193,8 +193,8 @@ def test_the_runbook_works_for_every_kind_of_sink_at_once(tmp_path: Path) -> Non
             if "is ahead" in "".join(printed):
                 assert printed[0].endswith(
                     f"if this is the right directory, move {tmp_path / 'lines'} away, as sink 'jsonlines' "
-                    "cannot be rebuilt and begins anew then, then start with `delta-prop serve --config "
-                    "delta-prop.toml --rebuild storage`, which replaces what is held by what the log has"
+                    "cannot be rebuilt but can start empty, then start with `delta-prop serve --config "
+                    "delta-prop.toml --rebuild storage`, which replaces their data from the log"
                 )
                 (tmp_path / "lines").rename(tmp_path / "lines.lost")
             elif "sinks --http" in step.command:
@@ -217,7 +217,7 @@ def test_no_sink_is_rebuilt_while_another_cannot_start(tmp_path: Path) -> None:
     assert len(told) == 1
     assert told[0].endswith(
         f"if this is the right directory, move {tmp_path / 'lines'} away, as sink 'jsonlines' cannot be "
-        "rebuilt and begins anew then, then start with `delta-prop serve --config delta-prop.toml --rebuild "
+        "rebuilt but can start empty, then start with `delta-prop serve --config delta-prop.toml --rebuild "
         "storage`"
     )
     assert len(stored(tmp_path / "facts.db")) == 55, "the store is as it was"

@@ -8,31 +8,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delta_prop.commands.screen import Shot, screen, shown_bytes, shown_s
+from delta_prop.commands.screen import StatusSample, format_bytes, format_duration, render
 
 
 def sink(name: str, applied: int, lag: int, **more: Any) -> dict[str, Any]:
-    told = {"name": name, "state": "idle", "applied": applied, "lag": lag, "quarantined": 0, "reason": None}
+    told = {
+        "name": name,
+        "state": "idle",
+        "applied_offset": applied,
+        "lag": lag,
+        "quarantined": 0,
+        "reason": None,
+    }
     return told | {"lag_s": 57.2 if lag else 0.0} | more
 
 
-def peer(client: str | None, dealt_with: int | None, **more: Any) -> dict[str, Any]:
+def peer(client: str | None, processed: int | None, **more: Any) -> dict[str, Any]:
     told: dict[str, Any] = {"client": client, "address": "127.0.0.1:5", "token": None, "seconds": 3.2}
-    told |= {"open_frames": 1, "subscribed": dealt_with is not None, "dealt_with": dealt_with}
-    late = {"lag": None, "lag_s": None} if dealt_with is None else {"lag": 1500 - dealt_with, "lag_s": 1.6}
-    return told | {"behind": False} | late | more
+    told |= {"pending_frames": 1, "subscribed": processed is not None, "processed": processed}
+    late = {"lag": None, "lag_s": None} if processed is None else {"lag": 1500 - processed, "lag_s": 1.6}
+    return told | {"catching_up": False} | late | more
 
 
-def shot(at_s: float, deltas: int, *, sinks: Any = (), peers: Any = (), **more: Any) -> Shot:
+def shot(at_s: float, deltas: int, *, sinks: Any = (), peers: Any = (), **more: Any) -> StatusSample:
     server = {"deltas_in": deltas, "deltas_out": 2 * deltas, "bytes_in": 1024 * deltas, "bytes_out": 0}
     status: dict[str, Any] = {
         "version": "1.2.3",
         "reason": None,
         "uptime_s": 7500,
         "log": {
-            "first_offset": 0,
+            "start_offset": 0,
             "next_offset": deltas,
-            "visible": deltas,
+            "high_watermark": deltas,
             "bytes": 2048,
             "bytes_max": 4096,
         },
@@ -46,29 +53,31 @@ def shot(at_s: float, deltas: int, *, sinks: Any = (), peers: Any = (), **more: 
         "connections": list(peers),
         "groups": [],
     }
-    return Shot(at_s, status | more, list(sinks))
+    return StatusSample(at_s, status | more, list(sinks))
 
 
-def drawn(now: Shot, before: Shot | None = None, *, width: int = 120, height: int = 40) -> list[str]:
-    return screen(now, before, name="h:1", width=width, height=height)
+def drawn(
+    now: StatusSample, before: StatusSample | None = None, *, width: int = 120, height: int = 40
+) -> list[str]:
+    return render(now, before, name="h:1", width=width, height=height)
 
 
 def test_a_whole_screen() -> None:
     before = shot(10, 1000, sinks=[sink("a", 900, 100)])
     sinks = [sink("a", 1100, 400, quarantined=2, state="retrying", reason="the disk is full")]
-    peers = [peer("importer", None, token="imp"), peer(None, 1400, behind=True)]
+    peers = [peer("importer", None, token="imp"), peer(None, 1400, catching_up=True)]
     assert drawn(shot(12, 1500, sinks=sinks, peers=peers), before) == [
         "delta-prop 1.2.3 at h:1, up 2 h: ready",
-        "log      offsets 0 to 1,500, visible 1,500; 2.0 KiB of 4.0 KiB",
-        "in             250 deltas/s  250.0 KiB/s  accepted 1,500  repeated 1  refused 0",
+        "log      offsets 0 to 1,500, high watermark 1,500; 2.0 KiB of 4.0 KiB",
+        "in             250 deltas/s  250.0 KiB/s  accepted 1,500  duplicates 1  refused 0",
         "out            500 deltas/s        0 B/s  nacks: QUEUE_FULL 2",
-        "queue    3 of 100  waiting for their causes 0  pressure: warn, 250/s at most, by slow",
+        "queue    3 of 100  waiting for dependencies 0  pressure: warn, up to 250/s, by slow",
         "",
         "sink                  state                 offset          lag  lag time   deltas/s  quarantined",
         "a                     retrying               1,100          400      57 s        100            2  "
         "the disk is full",
         "",
-        "2 connections, 1 subscribed, 1 behind",
+        "2 connections, 1 subscribed, 1 catching up",
         "client                address                 token            since    open          lag  lag time",
         "importer              127.0.0.1:5             imp                3 s       1            -         -",
         "-                     127.0.0.1:5             -                  3 s       1          100       2 s",
@@ -95,8 +104,10 @@ def test_groups_are_drawn_where_there_are_any() -> None:
 
 def test_what_is_full_stands_below_the_title() -> None:
     full = {"what": "disk", "reason": "the disk has 0 bytes left: make room"}
-    told = drawn(shot(12, 1500, full=full, reason="the disk is full since 9:00, for 57 s: nothing is taken"))
-    assert told[0].endswith("not ready: the disk is full since 9:00, for 57 s: nothing is taken")
+    told = drawn(
+        shot(12, 1500, full=full, reason="the disk is full since 9:00, for 57 s: deltas are refused")
+    )
+    assert told[0].endswith("not ready: the disk is full since 9:00, for 57 s: deltas are refused")
     assert told[1] == "full     the disk has 0 bytes left: make room"
 
 
@@ -108,7 +119,7 @@ def test_the_first_look_has_no_rates_and_a_restart_no_negative_ones() -> None:
 @pytest.mark.parametrize("more", [{}, {"log": {}}])
 def test_a_server_that_starts_says_why_it_is_not_ready(more: dict[str, Any]) -> None:
     status: dict[str, Any] = {"version": "1", "reason": "it is starting", "server": None, "connections": []}
-    starting = Shot(1, status | more, [])
+    starting = StatusSample(1, status | more, [])
     assert drawn(starting) == ["delta-prop 1 at h:1: not ready: it is starting"]
     assert drawn(shot(2, 5), starting)[0].endswith("ready")
 
@@ -146,11 +157,17 @@ def test_of_too_many_those_that_are_furthest_behind_are_shown() -> None:
 
 
 def test_units() -> None:
-    assert [shown_bytes(size) for size in (0, 1023, 1536, 5 * 2**40, 2**60)] == [
+    assert [format_bytes(size) for size in (0, 1023, 1536, 5 * 2**40, 2**60)] == [
         "0 B",
         "1,023 B",
         "1.5 KiB",
         "5.0 TiB",
         "1,048,576.0 TiB",
     ]
-    assert [shown_s(s) for s in (1.2, 99, 150, 7200, 400_000)] == ["1 s", "99 s", "2 min", "2 h", "5 d"]
+    assert [format_duration(s) for s in (1.2, 99, 150, 7200, 400_000)] == [
+        "1 s",
+        "99 s",
+        "2 min",
+        "2 h",
+        "5 d",
+    ]

@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from delta_prop.cli import main
-from delta_prop.commands import edge, serve
+from delta_prop.commands import serve, system
 from delta_prop.configuration import Configuration, read_configuration
 from delta_prop.embedded import Propagator
 from delta_prop.server import access
@@ -61,9 +61,9 @@ async def serving(configuration: Configuration, monkeypatch: pytest.MonkeyPatch)
         server.lines.append(line)
         ready.set()
 
-    monkeypatch.setattr(edge, "signals", signals)
-    monkeypatch.setattr(edge, "put", put)
-    monkeypatch.setattr(edge, "end_at_once", server.ended_at_once.append)
+    monkeypatch.setattr(system, "receive_signals", signals)
+    monkeypatch.setattr(system, "put", put)
+    monkeypatch.setattr(system, "exit_by_signal", server.ended_at_once.append)
     with asks, asked, anyio.fail_after(30):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(serve.serve, configuration)
@@ -78,7 +78,7 @@ async def serving(configuration: Configuration, monkeypatch: pytest.MonkeyPatch)
 
 
 def configured(tmp_path: Path, text: str = "") -> Configuration:
-    top = f"data = '{tmp_path}/facts'\nserver = {{ port = 0, http_port = 0, drain_s_max = 1 }}\n"
+    top = f"data = '{tmp_path}/facts'\nserver = {{ port = 0, http_port = 0, drain_timeout_s = 1 }}\n"
     return read_configuration(top + text, folder=str(tmp_path))
 
 
@@ -169,8 +169,8 @@ def test_a_signal_before_it_is_ready_ends_it(tmp_path: Path, monkeypatch: pytest
             asks.send_nowait(signal.SIGTERM)
             yield received
 
-    monkeypatch.setattr(edge, "signals", signals)
-    monkeypatch.setattr(edge, "put", pytest.fail)
+    monkeypatch.setattr(system, "receive_signals", signals)
+    monkeypatch.setattr(system, "put", pytest.fail)
     assert anyio.run(serve.serve, configured(tmp_path)) == 0
 
 
@@ -188,7 +188,7 @@ def test_tokens_are_read_anew_when_asked(tmp_path: Path, monkeypatch: pytest.Mon
         return isinstance(answer, Ack)
 
     async def test() -> None:
-        monkeypatch.setattr(access, "LOOK_AGAIN_S", 3_600.0)
+        monkeypatch.setattr(access, "POLL_INTERVAL_S", 3_600.0)
         write("first")
         wanted = configured(tmp_path, "[access]\ntokens = 'tokens.toml'")
         async with serving(wanted, monkeypatch) as server:
@@ -230,19 +230,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (
             ["--port", "TAKEN"],
             1,
-            "stop what has it, or give another one with --port (or server.port), 0 for any",
+            "stop the process that has it, or give another with --port (or server.port), 0 for any",
         ),
         (["--http-port", "TAKEN"], 1, "with --http-port (or server.http_port)"),
         (["--host", "192.0.2.1", "--allow-anonymous"], 1, "name an address of this machine with --host"),
         (["--host", "0.0.0.0"], 2, "allow_anonymous"),
-        (["--port", "70000"], 2, "port = 70000: ports end at 65535"),
+        (["--port", "70000"], 2, "port = 70000: not a port: give up to 65535"),
         (["--port", "x"], 2, "--port"),
         (["--tokens", "nowhere"], 2, "access.tokens: 'nowhere' cannot be read (No such file or directory)"),
         (["--config", "nowhere"], 2, "the configuration 'nowhere' cannot be read"),
-        (["--data", "FILE"], 2, "data: 'FILE' is not a directory: name another one"),
+        (["--data", "FILE"], 2, "data: 'FILE' is not a directory: give another path"),
         (["--data", ""], 2, "the name is empty"),
-        (["--level", "memory"], 2, "--level"),
-        (["--rebuild", "x"], 2, "--rebuild 'x': no sink of the configuration has that name; there are none"),
+        (["--read-level", "memory"], 2, "--read-level"),
+        (
+            ["--rebuild", "x"],
+            2,
+            "--rebuild 'x': the configuration has no such sink: name an existing one (none)",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_told_in_one_line(
@@ -271,12 +275,12 @@ def test_options_say_more_than_the_environment_and_that_more_than_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "dp.toml"
-    file.write_text("data = 'a'\nserver = { port = 1, http_port = 1, heartbeat_s = 1 }")
+    file.write_text("data = 'a'\nserver = { port = 1, http_port = 1, heartbeat_interval_s = 1 }")
     monkeypatch.setenv("DELTA_PROP_SERVER__PORT", "2")
     monkeypatch.setenv("DELTA_PROP_SERVER__HTTP_PORT", "2")
     options = {"": {"data": None}, "server": {"port": 3, "host": None}, "logging": {"level": None}}
-    read = serve.configured(str(file), options)
-    assert (read.server.port, read.server.http_port, read.server.heartbeat_s) == (3, 2, 1)
+    read = serve.build_configuration(str(file), options)
+    assert (read.server.port, read.server.http_port, read.server.heartbeat_interval_s) == (3, 2, 1)
     assert read.data == str(tmp_path / "a")
 
 

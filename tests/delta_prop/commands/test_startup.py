@@ -47,13 +47,13 @@ def everything(folder: Path) -> set[str]:
 
 
 WRONG = [
-    ("server = { host = '0.0.0.0', port = 0 }\ndata = 'new'", 2, "server.host '0.0.0.0' can be reached by "),
+    ("server = { host = '0.0.0.0', port = 0 }\ndata = 'new'", 2, "server.host '0.0.0.0': others can connect"),
     ("server = { host = '127.0.0.1.example.com' }\ndata = 'new'", 2, "server.host '127.0.0.1.example.com'"),
     ("server = { host = 'no.invalid' }\ndata = 'new'", 2, "server.host 'no.invalid' is not known here"),
     (f"{ITSELF}'localhost:7001'", 2, "sinks[0].to: localhost:7001 is this server itself: name another one"),
     (f"{ITSELF}['a:1', '127.0.0.1:7001']", 2, "sinks[0].to: 127.0.0.1:7001 is this server itself"),
-    ("server = { port = 7001, http_port = 7001 }\ndata = 'new'", 2, "server.http_port: 7001 is server.port"),
-    ("server = { port = 7374 }\ndata = 'new'", 2, "server.http_port: 7374 is server.port too: give each"),
+    ("server = { port = 7001, http_port = 7001 }\ndata = 'new'", 2, "server.http_port: 7001 is also"),
+    ("server = { port = 7374 }\ndata = 'new'", 2, "server.http_port: 7374 is also server.port: give each"),
     (
         "server = { host = '192.0.2.1', port = 0, http_port = 0, allow_anonymous = true }\ndata = 'new'",
         1,
@@ -66,22 +66,22 @@ WRONG = [
     ),
     (f"{PORTS}data = 'dd'\n{STORAGE}'dd'", 2, "sinks[0].path: 'FOLDER/dd' is or holds the data directory"),
     (f"{PORTS}data = 'dd/log'\n{LINES}'./dd'", 2, "sinks[0].path: 'FOLDER/dd' is or holds the data direc"),
-    (f"{PORTS}data = 'file'", 2, "data: 'FOLDER/file' is not a directory: name another one"),
-    (f"{PORTS}data = 'file/below'", 2, "data: 'FOLDER/file/below' cannot be made, as 'FOLDER/file' is not a"),
-    (f"{PORTS}data = '/proc/facts'", 2, "data: '/proc/facts': nothing can be made in '/proc' (No such file"),
-    (f"{PORTS}data = '/proc/a/b'", 2, "data: '/proc/a/b': nothing can be made in '/proc' (No such file"),
-    (f"{PORTS}data = '{'x' * 300}'", 2, "cannot be used (File name too long): name another one"),
+    (f"{PORTS}data = 'file'", 2, "data: 'FOLDER/file' is not a directory: give another path"),
+    (f"{PORTS}data = 'file/below'", 2, "data: 'FOLDER/file/below' cannot be created, as 'FOLDER/file' is"),
+    (f"{PORTS}data = '/proc/facts'", 2, "data: '/proc/facts': nothing can be created in '/proc' (No such"),
+    (f"{PORTS}data = '/proc/a/b'", 2, "data: '/proc/a/b': nothing can be created in '/proc' (No such"),
+    (f"{PORTS}data = '{'x' * 300}'", 2, "cannot be used (File name too long): give another path"),
     (f"{PORTS}data = 'outdated'", 1, "run `delta-prop log migrate FOLDER/outdated`"),
-    (f"{PORTS}data = 'new'\n{STORAGE}'none/s.db'", 2, "sinks[0].path: 'FOLDER/none/s.db': there is no fold"),
-    (f"{PORTS}data = 'new'\n{STORAGE}'file/s.db'", 2, "there is no folder 'FOLDER/file': make it, or name"),
-    (f"{PORTS}data = 'new'\n{STORAGE}'folder'", 2, "sinks[0].path: 'FOLDER/folder' is a directory: name a"),
+    (f"{PORTS}data = 'new'\n{STORAGE}'none/s.db'", 2, "sinks[0].path: 'FOLDER/none/s.db': folder 'FOLDER"),
+    (f"{PORTS}data = 'new'\n{STORAGE}'file/s.db'", 2, "folder 'FOLDER/file' is missing: create it, or"),
+    (f"{PORTS}data = 'new'\n{STORAGE}'folder'", 2, "sinks[0].path: 'FOLDER/folder' is a directory: give a"),
     (f"{PORTS}data = 'new'\n{STORAGE}'text'", 2, "sinks[0].path: FOLDER/text is not a SQLite file: name"),
     (f"{PORTS}data = 'new'\n{LINES}'text'", 2, "sinks[0].path: FOLDER/text holds lines that this sink did"),
-    (f"{PORTS}data = 'new'\n{LINES}'/proc/lines'", 2, "sinks[0].path: '/proc/lines': nothing can be made in"),
-    (f"{PORTS}data = 'new'\n{LINES}'pipe'", 2, "sinks[0].path: 'FOLDER/pipe' is a device or pipe: name"),
-    (f"{PORTS}data = 'new'\n{STORAGE}'pipe'", 2, "sinks[0].path: 'FOLDER/pipe' is a device or pipe: name a"),
-    (f"{PORTS}data = 'new'\n{STORAGE}'gone'", 2, "there is no folder 'FOLDER/none': make it, or name"),
-    (f"{PORTS}data = 'gone'", 2, "data: 'FOLDER/gone' is not a directory: name another one"),
+    (f"{PORTS}data = 'new'\n{LINES}'/proc/lines'", 2, "sinks[0].path: '/proc/lines': nothing can be created"),
+    (f"{PORTS}data = 'new'\n{LINES}'pipe'", 2, "sinks[0].path: 'FOLDER/pipe' is a device or pipe: give"),
+    (f"{PORTS}data = 'new'\n{STORAGE}'pipe'", 2, "sinks[0].path: 'FOLDER/pipe' is a device or pipe: give a"),
+    (f"{PORTS}data = 'new'\n{STORAGE}'gone'", 2, "folder 'FOLDER/none' is missing: create it, or"),
+    (f"{PORTS}data = 'gone'", 2, "data: 'FOLDER/gone' is not a directory: give another path"),
     (f"{PORTS}data = 'new'\n{LINES}'a'\nbatch_deltas = 0", 2, "sinks[0].batch_deltas 0: give 1 to 1000"),
     (
         f"{PORTS}data = 'new'\n[[sinks]]\nkind = 'forward'\nto = 'a:1'\nauthorities = 'none'",
@@ -97,7 +97,7 @@ WRONG = [
     ),
     (f"{PORTS}data = 'new'\naccess.tokens = 'folder'", 2, "access.tokens: 'FOLDER/folder' cannot be read (I"),
     (f"{PORTS}data = 'new'\ntls = {{ certificate = 'none', key = 'none' }}", 2, "tls: TLS cannot use "),
-    (f"{PORTS}[data]\nx = 1", 2, "data: {'x': 1} is no text"),
+    (f"{PORTS}[data]\nx = 1", 2, "data: {'x': 1} is not a text"),
 ]  # fmt: skip
 
 
@@ -122,10 +122,10 @@ def test_both_refuse_the_same_in_one_line(
 def outdate(directory: Path) -> None:
     """Make a directory whose format is that of an earlier version."""
     from delta_prop_broker.local_disk import LocalDisk
-    from delta_prop_broker.log.files.identity import Format, _format_file
+    from delta_prop_broker.log.files.identity import Format, _pack_format
 
     LocalDisk(directory).make_directory("")
-    (directory / "format").write_bytes(_format_file(Format(1, "0.1.0")))
+    (directory / "format").write_bytes(_pack_format(Format(1, "0.1.0")))
 
 
 @pytest.fixture
@@ -156,12 +156,12 @@ def closed_folder() -> Iterator[Path]:
         (
             "new",
             "",
-            "data: 'FOLDER/new': nothing can be made in 'FOLDER' (Permission denied): let the user of",
+            "data: 'FOLDER/new': nothing can be created in 'FOLDER' (Permission denied): grant this",
         ),
-        ("", "", "data: 'FOLDER': nothing can be made in 'FOLDER' (Permission denied): let the user of this"),
-        ("facts", "", "data: 'FOLDER/facts' cannot be written to: let the user of this process do so, or"),
-        ("/tmp", f"{STORAGE}'FOLDER/s.db'", "sinks[0].path: 'FOLDER/s.db': nothing can be made in 'FOLDER'"),
-        ("/tmp", f"{LINES}'FOLDER/lines'", "sinks[0].path: 'FOLDER/lines' cannot be read and written: let"),
+        ("", "", "data: 'FOLDER': nothing can be created in 'FOLDER' (Permission denied): grant this"),
+        ("facts", "", "data: 'FOLDER/facts' cannot be written to: grant this process's user access, or"),
+        ("/tmp", f"{STORAGE}'FOLDER/s.db'", "sinks[0].path: 'FOLDER/s.db': nothing can be created in"),
+        ("/tmp", f"{LINES}'FOLDER/lines'", "sinks[0].path: 'FOLDER/lines' cannot be read and written: grant"),
     ],
 )
 def test_what_this_user_may_not_write_to_is_told(

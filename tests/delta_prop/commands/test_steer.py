@@ -51,7 +51,7 @@ def test_a_paused_sink_stays_paused_over_starts_until_it_is_resumed(command: Com
     assert serve(command, all_of_it) == [0, 1, 2]
     done = command("sinks", "pause", "audit")
     assert (done.status, done.out.startswith("recorded: pause of sink 'audit'")) == (0, True)
-    assert command("sinks").out.splitlines()[1].endswith("yes       pause asked for")
+    assert command("sinks").out.splitlines()[1].endswith("yes       pause requested")
     for _ in range(2):
         assert serve(command, a_while) == []
         (told,) = command("sinks", "--json").lines
@@ -88,9 +88,7 @@ def test_a_served_sink_is_steered(command: Command) -> None:
 def test_a_sink_is_reset_before_it_comes_back(command: Command) -> None:
     command.publish(many(4))
     assert serve(command, all_of_it) == [0, 1, 2, 3]
-    assert (
-        "to offset 0; it is done when a service" in command("sinks", "reset", "audit", "--to", "earliest").out
-    )
+    assert "to offset 0; the next service" in command("sinks", "reset", "audit", "--to", "earliest").out
     assert serve(command, all_of_it) == [0, 1, 2, 3]
     command("sinks", "reset", "audit", "--to", "1")
     command("sinks", "reset", "audit", "--to", "latest")  # in their order
@@ -109,8 +107,8 @@ def test_what_cannot_be_is_refused_with_its_cure(command: Command, tmp_path: Pat
     serve(command, all_of_it)
     command("subscribe", "--group", "g", "--no-follow")
     for arguments, cure in [
-        (("pause", "nobody"), "sinks that are: audit, storage"),
-        (("pause", "g"), "`groups reset g --to PLACE` moves it"),
+        (("pause", "nobody"), "name an existing one (audit, storage)"),
+        (("pause", "g"), "move it with `groups reset g --to POSITION`"),
         (("reset", "storage", "--to", "earliest"), "sinks rebuild storage --data "),
         (("reset", "audit", "--to", "3"), "an offset from 0 to 2"),
         (("reset", "audit", "--to", "soon"), "give earliest, latest"),
@@ -170,7 +168,7 @@ def test_a_served_sink_is_rebuilt(command: Command, tmp_path: Path) -> None:
         await anyio.sleep(1.2)  # within a second the sink is known in the directory
         assert spoiled(store), "else nothing is shown"
         done = await from_outside(command, "sinks", "rebuild", "storage")
-        assert (done.status, done.out.startswith("done: rebuild of sink 'storage' is asked for; `")) == (
+        assert (done.status, done.out.startswith("done: rebuild of sink 'storage' is requested; `")) == (
             0,
             True,
         )
@@ -187,8 +185,8 @@ def test_a_sink_that_is_away_is_rebuilt_when_it_comes_back(command: Command, tmp
     serve_storage(command, store, nothing)
     spoil(store)
     done = command("sinks", "rebuild", "storage")
-    assert done.out.startswith("recorded: rebuild of sink 'storage'; it is done when a service next opens")
-    assert command("sinks").out.splitlines()[2].endswith("rebuild asked for")
+    assert done.out.startswith("recorded: rebuild of sink 'storage'; the next service that opens")
+    assert command("sinks").out.splitlines()[2].endswith("rebuild requested")
 
     async def without_it() -> None:
         async with Propagator(data=command.data):
@@ -196,7 +194,7 @@ def test_a_sink_that_is_away_is_rebuilt_when_it_comes_back(command: Command, tmp
 
     anyio.run(without_it)
     assert not list((command.data / "requests").iterdir())
-    assert command("sinks").out.splitlines()[2].endswith("rebuild asked for")
+    assert command("sinks").out.splitlines()[2].endswith("rebuild requested")
     serve_storage(command, store, rebuilt)
     assert not spoiled(store)
     assert "rebuild asked" not in command("sinks").out
@@ -213,9 +211,7 @@ def test_a_rebuild_that_cannot_be_is_told_to_who_asks(command: Command, tmp_path
         await anyio.sleep(1.2)
         done = await from_outside(command, "sinks", "rebuild", "audit")
         assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
-        assert (
-            "rebuild of sink 'audit' was not done: sink 'audit' cannot be rebuilt: it is made of" in done.err
-        )
+        assert "rebuild of sink 'audit' was not done: sink 'audit' cannot be rebuilt: it stores" in done.err
         assert not list((command.data / "requests").iterdir())
         assert p.statistics().sinks["audit"].state == "idle"
 
@@ -223,4 +219,4 @@ def test_a_rebuild_that_cannot_be_is_told_to_who_asks(command: Command, tmp_path
     assert command("sinks", "rebuild", "audit").status == 0, "nobody knows yet what it is"
     serve_storage(command, store, nothing)  # which passes the wish over, with a warning
     nobody = command("sinks", "rebuild", "nobody")
-    assert (nobody.status, "sinks that are: audit, storage" in nobody.err) == (2, True)
+    assert (nobody.status, "name an existing one (audit, storage)" in nobody.err) == (2, True)

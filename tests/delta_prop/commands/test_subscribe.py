@@ -162,7 +162,7 @@ def test_a_damaged_place_is_not_guessed(command: Command) -> None:
     path.write_bytes(path.read_bytes().replace(b"1", b"0"))
     done = command("subscribe", "--group", "g")
     assert done.status == 2
-    assert "damaged" in done.err
+    assert "corrupted" in done.err
     assert command("sinks", "forget", "g").status == 0
     assert offsets(command, "--group", "g", "--no-follow") == [0]
 
@@ -173,7 +173,7 @@ def test_a_damaged_place_is_not_guessed(command: Command) -> None:
         (["--start", "soon"], "give earliest, latest, an offset, a time like"),
         (["--start", "7"], "the log ends at offset 1"),
         (["--count", "0"], "give 1 or more"),
-        (["--topic", "docs"], "none of: * (all)"),
+        (["--topic", "docs"], "is unknown: give * (all)"),
         (["--group", "x" * 65], "group: 65 bytes"),
     ],
 )
@@ -191,7 +191,7 @@ def test_a_directory_that_is_none_is_told(command: Command) -> None:
         assert done.status == 2
         assert "no data directory at" in done.err
     command.data.mkdir()
-    assert "is no data directory" in command("status").err
+    assert "is not a data directory" in command("status").err
     assert list(command.data.iterdir()) == []
 
 

@@ -12,8 +12,8 @@ import pytest
 from delta_prop import Propagator
 from delta_prop.cli import main
 from delta_prop.client import Subscriber
-from delta_prop.commands import edge
-from delta_prop.dates import EPOCH, US, check_past, time_of
+from delta_prop.commands import system
+from delta_prop.dates import EPOCH, US, check_past, parse_time
 from delta_prop.sinks import CallbackSink
 from delta_prop.spark.options import read_options
 from delta_prop_wire.delta import Delta, create
@@ -44,12 +44,12 @@ NOW_US = (NOW - EPOCH) // US
     ],
 )
 def test_times_are_read(text: str, meant: datetime) -> None:
-    assert time_of(text, NOW_US) == (meant - EPOCH) // US
+    assert parse_time(text, NOW_US) == (meant - EPOCH) // US
 
 
 @pytest.mark.parametrize("text", ["", "h", "1y", "-1h", "1 h", "nan h", "1e3s", "soon", "9" * 30 + "d", "١h"])
 def test_what_is_no_time_is_none(text: str) -> None:
-    assert time_of(text, NOW_US) is None
+    assert parse_time(text, NOW_US) is None
 
 
 def test_the_future_is_told() -> None:
@@ -111,7 +111,7 @@ def test_a_recording_may_end_in_the_future(command: Command, tmp_path: Path) -> 
 
 
 def test_a_token_expires_after_a_span(capsys: pytest.CaptureFixture[str]) -> None:
-    before = edge.wall_us()
+    before = system.wall_us()
     assert main(["token", "new", "a", "--subscribe", "--namespace", "*", "--expires", "30d"]) == 0
     (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("expires")]
     expires = datetime.fromisoformat(line.partition(" = ")[2])
@@ -122,10 +122,10 @@ def test_a_token_expires_after_a_span(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_options_of_spark_take_words() -> None:
-    found = read_options({"url": "a:1", "since": "1h", "until": "10m"}, {}, NOW_US)
-    assert (found.since.time_us, found.until.time_us) == (NOW_US - 3_600_000_000, NOW_US - 600_000_000)
-    with pytest.raises(UsageError, match=r"option since .*in the future"):
-        read_options({"url": "a:1", "since": "2026-03-16"}, {}, NOW_US)
+    found = read_options({"url": "a:1", "start": "1h", "end": "10m"}, {}, NOW_US)
+    assert (found.start.time_us, found.end.time_us) == (NOW_US - 3_600_000_000, NOW_US - 600_000_000)
+    with pytest.raises(UsageError, match=r"option start .*in the future"):
+        read_options({"url": "a:1", "start": "2026-03-16"}, {}, NOW_US)
 
 
 @pytest.mark.parametrize("start", ["soon", "", "2099-01-01", datetime(2099, 1, 1, tzinfo=UTC)])

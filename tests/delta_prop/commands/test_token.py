@@ -7,8 +7,8 @@ import json
 import pytest
 
 from delta_prop.cli import OK, WRONG_USE, main
-from delta_prop.server.grants import Grant
-from delta_prop.server.tokens import Usual, digest_of, parse_tokens
+from delta_prop.server.permissions import Permissions
+from delta_prop.server.tokens import TokenDefaults, digest_of, parse_tokens
 
 
 def test_the_lines_know_the_token(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,9 +27,9 @@ def test_the_lines_know_the_token(capsys: pytest.CaptureFixture[str]) -> None:
     token = shown.err.split()[-1]
     assert token not in shown.out
     assert shown.err.count("\n") == 1
-    (found,) = parse_tokens(shown.out, Usual())
+    (found,) = parse_tokens(shown.out, TokenDefaults())
     assert found.digest == digest_of(token)
-    assert found.grant == Grant(
+    assert found.permissions == Permissions(
         "importer",
         publish=True,
         namespaces=("docs", 'a"b\u00e9\U0001f600*'),
@@ -40,7 +40,9 @@ def test_the_lines_know_the_token(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert main(["token", "new", "ops", "--admin"]) == OK
     both = shown.out + capsys.readouterr().out
-    assert [one.grant.name for one in parse_tokens(both, Usual())] == ["importer", "ops"], "to be appended"
+    assert [one.permissions.name for one in parse_tokens(both, TokenDefaults())] == ["importer", "ops"], (
+        "to be appended"
+    )
 
 
 def test_as_json_both_are_one_object_and_no_two_tokens_are_alike(capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,9 +51,9 @@ def test_as_json_both_are_one_object_and_no_two_tokens_are_alike(capsys: pytest.
         assert main(["token", "new", "west", "--publish", "--forward", "--namespace", "*", "--json"]) == OK
         shown = capsys.readouterr()
         told = json.loads(shown.out)
-        (found,) = parse_tokens(told["toml"], Usual())
+        (found,) = parse_tokens(told["toml"], TokenDefaults())
         assert found.digest == digest_of(told["token"])
-        assert found.grant.forward
+        assert found.permissions.forward
         assert shown.err == ""
         tokens.add(told["token"])
     assert len(tokens) == 2
@@ -60,15 +62,15 @@ def test_as_json_both_are_one_object_and_no_two_tokens_are_alike(capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["importer"], "'importer' may do nothing: give --publish, --subscribe, --forward or --admin"),
-        (["importer", "--publish"], "--namespace: give the names that it is for, as --namespace docs --na"),
+        (["importer"], "'importer': it may do nothing: give --publish, --subscribe, --forward or --admin"),
+        (["importer", "--publish"], "--namespace: give the namespaces that it may use, like --namespace d"),
         (
             ["west", "--forward"],
-            "--forward: 'west' would hand on whole logs: give --publish and --namespace '*",
+            "--forward: 'west' would forward full logs: give --publish and --namespace '*",
         ),
         (["a b", "--admin"], "NAME: 'a b': give 1 to 64 letters"),
         (["a", "--admin", "--burst", "0"], "--burst: 0: give a whole number of deltas from 1"),
-        (["a", "--publish", "--namespace", "b*c"], "--namespace: 'b*c': a * stands at the end alone"),
+        (["a", "--publish", "--namespace", "b*c"], "--namespace: 'b*c': put a * only at the end"),
         (["a", "--admin", "--rate", "fast"], "--rate 'fast' is not a number"),
         (["a", "--publish", "--namespace", "*", "--rate", "1\nadmin = true"], "is not a number"),
         (["a", "--publish", "--namespace", "*", "--burst", "1\nadmin = true"], "is not a number"),

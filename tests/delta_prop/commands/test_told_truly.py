@@ -22,7 +22,7 @@ def test_a_copy_that_cannot_be_made_is_told_with_its_cure(place: str, command: C
         command.data = before
         assert done.status == 2, done.err
         assert done.err.count("\n") == 1
-        assert "cannot be made" in done.err
+        assert "cannot be created" in done.err
         assert "name a new directory" in done.err
 
 
@@ -58,7 +58,11 @@ def test_get_names_the_namespaces_that_have_the_id(command: Command) -> None:
 
 def test_get_names_namespaces_that_only_a_snapshot_knows(command: Command) -> None:
     small = LogSettings(
-        segment_bytes_max=4096, bytes_max=1 << 20, keep_bytes_max=8192, history_s=0.001, checkpoint_frames=10
+        segment_bytes_max=4096,
+        bytes_max=1 << 20,
+        retention_bytes=8192,
+        min_compaction_lag_s=0.001,
+        checkpoint_frames=10,
     )
 
     async def fill() -> None:

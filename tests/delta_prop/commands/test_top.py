@@ -11,8 +11,8 @@ import pytest
 
 from delta_prop.cli import main
 from delta_prop.commands import top
-from delta_prop.commands.top import _look
-from delta_prop.commands.web import NotTold
+from delta_prop.commands.http_client import NoAnswer
+from delta_prop.commands.top import _poll
 from delta_prop.ports import Tls
 from tests.delta_prop.commands.served import Places, served
 from tests.delta_prop.commands.support import created
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from delta_prop.commands.screen import Shot
-    from delta_prop.commands.web import Web
+    from delta_prop.commands.http_client import HttpClient
+    from delta_prop.commands.screen import StatusSample
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_the_status(places: Places, capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_sinks(places: Places, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sinks", "--http", places.told_at, "--json"]) == 0
     (told,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert (told["name"], told["applied"], told["lag"]) == ("cache", 7, 0)
+    assert (told["name"], told["applied_offset"], told["lag"]) == ("cache", 7, 0)
     assert main(["sinks", "--http", places.told_at]) == 0
     heads, row = capsys.readouterr().out.splitlines()
     assert row.split() == ["cache", told["state"], "7", "0", "0", "s", "0"]
@@ -68,7 +68,7 @@ def test_top_draws_once_where_there_is_no_terminal(
     assert main(["top", "--http", places.told_at, *once]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"delta-prop 1.2.3 at {places.told_at}, up ")
-    assert lines[1].startswith("log      offsets 0 to 7, visible 7; ")
+    assert lines[1].startswith("log      offsets 0 to 7, high watermark 7; ")
     (cache,) = [line.split() for line in lines if line.startswith("cache ")]
     assert cache[4] == "0", cache  # deltas a second
     assert lines[2].startswith("in               0 deltas/s")
@@ -87,16 +87,16 @@ def test_top_draws_again_and_again_on_a_terminal_and_leaves_it_as_it_was(
 ) -> None:
     terminal, looks = Terminal(), 0
 
-    async def look(web: Web) -> Shot:
+    async def look(web: HttpClient) -> StatusSample:
         nonlocal looks
         looks += 1
         if looks == 3:
-            raise NotTold("it went away")
+            raise NoAnswer("it went away")
         if looks == 4:
             raise KeyboardInterrupt
-        return await _look(web)
+        return await _poll(web)
 
-    monkeypatch.setattr(top, "_look", look)
+    monkeypatch.setattr(top, "_poll", look)
     monkeypatch.setattr(top, "DRAW_S", 0.01)
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("TERM", "xterm")
@@ -116,11 +116,19 @@ def test_top_draws_again_and_again_on_a_terminal_and_leaves_it_as_it_was(
         (["status", "--http", "TO"], 2, "name the HTTP port, which `serve` prints as http=…"),
         (["sinks", "--http", "a b:1"], 2, "give host:port"),
         (["status"], 2, "one of the arguments --data --http is required"),
-        (["sinks"], 2, "say where: --data DIR or --http HOST:PORT"),
-        (["sinks", "--http", "x:1", "pause", "audit"], 2, "say where: --data DIR"),
+        (["sinks"], 2, "nothing to read: give --data DIR or --http HOST:PORT"),
+        (["sinks", "--http", "x:1", "pause", "audit"], 2, "nothing to read: give --data DIR"),
         (["publish", "--to", "x:1", "--data", "d"], 2, "not allowed with argument"),
-        (["top", "--http", "HTTP", "--token-file", "/nowhere"], 2, "token's file '/nowhere' cannot be read"),
-        (["top", "--http", "HTTP", "--token-file", "/dev/null"], 2, "'/dev/null' holds no token"),
+        (
+            ["top", "--http", "HTTP", "--token-file", "/nowhere"],
+            2,
+            "token file '/nowhere': it cannot be read",
+        ),
+        (
+            ["top", "--http", "HTTP", "--token-file", "/dev/null"],
+            2,
+            "token file '/dev/null': it holds no token",
+        ),
         (["top", "--http", "HTTP", "--tls-key", "k"], 2, "--tls-certificate and --tls-key: give both"),
         (["top", "--http", "HTTP", "--tls-ca", "/nowhere"], 2, "/nowhere"),
     ],
@@ -141,7 +149,7 @@ def test_a_token_file_that_says_more_than_a_token_gets_one_line(
     assert main(["token", "new", "reader", "--admin"]) == 0
     (tmp_path / "token").write_text(capsys.readouterr().err)
     assert main(["top", "--once", "--http", places.told_at, "--token-file", str(tmp_path / "token")]) == 2
-    assert "holds more than a token: put the token alone there" in capsys.readouterr().err
+    assert "holds more than a token: put only the token there" in capsys.readouterr().err
 
 
 def test_tokens_and_tls(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from delta_prop.cli import main
-from delta_prop.commands import traffic
+from delta_prop.commands import trace_record
 from delta_prop.recorded_traffic import RecordedTraffic
 from tests.delta_prop.commands.served import served
 from tests.delta_prop.commands.support import Command, created, many
@@ -95,7 +95,7 @@ def test_a_recording_that_was_broken_off_is_shown_as_such(command: Command, tmp_
     assert main(["trace", "show", str(to)]) == 0
     shown = command._capsys.readouterr()
     assert "10 deltas" in shown.out
-    assert "broken off" in shown.err
+    assert "truncated" in shown.err
 
 
 def test_an_interrupted_recording_is_whole(
@@ -107,7 +107,7 @@ def test_an_interrupted_recording_is_whole(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(traffic.edge.Progress, "tell", interrupted)
+    monkeypatch.setattr(trace_record.system.Progress, "report", interrupted)
     assert command("trace", "record", "--to", to).status == 130
     assert recorded(to)  # what had come, and that it ended well
 
@@ -119,7 +119,7 @@ def test_an_interrupted_recording_is_whole(
         (["record", "--to", "x", "--for=-1s"], "give a time like 90s"),
         (["record", "--to", "x", "--start", "soon"], "--start 'soon'"),
         (["record", "--to", "x", "--start", "99"], "the log ends at offset 3"),
-        (["record", "--to", "no/such/folder"], "cannot be made"),
+        (["record", "--to", "no/such/folder"], "cannot be created"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(
@@ -135,7 +135,7 @@ def test_a_mistake_is_told_in_one_line(
 
 def test_what_is_no_recording_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a").write_text("{}")
-    for path, why in (("a", "no recording"), ("b", "cannot be read")):
+    for path, why in (("a", "not a traffic recording"), ("b", "cannot be read")):
         assert main(["trace", "show", str(tmp_path / path)]) == 2
         assert why in capsys.readouterr().err
 
@@ -145,8 +145,8 @@ def test_the_rate_is_that_of_the_time_that_is_shown(
 ) -> None:
     command.publish(many(300))
     to = tmp_path / "a.trace"
-    hour_later = traffic.edge.wall_us() + 3_600_000_000
-    monkeypatch.setattr(traffic.edge, "wall_us", lambda: hour_later)
+    hour_later = trace_record.system.wall_us() + 3_600_000_000
+    monkeypatch.setattr(trace_record.system, "wall_us", lambda: hour_later)
     command("trace", "record", "--to", to)
     command._capsys.readouterr()
     assert main(["trace", "show", str(to), "--json"]) == 0

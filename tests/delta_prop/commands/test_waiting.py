@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop.commands import edge, waiting
-from delta_prop.commands.waiting import Waiting
+from delta_prop.commands import system, wait_reporter
+from delta_prop.commands.wait_reporter import WaitReporter
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
@@ -26,15 +26,15 @@ FULL = Refused(ErrorCode.LOG_FULL, "the disk is full", retry_after_ms=1000)
 def test_publish_says_what_it_waits_for_and_that_it_goes_on(
     either: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full, real, note = [False], LocalDisk.free_bytes, edge.note
+    full, real, note = [False], LocalDisk.free_bytes, system.note
 
     def told(line: str) -> None:
         full[0] = full[0] and "LOG_FULL" not in line  # until somebody knows
         note(line)
 
     monkeypatch.setattr(LocalDisk, "free_bytes", lambda disk: 0 if full[0] else real(disk))
-    monkeypatch.setattr(edge, "note", told)
-    monkeypatch.setattr(waiting, "WAIT_S", 0.5)
+    monkeypatch.setattr(system, "note", told)
+    monkeypatch.setattr(wait_reporter, "REPORT_AFTER_S", 0.5)
     either.publish(many(1))
     full[0] = True
     time.sleep(0.2)
@@ -43,7 +43,7 @@ def test_publish_says_what_it_waits_for_and_that_it_goes_on(
     done = either.publish(many(20))
     assert (done.status, done.lines[-1]["acknowledged"]) == (0, 20)
     *_, waits, goes_on = done.err.splitlines()  # on a busy machine the connection is waited for as well
-    assert waits.startswith("delta-prop: waits, as nothing was answered for ")
+    assert waits.startswith("delta-prop: waiting, no answer for ")
     assert ": LOG_FULL: the disk has 0 bytes left, " in waits
     assert goes_on.startswith("delta-prop: goes on after ")
     page = printed_in(sample("delta-prop publish changes.jsonl --to localhost:7373"))
@@ -59,18 +59,18 @@ def told(
 ) -> list[str]:
     """What is printed when this happens at these seconds: `look`, `moved`, `rest`, `work`."""
     clock, busy = [0.0], [True]
-    monkeypatch.setattr(waiting.edge, "now", lambda: clock[0])
-    one = Waiting()
-    one.ask, one.busy = ask, lambda: busy[0]
+    monkeypatch.setattr(wait_reporter.system, "now", lambda: clock[0])
+    one = WaitReporter()
+    one.get_cause, one.is_busy = ask, lambda: busy[0]
     for at, what in steps:
         clock[0] = at
         if what == "moved":
-            one.moved()
+            one.note_progress()
         elif what == "look":
-            one._look(at)
+            one._poll(at)
         else:
             busy[0] = what == "work"
-            one._look(at)
+            one._poll(at)
     return capsys.readouterr().err.splitlines()
 
 
@@ -79,8 +79,8 @@ def test_what_is_waited_for_is_told_once_and_again_now_and_then(
 ) -> None:
     steps = [(1.0, "moved"), (3.5, "look"), (4.1, "look"), (10.0, "look"), (34.2, "look"), (40.0, "moved")]
     assert told([*steps, (42.0, "look"), (42.5, "moved")], monkeypatch, capsys) == [
-        "delta-prop: waits, as nothing was answered for 3 s: LOG_FULL: the disk is full",
-        "delta-prop: waits, as nothing was answered for 33 s: LOG_FULL: the disk is full",
+        "delta-prop: waiting, no answer for 3 s: LOG_FULL: the disk is full",
+        "delta-prop: waiting, no answer for 33 s: LOG_FULL: the disk is full",
         "delta-prop: goes on after 39 s",
     ]
 
@@ -91,10 +91,9 @@ def test_another_cause_is_told_at_once(
     causes = iter([None, ConnectionRefusedError(111, "Connection refused"), FULL, None])
     steps = [(4.0, "look"), (4.2, "look"), (4.4, "look"), (4.6, "look")]
     assert told(steps, monkeypatch, capsys, lambda: next(causes)) == [
-        "delta-prop: waits, as nothing was answered for 4 s: no answer has come yet",
-        "delta-prop: waits, as nothing was answered for 4 s: no connection ([Errno 111] Connection refused), "
-        "which is tried again",
-        "delta-prop: waits, as nothing was answered for 4 s: LOG_FULL: the disk is full",
+        "delta-prop: waiting, no answer for 4 s: no answer has come yet",
+        "delta-prop: waiting, no answer for 4 s: no connection ([Errno 111] Connection refused), retrying",
+        "delta-prop: waiting, no answer for 4 s: LOG_FULL: the disk is full",
     ]
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from delta_prop.commands import web
-from delta_prop.commands.connecting import Link
-from delta_prop.commands.web import NotTold, Web
-from delta_prop.misconfigured import Misconfigured
+from delta_prop.commands import http_client
+from delta_prop.commands.connect_options import ConnectOptions
+from delta_prop.commands.http_client import HttpClient, NoAnswer
+from delta_prop.connection_faults import Misconfigured
 from delta_prop.testing import VirtualNetwork, run_virtual
 from delta_prop_wire.errors import UsageError
 
@@ -64,9 +64,9 @@ def ask(scripted: Scripted, *paths: str, token: str | None = None, host: str = "
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(accept)
             try:
-                async with Web(network, Link((host,), token)) as one:
+                async with HttpClient(network, ConnectOptions((host,), token)) as one:
                     told.extend([await one.get(path) for path in paths])
-            except (NotTold, UsageError) as failure:  # the task group would wrap it
+            except (NoAnswer, UsageError) as failure:  # the task group would wrap it
                 failures.append(failure)
             tasks.cancel_scope.cancel()
 
@@ -99,7 +99,7 @@ def test_a_connection_that_was_let_go_is_made_again_once() -> None:
 @pytest.mark.parametrize(
     ("connections", "said"),
     [
-        ([[b"HTTP/1.1 401 X\r\nContent-Length: 0\r\n\r\n"]], "an admin's token alone: give --token-file"),
+        ([[b"HTTP/1.1 401 X\r\nContent-Length: 0\r\n\r\n"]], "an admin's token: give --token-file"),
         ([[b'HTTP/1.1 503 X\r\nContent-Length: 14\r\n\r\n{"error":"no"}']], "with status 503: no"),
         ([[answer(b"no JSON")]], "answers / with status 200"),
         ([[b"HTTP/none\r\n\r\n"]], "cannot be asked"),
@@ -112,20 +112,22 @@ def test_a_connection_that_was_let_go_is_made_again_once() -> None:
 def test_what_is_no_answer_is_told_in_a_sentence(
     connections: list[list[bytes | None]], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web, "BODY_BYTES_MAX", 50)
-    with pytest.raises((NotTold, Misconfigured)) as told:
+    monkeypatch.setattr(http_client, "BODY_BYTES_MAX", 50)
+    with pytest.raises((NoAnswer, Misconfigured)) as told:
         ask(Scripted(*connections), "/")
     assert said in str(told.value)
     assert str(told.value).startswith("10.0.0.9:7374 ")
 
 
 def test_who_gave_a_token_that_is_none_is_told_so() -> None:
-    with pytest.raises(NotTold, match=r"the one given is no admin's.* `token new NAME --admin`"):
+    with pytest.raises(
+        NoAnswer, match=r"the given one is unknown there or not an admin's.* `token new NAME --admin`"
+    ):
         ask(Scripted([b"HTTP/1.1 401 X\r\nContent-Length: 0\r\n\r\n"]), "/", token="t")
 
 
 def test_nobody_there() -> None:
-    with pytest.raises(NotTold, match=r"name the HTTP port that `serve` told as http=…"):
+    with pytest.raises(NoAnswer, match=r"name the HTTP port that `serve` prints as http=…"):
         ask(Scripted(), "/", host="10.0.0.9:1")
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from delta_prop.client.forwarding import ForwardLink
 from delta_prop.configuration import make_sinks, read_configuration
-from delta_prop.configuration.sinks import KINDS, SinkTerms
+from delta_prop.configuration.sinks import KINDS, SinkConfig
 from delta_prop.embedded import Propagator
 from delta_prop.testing import run_virtual, virtual_world
-from delta_prop_sinks import CacheSink, ForwardSink, IndexSink, JsonLinesSink, Resident, StorageSink
+from delta_prop_sinks import CacheSink, ForwardSink, IndexSink, JsonLinesSink, ResidentVectors, StorageSink
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import UsageError
 
@@ -31,9 +31,9 @@ SINKS: dict[str, type[Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_defaults_are_the_sinks_own(kind: str) -> None:
     terms, sink = KINDS[kind], inspect.signature(SINKS[kind]).parameters
-    resident = inspect.signature(Resident).parameters
+    resident = inspect.signature(ResidentVectors).parameters
     attach = inspect.signature(Propagator.attach).parameters
-    common = {one.name for one in dataclasses.fields(SinkTerms)}
+    common = {one.name for one in dataclasses.fields(SinkConfig)}
     for one in dataclasses.fields(terms):
         if one.name in ("path", "topics", "vectors", "to", "authorities", "server_name"):
             continue
@@ -96,9 +96,9 @@ def test_everything_that_the_terms_say_is_handed_on() -> None:
         start = "latest"
         required = false
         pacing = true
-        on_log_full = "needs_snapshot"
+        on_log_full = "invalidate_cursor"
         batch_deltas = 7
-        linger_ms_max = 2.5
+        linger_ms = 2.5
         rebuild = true
     """
     told: dict[str, Any] = {}
@@ -115,9 +115,9 @@ def test_everything_that_the_terms_say_is_handed_on() -> None:
         "start": "latest",
         "required": False,
         "pacing": True,
-        "on_log_full": "needs_snapshot",
+        "on_log_full": "invalidate_cursor",
         "batch_deltas": 7,
-        "linger_ms_max": 2.5,
+        "linger_ms": 2.5,
         "rebuild": True,
     }
 
@@ -147,26 +147,26 @@ def test_sinks_attached_together_get_nothing_where_one_fails(tmp_path: Path) -> 
         world = virtual_world()
         async with Propagator(world=world) as p:
             await p.publish(Delta("v", create([1.0])))
-            sinks = p.inside().sinks
+            sinks = p.internals().sinks
             first = CacheSink(mode="refresh")
 
             async def attach_twice() -> None:
-                with sinks.together():
+                with sinks.attach_together():
                     await p.attach(first, start="earliest")
                     await anyio.sleep(1)
                     await p.attach(first)
 
             with pytest.raises(UsageError):
                 await attach_twice()
-            assert p.statistics().sinks["cache"].applied == 0
+            assert p.statistics().sinks["cache"].applied_offset == 0
             before = world.clock.now()
         assert world.clock.now() - before < 1, "nobody waits for what never began"
 
         async with Propagator(world=virtual_world()) as p:
             await p.publish(Delta("v", create([1.0])))
-            with p.inside().sinks.together():
+            with p.internals().sinks.attach_together():
                 await p.attach(CacheSink(mode="refresh"), start="earliest")
             await p.wait_visible(1)
-            assert p.statistics().sinks["cache"].applied == 1
+            assert p.statistics().sinks["cache"].applied_offset == 1
 
     run_virtual(main)

@@ -8,13 +8,13 @@ import re
 from pathlib import Path
 
 from delta_prop.configuration import Configuration, make_sinks, read_configuration
-from delta_prop.configuration.shape import Access, Logging, TlsFiles
+from delta_prop.configuration.schema import Access, Logging, TlsFiles
 from delta_prop.configuration.sinks import KINDS
 from delta_prop.server.settings import ServerSettings
 from delta_prop_broker.log.settings import LogSettings
-from delta_prop_sinks.linking import Linked
+from delta_prop_sinks.hnsw_builder import Hnsw
 
-SECTIONS = (Configuration, ServerSettings, LogSettings, TlsFiles, Access, Logging, Linked, *KINDS.values())
+SECTIONS = (Configuration, ServerSettings, LogSettings, TlsFiles, Access, Logging, Hnsw, *KINDS.values())
 DOCS = Path(__file__).parents[3] / "docs"
 OPERATING = (DOCS / "operating.md").read_text()
 
@@ -29,10 +29,10 @@ def test_every_key_is_described() -> None:
 
 
 def _value(text: str) -> object:
-    """A default as the page has it: `16 MiB`, `5 s`, `1,000 a second`, `no`; None for other words."""
+    """A default as the page has it: `16 MiB`, `5 s`, `1,000 per second`, `no`; None for other words."""
     if text in ("yes", "no"):
         return text == "yes"
-    found = re.fullmatch(r"([\d,.]+)(?: (KiB|MiB|GiB))?(?: s| a second)*", text)
+    found = re.fullmatch(r"([\d,.]+)(?: (KiB|MiB|GiB))?(?: s| per second)?", text)
     if found is None or text.count(".") > 1:
         return text.strip("`") if re.fullmatch(r"`\w+`", text) else None
     return float(found[1].replace(",", "")) * {None: 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[found[2]]
@@ -40,7 +40,7 @@ def _value(text: str) -> object:
 
 def test_the_defaults_of_connections_and_sinks_are_as_described() -> None:
     known: dict[str, set[object]] = {}
-    for section in (ServerSettings, Linked, *KINDS.values()):
+    for section in (ServerSettings, Hnsw, *KINDS.values()):
         for one in dataclasses.fields(section):
             known.setdefault(one.name, set()).add(one.default)
     checked = set()
@@ -59,4 +59,4 @@ def test_the_example_is_a_configuration() -> None:
     (example,) = re.findall(r"```toml\n(.*?)```", OPERATING, re.DOTALL)
     read = read_configuration(example)
     assert [one.sink.name for one in make_sinks(read.sinks)] == ["storage", "index", "audit"]
-    assert read.server.heartbeat_s == 3
+    assert read.server.heartbeat_interval_s == 3

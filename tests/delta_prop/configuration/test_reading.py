@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 from delta_prop.config import Settings
 from delta_prop.configuration import (
     Configuration,
-    IndexTerms,
-    JsonLinesTerms,
-    StorageTerms,
+    IndexConfig,
+    JsonLinesConfig,
+    StorageConfig,
     read_configuration,
     to_json,
     to_toml,
 )
-from delta_prop.configuration.reading import _FILES, _FILES_OF_SINKS
+from delta_prop.configuration.reading import _PATH_KEYS, _SINK_PATH_KEYS
 from delta_prop.configuration.sinks import KINDS
 from delta_prop.configuration.values import File
 from delta_prop.ports import Tls
 from delta_prop.server.settings import ServerSettings
 from delta_prop_broker.log.settings import LogSettings
-from delta_prop_sinks.linking import Linked
+from delta_prop_sinks.hnsw_builder import Hnsw
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import UsageError
 
@@ -35,12 +35,12 @@ WHOLE = """
 data = "facts"
 [server]
 port = 0
-heartbeat_s = 3
+heartbeat_interval_s = 3
 [settings]
 batch_deltas = 50
 [log]
-level = "logged"
-history_s = 60
+read_level = "logged"
+min_compaction_lag_s = 60
 [tls]
 certificate = "/etc/cert.pem"
 key = "key.pem"
@@ -56,7 +56,7 @@ topics = ["ns:docs", "ns:rows"]
 kind = "index"
 topics = ["ns:rows", "ns:docs"]
 vectors = "storage"
-linked = { metric = "l2" }
+hnsw = { metric = "l2" }
 [[sinks]]
 kind = "jsonlines"
 path = "audit.jsonl"
@@ -72,16 +72,16 @@ def test_nothing_is_all_defaults() -> None:
 def test_every_section_is_read() -> None:
     assert read_configuration(WHOLE, folder="/etc/dp") == Configuration(
         data="/etc/dp/facts",
-        server=ServerSettings(port=0, heartbeat_s=3.0),
+        server=ServerSettings(port=0, heartbeat_interval_s=3.0),
         settings=Settings(batch_deltas=50),
-        log=LogSettings(level=AckLevel.LOGGED, history_s=60.0),
+        log=LogSettings(read_level=AckLevel.LOGGED, min_compaction_lag_s=60.0),
         tls=dataclasses.replace(Configuration().tls, certificate="/etc/cert.pem", key="/etc/dp/key.pem"),
         access=dataclasses.replace(Configuration().access, tokens="/etc/dp/tokens.toml"),
         logging=dataclasses.replace(Configuration().logging, format="json"),
         sinks=(
-            StorageTerms(path="/etc/dp/facts.db", topics=("ns:docs", "ns:rows")),
-            IndexTerms(topics=("ns:rows", "ns:docs"), vectors="storage", linked=Linked(metric="l2")),
-            JsonLinesTerms(path="/etc/dp/audit.jsonl", topics=("op:delete",), pacing=True),
+            StorageConfig(path="/etc/dp/facts.db", topics=("ns:docs", "ns:rows")),
+            IndexConfig(topics=("ns:rows", "ns:docs"), vectors="storage", hnsw=Hnsw(metric="l2")),
+            JsonLinesConfig(path="/etc/dp/audit.jsonl", topics=("op:delete",), pacing=True),
         ),
     )
 
@@ -94,24 +94,24 @@ def test_a_certificate_makes_it_tls() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('server.heartbeat_s = "x"', 'server.heartbeat_s: "x" is no number'),
-        ("server.heartbeat_s = true", "server.heartbeat_s: true is no number"),
-        ("server.heartbeat_s = 30", "server.heartbeat_s 30.0 and silence_s_max 15.0"),
-        ("server.port = 99999", "server.port = 99999: ports end at 65535"),
-        ("server.connections_max = 1.5", "server.connections_max: 1.5 is no whole number"),
-        ("server.hartbeat_s = 3", "server.hartbeat_s: there is no such key: did you mean heartbeat_s?"),
-        ("server = 1", "server: 1 is no table"),
-        ("[servr]", "servr: there is no such key: did you mean server?"),
-        ("qqq = 1", "qqq: there is no such key; there are access, data,"),
-        ('data = ""', 'data: "" names no file'),
-        ("data = 7", "data: 7 is no text"),
-        ('settings.queue_bytes_max = "256 MiB"', 'settings.queue_bytes_max: "256 MiB" is no number'),
-        ("settings.retry_s_first = 9", "settings.retry_s_first 9.0 is above retry_s_max 5.0"),
-        ('settings.rate_law = "x"', 'settings.rate_law: "x": give one of drain, specification'),
+        ('server.heartbeat_interval_s = "x"', 'server.heartbeat_interval_s: "x" is not a number'),
+        ("server.heartbeat_interval_s = true", "server.heartbeat_interval_s: true is not a number"),
+        ("server.heartbeat_interval_s = 30", "server.heartbeat_interval_s 30.0: not below peer_timeout_s 15"),
+        ("server.port = 99999", "server.port = 99999: not a port: give up to 65535"),
+        ("server.connections_max = 1.5", "server.connections_max: 1.5 is not an integer"),
+        ("server.hartbeat_s = 3", "server.hartbeat_s: unknown key: did you mean heartbeat_interval_s?"),
+        ("server = 1", "server: 1 is not a table"),
+        ("[servr]", "servr: unknown key: did you mean server?"),
+        ("qqq = 1", "qqq: unknown key: use one of access, data,"),
+        ('data = ""', 'data: "" is not a file name'),
+        ("data = 7", "data: 7 is not a text"),
+        ('settings.queue_bytes_max = "256 MiB"', 'settings.queue_bytes_max: "256 MiB" is not a number'),
+        ("settings.retry_backoff_s = 9", "settings.retry_backoff_s 9.0: above retry_backoff_max_s 5.0"),
+        ('settings.rate_law = "x"', 'settings.rate_law: "x": give one of drain, depth'),
         ("log.compact = 1", "log.compact: 1: give true or false"),
-        ("log.keep_s = inf", "log.keep_s: inf is not finite"),
-        ('log.level = "sync"', 'log.level: "sync": give one of logged, durable'),
-        ('log.level = "memory"', 'log.level: "memory": give one of logged, durable'),
+        ("log.retention_s = inf", "log.retention_s: inf is not finite"),
+        ('log.read_level = "sync"', 'log.read_level: "sync": give one of logged, durable'),
+        ('log.read_level = "memory"', 'log.read_level: "memory": give one of logged, durable'),
         ('tls.key = "k"', "tls.certificate: it is missing"),
         ('tls.authorities = "a"', "tls.authorities: without tls.certificate"),
         ('logging.level = "all"', 'logging.level: "all": give one of debug, info'),
@@ -125,15 +125,15 @@ def test_a_certificate_makes_it_tls() -> None:
         ("[[sinks]]\nkind = 'sql'", 'sinks[0].kind: "sql": give one of storage'),
         ("[[sinks]]\nkind = ['sql']", "sinks[0].kind: ['sql']: give one of storage"),
         ("[[sinks]]\nkind = 'storage'", "sinks[0].path: it is missing"),
-        ("[[sinks]]\nkind = 'cache'\npath = 'x'", "sinks[0].path: there is no such key"),
-        ("[[sinks]]\nkind = 'cache'\ntopics = 'docs'", "sinks[0].topics: topic 'docs' is none of"),
+        ("[[sinks]]\nkind = 'cache'\npath = 'x'", "sinks[0].path: unknown key"),
+        ("[[sinks]]\nkind = 'cache'\ntopics = 'docs'", "sinks[0].topics: topic 'docs' is unknown"),
         ("[[sinks]]\nkind = 'cache'\ntopics = []", "sinks[0].topics: []: give a list of at least one"),
-        ("[[sinks]]\nkind = 'cache'\ntopics = ['*', 1]", "sinks[0].topics[1]: 1 is no text"),
+        ("[[sinks]]\nkind = 'cache'\ntopics = ['*', 1]", "sinks[0].topics[1]: 1 is not a text"),
         ("[[sinks]]\nkind = 'cache'\n[[sinks]]\nkind = 'cache'", "sinks[1].name: sinks[0] is named 'cache'"),
-        ("[[sinks]]\nkind = 'index'\nlinked = 1", "sinks[0].linked: 1: give true or false"),
-        ("[[sinks]]\nkind = 'index'\nlinked = {metrik = 1}", "sinks[0].linked.metrik: there is no such key"),
-        ("[[sinks]]\nkind = 'index'\nlinked = {threads = 0}", "sinks[0].linked.threads"),
-        ("[[sinks]]\nkind = 'index'\nvectors = 's'", "sinks[0].vectors: no storage sink above it is named"),
+        ("[[sinks]]\nkind = 'index'\nhnsw = 1", "sinks[0].hnsw: 1: give true or false"),
+        ("[[sinks]]\nkind = 'index'\nhnsw = {metrik = 1}", "sinks[0].hnsw.metrik: unknown key"),
+        ("[[sinks]]\nkind = 'index'\nhnsw = {threads = 0}", "sinks[0].hnsw.threads"),
+        ("[[sinks]]\nkind = 'index'\nvectors = 's'", "sinks[0].vectors: 's' names no storage sink above it"),
         (
             "[[sinks]]\nkind = 'storage'\npath = 'x'\n[[sinks]]\nkind = 'jsonlines'\npath = 'x'",
             "sinks[1].path: sinks[0] writes 'x' too",
@@ -145,8 +145,8 @@ def test_a_certificate_makes_it_tls() -> None:
         ),
         ("settings.queue_bytes_max = 2000000", "settings.queue_bytes_max 2000000 is below server."),
         ("server.producer_bytes_credit = 999999999", "server.producer_bytes_credit 999999999 is above"),
-        ("[server", "this is no TOML: "),
-        ("'a.b' = 1", "'a.b': there is no such key"),
+        ("[server", "this is not TOML: "),
+        ("'a.b' = 1", "'a.b': unknown key"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_with_the_path_of_its_key(text: str, said: str) -> None:
@@ -176,27 +176,27 @@ def test_the_environment_overrides_the_file() -> None:
         "DELTA_PROP_DATA": "not looked at",
         "DELTA_PROP_TOKEN": "not looked at",
         "OTHER__KEY": "not looked at",
-        "DELTA_PROP_SERVER__HEARTBEAT_S": "4.5",
+        "DELTA_PROP_SERVER__HEARTBEAT_INTERVAL_S": "4.5",
         "DELTA_PROP_SERVER__PORT": "0",
         "DELTA_PROP_LOG__COMPACT": "False",
-        "DELTA_PROP_LOG__LEVEL": "logged",
+        "DELTA_PROP_LOG__READ_LEVEL": "logged",
         "DELTA_PROP_ACCESS__TOKENS": "7",
         "DELTA_PROP_SINKS__0__TOPICS": "ns:a, v:b",
         "DELTA_PROP_SINKS__0__PATH": "here.db",
         "DELTA_PROP_SINKS__1__KIND": "cache",
         "DELTA_PROP_SINKS__1__TOPICS": '["ns:c"]',
         "DELTA_PROP_SINKS__2__KIND": "index",
-        "DELTA_PROP_SINKS__2__LINKED": "false",
+        "DELTA_PROP_SINKS__2__HNSW": "false",
     }
-    text = 'server.heartbeat_s = 3\n[[sinks]]\nkind = "storage"\npath = "there.db"'
+    text = 'server.heartbeat_interval_s = 3\n[[sinks]]\nkind = "storage"\npath = "there.db"'
     read = read_configuration(text, folder="/etc", environment=environment)
-    assert (read.data, read.server.heartbeat_s, read.server.port) == (None, 4.5, 0)
-    assert (read.log.compact, read.log.level, read.access.tokens) == (False, AckLevel.LOGGED, "7")
+    assert (read.data, read.server.heartbeat_interval_s, read.server.port) == (None, 4.5, 0)
+    assert (read.log.compact, read.log.read_level, read.access.tokens) == (False, AckLevel.LOGGED, "7")
     storage, cache, index = read.sinks
-    assert isinstance(storage, StorageTerms)
-    assert isinstance(index, IndexTerms)
+    assert isinstance(storage, StorageConfig)
+    assert isinstance(index, IndexConfig)
     assert (storage.topics, storage.path) == (("ns:a", "v:b"), "here.db")
-    assert (cache.topics, index.linked) == (("ns:c",), False)
+    assert (cache.topics, index.hnsw) == (("ns:c",), False)
 
 
 def test_sinks_of_the_environment_come_in_the_order_of_their_numbers() -> None:
@@ -210,21 +210,25 @@ def test_sinks_of_the_environment_come_in_the_order_of_their_numbers() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
-        ("SERVER__PORT", "x", 'server.port (DELTA_PROP_SERVER__PORT): "x" is no number'),
+        ("SERVER__PORT", "x", 'server.port (DELTA_PROP_SERVER__PORT): "x" is not a number'),
         ("SERVER__PORT", "0.5", "server.port (DELTA_PROP_SERVER__PORT)"),
-        ("SERVER__HEARTBEAT_S", "nan", 'server.heartbeat_s (DELTA_PROP_SERVER__HEARTBEAT_S): "nan" is not'),
-        ("SERVER__PROT", "1", "server.prot (DELTA_PROP_SERVER__PROT): there is no such key"),
-        ("SERVER__PORT__X", "1", "DELTA_PROP_SERVER__PORT__X: server.port is one value"),
+        (
+            "SERVER__HEARTBEAT_INTERVAL_S",
+            "nan",
+            'server.heartbeat_interval_s (DELTA_PROP_SERVER__HEARTBEAT_INTERVAL_S): "nan" is not',
+        ),
+        ("SERVER__PROT", "1", "server.prot (DELTA_PROP_SERVER__PROT): unknown key"),
+        ("SERVER__PORT__X", "1", "DELTA_PROP_SERVER__PORT__X: server.port is a single value"),
         ("LOG__COMPACT", "yes", 'log.compact (DELTA_PROP_LOG__COMPACT): "yes": give true or false'),
-        ("SINKS__1__PATH", "x", "DELTA_PROP_SINKS__1__PATH: '1' is no place in the list"),
+        ("SINKS__1__PATH", "x", "DELTA_PROP_SINKS__1__PATH: '1' is not a number of the list"),
         ("SINKS__X__PATH", "x", "sinks (DELTA_PROP_SINKS__X__PATH): {"),
         ("SINKS__0", "x", "DELTA_PROP_SINKS__0: sinks[0] has keys of its own"),
         ("SINKS__0__KIND", "x", 'sinks[0].kind (DELTA_PROP_SINKS__0__KIND): "x": give one of'),
         ("TLS__", "x", "'' (DELTA_PROP_TLS__)"),
-        ("SRVER__PORT", "1", "srver (DELTA_PROP_SRVER__PORT): there is no such key: did you mean server?"),
-        ("SINK__0__PATH", "x", "sink (DELTA_PROP_SINK__0__PATH): there is no such key: did you mean sinks?"),
-        ("_DATA", "facts", "DELTA_PROP__DATA: two underscores stand between a section and its key, as in"),
-        ("_SERVER__PORT", "1", "DELTA_PROP__SERVER__PORT: two underscores stand between a section and"),
+        ("SRVER__PORT", "1", "srver (DELTA_PROP_SRVER__PORT): unknown key: did you mean server?"),
+        ("SINK__0__PATH", "x", "sink (DELTA_PROP_SINK__0__PATH): unknown key: did you mean sinks?"),
+        ("_DATA", "facts", "DELTA_PROP__DATA: two underscores separate a section and its key, as in"),
+        ("_SERVER__PORT", "1", "DELTA_PROP__SERVER__PORT: two underscores separate a section and"),
         ("__", "x", ""),
     ],
 )
@@ -252,7 +256,9 @@ def test_any_text_reads_back(text: str) -> None:
 
 
 def test_every_key_is_shown() -> None:
-    shown = to_toml(Configuration()).replace("# history_s is not set", "history_s = unset")
+    shown = to_toml(Configuration()).replace(
+        "# min_compaction_lag_s is not set", "min_compaction_lag_s = unset"
+    )
     for section in ServerSettings, Settings, LogSettings:
         names = [one.name for one in dataclasses.fields(section)]
         assert [name for name in names if f"\n{name} = " not in shown] == []
@@ -269,9 +275,9 @@ def test_every_name_of_a_file_counts_from_the_folder_of_the_configuration() -> N
     for section, kind in {"": Configuration, **get_type_hints(Configuration)}.items():
         if dataclasses.is_dataclass(kind):
             hints = get_type_hints(kind, include_extras=True)
-            assert tuple(name for name, hint in hints.items() if _holds_a_file(hint)) == _FILES.get(
+            assert tuple(name for name, hint in hints.items() if _holds_a_file(hint)) == _PATH_KEYS.get(
                 section, ()
             )
     for terms in KINDS.values():
         hints = get_type_hints(terms, include_extras=True)
-        assert {name for name, hint in hints.items() if _holds_a_file(hint)} <= set(_FILES_OF_SINKS)
+        assert {name for name, hint in hints.items() if _holds_a_file(hint)} <= set(_SINK_PATH_KEYS)

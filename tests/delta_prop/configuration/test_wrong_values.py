@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from delta_prop.configuration import Configuration, make_sinks, read_configuration
 from delta_prop.configuration.sinks import KINDS
 from delta_prop_broker.log.settings import ReadLevel
-from delta_prop_sinks.linking import Linked
+from delta_prop_sinks.hnsw_builder import Hnsw
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,14 +48,14 @@ CHOICES = ["'x'", "''", "1", "[]", "{a = 1}"]
 LISTS = ["7", "[]", "[7]", "[{}]", "{a = 1}", "''", "['']"]
 
 MAY_BE_ZERO = {
-    "server.port", "server.http_port", "server.vector_rate", "settings.linger_ms_max", "settings.retries_max",
-    "log.keep_bytes_max", "log.free_bytes_min", "log.reserve_bytes", "sinks[0].linger_ms_max",
-    "sinks[0].image_s", "sinks[0].linked.drift_share_max", "sinks[0].resident_bytes_max",
+    "server.port", "server.http_port", "server.vector_rate", "settings.linger_ms", "settings.retries",
+    "log.retention_bytes", "log.free_bytes_min", "log.reserve_bytes", "sinks[0].linger_ms",
+    "sinks[0].image_s", "sinks[0].hnsw.drift_share_max", "sinks[0].resident_bytes_max",
 }  # fmt: skip
 ANY_TEXT = {"log.made_by"}
 CURES = (
-    "give ", "leave ", "write ", "at least ", "above 0", "at most ", "end at ", "is no table", "is none of",
-    "must rise", "is not from ", "is below ", "did you mean ", "those that are: ",
+    "give ", "leave ", "write ", "at least ", "above 0", "at most ", "end at ", "is not a table",
+    "is none of", "use one of ", "must rise", "is not from ", "is below ", "did you mean ",
 )  # fmt: skip
 NEEDED = {"storage": "path = 's.db'", "jsonlines": "path = 'lines'", "forward": "to = ['a:1']"}
 
@@ -84,9 +84,9 @@ def keys() -> Iterator[Key]:
             needed = "" if needed.startswith(f"{name} ") else needed
             if name != "kind":
                 yield Key(f"sinks[0].{name}", hint, f"[[sinks]]\nkind = '{kind}'\n{needed}\n{name} = ")
-    for name, hint in get_type_hints(Linked, include_extras=True).items():
-        before = f"[[sinks]]\nkind = 'index'\nlinked = {{{name} = "
-        yield Key(f"sinks[0].linked.{name}", hint, before, "}")
+    for name, hint in get_type_hints(Hnsw, include_extras=True).items():
+        before = f"[[sinks]]\nkind = 'index'\nhnsw = {{{name} = "
+        yield Key(f"sinks[0].hnsw.{name}", hint, before, "}")
 
 
 def wrong_values(key: Key, hint: Any) -> list[str]:
@@ -186,22 +186,22 @@ def test_zero_is_taken_where_it_means_something(path: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[data]", 'data: {} is no text: write data = "…" instead of [data]'),
-        ("[data]\npath = 'x'", "data: {'path': 'x'} is no text"),
-        ("data = 'a'\ndata = 'b'", "this is no TOML: "),
-        ("[server]\nport = 1\n[server]\nhost = 'x'", "this is no TOML: "),
-        ("[server]\nport = 1\nport = 2", "this is no TOML: "),
-        ("server.port.x = 1", "server.port: {'x': 1} is no number"),
-        ("server = [{port = 1}]", "server: [{'port': 1}] is no table"),
-        ("[[server]]\nport = 1", "server: [{'port': 1}] is no table"),
-        ("[[data]]", "data: [{}] is no text"),
+        ("[data]", 'data: {} is not a text: write data = "…" instead of [data]'),
+        ("[data]\npath = 'x'", "data: {'path': 'x'} is not a text"),
+        ("data = 'a'\ndata = 'b'", "this is not TOML: "),
+        ("[server]\nport = 1\n[server]\nhost = 'x'", "this is not TOML: "),
+        ("[server]\nport = 1\nport = 2", "this is not TOML: "),
+        ("server.port.x = 1", "server.port: {'x': 1} is not a number"),
+        ("server = [{port = 1}]", "server: [{'port': 1}] is not a table"),
+        ("[[server]]\nport = 1", "server: [{'port': 1}] is not a table"),
+        ("[[data]]", "data: [{}] is not a text"),
         ("[sinks.storage]\npath = 'x'", "sinks: "),
-        (f"server.port = {DIGITS}", "this is no TOML: a number in it has more digits than can be read"),
-        (f"x = {'[' * 20_000}", "this is no TOML: "),
-        (f"x = {'[' * 20_000}{']' * 20_000}", "this is no TOML: "),
+        (f"server.port = {DIGITS}", "this is not TOML: a number in it has more digits than can be read"),
+        (f"x = {'[' * 20_000}", "this is not TOML: "),
+        (f"x = {'[' * 20_000}{']' * 20_000}", "this is not TOML: "),
         (f"{'k' * 5000} = 1", "kkkk"),
-        ("'a\\nb' = 1\n", "'a\\\\nb': there is no such key"),
-        ("server.host = 'a\0b'", "this is no TOML: "),
+        ("'a\\nb' = 1\n", "'a\\\\nb': unknown key"),
+        ("server.host = 'a\0b'", "this is not TOML: "),
         ('server.host = "a\\u0000b"', "server.host = "),
         ('data = "a\\u0000b"', "data: "),
         ("sinks = [{kind = 'cache'}, {kind = 'cache', name = ''}]", "sinks[1].name: "),

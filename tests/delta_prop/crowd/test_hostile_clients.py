@@ -34,9 +34,9 @@ MEMORY_BYTES_MAX = 64 * 1024 * 1024
 P99_RATIO_MAX = 2.0
 CPU_RATIO_MAX = 3.0
 ENVIRONMENT = {
-    "DELTA_PROP_SERVER__HANDSHAKE_S_MAX": "1",
-    "DELTA_PROP_SERVER__HEARTBEAT_S": "1",
-    "DELTA_PROP_SERVER__SILENCE_S_MAX": "3",
+    "DELTA_PROP_SERVER__HANDSHAKE_TIMEOUT_S": "1",
+    "DELTA_PROP_SERVER__HEARTBEAT_INTERVAL_S": "1",
+    "DELTA_PROP_SERVER__PEER_TIMEOUT_S": "3",
     "DELTA_PROP_SERVER__CONNECTIONS_PER_HOST_MAX": "300",
 }
 
@@ -87,7 +87,7 @@ def test_mutated_frames_hurt_nobody(tmp_path: Path, full: bool) -> None:
     """Judged by the processor time that an honest batch may have to wait for, beside a stranger each."""
     frames = 20_000 if full else 1_000
     with (
-        served(tmp_path / "data", "--level", "logged", env=ENVIRONMENT) as server,
+        served(tmp_path / "data", "--read-level", "logged", env=ENVIRONMENT) as server,
         closing(Honest(server.port, 5)) as honest,
     ):
         honest.go(100)
@@ -128,7 +128,7 @@ def one_round(server: Served, frames: int, seed: int, honest: Honest) -> tuple[f
 @pytest.mark.alone
 def test_connections_that_say_nothing_end(tmp_path: Path) -> None:
     with (
-        served(tmp_path / "data", "--level", "logged", env=ENVIRONMENT) as server,
+        served(tmp_path / "data", "--read-level", "logged", env=ENVIRONMENT) as server,
         closing(Honest(server.port, 6)) as honest,
     ):
         honest.go(100)

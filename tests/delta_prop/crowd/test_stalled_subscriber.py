@@ -36,7 +36,7 @@ class Side(NamedTuple):
 @pytest.mark.alone
 def test_one_that_stops_reading_disturbs_nobody_and_gets_everything(tmp_path: Path, full: bool) -> None:
     seconds = 6.0 if full else 0.7
-    with served(tmp_path / "data", "--level", "logged") as server:
+    with served(tmp_path / "data", "--read-level", "logged") as server:
         load = Load(server.port, make_origin(41, 2), SUBSCRIBERS, AckLevel.LOGGED)
         peak = load.run(1.0, None)
         rate = peak.frames / peak.seconds / 2

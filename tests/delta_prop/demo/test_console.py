@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from delta_prop.demo.console import PLAIN_S_MIN, Console, cut, printable, size, width
+from delta_prop.demo.console import (
+    PIPE_INTERVAL_S,
+    Console,
+    blank_unprintable,
+    display_width,
+    format_size,
+    truncate,
+)
 
 
 class Clock:
@@ -21,9 +28,9 @@ def test_without_a_terminal_progress_is_a_line_every_few_seconds() -> None:
     written, clock = [], Clock()
     console = Console(written.append, clock.now)
     for step in range(1, 101):
-        clock.at += PLAIN_S_MIN / 40
+        clock.at += PIPE_INTERVAL_S / 40
         console.progress(step, 100, "files")
-    console.progress_done()
+    console.end_progress()
     console.line("done")
     assert written == ["  40/100  files\n", "  80/100  files\n", "done\n"]
 
@@ -35,7 +42,7 @@ def test_on_a_terminal_a_bar_moves_and_leaves_no_trace() -> None:
     console.progress(1, 2, "files")
     console.progress(1, 2, "too soon")
     console.progress(2, 2, "the last one is shown")
-    console.progress_done()
+    console.end_progress()
     console.line("done")
     assert written == [
         "\r\x1b[K  ##########.......... 1/2  files",
@@ -90,16 +97,16 @@ def test_colors_only_where_they_are_welcome() -> None:
     ],
 )
 def test_a_line_is_cut_by_what_it_takes_on_the_screen(text: str, columns: int, expected: str) -> None:
-    assert cut(text, columns) == expected
-    assert width(cut(text, columns)) <= columns
+    assert truncate(text, columns) == expected
+    assert display_width(truncate(text, columns)) <= columns
 
 
 def test_other_peoples_text_moves_no_cursor() -> None:
-    assert printable("a\x1b[2Jb\rc\nd") == "a [2Jb c d"
+    assert blank_unprintable("a\x1b[2Jb\rc\nd") == "a [2Jb c d"
 
 
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (64, "64 B"), (4_096, "4.1 kB"), (31_400_000, "31.4 MB")]
 )
 def test_sizes_are_for_people(count: int, text: str) -> None:
-    assert size(count) == text
+    assert format_size(count) == text

@@ -7,10 +7,10 @@ import pytest
 from delta_prop.demo.corpus import (
     DOCUMENT_CHARACTERS_MAX,
     ID_CHARACTERS_MAX,
-    NotParsed,
+    ParseFailed,
+    count_short_paragraphs,
     documents_of,
     module_of,
-    too_short,
 )
 
 MODULE = '''"""What the module is for."""
@@ -85,15 +85,15 @@ def test_a_signature_over_several_lines_becomes_one() -> None:
 
 
 def test_private_names_are_known_as_such() -> None:
-    found = {one.id: one.private for one in documents_of("pack/_inner.py", MODULE)}
+    found = {one.id: one.is_private for one in documents_of("pack/_inner.py", MODULE)}
     assert all(found.values())
-    found = {one.id: one.private for one in documents_of("m.py", MODULE)}
+    found = {one.id: one.is_private for one in documents_of("m.py", MODULE)}
     assert [name for name, private in found.items() if private] == ["m:Generator._hidden"]
 
 
 @pytest.mark.parametrize("text", ["def broken(:", "x = '\0'", "(" * 10_000, "-" * 50_000 + "1"])
 def test_what_is_not_python_is_told(text: str) -> None:
-    with pytest.raises(NotParsed, match=r"m\.py"):
+    with pytest.raises(ParseFailed, match=r"m\.py"):
         documents_of("m.py", text)
 
 
@@ -124,9 +124,9 @@ It has two lines.
 
 def test_what_is_too_short_to_be_found_is_counted() -> None:
     text = "# A heading\n\nshort\n\n" + "long enough to be worth finding " * 3 + "\n\nshort too\n"
-    assert too_short("notes.md", text) == 2
+    assert count_short_paragraphs("notes.md", text) == 2
     assert len(documents_of("notes.md", text)) == 1
-    assert too_short("module.py", "short\n") == 0
+    assert count_short_paragraphs("module.py", "short\n") == 0
 
 
 def test_ids_and_texts_are_bounded() -> None:

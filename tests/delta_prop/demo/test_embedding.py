@@ -12,8 +12,8 @@ from delta_prop.demo.embedding import (
     POSITIONS,
     PRIVATE_FACTOR,
     Embedding,
+    split_words,
     stem,
-    words,
 )
 
 
@@ -28,7 +28,7 @@ def learned() -> Embedding:
 
 
 def test_words_are_split_stemmed_and_freed_of_stop_words() -> None:
-    assert words("The HTTPServer's parse_args, encodebytes and lru_cache of b64encode") == [
+    assert split_words("The HTTPServer's parse_args, encodebytes and lru_cache of b64encode") == [
         "http", "serv", "pars", "arg", "encodebyt", "lru", "cach", "b64encod",
     ]  # fmt: skip
 

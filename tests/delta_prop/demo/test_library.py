@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from delta_prop.demo import library as module
-from delta_prop.demo.corpus import NotParsed
-from delta_prop.demo.library import NAMESPACE, Library, change, edited
-from delta_prop_wire.algebra import State, apply
+from delta_prop.demo.corpus import ParseFailed
+from delta_prop.demo.library import NAMESPACE, Library, append_words, smallest_change
+from delta_prop_wire.algebra import VectorState, apply
 from delta_prop_wire.delta import Kind
 
 if TYPE_CHECKING:
@@ -39,18 +39,18 @@ def test_a_change_is_sent_in_its_smaller_form_and_does_what_it_should(changed: i
     before = np.arange(1024, dtype=np.float32)
     after = before.copy()
     after[:changed] += 0.5
-    operation = change(before, after)
+    operation = smallest_change(before, after)
     assert operation is not None
     assert operation.kind == kind
-    state = apply(State(True, before), operation)
+    state = apply(VectorState(True, before), operation)
     assert state.vector is not None
     assert np.array_equal(state.vector, after)
-    assert change(after, after) is None
+    assert smallest_change(after, after) is None
 
 
 def test_an_edited_docstring_gives_one_sparse_delta() -> None:
     library = filled(one=ONE)
-    text = edited(ONE, library.documents["one:second"], "lottery raffle")
+    text = append_words(ONE, library.documents["one:second"], "lottery raffle")
     assert text == ONE.replace("Slowly.", "Slowly. lottery raffle")
     (delta,) = library.edit("one.py", text)
     assert (delta.vector_id, delta.namespace, delta.operation.kind) == ("one:second", NAMESPACE, Kind.SPARSE)
@@ -76,7 +76,7 @@ def test_a_link_adds_what_the_embedding_says_and_survives_an_edit_of_the_file() 
     delta = library.link("one:first", "one:second")
     assert delta is not None
     assert delta.operation.kind == Kind.SPARSE_ADD
-    linked = apply(State(True, first), delta.operation).vector
+    linked = apply(VectorState(True, first), delta.operation).vector
     assert linked is not None
     assert np.allclose(linked, library.vectors(["one:first"])[0])
     assert not np.array_equal(linked, first)
@@ -91,7 +91,7 @@ def test_a_link_adds_what_the_embedding_says_and_survives_an_edit_of_the_file() 
 
 def test_half_written_python_changes_nothing() -> None:
     library = filled(one=ONE)
-    with pytest.raises(NotParsed):
+    with pytest.raises(ParseFailed):
         library.edit("one.py", ONE + "def")
     assert list(library.documents) == ["one:first", "one:second"]
     assert library.edit("one.py", ONE) == []
@@ -101,10 +101,10 @@ def test_documents_are_bounded_and_what_is_left_out_is_counted(monkeypatch: pyte
     monkeypatch.setattr(module, "DOCUMENTS_MAX", 3)
     library = filled(one=ONE, two=ONE)
     assert len(library.documents) == 3
-    assert library.left_out == 1
+    assert library.skipped_count == 1
     assert told(library.edit("one.py", None)) == [("one:first", Kind.DELETE), ("one:second", Kind.DELETE)]
 
 
 def test_an_edit_that_finds_no_place_leaves_the_text_as_it_is() -> None:
     library = filled(one=ONE)
-    assert edited("nothing here", library.documents["one:first"], "x") == "nothing here"
+    assert append_words("nothing here", library.documents["one:first"], "x") == "nothing here"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from delta_prop import Delta, Propagator, create, sparse_add
-from delta_prop.demo.mistreated import Mortal, Slowed
+from delta_prop.demo.faulty_sinks import CrashingSink, SlowSink
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_sinks.callback import CallbackSink
 from delta_prop_sinks.storage import StorageSink
@@ -32,7 +32,7 @@ def test_a_slowed_sink_takes_so_many_times_its_usual_time_and_loses_nothing() ->
             await anyio.sleep(0.01)
             got.append(offset)
 
-        slowed = Slowed(CallbackSink(take, name="audit"), anyio.current_time)
+        slowed = SlowSink(CallbackSink(take, name="audit"), anyio.current_time)
         async with Propagator(world=virtual_world()) as propagator:
             await propagator.attach(slowed)
 
@@ -49,7 +49,7 @@ def test_a_slowed_sink_takes_so_many_times_its_usual_time_and_loses_nothing() ->
                 tasks.start_soon(one, "c")
                 await anyio.sleep(0.2)
                 started = anyio.current_time()
-                slowed.let_go()
+                slowed.release()
             return usual, said, slow, anyio.current_time() - started
 
     usual, said, slow, let_go = run_virtual(main)
@@ -59,7 +59,9 @@ def test_a_slowed_sink_takes_so_many_times_its_usual_time_and_loses_nothing() ->
     assert got == [0, 1, 2]
 
 
-async def crash(tmp_path: Path, rows: int, *, flushed: bool) -> tuple[Mortal, Mortal, list[float]]:
+async def crash(
+    tmp_path: Path, rows: int, *, flushed: bool
+) -> tuple[CrashingSink, CrashingSink, list[float]]:
     """Two batches of ten, death after so many rows more; then what a new store makes of what was left."""
     path, left = tmp_path / "store.db", tmp_path / "left.db"
 
@@ -68,7 +70,7 @@ async def crash(tmp_path: Path, rows: int, *, flushed: bool) -> tuple[Mortal, Mo
             shutil.copyfile(f"{path}{suffix}", f"{left}{suffix}")
 
     async with Propagator() as propagator:
-        doomed = Mortal(StorageSink(path, name="replica", flush_s=0.001 if flushed else 3600), leave)
+        doomed = CrashingSink(StorageSink(path, name="replica", flush_s=0.001 if flushed else 3600), leave)
         await propagator.attach(doomed)
         published = await propagator.publish_many(IDS, np.zeros((10, 1), np.float32))
         await propagator.wait_visible(published, committed=flushed)
@@ -81,7 +83,7 @@ async def crash(tmp_path: Path, rows: int, *, flushed: bool) -> tuple[Mortal, Mo
         shutil.copyfile(path, tmp_path / "after.db")
         await propagator.publish(*[Delta(one, sparse_add([0], [1])) for one in IDS])
         store = StorageSink(left, name="replica")
-        heir = Mortal(store)
+        heir = CrashingSink(store)
         await propagator.attach(heir)
         await propagator.wait_visible(40, timeout_s=10)
         await store.flush()
@@ -95,18 +97,18 @@ def test_a_killed_store_leaves_its_file_and_the_next_one_counts_nothing_twice(
     tmp_path: Path, rows: int, flushed: bool
 ) -> None:
     doomed, heir, values = anyio.run(lambda: crash(tmp_path, rows, flushed=flushed))
-    assert doomed.dead
-    assert doomed.in_hand == 20 + rows
+    assert doomed.is_dead
+    assert doomed.applied_offset == 20 + rows
     assert heir.resumed_at in ((10, 20) if flushed else (0,))
     with closing(sqlite3.connect(tmp_path / "after.db")) as connection:  # the dead one wrote nothing more
         found = connection.execute("SELECT next_offset FROM cursor").fetchall()
     assert found == ([(heir.resumed_at,)] if flushed else [])
-    assert heir.again(doomed.in_hand) == doomed.in_hand - heir.resumed_at
-    assert heir.in_hand == 40
+    assert heir.count_redelivered(doomed.applied_offset) == doomed.applied_offset - heir.resumed_at
+    assert heir.applied_offset == 40
     assert values == [3.0] * 10
 
 
 def test_rows_that_come_again_are_those_below_an_offset() -> None:
-    mortal = Mortal(StorageSink("nowhere.db"))
-    mortal.offsets = [(5, 8), (8, 12), (12, 20)]
-    assert [mortal.again(offset) for offset in (0, 6, 8, 10, 30)] == [0, 1, 3, 5, 15]
+    mortal = CrashingSink(StorageSink("nowhere.db"))
+    mortal.offset_ranges = [(5, 8), (8, 12), (12, 20)]
+    assert [mortal.count_redelivered(offset) for offset in (0, 6, 8, 10, 30)] == [0, 1, 3, 5, 15]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from delta_prop import Delta, create, delete, delta_from_line, dense, sparse, sparse_add
-from delta_prop.demo.published import create_line, fold, line_of, logged_mark, mark_of
+from delta_prop.demo.reference_fold import create_line, fingerprint_of, fold, line_of, parse_logged_line
 
 DELTAS = [
     Delta("a", create([0, 0.1, -2]), "n"),
@@ -56,11 +56,11 @@ def test_sums_are_rounded_as_float32_rounds_them() -> None:
 
 def test_the_lines_of_a_sink_have_offsets_and_the_same_marks() -> None:
     line = line_of(DELTAS[2]).replace("{", '{"offset": 7, ', 1)
-    assert logged_mark(line) == (7, mark_of(DELTAS[2]))
+    assert parse_logged_line(line) == (7, fingerprint_of(DELTAS[2]))
 
 
 def test_marks_of_lines_and_of_deltas_agree() -> None:
-    assert fold(map(line_of, DELTAS)).marks == [mark_of(one) for one in DELTAS]
+    assert fold(map(line_of, DELTAS)).fingerprints == [fingerprint_of(one) for one in DELTAS]
     changed = Delta("a", sparse([1, 2], [7, 1]), "n")
     moved = Delta("a", sparse([0, 2], [7, 0]), "n")
-    assert len({mark_of(one) for one in (DELTAS[2], changed, moved)}) == 3
+    assert len({fingerprint_of(one) for one in (DELTAS[2], changed, moved)}) == 3

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from delta_prop import Propagator
-from delta_prop.demo import edge
-from delta_prop.demo.corpus import NotParsed
+from delta_prop.demo import system
+from delta_prop.demo.corpus import ParseFailed
 from delta_prop.demo.library import NAMESPACE, Library
 from delta_prop.demo.scenes import HITS, SEARCHES
 from delta_prop_sinks.index import IndexSink
@@ -27,12 +27,12 @@ class Corpus:
 
     def __init__(self) -> None:
         self.library = Library()
-        root = edge.standard_library()
-        for path in edge.scan(root, edge.IN_LIBRARY):
-            text = edge.read(root, path)
+        root = system.find_standard_library()
+        for path in system.scan(root, system.LIBRARY_FILTER):
+            text = system.read(root, path)
             try:
                 self.library.add(path, text or "")
-            except NotParsed:
+            except ParseFailed:
                 continue
         self.library.learn()
         self.ids = list(self.library.documents)

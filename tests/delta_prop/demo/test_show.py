@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from delta_prop.demo import edge, pressure, verify, wiring
-from delta_prop.demo.edge import Place
-from delta_prop.demo.published import Folded
-from delta_prop.demo.show import INTERRUPTED, Options, show
+from delta_prop.demo import fault_scenes, system, verify, wiring
+from delta_prop.demo.reference_fold import ReferenceFold
+from delta_prop.demo.runner import INTERRUPTED, Options, run_demo
+from delta_prop.demo.system import Workspace
 from delta_prop.demo.wiring import SINKS
 from delta_prop_sinks.jsonlines import JsonLinesSink
 from delta_prop_wire.errors import UsageError
@@ -69,8 +69,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (own / "doors.py").write_text(DOORS)
     (own / "notes.md").write_text(NOTES)
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    monkeypatch.setattr(pressure, "PAUSE_S", 0.0005)
-    monkeypatch.setattr(pressure, "BATCHES_PAUSE_S", 0.005)
+    monkeypatch.setattr(fault_scenes, "PAUSE_S", 0.0005)
+    monkeypatch.setattr(fault_scenes, "BATCHES_PAUSE_S", 0.005)
     monkeypatch.setenv("TMPDIR", str(temporary))
     return own
 
@@ -80,7 +80,7 @@ def play(**options: object) -> tuple[int, str]:
     written: list[str] = []
 
     async def main() -> int:
-        return await show(Options(**options), written.append)  # type: ignore[arg-type]
+        return await run_demo(Options(**options), written.append)  # type: ignore[arg-type]
 
     return anyio.run(main), "".join(written)
 
@@ -104,7 +104,7 @@ def test_all_scenes_are_played_and_every_sink_is_identical(folder: Path) -> None
 
 @pytest.mark.parametrize("sink", SINKS)
 def test_a_planted_row_is_found_in_its_sink_and_named(folder: Path, sink: str) -> None:
-    status, text = play(path=str(folder), once=True, spoil=sink)
+    status, text = play(path=str(folder), once=True, corrupt=sink)
     assert status == 1
     verdicts = dict(re.findall(r"verify (\w+) +\d+ (?:rows|deltas) +(.*)", text))
     assert [name for name, verdict in verdicts.items() if verdict != "identical"] == [sink]
@@ -140,7 +140,7 @@ def test_the_slow_scene_shows_who_falls_behind_and_that_the_log_keeps_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wiring, "MAILBOX_DELTAS_MAX", 32)
-    monkeypatch.setattr(pressure, "PAUSE_S", 0.0025)
+    monkeypatch.setattr(fault_scenes, "PAUSE_S", 0.0025)
     names = ("badger", "otter", "heron", "toad", "hornet", "weevil", "marten", "plover", "viper", "carp")
     told = (f"# {one}\n\nWhere the {one} sleeps, what it eats, and who eats it.\n" for one in names)
     (folder / "animals.md").write_text("\n".join(told) * 2)
@@ -192,14 +192,14 @@ def test_a_slow_sink_that_loses_a_delta_is_found(folder: Path, monkeypatch: pyte
 def test_a_store_that_comes_back_wrong_is_found(
     folder: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    real = Place.leave_replica
+    real = Workspace.copy_replica
 
-    def leave(place: Place) -> None:
+    def leave(place: Workspace) -> None:
         real(place)
-        with closing(sqlite3.connect(place.left)) as connection:
+        with closing(sqlite3.connect(place.crashed_replica)) as connection:
             connection.executescript(damage)
 
-    monkeypatch.setattr(Place, "leave_replica", leave)
+    monkeypatch.setattr(Workspace, "copy_replica", leave)
     assert wrong(folder) == ["replica"]
 
 
@@ -216,9 +216,9 @@ def test_an_interrupt_in_any_scene_ends_in_order(
 
 def test_an_interrupt_ends_the_check_between_two_lines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folded: list[str] = []
-    real = Folded.add
+    real = ReferenceFold.add
 
-    def add(self: Folded, line: str) -> None:
+    def add(self: ReferenceFold, line: str) -> None:
         folded.append(line)
         real(self, line)
         hear()
@@ -229,14 +229,14 @@ def test_an_interrupt_ends_the_check_between_two_lines(folder: Path, monkeypatch
         nonlocal hear
         hear = heard.set
 
-    monkeypatch.setattr(Folded, "add", add)
-    monkeypatch.setattr(verify, "LINES_AT_ONCE", 1)
+    monkeypatch.setattr(ReferenceFold, "add", add)
+    monkeypatch.setattr(verify, "LINES_PER_CHECKPOINT", 1)
     assert interrupted(folder, monkeypatch, start)[0] == INTERRUPTED
     assert 1 <= len(folded) < 10
 
 
 def test_what_is_left_out_is_told(folder: Path) -> None:
-    (folder / "large.md").write_bytes(b"x" * (edge.FILE_BYTES_MAX + 1))
+    (folder / "large.md").write_bytes(b"x" * (system.FILE_BYTES_MAX + 1))
     (folder / "short.md").write_text("# Head\n\nshort\n\nshorter\n")
     (folder / "bytes.md").write_bytes(b"\xff")
     _, text = play(path=str(folder), once=True)
@@ -252,14 +252,14 @@ def test_a_folder_without_room_is_told_before_and_meanwhile(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Place, "append_lines", full)
+    monkeypatch.setattr(Workspace, "open_published", full)
     with pytest.raises(UsageError, match=r"not enough .*No space left.*TMPDIR=DIR"):
         play(path=str(folder), once=True)
-    monkeypatch.setattr(Place, "free_bytes", 2_000_000)
-    with pytest.raises(UsageError, match=r"room for 2.0 MB, but this demo needs about 2.2 MB.*TMPDIR=DIR"):
+    monkeypatch.setattr(Workspace, "free_bytes", 2_000_000)
+    with pytest.raises(UsageError, match=r"2.0 MB free, but this demo needs about 2.2 MB.*TMPDIR=DIR"):
         play(path=str(folder), once=True)
-    monkeypatch.setattr(edge, "new_place", full)
-    with pytest.raises(UsageError, match=r"no temporary folder can be made.*TMPDIR=DIR"):
+    monkeypatch.setattr(system, "create_workspace", full)
+    with pytest.raises(UsageError, match=r"temporary folder: it cannot be created.*TMPDIR=DIR"):
         play(path=str(folder), once=True)
 
 
@@ -285,8 +285,8 @@ def interrupted(
             written.append(text)
             told(text, heard)
 
-        monkeypatch.setattr(edge, "interrupts", interrupts)
-        return await show(Options(path=str(folder), once=True), write)
+        monkeypatch.setattr(system, "receive_interrupts", interrupts)
+        return await run_demo(Options(path=str(folder), once=True), write)
 
     return anyio.run(main), "".join(written)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from delta_prop.demo import edge
-from delta_prop.demo.watch import Changes, changes
+from delta_prop.demo import system
+from delta_prop.demo.watch import Changes, compare_scans
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def test_touched_new_and_gone_are_told_apart() -> None:
     before = {"same": (1, 1), "later": (1, 1), "longer": (1, 1), "gone": (1, 1)}
     after = {"same": (1, 1), "later": (2, 1), "longer": (1, 2), "new": (1, 1)}
-    assert changes(before, after) == Changes(["later", "longer", "new"], ["gone"])
-    assert changes(after, after) == Changes([], [])
+    assert compare_scans(before, after) == Changes(["later", "longer", "new"], ["gone"])
+    assert compare_scans(after, after) == Changes([], [])
 
 
 def test_a_scan_sees_texts_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,19 +26,19 @@ def test_a_scan_sees_texts_and_nothing_else(tmp_path: Path, monkeypatch: pytest.
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text("text")
-    (tmp_path / "large.md").write_bytes(bytes(edge.FILE_BYTES_MAX + 1))
+    (tmp_path / "large.md").write_bytes(bytes(system.FILE_BYTES_MAX + 1))
     (tmp_path / "broken.md").symlink_to(tmp_path / "nowhere")
     (tmp_path / "endless.md").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "pipe.md")
     for name in (b"new\nline.md", b"\xff.md"):
         with open(os.path.join(os.fsencode(tmp_path), name), "w") as file:
             file.write("text")
-    assert list(edge.scan(tmp_path, edge.IN_OWN)) == ["a.py", "b.md", "e.rst", "sub/c.TXT"]
-    monkeypatch.setattr(edge, "FILES_MAX", 2)
-    assert len(edge.scan(tmp_path, edge.IN_OWN)) == 2
+    assert list(system.scan(tmp_path, system.USER_FILTER)) == ["a.py", "b.md", "e.rst", "sub/c.TXT"]
+    monkeypatch.setattr(system, "FILES_MAX", 2)
+    assert len(system.scan(tmp_path, system.USER_FILTER)) == 2
 
 
 def test_what_is_no_text_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_bytes(b"\xff\xfe")
-    assert edge.read(tmp_path, "a.md") is None
-    assert edge.read(tmp_path, "gone.md") is None
+    assert system.read(tmp_path, "a.md") is None
+    assert system.read(tmp_path, "gone.md") is None

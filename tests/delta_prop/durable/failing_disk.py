@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from benchmarks._crash_answers import Answers, Failures, judge, read_places
-from benchmarks._crash_bare import BareBatches, BareDeltas, Site, Temper
+from benchmarks._crash_answers import Answers, Failures, judge, read_log_index
 from benchmarks._crash_callers import Caller, ask_by_dots, embedded_callers, produce
+from benchmarks._crash_clients import BatchClient, DeltaClient, RefusalPolicy, Site
 from delta_prop import LogSettings, Propagator, Settings
 from delta_prop.client import Producer
-from delta_prop.client.blocking import SyncProducer
 from delta_prop.client.settings import ClientSettings
+from delta_prop.client.sync_producer import SyncProducer
 from delta_prop.server.settings import ServerSettings
 from delta_prop.testing import VirtualLoop, VirtualNetwork, virtual_world
 from delta_prop_simulations.disk import SimDisk
@@ -68,7 +68,7 @@ PORT = 7373
 FLIPPED_AT = 90
 """A byte of the first frame."""
 END_S_MAX = 150.0
-CLIENT = ClientSettings(close_s_max=60.0)
+CLIENT = ClientSettings(close_timeout_s=60.0)
 SERVER = ServerSettings(host="server", port=PORT, allow_anonymous=True)
 
 
@@ -179,7 +179,7 @@ class Fault:
         """Take all room but a little, in time for a call that needs some."""
         if self.struck is None and call.number >= self.base + self._point.n and call.name in SPACE:
             self._begin(call)
-            self._disk.capacity_bytes = self._disk.used_bytes + self._disk.chance.choice((0, 40, 400))
+            self._disk.capacity_bytes = self._disk.used_bytes + self._disk.rng.choice((0, 40, 400))
         return False
 
 
@@ -192,7 +192,7 @@ class CountedPace:
         self._number = 0
         self._ends = ends
 
-    def going(self) -> bool:
+    def has_more(self) -> bool:
         return self._number < self._calls and not self._ends()
 
     def next(self) -> int:
@@ -244,7 +244,7 @@ class Story:
         lost = any(self.disk.struck[f"{name} failed"] for name in SYNCS)
         spared = AckLevel.DURABLE if lost else AckLevel.LOGGED
         failures = Failures(spared, self.decided_s, undecided=self.point.has_two_lives)
-        self.verdict = judge(read_places(self.disk), self.answers, failures)
+        self.verdict = judge(read_log_index(self.disk), self.answers, failures)
         if self._stuck:
             self.verdict.add("stuck", self._stuck)
 
@@ -278,10 +278,10 @@ class Story:
 
     def _log(self) -> LogSettings:
         return LogSettings(
-            level=self.point.level,
+            read_level=self.point.level,
             segment_bytes_max=4_000,
             bytes_max=10_000_000,
-            keep_bytes_max=10_000_000,
+            retention_bytes=10_000_000,
             tail_bytes_max=1,
             free_bytes_min=0,
             reserve_bytes=0,
@@ -293,7 +293,7 @@ class Story:
         in the midst of a failure.
         """
         failed = False
-        rest_s = self.disk.chance.choice((0.02, 0.06, 0.2)) if self.point.kind == "closed" else 1.0
+        rest_s = self.disk.rng.choice((0.02, 0.06, 0.2)) if self.point.kind == "closed" else 1.0
         while (self._running or (last and failed)) and (last or rest_s > 0):
             await anyio.sleep(WATCH_S)
             if anyio.current_time() > END_S_MAX:
@@ -341,14 +341,14 @@ class Story:
             self._start(callers, caller.name, call, caller, p)
 
     def _call_remote(self, callers: TaskGroup) -> None:
-        for temper in Temper:
+        for temper in RefusalPolicy:
             name = f"bare-{temper.value}"
             pace = self._pace(name, 2 * CALLS)
-            bare = BareBatches(name, self.answers, pace, self._site(name), temper)
+            bare = BatchClient(name, self.answers, pace, self._site(name), temper)
             self._start(callers, name, bare.run)
         for name in ("deltas", "deltas-ids"):
             pace, with_ids = self._pace(name), name == "deltas-ids"
-            deltas = BareDeltas(name, self.answers, pace, self._site(name), with_ids=with_ids)
+            deltas = DeltaClient(name, self.answers, pace, self._site(name), with_ids=with_ids)
             self._start(callers, name, deltas.run)
         self._start(callers, "client", self._produce)
 
@@ -384,7 +384,7 @@ def main(arguments: list[str]) -> int:
         print(f"{at_s:9.4f} s  {text}")
     told = f"struck {story.fault.struck}: {story.failures} failures, recovered {story.recovered} times"
     print(f"{story.point}: {told}")
-    print("\n".join(story.verdict.told) or "every answer is true")
+    print("\n".join(story.verdict.examples) or "every answer is true")
     return 1 if story.verdict.total else 0
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from delta_prop import LogSettings, Propagator, Settings
-from delta_prop.ingest.work import Sequenced, Session
+from delta_prop.ingest.work import Sender, SequencedBatch
 from delta_prop.receipt import Receipt
 from delta_prop.testing import virtual_world
 from delta_prop_wire.delta import (
@@ -47,18 +47,18 @@ class History:
     """What was sent under dots, by whom, and what was answered."""
 
     chance: random.Random
-    frames: list[tuple[Batch, Session, str]] = field(default_factory=list)
+    frames: list[tuple[Batch, Sender, str]] = field(default_factory=list)
     last: dict[int, int] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
 
     def begin(self, p: Propagator) -> None:
         """A new life: hellos are said again, and counters go on from the watermarks."""
         self.epochs.clear()
-        self.last = {origin: p._chain.orderer.have.get(origin, 0) for origin in self.last}
+        self.last = {origin: p._pipeline.orderer.watermarks.get(origin, 0) for origin in self.last}
 
 
 def service(disk: SimDisk, seed: int, log: LogSettings = NEVER) -> Propagator:
-    settings = Settings(id_generation=16, id_generations_max=2, close_timeout_s=5)
+    settings = Settings(ids_per_generation=16, id_generations_max=2, close_timeout_s=5)
     world = virtual_world(seed, thread_delay_s_max=0.01, disk=disk)
     return Propagator(settings, data="x", log=log, world=world)
 
@@ -80,15 +80,15 @@ async def step(p: Propagator, history: History) -> None:
         name = chance.choice(NAMES)
         if origin_of(name) not in history.epochs:
             greet(p, history, name)
-        send(p, history, origin_of(name), Session(name))
+        send(p, history, origin_of(name), Sender(name))
     else:
-        send(p, history, FORWARDED, Session("forwarder", Source.REPLICA))
+        send(p, history, FORWARDED, Sender("forwarder", Source.REPLICA))
     if chance.random() < 0.3:
         await anyio.sleep(chance.random() * 0.03)
 
 
 def greet(p: Propagator, history: History, name: str) -> None:
-    grants = p._chain.hello(producer_id_of(name), name, p._now())
+    grants = p._pipeline.hello(producer_id_of(name), name, p._now())
     origin = origin_of(name)
     history.epochs[origin] = next(grant.epoch for grant in grants if grant.origin == origin)
 
@@ -112,7 +112,7 @@ def made(chance: random.Random) -> list[Delta]:
     ]
 
 
-def send(p: Propagator, history: History, origin: int, session: Session) -> None:
+def send(p: Propagator, history: History, origin: int, session: Sender) -> None:
     """The next batch of an origin, under its dots: perhaps leaping, perhaps with entries of a clock."""
     chance = history.chance
     deltas = made(chance)
@@ -134,11 +134,12 @@ def send(p: Propagator, history: History, origin: int, session: Session) -> None
         clock=sorted(chance.sample(known, chance.randrange(len(known) + 1))),
         ack_level=AckLevel.DURABLE,
     )
-    receipt = p._chain.offer(
-        Sequenced(batch, session, Receipt(), p._log.next_offset + 3 if session.forwards else None), p._now()
+    receipt = p._pipeline.offer(
+        SequencedBatch(batch, session, Receipt(), p._log.next_offset + 3 if session.is_forwarder else None),
+        p._now(),
     )
     history.last[origin] = drawn[-1]
-    receipt.when_done(lambda told: history.frames.append((batch, session, told_as(told))))
+    receipt.add_done_callback(lambda told: history.frames.append((batch, session, told_as(told))))
 
 
 def told_as(receipt: Receipt) -> str:
@@ -151,11 +152,11 @@ def told_as(receipt: Receipt) -> str:
     return f"{sorted(firsts.items())}"
 
 
-async def answers(p: Propagator, frames: Sequence[tuple[Batch, Session, str]]) -> dict[str, Any]:
+async def answers(p: Propagator, frames: Sequence[tuple[Batch, Sender, str]]) -> dict[str, Any]:
     """All that the chain says of its past; `told` is asked as a producer that repeats asks."""
-    chain = p._chain
+    chain = p._pipeline
     vectors, appender = chain.appender.vectors, chain.appender
-    watermarks = {origin: last for origin, last in chain.orderer.have.items() if origin >= 0}
+    watermarks = {origin: last for origin, last in chain.orderer.watermarks.items() if origin >= 0}
     said: dict[str, Any] = {
         "watermarks": watermarks,
         "clocks": appender._clocks.snapshot(),
@@ -171,7 +172,7 @@ async def answers(p: Propagator, frames: Sequence[tuple[Batch, Session, str]]) -
         "dimensions": {
             name: (known.dimension, known.complete) for name, known in vectors._namespaces.items()
         },
-        "writers": vectors.writers,
+        "writers": vectors.writer_count,
         "outcomes": {
             (origin, counter): chain.outcome(origin, counter)
             for origin, last in watermarks.items()
@@ -185,8 +186,8 @@ async def answers(p: Propagator, frames: Sequence[tuple[Batch, Session, str]]) -
     return said
 
 
-async def repeat(p: Propagator, batch: Batch, session: Session) -> Receipt:
-    receipt = p._chain.offer(Sequenced(batch, session, Receipt()), p._now())
+async def repeat(p: Propagator, batch: Batch, session: Sender) -> Receipt:
+    receipt = p._pipeline.offer(SequencedBatch(batch, session, Receipt()), p._now())
     with anyio.fail_after(100), suppress(Refused):
         await receipt.wait()
     return receipt

@@ -57,7 +57,7 @@ class Rejecting:
                     raise RejectDelta(offset, f"{value:g} is bad")
                 else:
                     self._add(delivery.batch.keys[row], offset, value)
-            if not delivery.late:
+            if not delivery.redelivered:
                 self.store.next_offset = max(self.store.next_offset, delivery.next_offset)
         if self.store.keeps_cursor:
             self._context.committed(self.store.next_offset)
@@ -93,4 +93,4 @@ def added(key: str, value: float) -> Delta:
 
 
 def held(p: Propagator, sink: str = "adds") -> list[tuple[int, int, str | None]]:
-    return [(one.offset, one.behind, one.reason) for one in p.quarantine(sink)]
+    return [(one.offset, one.blocked_by, one.reason) for one in p.quarantine(sink)]

@@ -15,8 +15,8 @@ from tests.delta_prop.rebuilding import Place, PlacedSink
 TIGHT = LogSettings(
     segment_bytes_max=1500,
     bytes_max=20_000,
-    keep_bytes_max=6000,
-    keep_s=3600.0,
+    retention_bytes=6000,
+    retention_s=3600.0,
     checkpoint_frames=10,
     free_bytes_min=0,
     reserve_bytes=0,
@@ -31,7 +31,7 @@ def test_a_sink_that_gives_way_does_so_while_it_is_away(gives_way: bool) -> None
         disk = SimDisk(1)
         async with service(disk, 1, TIGHT) as p:
             sink = PlacedSink(place)
-            await p.attach(sink, on_log_full="needs_snapshot" if gives_way else "refuse")
+            await p.attach(sink, on_log_full="invalidate_cursor" if gives_way else "refuse")
             await p.publish(Delta("first", create([1.0])))
 
         async def publish(p: Propagator) -> None:

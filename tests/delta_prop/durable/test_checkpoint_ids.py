@@ -15,11 +15,11 @@ def test_ids_that_are_sealed_while_they_come_back_are_no_part_of_the_checkpoint_
 
     def opened() -> Propagator:
         world = virtual_world(1, thread_delay_s_max=0.01, disk=disk)
-        return Propagator(Settings(id_generation=count), data="x", log=NEVER, world=world)
+        return Propagator(Settings(ids_per_generation=count), data="x", log=NEVER, world=world)
 
     async def life(ids: range) -> tuple[int, int]:
         async with opened() as p:
-            before = p._chain.appender.ids.statistics().runs
+            before = p._pipeline.appender.ids.statistics().runs
             for at in range(ids.start, ids.stop, 500):
                 some = [b"%016d" % number for number in range(at, min(at + 500, ids.stop))]
                 await p.publish(*[Delta("v", opaque(b""), id=one) for one in some])
@@ -28,7 +28,7 @@ def test_ids_that_are_sealed_while_they_come_back_are_no_part_of_the_checkpoint_
             checkpointer = p._service_log.checkpointer
             assert checkpointer is not None
             await checkpointer.write()
-        return before, p._chain.appender.ids.statistics().ids
+        return before, p._pipeline.appender.ids.statistics().ids
 
     assert run_virtual(life, range(count)) == (0, count)
     assert run_virtual(life, range(count, count + 500)) == (1, count + 500)

@@ -13,7 +13,7 @@ import pytest
 from delta_prop import LogSettings, checkpointing
 from delta_prop.checkpointing import Checkpointer
 from delta_prop.ingest.heads import HeadChanges
-from delta_prop.ingest.work import Session
+from delta_prop.ingest.work import Sender
 from delta_prop.testing import run_virtual
 from delta_prop_simulations.disk import CHANGING, SimDisk
 from delta_prop_wire.delta import AckLevel, Delta, create
@@ -38,10 +38,10 @@ STEPS = 60
 @pytest.fixture(autouse=True)
 def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that much happens while a checkpoint is copied."""
-    monkeypatch.setattr(checkpointing, "ORIGINS_A_SLICE", 1)
-    monkeypatch.setattr(checkpointing, "HEADS_A_SLICE", 3)
+    monkeypatch.setattr(checkpointing, "ORIGINS_PER_SLICE", 1)
+    monkeypatch.setattr(checkpointing, "HEADS_PER_SLICE", 3)
     monkeypatch.setattr(checkpointing, "READ_ROWS", 2)
-    monkeypatch.setattr(checkpointing, "give_way", lambda: anyio.sleep(0.005))
+    monkeypatch.setattr(checkpointing, "yield_to_loop", lambda: anyio.sleep(0.005))
 
 
 async def lived(disk: SimDisk, seed: int, history: History, checkpoints: int) -> tuple[int, SimDisk]:
@@ -71,7 +71,7 @@ async def asked(disk: SimDisk, seed: int, history: History) -> dict[str, object]
     async with service(disk, seed) as p:
         checkpointer = p._service_log.checkpointer
         assert checkpointer is not None
-        return {"restored": checkpointer.restored, **await answers(p, history.frames)}
+        return {"restored": checkpointer.is_restored, **await answers(p, history.frames)}
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -79,7 +79,7 @@ def test_a_checkpoint_and_the_tail_say_what_the_whole_log_says(
     seed: int, full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if seed % 2:  # a history has few vectors: left to itself, each checkpoint would hold all of them
-        monkeypatch.setattr(Checkpointer, "_changed_often", lambda *_: False)
+        monkeypatch.setattr(Checkpointer, "_is_full_cheaper", lambda *_: False)
     for number in range(seed * 100, seed * 100 + (40 if full else 1)):
         _compare(number)
 
@@ -105,12 +105,16 @@ def _compare(seed: int) -> None:
 # --- when they are written, and what becomes of what retention removes
 
 TINY = LogSettings(
-    segment_bytes_max=4_096, bytes_max=1 << 20, keep_bytes_max=8_192, keep_s=3600.0, checkpoint_frames=50
+    segment_bytes_max=4_096,
+    bytes_max=1 << 20,
+    retention_bytes=8_192,
+    retention_s=3600.0,
+    checkpoint_frames=50,
 )
 
 
 def test_what_retention_has_removed_is_known_all_the_same() -> None:
-    disk, log = SimDisk(1), replace(TINY, keep_bytes_max=32_000)
+    disk, log = SimDisk(1), replace(TINY, retention_bytes=32_000)
 
     async def first() -> list[tuple[Batch, str]]:
         async with service(disk, 1, log) as p:
@@ -122,7 +126,7 @@ def test_what_retention_has_removed_is_known_all_the_same() -> None:
                     frame = p._log.read(number, rows_max=1, bytes_max=1 << 20)[0].batch
                     frames.append((frame, f"[(0, {number})]"))
             await anyio.sleep(10)
-            assert 40 < p.statistics().log.first_offset <= 220
+            assert 40 < p.statistics().log.start_offset <= 220
             return frames
 
     async def second() -> None:
@@ -131,8 +135,8 @@ def test_what_retention_has_removed_is_known_all_the_same() -> None:
             assert p.recovery.checkpoint == 300
             assert p.producer("me").watermark() == 300
             for frame, told in frames:
-                kept = frame.base > p.statistics().log.first_offset
-                answers = [told_as(await repeat(p, one, Session("me"))) for one in (frame, other(frame))]
+                kept = frame.base > p.statistics().log.start_offset
+                answers = [told_as(await repeat(p, one, Sender("me"))) for one in (frame, other(frame))]
                 assert answers == ([told, "FENCED"] if kept else ["OUTCOME_UNKNOWN"] * 2)
                 assert await p.producer("me").outcome(frame.base) == frame.base - 1, "the place is known"
             published = await p.publish(Delta("v280", create([1.0]), id=(280).to_bytes(16, "big")))
@@ -187,7 +191,7 @@ def test_checkpoints_are_written_as_the_log_grows_and_the_tail_stays_short() -> 
             assert p.recovery is not None
             assert p.recovery.checkpoint is not None
             assert p.recovery.checkpoint >= 200
-            assert p._chain.orderer.have == dict.fromkeys(p._chain.orderer.have, 400)
+            assert p._pipeline.orderer.watermarks == dict.fromkeys(p._pipeline.orderer.watermarks, 400)
 
     run_virtual(main)
 
@@ -247,7 +251,7 @@ def test_nothing_is_removed_that_a_start_would_have_to_read() -> None:
                 await producer.publish(Delta(f"w{number}", create([1.0])))
             await anyio.sleep(5)
             assert p._log.needed_from == kept
-            assert p.statistics().log.first_offset <= kept
+            assert p.statistics().log.start_offset <= kept
             left = disk.kill()
         async with service(left, 2, TINY) as p:
             assert p.producer("me").watermark() == 400
@@ -263,14 +267,14 @@ def test_a_power_cut_behind_a_checkpoint_takes_nothing_that_the_checkpoint_speak
     lives: list[SimDisk] = []
 
     async def main() -> None:
-        async with service(SimDisk(seed), seed, replace(NEVER, level=AckLevel.LOGGED)) as p:
+        async with service(SimDisk(seed), seed, replace(NEVER, read_level=AckLevel.LOGGED)) as p:
             checkpointer, disk = p._service_log.checkpointer, p._service_log.disk
             assert checkpointer is not None
             assert isinstance(disk, SimDisk)
             history.begin(p)
             for _ in range(20):
                 await step(p, history)
-            p._service_log.committer.sync()  # type: ignore[union-attr]
+            p._service_log.committer.request_sync()  # type: ignore[union-attr]
             await anyio.sleep(1)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(checkpointer.write)

@@ -16,7 +16,7 @@ from delta_prop.testing import run_virtual, virtual_world
 from delta_prop.testing.world import EPOCH_US
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.files.names import DIRECTORY
+from delta_prop_broker.log.files.paths import DIRECTORY
 from delta_prop_broker.log.files.times import read_times, write_times
 from delta_prop_broker.log.log_clock import ClockJump
 from delta_prop_simulations.clock import ClockFaults, FaultyClock
@@ -37,7 +37,8 @@ JUMPED = "the clock"
 def service(disk: SimDisk, *jumps: tuple[float, float], compact: bool = True) -> Propagator:
     """A service that keeps deltas for `KEEP_S`; its clock goes by so many seconds at those seconds."""
     log = LogSettings(
-        segment_bytes_max=4096, bytes_max=1 << 20, keep_bytes_max=1 << 20, keep_s=KEEP_S, segment_s_max=60.0,
+        segment_bytes_max=4096, bytes_max=1 << 20, retention_bytes=1 << 20, retention_s=KEEP_S,
+        segment_s_max=60.0,
         free_bytes_min=0, reserve_bytes=0, compact=compact,
     )  # fmt: skip
     world = virtual_world(1, disk=disk)
@@ -70,9 +71,9 @@ def test_restart_with_clock_days_off_keeps_what_is_a_minute_old(by: float, compa
         async with service(disk, (0.0, by), compact=compact) as p:
             await publish(p, 10, 10)
             await anyio.sleep(KEEP_S - 65)
-            assert (told(p).first_offset, told(p).snapshots_made) == (0, 0)
+            assert (told(p).start_offset, told(p).snapshots_made) == (0, 0)
             await anyio.sleep(KEEP_S)
-            assert told(p).first_offset == told(p).next_offset == 20
+            assert told(p).start_offset == told(p).next_offset == 20
 
     run_virtual(main)
 
@@ -83,12 +84,12 @@ def test_clock_that_jumps_and_comes_back_changes_no_age(by: float) -> None:
         async with service(SimDisk(1), (20.0, by), (40.0, -by)) as p:
             for minute in range(6):
                 await publish(p, minute * 10, 10)
-                assert told(p).first_offset == 0
+                assert told(p).start_offset == 0
                 await anyio.sleep(10)
             await anyio.sleep(KEEP_S - 61)
-            assert told(p).first_offset == 0
+            assert told(p).start_offset == 0
             await anyio.sleep(KEEP_S)
-            assert told(p).first_offset == told(p).next_offset == 60
+            assert told(p).start_offset == told(p).next_offset == 60
 
     run_virtual(main)
 
@@ -136,9 +137,9 @@ def test_long_stop_ages_nothing_and_what_comes_then_bears_its_date() -> None:
             assert log.offset_at(now_us - round(DAY * 1e6)) == 10
             assert log.offset_at(EPOCH_US) == 0
             await anyio.sleep(KEEP_S - 110)
-            assert log.first_offset == 0
+            assert log.start_offset == 0
             await anyio.sleep(KEEP_S)
-            assert log.first_offset == log.next_offset == 20
+            assert log.start_offset == log.next_offset == 20
 
     run_virtual(main, horizon_s=30 * DAY)
 

@@ -8,11 +8,11 @@ import anyio
 import pytest
 
 from delta_prop import compacting
-from delta_prop.attached import history_of
 from delta_prop.cli import main
 from delta_prop.embedded import Propagator
+from delta_prop.sink_runtime import read_history
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.files.names import DIRECTORY
+from delta_prop_broker.log.files.paths import DIRECTORY
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.delta import Delta, create, delete, scale, sparse_add
 from tests.delta_prop.commands.support import Command
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SETTINGS = LogSettings(
     segment_bytes_max=2_500,
     bytes_max=30_000,
-    keep_bytes_max=8_000,
+    retention_bytes=8_000,
     free_bytes_min=0,
     reserve_bytes=0,
 )
@@ -32,7 +32,7 @@ KEYS = 7
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compacting, "LOOK_S", 0.005)
+    monkeypatch.setattr(compacting, "POLL_S", 0.005)
 
 
 def made(number: int) -> Delta:
@@ -51,22 +51,22 @@ async def written(data: Path, count: int = 300) -> tuple[int, int]:
             await p.publish(made(number))
         told = p.statistics().log
         with anyio.fail_after(60):  # what a snapshot stands for goes a little later than it comes
-            while told.compacting or told.first_offset != told.snapshot_offset:  # type: ignore[union-attr]
+            while told.compacting or told.start_offset != told.snapshot_offset:  # type: ignore[union-attr]
                 await anyio.sleep(0.01)
                 told = p.statistics().log
         assert told.snapshots_made >= 2  # type: ignore[union-attr]
         assert told.bytes <= SETTINGS.bytes_max
         log = p._log
         assert isinstance(log, DurableLog)
-        assert log.first_offset == told.snapshot_offset  # type: ignore[union-attr]
-        history = [place for place in history_of(log, [("n", "v1")]) if place is not None]
+        assert log.start_offset == told.snapshot_offset  # type: ignore[union-attr]
+        history = [place for place in read_history(log, [("n", "v1")]) if place is not None]
         logged, row = history[0]
         assert logged.batch.is_state
-        assert logged.row_offset(row) < log.first_offset
+        assert logged.row_offset(row) < log.start_offset
         wanted = [number for number in range(count) if made(number).vector_id == "v1"]
-        behind = [number for number in wanted if number >= log.first_offset]
+        behind = [number for number in wanted if number >= log.start_offset]
         assert [one.offset for one, _ in history[1:]] == behind
-        return log.first_offset, log.next_offset
+        return log.start_offset, log.next_offset
 
 
 def test_a_service_makes_snapshots_and_the_commands_begin_with_them(
@@ -82,7 +82,7 @@ def test_a_service_makes_snapshots_and_the_commands_begin_with_them(
             assert (told["vector"], told["snapshot_at"]) == (vector, start)
     early = command("get", "v1", "--namespace", "n", "--at", start - 2)
     assert early.status == 1
-    assert f"deltas are kept one by one from offset {start}" in early.err
+    assert f"the log holds single deltas from offset {start}" in early.err
     assert command("get", "v1", "--namespace", "n", "--at", "2020-01-01").status == 1
     earliest = command("get", "v1", "--namespace", "n", "--at", "earliest")
     assert earliest.lines[0]["vector"] == folded("v1", start - 1)

@@ -14,7 +14,7 @@ from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink
 from delta_prop_wire.delta import Delta, create
 
-SETTINGS = LogSettings(segment_bytes_max=16_384, bytes_max=1 << 20, keep_bytes_max=1 << 19, compress="lz4")
+SETTINGS = LogSettings(segment_bytes_max=16_384, bytes_max=1 << 20, retention_bytes=1 << 19, compress="lz4")
 
 
 def service(disk: SimDisk, settings: LogSettings = SETTINGS) -> Propagator:
@@ -54,7 +54,7 @@ def test_sealed_segments_are_compressed_behind_the_publishing() -> None:
 def test_closing_waits_for_no_segment_and_leaves_nothing_half_done() -> None:
     async def main() -> None:
         disk = SimDisk(1)
-        settings = replace(SETTINGS, segment_bytes_max=1 << 20, bytes_max=1 << 24, keep_bytes_max=1 << 23)
+        settings = replace(SETTINGS, segment_bytes_max=1 << 20, bytes_max=1 << 24, retention_bytes=1 << 23)
         async with service(disk, settings) as p:
             await publish(p, 0, 1_000)
             for _ in range(10_000):

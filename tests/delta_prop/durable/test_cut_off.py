@@ -11,7 +11,7 @@ import pytest
 
 from delta_prop import Propagator, service_log
 from delta_prop.testing import run_virtual
-from delta_prop_broker.log.damage import LogBusy
+from delta_prop_broker.log.corruption import LogBusy
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink
 from delta_prop_wire.delta import Delta, create

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks._crash_answers import counted
+from benchmarks._crash_answers import count_answers
 from delta_prop_wire.delta import AckLevel
 from tests.delta_prop.durable.failing_disk import PROBE, STRIKES, Point, Story
 
@@ -46,7 +46,7 @@ TOLD_MAX = 8
 def calls_of_log(level: AckLevel, seed: int) -> list[tuple[int, Call]]:
     """The calls that the log makes of its disk while nothing fails, each with its number from the start."""
     probe = Story(Point(PROBE, 0, level=level, seed=seed)).run()
-    assert probe.verdict.told == []
+    assert probe.verdict.examples == []
     return [
         (call.number - probe.fault.base, call)
         for call in probe.trace
@@ -103,10 +103,10 @@ def test_answers_when_the_disk_fails_are_all_true(
         runs += 1
         failures += story.failures
         recovered += story.recovered
-        told += counted(story.answers)
+        told += count_answers(story.answers)
         wrong += story.verdict.counts
         if story.verdict.total:
-            found.append(f"{point.command}\n  " + "\n  ".join(story.verdict.told))
+            found.append(f"{point.command}\n  " + "\n  ".join(story.verdict.examples))
         if failures >= wanted:
             break
     what = f"{failures} failures in {runs} runs, recovered {recovered} times"
@@ -118,7 +118,7 @@ def test_answers_when_the_disk_fails_are_all_true(
 def test_a_point_is_the_same_story_each_time() -> None:
     first, second = (Story(Point("sync", 60, then=20, seed=3)).run() for _ in range(2))
     assert first.failures > 0
-    assert first.answers.plain() == second.answers.plain()
+    assert first.answers.to_json() == second.answers.to_json()
 
 
 def test_a_point_is_read_as_it_is_printed() -> None:

@@ -27,7 +27,9 @@ from delta_prop_simulations.disk import SimDisk
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SETTINGS = LogSettings(segment_bytes_max=2_048, bytes_max=1 << 20, keep_bytes_max=1 << 19, history_s=50.0)
+SETTINGS = LogSettings(
+    segment_bytes_max=2_048, bytes_max=1 << 20, retention_bytes=1 << 19, min_compaction_lag_s=50.0
+)
 
 
 def service(disk: SimDisk, settings: LogSettings = SETTINGS) -> Propagator:
@@ -47,7 +49,7 @@ async def early(disk: SimDisk) -> Dot:
         await anyio.sleep(100)
         await p.publish(Delta("late", create([1.0] * 3)))
         await anyio.sleep(10)
-        assert p.statistics().log.first_offset > 4
+        assert p.statistics().log.start_offset > 4
         assert told.dot is not None
         return told.dot
 
@@ -86,13 +88,13 @@ def test_a_start_without_a_checkpoint_knows_what_the_snapshot_tells(
             ):
                 with pytest.raises(InvalidDelta):
                     await p.publish(wrong)
-            with pytest.raises(Refused, match="read it again"):
+            with pytest.raises(Refused, match="read the vector again"):
                 await p.publish(Delta("kept", sparse_add([0], [1.0]), expect=last))
-            with pytest.raises(Refused, match="expects it not to be there"):
+            with pytest.raises(Refused, match="expects no vector"):
                 await p.publish(Delta("kept", create([1.0] * 3), expect=ABSENT))
             for absent in ("gone", "nobody"):
                 await p.publish(Delta(absent, create([1.0] * 3), expect=ABSENT))
 
     with caplog.at_level(logging.WARNING, "delta_prop"):
         run_virtual(main)
-    assert any("begins with the snapshot at offset" in record.message for record in caplog.records)
+    assert any("starts from the snapshot at offset" in record.message for record in caplog.records)

@@ -13,16 +13,16 @@ import anyio
 from delta_prop import LogSettings, Propagator, Settings
 from delta_prop.client import Producer
 from delta_prop.client.settings import ClientSettings
-from delta_prop.commands.look import flat, shown
+from delta_prop.commands.status import flatten, format_value
 from delta_prop.server.metrics import Metrics
-from delta_prop.server.overview import Overview
+from delta_prop.server.server_status import ServerStatus
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
-from delta_prop.testing import Conditions, VirtualNetwork, run_virtual, virtual_world
+from delta_prop.testing import NetworkConditions, VirtualNetwork, run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink
 from delta_prop_wire.delta import Delta, create
-from delta_prop_wire.frames import Level
+from delta_prop_wire.frames import PressureLevel
 from tests.delta_prop.support import made
 from tests.page_samples import alike, printed_in, sample
 
@@ -35,26 +35,26 @@ ROOM = 400_000
 LOG = LogSettings(
     segment_bytes_max=10_000,
     bytes_max=150_000,
-    keep_bytes_max=150_000,
+    retention_bytes=150_000,
     free_bytes_min=60_000,
     reserve_bytes=0,
 )
 CALLS = 52
 UNDER_WAY_S = 0.1
 """How long a frame is under way: longer than all those calls take, so all go before one is refused."""
-WAITING = ClientSettings(publish_s_max=3_000, delivery_s_max=3_000)
+WAITING = ClientSettings(publish_timeout_s=3_000, delivery_timeout_s=3_000)
 
 
 class Site:
     """A server and the world of its clients."""
 
     def __init__(self, log: LogSettings, settings: Settings, latency_s: float) -> None:
-        network = VirtualNetwork(1, Conditions(latency_s=latency_s), host="server")
+        network = VirtualNetwork(1, NetworkConditions(latency_s=latency_s), host="server")
         self.disk = SimDisk(1, capacity_bytes=ROOM)
         self.world: World = virtual_world(1, disk=self.disk, network=network)
         self.clients = virtual_world(2, network=network.at("client"))
         self.propagator = Propagator(settings, data="facts", log=log, world=self.world)
-        self.overview = Overview(version="1", now=self.world.clock.now)
+        self.overview = ServerStatus(version="1", now=self.world.clock.now)
 
     def nacks(self) -> int:
         counters = self.overview.counters()
@@ -103,14 +103,14 @@ async def is_told(site: Site, what: str, since_s: float) -> None:
     assert full is not None
     assert full.what == what
     assert abs(now_s - since_s - full.seconds) < 0.5
-    reason = site.overview.ready()
+    reason = site.overview.unready_reason()
     assert reason is not None
     assert reason.startswith(f"the {what} is full since {full.since}, for ")
     status = site.overview.status()
     assert not status["ready"]
     assert status["full"]["reason"] == full.reason
     pressure = site.propagator.pressure()
-    assert pressure.level is Level.STOP
+    assert pressure.level is PressureLevel.STOP
     assert f"the {what} is full since" in pressure.reason
     assert pressure.retry_after_ms is not None
     text = Metrics(site.overview).scrape().text("")[0].decode()
@@ -120,15 +120,15 @@ async def is_told(site: Site, what: str, since_s: float) -> None:
 def told_by_the_page(site: Site) -> list[str]:
     """What the commands of the page print: the answer of `/readyz`, and what `status` has of it."""
     full = {"full": site.overview.status()["full"]}
-    answer = json.dumps({"ready": False, "reason": site.overview.ready()})
-    return [answer, *(f"{name}  {shown(value)}" for name, value in flat(full))]
+    answer = json.dumps({"ready": False, "reason": site.overview.unready_reason()})
+    return [answer, *(f"{name}  {format_value(value)}" for name, value in flatten(full))]
 
 
 async def is_well(site: Site) -> None:
     await anyio.sleep(0.3)
     assert site.propagator.statistics().full is None
-    assert site.overview.ready() is None
-    assert site.propagator.pressure().level is Level.OK
+    assert site.overview.unready_reason() is None
+    assert site.propagator.pressure().level is PressureLevel.OK
 
 
 def test_a_full_disk_is_told_by_everybody_and_each_try_is_one_frame() -> None:
@@ -156,12 +156,12 @@ def test_a_full_disk_is_told_by_everybody_and_each_try_is_one_frame() -> None:
 
 def test_a_disk_that_others_fill_is_told_though_nobody_publishes() -> None:
     async def story(site: Site, producer: Producer) -> None:
-        assert site.overview.ready() is None
+        assert site.overview.unready_reason() is None
         site.fill_disk()
         await anyio.sleep(1)
         began_s = site.world.clock.now()
         for _ in range(3):
-            site.overview.ready()  # as something that probes asks again and again
+            site.overview.unready_reason()  # as something that probes asks again and again
             await anyio.sleep(1)
         await is_told(site, "disk", began_s)
         site.make_room()
@@ -192,7 +192,7 @@ def test_a_log_that_a_paused_sink_keeps_full_is_told_with_its_name() -> None:
         p = site.propagator
         await p.attach(CallbackSink(lambda _at, _delta: None, name="slow"), on_log_full="refuse")
         p.pause("slow")
-        log = p.inside().log
+        log = p.internals().log
         number = 0
         while p.statistics().log.refused == 0:
             producer.offer(Delta(f"n{number}", create([0.5] * 100), "large"))
@@ -216,7 +216,7 @@ def test_a_log_that_a_paused_sink_keeps_full_is_told_with_its_name() -> None:
 def test_a_queue_that_nothing_leaves_is_told() -> None:
     async def story(site: Site, producer: Producer) -> None:
         p = site.propagator
-        gate = p.inside().chain._gate
+        gate = p.internals().pipeline._gate
         gate.admits = lambda *_: False  # type: ignore[method-assign]
         began_s = site.world.clock.now()
         for number in range(30):

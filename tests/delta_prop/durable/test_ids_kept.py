@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from delta_prop import LogSettings, Propagator, Settings
-from delta_prop.id_keeping import AGAIN_S
+from delta_prop.id_run_store import RETRY_S
 from delta_prop.ingest import id_runs
 from delta_prop.ingest.seen_ids import WAITING_MAX
 from delta_prop.testing import run_virtual, virtual_world
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 GENERATION = 16
 COUNT = 24 * GENERATION
-SETTINGS = Settings(id_generation=GENERATION, id_generations_max=1, close_timeout_s=5)
+SETTINGS = Settings(ids_per_generation=GENERATION, id_generations_max=1, close_timeout_s=5)
 LOG = LogSettings(
     segment_bytes_max=1 << 20, free_bytes_min=0, reserve_bytes=0, checkpoint_frames=1 << 40,
     checkpoint_bytes=1 << 40, compact=False,
@@ -65,7 +65,7 @@ async def assert_known(p: Propagator, numbers: Iterable[int]) -> None:
     """Each is a duplicate of the delta at the offset that is its number; or, where the log has let that go,
     nobody can tell, and nothing is logged.
     """
-    start, end = p.statistics().log.first_offset, p.statistics().log.next_offset
+    start, end = p.statistics().log.start_offset, p.statistics().log.next_offset
     for number in numbers:
         if number >= start:
             assert (await p.publish(delta(number))).duplicates == {0: number}
@@ -77,7 +77,7 @@ async def assert_known(p: Propagator, numbers: Iterable[int]) -> None:
 
 
 def ids_of(p: Propagator) -> SeenIds:
-    return p._chain.appender.ids
+    return p._pipeline.appender.ids
 
 
 async def settled(p: Propagator) -> None:
@@ -85,7 +85,7 @@ async def settled(p: Propagator) -> None:
     keeper = p._service_log.checkpointer
     assert keeper is not None
     with anyio.fail_after(1_000):
-        while keeper._keeper.wait_s is not None:  # noqa: ASYNC110 - nobody tells when all is kept
+        while keeper._id_store.wait_s is not None:  # noqa: ASYNC110 - nobody tells when all is kept
             await anyio.sleep(0.1)
 
 
@@ -138,7 +138,7 @@ def test_files_of_runs_that_nobody_needs_are_removed() -> None:
 def test_what_the_log_lets_go_is_forgotten_run_by_run_and_the_horizon_is_told() -> None:
     disk = SimDisk(1)
     log = replace(
-        LOG, segment_bytes_max=4_096, bytes_max=1 << 20, keep_bytes_max=40_000, checkpoint_frames=50
+        LOG, segment_bytes_max=4_096, bytes_max=1 << 20, retention_bytes=40_000, checkpoint_frames=50
     )
 
     async def main() -> None:
@@ -148,12 +148,12 @@ def test_what_the_log_lets_go_is_forgotten_run_by_run_and_the_horizon_is_told() 
                 await publish(p, range(number, number + GENERATION))
                 await anyio.sleep(2)
                 statistics = p.statistics()
-                start = statistics.log.first_offset
+                start = statistics.log.start_offset
                 assert statistics.ids.kept_since <= start
                 assert statistics.ids.ids <= number + GENERATION - start + 16 * GENERATION + 1
                 seen = max(seen, statistics.ids.runs_forgotten)
             assert seen > 3
-            start = p.statistics().log.first_offset
+            start = p.statistics().log.start_offset
             assert start > 0
             await assert_known(p, range(start, 200 * GENERATION, 11))
             assert ids_of(p).find([delta(0).id or b""]) == [None]
@@ -164,7 +164,7 @@ def test_what_the_log_lets_go_is_forgotten_run_by_run_and_the_horizon_is_told() 
 def test_newest_generations_stay_known_though_the_log_let_go_of_their_deltas() -> None:
     disk, count = SimDisk(1), 40 * GENERATION
     settings = replace(SETTINGS, id_generations_max=16)
-    log = replace(LOG, segment_bytes_max=4_096, bytes_max=1 << 20, keep_bytes_max=20_000)
+    log = replace(LOG, segment_bytes_max=4_096, bytes_max=1 << 20, retention_bytes=20_000)
     in_memory = replace(settings, log_deltas_max=GENERATION)
     world = virtual_world(1)
 
@@ -172,7 +172,7 @@ def test_newest_generations_stay_known_though_the_log_let_go_of_their_deltas() -
         async with p:
             await publish(p, numbers)
             await anyio.sleep(30)
-            start = p.statistics().log.first_offset
+            start = p.statistics().log.start_offset
             assert start > numbers.stop - 16 * GENERATION, "its rows are among those repeated"
             await assert_known(p, range(numbers.stop - 16 * GENERATION, numbers.stop, 11))
             assert 0 < p.statistics().ids.kept_since <= start
@@ -189,7 +189,7 @@ def test_horizon_is_the_logs_start_where_no_checkpoint_told_of_the_ids_before() 
         LOG,
         segment_bytes_max=4_096,
         bytes_max=1 << 20,
-        keep_bytes_max=20_000,
+        retention_bytes=20_000,
         checkpoint_frames=50,
         compact=True,
     )
@@ -198,14 +198,14 @@ def test_horizon_is_the_logs_start_where_no_checkpoint_told_of_the_ids_before() 
         async with service(disk, log=log) as p:
             await publish(p, range(100 * GENERATION))
             await anyio.sleep(30)
-            assert p.statistics().log.first_offset > 0
+            assert p.statistics().log.start_offset > 0
 
     async def second() -> None:
         for path in disk.paths():
             if path.endswith(".checkpoint"):
                 disk.remove(path)
         async with service(disk, log=log) as p:
-            start = p.statistics().log.first_offset
+            start = p.statistics().log.start_offset
             assert p.statistics().ids.kept_since == start > 0
             await assert_known(p, range(start, 100 * GENERATION, 11))
 
@@ -355,7 +355,7 @@ def test_damage_that_a_merge_meets_is_mended() -> None:
             (first, *_) = ids_of(p).runs
             disk.flip(first.path, 3)
             await publish(p, range(3 * GENERATION, 5 * GENERATION))
-            await anyio.sleep(3 * AGAIN_S)
+            await anyio.sleep(3 * RETRY_S)
             await settled(p)
             assert len(ids_of(p).runs) == 1
             await assert_known(p, range(5 * GENERATION))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from delta_prop.receipt import State
+from delta_prop.receipt import OfferState
 from delta_prop.testing import run_virtual
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel, Dot, Priority
@@ -34,7 +34,7 @@ def test_an_offer_in_doubt_is_told_the_truth_once_the_log_is_recovered(kept: boo
             break_disk(disk, "write", ending="mark" if kept else "")
             receipts = [p.offer(made("a")), producer.offer(made("b"))]
             await anyio.sleep(5)
-            assert [one.state for one in receipts] == [State.IN_DOUBT] * 2
+            assert [one.state for one in receipts] == [OfferState.IN_DOUBT] * 2
             await until_back(p, disk)
             found = await contents(disk)
             for key, receipt in zip("ab", receipts, strict=True):
@@ -187,7 +187,7 @@ def test_what_is_synced_is_visible_beside_a_failed_log_and_the_rest_waits_as_lon
                 with pytest.raises(TimeoutError):
                     await p.wait_visible(waited, timeout_s=2)
                 assert p._now() - began < 3
-            assert receipt.state is State.IN_DOUBT, "nothing was withdrawn"
+            assert receipt.state is OfferState.IN_DOUBT, "nothing was withdrawn"
             await until_back(p, disk)
             with suppress(Refused):
                 await receipt
@@ -229,7 +229,7 @@ def test_a_watermark_counts_only_what_is_kept() -> None:
         async with service(disk) as p:
             producer = p.producer("me")
             receipt = producer.offer(made("a"))
-            assert receipt.state is State.PLACED
+            assert receipt.state is OfferState.APPENDED
             assert (producer.watermark(), p.producer("other").watermark()) == (0, 0)
             await receipt
             assert producer.watermark(Priority.NORMAL) == 1
@@ -242,7 +242,7 @@ def test_a_disk_that_does_not_tell_its_room_refuses_and_is_asked_again() -> None
         disk = SimDisk(1, capacity_bytes=50_000)
         async with service(disk, log=replace(ANY, free_bytes_min=100_000)) as p:
             disk.fail(lambda call: call.name == "free_bytes", times=None)
-            with pytest.raises(Refused, match="does not tell how many bytes") as caught:
+            with pytest.raises(Refused, match="does not report its free space") as caught:
                 await p.publish(made("a"), timeout_s=2)
             assert caught.value.code is ErrorCode.LOG_FULL
 

@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from delta_prop import LogSettings
-from delta_prop.quarantine_file import QuarantineDamaged, path_of
-from delta_prop.quarantines import Keeper
+from delta_prop.quarantine_file import QuarantineCorrupted, quarantine_path
+from delta_prop.quarantines import QuarantineWriter
 from delta_prop.route.quarantine import Quarantine
 from delta_prop.testing import run_virtual
 from delta_prop_broker.log.memory import MemoryLog
@@ -22,7 +22,7 @@ from delta_prop_wire.delta import AckLevel, Source
 from delta_prop_wire.encode import encode_batch
 from tests.delta_prop.durable.quarantined import Rejecting, Store, added, held, made, service
 
-JOURNAL = path_of("adds")
+JOURNAL = quarantine_path("adds")
 
 
 async def set_aside(disk: SimDisk, store: Store, bad: set[float]) -> list[tuple[int, int, str | None]]:
@@ -63,8 +63,8 @@ def test_it_comes_back_as_it_was(keeps_cursor: bool, power: bool) -> None:
             await p.attach(Rejecting(store, bad))
             assert held(p) == []
             quarantine = p._sinks.feed("adds").quarantine
-            assert quarantine.given_up == [5]
-            assert [quarantine.withholds(offset) for offset in (2, 5, 7)] == [False, True, False]
+            assert quarantine.dropped_offsets == [5]
+            assert [quarantine.is_withheld(offset) for offset in (2, 5, 7)] == [False, True, False]
             await p.publish(added("a", 100), added("b", 100))
             await p.wait_visible(10)
         assert store.sums == {"a": 118, "b": 151, "c": 1}
@@ -75,7 +75,9 @@ def test_it_comes_back_as_it_was(keeps_cursor: bool, power: bool) -> None:
 
 def test_a_delta_is_replayed_that_the_log_no_longer_has() -> None:
     async def main() -> None:
-        small = LogSettings(segment_bytes_max=4096, bytes_max=1 << 20, keep_bytes_max=8192, keep_s=3600.0)
+        small = LogSettings(
+            segment_bytes_max=4096, bytes_max=1 << 20, retention_bytes=8192, retention_s=3600.0
+        )
         disk, store, bad = SimDisk(1), Store(keeps_cursor=True), {7.0}
         async with service(disk, 1, small) as p:
             await p.attach(Rejecting(store, bad))
@@ -83,7 +85,7 @@ def test_a_delta_is_replayed_that_the_log_no_longer_has() -> None:
             for number in range(400):
                 await p.publish(added("a", number + 1000))
             await anyio.sleep(5)
-            assert p.statistics().log.first_offset > 2
+            assert p.statistics().log.start_offset > 2
             assert [one[0] for one in held(p)] == [1]
         async with service(disk.crash(1), 2, small) as p:
             bad.clear()
@@ -132,7 +134,7 @@ async def live(disk: SimDisk, seed: int, store: Store, story: Story) -> list[tup
             story.asked_to_drop.add(5)
             await p.drop("adds", 5)
             story.dropped.add(5)
-        elif any(one.behind == one.offset for one in p.quarantine("adds")):
+        elif any(one.blocked_by == one.offset for one in p.quarantine("adds")):
             await p.replay("adds")  # a drop was cut off half-way: what it freed is still to be applied
         return held(p)
 
@@ -199,8 +201,8 @@ def test_a_disk_that_fails_stops_the_sink_there_and_nobody_else(error: int) -> N
             told = p.statistics().sinks["adds"]
             assert told.state == "retrying"
             assert told.reason is not None
-            assert "its quarantine could not be written down" in told.reason
-            assert (told.applied, store.next_offset) == (1, 1)  # not passed
+            assert "its quarantine cannot be written" in told.reason
+            assert (told.applied_offset, store.next_offset) == (1, 1)  # not passed
             disk.heal()
             await p._sinks.feed("adds").wait(3)
             assert held(p) == [(1, 1, "7 is bad")]
@@ -224,7 +226,7 @@ def test_every_changed_bit_of_the_file_is_found_or_cuts_the_last_change_off() ->
             disk.flip(JOURNAL, at, at % 8)
             async with service(disk, 2) as p:
                 if at < last:
-                    with pytest.raises(QuarantineDamaged, match="sinks forget") as damage:
+                    with pytest.raises(QuarantineCorrupted, match="sinks forget") as damage:
                         await p.attach(Rejecting(store, {7.0}))
                     assert damage.value.path == JOURNAL
                     assert damage.value.position <= at
@@ -241,7 +243,9 @@ def test_every_changed_bit_of_the_file_is_found_or_cuts_the_last_change_off() ->
 
 
 def test_a_file_that_is_mostly_past_is_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Keeper, "__init__", partialmethod(Keeper.__init__, spare_bytes=4096))
+    monkeypatch.setattr(
+        QuarantineWriter, "__init__", partialmethod(QuarantineWriter.__init__, spare_bytes=4096)
+    )
 
     async def main() -> None:
         disk, store, bad = SimDisk(1), Store(keeps_cursor=True), {7.0}
@@ -263,7 +267,7 @@ def test_a_file_that_is_mostly_past_is_written_anew(monkeypatch: pytest.MonkeyPa
 
 def test_what_the_log_lost_with_its_tail_withholds_nothing_that_has_its_place_now() -> None:
     async def main() -> None:
-        logged = LogSettings(level=AckLevel.LOGGED)
+        logged = LogSettings(read_level=AckLevel.LOGGED)
         disk, store, bad = SimDisk(1), Store(keeps_cursor=False), {7.0}
         async with service(disk, 1, logged) as p:
             await p.attach(Rejecting(store, bad))
@@ -300,9 +304,9 @@ def test_a_log_that_comes_back_shorter_cuts_the_quarantine() -> None:
         quarantine.reject(logged, row, "no", 0)
     quarantine.drop(2)
     quarantine.touched = set()
-    quarantine.cut(1)
+    quarantine.truncate(1)
     assert [one.offset for one in quarantine.records()] == [0]
-    assert [quarantine.withholds(offset) for offset in range(3)] == [True, False, False]
+    assert [quarantine.is_withheld(offset) for offset in range(3)] == [True, False, False]
     assert quarantine.touched == {1, 2}
 
 

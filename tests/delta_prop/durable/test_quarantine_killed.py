@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from delta_prop import Delta, Propagator, create, sparse_add
-from delta_prop.quarantine_file import read_kept
+from delta_prop.quarantine_file import read_stored
 from delta_prop.testing import run_virtual
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_simulations.disk_faults import SimCrash
@@ -80,7 +80,7 @@ class CutOff(Rejecting):
         self.when = when
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        late = any(delivery.late for delivery in deliveries)
+        late = any(delivery.redelivered for delivery in deliveries)
         if late and self.when == "before":
             raise SimCrash("the machine went off")
         await super().apply(deliveries)
@@ -150,7 +150,7 @@ def test_a_rebuild_leaves_nothing_of_a_quarantine_behind() -> None:
             disks.append(disks[0].crash(1))
 
     async def second() -> None:
-        kept = read_kept(disks[1], "placed", lambda _: None)
+        kept = read_stored(disks[1], "placed", lambda _: None)
         assert kept is not None
         assert kept.held == {}
         async with service(disks[1], 2) as p:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop.quarantine_file import QuarantineFile, read_kept
-from delta_prop.quarantines import Keeper, bring_back
+from delta_prop.quarantine_file import QuarantineFile, read_stored
+from delta_prop.quarantines import QuarantineWriter, restore_quarantine
 from delta_prop.route.quarantine import Quarantine
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_broker.log.durable import DurableLog
@@ -39,9 +39,9 @@ State = tuple[list[tuple[int, int, str | None, bytes]], list[int]]
 
 def state(quarantine: Quarantine) -> State:
     records = [
-        (one.offset, one.behind, one.reason, bytes(one.logged.batch.body)) for one in quarantine.records()
+        (one.offset, one.blocked_by, one.reason, bytes(one.logged.batch.body)) for one in quarantine.records()
     ]
-    return records, sorted(quarantine.given_up)
+    return records, sorted(quarantine.dropped_offsets)
 
 
 def append(log: DurableLog, keys: list[str]) -> LoggedBatch:
@@ -52,17 +52,17 @@ def append(log: DurableLog, keys: list[str]) -> LoggedBatch:
 def step(quarantine: Quarantine, logged: LoggedBatch | None, kind: str, number: int) -> None:
     """One thing that can happen: a batch of which a row is rejected, an operator, a restart."""
     if logged is not None:
-        sifted = quarantine.sift(Delivery(logged), at_us=number)
+        sifted = quarantine.hold_dependents(Delivery(logged), at_us=number)
         if sifted.passing is not None and number % 3:
             passing = sifted.passing
             row = 0 if passing.rows is None else int(passing.rows[0])
             quarantine.reject(logged, row, f"no {number}", at_us=number)
-            quarantine.sift(Delivery(logged), at_us=number)
+            quarantine.hold_dependents(Delivery(logged), at_us=number)
     elif kind == "come back":
-        quarantine.come_back(number)
+        quarantine.resume_from(number)
     elif kind == "cut":
-        quarantine.cut(number)
-    elif heads := [one.offset for one in quarantine.records() if one.behind == one.offset]:
+        quarantine.truncate(number)
+    elif heads := [one.offset for one in quarantine.records() if one.blocked_by == one.offset]:
         head = heads[number % len(heads)]
         if kind == "replay":
             quarantine.replay(head)
@@ -80,15 +80,15 @@ def test_the_file_says_what_the_quarantine_is(
         world = virtual_world(1)
         quarantine = Quarantine(10, 1 << 20)
 
-        def keeper_of(quarantine: Quarantine) -> Keeper:
+        def keeper_of(quarantine: Quarantine) -> QuarantineWriter:
             file = QuarantineFile(disk, "s", log.log_id, lambda: log.epoch)
-            return Keeper(quarantine, file, world.new_threads(), spare_bytes=spare_bytes)
+            return QuarantineWriter(quarantine, file, world.new_threads(), spare_bytes=spare_bytes)
 
         def read() -> Quarantine:
             found = Quarantine(10, 1 << 20)
-            kept = read_kept(disk, "s", log.epoch_end)
+            kept = read_stored(disk, "s", log.epoch_end)
             if kept is not None:
-                bring_back(found, kept)
+                restore_quarantine(found, kept)
             return found
 
         keeper, kept = keeper_of(quarantine), state(quarantine)
@@ -101,9 +101,9 @@ def test_the_file_says_what_the_quarantine_is(
             else:
                 step(quarantine, append(log, keys) if kind == "batch" else None, kind, number)
             if keeps:
-                await keeper.keep()
+                await keeper.write()
                 kept = state(quarantine)
-                assert not keeper.due
+                assert not keeper.is_dirty
                 assert state(read()) == kept
 
     run_virtual(main)

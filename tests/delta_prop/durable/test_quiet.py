@@ -15,7 +15,8 @@ from delta_prop_wire.spec import ErrorCode
 
 def service(disk: SimDisk, seed: int, *, compact: bool) -> Propagator:
     log = LogSettings(
-        segment_bytes_max=4096, bytes_max=1 << 20, keep_bytes_max=1 << 20, keep_s=5.0, segment_s_max=5.0,
+        segment_bytes_max=4096, bytes_max=1 << 20, retention_bytes=1 << 20, retention_s=5.0,
+        segment_s_max=5.0,
         free_bytes_min=0, reserve_bytes=0, compact=compact,
     )  # fmt: skip
     return Propagator(Settings(close_timeout_s=5), data="x", log=log, world=virtual_world(seed, disk=disk))
@@ -43,7 +44,7 @@ def test_what_was_published_before_is_still_known(ending: str, compact: bool) ->
                 await producer.publish(Delta("mine", create([1.0])))
                 await anyio.sleep(100)
                 log = p.statistics().log
-                assert log.first_offset == log.next_offset == (life + 1) * 11
+                assert log.start_offset == log.next_offset == (life + 1) * 11
                 if compact:
                     assert (log.snapshot_offset, log.snapshot_rows) == (log.next_offset, (life + 1) * 10 + 1)
                 image = disk.kill() if ending == "killed" else disk.crash(life)

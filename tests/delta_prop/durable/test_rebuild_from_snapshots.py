@@ -12,7 +12,7 @@ import pytest
 from delta_prop import LogSettings, Propagator, Settings
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimCrash, SimDisk
-from delta_prop_sinks import CallbackSink, IndexSink, Resident, StorageSink
+from delta_prop_sinks import CallbackSink, IndexSink, ResidentVectors, StorageSink
 from delta_prop_wire.delta import Delta, Source, create, delete, offset, scale, sparse_add
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
@@ -23,7 +23,7 @@ from tests.delta_prop.support import refused
 if TYPE_CHECKING:
     from pathlib import Path
 
-SMALL = LogSettings(segment_bytes_max=4096, keep_bytes_max=16_384, bytes_max=262_144, keep_s=3600.0)
+SMALL = LogSettings(segment_bytes_max=4096, retention_bytes=16_384, bytes_max=262_144, retention_s=3600.0)
 
 
 def service(disk: SimDisk, seed: int, log: LogSettings = SMALL) -> Propagator:
@@ -74,7 +74,7 @@ def test_sinks_that_were_away_come_to_the_fold_of_everything() -> None:
             await load(p, history, range(2, 40))
             log = p.statistics().log
             assert log.segments >= 5
-            assert (log.first_offset, log.held_by) == (0, "kept")
+            assert (log.start_offset, log.held_by) == (0, "kept")
             await p.attach(PlacedSink(kept, "kept"))
             await p.wait_visible(log.next_offset)
             assert p.statistics().sinks["kept"].rebuilds == 0  # all of it was there
@@ -83,7 +83,7 @@ def test_sinks_that_were_away_come_to_the_fold_of_everything() -> None:
             await anyio.sleep(30)
             log = p.statistics().log
             assert log.snapshots_made >= 1
-            assert log.first_offset > let_go.cursor.next_offset  # type: ignore[union-attr]
+            assert log.start_offset > let_go.cursor.next_offset  # type: ignore[union-attr]
             refusal = await refused(p.attach(lines))
             assert refusal.code is ErrorCode.CURSOR_TOO_OLD
             for name, place in (("let go", let_go), ("new", Place())):
@@ -104,7 +104,9 @@ def test_at_the_logs_bound_a_sink_that_comes_back_by_itself_gives_way_and_any_ot
     rebuilds: bool,
 ) -> None:
     async def main() -> None:
-        log = LogSettings(segment_bytes_max=4096, keep_bytes_max=16_384, bytes_max=32_768, keep_s=3600.0)
+        log = LogSettings(
+            segment_bytes_max=4096, retention_bytes=16_384, bytes_max=32_768, retention_s=3600.0
+        )
         place = Place()
         place.hang.add(1)
         sink = PlacedSink(place) if rebuilds else CallbackSink(_hang, name="placed")
@@ -138,8 +140,8 @@ def test_storage_and_its_index_are_rebuilt_from_a_real_snapshot(tmp_path: Path) 
             whole = await p.attach(IndexSink(name="whole"))
             await load(p, history, range(50))
             await anyio.sleep(30)
-            assert p.statistics().log.first_offset > 0
-            resident = Resident()
+            assert p.statistics().log.start_offset > 0
+            resident = ResidentVectors()
             storage = await p.attach(StorageSink(tmp_path / "v.db", resident=resident))
             shared = await p.attach(IndexSink(name="shared", resident=resident))
             await load(p, history, range(50, 55))
@@ -166,7 +168,7 @@ def test_an_index_that_shares_is_rebuilt_though_the_snapshot_ends_with_what_is_f
 ) -> None:
     async def main() -> None:
         async with service(SimDisk(3), 1) as p:
-            resident = Resident()
+            resident = ResidentVectors()
             await p.attach(StorageSink(tmp_path / "v.db", resident=resident), topics="ns:default")
             index = await p.attach(IndexSink(resident=resident), topics="ns:default")
             await load(p, History(p), range(30))
@@ -192,7 +194,7 @@ def test_a_rebuild_from_a_real_snapshot_survives_crashes(seed: int) -> None:
         async with service(disks[-1], number) as p:
             await load(p, History(p), range(40 * number, 40 * number + 40))
             await anyio.sleep(20)
-            assert p.statistics().log.first_offset > 0
+            assert p.statistics().log.start_offset > 0
             place.release = anyio.Event()  # of this life's loop
             place.hang.add(len(place.calls) + 1 + (seed + number) % 3)
             await p.attach(PlacedSink(place), required=False)
@@ -297,7 +299,7 @@ def test_a_log_without_what_it_let_go_rebuilds_nothing_and_says_so_at_the_call(c
             await p.attach(PlacedSink(place))
             await load(p, history, range(60))
             await anyio.sleep(30)
-            assert p.statistics().log.first_offset > 0
+            assert p.statistics().log.start_offset > 0
         async with service(disk, 2, replace(SMALL, compact=False)) as p:  # one that is there still counts
             history.log = p._log
             await p.attach(PlacedSink(place))

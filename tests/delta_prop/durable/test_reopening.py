@@ -93,7 +93,7 @@ OUTAGE_S = 3.0
 SMALL = LogSettings(
     segment_bytes_max=700,
     bytes_max=40_000,
-    keep_bytes_max=40_000,
+    retention_bytes=40_000,
     tail_bytes_max=1,
     free_bytes_min=0,
     reserve_bytes=0,
@@ -185,7 +185,7 @@ class Story:
             for key in self.told:
                 assert fresh.head(key) == p.head(key)
             ids = [key.encode().ljust(16) for key in self.told if key.startswith("d0")]
-            now, then = p._chain.appender.ids.find(ids), fresh._chain.appender.ids.find(ids)
+            now, then = p._pipeline.appender.ids.find(ids), fresh._pipeline.appender.ids.find(ids)
             assert now == then == [self.told[one.decode().rstrip()] for one in ids]
             for number in range(2):
                 producer = fresh.producer(f"p{number}")
@@ -195,15 +195,15 @@ class Story:
 
 def marks(p: Propagator) -> tuple[int, int, int, dict[int, int]]:
     log = p.statistics().log
-    watermarks = {origin: have for origin, have in p._chain.orderer.have.items() if have}
-    return log.first_offset, log.next_offset, log.visible, watermarks
+    watermarks = {origin: have for origin, have in p._pipeline.orderer.watermarks.items() if have}
+    return log.start_offset, log.next_offset, log.high_watermark, watermarks
 
 
 async def contents(disk: SimDisk) -> dict[str, int]:
     """What an opening finds on a disk: key to offset, each key once."""
     log, _ = DurableLog.open(disk.kill(), settings=SMALL, draw=bytes, clock=Clock())
     found: dict[str, int] = {}
-    at = log.first_offset
+    at = log.start_offset
     while batches := log.read(at, rows_max=1000, bytes_max=1 << 20):
         for logged in batches:
             if not logged.batch.is_control:

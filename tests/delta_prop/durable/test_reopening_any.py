@@ -107,7 +107,7 @@ class History:
         image = self.disk.kill()
         there: dict[bytes, int] = {}
         delivered: list[int] = []
-        at = p.statistics().log.first_offset
+        at = p.statistics().log.start_offset
         while batches := p._log.read(at, rows_max=1000, bytes_max=1 << 20):
             for logged in batches:
                 at = logged.next_offset

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from delta_prop.receipt import Receipt, State
+from delta_prop.receipt import OfferState, Receipt
 from delta_prop.testing import run_virtual
-from delta_prop_broker.log.damage import LogBusy
+from delta_prop_broker.log.corruption import LogBusy
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink
@@ -25,7 +25,7 @@ from tests.delta_prop.durable.test_reopening import ANY, contents, made, service
 if TYPE_CHECKING:
     from delta_prop.embedded import Propagator
 
-LOGGED = replace(ANY, level=AckLevel.LOGGED)
+LOGGED = replace(ANY, read_level=AckLevel.LOGGED)
 
 
 def break_disk(disk: SimDisk, *names: str, ending: str = "", times: int | None = None) -> None:
@@ -84,9 +84,9 @@ def test_a_repeat_between_write_and_sync_is_not_acknowledged_before_the_sync() -
             producer = p.producer("me")
             first = producer.offer(made("a"))
             break_disk(disk, "sync", times=1)
-            frame = next(iter(producer._lanes[Priority.NORMAL].open.values())).batch
+            frame = next(iter(producer._lanes[Priority.NORMAL].in_flight.values())).batch
             repeat = producer.send_frame(frame)
-            assert (first.state, repeat.state) == (State.PLACED, State.PLACED)
+            assert (first.state, repeat.state) == (OfferState.APPENDED, OfferState.APPENDED)
             for receipt in (first, repeat):
                 with pytest.raises(Refused) as caught:
                     await receipt.wait()
@@ -94,10 +94,10 @@ def test_a_repeat_between_write_and_sync_is_not_acknowledged_before_the_sync() -
             image = disk.crash(3)
             await until_back(p, disk)
             again = [producer.send_frame(frame), producer.send_frame(frame)]
-            assert [one.state for one in again] == [State.PLACED] * 2
+            assert [one.state for one in again] == [OfferState.APPENDED] * 2
             assert {(await one.wait()).offset for one in again} == {0}
             producer.resend()
-            assert producer.open_batches == 0
+            assert producer.in_flight_batches == 0
             assert await contents(disk) == {"a": 0}
             assert len(await contents(image)) <= 1
 
@@ -113,7 +113,7 @@ def test_what_waits_is_refused_at_once_and_its_producer_goes_on_with_it_afterwar
                 Delta("v", made("v").operation, parents=(Dot(parent._lanes[Priority.NORMAL].origin, 1),))
             )
             draft = p.offer(made("w"), after=[waiting])
-            assert (waiting.state, draft.state) == (State.PENDING, State.PENDING)
+            assert (waiting.state, draft.state) == (OfferState.PENDING, OfferState.PENDING)
             break_disk(disk, "sync")
             p.offer(made("x"))
             await anyio.sleep(0.1)
@@ -124,7 +124,7 @@ def test_what_waits_is_refused_at_once_and_its_producer_goes_on_with_it_afterwar
             child.resend()
             await parent.publish(made("u"))
             await anyio.sleep(0.1)
-            assert child.open_batches == 0
+            assert child.in_flight_batches == 0
             assert (await contents(disk)).keys() >= {"u", "v"}
 
     run_virtual(main)
@@ -281,19 +281,19 @@ def test_nothing_is_recovered_while_a_segment_is_being_rewritten() -> None:
             assert isinstance(log, DurableLog)
             for number in range(5):
                 await p.publish(made(f"v{number}"))
-            rewriting = log.take_rewriting()
+            rewriting = log.take_compression()
             assert rewriting is not None
             break_disk(disk, "sync", times=1)
             receipt = p.offer(made("x"))
             await anyio.sleep(5)
-            assert receipt.state is State.IN_DOUBT
+            assert receipt.state is OfferState.IN_DOUBT
             reopening = p.statistics().reopening
             assert reopening is not None
             assert (reopening.failed, reopening.reopened) == (True, 0)
             while not rewriting.step():  # its last step exchanges the file
                 pass
-            rewriting.end()
-            log.finish_rewriting(rewriting)
+            rewriting.close()
+            log.finish_compression(rewriting)
             await until_back(p, disk)
             assert (await contents(disk)).keys() >= {f"v{number}" for number in range(5)}
             late: list[int] = []
@@ -310,7 +310,7 @@ def test_nothing_is_recovered_while_a_segment_is_being_rewritten() -> None:
 def test_a_full_disk_refuses_before_it_writes_and_the_service_goes_on_when_there_is_room() -> None:
     async def main() -> None:
         disk, told = SimDisk(1, capacity_bytes=200_000), []
-        log = replace(ANY, segment_bytes_max=10_000, bytes_max=150_000, keep_bytes_max=150_000)
+        log = replace(ANY, segment_bytes_max=10_000, bytes_max=150_000, retention_bytes=150_000)
         log = replace(log, free_bytes_min=10_000, reserve_bytes=30_000)
         async with service(disk, log=log) as p, anyio.create_task_group() as tasks:
             assert p.statistics().log.reserve_bytes == 30_000
@@ -352,14 +352,14 @@ def test_a_full_disk_refuses_before_it_writes_and_the_service_goes_on_when_there
 def test_a_quiet_log_seals_its_last_segment_and_lets_it_go() -> None:
     async def main() -> None:
         disk = SimDisk(1)
-        async with service(disk, log=replace(ANY, segment_s_max=60, keep_s=120)) as p:
+        async with service(disk, log=replace(ANY, segment_s_max=60, retention_s=120)) as p:
             await p.publish(made("a"))
             await anyio.sleep(50)
             assert p.statistics().log.segments == 1
             await anyio.sleep(20)
             assert p.statistics().log.segments == 2
             await anyio.sleep(100)
-            assert (p.statistics().log.first_offset, p.statistics().log.segments) == (1, 1)
+            assert (p.statistics().log.start_offset, p.statistics().log.segments) == (1, 1)
             await p.publish(made("b"))
         assert await contents(disk) == {"b": 1}
 

@@ -10,7 +10,7 @@ import pytest
 
 from delta_prop import LogSettings, Propagator, Settings
 from delta_prop.testing import run_virtual, virtual_world
-from delta_prop_broker.log.damage import LogBusy
+from delta_prop_broker.log.corruption import LogBusy
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink, StorageSink
 from delta_prop_wire.delta import AckLevel, Delta, create, sparse_add
@@ -20,7 +20,7 @@ from delta_prop_wire.spec import ErrorCode
 if TYPE_CHECKING:
     from pathlib import Path
 
-SMALL = LogSettings(segment_bytes_max=4096, bytes_max=1 << 20, keep_bytes_max=16_384, keep_s=3600.0)
+SMALL = LogSettings(segment_bytes_max=4096, bytes_max=1 << 20, retention_bytes=16_384, retention_s=3600.0)
 
 
 def service(disk: SimDisk, seed: int = 0, log: LogSettings | None = None) -> Propagator:
@@ -43,7 +43,7 @@ def test_an_absent_sink_goes_on_from_its_cursor_and_the_log_waits_for_it() -> No
                 await p.publish(made(f"v{number}"))
             await anyio.sleep(10)
             log = p.statistics().log
-            assert log.first_offset == 0
+            assert log.start_offset == 0
             assert log.held_by == "away"
         async with service(disk, 3, SMALL) as p:
             assert p.statistics().log.held_by == "away"
@@ -56,8 +56,8 @@ def test_an_absent_sink_goes_on_from_its_cursor_and_the_log_waits_for_it() -> No
             p.forget("away")
             await p.publish(made("more"))
             await anyio.sleep(10)
-            assert p.statistics().log.first_offset > 0  # nobody needs the oldest any more
-            with pytest.raises(UsageError, match="no sink named 'away' is remembered"):
+            assert p.statistics().log.start_offset > 0  # nobody needs the oldest any more
+            with pytest.raises(UsageError, match="no sink named 'away' is stored"):
                 p.forget("away")
 
     run_virtual(main)
@@ -66,7 +66,7 @@ def test_an_absent_sink_goes_on_from_its_cursor_and_the_log_waits_for_it() -> No
 @pytest.mark.parametrize("pause_s", [0.0, 1.0])
 def test_a_repeat_that_asks_for_more_than_the_first_copy_is_answered(pause_s: float) -> None:
     async def main() -> None:
-        async with service(SimDisk(1), 1, replace(SMALL, level=AckLevel.LOGGED)) as p:
+        async with service(SimDisk(1), 1, replace(SMALL, read_level=AckLevel.LOGGED)) as p:
             once = replace(made("a"), id=b"i" * 16)
             receipt = p.offer(once, ack_level=AckLevel.LOGGED)
             await anyio.sleep(pause_s)  # it is written by then, or not even that
@@ -174,7 +174,7 @@ def test_the_log_waits_for_the_cursors_that_are_written_down() -> None:
             image = disk.crash(1)
             disk.heal()
             await anyio.sleep(3)
-            assert p.statistics().log.first_offset > 0
+            assert p.statistics().log.start_offset > 0
         seen.clear()
         async with service(image, 2, replace(SMALL, compact=False)) as p:
             again = CallbackSink(lambda offset, _: seen.append(offset), name="kept here")

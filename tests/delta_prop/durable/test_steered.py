@@ -14,7 +14,7 @@ from delta_prop_sinks.sink import StopSink
 from delta_prop_wire.errors import Refused, UsageError
 from tests.delta_prop.durable.quarantined import Rejecting, Store, held, made, service
 
-SMALL = LogSettings(segment_bytes_max=4096, bytes_max=1 << 20, keep_bytes_max=8192, keep_s=3600.0)
+SMALL = LogSettings(segment_bytes_max=4096, bytes_max=1 << 20, retention_bytes=8192, retention_s=3600.0)
 
 
 def test_a_paused_sink_holds_the_log_and_no_one_else() -> None:
@@ -31,7 +31,7 @@ def test_a_paused_sink_holds_the_log_and_no_one_else() -> None:
             await p.wait_visible(301, sinks=["other"])
             await anyio.sleep(5)
             log = p.statistics().log
-            assert (log.first_offset, log.held_by) == (0, "rests")
+            assert (log.start_offset, log.held_by) == (0, "rests")
             with pytest.raises(Refused, match="is paused at offset 1: resume it"):
                 await p.wait_visible(301, sinks=["rests"])
         async with service(disk.crash(1), 2, SMALL) as p:
@@ -124,12 +124,12 @@ def test_a_sink_is_reset_while_it_works_fails_or_is_away() -> None:
             await p.wait_visible(13, timeout_s=60)
             assert seen[16:] == [12]
             told = p.statistics().sinks["s"]
-            assert (told.success, told.skipped, told.applied) == (1, 0, 13)
+            assert (told.applied_deltas, told.skipped, told.applied_offset) == (1, 0, 13)
             await p.detach("s")
             assert await p.reset("s", "earliest") == 0
             with pytest.raises(UsageError, match="from 0 to 13"):
                 await p.reset("s", 14)
-            with pytest.raises(UsageError, match="there are \\['s'\\]"):
+            with pytest.raises(UsageError, match="give one of \\['s'\\]"):
                 p.pause("nobody")
         seen.clear()
         async with service(disk.crash(1), 2) as p:
@@ -155,7 +155,7 @@ def test_a_reset_leaves_what_was_dropped_and_brings_what_is_held() -> None:
             assert store.sums == {"b": 8, "c": 1}
             own = Store(keeps_cursor=True)
             await p.attach(Rejecting(own, bad), name="own")
-            with pytest.raises(UsageError, match="keeps its cursor with its data"):
+            with pytest.raises(UsageError, match="stores its cursor with its data"):
                 await p.reset("own", 0)
 
     run_virtual(main)

@@ -13,7 +13,7 @@ from collections import deque
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from delta_prop.client import blocking
+from delta_prop.client import sync_producer
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -38,16 +38,16 @@ class Blocking:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let the blocking client use these."""
-        monkeypatch.setattr(blocking, "time", SimpleNamespace(monotonic=self.loop.time, sleep=self.wait))
-        monkeypatch.setattr(blocking, "random", SimpleNamespace(random=self._chance.random))
+        monkeypatch.setattr(sync_producer, "time", SimpleNamespace(monotonic=self.loop.time, sleep=self.wait))
+        monkeypatch.setattr(sync_producer, "random", SimpleNamespace(random=self._chance.random))
         sockets = SimpleNamespace(
             create_connection=self.connect, gaierror=socket.gaierror, IPPROTO_TCP=6, TCP_NODELAY=1
         )
-        monkeypatch.setattr(blocking, "socket", sockets)
+        monkeypatch.setattr(sync_producer, "socket", sockets)
         selectors = SimpleNamespace(
             DefaultSelector=lambda: VirtualSelector(self), EVENT_READ=1, EVENT_WRITE=2
         )
-        monkeypatch.setattr(blocking, "selectors", selectors)
+        monkeypatch.setattr(sync_producer, "selectors", selectors)
 
     def connect(self, address: tuple[str, int], timeout_s: float) -> VirtualSocket:
         """Connect. Raises OSError."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop.id_keeping import open_run
-from delta_prop.ingest.id_merging import Merge, choose
+from delta_prop.id_run_store import open_run
+from delta_prop.ingest.id_merging import RunMerge, choose_runs
 from delta_prop_broker.log.files.checkpoints import Checkpoints
 from delta_prop_simulations.disk import SimDisk
 
@@ -25,41 +25,43 @@ class Kept:
     def write(self, seen: SeenIds) -> None:
         """Write all sealed runs."""
         for run in seen.runs:
-            if run.in_memory:
+            if run.is_in_memory:
                 written = self._written(run)
                 written.filter = run.filter
-                seen.exchange([run], [written])
+                seen.replace_runs([run], [written])
 
     def merge(self, seen: SeenIds) -> bool:
         """Merge once; return False if none are to be merged."""
-        runs = choose(seen.runs, seen.generation_ids)
-        if not runs or any(run.in_memory for run in runs):
+        runs = choose_runs(seen.runs, seen.generation_ids)
+        if not runs or any(run.is_in_memory for run in runs):
             return False
-        merge = Merge(runs, seen.error_rate)
-        writer = self.checkpoints.begin_part(self.checkpoints.free_name(0, "merged"))
-        while not merge.done:
+        merge = RunMerge(runs, seen.error_rate)
+        writer = self.checkpoints.begin_file(self.checkpoints.free_name(0, "merged"))
+        while not merge.is_done:
             for chunk in merge.step():
                 writer.add(chunk)
         part = writer.finish()
         merge.close()
         path = self.checkpoints.path_of(part)
-        seen.exchange(runs, [merge.result(self.checkpoints.open_part(part), part, path)])
+        seen.replace_runs(runs, [merge.result(self.checkpoints.open_file(part), part, path)])
         return True
 
     def load_filters(self, seen: SeenIds) -> None:
         """Load all filters for which there is room."""
-        while (run := seen.to_load()) is not None:
+        while (run := seen.next_filter_to_load()) is not None:
             run.filter = run.load_filter()
 
     def opened(self, runs: list[IdRun]) -> list[IdRun]:
         """Open the same runs, as another process finds them."""
-        return [open_run(self.checkpoints, run.part) for run in runs if run.part is not None]
+        return [
+            open_run(self.checkpoints, run.checkpoint_file) for run in runs if run.checkpoint_file is not None
+        ]
 
     def path(self, run: IdRun) -> str:
         """Return the file of a run."""
-        assert run.part is not None
-        return self.checkpoints.path_of(run.part)
+        assert run.checkpoint_file is not None
+        return self.checkpoints.path_of(run.checkpoint_file)
 
     def _written(self, run: IdRun) -> IdRun:
         name = self.checkpoints.free_name(run.facts.last_offset, "run")
-        return open_run(self.checkpoints, self.checkpoints.write_part(name, run.chunks()))
+        return open_run(self.checkpoints, self.checkpoints.write_file(name, run.chunks()))

@@ -91,14 +91,14 @@ def test_one_hash_is_answered_as_many_are() -> None:
 def test_it_is_a_filter_of_pybloom_in_size_and_bits() -> None:
     stock = BloomFilter(COUNT, 0.001)
     filter_ = IdFilter(COUNT, 0.001)
-    assert filter_.nbytes == len(stock.bitarray.tobytes()) == IdFilter.size_of(COUNT, 0.001)
+    assert filter_.nbytes == len(stock.bitarray.tobytes()) == IdFilter.compute_size(COUNT, 0.001)
     filter_.add(hash_ids([a_counter(number) for number in range(100)])[0])
     assert 900 < filter_.bits.count() <= 100 * stock.num_slices
 
 
 @given(st.integers(1, 100_000), st.sampled_from([0.5, 0.3, 0.25, 0.125, 0.1, 0.01, 0.001, 0.0001]))
 def test_its_size_is_known_before_it_is_made(capacity: int, error_rate: float) -> None:
-    assert IdFilter.size_of(capacity, error_rate) == IdFilter(capacity, error_rate).nbytes
+    assert IdFilter.compute_size(capacity, error_rate) == IdFilter(capacity, error_rate).nbytes
 
 
 def test_no_more_than_its_capacity_goes_in() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop.ingest.vectors import Vectors
+from delta_prop.ingest.vector_heads import VectorHeads
 from delta_prop_wire.delta import (
     ABSENT,
     Delta,
@@ -42,7 +42,7 @@ class Edge:
     """Vectors to which one origin's batches come; a batch that is refused has no effect."""
 
     def __init__(self) -> None:
-        self.vectors = Vectors()
+        self.vectors = VectorHeads()
         self.counter = 1
 
     def send(self, *deltas: Delta) -> Refused | None:
@@ -51,7 +51,7 @@ class Edge:
             self.vectors.check(batch, nothing)
         except Refused as refusal:
             return refusal
-        self.vectors.appended(batch, Source.LOCAL)
+        self.vectors.note_appended(batch, Source.LOCAL)
         self.counter += len(deltas)
         return None
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from delta_prop.ingest import id_runs
 from delta_prop.ingest.bloom import hash_ids
-from delta_prop.ingest.id_merging import FANOUT, GENERATIONS_A_RUN_MAX, Merge, choose
-from delta_prop.ingest.id_runs import IdRun, RunDamaged, RunFacts, RunWriter, in_order
+from delta_prop.ingest.id_merging import FANOUT, GENERATIONS_PER_RUN_MAX, RunMerge, choose_runs
+from delta_prop.ingest.id_runs import IdRun, RunCorrupted, RunFacts, RunWriter, sort_rows
 from delta_prop.ingest.seen_ids import SeenIds
 from tests.delta_prop.ingest.kept_ids import Kept
 from tests.delta_prop.ingest.test_seen_ids import id_with_hash, ids_of
@@ -21,7 +21,7 @@ from tests.delta_prop.ingest.test_seen_ids import id_with_hash, ids_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from delta_prop_broker.log.files.checkpoints import PartName
+    from delta_prop_broker.log.files.checkpoints import CheckpointFile
 
 SMALL_PAGE = 16 + 24 * 3
 
@@ -34,7 +34,7 @@ def _page_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 def run_of(ids: Sequence[bytes], offsets: Sequence[int], *, step: int = 1_000) -> IdRun:
     """A run in memory, made of rows that come so many at a time."""
     hashes, seconds = hash_ids(ids)
-    rows = in_order(np.stack((hashes, seconds, np.array(offsets, np.uint64)), axis=1))
+    rows = sort_rows(np.stack((hashes, seconds, np.array(offsets, np.uint64)), axis=1))
     writer = RunWriter(len(ids), 0.001)
     pages: list[bytes] = []
     for at in range(0, len(rows), step):
@@ -48,8 +48,8 @@ def run_of(ids: Sequence[bytes], offsets: Sequence[int], *, step: int = 1_000) -
 def written(kept: Kept, run: IdRun) -> IdRun:
     """The same run, from its file."""
     name = kept.checkpoints.free_name(0, "run")
-    part = kept.checkpoints.write_part(name, run.chunks())
-    return IdRun.open(kept.checkpoints.open_part(part), part, kept.checkpoints.path_of(part))
+    part = kept.checkpoints.write_file(name, run.chunks())
+    return IdRun.open(kept.checkpoints.open_file(part), part, kept.checkpoints.path_of(part))
 
 
 def looked_up(run: IdRun, ids: Sequence[bytes]) -> list[int | None]:
@@ -67,7 +67,7 @@ def variants(run: IdRun) -> Iterator[IdRun]:
     kept = Kept()
     yield written(kept, run)
     thinned = written(kept, run)
-    while thinned.thin():
+    while thinned.thin_fences():
         yield thinned
 
 
@@ -116,7 +116,7 @@ def test_merged_runs_say_what_they_said_and_the_first_place_counts(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(id_runs, "PAGE_BYTES", 16 + 24 * page_rows)
-        patch.setattr("delta_prop.ingest.id_merging.PAGES_A_STEP", pages)
+        patch.setattr("delta_prop.ingest.id_merging.PAGES_PER_STEP", pages)
         kept, expected, runs, offset = Kept(), dict[int, int](), [], 0
         for numbers in groups:
             named = [id_with_hash(number % 5, number) for number in numbers]
@@ -124,14 +124,14 @@ def test_merged_runs_say_what_they_said_and_the_first_place_counts(
             for place, number in enumerate(numbers):
                 expected.setdefault(number, offset + place)
             offset += len(numbers)
-        merge, writer = Merge(runs, 0.001), kept.checkpoints.begin_part("merged.part")
-        while not merge.done:
+        merge, writer = RunMerge(runs, 0.001), kept.checkpoints.begin_file("merged.part")
+        while not merge.is_done:
             for chunk in merge.step():
                 writer.add(chunk)
         part = writer.finish()
         for run in (
-            merge.result(kept.checkpoints.open_part(part), part, "merged"),
-            IdRun.open(kept.checkpoints.open_part(part), part, "merged"),
+            merge.result(kept.checkpoints.open_file(part), part, "merged"),
+            IdRun.open(kept.checkpoints.open_file(part), part, "merged"),
         ):
             run.filter = run.filter or run.load_filter()
             everything = [id_with_hash(number % 5, number) for number in range(61)]
@@ -152,17 +152,17 @@ def test_each_flipped_bit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         kept = Kept()
         run = run_of(ids, offsets)
         name = kept.checkpoints.free_name(0, "run")
-        part = kept.checkpoints.write_part(name, run.chunks())
+        part = kept.checkpoints.write_file(name, run.chunks())
         path = kept.checkpoints.path_of(part)
         kept.disk.flip(path, at)
-        with pytest.raises(RunDamaged) as damage:
+        with pytest.raises(RunCorrupted) as damage:
             read_all(kept, part, ids)
         assert damage.value.path == path
 
 
-def read_all(kept: Kept, part: PartName, ids: Sequence[bytes]) -> None:
+def read_all(kept: Kept, part: CheckpointFile, ids: Sequence[bytes]) -> None:
     """All that there is to read of a run."""
-    opened = IdRun.open(kept.checkpoints.open_part(part), part, kept.checkpoints.path_of(part))
+    opened = IdRun.open(kept.checkpoints.open_file(part), part, kept.checkpoints.path_of(part))
     opened.load_filter()
     looked_up(opened, ids)
 
@@ -170,30 +170,30 @@ def read_all(kept: Kept, part: PartName, ids: Sequence[bytes]) -> None:
 @pytest.mark.parametrize("cut", [1, 60, 500])
 def test_run_that_was_cut_is_told_when_it_is_opened(cut: int) -> None:
     kept = Kept()
-    part = kept.checkpoints.write_part("run.part", run_of(ids_of(1, 300), range(300)).chunks())
+    part = kept.checkpoints.write_file("run.part", run_of(ids_of(1, 300), range(300)).chunks())
     file = kept.disk.open("x/run.part")
     file.truncate(part.size - cut)
-    with pytest.raises(RunDamaged, match=r"x/run\.part"):
-        IdRun.open(kept.checkpoints.open_part(part), part, "x/run.part")
+    with pytest.raises(RunCorrupted, match=r"x/run\.part"):
+        IdRun.open(kept.checkpoints.open_file(part), part, "x/run.part")
 
 
 def test_pages_that_changed_places_are_told() -> None:
     kept = Kept()
-    part = kept.checkpoints.write_part("run.part", run_of(ids_of(1, 400), range(400)).chunks())
+    part = kept.checkpoints.write_file("run.part", run_of(ids_of(1, 400), range(400)).chunks())
     file = kept.disk.open("x/run.part")
     first, second = file.read(0, 4096), file.read(4096, 4096)
     file.write(0, [second, first])
-    run = IdRun.open(kept.checkpoints.open_part(part), part, "x/run.part")
-    with pytest.raises(RunDamaged, match="page"):
+    run = IdRun.open(kept.checkpoints.open_file(part), part, "x/run.part")
+    with pytest.raises(RunCorrupted, match="page"):
         looked_up(run, ids_of(1, 400))
 
 
 def test_opening_reads_fences_and_nothing_of_the_pages() -> None:
     kept = Kept()
     run = run_of(ids_of(1, 50_000), range(50_000))
-    part = kept.checkpoints.write_part("run.part", run.chunks())
+    part = kept.checkpoints.write_file("run.part", run.chunks())
     read: list[int] = []
-    file = kept.checkpoints.open_part(part)
+    file = kept.checkpoints.open_file(part)
     original = file.read
 
     def counted(at: int, size: int) -> bytes:
@@ -242,29 +242,29 @@ def test_neighbours_of_which_none_outweighs_the_others_are_merged_up_to_the_boun
     generations: list[int], merged: tuple[int, int] | None
 ) -> None:
     runs = sized(*generations)
-    chosen = choose(runs, 1_000)
+    chosen = choose_runs(runs, 1_000)
     assert list(chosen) == ([] if merged is None else runs[merged[0] : merged[1]])
 
 
 @given(
-    st.lists(st.integers(1, 7), min_size=1, max_size=60), st.sampled_from([GENERATIONS_A_RUN_MAX, 1 << 20])
+    st.lists(st.integers(1, 7), min_size=1, max_size=60), st.sampled_from([GENERATIONS_PER_RUN_MAX, 1 << 20])
 )
 def test_few_runs_are_left_and_each_id_is_written_a_few_times(arrivals: list[int], bound: int) -> None:
     """So many generations come between two looks at what is to be merged."""
     sizes: list[int] = []
     written = 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("delta_prop.ingest.id_merging.GENERATIONS_A_RUN_MAX", bound)
+        patch.setattr("delta_prop.ingest.id_merging.GENERATIONS_PER_RUN_MAX", bound)
         for count in arrivals:
             sizes += [1] * count
-            while chosen := choose(runs := sized(*sizes), 1_000):
+            while chosen := choose_runs(runs := sized(*sizes), 1_000):
                 first = runs.index(chosen[0])
                 merged = sum(sizes[first : first + FANOUT])
                 sizes[first : first + FANOUT] = [merged]
                 written += merged
     total = sum(sizes)
     assert total == sum(arrivals)
-    assert len(sizes) <= 3 * total // GENERATIONS_A_RUN_MAX + 3 * (FANOUT - 1)
+    assert len(sizes) <= 3 * total // GENERATIONS_PER_RUN_MAX + 3 * (FANOUT - 1)
     assert written <= total * math.log2(min(total, bound))
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import delta_prop.ingest.origins as module
-from delta_prop.ingest.epochs import CLAIMED_MAX, EPOCH_MAX, epochs_until, openings_for
-from delta_prop.ingest.origins import IDLE_S_MAX, RECENT_BATCHES, VOIDS_MAX, Origins, OriginState
+from delta_prop.ingest.epochs import CLAIMED_EPOCH_MAX, EPOCH_MAX, epoch_limit, openings_for
+from delta_prop.ingest.origins import IDLE_S_MAX, NOOPS_MAX, RECENT_BATCHES, Origins, OriginState
 from delta_prop_wire.delta import Delta, opaque
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
@@ -51,10 +51,10 @@ def test_what_is_idle_is_put_aside_and_its_epoch_goes_on() -> None:
     origins = Origins()
     state = origins.hello(ORIGIN, "p", 0.0)
     origins.hello(OTHER, "q", 1.0)
-    origins.appended(state, batch(1), 0, 100.0)
-    assert origins.set_idle_aside(IDLE_S_MAX + 50) == 1  # the one that wrote last stays
+    origins.note_appended(state, batch(1), 0, 100.0)
+    assert origins.deactivate_idle(IDLE_S_MAX + 50) == 1  # the one that wrote last stays
     assert origins.get(OTHER) is None
-    assert origins.set_idle_aside(IDLE_S_MAX + 100) == 1
+    assert origins.deactivate_idle(IDLE_S_MAX + 100) == 1
     assert refused(origins, batch(2)).code is ErrorCode.UNKNOWN_ORIGIN
     assert len(origins) == 2
     assert origins.hello(ORIGIN, "p", IDLE_S_MAX + 200).epoch == 2
@@ -67,30 +67,30 @@ def test_origins_are_bounded_for_each_owner_and_in_all() -> None:
     origins = Origins(origins_max=5, per_owner_max=3)
     for number in range(3):
         origins.hello(number, "p", 0.0)
-    with pytest.raises(Refused, match="3 origins of 3 for 'p'") as caught:
-        origins.check_room([3], "p")
+    with pytest.raises(Refused, match="origins of 'p': 3 of 3") as caught:
+        origins.check_capacity([3], "p")
     assert caught.value.code is ErrorCode.RATE_LIMITED
     assert caught.value.retry_after_ms
-    origins.check_room([3], "p", bounded=False)  # a forwarder brings others' origins
-    origins.check_room([1, 2], "p")
+    origins.check_capacity([3], "p", bounded=False)  # a forwarder brings others' origins
+    origins.check_capacity([1, 2], "p")
     assert origins.hello(1, "p", 0.0).epoch == 2  # it is there already
     for number in (3, 4):
         origins.hello(number, "q", 0.0)
     with pytest.raises(Refused, match="5 of 5 in all"):
-        origins.check_room([5], "r")
+        origins.check_capacity([5], "r")
     assert len(origins) == 5
 
 
 def test_first_offsets_are_bounded_over_all_origins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RUNS_MAX", 100)
+    monkeypatch.setattr(module, "OFFSET_RANGES_MAX", 100)
     origins = Origins()
     state = origins.hello(ORIGIN, "p", 0.0)
     for number in range(1, 501):
-        origins.appended(state, batch(number), 3 * number, 0.0)  # others write between: each is a run
+        origins.note_appended(state, batch(number), 3 * number, 0.0)  # others write between: each is a run
     assert state.first_offset(500) == 1500
     assert state.first_offset(470) == 1410
     assert state.first_offset(1) is None
-    assert len(state._run_bases) <= 100
+    assert len(state._range_bases) <= 100
 
 
 # --- first offsets
@@ -109,16 +109,16 @@ def test_first_offsets_of_random_batches_are_those_of_a_plain_dict() -> None:
             one = batch(counters[0], count, counters=counters, previous=counter - 1)
         else:
             one = batch(counter, count)
-        runs += state.appended(one, offset)
+        runs += state.note_appended(one, offset)
         plain |= {one.counter(row): offset + row for row in range(count)}
         counter, offset = one.last + 1, offset + count
     assert {at: state.first_offset(at) for at in plain} == plain
-    assert runs == len(state._run_bases) < len(plain)
+    assert runs == len(state._range_bases) < len(plain)
 
 
 def test_rows_that_repeat_an_id_point_to_its_first_copy() -> None:
     state = OriginState("p", 1, 0.0)
-    state.appended(batch(1, 3), 10, {0: 0, 1: 7, 2: None})
+    state.note_appended(batch(1, 3), 10, {0: 0, 1: 7, 2: None})
     assert [state.first_offset(counter) for counter in (1, 2, 3)] == [0, 7, None]
 
 
@@ -127,30 +127,30 @@ def test_rows_that_repeat_an_id_point_to_its_first_copy() -> None:
 
 def test_a_repeat_is_told_from_a_reuse_by_its_checksum() -> None:
     state = OriginState("p", 1, 0.0)
-    state.appended(batch(1, 2), 0)
-    assert state.same_frame(batch(1, 2)) is True
-    assert state.same_frame(batch(1, 2, content=b"other")) is False
-    assert state.same_frame(batch(1, 1)) is None, "another cut has another checksum"
+    state.note_appended(batch(1, 2), 0)
+    assert state.is_same_frame(batch(1, 2)) is True
+    assert state.is_same_frame(batch(1, 2, content=b"other")) is False
+    assert state.is_same_frame(batch(1, 1)) is None, "another cut has another checksum"
     for number in range(3, 3 + 2 * RECENT_BATCHES):
-        state.appended(batch(number), number)
-    assert state.same_frame(batch(2 + 2 * RECENT_BATCHES, content=b"other")) is False
-    assert state.same_frame(batch(1, 2)) is None, "too long ago"
+        state.note_appended(batch(number), number)
+    assert state.is_same_frame(batch(2 + 2 * RECENT_BATCHES, content=b"other")) is False
+    assert state.is_same_frame(batch(1, 2)) is None, "too long ago"
 
 
 def test_void_runs_are_known_with_their_codes_and_bounded() -> None:
     state = OriginState("p", 1, 0.0)
-    state.note_void(batch(5, 3), ErrorCode.INVALID_DELTA)
-    state.note_void(batch(10), ErrorCode.CONFLICT)
-    told = [state.first_void(batch(counter)) for counter in (4, 5, 7, 8, 10, 11)]
+    state.note_noop(batch(5, 3), ErrorCode.INVALID_DELTA)
+    state.note_noop(batch(10), ErrorCode.CONFLICT)
+    told = [state.first_noop(batch(counter)) for counter in (4, 5, 7, 8, 10, 11)]
     invalid, conflict = ErrorCode.INVALID_DELTA, ErrorCode.CONFLICT
     assert told == [None, (5, invalid), (7, invalid), None, (10, conflict), None]
-    assert state.first_void(batch(1, 20)) == (5, invalid)
-    assert state.first_void(batch(6, 20)) == (6, invalid)
-    assert state.first_void(batch(8, 20)) == (10, conflict)
+    assert state.first_noop(batch(1, 20)) == (5, invalid)
+    assert state.first_noop(batch(6, 20)) == (6, invalid)
+    assert state.first_noop(batch(8, 20)) == (10, conflict)
     one = batch(20)
-    for _ in range(VOIDS_MAX):
-        state.note_void(one, ErrorCode.INVALID_DELTA)
-    assert len(state._void_bases) <= VOIDS_MAX
+    for _ in range(NOOPS_MAX):
+        state.note_noop(one, ErrorCode.INVALID_DELTA)
+    assert len(state._noop_bases) <= NOOPS_MAX
 
 
 class TestClaims:
@@ -179,8 +179,8 @@ class TestClaims:
             assert refused.value.code is ErrorCode.UNAUTHORIZED
 
     def test_one_of_a_former_life_goes_on(self) -> None:
-        granted = Origins(epochs_above=100).claim(1, 0, "a", 0.0, 0).epoch
-        restarted = Origins(epochs_above=200)
+        granted = Origins(epoch_floor=100).claim(1, 0, "a", 0.0, 0).epoch
+        restarted = Origins(epoch_floor=200)
         restarted.restore(1, 50, 0.0)
         assert restarted.claim(1, granted, "a", 0.0, 7).epoch == granted
         assert restarted.claim(1, 0, "a", 1.0, 7).epoch == 201
@@ -194,25 +194,25 @@ class TestClaims:
         assert origins.claim(1, 6, "a", 0.0, 7).epoch == 6
         assert origins.claim(1, 0, "a", 1.0, 7).epoch == 7
 
-    @pytest.mark.parametrize("epoch", [CLAIMED_MAX + 1, EPOCH_MAX])
+    @pytest.mark.parametrize("epoch", [CLAIMED_EPOCH_MAX + 1, EPOCH_MAX])
     def test_one_that_would_leave_too_few_is_refused(self, epoch: int) -> None:
         origins = Origins()
-        with pytest.raises(Refused, match=r"believes none above 2147483648: claim with epoch 0") as refused:
+        with pytest.raises(Refused, match=r"claims up to 2147483648: claim with epoch 0") as refused:
             origins.claim(1, epoch, "a", 0.0, 0)
         assert (refused.value.code, refused.value.retryable) == (ErrorCode.BAD_REQUEST, False)
         assert origins.get(1) is None
-        assert origins.claim(1, CLAIMED_MAX, "a", 0.0, 0).epoch == CLAIMED_MAX
-        assert origins.claim(1, 0, "a", 0.0, 0).epoch == CLAIMED_MAX + 1
+        assert origins.claim(1, CLAIMED_EPOCH_MAX, "a", 0.0, 0).epoch == CLAIMED_EPOCH_MAX
+        assert origins.claim(1, 0, "a", 0.0, 0).epoch == CLAIMED_EPOCH_MAX + 1
 
     def test_one_that_is_not_set_aside_is_granted_once_it_is(self) -> None:
-        origins = Origins(epochs_above=4_096, epochs_until=8_192)
+        origins = Origins(epoch_floor=4_096, epoch_limit=8_192)
         for epoch in (8_193, 100_000):
             with pytest.raises(Refused) as refused:
                 origins.claim(1, epoch, "a", 0.0, 0)
             assert (refused.value.code, refused.value.retryable) == (ErrorCode.RATE_LIMITED, True)
-            assert origins.epochs_wanted >= epoch
-        origins.note_reserved(epochs_until(openings_for(origins.epochs_wanted)))
-        assert origins.epochs_wanted == 0
+            assert origins.epoch_requested >= epoch
+        origins.note_reserved(epoch_limit(openings_for(origins.epoch_requested)))
+        assert origins.epoch_requested == 0
         assert origins.claim(1, 100_000, "a", 0.0, 0).epoch == 100_000
 
     def test_no_epoch_is_left_behind_the_last_one(self) -> None:
@@ -225,7 +225,7 @@ class TestClaims:
 
     def test_one_that_a_checkpoint_had_put_aside_goes_on(self) -> None:
         origins = Origins()
-        origins.take_back({}, {1: 5})
+        origins.restore_states({}, {1: 5})
         assert origins.claim(1, 5, "a", 0.0, 0).epoch == 5
         with pytest.raises(Refused, match="another producer"):
             origins.claim(1, 5, "b", 0.0, 0)
@@ -233,7 +233,7 @@ class TestClaims:
     def test_one_put_aside_comes_back_under_its_epoch(self) -> None:
         origins = Origins()
         epoch = origins.claim(1, 0, "a", 0.0, 0).epoch
-        assert origins.set_idle_aside(1e9) == 1
+        assert origins.deactivate_idle(1e9) == 1
         assert origins.claim(1, epoch, "a", 1e9, 9).epoch == epoch
         assert len(origins) == 1
 
@@ -241,20 +241,20 @@ class TestClaims:
 def test_where_the_first_delta_behind_a_counter_stands() -> None:
     state = OriginState("p", 1, 0.0)
     for base, offset in ((1, 10), (3, 20)):
-        state.appended(batch(base, 2), offset)
+        state.note_appended(batch(base, 2), offset)
     assert [state.first_offset_above(counter) for counter in range(5)] == [10, 11, 20, 21, None]
     # Ids that had been accepted before: what is remembered is where their first copies stand.
-    state.appended(batch(5, 2), 30, {0: 3, 1: None})
+    state.note_appended(batch(5, 2), 30, {0: 3, 1: None})
     assert state.first_offset_above(4) == 22
-    state.appended(batch(7, 2), 40)
+    state.note_appended(batch(7, 2), 40)
     assert state.first_offset_above(6) == 40
-    state.forget_half_of_runs()
+    state.drop_older_ranges()
     assert state.first_offset_above(0) is None
     assert state.first_offset_above(7) == 41
 
 
 def test_what_became_of_an_idle_origin_is_not_guessed() -> None:
     state = OriginState("p", 1, 0.0, known_above=5)
-    state.appended(batch(6, 2), 10)
+    state.note_appended(batch(6, 2), 10)
     assert state.first_offset_above(3) is None
     assert state.first_offset_above(5) == 10

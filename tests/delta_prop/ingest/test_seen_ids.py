@@ -16,9 +16,9 @@ import pytest
 
 from delta_prop.ingest import id_runs, seen_ids
 from delta_prop.ingest.bloom import hash_id, hash_ids
-from delta_prop.ingest.id_merging import Merge
-from delta_prop.ingest.id_runs import RunDamaged
-from delta_prop.ingest.seen_ids import FEW, SeenIds
+from delta_prop.ingest.id_merging import RunMerge
+from delta_prop.ingest.id_runs import RunCorrupted
+from delta_prop.ingest.seen_ids import FEW_IDS, SeenIds
 from tests.delta_prop.ingest.kept_ids import Kept
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def test_each_id_is_found_with_its_first_offset_whatever_its_age(generation_ids:
     for batch in range(10):
         ids, offsets = ids_of(batch, count), [offset_of(batch, row) for row in range(count)]
         assert seen.find(ids) == offsets
-        assert seen.find(ids[:FEW]) == offsets[:FEW]
+        assert seen.find(ids[:FEW_IDS]) == offsets[:FEW_IDS]
         assert ids[-1] in seen
     assert seen.find(ids_of(99)) == [None] * BATCH
     assert seen.statistics().ids == 10 * count
@@ -89,7 +89,7 @@ def test_the_first_place_counts() -> None:
     for _ in range(2):  # its second place is in the dict, then sealed too
         seen.add([one], 1_000)
         assert seen.find([one]) == [10]
-        assert seen.find([one] * (FEW + 1)) == [10] * (FEW + 1)
+        assert seen.find([one] * (FEW_IDS + 1)) == [10] * (FEW_IDS + 1)
         seen.add(ids_of(1, 200), 2_000)
         finish_sealing(seen)
 
@@ -162,7 +162,7 @@ def test_whole_runs_below_an_offset_are_forgotten() -> None:
 
 
 def test_newest_ids_stay_known_whatever_the_log_lets_go() -> None:
-    seen = filled(10, generation_ids=2_000, kept_min=5 * BATCH)
+    seen = filled(10, generation_ids=2_000, retained_min=5 * BATCH)
     finish_sealing(seen)
     seen.forget_below(offset_of(10))
     assert (seen.statistics().runs, seen.kept_since) == (3, offset_of(3, BATCH - 1) + 1)
@@ -176,13 +176,13 @@ def test_newest_ids_stay_known_whatever_the_log_lets_go() -> None:
 def test_ids_are_full_while_as_many_runs_as_may_wait_to_be_written() -> None:
     seen, kept = SeenIds(generation_ids=1_000, waiting_max=2), Kept()
     for batch in range(2):
-        assert not seen.full
+        assert not seen.is_full
         seen.add(ids_of(batch), offset_of(batch))
         finish_sealing(seen)
-    assert seen.full
+    assert seen.is_full
     kept.write(seen)
-    assert not seen.full
-    assert not filled(5, generation_ids=1_000).full, "nobody writes them"
+    assert not seen.is_full
+    assert not filled(5, generation_ids=1_000).is_full, "nobody writes them"
 
 
 @pytest.mark.parametrize("index_bytes_max", [1, 60_000, 1 << 30])
@@ -216,19 +216,19 @@ def test_run_that_cannot_be_read_is_named_and_nothing_is_guessed() -> None:
         seen.add(ids_of(batch), offset_of(batch))
         seen.seal()
     kept.write(seen)
-    seen.on_damage = lambda: told.append(True)
+    seen.on_corruption = lambda: told.append(True)
     bad = seen.runs[0]
     for page in range(bad.facts.pages):
         kept.disk.flip(kept.path(bad), 4096 * page + 50)
     for ask in (ids_of(0), ids_of(0)[:1], ids_of(1), ids_of(7)):
-        seen.damaged = None
-        with pytest.raises(RunDamaged):
+        seen.corrupted_run = None
+        with pytest.raises(RunCorrupted):
             seen.find(ask)
-        assert seen.damaged is bad
+        assert seen.corrupted_run is bad
     assert ids_of(0)[0] not in seen, "it counts as not seen yet where one only waits for it"
     assert told
     seen.forget_below(offset_of(0, BATCH - 1) + 1)
-    assert seen.damaged is None
+    assert seen.corrupted_run is None
     assert seen.find(ids_of(1)) == [offset_of(1, row) for row in range(BATCH)]
 
 
@@ -239,18 +239,18 @@ def test_runs_that_were_forgotten_meanwhile_stay_forgotten_when_others_take_thei
         seen.seal()
     kept.write(seen)
     before = seen.runs
-    merge = Merge(before, 0.001)
+    merge = RunMerge(before, 0.001)
     seen.forget_below(offset_of(1, BATCH - 1) + 1)
-    writer = kept.checkpoints.begin_part("merged.part")
-    while not merge.done:
+    writer = kept.checkpoints.begin_file("merged.part")
+    while not merge.is_done:
         for chunk in merge.step():
             writer.add(chunk)
     part = writer.finish()
-    merged = merge.result(kept.checkpoints.open_part(part), part, "x/merged.part")
-    seen.exchange(before, [merged])
+    merged = merge.result(kept.checkpoints.open_file(part), part, "x/merged.part")
+    seen.replace_runs(before, [merged])
     assert seen.runs == [merged]
     seen.forget_below(offset_of(3, BATCH - 1) + 1)
-    seen.exchange([merged], before[:1])
+    seen.replace_runs([merged], before[:1])
     assert seen.runs == [], "all of it is gone by now"
 
 

@@ -39,7 +39,7 @@ class Chain:
         while (entry := self.orderer.next_ready()) is not None:
             if entry.verdict is Verdict.APPEND:
                 self._append(entry)
-            elif entry.verdict is Verdict.REPEAT:
+            elif entry.verdict is Verdict.DUPLICATE:
                 self.repeats.append(entry)
             else:
                 self.refused[entry] = self.orderer.overlap(entry)
@@ -66,14 +66,14 @@ class Chain:
         )
 
     def _offer(self, entry: Entry, now: float) -> None:
-        have = self.orderer.have.get(entry.origin, 0)
+        have = self.orderer.watermarks.get(entry.origin, 0)
         if entry.last <= have:
             self.repeats.append(entry)
         elif entry.previous < have:
             self.refused[entry] = self.orderer.overlap(entry)
         elif self.orderer.check(entry):
             self._append(entry)
-        elif self.orderer.parked(entry) is not None:
+        elif self.orderer.find_parked(entry) is not None:
             self.repeats.append(entry)
         else:
             self._note(self.orderer.park(entry, now))
@@ -85,7 +85,7 @@ class Chain:
             return
         self.log.append(entry)
         self.ids.update(entry.ids)
-        self.orderer.delivered(entry.origin, entry.last, entry.ids)
+        self.orderer.note_delivered(entry.origin, entry.last, entry.ids)
 
     def _note(self, refusals: list[Any]) -> None:
         for entry, error in refusals:

@@ -22,7 +22,7 @@ def test_in_order_nothing_waits(new_chain, run_of):
     chain = new_chain()
     chain.offer(run_of(A, 1, 10), run_of(A, 11), run_of(B, 1), run_of(A, 12, 20))
     assert chain.dots() == [(A, 1), (A, 11), (B, 1), (A, 12)]
-    assert chain.orderer.have == {A: 20, B: 1}
+    assert chain.orderer.watermarks == {A: 20, B: 1}
     assert chain.is_empty()
 
 
@@ -94,12 +94,12 @@ def test_counters_that_leap_go_by_the_counter_before(new_chain, run_of):
     assert chain.log == []
     chain.offer(run_of(A, 10, 17, previous=0, count=2))
     assert chain.dots() == [(A, 10), (A, 40)]
-    assert chain.orderer.have == {A: 45}
+    assert chain.orderer.watermarks == {A: 45}
     assert chain.is_empty()
 
 
 def test_starts_from_given_watermarks(new_chain, run_of):
-    chain = new_chain(have={A: 5, B: 2})
+    chain = new_chain(watermarks={A: 5, B: 2})
     chain.offer(run_of(A, 6, clock={B: 2}))
     assert chain.dots() == [(A, 6)]
 
@@ -108,7 +108,7 @@ def test_forgotten_watermark_is_zero(new_chain, run_of):
     chain = new_chain()
     chain.offer(run_of(-1, 1))
     chain.orderer.forget(-1)
-    assert chain.orderer.have == {}
+    assert chain.orderer.watermarks == {}
 
 
 # --- runs under other cuts
@@ -118,16 +118,16 @@ def test_parked_twice_is_told(new_chain, run_of):
     chain = new_chain()
     first = run_of(A, 2)
     chain.offer(first)
-    assert chain.orderer.parked(run_of(A, 2)) is first
-    assert chain.orderer.parked(run_of(A, 2, 9)) is first
-    assert chain.orderer.parked(run_of(A, 3)) is None
+    assert chain.orderer.find_parked(run_of(A, 2)) is first
+    assert chain.orderer.find_parked(run_of(A, 2, 9)) is first
+    assert chain.orderer.find_parked(run_of(A, 3)) is None
 
 
 def test_also_told_when_only_its_clock_is_missing(new_chain, run_of):
     chain = new_chain()
     first = run_of(A, 1, clock={B: 1})
     chain.offer(first)
-    assert chain.orderer.parked(run_of(A, 1, clock={B: 1})) is first
+    assert chain.orderer.find_parked(run_of(A, 1, clock={B: 1})) is first
 
 
 @pytest.mark.parametrize("rows", [1, 5])
@@ -137,7 +137,7 @@ def test_overtaken_wholly_is_a_repeat(new_chain, run_of, rows):
     chain.offer(parked)
     chain.offer(*(run_of(A, first, first + rows - 1) for first in range(1, 6, rows)))
     assert chain.repeats == [parked]
-    assert parked.verdict is Verdict.REPEAT
+    assert parked.verdict is Verdict.DUPLICATE
     assert chain.is_empty()
 
 
@@ -147,7 +147,7 @@ def test_overtaken_in_part_is_refused_with_the_watermark(new_chain, run_of, rows
     parked, next_one = run_of(A, 3, 6), run_of(A, 7)
     chain.offer(parked, next_one)
     for first in range(1, 5, rows):
-        chain.orderer.delivered(A, first + rows - 1)  # without asking whether the parked run could go
+        chain.orderer.note_delivered(A, first + rows - 1)  # without asking whether the parked run could go
     chain.drain()
     error = chain.refused[parked]
     assert error.code is ErrorCode.OVERLAP
@@ -170,7 +170,7 @@ def test_overtaken_after_it_was_withdrawn_leaves_once(new_chain, run_of):
 
 
 def test_a_leap_from_below_the_watermark_is_refused(new_chain, run_of):
-    chain = new_chain(have={A: 5})
+    chain = new_chain(watermarks={A: 5})
     entry = run_of(A, 10, previous=3, count=1)
     (answer,) = chain.orderer.park(entry, 0.0)
     assert answer.error.code is ErrorCode.OVERLAP
@@ -199,7 +199,7 @@ def test_overtaken_run_that_names_what_overtakes_it_leaves_once(new_chain, run_o
 
 
 def test_timeout_names_what_is_missing_and_takes_along_what_stands_behind(new_chain, run_of):
-    chain = new_chain(pending_time_s_max=30.0)
+    chain = new_chain(pending_timeout_s=30.0)
     root = run_of(A, 5, clock={B: 2})
     same_origin, by_clock, by_parent = (
         run_of(A, 6),
@@ -246,7 +246,7 @@ def test_refused_dots_stay_open(new_chain, run_of):
     chain.offer(*entries)
     chain.expire(30.0)
     assert set(chain.refused) == set(entries)
-    assert chain.orderer.have == {}
+    assert chain.orderer.watermarks == {}
     chain.offer(*reversed(entries), now=31.0)
     chain.offer(run_of(A, 1), now=32.0)
     assert chain.dots() == [(A, 1), (A, 2), (A, 3), (B, 1)]
@@ -384,8 +384,8 @@ def test_withdrawn_keeps_its_place_and_its_clock_but_not_its_parents(new_chain, 
     assert chain.dots() == [(A, 1)]
     chain.offer(run_of(B, 1))
     assert chain.dots() == [(A, 1), (B, 1), (A, 2), (A, 3)]
-    assert given_up.void
-    assert not after.void
+    assert given_up.is_withdrawn
+    assert not after.is_withdrawn
     assert chain.is_empty()
     assert not chain.orderer.withdraw(given_up, 2.0)
 
@@ -398,7 +398,7 @@ def test_withdrawn_that_waits_for_parents_alone_goes_at_once(new_chain, run_of):
     chain.orderer.withdraw(given_up, 1.0)
     chain.drain()
     assert chain.log == [given_up, after]
-    assert given_up.void
+    assert given_up.is_withdrawn
     assert chain.is_empty()
 
 

@@ -36,10 +36,10 @@ def go_through(entries, order):
         if not order.check(entry):
             assert not order.park(entry, 0.0)
             continue
-        order.delivered(1, entry.last)
+        order.note_delivered(1, entry.last)
         through += 1
         while (released := order.next_ready()) is not None:
-            order.delivered(1, released.last)
+            order.note_delivered(1, released.last)
             through += 1
     return through
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from delta_prop.order.pending import Pending
+from delta_prop.order.pending import PendingEntries
 
 
 def room(**options):
     defaults = {
         "deltas_max": 100,
         "bytes_max": 10_000,
-        "time_s_max": 5.0,
+        "timeout_s": 5.0,
         "owner_share": 1.0,
         "reserve_share": 0.0,
     }
-    return Pending(**defaults | options)
+    return PendingEntries(**defaults | options)
 
 
 def test_counts_by_owner_and_forgets_owners(run_of):
@@ -37,7 +37,7 @@ def test_expired_in_order_of_arrival(run_of):
         pending.add(entry, float(at))
     pending.remove(entries[1])
     expired = []
-    for entry in pending.expired(7.0):
+    for entry in pending.iter_expired(7.0):
         pending.remove(entry)
         expired.append(entry)
     assert expired == [entries[0], entries[2]]
@@ -58,14 +58,14 @@ def test_names_the_bound_that_is_broken_and_opens_the_reserve(run_of):
     pending = room(deltas_max=10, reserve_share=0.2)
     pending.add(run_of(1, 2, 9), 0.0)
     one_more = run_of(2, 2)
-    shortage = pending.shortage(one_more, wanted=False)
+    shortage = pending.shortage(one_more, is_wanted=False)
     assert (shortage.what, shortage.depth, shortage.capacity) == ("deltas pending", 8, 8)
-    assert not pending.fits(one_more)
-    assert pending.shortage(one_more, wanted=True) is None
-    assert pending.shortage(run_of(2, 2, 4), wanted=True).capacity == 10
+    assert not pending.can_hold(one_more)
+    assert pending.shortage(one_more, is_wanted=True) is None
+    assert pending.shortage(run_of(2, 2, 4), is_wanted=True).capacity == 10
 
 
 def test_an_empty_room_may_be_too_small(run_of):
     pending = room(owner_share=0.25)
-    assert not pending.fits(run_of(1, 2, 27))
-    assert pending.shortage(run_of(1, 2, 27), wanted=True).capacity == 25
+    assert not pending.can_hold(run_of(1, 2, 27))
+    assert pending.shortage(run_of(1, 2, 27), is_wanted=True).capacity == 25

@@ -19,7 +19,7 @@ def test_indexes_stay_in_proportion_to_what_is_pending(new_chain, run_of):
             chain.orderer.withdraw(parked, 0.0)
         if counter % 50 == 0:
             chain.orderer.take_origin(7)
-            chain.orderer.have[7] = counter
+            chain.orderer.watermarks[7] = counter
             assert chain.orderer.statistics().index_length < 400
     chain.orderer.drain()
     assert chain.is_empty()

@@ -197,7 +197,7 @@ class Load:
             pending_deltas_max=100,
             log_deltas_max=held * ROWS,
             log_bytes_max=max(16 * MIB, held * LOGGED_BYTES_PER_CALL),
-            id_generation=1,
+            ids_per_generation=1,
             id_generations_max=1,
             heads_max=2 * KEYS,
             origins_max=100,

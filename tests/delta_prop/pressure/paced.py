@@ -74,8 +74,8 @@ class WorkingSink:
         if self._p is not None:
             feed = self._p._sinks.feed(self.name)
             self.most_in_flight = max(self.most_in_flight, feed.in_flight[0])
-            if not feed.behind:
-                self.most_lag_pushed = max(self.most_lag_pushed, self._p._log.visible - feed.applied)
+            if not feed.is_catching_up:
+                self.most_lag_pushed = max(self.most_lag_pushed, self._p._log.high_watermark - feed.applied)
 
     async def aclose(self) -> None:
         """Nothing to close."""

@@ -12,7 +12,15 @@ import pytest
 
 from delta_prop import Propagator, Settings
 from delta_prop.testing import run_propagator
-from delta_prop_sinks import CacheSink, CallbackSink, IndexSink, RejectDelta, Resident, StorageSink, TryAgain
+from delta_prop_sinks import (
+    CacheSink,
+    CallbackSink,
+    IndexSink,
+    RejectDelta,
+    ResidentVectors,
+    StorageSink,
+    TryAgain,
+)
 from delta_prop_sinks.sink import Backlog, Delivery
 from delta_prop_wire.algebra import fold
 from delta_prop_wire.delta import Delta, Dot, Kind, create, sparse, sparse_add
@@ -26,7 +34,7 @@ if TYPE_CHECKING:
 
     from delta_prop.testing import RecordedPropagator
     from delta_prop_sinks.sink import Sink
-    from delta_prop_wire.algebra import State
+    from delta_prop_wire.algebra import VectorState
 
 OTHERS = 1_000
 
@@ -50,7 +58,7 @@ class Picky:
             for at, row in enumerate(rows.tolist()):
                 if batch.keys[row] == self.vector_id and batch.kinds[row] == Kind.CREATE:
                     before = rows[:at]
-                    ready += [Delivery(one.logged, before, one.late)] if len(before) else []
+                    ready += [Delivery(one.logged, before, one.redelivered)] if len(before) else []
                     if ready:
                         await self.sink.apply(ready)
                     raise RejectDelta(one.first_offset + row, f"no room for {self.vector_id}")
@@ -60,9 +68,11 @@ class Picky:
 
 def sinks(folder: Path) -> dict[str, Sink]:
     return {
-        "storage": StorageSink(folder / "facts.db", resident=Resident()),
-        "through": StorageSink(folder / "through.db", name="through", mode="through", resident=Resident()),
-        "index": IndexSink(resident=Resident()),
+        "storage": StorageSink(folder / "facts.db", resident=ResidentVectors()),
+        "through": StorageSink(
+            folder / "through.db", name="through", mode="through", resident=ResidentVectors()
+        ),
+        "index": IndexSink(resident=ResidentVectors()),
         "cache": CacheSink(entries_max=10_000),
     }
 
@@ -89,7 +99,7 @@ def folded(p: RecordedPropagator, without: set[int]) -> dict[str, object]:
             assert dot is not None
             key = (one.lamport, dot.origin, dot.counter)
             changes.setdefault(one.delta.vector_id, []).append((key, one.delta.operation, one.delta.metadata))
-    states: dict[str, State] = {key: fold(some) for key, some in changes.items()}
+    states: dict[str, VectorState] = {key: fold(some) for key, some in changes.items()}
     return {
         key: state.vector.tolist()
         for key, state in states.items()
@@ -116,14 +126,14 @@ def test_a_rejected_create_holds_back_its_vector_alone(tmp_path: Path, name: str
         assert (told.quarantined, told.rejected, told.state, told.lag) == (7, 1, "idle", 0)
         held = p.quarantine(name)
         assert [one.reason for one in held] == ["no room for bad", *[None] * 6]
-        assert {one.behind for one in held} == {bad.offset}
+        assert {one.blocked_by for one in held} == {bad.offset}
         assert held[-1].delta.vector_id == "child"
         others = folded(p, {one.offset for one in held})
         assert len(others) == OTHERS
         assert await content(sink, name) == others
         refusal = await refused(p.wait_visible(child, sinks=[name]))
         assert refusal.code is ErrorCode.PROCESSING_FAILED
-        assert f"waits behind offset {bad.offset}" in refusal.message
+        assert f"is blocked by offset {bad.offset}" in refusal.message
 
         assert bad.offset is not None
         if act == "replay":
@@ -186,7 +196,7 @@ def test_ten_minutes_of_refused_connections(caplog: pytest.LogCaptureFixture) ->
             await p.publish(*(Delta(f"v{n}", create([float(number)])) for n in range(5)))
             await anyio.sleep(1)
             told = p.statistics().sinks["remote"]
-            assert (told.quarantined, told.applied, told.committed) == (0, 0, 0)
+            assert (told.quarantined, told.applied_offset, told.committed_offset) == (0, 0, 0)
         told = p.statistics().sinks["remote"]
         assert told.state == "breaker open"
         assert told.breaker_opened == 1
@@ -206,7 +216,7 @@ def test_ten_minutes_of_refused_connections(caplog: pytest.LogCaptureFixture) ->
 
     with caplog.at_level(logging.WARNING, "delta_prop"):
         run_propagator(main)
-    assert [one.message for one in caplog.records if "on and on" in one.message]
+    assert [one.message for one in caplog.records if "keeps failing" in one.message]
     assert len(caplog.records) == 1
 
 
@@ -354,7 +364,7 @@ def test_a_call_that_hangs_is_broken_off_whatever_the_log_does_for_the_sink() ->
         assert len(calls) >= 2
         assert p.statistics().sinks["callback"].errors >= 1
 
-    run_propagator(main, Settings(apply_s_max=5.0, close_timeout_s=1.0))
+    run_propagator(main, Settings(apply_timeout_s=5.0, close_timeout_s=1.0))
 
 
 @pytest.mark.parametrize("hangs", ["apply", "apply and aclose", "breaker"])
@@ -414,7 +424,7 @@ def test_subscriptions_that_come_and_go_leave_nothing() -> None:
         (lambda p: p.attach(Odd(""), pacing="yes"), "give True or False"),
         (lambda p: p.attach(Odd(""), on_log_full="drop"), "give one of refuse"),
         (lambda p: p.attach(Odd(""), batch_deltas="x"), "batch_deltas"),
-        (lambda p: p.attach(Odd(""), linger_ms_max="x"), "linger_ms_max"),
+        (lambda p: p.attach(Odd(""), linger_ms="x"), "linger_ms"),
         (lambda p: p.attach(Odd(""), start=[]), "start"),
     ],
 )

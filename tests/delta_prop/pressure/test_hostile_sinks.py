@@ -57,8 +57,8 @@ def new(vector_id: str) -> Delta:
 
 def adds_up(p: Propagator, name: str, *, start: int = 0, inherited: int = 0) -> bool:
     told = p.statistics().sinks[name]
-    outcomes = told.success + told.skipped + told.quarantined + told.dropped
-    return told.skipped >= 0 and outcomes == told.applied - start + inherited
+    outcomes = told.applied_deltas + told.skipped + told.quarantined + told.dropped
+    return told.skipped >= 0 and outcomes == told.applied_offset - start + inherited
 
 
 def test_whoever_waits_is_told_of_the_one_that_is_left_in_the_way() -> None:
@@ -69,8 +69,8 @@ def test_whoever_waits_is_told_of_the_one_that_is_left_in_the_way() -> None:
         await p.settle()
         await p.drop("picky", 0)
         refusal = await refused(p.wait_visible(last, sinks=["picky"]))
-        assert "it waits behind offset 1: rejected: not 1" in refusal.message
-        with pytest.raises(UsageError, match="waits behind offset 1: name that one"):
+        assert "it is blocked by offset 1: rejected: not 1" in refusal.message
+        with pytest.raises(UsageError, match="waits for 1: give that one"):
             await p.replay("picky", 2)
 
     run_propagator(main)
@@ -89,7 +89,7 @@ def test_what_a_replay_left_half_done_can_be_named() -> None:
         await anyio.sleep(10)
         assert mood.seen == [0]
         refusal = await refused(p.wait_visible(last, sinks=["picky"]))
-        assert "it waits behind offset 1: to be replayed" in refusal.message
+        assert "it is blocked by offset 1: to be replayed" in refusal.message
         with pytest.raises(UsageError, match="offset 1 was not rejected: replay it"):
             await p.drop("picky", 1)
         mood.fails_at = None
@@ -112,11 +112,11 @@ def test_a_cancellation_let_out_is_told_for_good_and_nobody_waits_for_that_sink(
         await anyio.sleep(1)
         for _ in range(2):
             refusal = await refused(p.wait_visible(published, sinks=["stray"]))
-            assert "let a cancellation out" in refusal.message
+            assert "leaked a cancellation" in refusal.message
             p.restart("stray")
-        assert "let a cancellation out" in (p.statistics().sinks["stray"].reason or "")
+        assert "leaked a cancellation" in (p.statistics().sinks["stray"].reason or "")
         before = anyio.current_time()
-        assert "let a cancellation out" in (await refused(p.replay("stray"))).message
+        assert "leaked a cancellation" in (await refused(p.replay("stray"))).message
         await p.detach("stray")
         assert anyio.current_time() == before
         mood.raises = None
@@ -259,7 +259,7 @@ class Halting:
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         for one in deliveries:
-            if self.late_only and not one.late:
+            if self.late_only and not one.redelivered:
                 raise StopSink("late rows only")
             rows = np.arange(one.logged.count) if one.rows is None else one.rows
             for at, row in enumerate(rows.tolist()):
@@ -277,14 +277,14 @@ async def _halt_in_a_batch(p: RecordedPropagator, sink: Halting) -> None:
     await p.publish_many([f"v{n}" for n in range(5)], np.ones((5, 2), np.float32))
     await anyio.sleep(1)
     told = p.statistics().sinks[sink.name]
-    assert (told.state, told.applied, told.quarantined) == ("stopped", 2, 1)
+    assert (told.state, told.applied_offset, told.quarantined) == ("stopped", 2, 1)
     sink.rejects.clear()
     sink.late_only = True
     assert (await p.replay(sink.name)).applied == 1
     await anyio.sleep(2)
     told = p.statistics().sinks[sink.name]
-    assert (told.state, told.applied) == ("stopped", 2)
-    assert told.committed <= 2
+    assert (told.state, told.applied_offset) == ("stopped", 2)
+    assert told.committed_offset <= 2
 
 
 ONE_HELD = Settings(quarantine_deltas_max=1)
@@ -347,8 +347,8 @@ def test_what_finds_no_room_in_the_middle_of_a_batch_is_not_passed_by_the_cursor
         await p.publish(*(new(name) for name in ("a", "v", "b")))  # the second has to wait, with no room
         await anyio.sleep(1)
         told = p.statistics().sinks["storage"]
-        assert (told.state, told.applied) == ("stopped", 2)
-        assert told.committed <= 2
+        assert (told.state, told.applied_offset) == ("stopped", 2)
+        assert told.committed_offset <= 2
         await p.detach("storage")
         again = StorageSink(tmp_path / "facts.db")
         await p.attach(again)

@@ -135,7 +135,7 @@ def test_a_stalled_and_a_failing_sink_change_no_time_of_anybody_else(full: bool)
         assert beside.acknowledged[-1][1] > MIDWAY_S
         assert beside.midway.pending.released > 10
         stalled_sink, failing_sink = (beside.midway.sinks[name] for name in ("stalled", "failing"))
-        assert stalled_sink.behind
+        assert stalled_sink.catching_up
         assert not any(sink.pacing for sink in beside.midway.sinks.values())
         assert stalled_sink.lag > alone.end // 2
         assert failing_sink.errors > 20

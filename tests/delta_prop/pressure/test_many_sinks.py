@@ -125,7 +125,7 @@ def cost(healthy: int, stalled: int) -> Counted:
         async with Propagator(SETTINGS, world=virtual_world()) as p:
             service = await Service.attached(p, healthy, stalled)
             await service.publish(25, MAILBOX_DELTAS // 20)
-            assert all(p.statistics().sinks[sink.name].behind for sink in service.stalled)
+            assert all(p.statistics().sinks[sink.name].catching_up for sink in service.stalled)
             counted = await service.cost()
             service.gate.opened.set()
         return counted
@@ -175,7 +175,7 @@ def test_mailboxes_stay_within_their_bounds_and_laggards_read_the_log(
                     await anyio.sleep(0.01)
             end = published.next_offset
             laggards = [p.statistics().sinks[sink.name] for sink in service.stalled]
-            assert all(lag.behind and lag.backpressure and lag.lag == end for lag in laggards)
+            assert all(lag.catching_up and lag.pulled and lag.lag == end for lag in laggards)
             assert MAILBOX_DELTAS // 2 < worst_deltas <= MAILBOX_DELTAS
             assert MAILBOX_BYTES // 4 < worst_bytes <= MAILBOX_BYTES
             await p.wait_visible(end, sinks=[sink.name for sink in service.healthy])

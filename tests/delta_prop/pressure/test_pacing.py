@@ -11,9 +11,9 @@ import anyio
 
 from delta_prop import Propagator, Settings
 from delta_prop.backpressure.pacer import Pacer
-from delta_prop.pacing import Pacing
+from delta_prop.pacing import PacingGate
 from delta_prop.testing import run_virtual, virtual_world
-from delta_prop_wire.frames import Level
+from delta_prop_wire.frames import PressureLevel
 from tests.delta_prop.pressure.paced import Admitted, WorkingSink, demand, noisy_steps
 from tests.delta_prop.support import made
 
@@ -72,7 +72,7 @@ def test_the_source_goes_at_the_pace_of_a_sink_whose_capacity_changes(full: bool
     print(f"\n{seeds} seeds, steps of {hold_s:g} s, batches of {batch}; windows of 1 s, 5 s after each step")
     print(f"{'law':>14} {'mailbox':>8} {'worst':>7} {'outside 15 %':>13} {'most in flight':>15}")
     for mailbox in MAILBOXES:
-        laws: tuple[RateLaw, ...] = ("drain", "specification") if full or mailbox == 5_000 else ("drain",)
+        laws: tuple[RateLaw, ...] = ("drain", "depth") if full or mailbox == 5_000 else ("drain",)
         for law in laws:
             runs = [follow(mailbox, seed, law=law, hold_s=hold_s, batch=batch) for seed in range(seeds)]
             worst, most = max(run.worst for run in runs), max(run.most_in_flight for run in runs)
@@ -106,12 +106,12 @@ def test_where_nobody_paces_nothing_is_limited_and_the_gate_is_one_call(
         monkeypatch.setattr(owner, name, call)
 
     for owner, name in (
-        (Pacing, "admits"),
-        (Pacing, "note"),
+        (PacingGate, "admits"),
+        (PacingGate, "note"),
         (Pacer, "admits"),
-        (Pacer, "_holder"),
+        (Pacer, "_find_holder"),
         (Pacer, "_refill"),
-        (Pacing, "_look_at_log"),
+        (PacingGate, "_poll_log"),
     ):
         counted(owner, name)
 
@@ -123,7 +123,7 @@ def test_where_nobody_paces_nothing_is_limited_and_the_gate_is_one_call(
                 assert p.offer(made(f"v{number}"), made(f"w{number}")).acknowledged
             assert counts.pop("admits") == counts.pop("note") == 900
             # 900 small batches are 1.7 % of the log's bytes, so it is looked at once.
-            assert counts == {"_look_at_log": 1}
+            assert counts == {"_poll_log": 1}
             counts.clear()
             receipts = [p.offer(made(f"x{number}")) for number in range(1_000)]
             assert p.statistics().queue.depth == 0
@@ -132,7 +132,7 @@ def test_where_nobody_paces_nothing_is_limited_and_the_gate_is_one_call(
             # and of the log not 0.2 %.
             assert counts == {"admits": 2, "note": 2}
             assert p.pressure().rate_limit is None
-            assert p.pressure().level is Level.OK
+            assert p.pressure().level is PressureLevel.OK
             assert anyio.current_time() == 0
             await anyio.sleep(0.5)
             assert p.pressure().rate_limit is None

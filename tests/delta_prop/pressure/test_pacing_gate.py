@@ -8,7 +8,7 @@ import anyio
 
 from delta_prop import Priority, Propagator, Settings
 from delta_prop.testing import run_virtual, virtual_world
-from delta_prop_wire.frames import Level
+from delta_prop_wire.frames import PressureLevel
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.support import made, refused
 
@@ -214,7 +214,7 @@ def test_a_publish_that_gives_up_at_the_gate_leaves_nothing_behind() -> None:
         assert sink.keys == [*(f"first-{row}" for row in range(MAILBOX)), "next"]
         # What was held back is not held for ever: a mailbox full goes at once.
         await anyio.sleep(5)
-        assert p.pressure().level is Level.OK
+        assert p.pressure().level is PressureLevel.OK
         receipts = [p.offer(made(f"more-{row}")) for row in range(MAILBOX)]
         assert p.statistics().queue.depth == 0
         assert all(receipt.acknowledged for receipt in receipts)
@@ -290,7 +290,7 @@ def test_a_producer_comes_through_the_gate_in_order_exactly_once() -> None:
         assert given_up
         assert order == [number for number in range(100) if number not in given_up]
         assert producer.watermark() == 100  # what was given up is void: nothing lines up behind it
-        assert producer.open_batches == 0
+        assert producer.in_flight_batches == 0
         await p.wait_visible(p.statistics().log.next_offset)
         assert [key for key in sink.keys if key.startswith("dot")] == [f"dot-{number:03}" for number in order]
 
@@ -337,21 +337,21 @@ def test_changes_of_pressure_are_told_to_everybody_who_listens() -> None:
                     listeners.start_soon(listen, told)
                 await anyio.sleep(1)
                 assert [len(told) for told in heard] == [1, 1, 1]  # the first at once, and nothing since
-                assert heard[0][0].level is Level.OK
+                assert heard[0][0].level is PressureLevel.OK
                 assert heard[0][0].rate_limit is None
                 await p.attach(sink, pacing=True)
                 for row in range(MAILBOX + 5):
                     p.offer(made(f"v{row}"))
                 await anyio.sleep(3)
                 last = heard[0][-1]
-                assert last.level is Level.STOP
+                assert last.level is PressureLevel.STOP
                 assert last.paced_by == "held"
                 assert last.depth == 5
                 assert last.retry_after_ms
                 assert "nothing leaves it" in last.reason
                 sink.opened.set()
                 await anyio.sleep(3)
-                assert heard[0][-1].level is Level.OK
+                assert heard[0][-1].level is PressureLevel.OK
                 await p.detach("held")
                 await anyio.sleep(0.2)
                 assert heard[0][-1].rate_limit is None
@@ -362,7 +362,7 @@ def test_changes_of_pressure_are_told_to_everybody_who_listens() -> None:
 
     run_virtual(main)
     assert heard[0] == heard[1] == heard[2]
-    assert {Level.OK, Level.STOP} <= {one.level for one in heard[0]}
+    assert {PressureLevel.OK, PressureLevel.STOP} <= {one.level for one in heard[0]}
 
 
 def test_listening_to_a_propagator_that_closes_ends_though_a_sink_hangs() -> None:

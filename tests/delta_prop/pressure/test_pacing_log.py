@@ -12,7 +12,7 @@ from delta_prop import Propagator, Settings
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_sinks.sink import StopSink
 from delta_prop_wire.errors import Refused
-from delta_prop_wire.frames import Level
+from delta_prop_wire.frames import PressureLevel
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.pressure.paced import Admitted, WorkingSink, demand
 from tests.delta_prop.support import made, refused
@@ -59,20 +59,20 @@ def test_a_required_sink_paces_from_80_percent_of_the_log_and_the_source_settles
             async def look() -> None:
                 while True:
                     await anyio.sleep(0.05)
-                    fills.append((anyio.current_time(), p._log.fill(p._sinks.feed("slow").committed)))
+                    fills.append((anyio.current_time(), p._log.used_share(p._sinks.feed("slow").committed)))
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(look)
                 await demand(p, admitted, until_s=15, batch=200)
                 tell(p.pressure(), p)
                 await anyio.sleep(0.25)  # the demand falls
-                assert p.pressure().level <= Level.WARN
+                assert p.pressure().level <= PressureLevel.WARN
                 await anyio.sleep(30)
                 tasks.cancel_scope.cancel()
             statistics = p.statistics()
             assert (statistics.refused, statistics.log.refused) == (0, 0)
             assert not statistics.sinks["slow"].pacing
-            assert statistics.pressure.level is Level.OK
+            assert statistics.pressure.level is PressureLevel.OK
             assert statistics.pressure.rate_limit is None
             assert slow.rows == quick.rows == statistics.accepted
         # Till then it went as fast as it could; then at the rate the sink drains, without a saw-tooth.
@@ -86,7 +86,7 @@ def test_a_required_sink_paces_from_80_percent_of_the_log_and_the_source_settles
         )
 
     def tell(pressure: Pressure, p: Propagator) -> None:
-        assert pressure.level is Level.THROTTLE
+        assert pressure.level is PressureLevel.THROTTLE
         assert pressure.paced_by == "slow (its share of the log)"
         assert pressure.rate_limit == pytest.approx(DRAIN, rel=0.1)
         assert "sink 'slow (its share of the log)' is pacing" in pressure.reason
@@ -119,7 +119,7 @@ def test_at_the_limit_producers_are_refused_and_told_which_sink_holds_the_log() 
                     except Refused as told:
                         refusal = told
                 if p.statistics().log.deltas == 900:
-                    assert p.pressure().level is Level.THROTTLE
+                    assert p.pressure().level is PressureLevel.THROTTLE
                     assert p.pressure().paced_by == "stopped (its share of the log)"
             assert refusal is not None
             assert refusal.code is ErrorCode.LOG_FULL
@@ -141,7 +141,7 @@ def test_at_the_limit_a_sink_that_gives_way_loses_its_place_alone() -> None:
         async with Propagator(log_settings(1_000), world=virtual_world()) as p:
             await p.attach(quick)
             await p.attach(slow)
-            await p.attach(stopped, on_log_full="needs_snapshot")
+            await p.attach(stopped, on_log_full="invalidate_cursor")
             times: list[float] = []
             for number in range(1, 301):
                 await p.publish(*(made(f"v{number}-{row}") for row in range(10)))
@@ -160,7 +160,7 @@ def test_at_the_limit_a_sink_that_gives_way_loses_its_place_alone() -> None:
             await p.detach("stopped")
             again = WorkingSink("stopped", [1e6])
             await p.attach(again, start="earliest")
-            first = p.statistics().log.first_offset
+            first = p.statistics().log.start_offset
             await p.wait_visible(3_000, sinks=["stopped"])
             assert again.rows == 3_000 - first > 0
 
@@ -174,11 +174,11 @@ def test_a_sink_that_gives_way_and_stands_still_is_not_said_to_pace(
 
     async def main() -> None:
         async with Propagator(log_settings(1_000), world=virtual_world()) as p:
-            await p.attach(StoppingSink("stopped", [1.0]), on_log_full="needs_snapshot")
+            await p.attach(StoppingSink("stopped", [1.0]), on_log_full="invalidate_cursor")
             for number in range(150):
                 await p.publish(*(made(f"v{row}") for row in range(10)))
                 await anyio.sleep(0.01)
-                assert p.pressure().level is Level.OK, number
+                assert p.pressure().level is PressureLevel.OK, number
 
     run_virtual(main)
     assert paced_lines(caplog) == []

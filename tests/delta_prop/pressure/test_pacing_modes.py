@@ -16,7 +16,7 @@ from delta_prop.pacing import MailboxGauge
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_sinks.sink import Backlog, StopSink
-from delta_prop_wire.frames import Level
+from delta_prop_wire.frames import PressureLevel
 from tests.delta_prop.pressure.paced import IDS, MATRIX, Admitted, WorkingSink, demand
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def test_a_sink_with_a_backlog_is_paced_at_what_its_background_achieves(demand_m
                 assert p.pressure().paced_by is None
                 await demand(p, admitted, until_s=until_s, batch=200, rate_max=demand_max)
                 pressure = p.pressure()
-                assert pressure.level is Level.THROTTLE
+                assert pressure.level is PressureLevel.THROTTLE
                 assert pressure.paced_by == "index (its backlog)"
                 assert pressure.rate_limit == pytest.approx(BACKGROUND, rel=0.1)
                 assert p.statistics().sinks["index"].pacing
@@ -142,7 +142,7 @@ def test_a_pacing_sink_that_stands_still_holds_nobody_and_holds_again_when_it_go
             assert p.statistics().sinks["slow"].state == state
             # Nothing waits, whatever is offered, and nobody is told to slow down.
             assert p.pressure().rate_limit is None
-            assert p.pressure().level is Level.OK
+            assert p.pressure().level is PressureLevel.OK
             assert not p.statistics().sinks["slow"].pacing
             at = anyio.current_time()
             for _ in range(50):
@@ -158,7 +158,7 @@ def test_a_pacing_sink_that_stands_still_holds_nobody_and_holds_again_when_it_go
             assert p._sinks.pacing.pacer.mode("slow") is Mode.CATCHING_UP
             at = anyio.current_time()
             await demand(p, admitted, until_s=at + 40, batch=200)
-            assert not p.statistics().sinks["slow"].behind
+            assert not p.statistics().sinks["slow"].catching_up
             assert max(admitted.rates(at + 30, at + 40)) <= 2_000 * 1.15
             assert min(admitted.rates(at + 30, at + 40)) >= 2_000 * 0.85
             assert p._sinks.feed("slow").in_flight[0] <= 5_000
@@ -182,7 +182,7 @@ def test_a_sink_that_is_attached_late_catches_up_while_producers_go_on() -> None
                 while True:
                     await anyio.sleep(0.05)
                     told = p.statistics().sinks["late"]
-                    lags.append((anyio.current_time(), told.lag, told.behind))
+                    lags.append((anyio.current_time(), told.lag, told.catching_up))
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(look)
@@ -209,7 +209,8 @@ def test_a_look_between_two_calls_of_a_sink_that_reads_the_log_sees_what_stands_
     """Nothing is in its hands at that moment: that is no mailbox that ran empty at once."""
     log = MemoryLog(bytes(16))
     feed = cast(
-        "Feed", SimpleNamespace(name="late", behind=True, applied=0, in_flight=(1_000, 0), limits=LIMITS)
+        "Feed",
+        SimpleNamespace(name="late", is_catching_up=True, applied=0, in_flight=(1_000, 0), limits=LIMITS),
     )
     gauge = MailboxGauge(feed, log)
     log.next_offset = 50_000
@@ -217,5 +218,5 @@ def test_a_look_between_two_calls_of_a_sink_that_reads_the_log_sees_what_stands_
     feed.in_flight = (0, 0)  # type: ignore[misc]
     full, measure = gauge.measure(0.1, 0.8)
     assert (full, measure.depth, measure.drained) == (1, 50_000, 0)
-    feed.behind = False  # type: ignore[misc]  # what lies between is for others
+    feed.is_catching_up = False  # type: ignore[misc]  # what lies between is for others
     assert gauge.measure(0.2, 0.8)[1].depth == 0

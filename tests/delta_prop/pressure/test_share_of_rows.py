@@ -90,7 +90,7 @@ def run(seed: int, kind: str | None) -> tuple[list[Any], list[int], float]:
             await p.wait_visible(end, timeout_s=3_600)
             ended = anyio.current_time()
             if sink is not None:
-                assert p.statistics().sinks["unsteady"].applied == end > 500
+                assert p.statistics().sinks["unsteady"].applied_offset == end > 500
         return [acknowledged, *_times(others)], noted, ended
 
     return run_virtual(main)
@@ -125,7 +125,7 @@ def test_a_row_that_fails_on_and_on_is_told_as_the_cause(caplog: pytest.LogCaptu
         assert p.statistics().sinks["target"].failing is None  # may pass soon
         await anyio.sleep(5)
         told = p.statistics().sinks["target"]
-        assert (told.state, told.applied) == ("retrying", 40)
+        assert (told.state, told.applied_offset) == ("retrying", 40)
         assert told.failing is not None
         assert (told.failing.offset, told.failing.vector_id) == (40, "v40")
         assert told.failing.failures > 5
@@ -140,15 +140,15 @@ def test_a_row_that_fails_on_and_on_is_told_as_the_cause(caplog: pytest.LogCaptu
 
     with caplog.at_level(logging.WARNING, "delta_prop"):
         run_propagator(main)
-    (line,) = [one.message for one in caplog.records if "on and on" in one.message]
-    assert "offset 40 (vector 'v40' in namespace 'default'), brought alone, has failed" in line
+    (line,) = [one.message for one in caplog.records if "keeps failing" in one.message]
+    assert "offset 40 (vector 'v40' in namespace 'default'), delivered alone, has failed" in line
     assert "RejectDelta" in line
 
 
 def test_a_sink_whose_calls_take_too_long_is_brought_less_until_they_do_not() -> None:
     async def main() -> None:
         sink = steady("slow", call_s=0.0, row_s=1.0)
-        async with Propagator(Settings(apply_s_max=10.0), world=virtual_world()) as p:
+        async with Propagator(Settings(apply_timeout_s=10.0), world=virtual_world()) as p:
             await p.attach(sink)
             last = await p.publish(*(made(f"v{number}") for number in range(100)))
             await p.wait_visible(last, timeout_s=1_000)
@@ -163,7 +163,7 @@ def test_a_call_that_cannot_be_broken_off_is_told(caplog: pytest.LogCaptureFixtu
             with anyio.CancelScope(shield=True):
                 await anyio.sleep(20)
 
-        async with Propagator(Settings(apply_s_max=5.0), world=virtual_world()) as p:
+        async with Propagator(Settings(apply_timeout_s=5.0), world=virtual_world()) as p:
             await p.attach(TimedSink("stuck", works))
             await p.publish(made("v"))
             await anyio.sleep(5.5)
@@ -172,10 +172,12 @@ def test_a_call_that_cannot_be_broken_off_is_told(caplog: pytest.LogCaptureFixtu
             told = p.statistics().sinks["stuck"]
             assert told.state == "working"
             assert told.reason is not None
-            assert told.reason.startswith("a call was broken off after 5 s (apply_s_max), and does not end")
+            assert told.reason.startswith(
+                "a call was cancelled after 5 s (apply_timeout_s), but does not end"
+            )
             await anyio.sleep(13)
             told = p.statistics().sinks["stuck"]
-            assert (told.state, told.reason, told.applied) == ("idle", None, 1)
+            assert (told.state, told.reason, told.applied_offset) == ("idle", None, 1)
 
     with caplog.at_level(logging.WARNING, "delta_prop"):
         run_virtual(main)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from delta_prop.route.feed import Feed
+from delta_prop.route.routing_table import RoutingTable
 from delta_prop.route.status import FeedLimits
-from delta_prop.route.table import Table
 from delta_prop.testing import virtual_world
 from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_wire.delta import Delta, Source, create
@@ -29,7 +29,7 @@ LIMITS = FeedLimits(
     mailbox_deltas_max=2000,
     mailbox_bytes_max=1 << 20,
     batch_deltas=100,
-    linger_ms_max=10,
+    linger_ms=10,
     merge_deltas_max=1000,
 )
 SMALL = replace(LIMITS, mailbox_deltas_max=20, merge_deltas_max=15, batch_deltas=8)
@@ -97,11 +97,11 @@ class CutLog(MemoryLog):
     end: int | None = None
 
     @property
-    def visible(self) -> int:
-        return super().visible if self.end is None else self.end
+    def high_watermark(self) -> int:
+        return super().high_watermark if self.end is None else self.end
 
     def read(self, offset: int, **bounds: int) -> list[LoggedBatch]:
-        return [logged for logged in super().read(offset, **bounds) if logged.offset < self.visible]
+        return [logged for logged in super().read(offset, **bounds) if logged.offset < self.high_watermark]
 
 
 class Route:
@@ -109,7 +109,7 @@ class Route:
 
     def __init__(self, **log_bounds: int) -> None:
         self.log = MemoryLog(bytes(16), **log_bounds)
-        self.table: Table[Feed] = Table()
+        self.table: RoutingTable[Feed] = RoutingTable()
         self.world = virtual_world()
         self.progress = 0
         self._scopes: dict[str, anyio.CancelScope] = {}
@@ -134,14 +134,14 @@ class Route:
         quarantine: Quarantine | None = None,
     ) -> Feed:
         feed = Feed(
-            f"sink-{len(self.table._wants)}",
+            f"sink-{len(self.table._filters)}",
             sink,
             log=self.log,
-            table=self.table,
+            routing_table=self.table,
             world=self.world,
             limits=limits,
             start=start,
-            keeps_cursor=keeps_cursor,
+            has_own_cursor=keeps_cursor,
             quarantine=quarantine,
             on_progress=self._note_progress,
         )
@@ -160,7 +160,7 @@ class Route:
         """End a feed, in the middle of a call if need be."""
         self._scopes[feed.name].cancel()
         await until_quiet()
-        feed.give_up()
+        feed.close()
         self.table.unsubscribe(feed)
         self.log.release(feed.name)
 

@@ -32,9 +32,9 @@ def sizes(parts: Sequence[Delivery]) -> list[int]:
 
 
 def test_all_is_brought_until_a_call_fails() -> None:
-    size, given = CallSize(cuts=True), deliveries(3, 5)
+    size, given = CallSize(can_split=True), deliveries(3, 5)
     assert size.split(given) == (given, [])
-    size.failed(given, 0)
+    size.note_failure(given, 0)
     brought, rest = size.split(given)
     assert (sizes(brought), sizes(rest)) == ([3, 1], [4])
     assert (brought[-1].next_offset, rest[0].next_offset) == (4, 8)
@@ -42,51 +42,51 @@ def test_all_is_brought_until_a_call_fails() -> None:
 
 
 def test_the_end_of_a_part_is_the_next_row_that_is_meant() -> None:
-    size, (whole,) = CallSize(cuts=True), deliveries(9)
+    size, (whole,) = CallSize(can_split=True), deliveries(9)
     given = [Delivery(whole.logged, np.array([1, 4, 7], np.intp))]
-    size.failed(given, 1)
+    size.note_failure(given, 1)
     (first,), (rest,) = size.split(given)
     assert (offsets_of([first]), first.next_offset) == ([1], 4)
     assert (offsets_of([rest]), rest.next_offset) == ([4, 7], 9)
 
 
 def test_what_a_sink_managed_is_what_it_gets_next_and_twice_that_after_a_success() -> None:
-    size, given = CallSize(cuts=True), deliveries(100)
-    size.failed(given, 7)
+    size, given = CallSize(can_split=True), deliveries(100)
+    size.note_failure(given, 7)
     assert sizes(size.split(given)[0]) == [7]
     for expected in (14, 28, 56):
-        size.succeeded(1_000)
+        size.note_success(1_000)
         assert sizes(size.split(given)[0]) == [expected]
-    size.succeeded(100)
+    size.note_success(100)
     assert size.split(given) == (given, [])
 
 
 def test_batches_that_are_taken_as_they_lie_are_not_cut() -> None:
-    size, given = CallSize(cuts=False), deliveries(3, 5, 2)
-    size.failed(given, 0)
+    size, given = CallSize(can_split=False), deliveries(3, 5, 2)
+    size.note_failure(given, 0)
     assert sizes(size.split(given)[0]) == [3]
-    size.failed(given[:1], 0)
+    size.note_failure(given[:1], 0)
     brought, rest = size.split(given)
     assert (sizes(brought), sizes(rest)) == ([3], [5, 2])
     assert size.split(given[2:]) == (given[2:3], [])
 
 
 def test_the_delta_that_fails_alone_is_named_until_one_passes() -> None:
-    size, given = CallSize(cuts=True), deliveries(4)
+    size, given = CallSize(can_split=True), deliveries(4)
     brought = given
     for _ in range(2):
-        size.failed(brought, 0)
+        size.note_failure(brought, 0)
         assert size.failing is None
         brought, rest = size.split(given)
     for failures in (1, 2, 3):
-        size.failed(brought, 0)
+        size.note_failure(brought, 0)
         assert size.failing is not None
         assert (size.failing.offset, size.failing.failures) == (0, failures)
     assert str(size.failing) == (
-        "offset 0 (vector 'v0' in namespace 'rows'), brought alone, has failed 3 times"
+        "offset 0 (vector 'v0' in namespace 'rows'), delivered alone, has failed 3 times"
     )
-    size.succeeded(1_000)
+    size.note_success(1_000)
     assert size.failing is None
     brought, rest = size.split(rest)
-    size.failed(brought, 1)
+    size.note_failure(brought, 1)
     assert size.failing is None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from delta_prop.route.status import FeedState
 from delta_prop.testing import run_virtual
 from delta_prop_sinks.sink import StopSink, TryAgain
-from delta_prop_wire.encode import encode_void
+from delta_prop_wire.encode import encode_noop
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.route.support import (
@@ -115,7 +115,7 @@ def test_who_gathers_is_woken_when_there_is_enough_and_not_by_each_delta() -> No
         nonlocal turns
         async with Route.running() as route:
             sink = TinySink(takes(0.001))
-            route.feed(sink, limits=replace(LIMITS, linger_ms_max=1000))
+            route.feed(sink, limits=replace(LIMITS, linger_ms=1000))
             await anyio.sleep_until(1.0)
             route.publish("a")
             await anyio.sleep_until(1.0005)
@@ -164,7 +164,7 @@ def test_a_stalled_sink_delays_nobody_and_keeps_little() -> None:
             assert swift.offsets == list(range(1500))
             assert stalled.offsets == []
             assert behind.applied == 0
-            assert behind.statistics().behind
+            assert behind.statistics().catching_up
 
             stalled.before = None
             await behind.wait(1500)
@@ -206,7 +206,7 @@ def test_a_mailbox_is_bounded_in_bytes_too() -> None:
                 route.publish("a")
             statistics = feed.statistics()
             assert (statistics.mailbox_deltas, statistics.mailbox_bytes) == (3, 3 * size)
-            assert statistics.backpressure == 7
+            assert statistics.pulled == 7
             await feed.wait(11)
             assert sink.offsets == list(range(1, 11))
 
@@ -220,7 +220,7 @@ def test_a_batch_larger_than_the_mailbox_is_still_pushed() -> None:
             feed = route.feed(sink, limits=SMALL)
             await until_quiet()
             route.publish(*["a"] * 50)
-            assert not feed.statistics().behind
+            assert not feed.statistics().catching_up
             await feed.wait(50)
             assert sink.calls == [(pytest.approx(1e-6), 50)]
 
@@ -292,7 +292,7 @@ async def _check_schedule(schedule: dict[str, Any]) -> None:
         for _ in range(schedule["before"]):
             publish(["a", "b"])
         sink.before = _scheduled_calls(sink, schedule["calls"])
-        start = min(schedule["start"], route.log.visible)
+        start = min(schedule["start"], route.log.high_watermark)
         wanted = [offset for offset in wanted if offset >= start]
         feed = route.feed(
             sink,
@@ -309,12 +309,12 @@ async def _check_schedule(schedule: dict[str, Any]) -> None:
                 if pause:
                     await anyio.sleep(pause)
             with anyio.fail_after(300):
-                await _wait_through_stops(feed, route.log.visible)
+                await _wait_through_stops(feed, route.log.high_watermark)
             tasks.cancel_scope.cancel()
         assert sink.offsets == wanted
         statistics = feed.statistics()
-        assert statistics.success == len(wanted)
-        assert statistics.success + statistics.skipped == route.log.visible - start
+        assert statistics.applied_deltas == len(wanted)
+        assert statistics.applied_deltas + statistics.skipped == route.log.high_watermark - start
         assert (statistics.lag, statistics.mailbox_deltas, statistics.mailbox_bytes) == (0, 0, 0)
 
 
@@ -348,7 +348,7 @@ async def _watch(route: Route, feed: Feed, sink: TinySink, wanted: list[int], co
     """What must hold at every moment; and commits now and then, where the sink keeps its cursor."""
     applied, committed, pause = 0, 0, 0.001
     while True:
-        assert applied <= feed.applied <= route.log.visible
+        assert applied <= feed.applied <= route.log.high_watermark
         assert committed <= feed.committed <= feed.applied
         applied, committed = feed.applied, feed.committed
         done = sum(offset < applied for offset in wanted)
@@ -486,7 +486,7 @@ def test_the_cursor_moves_over_what_does_not_match() -> None:
             assert feed.applied == 50
             await feed.wait(52)
             assert anyio.current_time() == 5
-            assert feed.statistics().success == 1
+            assert feed.statistics().applied_deltas == 1
             assert feed.statistics().skipped == 51
 
     run_virtual(main)
@@ -496,7 +496,7 @@ def test_control_rows_are_passed_over() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
-            void = partial(encode_void, origin=ORIGIN, count=2, code=ErrorCode.INVALID_DELTA)
+            void = partial(encode_noop, origin=ORIGIN, count=2, code=ErrorCode.INVALID_DELTA)
             route.append(void(base=1))
             feed = route.feed(sink)
             await feed.wait(2)
@@ -504,7 +504,7 @@ def test_control_rows_are_passed_over() -> None:
             route.append(void(base=4))
             await feed.wait(5)
             assert sink.offsets == [2]
-            assert (feed.statistics().success, feed.statistics().skipped) == (1, 4)
+            assert (feed.statistics().applied_deltas, feed.statistics().skipped) == (1, 4)
 
     run_virtual(main)
 

@@ -54,7 +54,7 @@ def test_a_passing_failure_is_retried_from_where_it_was_done() -> None:
             assert seen == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5)]
             assert sink.offsets == [0, 1, 2, 3, 4]
             assert [count for _, count in sink.calls] == [5, 2, 1, 1, 1, 1]
-            assert feed.statistics().success == 5
+            assert feed.statistics().applied_deltas == 5
             assert feed.statistics().errors == feed.statistics().retries == 4
 
     run_virtual(main)
@@ -84,7 +84,7 @@ def test_what_a_failing_sink_was_not_shown_of_a_log_that_lost_it_is_never_shown(
             log.end = None
             feed.note_recovered()
             await feed.wait(8)
-            assert (sink.offsets, feed.statistics().success) == (list(range(8)), 8)
+            assert (sink.offsets, feed.statistics().applied_deltas) == (list(range(8)), 8)
 
     run_virtual(main)
 
@@ -103,7 +103,7 @@ def test_a_failure_behind_the_last_row_that_matches_leaves_nothing_to_retry() ->
             route.publish("a", "a", "b")
             await feed.wait(3)
             assert (len(sink.calls), sink.offsets) == (1, [0, 1])
-            assert (feed.statistics().success, feed.statistics().skipped) == (2, 1)
+            assert (feed.statistics().applied_deltas, feed.statistics().skipped) == (2, 1)
             assert feed.committed == 0
             feed.note_committed(2)
             assert feed.committed == 3
@@ -124,7 +124,7 @@ def test_retries_come_ever_more_slowly_then_the_breaker_opens_and_probes() -> No
             route.publish("a")
             await anyio.sleep(13)
             assert feed.state is FeedState.RETRYING
-            told = "TryAgain: down; offset 0 (vector 'v' in namespace 'a'), brought alone, has failed"
+            told = "TryAgain: down; offset 0 (vector 'v' in namespace 'a'), delivered alone, has failed"
             assert feed.statistics().reason == f"{told} 28 times"
             await anyio.sleep(587)
             times = [at for at, _ in sink.calls]
@@ -146,7 +146,7 @@ def test_retries_come_ever_more_slowly_then_the_breaker_opens_and_probes() -> No
             assert feed.statistics().breaker == "probing"
             for _ in range(2):
                 route.publish("a")
-                await feed.wait(route.log.visible)
+                await feed.wait(route.log.high_watermark)
             assert feed.statistics().breaker == "closed"
             assert sink.offsets == [0, 1, 2]
 
@@ -178,20 +178,20 @@ def test_a_call_that_takes_too_long_is_broken_off_and_comes_again() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink(takes(100))
-            feed = route.feed(sink, limits=replace(SMALL, apply_s_max=5))
+            feed = route.feed(sink, limits=replace(SMALL, apply_timeout_s=5))
             route.publish("a", "a")
             for _ in range(60):
                 await anyio.sleep(0.1)
-                feed.watch(anyio.current_time())
+                feed.cancel_overdue_call(anyio.current_time())
             route.publish("a")
             assert len(sink.calls) == 2
             assert feed.statistics().reason is None  # it is being tried again
             assert feed.statistics().errors == 1
             sink.before = None
-            feed.watch(anyio.current_time() + 10)
+            feed.cancel_overdue_call(anyio.current_time() + 10)
             await feed.wait(3)
             assert sink.offsets == [0, 1, 2]
-            assert feed.statistics().success == 3
+            assert feed.statistics().applied_deltas == 3
 
     run_virtual(main)
 
@@ -207,7 +207,7 @@ def test_a_cancellation_that_a_sink_lets_out_is_told() -> None:
             sink.before = stray
             feed = route.feed(sink)
             route.publish("a")
-            with pytest.raises(Refused, match="let a cancellation out"):
+            with pytest.raises(Refused, match="leaked a cancellation"):
                 await feed.wait(1)
             assert feed.state is FeedState.STOPPED
 
@@ -316,7 +316,7 @@ def test_given_up_while_it_retries_it_ends() -> None:
             route.publish("a")
             await anyio.sleep(1)
             calls = len(sink.calls)
-            feed.give_up()
+            feed.close()
             feed.stop(Refused(ErrorCode.PROCESSING_FAILED, "late"))
             feed.restart()
             await anyio.sleep(100)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from delta_prop.route.late import Replayed, ReplayRequest
+from delta_prop.route.redelivery import ReplayRequest, ReplayResult
 from delta_prop.route.status import FeedState
 from delta_prop.testing import run_virtual
 from delta_prop_sinks.sink import RejectDelta, StopSink, TryAgain
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def adds_up(feed: Feed, start: int = 0, inherited: int = 0) -> bool:
     """Whether each row that was dealt with had one outcome."""
     told = feed.statistics()
-    outcomes = told.success + told.skipped + told.quarantined + told.dropped
-    return told.skipped >= 0 and outcomes == told.applied - start + inherited
+    outcomes = told.applied_deltas + told.skipped + told.quarantined + told.dropped
+    return told.skipped >= 0 and outcomes == told.applied_offset - start + inherited
 
 
 # --- failures that may pass
@@ -90,7 +90,7 @@ def test_a_rejection_of_what_was_not_given_proves_nothing(offset: int) -> None:
             route.publish("b", "a", "b", "a")  # given are 1 and 3
             with pytest.raises(Refused, match=f"rejected offset {offset}, which it was not given: no"):
                 await feed.wait(4)
-            assert (feed.applied, feed.statistics().success) == (0, 0)
+            assert (feed.applied, feed.statistics().applied_deltas) == (0, 0)
             assert adds_up(feed)
             sink.before = None
             feed.restart()
@@ -115,11 +115,11 @@ def test_a_wrong_rejection_of_late_rows_loses_none_of_them(offset: int) -> None:
                 raise RejectDelta(offset, "no")
 
             sink.before = wrong
-            assert await ask(feed) == Replayed(0, 0, 2)
+            assert await ask(feed) == ReplayResult(0, 0, 2)
             assert feed.state is FeedState.STOPPED
             sink.before = None
             feed.restart()
-            assert await ask(feed) == Replayed(2, 0, 0)
+            assert await ask(feed) == ReplayResult(2, 0, 0)
             assert sink.offsets == [0, 2, 1, 3]
             assert adds_up(feed)
 
@@ -147,7 +147,7 @@ def test_a_failure_does_not_undo_a_stop_that_came_during_the_call(state: FeedSta
             sink.before = slow
             request = ReplayRequest(None, drop=False)
             if late:
-                feed.request(request)
+                feed.add_request(request)
             else:
                 publish(route, "b")
             await anyio.sleep(0.5)
@@ -156,7 +156,7 @@ def test_a_failure_does_not_undo_a_stop_that_came_during_the_call(state: FeedSta
             assert (feed.state, len(sink.calls)) == (state, 2)
             assert feed.statistics().reason == "its background work failed"
             if late:
-                assert await request.wait() == Replayed(0, 0, 1)
+                assert await request.wait() == ReplayResult(0, 0, 1)
 
     run_virtual(main)
 
@@ -174,7 +174,7 @@ def test_what_stopped_first_is_told_and_a_quarantine_with_room_does_not_undo_it(
             with pytest.raises(Refused, match="restart it"):
                 await ask(feed, drop=True)
             assert feed.statistics().reason == "its background work failed"
-            feed.give_up()
+            feed.close()
             assert feed.statistics().reason == "its background work failed"
 
     run_virtual(main)
@@ -184,7 +184,7 @@ def test_whoever_has_lost_its_place_does_not_get_it_back_by_stopping() -> None:
     async def main() -> None:
         async with Route.running() as route:
             feed = route.feed(TinySink(), required=False)
-            feed.lose_place()
+            feed.invalidate_cursor()
             feed.stop(Refused(ErrorCode.PROCESSING_FAILED, "its background work failed"))
             feed.restart()
             assert feed.state is FeedState.NEEDS_SNAPSHOT
@@ -196,14 +196,14 @@ def test_a_call_that_hangs_is_broken_off_after_a_stop_and_a_restart_too() -> Non
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink(takes(1e6))
-            feed = route.feed(sink, limits=replace(LIMITS, apply_s_max=5))
+            feed = route.feed(sink, limits=replace(LIMITS, apply_timeout_s=5))
             publish(route, "a")
             await anyio.sleep(1)
             feed.stop(Refused(ErrorCode.PROCESSING_FAILED, "stopped"))
             feed.restart()
             sink.before = None
             await anyio.sleep(10)
-            feed.watch(anyio.current_time())
+            feed.cancel_overdue_call(anyio.current_time())
             with anyio.fail_after(10):
                 await feed.wait(1)
             assert sink.offsets == [0]
@@ -247,14 +247,14 @@ def test_a_request_that_is_given_up_before_a_full_quarantine_sees_it_loses_nothi
             await until_quiet()
             assert feed.state is FeedState.STOPPED
             request = ReplayRequest(None, drop=False)
-            feed.request(request)
+            feed.add_request(request)
             with anyio.move_on_after(0):
                 await request.wait()
             await until_quiet()
             assert feed.state is FeedState.STOPPED
             assert "quarantine is full" in (feed.statistics().reason or "")
             bad.clear()
-            assert await ask(feed) == Replayed(1, 0, 0)
+            assert await ask(feed) == ReplayResult(1, 0, 0)
             await feed.wait(4)
             assert sink.offsets == [0, 1, 2, 3]
             assert adds_up(feed)
@@ -276,7 +276,7 @@ def test_nothing_is_replayed_over_what_a_full_quarantine_keeps_back() -> None:
             assert (feed.applied, held(feed)) == (2, [(0, 0, "not 0")])
             assert adds_up(feed)
             bad.clear()
-            assert await ask(feed) == Replayed(1, 0, 0)
+            assert await ask(feed) == ReplayResult(1, 0, 0)
             await feed.wait(5)
             assert sink.offsets == [1, 0, 2, 3, 4]
             assert adds_up(feed)
@@ -290,7 +290,7 @@ def test_nothing_is_replayed_over_a_delivery_that_failed(how: str) -> None:
         async with Route.running() as route:
             sink = TinySink()
             rejecting(sink, [0])
-            feed = route.feed(sink, limits=replace(LIMITS, apply_s_max=5))
+            feed = route.feed(sink, limits=replace(LIMITS, apply_timeout_s=5))
             publish(route, "q")
             await feed.wait(1)
 
@@ -308,8 +308,8 @@ def test_nothing_is_replayed_over_a_delivery_that_failed(how: str) -> None:
             request = ReplayRequest(None, drop=False)
             if how == "stop":
                 feed.restart()
-            feed.request(request)
-            feed.watch(anyio.current_time() + 10)
+            feed.add_request(request)
+            feed.cancel_overdue_call(anyio.current_time() + 10)
             with anyio.fail_after(100):
                 await request.wait()
                 await feed.wait(3)
@@ -346,12 +346,12 @@ def test_all_who_ask_at_once_are_answered() -> None:
             requests = [ReplayRequest(frozenset({n}), drop=n == 1) for n in range(3)]
             sink.before = None
             for request in requests:
-                feed.request(request)
+                feed.add_request(request)
             with anyio.fail_after(1):
                 assert [await request.wait() for request in requests] == [
-                    Replayed(1, 0, 2),
-                    Replayed(0, 1, 1),
-                    Replayed(1, 0, 0),
+                    ReplayResult(1, 0, 2),
+                    ReplayResult(0, 1, 1),
+                    ReplayResult(1, 0, 0),
                 ]
 
     run_virtual(main)
@@ -361,7 +361,7 @@ def test_a_feed_that_has_closed_answers_at_once() -> None:
     async def main() -> None:
         async with Route.running() as route:
             feed = route.feed(TinySink())
-            feed.give_up()
+            feed.close()
             with pytest.raises(Refused, match="detached"), anyio.fail_after(1):
                 await ask(feed)
 
@@ -377,7 +377,7 @@ def test_what_was_replayed_is_no_longer_in_hand() -> None:
             publish(route, "a", "a")
             await feed.wait(2)
             sink.before = None
-            assert await ask(feed) == Replayed(2, 0, 0)
+            assert await ask(feed) == ReplayResult(2, 0, 0)
             assert feed.in_flight == (0, 0)
 
     run_virtual(main)
@@ -393,7 +393,7 @@ def test_who_waits_is_told_behind_whom_after_the_first_has_gone() -> None:
             publish(route, "b", parents=[3])
             await feed.wait(5)
             assert {behind for _, behind, _ in held(feed)} == {0}
-            assert await ask(feed, 0, drop=True) == Replayed(1, 1, 3)
+            assert await ask(feed, 0, drop=True) == ReplayResult(1, 1, 3)
             assert held(feed) == [(2, 2, "not 2"), (3, 2, None), (4, 2, None)]
             publish(route, "a", "b")
             await feed.wait(7)
@@ -419,11 +419,11 @@ def test_a_replay_that_ends_half_way_can_be_taken_up_again() -> None:
                 sink.before = full
 
             sink.before = one_call
-            assert await ask(feed, 0) == Replayed(2, 0, 3)
+            assert await ask(feed, 0) == ReplayResult(2, 0, 3)
             assert held(feed) == [(2, 2, None), (3, 2, None), (4, 2, None)]  # 2 waits for nobody
             sink.before = None
             feed.restart()
-            assert await ask(feed, 2) == Replayed(3, 0, 0)
+            assert await ask(feed, 2) == ReplayResult(3, 0, 0)
             assert sink.offsets == [0, 1, 2, 3, 4]
             assert adds_up(feed)
 
@@ -447,11 +447,11 @@ def test_rejections_without_end_let_others_run() -> None:
                 turns += 1
             assert turns >= 50
             request = ReplayRequest(None, drop=False)
-            feed.request(request)
+            feed.add_request(request)
             turns = 0
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(request.wait)
-                while not request.withdrawn:
+                while not request.is_withdrawn:
                     await anyio.lowlevel.checkpoint()
                     turns += 1
             assert turns >= 50
@@ -469,7 +469,7 @@ def test_a_replay_of_many_that_are_rejected_again_brings_each_a_few_times() -> N
             publish(route, *(f"v{n}" for n in range(500)))
             await feed.wait(500)
             sink.calls.clear()
-            assert await ask(feed) == Replayed(0, 0, 500)
+            assert await ask(feed) == ReplayResult(0, 0, 500)
             assert sum(rows for _, rows in sink.calls) < 3_000
 
     run_virtual(main)
@@ -484,7 +484,7 @@ def test_the_counts_add_up_while_a_call_runs() -> None:
             route.publish("other", "other")
             publish(route, "q")
             route.publish("other")
-            await feed.wait(route.log.visible)
+            await feed.wait(route.log.high_watermark)
             sink.before = takes(1)
             publish(route, "busy")
             await until_quiet()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop.route.late import Replayed, ReplayRequest
+from delta_prop.route.redelivery import ReplayRequest, ReplayResult
 from delta_prop.route.status import FeedState
 from delta_prop.testing import run_virtual
 from delta_prop_sinks.sink import RejectDelta, StopSink, TryAgain
@@ -70,15 +70,15 @@ def _all(delivery: Delivery):  # type: ignore[no-untyped-def]
     return np.arange(delivery.logged.count)
 
 
-async def ask(feed: Feed, *offsets: int, drop: bool = False) -> Replayed:
+async def ask(feed: Feed, *offsets: int, drop: bool = False) -> ReplayResult:
     request = ReplayRequest(frozenset(offsets) or None, drop=drop)
-    feed.request(request)
+    feed.add_request(request)
     with anyio.fail_after(100):
         return await request.wait()
 
 
 def held(feed: Feed) -> list[tuple[int, int, str | None]]:
-    return [(one.offset, one.behind, one.reason) for one in feed.quarantine.records()]
+    return [(one.offset, one.blocked_by, one.reason) for one in feed.quarantine.records()]
 
 
 def test_what_must_not_overtake_a_rejected_delta_lines_up_and_the_rest_goes_on() -> None:
@@ -98,16 +98,16 @@ def test_what_must_not_overtake_a_rejected_delta_lines_up_and_the_rest_goes_on()
             assert sink.offsets == [0, 2, 6, 7]
             assert held(feed) == [(1, 1, "not 1"), (3, 1, None), (4, 1, None), (5, 1, None)]
             told = feed.statistics()
-            assert (told.success, told.quarantined, told.rejected, told.skipped) == (4, 4, 1, 0)
+            assert (told.applied_deltas, told.quarantined, told.rejected, told.skipped) == (4, 4, 1, 0)
             assert (told.state, told.lag, told.errors) == ("idle", 0, 1)
 
-            assert await ask(feed) == Replayed(0, 0, 4)  # rejected again
+            assert await ask(feed) == ReplayResult(0, 0, 4)  # rejected again
             bad.clear()
-            assert await ask(feed, 3) == Replayed(0, 0, 4)  # not what was rejected
-            assert await ask(feed, 1) == Replayed(4, 0, 0)
+            assert await ask(feed, 3) == ReplayResult(0, 0, 4)  # not what was rejected
+            assert await ask(feed, 1) == ReplayResult(4, 0, 0)
             assert sink.offsets == [0, 2, 6, 7, 1, 3, 4, 5]
             told = feed.statistics()
-            assert (told.success, told.quarantined, told.replayed, told.skipped) == (8, 0, 4, 0)
+            assert (told.applied_deltas, told.quarantined, told.replayed, told.skipped) == (8, 0, 4, 0)
 
     run_virtual(main)
 
@@ -120,12 +120,12 @@ def test_a_dropped_delta_lets_the_others_go_on() -> None:
             feed = route.feed(sink)
             publish(route, "a", "a", "a", "a")
             await feed.wait(4)
-            assert await ask(feed, 0, drop=True) == Replayed(1, 1, 2)
+            assert await ask(feed, 0, drop=True) == ReplayResult(1, 1, 2)
             assert held(feed) == [(2, 2, "not 2"), (3, 2, None)]
-            assert await ask(feed, drop=True) == Replayed(1, 1, 0)
+            assert await ask(feed, drop=True) == ReplayResult(1, 1, 0)
             assert sink.offsets == [1, 3]
             told = feed.statistics()
-            assert (told.success, told.dropped, told.quarantined, told.skipped) == (2, 2, 0, 0)
+            assert (told.applied_deltas, told.dropped, told.quarantined, told.skipped) == (2, 2, 0, 0)
 
     run_virtual(main)
 
@@ -141,13 +141,13 @@ def test_late_rows_are_marked_and_come_between_deliveries() -> None:
             bad.clear()
 
             async def before(deliveries: Sequence[Delivery]) -> None:
-                late.append([(one.late, offsets_of([one])) for one in deliveries])
+                late.append([(one.redelivered, offsets_of([one])) for one in deliveries])
                 await anyio.sleep(1)
 
             sink.before = before
             publish(route, "c")
             await until_quiet()
-            assert await ask(feed) == Replayed(2, 0, 0)
+            assert await ask(feed) == ReplayResult(2, 0, 0)
             assert late == [[(False, [3])], [(True, [0, 2])]]
 
     run_virtual(main)
@@ -166,10 +166,10 @@ def test_a_full_quarantine_stops_the_sink_until_there_is_room() -> None:
                 await feed.wait(6)
             assert (feed.applied, sink.offsets, feed.state) == (4, [0, 3], FeedState.STOPPED)
             bad.clear()
-            assert await ask(feed) == Replayed(2, 0, 0)
+            assert await ask(feed) == ReplayResult(2, 0, 0)
             await feed.wait(6)
             assert sink.offsets == [0, 3, 1, 2, 4, 5]
-            assert feed.statistics().success == 6
+            assert feed.statistics().applied_deltas == 6
 
     run_virtual(main)
 
@@ -228,7 +228,7 @@ def test_waiting_for_a_replay_can_be_given_up() -> None:
 
             sink.before = never
             request = ReplayRequest(None, drop=False)
-            feed.request(request)
+            feed.add_request(request)
             with anyio.move_on_after(0.3):
                 await request.wait()
             await anyio.sleep(1)
@@ -305,7 +305,7 @@ async def _check_story(story: dict[str, object]) -> None:
         dropped = set(range(len(vectors))) - set(sink.offsets)
         assert len(sink.offsets) == len(set(sink.offsets))
         assert len(dropped) == feed.statistics().dropped
-        assert feed.statistics().success == len(sink.offsets)
+        assert feed.statistics().applied_deltas == len(sink.offsets)
         assert feed.statistics().skipped == 0
         place = {offset: at for at, offset in enumerate(sink.offsets)}
         for offset, vector in enumerate(vectors):

@@ -41,7 +41,7 @@ def test_a_stalled_sink_delays_nobody_and_gets_everything_later(loop: dict[str, 
                     last = await p.publish(Delta(f"v{number}", opaque(b"x")))
                 await p.wait_visible(last, sinks=["fast"])
                 assert slow == []
-                assert p.statistics().sinks["slow"].behind
+                assert p.statistics().sinks["slow"].catching_up
                 async for one in subscription:
                     read.append(one.offset)
                     if len(read) == 200:

@@ -85,7 +85,7 @@ def published(address: str, job: str = JOB, *, s_max: float = 60.0) -> JobStatus
 
 def keys_in(propagator: Propagator) -> list[str]:
     """Every vector id in the log, in its order, as often as it stands there."""
-    batches = whole(propagator.inside().log)
+    batches = whole(propagator.internals().log)
     return [key for one in batches if not one.batch.is_control for key in one.batch.keys]
 
 
@@ -101,7 +101,7 @@ class Place:
 
     @property
     def jobs(self) -> Jobs:
-        hub = self.service._hub
+        hub = self.service._context
         assert hub is not None
         return hub.jobs
 

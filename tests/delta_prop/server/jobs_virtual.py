@@ -65,7 +65,7 @@ class Site:
 
     @property
     def jobs(self) -> Jobs:
-        hub = self.service._hub
+        hub = self.service._context
         assert hub is not None
         return hub.jobs
 
@@ -184,7 +184,7 @@ async def site(
 
 async def until_read(site: Site) -> None:
     """Wait until the server knows what is staged."""
-    while not site.jobs._read:  # noqa: ASYNC110
+    while not site.jobs._is_loaded:  # noqa: ASYNC110
         await anyio.sleep(0.01)
 
 

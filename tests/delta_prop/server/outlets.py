@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from delta_prop.route.table import Table, Taker
+from delta_prop.route.routing_table import RouteTarget, RoutingTable
+from delta_prop.server.consumer_session import ConsumerSession
 from delta_prop.server.groups import Groups
-from delta_prop.server.outlet import Outlet
 from delta_prop.server.settings import ServerSettings
 from delta_prop.testing import virtual_world
 from delta_prop_broker.disk import FileRange
@@ -19,33 +19,33 @@ from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.codec import NEED_BYTES, Decoder, encode
-from delta_prop_wire.cutting import rows_of
+from delta_prop_wire.credit_window import CreditWindow
 from delta_prop_wire.delta import AckLevel, Delta, Priority, Source, create, opaque
 from delta_prop_wire.delta_map import pack_delta
-from delta_prop_wire.encode import encode_batch, encode_void
+from delta_prop_wire.encode import encode_batch, encode_noop
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import BatchFrame, Credit, DeltaFrame, Start, StartAt, Subscription
+from delta_prop_wire.slicing import rows_of
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import Topic
-from delta_prop_wire.window import Window
 from tests.broker.durable import LOG_ID, commit, open_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from delta_prop.server.hot import Sending
+    from delta_prop.server.send_queue import SendChunk
     from delta_prop_wire.batch import Batch, LoggedBatch
 
 ROOMY = LogSettings(
     segment_bytes_max=300_000,
     bytes_max=4_000_000,
-    keep_bytes_max=4_000_000,
+    retention_bytes=4_000_000,
     tail_bytes_max=1,
     free_bytes_min=0,
     reserve_bytes=0,
     compact=False,
 )
-SETTINGS = ServerSettings(outlet_bytes_max=20_000, send_bytes_max=4_000)
+SETTINGS = ServerSettings(subscriber_bytes_max=20_000, send_bytes_max=4_000)
 EARLIEST = Start(StartAt.EARLIEST)
 LATEST = Start(StartAt.LATEST)
 ALL = (Topic.parse("*"),)
@@ -68,14 +68,14 @@ class Sinks:
     """The part of the attached sinks that outlets know."""
 
     def __init__(self) -> None:
-        self.table: Table[Taker] = Table()
-        self.outlets: dict[Taker, None] = {}
+        self.table: RoutingTable[RouteTarget] = RoutingTable()
+        self.outlets: dict[RouteTarget, None] = {}
 
-    def add_outlet(self, outlet: Taker, topics: Iterable[Topic]) -> None:
+    def add_target(self, outlet: RouteTarget, topics: Iterable[Topic]) -> None:
         self.outlets[outlet] = None
         self.table.subscribe(outlet, topics)
 
-    def remove_outlet(self, outlet: Taker) -> None:
+    def remove_target(self, outlet: RouteTarget) -> None:
         self.outlets.pop(outlet, None)
         self.table.unsubscribe(outlet)
 
@@ -124,7 +124,7 @@ class House:
 
     def void(self, count: int = 1) -> LoggedBatch:
         return self.append(
-            encode_void(code=ErrorCode.INVALID_DELTA, origin=16, base=self.counter, count=count)
+            encode_noop(code=ErrorCode.INVALID_DELTA, origin=16, base=self.counter, count=count)
         )
 
     def commit(self) -> None:
@@ -133,7 +133,7 @@ class House:
         self.show()
 
     def show(self) -> None:
-        while self._unseen and self._unseen[0].next_offset <= self.log.visible:
+        while self._unseen and self._unseen[0].next_offset <= self.log.high_watermark:
             logged = self._unseen.pop(0)
             for taker, rows in self.sinks.table.plan(logged.batch):
                 taker.offer(logged, rows)
@@ -145,7 +145,7 @@ class House:
         assert isinstance(self.log, DurableLog)
         self.log.fail(OSError("the disk"))
         self._unseen.clear()
-        self.log.go_on(self.log.recover_anew())
+        self.log.resume(self.log.recover_in_place())
         self.appended = [one for one in self.appended if one.next_offset <= self.log.next_offset]
         for outlet in list(self.sinks.outlets):
             outlet.note_recovered()
@@ -172,15 +172,15 @@ class Line:
         self.frames: list[BatchFrame | DeltaFrame] = []
         self.rung = True
         self.rings = 0
-        self.window = Window(None)
+        self.window = CreditWindow(None)
         self.wake_at: float | None = None
         self.bytes_max = bytes_max or house.settings.send_bytes_max
-        self.outlet = Outlet(
+        self.outlet = ConsumerSession(
             house.inside,
             settings=house.settings,
             codecs=codecs,
-            may_read=may_read,
-            ring=self._ring,
+            can_read=may_read,
+            notify=self._ring,
             groups=house.groups,
         )
 
@@ -190,7 +190,7 @@ class Line:
 
     def subscribe(self, request: Subscription) -> int:
         if request.credit is not None:
-            self.window = Window(request.credit)
+            self.window = CreditWindow(request.credit)
         granted = self.outlet.subscribe(request)
         self.rung = True
         return granted.start.next_offset
@@ -210,7 +210,7 @@ class Line:
                 assert sending.deltas <= (self.rows_max or sending.deltas)
                 taken += 1
                 self._take_in(sending)
-                self.rung = self.rung or not times or not self.outlet.rests()
+                self.rung = self.rung or not times or not self.outlet.try_idle()
                 continue
             wait_s = self.outlet.wait_s(self.house.now)
             self.wake_at = None if wait_s is None else self.house.now + wait_s
@@ -228,7 +228,7 @@ class Line:
     def offsets(self) -> list[int]:
         return [offset for offset, _, _ in self.got]
 
-    def _take_in(self, sending: Sending) -> None:
+    def _take_in(self, sending: SendChunk) -> None:
         if isinstance(sending.parts, FileRange):
             self.kinds.append("range")
             self.ranges.append(sending.parts.size)
@@ -238,7 +238,7 @@ class Line:
             raw = b"".join(sending.parts)
         assert len(raw) == sending.bytes
         self.bytes += len(raw)
-        visible = self.house.log.visible
+        visible = self.house.log.high_watermark
         decoder, deltas = Decoder(), 0
         for start in range(0, len(raw), 1 << 22):
             decoder.receive(raw[start : start + (1 << 22)])
@@ -247,11 +247,11 @@ class Line:
                 deltas += self._take_frame(frame)
         assert decoder.buffered_bytes == 0
         assert deltas == sending.deltas
-        assert sending.next_offset <= self.outlet.dealt_with <= visible
+        assert sending.next_offset <= self.outlet.processed <= visible
         assert self.got[-1][0] < sending.next_offset
 
     def _take_frame(self, frame: BatchFrame | DeltaFrame) -> int:
-        assert self.window.open, "a frame is sent while both balances are above 0"
+        assert self.window.is_open, "a frame is sent while both balances are above 0"
         self.frames.append(frame)
         if isinstance(frame, DeltaFrame):
             assert frame.lamport is not None
@@ -262,7 +262,7 @@ class Line:
             assert not frame.batch.is_control
             rows = [(row.offset, row.lamport, pack_delta(row.delta)) for row in rows_of(frame)]
             size = frame.batch.size
-        assert rows[-1][0] < self.house.log.visible
+        assert rows[-1][0] < self.house.log.high_watermark
         self.window.spend(len(rows), size)
         self.got += rows
         return len(rows)
@@ -303,7 +303,7 @@ def mixed(house: House) -> None:
 def roomy() -> House:
     """A log of several segments, with control rows here and there."""
     log_settings = replace(ROOMY, segment_bytes_max=80_000)
-    house = House.on_disk(log_settings, settings=ServerSettings(outlet_bytes_max=20_000))
+    house = House.on_disk(log_settings, settings=ServerSettings(subscriber_bytes_max=20_000))
     for number in range(250):
         house.rows(2, data=bytes(400))
         if number % 150 == 149:

@@ -9,11 +9,11 @@ import anyio
 import pytest
 
 from delta_prop.server.access import Access
-from delta_prop.server.grants import EVERYTHING, Unauthorized
-from delta_prop.server.tokens import TOKEN_CHARS_MAX, Usual
+from delta_prop.server.permissions import ALL_PERMISSIONS, Unauthorized
+from delta_prop.server.tokens import TOKEN_CHARS_MAX, TokenDefaults
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_wire.errors import UsageError
-from delta_prop_wire.state import UNAUTHORIZED_TEXT
+from delta_prop_wire.message_rules import UNAUTHORIZED_TEXT
 from tests.delta_prop.server.tokens import File, table, world_with_clock
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def test_without_a_file_everybody_may_do_everything() -> None:
     async def main() -> None:
         access = Access(virtual_world())
         assert access.is_open
-        assert access.check(None) is access.check("whatever") is EVERYTHING
-        assert access.still_holds(EVERYTHING)
+        assert access.check(None) is access.check("whatever") is ALL_PERMISSIONS
+        assert access.is_valid(ALL_PERMISSIONS)
         await access.reload()
         await access.run()  # there is nothing to look at
 
@@ -63,7 +63,7 @@ def test_every_wrong_token_is_refused_the_same_way() -> None:
         access = Access(world, File(READS + old))
         clock.wall = 10 * SECOND - 1
         assert access.check("t-old").name == "old"
-        assert access.check("t-read").may_read("docs")
+        assert access.check("t-read").can_read("docs")
         assert not access.is_open
         clock.wall = 10 * SECOND
         wrong = (None, "", "t-rea", "t-read ", "T-READ", "t-old", "t" * TOKEN_CHARS_MAX, "t" * 2000, "\ud800")
@@ -76,7 +76,7 @@ def test_every_wrong_token_is_refused_the_same_way() -> None:
         assert causes[0] == causes[1] == "no token was given"
         assert causes[5] == "token 'old' has expired"
         assert causes[6] == "the token is unknown"
-        assert "1024 at most" in causes[7]
+        assert "give up to 1024" in causes[7]
         assert not any("t-" in cause for cause in causes)
 
     run_virtual(main)
@@ -99,7 +99,7 @@ def test_a_file_that_cannot_be_used_at_the_start_is_refused() -> None:
 
 def test_the_usual_rate_is_the_servers() -> None:
     async def main() -> None:
-        grant = Access(virtual_world(), File(WRITES), Usual(rate=7.0, burst=3)).check("t-write")
+        grant = Access(virtual_world(), File(WRITES), TokenDefaults(rate=7.0, burst=3)).check("t-write")
         assert (grant.rate, grant.burst) == (7.0, 3)
 
     run_virtual(main)
@@ -108,13 +108,13 @@ def test_the_usual_rate_is_the_servers() -> None:
 def test_a_token_that_is_taken_out_ends_within_seconds() -> None:
     async def main(access: Access, file: File) -> None:
         changed: list[float] = []
-        access.changed = lambda: changed.append(anyio.current_time())
+        access.on_change = lambda: changed.append(anyio.current_time())
         reader, writer = access.check("t-read"), access.check("t-write")
         file.holds = WRITES
         await anyio.sleep(1.5)
         assert changed == [1.0]
-        assert not access.still_holds(reader)
-        assert access.still_holds(writer)
+        assert not access.is_valid(reader)
+        assert access.is_valid(writer)
         assert access.check("t-write") is writer
         refusal(access, "t-read")
         await anyio.sleep(10)
@@ -130,9 +130,9 @@ def test_a_token_that_says_something_else_now_must_come_again() -> None:
             "writer", "t-new", publish=True, namespaces='["docs"]'
         )
         await access.reload()
-        assert not access.still_holds(reader)
-        assert not access.still_holds(writer), "its secret is another, though its rights are the same"
-        assert access.check("t-read").may_read("other")
+        assert not access.is_valid(reader)
+        assert not access.is_valid(writer), "its secret is another, though its rights are the same"
+        assert access.check("t-read").can_read("other")
         assert access.check("t-new") == writer
         refusal(access, "t-write")
 
@@ -141,7 +141,7 @@ def test_a_token_that_says_something_else_now_must_come_again() -> None:
 
 def test_a_token_that_is_added_ends_nobody() -> None:
     async def main(access: Access, file: File) -> None:
-        access.changed = lambda: pytest.fail("nobody's token has changed")
+        access.on_change = lambda: pytest.fail("nobody's token has changed")
         refusal(access, "t-write")
         file.holds = WRITES + READS
         await anyio.sleep(1.5)
@@ -155,14 +155,14 @@ def test_a_token_ends_when_it_expires() -> None:
         world, clock = world_with_clock()
         access = Access(world, File(READS + table("b", "t-b", admin=True, expires="1970-01-01T00:01:00Z")))
         changed: list[float] = []
-        access.changed = lambda: changed.append(anyio.current_time())
+        access.on_change = lambda: changed.append(anyio.current_time())
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(access.run)
             grant = access.check("t-b")
             await anyio.sleep(2.5)
-            assert access.still_holds(grant)
+            assert access.is_valid(grant)
             clock.wall = 60 * SECOND
-            assert not access.still_holds(grant)
+            assert not access.is_valid(grant)
             assert not changed
             await anyio.sleep(5)
             assert changed == [3.0]
@@ -174,7 +174,7 @@ def test_a_token_ends_when_it_expires() -> None:
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
-        ("[[token", "no TOML"),
+        ("[[token", "not TOML"),
         ("", "0 tables"),
         (READS.replace("subscribe", "subscibe"), "did you mean subscribe?"),
         (FileNotFoundError(2, "No such file", "tokens.toml"), "tokens.toml"),
@@ -184,12 +184,12 @@ def test_a_broken_file_changes_nothing_and_is_told_once(
     broken: str | Exception, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main(access: Access, file: File) -> None:
-        access.changed = lambda: pytest.fail("the tokens read before hold on")
+        access.on_change = lambda: pytest.fail("the tokens read before hold on")
         grant = access.check("t-read")
         file.holds = broken
         await anyio.sleep(10.5)
         assert access.check("t-read") is grant
-        assert access.still_holds(grant)
+        assert access.is_valid(grant)
         assert file.reads >= 10
         file.holds = READS + WRITES
         await anyio.sleep(1)
@@ -200,4 +200,4 @@ def test_a_broken_file_changes_nothing_and_is_told_once(
         running(main)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2, "once, and once more after the file was well in between"
-    assert all(said in one and "hold on" in one for one in told)
+    assert all(said in one and "stay valid" in one for one in told)

@@ -9,12 +9,12 @@ import anyio
 import pytest
 
 from delta_prop.server.audit import KINDS_MAX, LINES_PER_WINDOW, Audit, host_of
-from delta_prop.server.grants import Grant, Unauthorized
+from delta_prop.server.permissions import Permissions, Unauthorized
 from delta_prop.testing import run_virtual
-from delta_prop_wire.errors import PeerError, Refused
+from delta_prop_wire.errors import ProtocolError, Refused
 from delta_prop_wire.spec import ErrorCode
 
-GRANT = Grant("ci")
+GRANT = Permissions("ci")
 LIMITED = Refused(ErrorCode.RATE_LIMITED, "too much", retry_after_ms=5)
 
 
@@ -30,8 +30,8 @@ def facts(record: logging.LogRecord) -> dict[str, Any]:
 
 def test_a_refusal_is_one_line_with_its_facts(caplog: pytest.LogCaptureFixture) -> None:
     audit = Audit(lambda: 0.0)
-    audit.refused("10.0.0.7:51", GRANT, "BATCH", Unauthorized("the token may not publish"))
-    audit.refused("10.0.0.8:52", None, "SUBSCRIBE", PeerError(ErrorCode.BAD_FRAME, "no map"))
+    audit.record_refusal("10.0.0.7:51", GRANT, "BATCH", Unauthorized("the token may not publish"))
+    audit.record_refusal("10.0.0.8:52", None, "SUBSCRIBE", ProtocolError(ErrorCode.BAD_FRAME, "no map"))
     one, two = caplog.records
     assert one.name == "delta_prop.audit"
     assert one.getMessage() == two.getMessage() == "refused"
@@ -55,7 +55,7 @@ def test_a_refusal_is_one_line_with_its_facts(caplog: pytest.LogCaptureFixture) 
 def test_what_a_client_sent_is_printable_and_short(caplog: pytest.LogCaptureFixture) -> None:
     audit = Audit(lambda: 0.0)
     wild = Refused(ErrorCode.INVALID_DELTA, "a\nb\x1b[2J\u0085\ud800" + "x" * 1000)
-    audit.refused("10.0.0.7:51", None, "GET /\r\nHost: x", wild)
+    audit.record_refusal("10.0.0.7:51", None, "GET /\r\nHost: x", wild)
     (record,) = caplog.records
     told = facts(record)
     assert told["what"].startswith("a\\nb\\x1b[2J\\x85\\ud800xxx")
@@ -69,9 +69,9 @@ def test_a_flood_is_summed_up_and_hides_nobody_else(caplog: pytest.LogCaptureFix
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(audit.run)
             for port in range(1000):
-                audit.refused(f"10.0.0.7:{port}", GRANT, "DELTA", LIMITED)
-            audit.refused("10.0.0.8:1", GRANT, "DELTA", LIMITED)
-            audit.refused("10.0.0.7:1", GRANT, "DELTA", Unauthorized("no"))
+                audit.record_refusal(f"10.0.0.7:{port}", GRANT, "DELTA", LIMITED)
+            audit.record_refusal("10.0.0.8:1", GRANT, "DELTA", LIMITED)
+            audit.record_refusal("10.0.0.7:1", GRANT, "DELTA", Unauthorized("no"))
             assert len(caplog.records) == LINES_PER_WINDOW + 2
             await anyio.sleep(11.5)
             assert len(caplog.records) == LINES_PER_WINDOW + 3
@@ -82,7 +82,7 @@ def test_a_flood_is_summed_up_and_hides_nobody_else(caplog: pytest.LogCaptureFix
                 "count": 990,
             }
             assert caplog.records[-1].getMessage() == "refused many more"
-            audit.refused("10.0.0.7:1", GRANT, "DELTA", LIMITED)
+            audit.record_refusal("10.0.0.7:1", GRANT, "DELTA", LIMITED)
             assert len(caplog.records) == LINES_PER_WINDOW + 4, "a new window writes again"
             tasks.cancel_scope.cancel()
         assert audit.refusals == 1003
@@ -96,7 +96,7 @@ def test_a_flood_that_goes_on_is_summed_up_each_window(caplog: pytest.LogCapture
     audit = Audit(lambda: now)
     for step in range(100):
         now = step * 0.5
-        audit.refused("10.0.0.7:1", GRANT, "DELTA", LIMITED)
+        audit.record_refusal("10.0.0.7:1", GRANT, "DELTA", LIMITED)
     counts = [getattr(record, "count", None) for record in caplog.records]
     assert counts == ([None] * 10 + [10]) * 4 + [None] * 10
 
@@ -106,7 +106,7 @@ def test_at_the_end_what_was_only_counted_is_written(caplog: pytest.LogCaptureFi
         audit = Audit(anyio.current_time)
         with anyio.move_on_after(2):
             for _ in range(LINES_PER_WINDOW + 5):
-                audit.refused("10.0.0.7:1", GRANT, "DELTA", LIMITED)
+                audit.record_refusal("10.0.0.7:1", GRANT, "DELTA", LIMITED)
             await audit.run()
 
     run_virtual(main)
@@ -116,7 +116,7 @@ def test_at_the_end_what_was_only_counted_is_written(caplog: pytest.LogCaptureFi
 def test_a_flood_from_everywhere_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     audit = Audit(lambda: 0.0)
     for number in range(2 * KINDS_MAX):
-        audit.refused(f"10.{number >> 8}.{number & 255}.1:1", None, "SUBSCRIBE", LIMITED)
+        audit.record_refusal(f"10.{number >> 8}.{number & 255}.1:1", None, "SUBSCRIBE", LIMITED)
     assert len(caplog.records) == KINDS_MAX + LINES_PER_WINDOW
     assert audit.refusals == 2 * KINDS_MAX
 

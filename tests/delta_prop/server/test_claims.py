@@ -11,11 +11,11 @@ import pytest
 from delta_prop import Delta, opaque
 from delta_prop.client import Producer
 from delta_prop.embedded import Propagator
-from delta_prop.ingest.epochs import CLAIMED_MAX, EPOCH_MAX
+from delta_prop.ingest.epochs import CLAIMED_EPOCH_MAX, EPOCH_MAX
 from delta_prop.server.settings import ServerSettings
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.files.identity import read_identity, write_identity
-from delta_prop_broker.log.files.names import DIRECTORY, IDENTITY
+from delta_prop_broker.log.files.paths import DIRECTORY, IDENTITY
 from delta_prop_wire.delta import Dot, Source
 from delta_prop_wire.frames import Ack, DeltaFrame, Hello, JobPart, Nack, OriginClaim, OriginGrant, Subscribe
 from delta_prop_wire.spec import ErrorCode
@@ -77,7 +77,7 @@ async def test_epoch_that_a_fresh_server_does_not_know_is_granted(on_disk: bool,
         assert fenced.code is ErrorCode.FENCED
 
 
-@pytest.mark.parametrize("epoch", [CLAIMED_MAX + 1, EPOCH_MAX])
+@pytest.mark.parametrize("epoch", [CLAIMED_EPOCH_MAX + 1, EPOCH_MAX])
 async def test_claim_that_would_leave_too_few_epochs_is_refused_and_uses_none(epoch: int) -> None:
     async with Propagator() as p, serving(p) as (_, address):
         answer = await claimed(address, epoch)
@@ -108,7 +108,7 @@ async def test_producer_goes_on_when_its_log_comes_back_empty(tmp_path: Path) ->
             pass
     identity = read_identity(old, PATH)
     assert identity is not None
-    write_identity(old, DIRECTORY, PATH, identity.opened_so_often(50))
+    write_identity(old, DIRECTORY, PATH, identity.with_openings(50))
     write_identity(new, DIRECTORY, PATH, identity)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -120,7 +120,7 @@ async def test_producer_goes_on_when_its_log_comes_back_empty(tmp_path: Path) ->
                 await producer.publish(Delta("a", opaque(b"1")))
             async with Propagator(data=new.root) as p, serving(p, settings):
                 await producer.publish(Delta("a", opaque(b"2")))
-                batches = p.inside().log.read(0, rows_max=10, bytes_max=1_000_000)
+                batches = p.internals().log.read(0, rows_max=10, bytes_max=1_000_000)
                 assert {one.batch.epoch for one in batches} == {51 * 4_096 + 1}
     finally:
         await producer.__aexit__(None, None, None)
@@ -178,7 +178,7 @@ async def test_a_delta_of_an_origin_that_another_claimed_is_of_an_unknown_one() 
         assert (nack.code, nack.details) == (ErrorCode.UNKNOWN_ORIGIN, {"origin": ORIGIN})
 
 
-@pytest.mark.parametrize("wrong", [CLAIMED_MAX + 1, 1])
+@pytest.mark.parametrize("wrong", [CLAIMED_EPOCH_MAX + 1, 1])
 async def test_hello_that_is_refused_for_one_claim_grants_none(wrong: int) -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as holder:
         await holder.hello(ORIGIN, OTHER)

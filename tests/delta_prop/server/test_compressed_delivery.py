@@ -12,8 +12,8 @@ from delta_prop import Delta, LogSettings, opaque
 from delta_prop.client import Subscriber
 from delta_prop.embedded import Propagator
 from delta_prop_wire.codec import Decoder
-from delta_prop_wire.compression import available
-from delta_prop_wire.frames import Backpressure, BatchFrame, Credit, Level
+from delta_prop_wire.compression import available_codecs
+from delta_prop_wire.frames import Backpressure, BatchFrame, Credit, PressureLevel
 from delta_prop_wire.spec import Flag, FrameType
 from tests.delta_prop.server.raw import Raw, connected, serving
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.header import Header
 
 ROWS, BATCHES = 20, 60
-NAMES = [codec.name.lower() for codec in available()]
+NAMES = [codec.name.lower() for codec in available_codecs()]
 
 pytestmark = pytest.mark.anyio
 
@@ -58,7 +58,7 @@ class Heard:
         self.headers: list[Header] = []
         self.rows: list[tuple[int, str, bytes | None]] = []
         self._client = client
-        client._decoder = Decoder(look_at=self.headers.append)
+        client._decoder = Decoder(on_header=self.headers.append)
 
     async def all(self) -> None:
         while len(self.rows) < ROWS * BATCHES:
@@ -121,7 +121,7 @@ async def test_cut_deliveries_are_plain_and_all_there(tmp_path: Path) -> None:
             async with connected(address) as client:
                 heard = Heard(client)
                 await client.hello(features=("zstd",))
-                await client.send(Backpressure(1, Level.WARN, rate=rate))
+                await client.send(Backpressure(1, PressureLevel.WARN, rate=rate))
                 await client.subscribe(topic, credit=Credit(100_000, 10_000_000))
                 await heard.all()
                 assert heard.rows == EXPECTED

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 PAIR, RING = [(0, 1), (1, 0)], [(0, 1), (1, 2), (2, 0)]
 HEARTBEAT_S = 0.2
-CLIENT = ClientSettings(heartbeat_s=HEARTBEAT_S, silence_s_max=4.0, offline_s_max=60.0)
-SERVER = ServerSettings(port=0, heartbeat_s=HEARTBEAT_S, silence_s_max=4.0)
+CLIENT = ClientSettings(heartbeat_interval_s=HEARTBEAT_S, peer_timeout_s=4.0, reconnect_timeout_s=60.0)
+SERVER = ServerSettings(port=0, heartbeat_interval_s=HEARTBEAT_S, peer_timeout_s=4.0)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ async def test_after_a_cut_all_hold_the_same_and_then_are_quiet(
     ways: list[tuple[int, int]], durable: bool, tmp_path: Path
 ) -> None:
     random = Random(7)
-    log = LogSettings(segment_bytes_max=1 << 20, bytes_max=1 << 24, keep_bytes_max=1 << 24, reserve_bytes=0)
+    log = LogSettings(segment_bytes_max=1 << 20, bytes_max=1 << 24, retention_bytes=1 << 24, reserve_bytes=0)
     services = []
     for number in range(len({here for here, _ in ways})):
         data = tmp_path / f"log-{number}" if durable else None

@@ -14,7 +14,16 @@ from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from delta_prop_wire.codec import encode
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.encode import encode_batch
-from delta_prop_wire.frames import Ack, Backpressure, BatchFrame, Heartbeat, Hello, Level, Nack, Subscribe
+from delta_prop_wire.frames import (
+    Ack,
+    Backpressure,
+    BatchFrame,
+    Heartbeat,
+    Hello,
+    Nack,
+    PressureLevel,
+    Subscribe,
+)
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.server.raw import ORIGIN, connected, opaque_batch, serving
 
@@ -51,7 +60,7 @@ def test_an_idle_client_that_beats_stays_and_a_silent_one_goes() -> None:
                 beats += 1
                 assert beat.echo_us is not None
             assert beats == 12
-            assert len(service.peers()) == 1
+            assert len(service.connections()) == 1
             while (frame := await silent.next()) is not None:
                 assert isinstance(frame, Heartbeat)
             assert silent.ended
@@ -72,7 +81,7 @@ def test_a_hello_that_never_comes_ends_the_connection() -> None:
                 assert count == 0
             assert 9 < anyio.current_time() - began < 12
         await anyio.sleep(1)
-        assert service.peers() == []
+        assert service.connections() == []
 
     in_virtual_time(story)
 
@@ -147,7 +156,7 @@ def test_a_subscriber_that_asks_for_a_pause_gets_one() -> None:
         async with connected(address, network) as client:
             await client.hello()
             await client.subscribe()
-            await client.send(Backpressure(1, Level.STOP, retry_after_ms=3_000))
+            await client.send(Backpressure(1, PressureLevel.STOP, retry_after_ms=3_000))
             await anyio.sleep(0.1)
             began = anyio.current_time()
             await p.publish(Delta("a", opaque(b"1")))

@@ -10,13 +10,13 @@ import pytest
 
 from delta_prop import Delta, LogSettings, opaque
 from delta_prop.embedded import Propagator
-from delta_prop.server.outlet import Outlet
+from delta_prop.server.consumer_session import ConsumerSession
 from delta_prop_broker.disk import FileRange
 from delta_prop_wire.frames import Ack, BatchFrame, Credit, DeltaFrame, Nack, Start, StartAt, Unsubscribe
 from tests.delta_prop.server.raw import Raw, connected, serving
 
 if TYPE_CHECKING:
-    from delta_prop.server.hot import Sending
+    from delta_prop.server.send_queue import SendChunk
 
 
 @pytest.fixture(params=["asyncio", "asyncio+uvloop", "trio"])
@@ -46,7 +46,7 @@ async def offsets(client: Raw, count: int) -> list[int]:
     return found
 
 
-async def dealt_with(client: Raw, offset: int) -> None:
+async def processed(client: Raw, offset: int) -> None:
     """Say so, and wait until the server has heard it: frames are taken in order, and this one is refused."""
     await client.send(Ack(0, processed=offset), Unsubscribe(9, 77, drain=False))
     assert (await client.until(Nack)).correlation_id == 9
@@ -57,14 +57,14 @@ async def test_who_was_away_is_sent_parts_of_the_files_and_then_what_comes(
 ) -> None:
     ranges: list[FileRange] = []
 
-    def watched(self: Outlet, now: float, bytes_max: int, **more: Any) -> Sending | None:
+    def watched(self: ConsumerSession, now: float, bytes_max: int, **more: Any) -> SendChunk | None:
         sending = take(self, now, bytes_max, **more)
         if sending is not None and isinstance(sending.parts, FileRange):
             ranges.append(sending.parts)
         return sending
 
-    take = Outlet.take
-    monkeypatch.setattr(Outlet, "take", watched)
+    take = ConsumerSession.take
+    monkeypatch.setattr(ConsumerSession, "take", watched)
     async with Propagator(data=tmp_path, log=LOG) as p:
         await published(p, 300)
         async with serving(p) as (_, address), connected(address) as client:
@@ -84,11 +84,11 @@ async def test_a_group_changes_hands_and_loses_nothing(tmp_path: Path) -> None:
                 await client.hello()
             await first.subscribe(start=GROUP, group="g", credit=Credit(5, 1 << 30))
             assert await offsets(first, 6) == list(range(6))
-            await dealt_with(first, 4)
+            await processed(first, 4)
             answer = await second.subscribe(start=GROUP, group="g")
             assert answer.subscribed is not None
             assert (answer.subscribed.start.next_offset, answer.subscribed.standby) == (4, True)
-            await dealt_with(first, 5)
+            await processed(first, 5)
             await first.stream.aclose()
             while (again := await second.until(Ack)).correlation_id is None:
                 pass
@@ -112,7 +112,7 @@ async def test_a_place_outlives_the_server(tmp_path: Path) -> None:
                 assert granted is not None
                 assert granted.start.next_offset == begin
                 await offsets(client, 20 - begin)
-                await dealt_with(client, 10)
+                await processed(client, 10)
 
 
 async def test_deltas_one_a_frame_carry_their_lamport_numbers() -> None:

@@ -34,7 +34,7 @@ def test_the_cursor_goes_on_in_the_new_epoch() -> None:
             await p.publish(Delta("a", opaque(b"2")))  # tried again once the log is well
             nack = await client.until(Nack)
             assert (nack.code, nack.retry_after_ms) == (ErrorCode.SHUTTING_DOWN, 50)
-            assert p.inside().log.epoch == granted.start.epoch + 1
+            assert p.internals().log.epoch == granted.start.epoch + 1
             cursor = Start(StartAt.CURSOR, granted.start._replace(next_offset=1))
             again = (await client.subscribe(start=cursor)).subscribed
             assert again is not None
@@ -48,7 +48,7 @@ def test_the_cursor_goes_on_in_the_new_epoch() -> None:
 def test_who_sends_to_a_log_that_was_recovered_since_hello_has_to_say_hello_again() -> None:
     async def run() -> None:
         network, disk = VirtualNetwork(1), SimDisk(1)
-        log = LogSettings(compact=False, level=AckLevel.LOGGED)
+        log = LogSettings(compact=False, read_level=AckLevel.LOGGED)
         async with (
             Propagator(data="x", log=log, world=virtual_world(1, network=network, disk=disk)) as p,
             serving(p) as (service, _),

@@ -25,7 +25,7 @@ from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.server.raw import ORIGIN, connected, opaque_batch, serving
 
 pytestmark = pytest.mark.anyio
-QUICK = ServerSettings(port=0, heartbeat_s=0.2)
+QUICK = ServerSettings(port=0, heartbeat_interval_s=0.2)
 
 
 async def test_a_first_hello_that_is_refused_ends_its_connection_alone() -> None:

@@ -68,9 +68,9 @@ def test_readers_get_what_is_committed_after_the_end_was_asked_for(level: AckLev
             await granting.subscribe(credit=Credit(1, 1 << 20))
             await others.subscribe("ns:nothing of that")
             await producer.send(*(opaque_batch(base, 10, level=level) for base in range(1, 400, 10)))
-            while p.inside().log.next_offset < 400:  # noqa: ASYNC110 - what is appended tells nobody
+            while p.internals().log.next_offset < 400:  # noqa: ASYNC110 - what is appended tells nobody
                 await anyio.sleep(0.001)
-            assert p.inside().log.visible < 400
+            assert p.internals().log.high_watermark < 400
             service.stop()
             for reader, grants, expected in ((all_of_it, 0, 400), (granting, 10, 400), (others, 0, 0)):
                 offsets, nack = await read_to_the_end(reader, grants=grants)
@@ -87,7 +87,7 @@ def test_a_reader_that_takes_nothing_and_a_delta_without_its_parent_hold_up_the_
     async def run() -> None:
         network = VirtualNetwork(1)
         world = virtual_world(1, network=network, disk=SimDisk(1))
-        settings = ServerSettings(port=0, drain_s_max=3.0)
+        settings = ServerSettings(port=0, drain_timeout_s=3.0)
         async with (
             Propagator(data="x", log=LogSettings(compact=False), world=world) as p,
             serving(p, settings) as (service, address),
@@ -183,7 +183,7 @@ async def _read_while_it_ends(data: Path, config: Path) -> list[int]:
 
     with served(data, "--config", str(config)) as server:
         address = f"127.0.0.1:{server.port}"
-        producing = Producer(address, name="flood", settings=ClientSettings(close_s_max=0.1))
+        producing = Producer(address, name="flood", settings=ClientSettings(close_timeout_s=0.1))
         with suppress(Refused):  # what was not taken any more
             async with (
                 Subscriber(address, "*", start="earliest") as subscriber,

@@ -8,7 +8,7 @@ from delta_prop.embedded import Propagator
 from delta_prop.server.settings import ServerSettings
 from delta_prop_wire.codec import encode
 from delta_prop_wire.compression import Compression
-from delta_prop_wire.frames import Ack, Backpressure, Credit, Heartbeat, Level
+from delta_prop_wire.frames import Ack, Backpressure, Credit, Heartbeat, PressureLevel
 from tests.delta_prop.server.raw import ORIGIN, connected, opaque_batch, serving
 
 pytestmark = pytest.mark.anyio
@@ -25,7 +25,7 @@ async def test_a_compressed_batch_gives_back_what_it_cost() -> None:
 
 
 async def test_producers_alone_are_told_of_the_producers_pressure() -> None:
-    quick = ServerSettings(port=0, heartbeat_s=0.2)
+    quick = ServerSettings(port=0, heartbeat_interval_s=0.2)
     async with (
         Propagator() as p,
         serving(p, quick) as (service, address),
@@ -35,7 +35,7 @@ async def test_producers_alone_are_told_of_the_producers_pressure() -> None:
         await producer.hello(ORIGIN)
         await subscriber.hello()
         await subscriber.subscribe()
-        for peer in service._peers.values():
-            peer.tell_pressure(Backpressure(1, Level.WARN))
-        assert await producer.next() == Backpressure(1, Level.WARN)
+        for peer in service._handlers.values():
+            peer.send_pressure(Backpressure(1, PressureLevel.WARN))
+        assert await producer.next() == Backpressure(1, PressureLevel.WARN)
         assert isinstance(await subscriber.next(), Heartbeat)

@@ -16,7 +16,7 @@ from delta_prop.embedded import Propagator
 from delta_prop.server.access import Access
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
-from delta_prop.sinks import ForwardSink, IndexSink, Resident
+from delta_prop.sinks import ForwardSink, IndexSink, ResidentVectors
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from tests.delta_prop.server.tokens import File, table
 from tests.whole_log import whole
@@ -44,7 +44,7 @@ class Node:
         self.world = virtual_world(int(name), network=network.at(self.host))
         self.p = Propagator(settings, world=self.world)
         self.access = None if tokens is None else Access(self.world, tokens)
-        self.resident = Resident()
+        self.resident = ResidentVectors()
         self.links: list[ForwardLink] = []
 
     async def open(self, exits: AsyncExitStack) -> None:
@@ -72,7 +72,7 @@ class Node:
 
     def deltas(self) -> list[tuple[object, ...]]:
         """What its log holds, in no order."""
-        log = self.p.inside().log
+        log = self.p.internals().log
         read = whole(log)
         return sorted(
             (logged.batch.origin, logged.batch.counter(row), logged.lamport + row)
@@ -272,6 +272,6 @@ def test_what_is_refused_for_now_comes_again() -> None:
             await a.forward_to(b, token="t" * 32)
             await a.write(100)
             await settle((a, b), 600)
-            assert b.p.statistics().voided == 0
+            assert b.p.statistics().noops == 0
 
     run_virtual(main)

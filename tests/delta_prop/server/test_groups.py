@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from delta_prop.group_places import (
-    Group,
+from delta_prop.group_cursor import (
     GroupBusy,
+    GroupCursor,
     read_group,
     read_groups,
-    read_place,
+    read_position,
     reset_group,
 )
 from delta_prop.server import groups as module
-from delta_prop.server.groups import Groups, GroupStatistics, Joined
+from delta_prop.server.groups import GroupAssignment, Groups, GroupStatistics
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_simulations.disk import SimDisk
@@ -39,23 +39,25 @@ class Reader:
     """A member that notes what it is told."""
 
     fenced: list[Refused] = field(default_factory=list)
-    took_over: list[Joined] = field(default_factory=list)
+    took_over: list[GroupAssignment] = field(default_factory=list)
 
     def fence(self, refused: Refused) -> None:
         self.fenced.append(refused)
 
-    def take_over(self, joined: Joined) -> None:
+    def take_over(self, joined: GroupAssignment) -> None:
         self.took_over.append(joined)
 
 
-def join(groups: Groups, name: str, member: Reader, begin: int = 0, identity: bytes | None = None) -> Joined:
-    return groups.join(name, member, lambda: begin, identity=identity)
+def join(
+    groups: Groups, name: str, member: Reader, begin: int = 0, identity: bytes | None = None
+) -> GroupAssignment:
+    return groups.join(name, member, lambda: begin, member_id=identity)
 
 
 def place(groups: Groups, name: str, member: Reader, begin: int = 0) -> int:
     joined = join(groups, name, member, begin)
-    assert not joined.standby
-    return joined.place
+    assert not joined.is_standby
+    return joined.offset
 
 
 def log_of(disk: SimDisk, rows: int = 100) -> Log:
@@ -112,15 +114,15 @@ def test_second_member_stands_by_and_takes_over_where_the_first_stopped() -> Non
         async with running(disk, log_of(disk)) as groups:
             assert place(groups, "g", first) == 0
             groups.commit("g", 30, first)
-            assert join(groups, "g", second) == Joined(30, 0, standby=True)
-            assert join(groups, "g", third) == Joined(30, 0, standby=True)
+            assert join(groups, "g", second) == GroupAssignment(30, 0, is_standby=True)
+            assert join(groups, "g", third) == GroupAssignment(30, 0, is_standby=True)
             assert groups.statistics() == {"g": GroupStatistics(30, True, 2)}
             groups.commit("g", 99, second)  # it is not heard
             groups.commit("g", 31, first)
             assert [first.fenced, second.fenced, second.took_over] == [[], [], []]
             groups.leave("g", first)
             groups.leave("g", first)
-            assert second.took_over == [Joined(31, 0)]
+            assert second.took_over == [GroupAssignment(31, 0)]
             assert groups.statistics() == {"g": GroupStatistics(31, True, 1)}
             groups.leave("g", third)
             groups.leave("g", second)
@@ -136,18 +138,18 @@ def test_client_that_connects_again_takes_its_own_place_at_once() -> None:
         async with running(disk, log_of(disk)) as groups:
             join(groups, "g", old, identity=b"a")
             groups.commit("g", 30, old)
-            assert join(groups, "g", other, identity=b"b").standby
-            assert join(groups, "g", new, identity=b"a") == Joined(30, 0)
+            assert join(groups, "g", other, identity=b"b").is_standby
+            assert join(groups, "g", new, identity=b"a") == GroupAssignment(30, 0)
             assert [one.code for one in old.fenced] == [ErrorCode.FENCED]
             groups.commit("g", 99, old)
             groups.leave("g", old)
             assert groups.statistics() == {"g": GroupStatistics(30, True, 1)}
             again = Reader()
-            assert join(groups, "g", again, identity=b"b").standby
+            assert join(groups, "g", again, identity=b"b").is_standby
             assert [one.code for one in other.fenced] == [ErrorCode.FENCED]
             groups.leave("g", other)
             groups.leave("g", new)
-            assert again.took_over == [Joined(30, 0)]
+            assert again.took_over == [GroupAssignment(30, 0)]
 
     run_virtual(main)
 
@@ -176,12 +178,12 @@ def test_reset_moves_a_group_and_its_members_connect_again() -> None:
             join(groups, "g", second)
             assert await groups.reset("g", 3)
             assert first.fenced[0].retryable
-            assert read_place(disk, "g", LOG_ID) == (3, 1)
+            assert read_position(disk, "g", LOG_ID) == (3, 1)
             groups.leave("g", first)
-            assert second.took_over == [Joined(3, 1)]
+            assert second.took_over == [GroupAssignment(3, 1)]
         reset_group(disk, "g", LOG_ID, 5)
         async with running(disk, log) as groups:
-            assert join(groups, "g", first) == Joined(5, 2)
+            assert join(groups, "g", first) == GroupAssignment(5, 2)
 
     run_virtual(main)
 
@@ -190,12 +192,12 @@ def test_member_stands_by_for_a_group_that_another_process_reads() -> None:
     async def main() -> None:
         disk, reader, gone = SimDisk(), Reader(), Reader()
         log = log_of(disk)
-        command = Group(disk, "g", LOG_ID)
+        command = GroupCursor(disk, "g", LOG_ID)
         command.next_offset = 10
-        command.keep()
+        command.store()
         async with running(disk, log) as groups:
-            assert join(groups, "g", gone) == Joined(10, 0, standby=True)
-            assert join(groups, "g", reader) == Joined(10, 0, standby=True)
+            assert join(groups, "g", gone) == GroupAssignment(10, 0, is_standby=True)
+            assert join(groups, "g", reader) == GroupAssignment(10, 0, is_standby=True)
             groups.leave("g", gone)
             await anyio.sleep(5)
             assert not reader.took_over
@@ -203,12 +205,12 @@ def test_member_stands_by_for_a_group_that_another_process_reads() -> None:
             command.next_offset = 12
             command.close()
             await anyio.sleep(2)
-            assert reader.took_over == [Joined(12, 0)]
+            assert reader.took_over == [GroupAssignment(12, 0)]
             with pytest.raises(GroupBusy):
-                Group(disk, "g", LOG_ID)
+                GroupCursor(disk, "g", LOG_ID)
             groups.leave("g", reader)
-            command = Group(disk, "h", LOG_ID)
-            assert join(groups, "h", reader, begin=4) == Joined(4, 0, standby=True)
+            command = GroupCursor(disk, "h", LOG_ID)
+            assert join(groups, "h", reader, begin=4) == GroupAssignment(4, 0, is_standby=True)
             groups.leave("h", reader)
             await anyio.sleep(5)
             assert groups.statistics() == {}
@@ -226,11 +228,11 @@ def test_who_leaves_lets_other_processes_have_the_group() -> None:
             groups.commit("g", 5, reader)
             await anyio.sleep(2)
             with pytest.raises(UsageError, match="read by another process"):
-                Group(disk, "g", LOG_ID)
+                GroupCursor(disk, "g", LOG_ID)
             groups.leave("g", reader)
             await anyio.sleep(2)
             assert groups.statistics() == {}
-            command = Group(disk, "g", LOG_ID)
+            command = GroupCursor(disk, "g", LOG_ID)
             assert command.next_offset == 5
             command.next_offset = 50
             command.close()
@@ -350,7 +352,7 @@ def test_a_damaged_place_is_told() -> None:
         log = log_of(disk)
         disk.put("groups/g.cursor", b"00000000\n{}")
         async with running(disk, log) as groups:
-            assert "damaged" in refused(lambda: place(groups, "g", reader)).message
+            assert "corrupted" in refused(lambda: place(groups, "g", reader)).message
             assert groups.statistics() == {}
 
     run_virtual(main)
@@ -361,15 +363,15 @@ def test_a_group_is_told_at_its_true_place_from_the_moment_its_reader_leaves() -
         disk, reader = SimDisk(), Reader()
         threads = virtual_world().new_threads()
         async with running(disk, log_of(disk)) as groups:
-            await groups.look(threads)
+            await groups.poll_absent(threads)
             place(groups, "g", reader)
             await anyio.sleep(1.5)
             groups.commit("g", 5, reader)
             await anyio.sleep(0.3)
             groups.leave("g", reader)
             for _ in range(20):
-                await groups.look(threads)
-                assert groups.places()["g"].next_offset == 5
+                await groups.poll_absent(threads)
+                assert groups.all_statistics()["g"].next_offset == 5
                 await anyio.sleep(0.1)
             assert groups.statistics() == {}, "the file tells it by now"
 
@@ -399,10 +401,10 @@ def test_a_reset_by_another_process_is_told_at_once() -> None:
             groups.commit("g", 5, reader)
             groups.leave("g", reader)
             await anyio.sleep(2)
-            await groups.look(threads)
-            assert groups.places()["g"].next_offset == 5
+            await groups.poll_absent(threads)
+            assert groups.all_statistics()["g"].next_offset == 5
             reset_group(disk, "g", LOG_ID, 0)
-            await groups.look(threads)
-            assert groups.places()["g"].next_offset == 0
+            await groups.poll_absent(threads)
+            assert groups.all_statistics()["g"].next_offset == 0
 
     run_virtual(main)

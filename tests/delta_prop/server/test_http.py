@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop.misconfigured import Misconfigured
+from delta_prop.connection_faults import Misconfigured
 from delta_prop.ports import Tls
 from delta_prop.server.access import Access
 from delta_prop.server.counters import Counters
 from delta_prop.server.http import CONNECTIONS_MAX, HEAD_BYTES_MAX, HttpPort
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
-from delta_prop.testing.link import Conditions
+from delta_prop.testing.network_path import NetworkConditions
 from tests.delta_prop.server.tokens import File, table
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Told:
         self.reason: str | None = None
         self.fails = False
 
-    def ready(self) -> str | None:
+    def unready_reason(self) -> str | None:
         return self.reason
 
     def status(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Told:
     def jobs(self) -> list[dict[str, Any]]:
         return [{"job": "nightly"}]
 
-    def peers(self) -> list[dict[str, Any]]:
+    def connections(self) -> list[dict[str, Any]]:
         return []
 
 
@@ -139,7 +139,7 @@ def serve(
     *,
     tokens: str | None = None,
     backend: Literal["asyncio", "trio"] = "asyncio",
-    conditions: Conditions | None = None,
+    conditions: NetworkConditions | None = None,
     connections_max: int = CONNECTIONS_MAX,
 ) -> None:
     async def run() -> None:
@@ -250,7 +250,7 @@ def test_with_tokens_all_but_health_is_an_admins(path: str, caplog: pytest.LogCa
         answers.append(await client.answer())
         assert {(one.status, one.body) for one in answers} == {(401, answers[0].body)}
         assert answers[0].json["code"] == "UNAUTHORIZED"
-        assert answers[0].json["error"].endswith("with the header `Authorization: Bearer TOKEN`")
+        assert answers[0].json["error"].endswith("in the header `Authorization: Bearer TOKEN`")
         assert answers[0].headers["www-authenticate"].startswith("Bearer")
         assert (await site.ask("HEAD", path)).status == 401
 
@@ -260,7 +260,7 @@ def test_with_tokens_all_but_health_is_an_admins(path: str, caplog: pytest.LogCa
     assert len(facts) == 9
     assert facts[0]["peer"].startswith("10.0.0.1:")
     told = [(one["token"], one["frame"], one["code"], one["what"]) for one in facts]
-    assert told[0] == ("r", f"GET {path}", "UNAUTHORIZED", "the token is not an admin's")
+    assert told[0] == ("r", f"GET {path}", "UNAUTHORIZED", "the token does not have the right admin")
     assert told[1] == ("-", f"GET {path}", "UNAUTHORIZED", "the token is unknown")
     assert told[-1] == ("-", f"HEAD {path}", "UNAUTHORIZED", "no token was given")
 
@@ -352,7 +352,7 @@ def test_who_takes_no_answer_is_let_go() -> None:
         await anyio.sleep(3)
         assert site.port._connections.open == 0
 
-    serve(main, conditions=Conditions(buffer_bytes=4096))
+    serve(main, conditions=NetworkConditions(buffer_bytes=4096))
 
 
 def test_a_flood_of_wrong_tokens_is_summed_up(caplog: pytest.LogCaptureFixture) -> None:
@@ -392,7 +392,7 @@ def test_a_look_that_fails_is_an_answer_too(caplog: pytest.LogCaptureFixture) ->
         assert (await site.ask("GET", "/api/status")).status == 200
 
     serve(main)
-    assert "/api/status could not be told" in caplog.text
+    assert "/api/status failed" in caplog.text
     caplog.clear()
 
 
@@ -404,7 +404,7 @@ def test_broken_connections_and_small_pieces_change_nothing() -> None:
         for _ in range(3):
             assert (await site.ask("GET", "/healthz")).status == 200
 
-    serve(main, conditions=Conditions(chunk_bytes_max=3))
+    serve(main, conditions=NetworkConditions(chunk_bytes_max=3))
 
 
 @given(st.lists(st.binary(max_size=40) | st.sampled_from([b"GET ", b"/metrics", b" HTTP/1.1", b"\r\n"])))

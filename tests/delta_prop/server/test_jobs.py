@@ -12,7 +12,7 @@ from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.server.jobs import JOB, at_fault, block_of, counts, place, published, rows, stage
 
-QUICK = ClientSettings(open_s_max=5.0, publish_s_max=5.0, close_s_max=2.0)
+QUICK = ClientSettings(open_timeout_s=5.0, publish_timeout_s=5.0, close_timeout_s=2.0)
 
 
 def test_a_job_is_seen_when_it_is_committed_and_not_before() -> None:
@@ -24,7 +24,7 @@ def test_a_job_is_seen_when_it_is_committed_and_not_before() -> None:
         assert (told.state, told.deltas) == (JobState.COMMITTED, 75)
         assert published(at.address) == JobStatus(JobState.PUBLISHED, 75, published=75)
         assert at.keys() == [one.vector_id for part in range(3) for one in rows(part, 25)]
-        assert at.jobs.counted.staged_bytes == 0
+        assert at.jobs.counts.staged_bytes == 0
 
 
 def test_of_two_attempts_the_one_that_is_named_counts() -> None:
@@ -41,7 +41,7 @@ def test_an_aborted_job_leaves_nothing() -> None:
     with place(disk) as at:
         stage(at.address, 0, 1, rows(0, 8))
         assert decide(at.address, JOB, Decision.ABORT).state is JobState.ABORTED
-        assert at.jobs.counted.staged_bytes == 0
+        assert at.jobs.counts.staged_bytes == 0
         assert not [path for path in disk.paths() if path.startswith("jobs")]
         for decision in (Decision.ABORT, Decision.QUERY):
             with pytest.raises(Refused, match="UNKNOWN_JOB"):
@@ -59,7 +59,7 @@ def test_a_job_that_was_aborted_is_run_again_under_its_name() -> None:
             decide(at.address, JOB, Decision.ABORT)
             again = stage(at.address, 0, 2, rows(0, 5))
             receipt = late.offer_block(block_of(rows(0, 8, 8)))
-            with pytest.raises(Refused, match="was aborted"):
+            with pytest.raises(Refused, match="aborted"):
                 receipt.result()
         with pytest.raises(Refused, match="UNKNOWN_JOB"):  # the attempt that was dropped
             decide(at.address, JOB, Decision.COMMIT, [StagedPart(0, 1, 8)])
@@ -93,9 +93,9 @@ def test_commit_that_tells_some_checksums_may_be_sent_again() -> None:
         parts = []
         for number in range(2):
             part = stage(at.address, number, 1, rows(number, 5))
-            mark = at.jobs._jobs[JOB].attempts[number, 1].mark
+            mark = at.jobs._jobs[JOB].attempts[number, 1].synced_position
             assert mark is not None
-            parts.append(part._replace(checksum=mark.content))
+            parts.append(part._replace(checksum=mark.content_checksum))
         some = [parts[0], parts[1]._replace(checksum=0)]
         decide(at.address, JOB, Decision.COMMIT, some)
         ended = published(at.address)
@@ -129,7 +129,7 @@ def test_a_job_without_deltas_is_published_at_once_and_takes_no_name() -> None:
     with place(disk) as at:
         for parts in (empty, []):
             assert decide(at.address, JOB, Decision.COMMIT, parts) == JobStatus(JobState.PUBLISHED)
-        assert at.jobs.counted.active == 0
+        assert at.jobs.counts.active == 0
     assert not [path for path in disk.paths() if path.startswith("jobs")]
     with place(disk) as at:
         with pytest.raises(Refused, match="UNKNOWN_JOB"):
@@ -154,7 +154,7 @@ def test_rows_at_fault_are_counted_and_the_others_come_in_order() -> None:
         decide(at.address, JOB, Decision.COMMIT, [stage(at.address, 0, 1, deltas)])
         assert counts(published(at.address)) == JobStatus(JobState.PUBLISHED, 40, published=36, refused=4)
         assert at.keys() == sound
-        assert (at.jobs.counted.published, at.jobs.counted.refused) == (36, 4)
+        assert (at.jobs.counts.published, at.jobs.counts.refused) == (36, 4)
 
 
 def test_what_the_job_had_published_before_is_a_repeat() -> None:
@@ -221,7 +221,7 @@ def test_no_room_is_told_and_passes() -> None:
 
 def test_beside_a_log_in_memory_there_are_no_jobs() -> None:
     with place(None) as at:
-        with pytest.raises(UsageError, match="keeps no jobs"):
+        with pytest.raises(UsageError, match="has no jobs"):
             decide(at.address, JOB, Decision.QUERY)
         with pytest.raises(Refused, match="in memory"):
             stage(at.address, 0, 1, rows(0, 5))

@@ -104,10 +104,10 @@ def test_it_may_crash_again_and_again(full: bool) -> None:
     for seed in range(60 if full else 6):
         story, disk = Story(), SimDisk(seed)
         for _ in range(4):
-            disk.crash_at(disk.calls + 1 + disk.chance.randrange(150))
+            disk.crash_at(disk.calls + 1 + disk.rng.randrange(150))
             if life(disk, story) is not None:
                 break
-            disk = disk.crash() if disk.chance.random() < 0.5 else disk.kill()
+            disk = disk.crash() if disk.rng.random() < 0.5 else disk.kill()
         disk.heal()
         check(life(disk, story))
 

@@ -124,20 +124,20 @@ def test_a_log_that_fails_amid_publishing_comes_back_and_nothing_is_lost(times: 
         await at.decide(Decision.COMMIT, [part])
         disk.fail(strikes, errno.EIO, times=times)
         ended = await at.published()
-        assert at.propagator.inside().chain.rebuilt
+        assert at.propagator.internals().pipeline.recoveries
         assert counts(ended) == JobStatus(JobState.PUBLISHED, 200, published=199, refused=1)
         assert keys_in(at.propagator) == sound
-        assert (at.jobs.counted.published, at.jobs.counted.refused) == (199, 1)
+        assert (at.jobs.counts.published, at.jobs.counts.refused) == (199, 1)
 
     on(disk, story, log=NO_ROOM_KEPT)
 
 
 def test_a_full_log_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_publishing, "UNTOLD_BYTES_MAX", 1)
+    monkeypatch.setattr(job_publishing, "UNACKED_BYTES_MAX", 1)
 
     async def story(at: Site) -> None:
         part = await at.stage(0, 1, rows(0, 40))
-        chain = at.propagator.inside().chain
+        chain = at.propagator.internals().pipeline
         offer, refused = chain.offer, 0
 
         def full(work: object, now: float) -> object:
@@ -161,14 +161,14 @@ def test_a_full_log_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_takes_its_origin_amid_publishing_does_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(at: Site) -> None:
         part = await at.stage(0, 1, rows(0, 40))
-        chain, offers = at.propagator.inside().chain, 0
+        chain, offers = at.propagator.internals().pipeline, 0
         offer = chain.offer
 
         def fenced(work: Any, now: float) -> Any:
             nonlocal offers
             offers += 1
             if offers in (3, 7):
-                chain.claim([OriginClaim(origin_of(0), 0)], work.session.owner, now)
+                chain.claim([OriginClaim(origin_of(0), 0)], work.sender.owner, now)
             return offer(work, now)
 
         monkeypatch.setattr(chain, "offer", fenced)
@@ -189,7 +189,7 @@ def test_what_is_found_in_the_log_is_not_taken_for_kept(power: bool, seed: int) 
 
     async def story(at: Site) -> None:
         part = await at.stage(0, 1, rows(0, 40))
-        chain, offers = at.propagator.inside().chain, 0
+        chain, offers = at.propagator.internals().pipeline, 0
         offer = chain.offer
 
         def held_up(work: Any, now: float) -> Any:
@@ -209,7 +209,7 @@ def test_what_is_found_in_the_log_is_not_taken_for_kept(power: bool, seed: int) 
         if power:
             disk.crash_at(disk.calls + 1, "before")
         else:
-            assert chain.rebuilt
+            assert chain.recoveries
             assert keys_in(at.propagator) == wanted
 
     async def later(at: Site) -> None:
@@ -272,8 +272,8 @@ def test_a_committed_part_that_cannot_be_read_is_told_and_the_next_goes_on(
         (told,) = ended.refused_rows
         assert (told.part, told.row, told.vector_id) == (0, 20 - ended.refused, "")
         assert str(told).endswith(
-            "PROCESSING_FAILED: the file of its part is damaged or gone: no row from this one on is "
-            f"published, {ended.refused} in all"
+            "PROCESSING_FAILED: the part's file is corrupted or missing: none of its last "
+            f"{ended.refused} rows, from this one on, is published"
         )
 
     on(disk, story)

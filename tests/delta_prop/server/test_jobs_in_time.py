@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 DAY_S = 60.0
 """A short one: a server ticks twice a second."""
-DAYS = {"jobs_kept_s_max": DAY_S, "job_names_kept_s_max": 7 * DAY_S}
+DAYS = {"job_decision_timeout_s": DAY_S, "job_name_retention_s": 7 * DAY_S}
 
 
 # --- time
@@ -60,7 +60,7 @@ DAYS = {"jobs_kept_s_max": DAY_S, "job_names_kept_s_max": 7 * DAY_S}
 
 def test_a_job_is_kept_a_day_and_a_name_a_week() -> None:
     settings = ServerSettings()
-    assert (settings.jobs_kept_s_max, settings.job_names_kept_s_max) == (86_400.0, 604_800.0)
+    assert (settings.job_decision_timeout_s, settings.job_name_retention_s) == (86_400.0, 604_800.0)
 
 
 def test_what_nobody_decides_of_is_dropped_after_a_day() -> None:
@@ -85,10 +85,10 @@ def test_what_nobody_decides_of_is_dropped_after_a_day() -> None:
             assert (await raw.until(Nack)).code is ErrorCode.UNKNOWN_JOB
         assert await code_of(at.decide(Decision.QUERY)) is ErrorCode.UNKNOWN_JOB
         assert parts_of(disk) == []
-        assert (at.jobs.counted.expired, at.jobs.counted.staged_bytes, at.jobs.counted.active) == (1, 0, 0)
+        assert (at.jobs.counts.expired, at.jobs.counts.staged_bytes, at.jobs.counts.active) == (1, 0, 0)
         await at.stage(0, 1, rows(0, 5))
 
-    on(disk, story, silence_s_max=1_000.0, heartbeat_s=900.0, **DAYS)
+    on(disk, story, peer_timeout_s=1_000.0, heartbeat_interval_s=900.0, **DAYS)
 
 
 def test_a_restart_does_not_begin_the_day_anew_for_ever() -> None:

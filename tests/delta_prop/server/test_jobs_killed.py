@@ -14,7 +14,7 @@ import pytest
 
 from delta_prop.client import ClientSettings, SyncProducer
 from delta_prop.client.jobs import Decision, JobPart, JobState, JobStatus, StagedPart, decide
-from delta_prop.commands.opened import opened_log
+from delta_prop.commands.readonly_log import open_readonly_log
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.server.jobs import JOB, at_fault, block_of, counts, published, rows, stage
@@ -28,7 +28,7 @@ PARTS = 3
 ROWS = 3_000
 BLOCK_ROWS = 60
 FAULTS = (17, 2_000, 2_999)
-PATIENT = ClientSettings(open_s_max=60.0)
+PATIENT = ClientSettings(open_timeout_s=60.0)
 
 
 def deltas_of(part: int) -> list[object]:
@@ -66,7 +66,7 @@ class Life:
 
 def keys_of(data: Path) -> list[str]:
     """What the log has, once its server has ended."""
-    with opened_log(str(data)) as (_, log, _):
+    with open_readonly_log(str(data)) as (_, log, _):
         return [key for one in whole(log) if not one.batch.is_control for key in one.batch.keys]
 
 

@@ -93,7 +93,7 @@ def test_what_is_told_of_rows_outlives_a_restart() -> None:
 
     async def later(at: Site) -> None:
         assert await at.decide(Decision.QUERY) == found[0]
-        (told,) = at.jobs.told()
+        (told,) = at.jobs.to_json()
         (row,) = told["refused_rows"]
         assert (row["row"], row["code"]) == (5, "INVALID_DELTA")
         assert row["text"].startswith("vector_id: 'none-0-5'")
@@ -109,11 +109,11 @@ def test_where_all_jobs_are_told_of_the_last_ones_name_their_rows(monkeypatch: p
             staged = await at.stage(part, 1, [*rows(part, 1), at_fault(part, 1)], job=name)
             await at.decide(Decision.COMMIT, [staged], name)
             await at.published(name)
-        (row,) = at.jobs.told()[3]["refused_rows"]
-        size = server_jobs.ROW_BYTES + len(row["vector_id"]) + len(row["text"])
+        (row,) = at.jobs.to_json()[3]["refused_rows"]
+        size = server_jobs.ROW_OVERHEAD_BYTES + len(row["vector_id"]) + len(row["text"])
         for bound, named in ((4 * size, [1, 1, 1, 1]), (2 * size, [0, 0, 1, 1]), (size - 1, [0, 0, 0, 0])):
-            monkeypatch.setattr(server_jobs, "ROWS_TOLD_BYTES_MAX", bound)
-            told = at.jobs.told()
+            monkeypatch.setattr(server_jobs, "LISTED_ROWS_BYTES_MAX", bound)
+            told = at.jobs.to_json()
             assert [one["job"] for one in told] == [f"job-{part}" for part in range(4)]
             assert [(one["refused"], len(one["refused_rows"])) for one in told] == [(1, one) for one in named]
 
@@ -128,7 +128,7 @@ def test_what_was_refused_before_a_wait_is_told_with_its_reason(monkeypatch: pyt
     async def story(at: Site) -> None:
         await at.propagator.publish(FIRST)
         part = await at.stage(0, 1, deltas, block_rows=8)
-        chain, offers = at.propagator.inside().chain, 0
+        chain, offers = at.propagator.internals().pipeline, 0
         offer = chain.offer
 
         def full(work: object, now: float) -> object:
@@ -167,7 +167,7 @@ def test_a_log_that_fails_before_a_refusal_is_told_asks_again(nth: int) -> None:
         disk.fail(strikes, errno.EIO)
         with anyio.fail_after(60):
             status = await at.published()
-        assert at.propagator.inside().chain.rebuilt
+        assert at.propagator.internals().pipeline.recoveries
         assert counts(status) == JobStatus(JobState.PUBLISHED, 6, published=4, refused=2)
         assert [(one.row, one.code) for one in status.refused_rows] == [
             (row, ErrorCode.INVALID_DELTA) for row in (3, 4)

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from delta_prop_simulations.disk import SimDisk
-from delta_prop_wire.frames import Decision, JobState, JobStatus, Nack, StagedPart, attempt_of, run_of
+from delta_prop_wire.frames import Decision, JobState, JobStatus, Nack, StagedPart, attempt_of, job_run_of
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.server.jobs import JOB, keys_in, rows
 from tests.delta_prop.server.jobs_virtual import (
@@ -50,8 +50,8 @@ async def check(at: Site, parts: Sequence[StagedPart]) -> None:
 
 def test_a_run_and_its_attempts() -> None:
     assert attempt_of(ONE, (5 << 32) + 9) == (ONE << 32) + 9 < 1 << 64
-    assert run_of(attempt_of(ONE, 9)) == ONE
-    assert run_of(9) == 0
+    assert job_run_of(attempt_of(ONE, 9)) == ONE
+    assert job_run_of(9) == 0
 
 
 def test_a_driver_that_fails_leaves_the_parts_of_another() -> None:
@@ -69,9 +69,9 @@ def test_a_driver_that_fails_leaves_the_parts_of_another() -> None:
             assert (await late.until(Nack)).code is ErrorCode.UNKNOWN_JOB
         assert await at.decide(Decision.QUERY) == JobStatus(JobState.STAGING, 10)
         size = sum(len(disk.peek(path)) for path in parts_of(disk))
-        assert (len(parts_of(disk)), at.jobs.counted.staged_bytes, at.jobs._attempts) == (2, size, 2)
+        assert (len(parts_of(disk)), at.jobs.counts.staged_bytes, at.jobs._attempt_count) == (2, size, 2)
         await check(at, parts)
-        assert at.jobs.counted.staged_bytes == at.jobs._attempts == 0
+        assert at.jobs.counts.staged_bytes == at.jobs._attempt_count == 0
 
     on(disk, story)
 
@@ -90,7 +90,7 @@ def test_after_a_restart_too_and_then_none_is_left() -> None:
         await abort(at, OTHER)
         assert await code_of(at.decide(Decision.QUERY)) is ErrorCode.UNKNOWN_JOB
         assert parts_of(disk) == []
-        assert (at.jobs.counted.active, at.jobs.counted.staged_bytes, at.jobs._attempts) == (0, 0, 0)
+        assert (at.jobs.counts.active, at.jobs.counts.staged_bytes, at.jobs._attempt_count) == (0, 0, 0)
 
     on(disk, story)
     on(disk, later)
@@ -122,7 +122,7 @@ def test_what_comes_late_of_a_run_that_was_dropped_is_dropped_in_its_time() -> N
         await anyio.sleep(1.3 * DAY_S)
         assert parts_of(disk) == []
 
-    on(disk, story, jobs_kept_s_max=DAY_S)
+    on(disk, story, job_decision_timeout_s=DAY_S)
 
 
 def test_a_run_that_has_nothing_here_is_dropped_without_a_word(caplog: pytest.LogCaptureFixture) -> None:

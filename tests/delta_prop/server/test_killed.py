@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from delta_prop.published import Published
+    from delta_prop.outcomes import PublishAck
 
 PRODUCERS = 2
 LANES = 32
 WAIT_S_MAX = 60.0
 LOAD_S_MAX = 0.3
 UNHEARD_S_MAX = 0.1
-PATIENT = ClientSettings(publish_s_max=WAIT_S_MAX)
+PATIENT = ClientSettings(publish_timeout_s=WAIT_S_MAX)
 
 
 class Delivery:
@@ -90,7 +90,7 @@ class Load:
             self._note(keys, told)
             number += 1
 
-    def _note(self, keys: list[str], told: Published) -> None:
+    def _note(self, keys: list[str], told: PublishAck) -> None:
         assert told.offset is not None
         assert not told.duplicates
         self.offsets.update((key, told.offset + row) for row, key in enumerate(keys))
@@ -113,7 +113,7 @@ async def test_acknowledged_is_delivered_exactly_once(tmp_path: Path, full: bool
             level = levels.pop(0)
 
             def enter() -> Served:
-                return life.enter_context(served(tmp_path / "data", "--level", level, port=port))
+                return life.enter_context(served(tmp_path / "data", "--read-level", level, port=port))
 
             return await anyio.to_thread.run_sync(enter)
 

@@ -10,7 +10,7 @@ import pytest
 from delta_prop import Propagator
 from delta_prop.client import Producer, Subscriber
 from delta_prop.server.metrics import Metrics
-from delta_prop.server.overview import Overview
+from delta_prop.server.server_status import ServerStatus
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
@@ -32,7 +32,7 @@ class Site:
         self.world: World = virtual_world(1, disk=SimDisk(1), network=network)
         self.clients = virtual_world(2, network=network.at("client"))
         self.propagator = Propagator(data="facts" if durable else None, world=self.world)
-        self.overview = Overview(version="1", now=self.world.clock.now)
+        self.overview = ServerStatus(version="1", now=self.world.clock.now)
 
     async def lags(self) -> dict[str, Any]:
         await self.overview.refresh()

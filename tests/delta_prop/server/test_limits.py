@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop.server.grants import Grant
-from delta_prop.server.limits import Buckets, Connections, Rates, TokenBucket, address_of
+from delta_prop.server.limits import BucketCache, ConnectionLimiter, RateLimiter, TokenBucket, address_of
+from delta_prop.server.permissions import Permissions
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
@@ -63,7 +63,7 @@ def test_more_than_the_burst_goes_when_the_bucket_is_full_and_is_paid_for_after(
 
 
 def test_the_bucket_longest_unused_goes_first() -> None:
-    buckets = Buckets(2)
+    buckets = BucketCache(2)
     first = buckets.get("a", 1.0, 1, 0.0)
     buckets.get("b", 1.0, 1, 0.0)
     assert buckets.get("a", 1.0, 1, 0.0) is first
@@ -76,7 +76,7 @@ def test_the_bucket_longest_unused_goes_first() -> None:
 # --- rates
 
 
-def refused(rates: Rates, grant: Grant, keys: list[str], now: float = 0.0) -> Refused | None:
+def refused(rates: RateLimiter, grant: Permissions, keys: list[str], now: float = 0.0) -> Refused | None:
     batch = encode_batch([Delta(key, create([1.0]), "docs") for key in keys], origin=16, base=1)
     try:
         rates.take(grant, batch, now)
@@ -86,7 +86,11 @@ def refused(rates: Rates, grant: Grant, keys: list[str], now: float = 0.0) -> Re
 
 
 def test_a_tokens_rate_holds_over_all_its_batches_and_says_when_to_come_again() -> None:
-    rates, grant, other = Rates(), Grant("a", rate=1000.0, burst=100), Grant("b", rate=1000.0, burst=100)
+    rates, grant, other = (
+        RateLimiter(),
+        Permissions("a", rate=1000.0, burst=100),
+        Permissions("b", rate=1000.0, burst=100),
+    )
     assert refused(rates, grant, ["x"] * 60) is None
     refusal = refused(rates, grant, ["x"] * 60)
     assert refusal is not None
@@ -99,13 +103,13 @@ def test_a_tokens_rate_holds_over_all_its_batches_and_says_when_to_come_again() 
 
 
 def test_without_a_rate_nothing_is_looked_at() -> None:
-    rates, grant = Rates(), Grant("anonymous", rate=inf)
+    rates, grant = RateLimiter(), Permissions("anonymous", rate=inf)
     assert all(refused(rates, grant, ["x"] * 1000) is None for _ in range(10))
 
 
 def test_a_vectors_rate_is_the_servers_for_all_or_a_tokens_own() -> None:
-    rates = Rates(vector_rate=2.0)
-    one, two, own = Grant("a"), Grant("b"), Grant("c", vector_rate=1.0)
+    rates = RateLimiter(vector_rate=2.0)
+    one, two, own = Permissions("a"), Permissions("b"), Permissions("c", vector_rate=1.0)
     assert refused(rates, one, ["x", "y"]) is None
     assert refused(rates, two, ["x", "y"]) is None
     refusal = refused(rates, one, ["z", "z", "x"])
@@ -117,12 +121,12 @@ def test_a_vectors_rate_is_the_servers_for_all_or_a_tokens_own() -> None:
     assert refused(rates, own, ["x"]) is None
     assert refused(rates, own, ["x"]) is not None
     assert refused(rates, one, ["x"], now=0.5) is None
-    free = Grant("d", vector_rate=0.0)
+    free = Permissions("d", vector_rate=0.0)
     assert all(refused(rates, free, ["x"] * 9) is None for _ in range(3))
 
 
 def test_a_token_is_not_charged_for_what_a_vector_holds_back() -> None:
-    rates, grant = Rates(vector_rate=1.0), Grant("a", rate=10.0, burst=3)
+    rates, grant = RateLimiter(vector_rate=1.0), Permissions("a", rate=10.0, burst=3)
     assert refused(rates, grant, ["x"]) is None
     assert refused(rates, grant, ["x"]) is not None
     assert refused(rates, grant, ["y", "z"]) is None
@@ -130,7 +134,11 @@ def test_a_token_is_not_charged_for_what_a_vector_holds_back() -> None:
 
 
 def test_a_delta_by_itself_counts_as_one() -> None:
-    rates, grant, delta = Rates(vector_rate=1.0), Grant("a", rate=10.0, burst=2), Delta("x", create([1.0]))
+    rates, grant, delta = (
+        RateLimiter(vector_rate=1.0),
+        Permissions("a", rate=10.0, burst=2),
+        Delta("x", create([1.0])),
+    )
     rates.take_delta(grant, delta, 0.0)
     with pytest.raises(Refused, match="vector 'x' of namespace 'default'"):
         rates.take_delta(grant, delta, 0.0)
@@ -140,7 +148,7 @@ def test_a_delta_by_itself_counts_as_one() -> None:
 
 
 def test_a_long_debt_is_told_as_an_hour() -> None:
-    rates, grant = Rates(), Grant("a", rate=0.001, burst=1)
+    rates, grant = RateLimiter(), Permissions("a", rate=0.001, burst=1)
     assert refused(rates, grant, ["x"] * 100) is None
     refusal = refused(rates, grant, ["x"])
     assert refusal is not None
@@ -152,7 +160,7 @@ def test_a_long_debt_is_told_as_an_hour() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(["10.0.0.1", "10.0.0.2", "10.0.0.3"])), max_size=60))
 def test_connections_are_counted_as_a_list_of_them_would(moves: list[tuple[bool, str]]) -> None:
-    connections, naive = Connections(5, 2), list[str]()
+    connections, naive = ConnectionLimiter(5, 2), list[str]()
     for comes, host in moves:
         if comes:
             fits = len(naive) < 5 and naive.count(host) < 2
@@ -172,12 +180,12 @@ def test_connections_are_counted_as_a_list_of_them_would(moves: list[tuple[bool,
 
 
 def test_refused_connections_are_counted_and_told_with_their_bound() -> None:
-    connections = Connections(2, 1)
+    connections = ConnectionLimiter(2, 1)
     connections.enter("10.0.0.1")
-    with pytest.raises(Refused, match=r"1 connections from 10\.0\.0\.1 are open: 1 at most"):
+    with pytest.raises(Refused, match=r"1 connections from 10\.0\.0\.1 are open, the maximum is 1"):
         connections.enter("::ffff:10.0.0.1")
     connections.enter("10.0.0.2")
-    with pytest.raises(Refused, match="2 connections are open: 2 at most"):
+    with pytest.raises(Refused, match="2 connections are open, the maximum is 2"):
         connections.enter("10.0.0.3")
     assert (connections.open, connections.refused) == (2, 2)
 

@@ -77,7 +77,9 @@ class Side:
     async def forward_to(self, other: Side, exits: AsyncExitStack) -> Proxy:
         assert other.server.address is not None
         proxy = await exits.enter_async_context(proxy_to(other.server.address))
-        self.link = ForwardLink("{}:{}".format(*proxy.address), settings=ClientSettings(offline_s_max=600))
+        self.link = ForwardLink(
+            "{}:{}".format(*proxy.address), settings=ClientSettings(reconnect_timeout_s=600)
+        )
         await self.p.attach(ForwardSink(self.link))
         return proxy
 
@@ -110,7 +112,7 @@ def change(number: int) -> Operation:
 def expected(side: Side) -> dict[str, Any]:
     """The fold of all that its log holds, in canonical order."""
     rows: dict[str, list[Any]] = {}
-    for logged in whole(side.p.inside().log):
+    for logged in whole(side.p.internals().log):
         for row, name in enumerate(logged.batch.keys):
             rows.setdefault(name, []).append((logged.key(row), logged.batch.operation(row), None))
     folded = {name: fold(some) for name, some in rows.items()}
@@ -161,7 +163,7 @@ async def merged(folder: Path, count: int) -> Merge:
         assert here.states() == there.states() == expected(here)
         told = [side.storage.resident.statistics() for side in sides]
         assert sum(one.late for one in told) > count, "nearly all that came from elsewhere came late"
-        return Merge(count, seconds, cpu_s, watch.wait_s, sum(one.folded_again for one in told))
+        return Merge(count, seconds, cpu_s, watch.wait_s, sum(one.refolded for one in told))
 
 
 async def until_all_have(sides: list[Side], deltas: int) -> None:

@@ -11,21 +11,21 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from delta_prop.backpressure.pacer import Pressure
-from delta_prop.fullness import Full
-from delta_prop.ingest.lanes import LanesStatistics, LaneStatistics
+from delta_prop.capacity_monitor import FullResource
+from delta_prop.ingest.fair_queue import LaneStatistics, QueueStatistics
 from delta_prop.ingest.seen_ids import SeenIdsStatistics
+from delta_prop.log_reopener import ReopeningStatistics
 from delta_prop.order.orderer import OrdererStatistics
-from delta_prop.reopening import ReopeningStatistics
 from delta_prop.route.status import FailingDelta, FeedState, FeedStatistics, RebuildProgress
 from delta_prop.server import metrics
 from delta_prop.server.counters import Counters, JobCounts
 from delta_prop.server.metrics import Metrics
-from delta_prop.server.overview import Overview
+from delta_prop.server.server_status import ServerStatus
 from delta_prop.statistics import Statistics
 from delta_prop.testing import run_propagator
 from delta_prop.testing.recorded import RecordedPropagator
 from delta_prop_broker.log.statistics import DurableLogStatistics
-from delta_prop_wire.frames import Level
+from delta_prop_wire.frames import PressureLevel
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.support import made
 
@@ -48,20 +48,20 @@ class Whole:
         sink = filled(FeedStatistics, **known, behind=True, pacing=False, rebuild=rebuild)
         self.whole = filled(
             Statistics,
-            queue=filled(LanesStatistics, lanes=tuple(filled(LaneStatistics) for _ in range(4))),
+            queue=filled(QueueStatistics, lanes=tuple(filled(LaneStatistics) for _ in range(4))),
             pending=filled(OrdererStatistics),
             log=filled(DurableLogStatistics, held_by=None),
             sinks={"storage": sink},
             ids=filled(SeenIdsStatistics),
-            full=Full("disk", "2026-01-31T09:00:00.000Z", 57.5, "no bytes left", 1000),
-            pressure=Pressure(Level.THROTTLE, 1234.5, 1, 2, None, None, ""),
+            full=FullResource("disk", "2026-01-31T09:00:00.000Z", 57.5, "no bytes left", 1000),
+            pressure=Pressure(PressureLevel.THROTTLE, 1234.5, 1, 2, None, None, ""),
             reopening=ReopeningStatistics(True, 1, 17, None, None),
         )
         self.counted = filled(Counters, nacks={}, jobs=filled(JobCounts))
-        self.counted.nack(ErrorCode.RATE_LIMITED)
-        self.counted.nack(ErrorCode.RATE_LIMITED)
+        self.counted.count_nack(ErrorCode.RATE_LIMITED)
+        self.counted.count_nack(ErrorCode.RATE_LIMITED)
 
-    def ready(self) -> str | None:
+    def unready_reason(self) -> str | None:
         return None
 
     def status(self) -> dict[str, Any]:
@@ -86,11 +86,11 @@ class Whole:
     def jobs(self) -> list[dict[str, Any]]:
         return [{"job": "nightly"}]
 
-    def peers(self) -> list[dict[str, Any]]:
+    def connections(self) -> list[dict[str, Any]]:
         states = [(False, False), (True, True), (True, False)]
         told = {"client": "c", "lag": 5, "lag_s": 2.5}
         return [
-            {"number": number, "subscribed": subscribed, "behind": behind, "standing_by": False} | told
+            {"number": number, "subscribed": subscribed, "catching_up": behind, "standing_by": False} | told
             for number, (subscribed, behind) in enumerate(states)
         ]
 
@@ -118,15 +118,19 @@ def test_every_row_of_the_tables_finds_its_number() -> None:
     for subject, table in tables.items():
         for row in table:
             value: Any = subjects[subject]
-            for name in row.where.split("."):
+            for name in row.path.split("."):
                 value = getattr(value, name)
             assert found[row.name, labels[subject]] == float(value), row.name
     for row in metrics.SERVER:
-        assert found[row.name, ()] == float(getattr(look.counted, row.where)), row.name
+        assert found[row.name, ()] == float(getattr(look.counted, row.path)), row.name
     for row in metrics.JOBS:
-        assert found[row.name, ()] == float(getattr(look.counted.jobs, row.where)), row.name
+        assert found[row.name, ()] == float(getattr(look.counted.jobs, row.path)), row.name
     assert found["nacks_total", ("RATE_LIMITED",)] == 2
-    assert [found[name, ()] for name in ("connections", "subscribers", "subscribers_behind")] == [3, 2, 1]
+    assert [found[name, ()] for name in ("connections", "subscribers", "subscribers_catching_up")] == [
+        3,
+        2,
+        1,
+    ]
     assert found["sink_state", ("storage", "idle")] == 1
     assert found["sink_breaker_open", ("storage",)] == 1
     assert found["pressure_deltas_per_second", ()] == 1234.5
@@ -165,11 +169,11 @@ def test_names_follow_the_rules() -> None:
 
 
 def test_what_has_no_value_has_no_sample() -> None:
-    nothing = scraped(Metrics(Overview(version="1")).scrape().text("")[0])
+    nothing = scraped(Metrics(ServerStatus(version="1")).scrape().text("")[0])
     assert nothing == {("ready", ()): 0.0}
 
     async def main(propagator: RecordedPropagator) -> None:
-        overview = Overview(version="1")
+        overview = ServerStatus(version="1")
         overview.propagator = propagator
         text = Metrics(overview)
         await propagator.publish(made("a"))

@@ -12,10 +12,10 @@ from delta_prop.embedded import Propagator
 from delta_prop.server.access import Access
 from delta_prop.server.settings import ServerSettings
 from delta_prop.world import real_world
-from delta_prop_wire.cutting import rows_of
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.frames import BatchFrame, DeltaFrame
+from delta_prop_wire.slicing import rows_of
 from tests.delta_prop.server.raw import ORIGIN, Raw, connected, serving
 from tests.delta_prop.server.tokens import File, table
 from tests.whole_log import whole
@@ -91,12 +91,12 @@ async def test_only_its_own_rows(log: str, form: str, tmp_path: Path) -> None:
         await subscribe(live, ["*"], deltas=form == "deltas")
         await producer.hello(ORIGIN, token="s-writer")
         # Told only when it is visible: a lower level would be acknowledged before it can be read.
-        level = p.inside().log.level
+        level = p.internals().log.ack_level
         await producer.send(*batches(random.Random(5), level))
         await producer.told(BATCHES * ROWS)
         expected = {
             one.offset + row: delta
-            for one in whole(p.inside().log)
+            for one in whole(p.internals().log)
             if not one.batch.is_control
             for row in range(one.count)
             if (delta := one.batch.delta(row)).namespace in MINE

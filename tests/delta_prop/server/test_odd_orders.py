@@ -18,11 +18,10 @@ import pytest
 from delta_prop import Delta, opaque, sparse_add
 from delta_prop.embedded import Propagator
 from delta_prop.server.settings import ServerSettings
-from delta_prop.testing import Conditions, VirtualNetwork, run_virtual, virtual_world
+from delta_prop.testing import NetworkConditions, VirtualNetwork, run_virtual, virtual_world
 from delta_prop_wire.codec import NEED_BYTES, Decoder, encode
 from delta_prop_wire.connection import Connection
 from delta_prop_wire.cursor import Cursor
-from delta_prop_wire.cutting import rows_of
 from delta_prop_wire.delta import AckLevel, Dot, Source
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.frames import (
@@ -35,17 +34,18 @@ from delta_prop_wire.frames import (
     Frame,
     Heartbeat,
     Hello,
-    Level,
     Nack,
     OriginClaim,
+    PressureLevel,
     Start,
     StartAt,
     Subscribe,
     Subscription,
     Unsubscribe,
 )
+from delta_prop_wire.message_rules import Role
+from delta_prop_wire.slicing import rows_of
 from delta_prop_wire.spec import ErrorCode
-from delta_prop_wire.state import Role
 from delta_prop_wire.topics import Topic
 from tests.delta_prop.server.raw import ORIGIN, connected, opaque_batch, serving
 
@@ -231,9 +231,11 @@ class Odd:
             (
                 Heartbeat(chance.choice((0, OFFSET)), processed=chance.choice((None, 0, OFFSET))),
                 Nack(3, ErrorCode.PROCESSING_FAILED, "never"),
-                Backpressure(1, Level.STOP, rate=chance.choice((None, 1e-300, 1e300)), retry_after_ms=200),
-                Backpressure(1, Level.WARN, rate=chance.choice((0.5, 1e-300, 1e6))),
-                Backpressure(2, Level.OK),
+                Backpressure(
+                    1, PressureLevel.STOP, rate=chance.choice((None, 1e-300, 1e300)), retry_after_ms=200
+                ),
+                Backpressure(1, PressureLevel.WARN, rate=chance.choice((0.5, 1e-300, 1e6))),
+                Backpressure(2, PressureLevel.OK),
             )
         )
 
@@ -279,7 +281,7 @@ def test_whatever_is_said_and_when(backend: Any, full: bool, caplog: pytest.LogC
 
 async def one_run(seed: int, said: Counter[str], codes: Counter[ErrorCode]) -> None:
     chance = random.Random(f"odd {seed}")
-    conditions = Conditions(
+    conditions = NetworkConditions(
         latency_s=0.001, jitter_s_max=0.01, chunk_bytes_max=chance.choice((7, 300, 60_000))
     )
     network = VirtualNetwork(seed, conditions)
@@ -292,7 +294,7 @@ async def one_run(seed: int, said: Counter[str], codes: Counter[ErrorCode]) -> N
         async def one(number: int) -> None:
             async with connected(address, network) as raw:
                 own = random.Random(f"{seed} {number}")
-                client = Odd(raw.stream, own, p.inside().log.log_id)
+                client = Odd(raw.stream, own, p.internals().log.log_id)
                 odd.append(client)
                 await client.live(chance.randint(1, 40))
 
@@ -331,8 +333,8 @@ async def honest(address: Address, network: VirtualNetwork, p: Propagator) -> No
 async def all_gone(service: Service, p: Propagator) -> None:
     """Nothing is left of those who went."""
     await anyio.sleep(20)
-    assert service.peers() == []
-    hub = service._hub
+    assert service.connections() == []
+    hub = service._context
     assert hub is not None
-    assert hub.room.left == service.settings.receiving_bytes_max
+    assert hub.receive_budget.free_bytes == service.settings.receiving_bytes_max
     assert not any(one.has_member for one in hub.groups.statistics().values())

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from delta_prop.receipt import Receipt
 from delta_prop.server.job_files import (
-    Decided,
-    JobDamaged,
+    CommittedPart,
+    JobCorrupted,
+    JobDecision,
     JobFiles,
-    KeptPart,
     Progress,
-    content_of,
+    digest_parts,
     read_decision,
     stem_of,
 )
-from delta_prop.server.job_rules import no_room
-from delta_prop.server.part_file import Mark, PartHead, frames, path_of, read_head
+from delta_prop.server.job_rules import no_capacity
+from delta_prop.server.part_file import PartHead, PartPosition, path_of, read_frames, read_head
 from delta_prop.server.part_writing import write_parts
 from delta_prop.server.staging import Attempt
 from delta_prop_simulations.disk import SimCrash, SimDisk
@@ -51,13 +51,13 @@ def attempt(part: int = 0, number: int = 1) -> Attempt:
 def put(files: JobFiles, one: Attempt, batches: list[Batch]) -> bool:
     """Write these as the jobs do; whether they are acknowledged."""
     for each in batches:
-        one.take(each, Receipt())
-    work = [(one, one.taken())]
+        one.add(each, Receipt())
+    work = [(one, one.take_pending())]
     (outcome,) = write_parts(files, work).outcomes
-    if isinstance(outcome, Mark):
-        one.written(work[0][1], outcome)
+    if isinstance(outcome, PartPosition):
+        one.on_written(work[0][1], outcome)
         return True
-    one.failed(work[0][1], no_room("a test says so"))
+    one.on_failed(work[0][1], no_capacity("a test says so"))
     return False
 
 
@@ -71,8 +71,8 @@ def read(disk: SimDisk, one: Attempt) -> list[bytes]:
     file = disk.open(one.path)
     begun = read_head(file)
     assert begun is not None
-    bodies = list(frames(file, begun[1]))
-    assert file.size() == end.position, "the torn end is cut"
+    bodies = list(read_frames(file, begun[1]))
+    assert file.size() == end.byte_offset, "the torn end is cut"
     assert end == (bodies[-1].end if bodies else begun[1])
     return [bytes(each.batch.raw) for each in bodies]
 
@@ -118,12 +118,12 @@ def test_it_goes_on_after_calls_that_failed(failing: list[tuple[str, bool]], see
     for name, fails in [*failing, ("", False)]:
         if fails:
             disk.fail(lambda call, name=name: call.name == name and call.path.startswith("jobs"), 5)
-        new = batch(one.have + 1, 3 if fails else 2)  # what failed was longer
+        new = batch(one.taken_counter + 1, 3 if fails else 2)  # what failed was longer
         if put(files, one, [new]):
             kept.append(bytes(new.raw))
         disk.heal()
-    assert one.mark is not None
-    assert len(disk.peek(one.path)) == one.mark.position
+    assert one.synced_position is not None
+    assert len(disk.peek(one.path)) == one.synced_position.byte_offset
     assert read(disk.crash(seed), one) == kept
     assert kept
 
@@ -149,7 +149,7 @@ def test_the_same_parts_have_the_same_checksum_and_others_another() -> None:
             batches.append(batch(base, count))
             base += count
         put(JobFiles(disk), one, batches)
-        marks.add(one.mark)
+        marks.add(one.synced_position)
     assert len(marks) == 3
 
 
@@ -158,7 +158,7 @@ def test_the_same_parts_have_the_same_checksum_and_others_another() -> None:
 PROGRESS = st.builds(
     Progress,
     st.integers(0, 3_000),
-    st.builds(Mark, NUMBERS, st.integers(0, 2**32 - 1), NUMBERS),
+    st.builds(PartPosition, NUMBERS, st.integers(0, 2**32 - 1), NUMBERS),
     NUMBERS,
     NUMBERS,
     NUMBERS,
@@ -168,37 +168,37 @@ PROGRESS = st.builds(
     ).map(tuple),
 )
 DECIDED = st.builds(
-    Decided,
+    JobDecision,
     job=st.text(min_size=1, max_size=9),
     owner=st.text(max_size=5),
     state=st.sampled_from([JobState.COMMITTED, JobState.PUBLISHED]),
     decided_us=NUMBERS,
-    content=st.binary(min_size=16, max_size=16),
+    parts_digest=st.binary(min_size=16, max_size=16),
     deltas=NUMBERS,
-    parts=st.lists(st.builds(KeptPart, *[NUMBERS] * 6), max_size=3).map(tuple),
+    parts=st.lists(st.builds(CommittedPart, *[NUMBERS] * 6), max_size=3).map(tuple),
     progress=PROGRESS,
 )
 
 
 @given(DECIDED, PROGRESS)
-def test_a_decision_is_read_as_it_was_written(decided: Decided, later: Progress) -> None:
+def test_a_decision_is_read_as_it_was_written(decided: JobDecision, later: Progress) -> None:
     disk = SimDisk(1)
-    JobFiles(disk).write_decided(decided)
-    assert JobFiles(disk.crash()).read_decided() == ([decided], {})
+    JobFiles(disk).write_decision(decided)
+    assert JobFiles(disk.crash()).read_decisions() == ([decided], {})
     JobFiles(disk).write_progress(decided.job, later)
-    (found,), _ = JobFiles(disk.crash()).read_decided()
+    (found,), _ = JobFiles(disk.crash()).read_decisions()
     assert found.progress == (later if decided.parts else decided.progress)
     JobFiles(disk).forget(decided.job)
-    assert JobFiles(disk.crash()).read_decided() == ([], {})
+    assert JobFiles(disk.crash()).read_decisions() == ([], {})
 
 
 def test_what_was_written_before_rows_were_told_of_is_read() -> None:
-    disk, progress = SimDisk(1), Progress(1, Mark(2, 3, 4), 5, 6, 7, 8)
-    part = KeptPart(0, 1, 5, 9, 9, 0)
-    JobFiles(disk).write_decided(Decided(JOB, "", JobState.COMMITTED, 1, content_of(()), 5, (part,)))
+    disk, progress = SimDisk(1), Progress(1, PartPosition(2, 3, 4), 5, 6, 7, 8)
+    part = CommittedPart(0, 1, 5, 9, 9, 0)
+    JobFiles(disk).write_decision(JobDecision(JOB, "", JobState.COMMITTED, 1, digest_parts(()), 5, (part,)))
     content = msgpack.packb([1, 2, 3, 4, 5, 6, 7, 8])
     disk.put(f"jobs/{stem_of(JOB)}.at", content + crc32c(content).to_bytes(4, "little"))
-    (found,), _ = JobFiles(disk).read_decided()
+    (found,), _ = JobFiles(disk).read_decisions()
     assert found.progress == progress
 
 
@@ -213,17 +213,19 @@ def test_what_is_told_of_refused_rows_is_bounded() -> None:
 
 @given(st.integers(1, 12), st.booleans(), st.integers(0, 100))
 def test_a_crash_leaves_the_one_decision_or_the_other(crash: int, power: bool, seed: int) -> None:
-    first = Decided(JOB, "", JobState.COMMITTED, 1, content_of(()), 5, (KeptPart(0, 1, 5, 9, 9, 0),))
-    second = Decided(JOB, "", JobState.PUBLISHED, 1, content_of(()), 5)
+    first = JobDecision(
+        JOB, "", JobState.COMMITTED, 1, digest_parts(()), 5, (CommittedPart(0, 1, 5, 9, 9, 0),)
+    )
+    second = JobDecision(JOB, "", JobState.PUBLISHED, 1, digest_parts(()), 5)
     disk = SimDisk(seed)
-    JobFiles(disk).write_decided(first)
+    JobFiles(disk).write_decision(first)
     disk.crash_at(disk.calls + crash)
     try:
-        JobFiles(disk).write_decided(second)
+        JobFiles(disk).write_decision(second)
         done = True
     except SimCrash:
         done = False
-    (found,), damaged = JobFiles(disk.crash(seed) if power else disk.kill()).read_decided()
+    (found,), damaged = JobFiles(disk.crash(seed) if power else disk.kill()).read_decisions()
     assert not damaged
     assert found in ((second,) if done else (first, second))
 
@@ -233,14 +235,14 @@ def test_a_damaged_decision_is_told_and_its_parts_are_left_alone() -> None:
     files = JobFiles(disk)
     for each in (one, other):
         put(files, each, [batch(1, 3)])
-    part = KeptPart(0, 1, 3, 9, 9, 0)
-    files.write_decided(Decided(JOB, "", JobState.COMMITTED, 1, content_of(()), 3, (part,)))
+    part = CommittedPart(0, 1, 3, 9, 9, 0)
+    files.write_decision(JobDecision(JOB, "", JobState.COMMITTED, 1, digest_parts(()), 3, (part,)))
     path = f"jobs/{stem_of(JOB)}.job"
     disk.flip(path)
-    decided, damaged = files.read_decided()
+    decided, damaged = files.read_decisions()
     assert (decided, list(damaged)) == ([], [stem_of(JOB)])
     assert path in str(damaged[stem_of(JOB)])
-    with pytest.raises(JobDamaged):
+    with pytest.raises(JobCorrupted):
         read_decision(disk, path)
     assert files.read_staged(decided, damaged) == []
     assert {one.path, other.path} <= set(disk.paths())
@@ -251,13 +253,13 @@ def test_what_no_decision_needs_is_removed() -> None:
     files = JobFiles(disk)
     for each in (attempt(0, 1), attempt(0, 2), attempt(1, 1)):
         put(files, each, [batch(1, 3)])
-    files.write_decided(
-        Decided(JOB, "", JobState.COMMITTED, 1, content_of(()), 3, (KeptPart(0, 2, 3, 9, 9, 0),))
+    files.write_decision(
+        JobDecision(JOB, "", JobState.COMMITTED, 1, digest_parts(()), 3, (CommittedPart(0, 2, 3, 9, 9, 0),))
     )
     files.write_progress(JOB, Progress())
     disk.put(f"jobs/{stem_of(JOB)}.at.new", b"half")
     disk.put("jobs/other.txt", b"not ours")
-    decided, damaged = files.read_decided()
+    decided, damaged = files.read_decisions()
     assert files.read_staged(decided, damaged, read_only=True) == []
     assert len(disk.paths()) == 7
     assert files.read_staged(decided, damaged) == []
@@ -268,6 +270,8 @@ def test_what_no_decision_needs_is_removed() -> None:
 
 def test_the_digest_of_parts_knows_parts_and_deltas_alone() -> None:
     parts = [StagedPart(0, 5, 10), StagedPart(1, 6, 20)]
-    assert content_of(parts) == content_of([StagedPart(1, 9, 20), StagedPart(2, 1, 0), StagedPart(0, 9, 10)])
-    assert content_of(parts) != content_of(parts[:1])
-    assert content_of(parts) != content_of([StagedPart(0, 5, 20), StagedPart(1, 6, 10)])
+    assert digest_parts(parts) == digest_parts(
+        [StagedPart(1, 9, 20), StagedPart(2, 1, 0), StagedPart(0, 9, 10)]
+    )
+    assert digest_parts(parts) != digest_parts(parts[:1])
+    assert digest_parts(parts) != digest_parts([StagedPart(0, 5, 20), StagedPart(1, 6, 10)])

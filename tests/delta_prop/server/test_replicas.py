@@ -11,7 +11,7 @@ from delta_prop import Delta, opaque
 from delta_prop.embedded import Propagator
 from delta_prop_sinks.storage import StorageSink
 from delta_prop_wire.delta import Source
-from delta_prop_wire.encode import encode_void
+from delta_prop_wire.encode import encode_noop
 from delta_prop_wire.frames import Ack, AckRange, BatchFrame, Nack
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.stamp import Stamp
@@ -60,15 +60,15 @@ async def test_a_forwarder_is_told_all_watermarks_in_pages() -> None:
 async def test_what_it_forwards_keeps_its_lamport_number_and_control_rows_too() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as forwarder:
         await forwarder.hello(source=Source.REPLICA)
-        void = encode_void(origin=ORIGIN, base=4, count=1, code=ErrorCode.INVALID_DELTA)
+        void = encode_noop(origin=ORIGIN, base=4, count=1, code=ErrorCode.INVALID_DELTA)
         await forwarder.send(
             stamped(opaque_batch(1, 3, epoch=9), 100), BatchFrame(4, void, Stamp(103, Source.REPLICA), True)
         )
         await forwarder.told(4)
-        (first, second) = p.inside().log.read(0, rows_max=10, bytes_max=1_000_000)
+        (first, second) = p.internals().log.read(0, rows_max=10, bytes_max=1_000_000)
         assert (first.lamport, first.source, second.batch.is_control) == (100, Source.REPLICA, True)
         await p.publish(Delta("a", opaque(b"x")))
-        (_, _, own) = p.inside().log.read(0, rows_max=10, bytes_max=1_000_000)
+        (_, _, own) = p.internals().log.read(0, rows_max=10, bytes_max=1_000_000)
         assert own.lamport == 104
 
 
@@ -88,13 +88,13 @@ async def test_of_a_batch_that_was_there_in_part_each_row_is_told_by_its_place(v
         await forwarder.hello(source=Source.REPLICA)
         longer = opaque_batch(1, 3).batch
         if void:
-            longer = encode_void(origin=ORIGIN, base=1, count=3, code=ErrorCode.INVALID_DELTA)
+            longer = encode_noop(origin=ORIGIN, base=1, count=3, code=ErrorCode.INVALID_DELTA)
         await forwarder.send(stamped(opaque_batch(1, 2), 100))
         await forwarder.told(2)
         await p.publish(Delta("between", opaque(b"x")))
         await forwarder.send(stamped(BatchFrame(3, longer), 100))
         assert (await forwarder.told(5)).ranges == (AckRange(3, 4, 0, True), AckRange(5, 5, 3))
-        assert p.statistics().accepted + p.statistics().voided == 4
+        assert p.statistics().accepted + p.statistics().noops == 4
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ async def test_producer_numbers_its_frames_from_one() -> None:
         nack = await client.until(Nack)
         assert nack.code is ErrorCode.BAD_FRAME
         assert nack.is_about_connection
-        assert "number frames from 1" in nack.text
+        assert "count frames from 1" in nack.text
 
 
 async def test_a_lamport_number_far_ahead_is_refused() -> None:

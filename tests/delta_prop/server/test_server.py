@@ -87,7 +87,7 @@ async def test_an_invalid_delta_under_a_dot_uses_the_dot_up() -> None:
         await producer.send(DeltaFrame(1, bad, True), opaque_batch(2))
         assert (await producer.until(Nack)).code is ErrorCode.INVALID_DELTA
         assert (await producer.told(2)).sequence == 2
-        assert p.statistics().voided == 1
+        assert p.statistics().noops == 1
 
 
 async def test_before_the_hello_nothing_else_is_taken() -> None:

@@ -11,7 +11,7 @@ from delta_prop import Delta, LogSettings, opaque
 from delta_prop.embedded import Propagator
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
-from delta_prop_wire.frames import Backpressure, BatchFrame, DeltaFrame, Heartbeat, Level
+from delta_prop_wire.frames import Backpressure, BatchFrame, DeltaFrame, Heartbeat, PressureLevel
 from tests.delta_prop.server.outlets import EARLIEST, House, Line, everything, roomy, wanting
 from tests.delta_prop.server.raw import connected, serving
 
@@ -87,7 +87,7 @@ def test_deliveries_at_a_rate_come_evenly(data: str | None, how: str, form: str)
         spaces = ("a", "b") if form == "narrowed" else ("a",)
         if how == "behind":
             await publish(p, rows, spaces)
-        await client.send(Backpressure(1, Level.WARN, rate=rate))
+        await client.send(Backpressure(1, PressureLevel.WARN, rate=rate))
         began = anyio.current_time()
         await client.subscribe(*topics, deltas=form == "deltas")
         if how == "pushed":
@@ -101,7 +101,7 @@ def test_deliveries_at_a_rate_come_evenly(data: str | None, how: str, form: str)
 def test_rate_of_less_than_a_piece_comes_row_by_row() -> None:
     async def story(p: Propagator, client: Raw) -> None:
         await publish(p, 6)
-        await client.send(Backpressure(1, Level.THROTTLE, rate=2.0))
+        await client.send(Backpressure(1, PressureLevel.THROTTLE, rate=2.0))
         await client.subscribe()
         came = await arrivals(client, 6)
         assert [rows for _, rows in came] == [1] * 6
@@ -113,10 +113,10 @@ def test_rate_of_less_than_a_piece_comes_row_by_row() -> None:
 def test_rate_that_ok_ends_holds_nothing_back() -> None:
     async def story(p: Propagator, client: Raw) -> None:
         await publish(p, 2_000)
-        await client.send(Backpressure(1, Level.WARN, rate=1.0))
+        await client.send(Backpressure(1, PressureLevel.WARN, rate=1.0))
         await client.subscribe()
         await arrivals(client, 1)
-        await client.send(Backpressure(2, Level.OK, rate=1.0))
+        await client.send(Backpressure(2, PressureLevel.OK, rate=1.0))
         began = anyio.current_time()
         await arrivals(client, 1_999)
         assert anyio.current_time() - began < 1
@@ -188,17 +188,17 @@ async def beat(client: Raw) -> None:
 
 
 def stop(**more: Any) -> Backpressure:
-    return Backpressure(1, Level.STOP, **more)
+    return Backpressure(1, PressureLevel.STOP, **more)
 
 
 @pytest.mark.parametrize(
     ("advice", "seconds"),
     [
         ([(0, stop(retry_after_ms=3_000))], 3.0),
-        ([(0, stop(retry_after_ms=3_000)), (1, Backpressure(2, Level.OK))], 1.0),
-        ([(0, stop(retry_after_ms=3_000)), (1, Backpressure(2, Level.WARN))], 1.0),
+        ([(0, stop(retry_after_ms=3_000)), (1, Backpressure(2, PressureLevel.OK))], 1.0),
+        ([(0, stop(retry_after_ms=3_000)), (1, Backpressure(2, PressureLevel.WARN))], 1.0),
         ([(0, stop(retry_after_ms=3_000)), (2, stop(retry_after_ms=3_000))], 5.0),
-        ([(0, stop()), (4, Backpressure(2, Level.OK))], 4.0),
+        ([(0, stop()), (4, Backpressure(2, PressureLevel.OK))], 4.0),
         ([(0, stop())], 60.0),
         ([(0, stop(retry_after_ms=600_000))], 60.0),
     ],

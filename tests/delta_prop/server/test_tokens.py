@@ -6,18 +6,18 @@ from math import inf
 
 import pytest
 
-from delta_prop.server.grants import ALL_KINDS, Grant
-from delta_prop.server.tokens import TOKENS_MAX, Usual, digest_of, parse_tokens, token_from
+from delta_prop.server.permissions import ALL_KINDS, Permissions
+from delta_prop.server.tokens import TOKENS_MAX, TokenDefaults, digest_of, make_token, parse_tokens
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.errors import UsageError
 from tests.delta_prop.server.tokens import table
 
-USUAL = Usual(rate=1000.0, burst=100)
+USUAL = TokenDefaults(rate=1000.0, burst=100)
 
 
-def parsed(text: str) -> Grant:
+def parsed(text: str) -> Permissions:
     (token,) = parse_tokens(text, USUAL)
-    return token.grant
+    return token.permissions
 
 
 def test_a_token_says_what_it_may() -> None:
@@ -35,7 +35,7 @@ def test_a_token_says_what_it_may() -> None:
     )
     (token,) = parse_tokens(text, USUAL)
     assert token.digest == digest_of("secret")
-    assert token.grant == Grant(
+    assert token.permissions == Permissions(
         "ci",
         publish=True,
         subscribe=True,
@@ -51,7 +51,7 @@ def test_a_token_says_what_it_may() -> None:
 
 
 def test_what_is_not_said_is_denied_and_usual() -> None:
-    assert parsed(table("a", "t", admin=True)) == Grant("a", admin=True, rate=1000.0, burst=100)
+    assert parsed(table("a", "t", admin=True)) == Permissions("a", admin=True, rate=1000.0, burst=100)
     assert parsed(table("a", "t", admin=True)).kinds_mask == ALL_KINDS
     assert parsed(table("a", "t", publish=True, namespaces='["docs", "*"]')).namespaces is None
     assert parsed(table("a", "t", publish=True, forward=True, namespaces='["*"]')).forward
@@ -69,20 +69,20 @@ def test_a_rate_alone_lets_a_tenth_of_a_second_go_at_once(rate: str, burst: int)
     ("text", "said"),
     [
         ("", "has 0 tables"),
-        ("[[token]", "no TOML"),
-        (f"x = {'9' * 5000}", "no TOML: a number in it has more digits than can be read"),
-        (f"x = {'[' * 20_000}", "no TOML: its lists or tables lie too deep in each other"),
+        ("[[token]", "not TOML"),
+        (f"x = {'9' * 5000}", "not TOML: a number in it has more digits than can be read"),
+        (f"x = {'[' * 20_000}", "not TOML: its lists or tables are nested too deeply"),
         ("token = 3", "begin each token with a line"),
         ("token = [1]", "begin each token with a line"),
-        ("tokens = 1", "tokens: unknown key; did you mean token?"),
+        ("tokens = 1", "tokens: unknown key: did you mean token?"),
         (table("a", "t", admin=True) * 2, "token[1].name: the same as token[0].name"),
         (table("a", "t", admin=True) + table("b", "t", admin=True), "token[1].sha256: the same as token[0]"),
-        (table("a", "t", admin=True, namespace='["x"]'), "token[0].namespace: unknown key; did you mean nam"),
-        (table("a", "t", admin=True, colour=1), "token[0].colour: unknown key; there are name, sha256"),
+        (table("a", "t", admin=True, namespace='["x"]'), "token[0].namespace: unknown key: did you mean nam"),
+        (table("a", "t", admin=True, colour=1), "token[0].colour: unknown key: use one of name, sha256"),
         (table("a b", "t", admin=True), "token[0].name: 'a b': give 1 to 64"),
         (table("anonymous", "t", admin=True), "token[0].name: 'anonymous'"),
-        ('[[token]]\nsha256 = "00"', "token[0].name: nothing is given"),
-        ('[[token]]\nname = "a"\nadmin = true', "token[0].sha256: nothing where 64 hexadecimal digits"),
+        ('[[token]]\nsha256 = "00"', "token[0].name: missing"),
+        ('[[token]]\nname = "a"\nadmin = true', "token[0].sha256: nothing instead of 64 hexadecimal digits"),
         ('[[token]]\nname = "a"\nadmin = true\nsha256 = "hunter2"', "token[0].sha256: something else"),
         ('[[token]]\nname = "a"\nadmin = true\nsha256 = []', "token[0].sha256: 0 hashes: give 1 to 10"),
         (f'[[token]]\nname = "a"\nadmin = true\nsha256 = ["{"0" * 64}", 7]', "token[0].sha256[1]: something"),
@@ -90,23 +90,23 @@ def test_a_rate_alone_lets_a_tenth_of_a_second_go_at_once(rate: str, burst: int)
             f'[[token]]\nname = "a"\nadmin = true\nsha256 = ["{"0" * 64}", "{"0" * 64}"]',
             "token[0].sha256[1]: the same as token[0].sha256[0]",
         ),
-        (table("a", "t"), "'a' may do nothing"),
+        (table("a", "t"), "'a' has no right"),
         (table("a", "t", admin=1), "token[0].admin: 1: give true or false"),
-        (table("a", "t", forward=True), "token[0].forward: 'a' would hand on whole logs"),
+        (table("a", "t", forward=True), "token[0].forward: 'a' would forward complete logs"),
         (table("a", "t", forward=True, publish=True, namespaces='["docs"]'), "token[0].forward: 'a'"),
         (table("a", "t", forward=True, namespaces='["*"]'), "token[0].forward: 'a'"),
         (
             table("a", "t", forward=True, publish=True, namespaces='["*"]', operations='["create"]'),
-            "token[0].forward: 'a' would hand on whole logs",
+            "token[0].forward: 'a' would forward complete logs",
         ),
-        (table("a", "t", publish=True), "token[0].namespaces: give the names that it is for"),
+        (table("a", "t", publish=True), "token[0].namespaces: missing: give the names"),
         (table("a", "t", admin=True, namespaces='"docs"'), "token[0].namespaces: 'docs': give a list"),
-        (table("a", "t", admin=True, namespaces='["a*b"]'), "token[0].namespaces[0]: 'a*b': a * stands"),
+        (table("a", "t", admin=True, namespaces='["a*b"]'), "token[0].namespaces[0]: 'a*b': put a * only"),
         (table("a", "t", admin=True, namespaces='["ok", ""]'), "token[0].namespaces[1]: ''"),
         (table("a", "t", admin=True, namespaces=f'["{"x" * 257}"]'), "token[0].namespaces[0]"),
         (table("a", "t", admin=True, operations='["create", "drop"]'), "token[0].operations[1]: 'drop'"),
         (table("a", "t", admin=True, operations=3), "token[0].operations: 3: give a list"),
-        (table("a", "t", admin=True, rate=0), "token[0].rate: 0: give deltas a second, above 0"),
+        (table("a", "t", admin=True, rate=0), "token[0].rate: 0: give deltas per second, above 0"),
         (table("a", "t", admin=True, rate="nan"), "token[0].rate: nan"),
         (table("a", "t", admin=True, rate=True), "token[0].rate: True"),
         (table("a", "t", admin=True, vector_rate=-1), "token[0].vector_rate: -1"),
@@ -135,13 +135,13 @@ def test_a_token_may_have_two_secrets_while_one_takes_the_others_place() -> None
     hashes = ", ".join(f'"{digest_of(one).hex()}"' for one in ("old", "new"))
     old, new = parse_tokens(f'[[token]]\nname = "a"\nadmin = true\nsha256 = [{hashes}]', USUAL)
     assert (old.digest, new.digest) == (digest_of("old"), digest_of("new"))
-    assert old.grant == new.grant
-    assert old.grant is not new.grant, "connections end with their own secret"
+    assert old.permissions == new.permissions
+    assert old.permissions is not new.permissions, "connections end with their own secret"
 
 
 def test_a_new_token_is_made_of_all_its_random_bytes() -> None:
-    one = token_from(bytes(range(32)))
+    one = make_token(bytes(range(32)))
     assert one.startswith("dp_")
     assert one.isascii()
     assert len(one) == 46
-    assert token_from(bytes(31) + b"\1") != token_from(bytes(32)) != one
+    assert make_token(bytes(31) + b"\1") != make_token(bytes(32)) != one

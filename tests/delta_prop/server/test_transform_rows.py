@@ -30,7 +30,7 @@ async def test_batch_that_names_a_transform_is_refused_with_its_row(before: int)
         nack = await client.until(Nack)
         assert (nack.code, nack.field, nack.row) == (ErrorCode.INVALID_DELTA, "op", before)
         await client.told(len(rows) + 1)
-        assert (p.statistics().accepted, p.statistics().voided) == (1, len(rows))
+        assert (p.statistics().accepted, p.statistics().noops) == (1, len(rows))
 
 
 async def test_delta_that_names_a_transform_is_refused() -> None:

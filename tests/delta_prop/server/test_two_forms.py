@@ -18,9 +18,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from delta_prop.server.grants import Grant
+from delta_prop.server.permissions import Permissions
 from delta_prop.server.settings import ServerSettings
-from delta_prop_wire.algebra import State, apply
+from delta_prop_wire.algebra import VectorState, apply
 from delta_prop_wire.codec import encode
 from delta_prop_wire.delta import Delta, Kind, create, delete
 from delta_prop_wire.encode import encode_batch
@@ -36,7 +36,7 @@ from delta_prop_wire.spec import (
     METADATA_DEPTH_MAX,
     ErrorCode,
 )
-from delta_prop_wire.states import StateRow, encode_states
+from delta_prop_wire.state_rows import StateRow, encode_states
 from tests.delta_prop.server.two_forms import (
     ORIGIN,
     SECOND,
@@ -298,7 +298,7 @@ def test_counters_have_the_same_bounds_in_each_form(counter: int, answer: Answer
 
 def test_rows_that_a_log_alone_makes_end_the_connection() -> None:
     cut = encode_batch([Delta("v", delete(), "n")], origin=ORIGIN, base=NEXT, row_offsets=[NEXT])
-    state = apply(State(), create([1.0]), None, (1, 1, 1))
+    state = apply(VectorState(), create([1.0]), None, (1, 1, 1))
     states = encode_states([StateRow("n", "v", state, 3)])
     for batch in (cut, states):
         assert Server().take(encode(BatchFrame(NEXT, batch))) == Answer(BAD, open=False)
@@ -465,7 +465,7 @@ def test_bounds_of_all_rows_come_before_what_a_row_asks_of_the_service() -> None
     assert Server().take(as_batch([conflict, unknown], NEXT)) == Answer(INVALID, "op", 1)
 
 
-SCOPED = Grant("scoped", publish=True, namespaces=("n",), kinds_mask=1 << Kind.CREATE)
+SCOPED = Permissions("scoped", publish=True, namespaces=("n",), kinds_mask=1 << Kind.CREATE)
 SLOW = replace(SCOPED, rate=0.001)
 INSIDE, OUTSIDE = Said(vector_id=b""), Said(vector_id=b"", namespace=b"m")
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from delta_prop.connection_faults import Misconfigured
 from delta_prop.embedded import Propagator
-from delta_prop.misconfigured import Misconfigured
 from delta_prop.ports import Tls
 from delta_prop.server.access import Access
 from delta_prop.server.settings import ServerSettings
@@ -30,15 +30,15 @@ from delta_prop_wire.frames import (
     Frame,
     Heartbeat,
     Hello,
-    Level,
     Nack,
     OriginClaim,
+    PressureLevel,
     Subscribe,
     Subscription,
     Unsubscribe,
 )
+from delta_prop_wire.message_rules import UNAUTHORIZED_TEXT
 from delta_prop_wire.spec import ErrorCode
-from delta_prop_wire.state import UNAUTHORIZED_TEXT
 from delta_prop_wire.topics import Topic
 from tests.delta_prop.networks import files
 from tests.delta_prop.server.raw import EARLIEST, ORIGIN, Raw, connected, serving
@@ -92,7 +92,7 @@ FRAMES: dict[str, Frame] = {
     "unsubscribe": Unsubscribe(9, 1),
     "ack": Ack(0, processed=1, credit=Credit(1, 1)),
     "nack": Nack(0, ErrorCode.PROCESSING_FAILED, "no"),
-    "backpressure": Backpressure(1, Level.OK),
+    "backpressure": Backpressure(1, PressureLevel.OK),
     "heartbeat": Heartbeat(1),
 }
 
@@ -237,7 +237,7 @@ def test_once_the_token_holds_no_more(frame: str, how: str, caplog: pytest.LogCa
             if frame:  # too late: nobody reads it
                 with suppress(ConnectionError):
                     await client.send(FRAMES[frame])
-            await scene.refused(client, token, "has expired or was taken back")
+            await scene.refused(client, token, "has expired or was revoked")
 
     at_the_server(story, caplog)
 
@@ -251,7 +251,7 @@ def test_others_go_on_when_a_token_is_taken_back(caplog: pytest.LogCaptureFixtur
             await one.hello(token="s-both")
             await other.hello(token="s-reader")
             scene.file.holds = "".join(TOKENS[:-1])
-            await scene.refused(one, "both", "has expired or was taken back")
+            await scene.refused(one, "both", "has expired or was revoked")
             await other.send(FRAMES["hello"])
             assert (await other.until(Ack)).correlation_id == 9
 

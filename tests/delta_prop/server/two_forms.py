@@ -15,16 +15,16 @@ from typing import Any, cast
 import msgpack
 
 from delta_prop.server.counters import Counters
-from delta_prop.server.grants import EVERYTHING, Grant
-from delta_prop.server.intake import Intake
-from delta_prop.server.limits import Rates
+from delta_prop.server.limits import RateLimiter
+from delta_prop.server.permissions import ALL_PERMISSIONS, Permissions
+from delta_prop.server.produce_handler import ProduceHandler
 from delta_prop.server.settings import ServerSettings
 from delta_prop_wire.codec import NEED_BYTES, encode
 from delta_prop_wire.connection import Connection
 from delta_prop_wire.control_rows import refused_code
 from delta_prop_wire.delta import Delta, Kind, Priority, Source, create, make_origin
 from delta_prop_wire.encode import assemble, encode_batch
-from delta_prop_wire.errors import PeerError
+from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.frames import (
     Ack,
     BatchFrame,
@@ -37,8 +37,8 @@ from delta_prop_wire.frames import (
     Welcome,
 )
 from delta_prop_wire.layout import CLOCK_ENTRY, EXPECT, PARENT, TAG, Column
+from delta_prop_wire.message_rules import Role
 from delta_prop_wire.spec import ErrorCode, Flag, FrameType
-from delta_prop_wire.state import Role
 from tests.delta_prop.chains import Bench
 from tests.wire.sealing import sealed
 
@@ -206,17 +206,17 @@ class Answer:
 class Server:
     """One connection of a producer, in process: what a socket would bring is handed to `take`."""
 
-    def __init__(self, grant: Grant = EVERYTHING, settings: ServerSettings | None = None) -> None:
+    def __init__(self, grant: Permissions = ALL_PERMISSIONS, settings: ServerSettings | None = None) -> None:
         self.bench = Bench(log_deltas_max=1_000)
-        inside = SimpleNamespace(chain=self.bench.chain, log=self.bench.log, now=lambda: self.bench.now)
-        self.intake = Intake(
-            cast("Any", inside),
+        internals = SimpleNamespace(pipeline=self.bench.chain, log=self.bench.log, now=lambda: self.bench.now)
+        self.intake = ProduceHandler(
+            cast("Any", internals),
             settings or ServerSettings(),
             grant,
             Source.LOCAL,
-            rates=Rates(),
+            rate_limiter=RateLimiter(),
             counters=Counters(),
-            ring=lambda: None,
+            notify=lambda: None,
             audit=lambda _refused: None,
         )
         self.intake.claim([OriginClaim(origin) for origin in (ORIGIN, SECOND, OTHER)])
@@ -237,23 +237,23 @@ class Server:
         try:
             run = connection.next_run()
             if run is not None:
-                intake.run(run)
+                intake.handle_run(run)
             elif (frame := connection.next_event()) is not NEED_BYTES:
                 if isinstance(frame, BatchFrame):
-                    intake.batch(frame, connection.frame_bytes)
+                    intake.handle_batch(frame, connection.last_frame_bytes)
                 else:
                     assert isinstance(frame, DeltaFrame)
-                    intake.delta(frame, connection.frame_bytes)
-        except PeerError as error:
+                    intake.handle_delta(frame, connection.last_frame_bytes)
+        except ProtocolError as error:
             return Answer(error.code, open=False)
         return self._told()
 
     def _told(self) -> Answer:
-        told = self.intake.answers(pressed=False)
+        told = self.intake.take_answers(throttled=False)
         (nack,) = [one for one in told if isinstance(one, Nack)] or [None]
         if nack is None:
             return Answer(waits=not told)
-        return Answer(nack.code, nack.field, nack.row, open=not self.intake.unauthorized)
+        return Answer(nack.code, nack.field, nack.row, open=not self.intake.is_unauthorized)
 
     def later(self) -> Answer:
         """Return what became of it when all that may wait has waited."""
@@ -289,7 +289,7 @@ class Server:
         heads = {name: dict(bench.vectors._namespaces[name].heads) for name in known}
         dimensions = {name: bench.vectors.dimension(name) for name in known}
         return (
-            dict(chain.orderer.have),
+            dict(chain.orderer.watermarks),
             heads,
             dimensions,
             len(chain.appender.refused_ids),

@@ -11,7 +11,7 @@ from pyspark import TaskContext
 
 from delta_prop.spark.options import write_options
 from delta_prop.spark.source import DeltaPropSource
-from delta_prop.spark.writes.writing import DirectWriter, PartWritten, StagedWriter, StreamWriter
+from delta_prop.spark.writes.writing import DirectWriter, PartReport, StagedWriter, StreamWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,21 +30,21 @@ def die_once() -> None:
 
 
 class DyingStaged(StagedWriter):
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartWritten:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartReport:
         written = super().write(iterator)
         die_once()
         return written
 
 
 class DyingDirect(DirectWriter):
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartWritten:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartReport:
         written = super().write(iterator)
         die_once()
         return written
 
 
 class DyingStream(StreamWriter):
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartWritten:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartReport:
         written = super().write(iterator)
         die_once()
         return written
@@ -77,8 +77,8 @@ class DriverDies(DeltaPropSource):
 
 
 class _DriverDies(StagedWriter):
-    def commit(self, messages: list[PartWritten | None]) -> None:
-        assert all(one is not None and one.sent.deltas for one in messages)
+    def commit(self, messages: list[PartReport | None]) -> None:
+        assert all(one is not None and one.result.deltas for one in messages)
         for process in driver_processes():
             os.kill(process, signal.SIGKILL)
 

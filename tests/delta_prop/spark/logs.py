@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.settings import LogSettings
     from tests.broker.histories import Step
 
-TINY = replace(SMALL, segment_bytes_max=900, bytes_max=1 << 22, keep_bytes_max=1 << 22)
-COMPACTING = replace(TINY, keep_bytes_max=1_000, compact=True, history_s=1.0)
+TINY = replace(SMALL, segment_bytes_max=900, bytes_max=1 << 22, retention_bytes=1 << 22)
+COMPACTING = replace(TINY, retention_bytes=1_000, compact=True, min_compaction_lag_s=1.0)
 
 
 def write(path: Path, history: Iterable[Step], settings: LogSettings = TINY) -> Writer:
@@ -29,11 +29,11 @@ def write(path: Path, history: Iterable[Step], settings: LogSettings = TINY) -> 
     for step in history:
         writer.append(step)
         commit(log)
-    while (rewriting := log.take_rewriting()) is not None:
+    while (rewriting := log.take_compression()) is not None:
         while not rewriting.step():
             pass
-        rewriting.end()
-        log.finish_rewriting(rewriting)
+        rewriting.close()
+        log.finish_compression(rewriting)
     if settings.compact:
         clock.wait(10)
         compaction = log.take_compaction()

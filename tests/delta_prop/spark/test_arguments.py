@@ -74,12 +74,12 @@ def test_what_is_no_place_in_a_log_is_told(wrong: Any, facts: Path) -> None:
     calls: list[Callable[[], object]] = [
         lambda: spark.replay(Session(), facts, wrong),
         lambda: spark.rebuild(Session(), facts, "store.db", at=wrong),
-        lambda: spark.stats(Session(), facts, since=wrong),
-        lambda: spark.stats(Session(), facts, until=wrong),
-        lambda: spark.deltas_of(Session(), facts, since=wrong),
+        lambda: spark.stats(Session(), facts, start=wrong),
+        lambda: spark.stats(Session(), facts, end=wrong),
+        lambda: spark.deltas_of(Session(), facts, start=wrong),
     ]
     for call in calls:
-        with pytest.raises(UsageError, match=r"(at|since|until) .*(in the future|: give .*an offset)"):
+        with pytest.raises(UsageError, match=r"(at|start|end) .*(in the future|: give .*an offset)"):
             call()
 
 
@@ -98,4 +98,4 @@ def test_words_and_paths_are_taken(facts: Path) -> None:
         with pytest.raises(AssertionError, match="asked for nothing"):
             spark.replay(Session(), facts, at)
     with pytest.raises(AssertionError, match="asked for nothing"):
-        spark.deltas_of(Session(), str(facts), since="earliest", until="latest")
+        spark.deltas_of(Session(), str(facts), start="earliest", end="latest")

@@ -14,13 +14,13 @@ pytest.importorskip("pyspark")
 
 from delta_prop import Propagator, auditing
 from delta_prop.auditing import Repaired
-from delta_prop.auditing.reach import set_aside
-from delta_prop.auditing.stored import StoredFile
+from delta_prop.auditing.audit_scope import read_quarantined_keys
+from delta_prop.auditing.sink_file import StorageSinkFile
 from delta_prop.client import SyncProducer
-from delta_prop.spark.jobs.auditing import audit, found_in, repair
+from delta_prop.spark.jobs.auditing import audit, differences_in, repair
 from delta_prop.spark.jobs.replaying import replay
-from delta_prop.spark.states.held import contents_of
-from delta_prop.spark.states.stored import stored_states
+from delta_prop.spark.states.sink_contents import contents_of
+from delta_prop.spark.states.storage_rows import read_states
 from delta_prop_sinks import CallbackSink, RejectDelta
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import Refused, UsageError
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def check(found: DataFrame, here: Iterable[Difference]) -> DataFrame:
     """`here`: what an audit on this machine finds, which is the same, row by row."""
     rows = found.collect()
-    lines = sorted((one.line() for one in found_in(found)), key=itemgetter("namespace", "vector_id"))
+    lines = sorted((one.line() for one in differences_in(found)), key=itemgetter("namespace", "vector_id"))
     assert lines == [one.line() for one in here]
     assert {row.vector_id: row.difference for row in rows} == planted()
     assert len(rows) == 100
@@ -73,7 +73,7 @@ def test_what_is_planted_is_found_and_a_repair_mends_just_that(spark: SparkSessi
             p.publish(*(Delta(one, create([0.5] * 8), "docs") for one in (document(100), "never-3")))
             outcome = repair(found, p)  # what was published meanwhile stays
         assert (outcome.mended, outcome.moved_on, outcome.refused) == (98, 2, 0)
-        assert {line.split(": ")[0] for line in outcome.told} == {f"docs {document(100)}", "docs never-3"}
+        assert {line.split(": ")[0] for line in outcome.reasons} == {f"docs {document(100)}", "docs never-3"}
         service.settle()
         after = {row[:2]: seen(row[2]) for row in service.rows()}
         assert {name[1] for name, row in after.items() if row != held.get(name)} == set(planted())
@@ -99,18 +99,21 @@ def test_what_cannot_be_audited_is_told(spark: SparkSession, tmp_path: Path) -> 
         audit(spark, other, str(tmp_path / "nothing.db"))
     with closing(sqlite3.connect(tmp_path / "mine.db")) as connection, connection:
         connection.execute("CREATE TABLE mine (x)")
-    with pytest.raises(UsageError, match="is no storage sink's file"):
+    with pytest.raises(UsageError, match="is not a storage sink's file"):
         audit(spark, other, str(tmp_path / "mine.db"))
     with pytest.raises(UsageError, match="column vector_id is missing"):
         audit(spark, other, spark.createDataFrame([], "id string, vector array<float>"))
     foreign = spark.createDataFrame([("a", [1.0]), ("b", [2.0])], "vector_id string, vector array<double>")
     (row,) = audit(spark, other, foreign).collect()  # of another system's index, which tells no deltas
     assert (row.vector_id, row.difference, row.op) == ("b", "extra", "delete")
-    with pytest.raises(UsageError, match="come to offset 2, the log ends at 1: it is ahead"):
+    with pytest.raises(UsageError, match="the sink has reached offset 2, but the log ends at 1"):
         audit(spark, other, foreign, come=2)
     (tmp_path / "broken.db").write_bytes((tmp_path / "vectors.db").read_bytes()[:5_000])
-    with pytest.raises(UsageError, match="cannot be read"), StoredFile(str(tmp_path / "broken.db")) as broken:
-        list(stored_states(broken))
+    with (
+        pytest.raises(UsageError, match="cannot be read"),
+        StorageSinkFile(str(tmp_path / "broken.db")) as broken,
+    ):
+        list(read_states(broken))
 
 
 def test_vectors_in_a_sinks_quarantine_are_known(tmp_path: Path) -> None:
@@ -127,7 +130,7 @@ def test_vectors_in_a_sinks_quarantine_are_known(tmp_path: Path) -> None:
                 await p.wait_visible(published)
 
     anyio.run(run)
-    assert set_aside(str(tmp_path), "picky") == {"n\0b"}
-    assert set_aside(str(tmp_path), None) == frozenset()
+    assert read_quarantined_keys(str(tmp_path), "picky") == {"n\0b"}
+    assert read_quarantined_keys(str(tmp_path), None) == frozenset()
     with pytest.raises(UsageError, match=r"no sink named 'storage' is remembered in .*: picky$"):
-        set_aside(str(tmp_path), "storage")
+        read_quarantined_keys(str(tmp_path), "storage")

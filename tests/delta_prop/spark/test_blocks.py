@@ -129,24 +129,30 @@ def test_doubles_and_long_indices_are_taken() -> None:
     ("row", "told"),
     [
         ({"op": "create"}, "vector: of vector_id 'bad': 0 numbers; create has 1 to 65536"),
-        ({"op": "frobnicate"}, "op: of vector_id 'bad': 'frobnicate' is none of create, sparse"),
+        (
+            {"op": "frobnicate"},
+            "op: of vector_id 'bad': 'frobnicate' is not an operation: give one of create, sparse",
+        ),
         ({}, "op: of vector_id 'bad': missing, with neither a vector nor data"),
         (
             {"vector": [1.0, -1e300]},
             "vector: of vector_id 'bad': number 1 is -1e+300, which does not fit in float32: numbers are "
             "finite and within ±3.4028235e+38 (float32): clamp it",
         ),
-        ({"vector": [float("inf")]}, "vector: of vector_id 'bad': number 0 is inf; numbers are finite"),
+        ({"vector": [float("inf")]}, "vector: of vector_id 'bad': number 0 is inf; must be finite"),
         ({"op": "scale", "vector": [1e39]}, "factor: of vector_id 'bad': number 0 is 1e+39, which does not"),
         ({"vector": [1.0, None]}, "vector: of vector_id 'bad': has a null in it"),
         (
             {"op": "sparse", "indices": [1], "values": [1.0, 2.0]},
             "indices: of vector_id 'bad': 1 indices for 2",
         ),
-        ({"op": "sparse", "indices": [-1], "values": [1.0]}, "indices: of vector_id 'bad': -1 is no index"),
+        (
+            {"op": "sparse", "indices": [-1], "values": [1.0]},
+            "indices: of vector_id 'bad': -1 is not an index",
+        ),
         ({"op": "sparse", "indices": [70000], "values": [1.0]}, "indices: of vector_id 'bad': index 70000"),
-        ({"vector": [1.0], "values": [1.0]}, "values: of vector_id 'bad': beside a vector"),
-        ({"vector": [1.0], "metadata": "{"}, "metadata: of vector_id 'bad': '{' is no JSON"),
+        ({"vector": [1.0], "values": [1.0]}, "values: of vector_id 'bad': given with a vector"),
+        ({"vector": [1.0], "metadata": "{"}, "metadata: of vector_id 'bad': '{' is not JSON"),
         ({"vector": [1.0], "metadata": "[1]"}, "metadata: of vector_id 'bad': a list: give a JSON object"),
         ({"vector": [1.0], "id": b"short"}, "id: of vector_id 'ok': missing, while other rows have one"),
         ({"vector": [1.0], "namespace": "n\n"}, "namespace: of vector_id 'bad': character 1 is U+000A"),
@@ -169,9 +175,9 @@ def test_a_bad_row_is_told_by_its_vector_id(row: dict[str, Any], told: str) -> N
 @pytest.mark.parametrize(
     ("ids", "told"),
     [
-        (["a", None], "row 7,001 of its partition, counted from 0, behind vector_id 'a': each row needs one"),
+        (["a", None], "row 7,001 of its partition, counted from 0, after vector_id 'a': show such rows with"),
         ([None, "b"], "row 7,000 of its partition, counted from 0, before vector_id 'b': "),
-        ([None, None], "row 7,000 of its partition, counted from 0: each row needs one; look with df.where"),
+        ([None, None], "row 7,000 of its partition, counted from 0: show such rows with df.where"),
     ],
 )
 def test_a_row_without_a_vector_id_is_told_by_its_place_and_its_neighbour(
@@ -200,10 +206,10 @@ def test_columns_become_batches_and_back_without_pandas() -> None:
 import sys
 import numpy as np
 import pyarrow as pa
-from delta_prop.spark.arrays import array_of, repeated
+from delta_prop.spark.arrays import array_of, fill_text
 numbers = array_of(np.ones(3, "f4"), pa.float32())
 vectors = pa.ListArray.from_arrays(array_of(np.array([0, 3], "i4"), pa.int32()), numbers)
-rows = pa.record_batch([repeated("a:b", 1), vectors], ["vector_id", "vector"])
+rows = pa.record_batch([fill_text("a:b", 1), vectors], ["vector_id", "vector"])
 from delta_prop.spark.writes.blocks import to_block
 from delta_prop.spark.reads.rows import to_arrow
 from delta_prop_wire.batch import LoggedBatch

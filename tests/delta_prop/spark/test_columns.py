@@ -19,7 +19,7 @@ from pyspark.sql.types import (
     TimestampNTZType,
 )
 
-from delta_prop.spark.columns import READ, TAKEN, check_read, check_written
+from delta_prop.spark.columns import READ_SCHEMA, WRITABLE_COLUMNS, check_read_schema, check_write_schema
 from delta_prop.spark.reads.rows import SCHEMA
 from delta_prop_wire.errors import UsageError
 
@@ -35,7 +35,7 @@ TEXT, NUMBERS = StringType(), ArrayType(DoubleType())
 
 
 def test_what_a_read_gives_is_what_arrow_brings() -> None:
-    assert to_arrow_schema(READ, timezone="UTC").equals(SCHEMA)
+    assert to_arrow_schema(READ_SCHEMA, timezone="UTC").equals(SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -44,41 +44,41 @@ def test_what_a_read_gives_is_what_arrow_brings() -> None:
         columns(vector_id=TEXT, vector=NUMBERS),
         columns(vector_id=TEXT, op=TEXT),
         columns(vector_id=TEXT, op=TEXT, indices=ArrayType(LongType()), values=NUMBERS),
-        StructType([field for field in READ.fields if field.name in TAKEN]),
+        StructType([field for field in READ_SCHEMA.fields if field.name in WRITABLE_COLUMNS]),
     ],
 )
 def test_what_a_write_takes(schema: StructType) -> None:
-    check_written(schema)
+    check_write_schema(schema)
 
 
 @pytest.mark.parametrize(
     ("schema", "told"),
     [
         (columns(vector=NUMBERS), r'column vector_id is missing: .*df.withColumn\("vector_id"'),
-        (columns(vector_id=TEXT), "none of the columns vector, data, op is there"),
+        (columns(vector_id=TEXT), "columns vector, data and op are missing"),
         (
             columns(vector_id=TEXT, vec=NUMBERS),
-            r"vec is no delta's: .*withColumnRenamed\(\"vec\", \"vector\"\)",
+            r"vec is not a column of a delta, .*withColumnRenamed\(\"vec\", \"vector\"\)",
         ),
         (columns(vector_id=TEXT, Vector=NUMBERS), r'withColumnRenamed\("Vector", "vector"\)'),
         (
             columns(vector_id=TEXT, vector=NUMBERS, price=LongType()),
-            r'column price is no delta.*df.drop\("price"',
+            r'column price is not a column of a delta.*df.drop\("price"',
         ),
         (
             columns(vector_id=LongType(), vector=NUMBERS),
-            r'column vector_id is bigint, and has to be string: mend it with df.withColumn\("vector_id", '
+            r'column vector_id is bigint, but must be string: convert it with df.withColumn\("vector_id", '
             r'col\("vector_id"\).cast\("string"\)\)',
         ),
         (
             columns(vector_id=TEXT, vector=ArrayType(DecimalType(10, 2))),
-            r"column vector is array<decimal\(10,2\)>, and has to be array<float>",
+            r"column vector is array<decimal\(10,2\)>, but must be array<float>",
         ),
         (columns(vector_id=TEXT, vector=VectorUDT()), "column vector is vector, .*vector_to_array"),
-        (columns(vector_id=TEXT, vector=TEXT), "column vector is string, and has to be array<float>"),
+        (columns(vector_id=TEXT, vector=TEXT), "column vector is string, but must be array<float>"),
         (
             columns(vector_id=TEXT, data=TEXT),
-            r'column data is string, and has to be binary: .*cast\("binary"\)',
+            r'column data is string, but must be binary: .*cast\("binary"\)',
         ),
         (
             columns(vector_id=TEXT, data=TEXT, timestamp=TimestampNTZType()),
@@ -86,25 +86,33 @@ def test_what_a_write_takes(schema: StructType) -> None:
         ),
         (
             columns(vector_id=TEXT, op=TEXT, timestamp=TimestampNTZType()),
-            "column timestamp is timestamp_ntz, and has to be timestamp",
+            "column timestamp is timestamp_ntz, but must be timestamp",
         ),
-        (columns(vector_id=TEXT, op=TEXT, values=NUMBERS), "column values is there without indices"),
-        (columns(vector_id=TEXT, op=TEXT, indices=ArrayType(LongType())), "column indices is there without"),
-        (READ, r'column offset is given by the service, .*df.drop\("offset", "priority", "source", "origin"'),
+        (columns(vector_id=TEXT, op=TEXT, values=NUMBERS), "column values: column indices is missing"),
+        (
+            columns(vector_id=TEXT, op=TEXT, indices=ArrayType(LongType())),
+            "column indices: column values is miss",
+        ),
+        (
+            READ_SCHEMA,
+            r'column offset is assigned by the service .*df.drop\("offset", "priority", "source", "origin"',
+        ),
         (columns(vector_id=TEXT, op=TEXT).add("op", TEXT), "column op is there 2 times"),
     ],
 )
 def test_what_a_write_refuses(schema: StructType, told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        check_written(schema)
+        check_write_schema(schema)
 
 
 def test_some_columns_of_a_read() -> None:
-    check_read(READ)
-    check_read(columns(vector_id=TEXT, offset=LongType()))
-    with pytest.raises(UsageError, match="column vec is none of a read: there are offset, vector_id"):
-        check_read(columns(vec=NUMBERS))
+    check_read_schema(READ_SCHEMA)
+    check_read_schema(columns(vector_id=TEXT, offset=LongType()))
     with pytest.raises(
-        UsageError, match="column vector is array<double> in the schema, and a read gives arr"
+        UsageError, match="column vec is not a column of a read: name some of offset, vector_id"
     ):
-        check_read(columns(vector=NUMBERS))
+        check_read_schema(columns(vec=NUMBERS))
+    with pytest.raises(
+        UsageError, match="column vector is array<double> in the schema, but a read returns arr"
+    ):
+        check_read_schema(columns(vector=NUMBERS))

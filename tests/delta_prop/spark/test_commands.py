@@ -18,10 +18,10 @@ import pytest
 pytest.importorskip("pyspark")
 
 from delta_prop.cli import main
-from delta_prop.commands.edge import Progress
+from delta_prop.commands.system import Progress
 from delta_prop.spark.command import verbs
 from delta_prop.spark.command.spark_log import SparkLog
-from delta_prop.spark.command.verbs import told
+from delta_prop.spark.command.verbs import translate_error
 from delta_prop_sinks.storage_file import StorageFile
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Delta, create
@@ -46,7 +46,7 @@ SPARK_S = 120.0
 @pytest.fixture
 def on_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
     """The verbs share the tests' session: starting one takes ten seconds."""
-    real = verbs._spark
+    real = verbs._open_session
 
     @contextmanager
     def kept(*given: Any) -> Iterator[SparkSession]:
@@ -56,7 +56,7 @@ def on_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSessi
             with real(*given) as found:
                 yield found
 
-    monkeypatch.setattr(verbs, "_spark", kept)
+    monkeypatch.setattr(verbs, "_open_session", kept)
     return spark
 
 
@@ -82,7 +82,7 @@ def test_a_directory_is_replayed_compared_rebuilt_audited_and_counted(
         "metadata",
         "offset",
     ]
-    assert shown.out.splitlines()[-1] == "and more: --json or --output give all"
+    assert shown.out.splitlines()[-1] == "and more: give --json or --output to get all"
     rows = command("spark", "replay", "--json", "--at", "29").lines
     assert len(rows) == 30
     assert next(row for row in rows if row["vector_id"] == "v1")["alive"]
@@ -102,7 +102,7 @@ def test_a_directory_is_replayed_compared_rebuilt_audited_and_counted(
 
     file = tmp_path / "vectors.db"
     steps: list[str] = []
-    monkeypatch.setattr(Progress, "tell", lambda _, text: steps.append(text))
+    monkeypatch.setattr(Progress, "report", lambda _, text: steps.append(text))
     made = command("spark", "rebuild", "--storage", file)
     assert made.status == 0
     starts = "Spark is starting, which takes some seconds"
@@ -124,7 +124,7 @@ def test_a_directory_is_replayed_compared_rebuilt_audited_and_counted(
     mended = command("audit", "--spark", "--storage", file, "--repair", "--json")
     assert mended.status == 0
     assert mended.lines[0]["mended_by"]["op"] == "create"
-    assert "1 of 1 were said again; 0 have moved on since, 0 were refused" in mended.err
+    assert "1 of 1 were republished; 0 have changed since, 0 were refused" in mended.err
 
     (told,) = command("spark", "stats", "--top", "1", "--json").lines
     assert [(row["op"], row["deltas"]) for row in told["traffic"]] == [("create", 31), ("delete", 1)]
@@ -161,30 +161,30 @@ def test_a_table_goes_to_a_server_once_however_often_it_is_imported(
     assert main(["spark", "import", str(table), "--key", "key"]) == 0
     assert [json.loads(line)["vector_id"] for line in capsys.readouterr().out.splitlines()] == ["x", "y"]
     assert main(["spark", "import", str(table)]) == 2
-    assert "column vector_id is missing, which is to be the key" in capsys.readouterr().err
+    assert "column vector_id, the key, is missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["diff", "one.parquet"], "tables named: 1; name the old and the new one"),
+        (["diff", "one.parquet"], "tables: 1 given: name the old and the new one"),
         (
             ["diff", "a", "b", "--data", "facts"],
-            "tables named: 2; name the new one alone, beside --data",
+            "tables: 2 given: name only the new one with --data",
         ),
-        (["import", "a.csv", "--to", "localhost:1"], "--to: give the job a --producer too"),
+        (["import", "a.csv", "--to", "localhost:1"], "--to: give --producer too"),
         (["replay", "--data", "x", "--at", "soon"], "--at 'soon': give an offset, a time like"),
         (["replay"], "one of the arguments --data --from is required"),
         (["stats", "--data", "x", "--top", "0"], "argument --top: '0': give a whole number, 1 or more"),
         (["diff", "a.csv", "b.csv", "--threshold", "nan"], "--threshold nan: give a number from 0 on"),
-        (["diff", "a.csv", "b.csv", "--key", ""], "argument --key: the name is empty: give one"),
+        (["diff", "a.csv", "b.csv", "--key", ""], "argument --key: the name is empty: give a name"),
         (
             ["import", "a.csv", "--master", "nonsense"],
-            "'nonsense' is no Spark: give local[*], local[4], spark:",
+            "'nonsense' is not a Spark master: give local[*], local[4], spark:",
         ),
         (
             ["import", "a.csv", "--to", "x:1", "--producer", "p" * 241],
-            "--producer: 241 bytes of UTF-8; allowed",
+            "--producer: 241 bytes of UTF-8; must be",
         ),
         (
             ["import", "a.csv", "--to", "http://x", "--producer", "p"],
@@ -199,7 +199,7 @@ def test_a_table_goes_to_a_server_once_however_often_it_is_imported(
 def test_a_mistake_is_told_before_spark_starts(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verbs, "_spark", None)
+    monkeypatch.setattr(verbs, "_open_session", None)
     monkeypatch.setattr(verbs, "check_spark", None)
     assert main(["spark", *arguments]) == 2
     assert said in capsys.readouterr().err
@@ -218,7 +218,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     full.end_rebuild(Cursor(bytes(16), 1, 1), 1)
     full.close()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(verbs, "_spark", None)
+    monkeypatch.setattr(verbs, "_open_session", None)
     monkeypatch.setattr(verbs, "check_spark", lambda: None)
     return tmp_path
 
@@ -226,36 +226,36 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("replay --data none", "no data directory at 'none': name the one that `publish --data DIR` made"),
-        ("replay --data other", "'other' is no data directory: name the one that"),
-        ("replay --data facts --at 2", "offset 2 is beyond the log, which ends before offset 2"),
+        ("replay --data none", "no data directory at 'none': give the one that `publish --data DIR` created"),
+        ("replay --data other", "'other' is not a data directory: give the one that"),
+        ("replay --data facts --at 2", "offset 2 is after the end of the log: give an offset below 2"),
         (
             "replay --data facts --output there.jsonl",
-            "--output: 'there.jsonl' is there already, and is not over",
+            "--output 'there.jsonl': it exists and is not over",
         ),
         (
             "replay --data facts --output no/x.parquet",
-            "--output: 'no/x.parquet' cannot be made: there is no fol",
+            "--output 'no/x.parquet' cannot be created (there is no fol",
         ),
         (
             "replay --from nonsense.invalid:1",
-            "--from 'nonsense.invalid:1': no host 'nonsense.invalid' is known",
+            "--from 'nonsense.invalid:1': host 'nonsense.invalid' is unknown",
         ),
-        ("stats --data other", "'other' is no data directory"),
+        ("stats --data other", "'other' is not a data directory"),
         (
             "stats --data facts --start 3",
-            "offset 3 is beyond the end of the log: its last delta has offset 1",
+            "offset 3 is after the end of the log (its last delta has offset 1",
         ),
         ("stats --data facts --start soon", "--start 'soon': give earliest, latest, an offset"),
         ("rebuild --data none --storage x.db", "no data directory at 'none'"),
-        ("rebuild --data other --storage x.db", "'other' is no data directory"),
+        ("rebuild --data other --storage x.db", "'other' is not a data directory"),
         (
             "rebuild --data facts --storage no/x.db",
-            "--storage: 'no/x.db' cannot be made: there is no folder '",
+            "--storage 'no/x.db' cannot be created (there is no folder '",
         ),
         (
             "rebuild --data facts --storage full.db",
-            "full.db holds vectors already: name a new file, or say that",
+            "full.db holds vectors already: name a new file, or allow to",
         ),
         ("rebuild --data facts --storage table.csv", "table.csv is not a SQLite file"),
         ("rebuild --data facts --storage other", "other cannot be opened"),
@@ -268,22 +268,22 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             "audit --spark --data facts --contents none.csv",
-            "no table at 'none.csv': name a file or a folder of Parquet",
+            "table 'none.csv' does not exist: name a file or a folder of Parquet",
         ),
         (
             "audit --spark --data facts --contents table.csv --output there.jsonl",
-            "'there.jsonl' is there already",
+            "'there.jsonl': it exists",
         ),
-        ("diff table.csv none.csv", "no table at 'none.csv'"),
-        ("diff table.csv there", "'there': its name does not tell what it holds: say parquet, csv or json"),
-        ("diff table.csv table.csv --output there.jsonl", "'there.jsonl' is there already"),
-        ("diff table.csv --data other", "'other' is no data directory"),
-        ("import none.parquet", "no table at 'none.parquet'"),
-        ("import table.csv --output there.jsonl", "'there.jsonl' is there already"),
+        ("diff table.csv none.csv", "table 'none.csv' does not exist"),
+        ("diff table.csv there", "table 'there': its name has no known suffix: give parquet, csv or json"),
+        ("diff table.csv table.csv --output there.jsonl", "'there.jsonl': it exists"),
+        ("diff table.csv --data other", "'other' is not a data directory"),
+        ("import none.parquet", "table 'none.parquet' does not exist"),
+        ("import table.csv --output there.jsonl", "'there.jsonl': it exists"),
         ("import table.csv --namespace a\tb", "--namespace: character 1 is U+0009"),
         (
             "import table.csv --to 127.0.0.1:1 --producer p --token-file none",
-            "the token's file 'none' cannot be",
+            "token file 'none': it cannot be",
         ),
     ],
 )
@@ -327,7 +327,7 @@ def test_a_service_that_takes_no_jobs_is_told_before_spark_starts(
     with served() as in_memory:
         job = ["import", "table.csv", "--to", in_memory.address, "--producer", "p"]
         assert main(["spark", *job]) == 2
-    assert "the service keeps no jobs: its log has to be in a directory" in capsys.readouterr().err
+    assert "the service has no jobs: keep its log in a directory" in capsys.readouterr().err
 
 
 def test_a_storage_file_in_use_is_told(places: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -356,7 +356,7 @@ def test_without_java_one_line_says_what_brings_it(
     assert main(["spark", "stats", "--data", "facts"]) == 2
     err = capsys.readouterr().err
     assert err.startswith(
-        "delta-prop: Spark needs Java 17 or later, and JAVA_HOME=/nowhere holds no bin/java"
+        "delta-prop: Spark needs Java 17 or later, but JAVA_HOME=/nowhere holds no bin/java"
     )
     assert len(err.splitlines()) == 1
 
@@ -403,22 +403,24 @@ def test_what_spark_writes_is_kept_from_people_but_our_lines(capfd: pytest.Captu
     program = "import sys; print(*sys.argv[1:], '\\r[Stage 1]\\r', sep='\\n', end='', file=sys.stderr)"
     for shown, wanted in ((False, lines[1:2]), (True, lines)):
         log = SparkLog(shown=shown)
-        with log.of_what_starts():
+        with log.capture():
             subprocess.run([sys.executable, "-c", program, *lines], check=True)
         log.drain()
         err = capfd.readouterr().err.replace("\r[Stage 1]\r", "")  # how far it is
         assert err.splitlines() == wanted
-        assert log.last() == "Error: no room"
-    why = told(Exception("[JAVA_GATEWAY_EXITED] Java gateway process exited"), log.last())
+        assert log.last_line() == "Error: no room"
+    why = translate_error(Exception("[JAVA_GATEWAY_EXITED] Java gateway process exited"), log.last_line())
     assert str(why) == "Spark did not start: Error: no room"
 
 
 def test_what_a_task_said_is_told_and_not_its_traceback() -> None:
     said = "delta_prop_wire.errors.InvalidDelta: INVALID_DELTA: old"
     text = f"[PYTHON_EXCEPTION] An exception was thrown\n  File x\n{said}\n at y"
-    assert str(told(Exception(text))) == "INVALID_DELTA: old"
-    assert isinstance(told(Exception("x\ndelta_prop_wire.errors.UsageError: name another\n")), UsageError)
-    other = told(
+    assert str(translate_error(Exception(text))) == "INVALID_DELTA: old"
+    assert isinstance(
+        translate_error(Exception("x\ndelta_prop_wire.errors.UsageError: name another\n")), UsageError
+    )
+    other = translate_error(
         Exception("An error occurred while calling o1.x.\n: org.apache.X: no room SQLSTATE: 42000\n")
     )
     assert str(other) == "Spark: org.apache.X: no room"

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
 
-from delta_prop.auditing.differences import patch_between  # noqa: E402
+from delta_prop.auditing.differences import diff_metadata  # noqa: E402
 from delta_prop.spark.jobs.comparing import DELTAS, compare  # noqa: E402
 from delta_prop.spark.jobs.pairs import FACTS, MEMBER, NEW, OLD  # noqa: E402
 from delta_prop_wire import delta as d  # noqa: E402
-from delta_prop_wire.algebra import State, apply  # noqa: E402
+from delta_prop_wire.algebra import VectorState, apply  # noqa: E402
 from delta_prop_wire.delta import Kind, Operation  # noqa: E402
 from delta_prop_wire.errors import InvalidDelta  # noqa: E402
 from delta_prop_wire.metadata import merge  # noqa: E402
@@ -82,12 +82,12 @@ def deltas(batches: Any, threshold: float = 0.0) -> list[dict[str, Any]]:
     return found
 
 
-def state(content: Any, metadata: dict[str, Any]) -> State:
+def state(content: Any, metadata: dict[str, Any]) -> VectorState:
     operation = d.opaque(content) if isinstance(content, bytes) else d.create(content)
-    return apply(State(), operation, metadata)
+    return apply(VectorState(), operation, metadata)
 
 
-def applied(old: dict[Name, Any], rows: list[dict[str, Any]]) -> dict[Name, State]:
+def applied(old: dict[Name, Any], rows: list[dict[str, Any]]) -> dict[Name, VectorState]:
     found = {name: state(*fact) for name, fact in old.items()}
     for row in rows:
         kind, name = Kind[row["op"].upper()], (row["namespace"], row["vector_id"])
@@ -101,7 +101,7 @@ def applied(old: dict[Name, Any], rows: list[dict[str, Any]]) -> dict[Name, Stat
         patch = None if row["metadata"] is None else json.loads(row["metadata"])
         assert patch is None or patch
         assert name in found or kind in (Kind.CREATE, Kind.OPAQUE)
-        found[name] = apply(found.get(name, State()), operation, patch)
+        found[name] = apply(found.get(name, VectorState()), operation, patch)
         assert not found[name].ignored
         if not found[name].alive:
             del found[name]
@@ -178,7 +178,7 @@ OBJECTS = st.dictionaries(st.sampled_from("ab"), JSON, max_size=2)
 
 @given(OBJECTS, OBJECTS)
 def test_a_patch_makes_the_one_object_of_the_other(old: dict[str, Any], new: dict[str, Any]) -> None:
-    patch = patch_between(old, new)
+    patch = diff_metadata(old, new)
     before, after, made = (json.dumps(one, sort_keys=True) for one in (old, new, merge(old, patch)))
     assert made == after
     assert (patch == {}) == (before == after)
@@ -186,14 +186,14 @@ def test_a_patch_makes_the_one_object_of_the_other(old: dict[str, Any], new: dic
 
 BAD = [
     ({"vector": [1.0, None]}, "number 1 of the vector is NULL"),
-    ({"vector": [1.0, 2.0, float("nan")]}, "number 2 of the vector is nan, which is no finite number"),
+    ({"vector": [1.0, 2.0, float("nan")]}, "number 2 of the vector is nan, which is not a finite float32"),
     ({"vector": [float("inf")]}, "number 0 of the vector is inf"),
     ({"vector": None}, "the vector is NULL: leave the row out to delete the fact"),
     ({"wrong": "column price is not finite"}, "column price is not finite"),
-    ({"metadata": "[1]"}, r"metadata '\[1\]' is no object"),
-    ({"metadata": "{"}, "metadata '{' is no JSON"),
+    ({"metadata": "[1]"}, r"metadata '\[1\]' is not a JSON object"),
+    ({"metadata": "{"}, "metadata '{' is not JSON"),
     ({"vector_id": None}, "the key is NULL"),
-    ({"vector_id": "a"}, "the key is there more than once: a fact has one row"),
+    ({"vector_id": "a"}, "the key is there more than once: keep one row"),
 ]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
-from delta_prop.spark.arguments import at_of  # noqa: E402
+from delta_prop.spark.arguments import position_of  # noqa: E402
 from delta_prop.spark.jobs.counting import COUNTS, COUNTS_DDL, count, stats  # noqa: E402
 from delta_prop_wire.topics import kind_name  # noqa: E402
 from tests.broker.histories import Step, changes, steps  # noqa: E402
@@ -55,9 +55,9 @@ def test_a_log_is_counted(spark: SparkSession, tmp_path: Path) -> None:
     from pyspark.sql.types import StructType
 
     batches = write(tmp_path, HISTORY).batches
-    found = stats(spark, str(tmp_path), since=at_of(20))
+    found = stats(spark, str(tmp_path), start=position_of(20))
     vectors, kinds = looked_at(batches, 20, 1 << 60)
-    assert (found.first_offset, found.next_offset, found.sinks) == (20, 240, [])
+    assert (found.start_offset, found.next_offset, found.sinks) == (20, 240, [])
     assert {(row.namespace, row.op): row.deltas for row in found.traffic.collect()} == kinds
     hot = [((row.namespace, row.vector_id), row.deltas) for row in found.vectors.limit(3).collect()]
     assert [deltas for _, deltas in hot] == [deltas for _, deltas in vectors.most_common(3)]

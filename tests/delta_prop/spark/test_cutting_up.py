@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
 
-from delta_prop.spark.writes import cutting_up  # noqa: E402
-from delta_prop.spark.writes.cutting_up import blocks_of  # noqa: E402
+from delta_prop.spark.writes import slicing  # noqa: E402
+from delta_prop.spark.writes.slicing import slice_blocks  # noqa: E402
 
 ROWS = [{"vector_id": f"doc-{at}", "vector": [float(at)] * (at % 7)} for at in range(200)]
 
@@ -28,9 +28,9 @@ def batches(cuts: list[int]) -> list[pa.RecordBatch]:
 @given(st.lists(st.integers(0, 200), max_size=8))
 def test_where_blocks_end_depends_on_rows_alone(cuts: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cutting_up, "BLOCK_ROWS", 30)
-        patch.setattr(cutting_up, "BLOCK_BYTES", 400)
-        found = list(blocks_of(batches(cuts)))
+        patch.setattr(slicing, "BLOCK_ROWS", 30)
+        patch.setattr(slicing, "BLOCK_BYTES", 400)
+        found = list(slice_blocks(batches(cuts)))
     assert [row for one in found for row in one.to_pylist()] == ROWS
     sizes = [one.num_rows for one in found]
     assert sizes == [15] * 12 + [20]
@@ -39,17 +39,17 @@ def test_where_blocks_end_depends_on_rows_alone(cuts: list[int]) -> None:
 
 def test_a_row_that_is_larger_than_a_block_goes_alone() -> None:
     rows = pa.record_batch({"data": pa.array([b"x", b"y" * 5_000_000, b"z"], pa.binary())})
-    assert [one.num_rows for one in blocks_of([rows])] == [1, 1, 1]
+    assert [one.num_rows for one in slice_blocks([rows])] == [1, 1, 1]
 
 
 def test_what_comes_in_the_usual_batches_is_not_copied() -> None:
     rows = pa.record_batch({"vector": pa.array([[1.0]] * 10_000, pa.list_(pa.float32()))})
-    found = list(blocks_of([rows, rows.slice(0, 7)]))
+    found = list(slice_blocks([rows, rows.slice(0, 7)]))
     assert [one.num_rows for one in found] == [5_000, 5_000, 7]
     address = rows.column(0).buffers()[3].address
     assert {one.column(0).buffers()[3].address for one in found} == {address}
 
 
 def test_nothing_makes_no_block() -> None:
-    assert list(blocks_of([])) == []
-    assert list(blocks_of(batches([])[0].slice(0, 0) for _ in range(2))) == []
+    assert list(slice_blocks([])) == []
+    assert list(slice_blocks(batches([])[0].slice(0, 0) for _ in range(2))) == []

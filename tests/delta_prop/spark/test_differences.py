@@ -16,29 +16,29 @@ from hypothesis import strategies as st
 pa = pytest.importorskip("pyarrow")
 
 from delta_prop.auditing import Difference  # noqa: E402
-from delta_prop.spark.states.buckets import HELD, spread, spread_held  # noqa: E402
-from delta_prop.spark.states.differences import DIFFERENCES, differences  # noqa: E402
+from delta_prop.spark.states.buckets import HELD, spread, spread_sink_states  # noqa: E402
+from delta_prop.spark.states.differences import DIFFERENCES, find_differences  # noqa: E402
 from delta_prop.spark.states.folding import fold  # noqa: E402
-from delta_prop.spark.states.folding_rows import Folded, states_of  # noqa: E402
+from delta_prop.spark.states.folding_rows import FoldedVector, states_of  # noqa: E402
 from delta_prop_wire import delta as d  # noqa: E402
-from delta_prop_wire.algebra import State, apply  # noqa: E402
+from delta_prop_wire.algebra import VectorState, apply  # noqa: E402
 from delta_prop_wire.delta import Delta, Kind, Operation  # noqa: E402
 from tests.broker.histories import Name, Rows, Step, seen, steps_with_ids  # noqa: E402
 from tests.delta_prop.auditing.comparing import compared, history_states  # noqa: E402
 from tests.delta_prop.spark.logs import write  # noqa: E402
 from tests.delta_prop.spark.test_folding import states, table, written  # noqa: E402
 
-Held = dict[Name, tuple[State, int]]
+Held = dict[Name, tuple[VectorState, int]]
 
 
 def audited(batches: list[Any], held: Held, come: int, aside: Any = ()) -> list[dict[str, Any]]:
     """The differences that are found in one bucket."""
-    rows = states_of([Folded("\0".join(name), *one) for name, one in held.items()])
-    blobs = [spread_held(rows, 1), *spread(batches, 1)]
+    rows = states_of([FoldedVector("\0".join(name), *one) for name, one in held.items()])
+    blobs = [spread_sink_states(rows, 1), *spread(batches, 1)]
     assert blobs[0].column(1).to_pylist() in ([HELD], [])
     blobs = pa.Table.from_batches(blobs).sort_by("first").to_batches()
-    found = [row for batch in differences(blobs, come, aside) for row in batch.to_pylist()]
-    assert all(batch.schema == DIFFERENCES for batch in differences(blobs, come))
+    found = [row for batch in find_differences(blobs, come, aside) for row in batch.to_pylist()]
+    assert all(batch.schema == DIFFERENCES for batch in find_differences(blobs, come))
     return found
 
 
@@ -76,11 +76,11 @@ def name(vector_id: str) -> Name:
     return ("default", vector_id)
 
 
-def changed(state: State, **more: Any) -> State:
+def changed(state: VectorState, **more: Any) -> VectorState:
     told = {
         field: getattr(state, field) for field in ("alive", "vector", "data", "metadata", "ignored", "key")
     }
-    return State(**(told | more))
+    return VectorState(**(told | more))
 
 
 def test_every_kind_of_difference_is_told_with_its_reason() -> None:
@@ -99,7 +99,7 @@ def test_every_kind_of_difference_is_told_with_its_reason() -> None:
         "v2": ("missing", "the log has it since offset 2, the sink has no row"),
         "v0": ("stale", "number 2 is 2, not 9; it lacks the delta at offset 8"),
         "v5": ("extra", "the log has it deleted since offset 7"),
-        "w": ("extra", "the log tells of no such vector"),
+        "w": ("extra", "the log has no such vector"),
         "v3": ("corrupted", "number 1 is 2, not 1, and 1 more; it has the delta at offset 3"),
         "v4": ("corrupted", "its metadata differ in 'more'; it has the delta at offset 4"),
     }
@@ -129,8 +129,8 @@ FORMS = [
         "it has 2 numbers, not 3; it has the delta at offset 2",
     ),
     ({"vector": None, "data": b"x"}, "corrupted", "it is bytes, not a vector; it has the delta at offset 2"),
-    ({"key": (2, 1, 2)}, "stale", "its content is right; it lacks the delta at offset 2"),
-    ({"key": (99, 1, 2)}, "corrupted", "its content is right; its last delta is none of the log's"),
+    ({"key": (2, 1, 2)}, "stale", "its content is correct; it lacks the delta at offset 2"),
+    ({"key": (99, 1, 2)}, "corrupted", "its content is correct; its last delta is not in the log"),
     (
         {"alive": False, "vector": None, "metadata": {}, "key": (1, 1, 1)},
         "missing",
@@ -186,7 +186,7 @@ def test_what_mends_a_row_makes_it_right_whatever_it_was(history: list[Step], da
     if not names:
         return
     one = data.draw(st.sampled_from(names))
-    other = data.draw(st.sampled_from([State(key=(1, 9, 9)), *(state for state, _ in held.values())]))
+    other = data.draw(st.sampled_from([VectorState(key=(1, 9, 9)), *(state for state, _ in held.values())]))
     state, offset = held[one]
     held[one] = (changed(other, key=state.key), offset)
     found = audited(batches, held, batches[-1].next_offset)
@@ -197,7 +197,7 @@ def test_what_mends_a_row_makes_it_right_whatever_it_was(history: list[Step], da
     vector = None if row["vector"] is None else np.array(row["vector"], np.float32)
     operation = Operation(Kind[row["op"].upper()], vector, data=row["data"] or b"")
     patch = None if row["metadata"] is None else json.loads(row["metadata"])
-    for before in (held[one][0], state, State()):
+    for before in (held[one][0], state, VectorState()):
         assert apply(before, operation, patch).content == state.content
 
 
@@ -205,7 +205,7 @@ def test_what_waits_in_the_quarantine_is_told_and_not_mended() -> None:
     batches, held = planted()
     del held[name("v2")]
     (row,) = audited(batches, held, 10, aside={"default\0v2"})
-    assert row["difference"] == "set aside"
+    assert row["difference"] == "quarantined"
     assert row["reason"].endswith("the sink has no row; deltas of it wait in the quarantine")
     assert row["op"] is None
 
@@ -220,7 +220,7 @@ def test_report_is_that_of_an_audit_without_spark(history: list[Step], data: st.
         held = history_states(rows, dict.fromkeys(rows.of, come))
         for name in data.draw(st.sets(st.sampled_from(sorted(held)))) if held else ():
             state, offset = held.pop(name)
-            others = [state, State(key=(1, 9, 9)), *(one for one, _ in held.values())]
+            others = [state, VectorState(key=(1, 9, 9)), *(one for one, _ in held.values())]
             other = data.draw(st.sampled_from(others))
             key = data.draw(st.sampled_from([state.key, other.key]))
             where = data.draw(st.sampled_from([name, ("n", "new"), None]))

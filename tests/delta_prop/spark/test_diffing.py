@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from delta_prop.demo.corpus import Document
-    from delta_prop_wire.algebra import State
+    from delta_prop_wire.algebra import VectorState
     from delta_prop_wire.batch import Batch
 
 MODULES = (argparse, email.message, logging, random, statistics, tarfile, typing, unittest.mock)
@@ -48,7 +48,7 @@ def batches(deltas: DataFrame, rows: int = 500) -> list[Batch]:
     return [block.encode(origin=1, base=1) for block in blocks]
 
 
-async def applied(path: Path, *stages: list[Batch]) -> dict[str, State]:
+async def applied(path: Path, *stages: list[Batch]) -> dict[str, VectorState]:
     """What a store holds after a service was given all of these."""
     async with Propagator() as p:
         storage = await p.attach(StorageSink(path / "vectors.db"))
@@ -166,15 +166,15 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(spark: SparkSes
 
     vectors = "vector_id int, vector array<float>"
     for columns, more, told in (
-        ("id int, vector array<float>", {}, "column vector_id is missing, which is to be the key"),
-        ("vector_id int, vector int", {}, "column vector is int, and has to be an array of numbers: mend"),
-        ("vector_id int, v array<float>", {"vector": "w"}, "column w is missing, which is to hold the vec"),
-        ("vector_id int, a string", {"vector": ["a"]}, "column a is string, no number of a vector"),
+        ("id int, vector array<float>", {}, "column vector_id, the key, is missing"),
+        ("vector_id int, vector int", {}, "column vector is int, but must be an array of numbers: convert"),
+        ("vector_id int, v array<float>", {"vector": "w"}, "column w, for the vector, is missing"),
+        ("vector_id int, a string", {"vector": ["a"]}, "column a is string, not a number"),
         (f"{vectors}, m map<string,int>", {}, "column m is map<string,int>"),
         (f"{vectors}, metadata string, offset long", {}, r"leave it out with select\(\*CONTENT"),
         (vectors, {"threshold": -1.0}, "threshold -1.0: give a number from 0 on"),
     ):
         with pytest.raises(UsageError, match=told):
             diff(empty(columns), empty(columns), **more)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="its name does not tell what it holds"):
+    with pytest.raises(UsageError, match="its name has no known suffix"):
         read_table(spark, "table")

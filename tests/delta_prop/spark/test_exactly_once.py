@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from delta_prop.client.ranges import Asker
+from delta_prop.client.ranges import RangeReader
 from delta_prop.spark import register
 from delta_prop_wire.topics import Topic
 from tests.delta_prop.server.process import served
@@ -65,10 +65,10 @@ def save(frame: DataFrame, address: str, job: str, *, source: str = "delta_prop"
 
 def effects(address: str, job: str) -> Counter[str]:
     """How often each vector of a job stands in the log."""
-    asker = Asker(address)
+    asker = RangeReader(address)
     bounds = asker.bounds()
     found: Counter[str] = Counter()
-    for one in asker.read(bounds.first, bounds.end, [Topic.parse(f"ns:{job}")]):
+    for one in asker.read(bounds.start_offset, bounds.end_offset, [Topic.parse(f"ns:{job}")]):
         found.update(one.batch.keys)
     return found
 
@@ -150,14 +150,14 @@ def test_what_does_not_fit_is_told_on_the_driver(spark: SparkSession, address: s
     frame = deltas(spark)
     for bad, told in (
         (frame.withColumnRenamed("vector", "vec"), 'withColumnRenamed("vec", "vector")'),
-        (frame.selectExpr("1 AS vector_id", "vector"), "vector_id is int, and has to be string"),
+        (frame.selectExpr("1 AS vector_id", "vector"), "vector_id is int, but must be string"),
     ):
         with pytest.raises(Exception, match="UsageError") as refused:
             save(bad, address, "bad")
         assert told in str(refused.value)
     with pytest.raises(Exception, match="option producer is missing: name the job"):
         frame.write.format("delta_prop").option("url", address).mode("append").save()
-    with pytest.raises(Exception, match="a log is added to, never replaced"):
+    with pytest.raises(Exception, match="a log cannot be overwritten"):
         frame.write.format("delta_prop").options(url=address, producer="x").mode("overwrite").save()
     assert effects(address, "bad") == Counter()
 
@@ -176,7 +176,7 @@ def test_rows_that_the_service_refuses_are_named_by_the_driver(spark: SparkSessi
         "vector_id", "if(vector_id = 'doc-77', array(1F, 2F, 3F), vector) AS vector"
     )
     told = (
-        f"job refused, written directly: 1 of {ROWS:,} deltas were refused, and have no effect; the .*: "
+        f"job refused, written directly: 1 of {ROWS:,} deltas were refused and have no effect, .*: "
         "vector_id 'doc-77', row 77 of part 0: INVALID_DELTA: vector: 3 numbers, but "
     )
     with pytest.raises(Exception, match=told):

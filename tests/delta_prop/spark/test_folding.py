@@ -14,15 +14,15 @@ pa = pytest.importorskip("pyarrow")
 from delta_prop.spark.states import folding_numbers  # noqa: E402
 from delta_prop.spark.states.changes import CHANGES, buckets_of, changes_of, join_keys, split_keys  # noqa: E402
 from delta_prop.spark.states.folding import fold  # noqa: E402
-from delta_prop.spark.states.folding_rows import state_in  # noqa: E402
+from delta_prop.spark.states.folding_rows import state_of_row  # noqa: E402
 from delta_prop_broker.log.memory import MemoryLog  # noqa: E402
-from delta_prop_broker.log.retention.runs import Change, Folding  # noqa: E402
+from delta_prop_broker.log.retention.sorted_run import Change, ChangeFolder  # noqa: E402
 from delta_prop_wire import delta as d  # noqa: E402
-from delta_prop_wire.algebra import State  # noqa: E402
+from delta_prop_wire.algebra import VectorState  # noqa: E402
 from delta_prop_wire.batch import LoggedBatch  # noqa: E402
 from delta_prop_wire.delta import Delta, Source  # noqa: E402
-from delta_prop_wire.states import StateRow, encode_states  # noqa: E402
-from delta_prop_wire.twins import Identified  # noqa: E402
+from delta_prop_wire.duplicate_ids import IdentifiedDelta  # noqa: E402
+from delta_prop_wire.state_rows import StateRow, encode_states  # noqa: E402
 from tests.broker.histories import Name, Rows, Step, Writer, seen, steps, steps_with_ids  # noqa: E402
 from tests.golden.fold_histories import histories  # noqa: E402
 from tests.golden.folds import batch_of, refused_field, states_of, told_of_state  # noqa: E402
@@ -62,13 +62,13 @@ def table(batches: list[LoggedBatch], end: int | None = None) -> Any:
     return pa.Table.from_batches([changes_of(logged, end) for logged in batches], schema=CHANGES)
 
 
-def states(folded: Any) -> dict[Name, tuple[State, int]]:
+def states(folded: Any) -> dict[Name, tuple[VectorState, int]]:
     folded.validate(full=True)
     namespaces, ids = split_keys(folded.column("key").combine_chunks())
     names = list(zip(namespaces.to_pylist(), ids.to_pylist(), strict=True))
     assert len(set(names)) == len(names), "one row a vector"
     rows = folded.to_pylist()
-    return {name: (state_in(row), row["offset"]) for name, row in zip(names, rows, strict=True)}
+    return {name: (state_of_row(row), row["offset"]) for name, row in zip(names, rows, strict=True)}
 
 
 def check(history: list[Step], end: int | None = None) -> None:
@@ -133,17 +133,17 @@ def snapshot_of(folded: Any) -> list[LoggedBatch]:
     return [LoggedBatch(encode_states(rows), 0, 0, Source.LOCAL)] if rows else []
 
 
-def model(before: dict[Name, tuple[State, int]], tail: list[LoggedBatch]) -> dict[Name, Any]:
+def model(before: dict[Name, tuple[VectorState, int]], tail: list[LoggedBatch]) -> dict[Name, Any]:
     """What compaction makes of states and what follows them."""
-    rows, folding, found = Rows.below(tail, 1 << 60), Folding(), {}
+    rows, folding, found = Rows.below(tail, 1 << 60), ChangeFolder(), {}
     known = {logged.offset + row: logged.known_ids for logged in tail for row in range(logged.count)}
     for name in before.keys() | rows.of.keys():
         changes = []
         for key, offset, operation, patch in sorted(rows.of.get(name, ()), key=lambda row: row[0]):
             one = rows.ids.get(offset)
-            twin = None if one is None else Identified(one, key, offset, known[offset])
+            twin = None if one is None else IdentifiedDelta(one, key, offset, known[offset])
             changes.append(Change("", key, offset, 0, operation, patch, twin))
-        state, offset = folding.fold(changes, *before.get(name, (State(), 0)))
+        state, offset = folding.fold(changes, *before.get(name, (VectorState(), 0)))
         found[name] = (seen(state), offset)
     return found
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop.spark import edge, java
+from delta_prop.spark import java, system
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,13 +34,13 @@ def test_the_release_of_a_java(
     if release >= java.RELEASE_MIN:
         assert java.check_java() == release
         return
-    with pytest.raises(UsageError, match=f"needs Java 17 or later, and {home}/bin/java is Java {release}: "):
+    with pytest.raises(UsageError, match=f"needs Java 17 or later, but {home}/bin/java is Java {release}: "):
         java.check_java()
 
 
 def test_a_java_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", stand_in(tmp_path, "exit 1"))
-    with pytest.raises(UsageError, match="does not tell its release"):
+    with pytest.raises(UsageError, match="does not print its release"):
         java.check_java()
 
 
@@ -54,21 +54,21 @@ def test_a_java_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 )
 def test_no_java_at_all(monkeypatch: pytest.MonkeyPatch, manager: str | None, cure: str) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr(edge, "java_path", lambda: None)
-    monkeypatch.setattr(edge, "installer", lambda: manager)
+    monkeypatch.setattr(system, "find_java", lambda: None)
+    monkeypatch.setattr(system, "find_installer", lambda: manager)
     with pytest.raises(UsageError) as told:
         java.check_java()
-    assert str(told.value) == f"Spark needs Java 17 or later, and no java was found on the PATH: {cure}"
+    assert str(told.value) == f"Spark needs Java 17 or later, but no java was found on the PATH: {cure}"
 
 
 def test_a_home_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    monkeypatch.setattr(edge, "installer", lambda: "dnf")
+    monkeypatch.setattr(system, "find_installer", lambda: "dnf")
     with pytest.raises(UsageError) as told:
         java.check_java()
     assert str(told.value).endswith(
         f"JAVA_HOME={tmp_path} holds no bin/java: sudo dnf install -y java-17-openjdk-headless, "
-        "and unset JAVA_HOME or let it name that one"
+        "and unset JAVA_HOME or set it to that one"
     )
 
 

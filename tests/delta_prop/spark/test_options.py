@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from delta_prop.client.settings import ClientSettings
-from delta_prop.commands.places import At
+from delta_prop.commands.log_positions import LogPosition
 from delta_prop.ports import Tls
 from delta_prop.spark.options import ReadOptions, WriteOptions, read_options, write_options
 from delta_prop_wire.delta import Priority
@@ -49,45 +49,47 @@ def test_what_the_environment_says_where_the_options_do_not() -> None:
 
 def test_all_that_a_read_can_say() -> None:
     found = read(
-        since="17",
-        until="2026-01-31T12:00:00Z",
+        start="17",
+        end="2026-01-31T12:00:00Z",
         topics="ns:docs, c:news",
         partitions="3",
         pushDown="TRUE",
         tlsCa="ca.pem",
         tlsName="one",
-        openSecondsMax="2",
+        openTimeoutSeconds="2",
     )
-    assert found.since == At(offset=17)
-    assert found.until == At(time_us=1_769_860_800_000_000)
+    assert found.start == LogPosition(offset=17)
+    assert found.end == LogPosition(time_us=1_769_860_800_000_000)
     assert found.topics == ("ns:docs", "c:news")
     assert (found.partitions, found.pushdown) == (3, True)
     assert found.remote.tls == Tls(authorities="ca.pem", server_name="one")
-    assert found.remote.settings == ClientSettings(open_s_max=2)
+    assert found.remote.settings == ClientSettings(open_timeout_s=2)
 
 
 def test_what_a_stream_can_say_more() -> None:
-    assert read_options(URL | {"maxrowspertrigger": "100"}, {}, NOW_US, stream=True).rows_max == 100
+    assert read_options(URL | {"maxoffsetspertrigger": "100"}, {}, NOW_US, stream=True).offsets_max == 100
     with pytest.raises(
-        UsageError, match="option until is one of a batch read: leave it out of this stream read"
+        UsageError, match="option end belongs to a batch read: leave it out of this stream read"
     ):
-        read_options(URL | {"until": "9"}, {}, NOW_US, stream=True)
-    with pytest.raises(UsageError, match="option maxRowsPerTrigger is one of a stream read: leave it out"):
-        read(maxrowspertrigger="9")  # as Spark hands it over
+        read_options(URL | {"end": "9"}, {}, NOW_US, stream=True)
     with pytest.raises(
-        UsageError, match="option staged is one of a batch write: leave it out of this stream wr"
+        UsageError, match="option maxOffsetsPerTrigger belongs to a stream read: leave it out"
+    ):
+        read(maxoffsetspertrigger="9")  # as Spark hands it over
+    with pytest.raises(
+        UsageError, match="option staged belongs to a batch write: leave it out of this stream wr"
     ):
         write_options(URL | {"staged": "true"}, {}, stream=True)
 
 
 def test_what_is_so_where_nothing_is_said() -> None:
     found = read()
-    assert (found.since, found.until) == (At(earliest=True), At())
-    assert (found.topics, found.partitions, found.rows_max, found.pushdown) == (("*",), None, None, False)
+    assert (found.start, found.end) == (LogPosition(earliest=True), LogPosition())
+    assert (found.topics, found.partitions, found.offsets_max, found.pushdown) == (("*",), None, None, False)
     assert found.remote.tls is None
     wanted = WriteOptions(found.remote)
     assert write() == wanted
-    assert (wanted.staged, wanted.waits, wanted.refused_raises) == (True, True, True)
+    assert (wanted.staged, wanted.waits, wanted.fails_on_refused) == (True, True, True)
 
 
 def test_topics_with_commas_and_a_namespace() -> None:
@@ -102,12 +104,17 @@ def test_all_that_a_write_can_say() -> None:
         priority="low",
         staged="false",
         wait="False",
-        waitSecondsMax="9.5",
-        refused="allow",
+        waitTimeoutSeconds="9.5",
+        onRefused="skip",
         tls="true",
     )
     assert (found.producer, found.namespace, found.priority) == ("nightly", "docs", Priority.LOW)
-    assert (found.staged, found.waits, found.wait_s_max, found.refused_raises) == (False, False, 9.5, False)
+    assert (found.staged, found.waits, found.wait_timeout_s, found.fails_on_refused) == (
+        False,
+        False,
+        9.5,
+        False,
+    )
     assert found.remote.tls == Tls()
 
 
@@ -118,46 +125,55 @@ def test_what_spark_adds_for_itself_is_passed_over() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"url": ""}, "option url is missing, and so is DELTA_PROP_URL"),
-        ({"url": "http://one:80"}, "option url: 'http://one:80' is no address: give host:port with a port"),
+        ({"url": ""}, "option url and variable DELTA_PROP_URL are missing"),
+        (
+            {"url": "http://one:80"},
+            "option url 'http://one:80' is not an address: give host:port with a port",
+        ),
         (
             {"url": "nonsense"},
-            "option url: 'nonsense' is no address: give host:port with a port from 1 to 65",
+            "option url 'nonsense' is not an address: give host:port with a port from 1 to 65",
         ),
-        ({"url": "delta://"}, "option url: 'delta://' is no address"),
-        ({"url": "delta://one:99999"}, "option url: 'delta://one:99999' is no address: .* from 1 to 65535"),
-        ({"url": "one:0x1"}, "option url: 'one:0x1' is no address"),
-        ({"url": "one:1,,two:2"}, "option url: '' is no address: .* commas between"),
+        ({"url": "delta://"}, "option url 'delta://' is not an address"),
+        (
+            {"url": "delta://one:99999"},
+            "option url 'delta://one:99999' is not an address: .* from 1 to 65535",
+        ),
+        ({"url": "one:0x1"}, "option url 'one:0x1' is not an address"),
+        ({"url": "one:1,,two:2"}, "option url '' is not an address: .* separated by commas"),
         ({"url": ",".join(f"one:{at}" for at in range(1, 66))}, "option url: 65 addresses: give 1 to 64"),
-        ({"token": "x" * 4097}, "option token: 4,097 bytes; a token has up to 4,096"),
+        ({"token": "x" * 4097}, "option token: 4,097 bytes, the limit is 4,096"),
         ({"tlsName": "one:7373"}, "option tlsName 'one:7373': give the name of a host"),
         ({"tlsName": ""}, "option tlsName '': give the name of a host"),
-        ({"partitons": "1"}, r"option partitons is none of a batch read: did you mean partitions\?"),
-        ({"zzz": "1"}, "option zzz is none of a batch read: there are url, token, tls"),
+        ({"partitons": "1"}, r"option partitons is not an option of a batch read: did you mean partitions\?"),
+        ({"zzz": "1"}, "option zzz is not an option of a batch read: name one of url, token, tls"),
         (
             {"producer": "p"},
-            "option producer is one of a batch write and a stream write: leave it out of this bat",
+            "option producer belongs to a batch write and a stream write: leave it out of this bat",
         ),
-        ({"path": "/x"}, r"a path is given, and a service has none: give load\(\) and save\(\) no argument"),
-        ({"since": "soon"}, "option since 'soon': give earliest, latest, an offset, a time like 2026"),
-        ({"until": "-1"}, "option until '-1': give"),
+        ({"path": "/x"}, r"path: a service has no path: give load\(\) and save\(\) no argument"),
+        ({"start": "soon"}, "option start 'soon': give earliest, latest, an offset, a time like 2026"),
+        ({"end": "-1"}, "option end '-1': give"),
         ({"partitions": "0"}, "option partitions '0': give a whole number from 1 to 10,000"),
         ({"partitions": "many"}, "option partitions 'many': give a whole number from 1"),
         ({"pushdown": "yes"}, "option pushdown 'yes': give true or false"),
-        ({"topics": "docs"}, "option topics: topic 'docs' is none of"),
+        ({"topics": "docs"}, "option topics: topic 'docs' is unknown"),
         ({"topics": "ns:" + "x" * 300}, "option topics: topic 'ns:x*"),
         ({"topics": "[1]"}, "option topics .*: give 1 to 256 topics"),
-        ({"topics": "["}, r"option topics '\[' is no list in JSON"),
-        ({"topics": "*", "namespace": "docs"}, "option topics beside namespace: give topics alone, ns:docs"),
-        ({"namespace": "a\nb"}, r"option namespace 'a\\nb': character 1 is U"),
-        ({"namespace": "x" * 300}, "option namespace 'x*: 300 bytes of UTF-8; allowed are 1 to 255: shorten"),
-        ({"tlsKey": "k"}, "options tlsCertificate and tlsKey: give both, or neither"),
-        ({"tls": "false", "tlsCa": "a"}, "option tls is false beside others of TLS"),
-        ({"openSecondsMax": "0"}, "option openSecondsMax '0': give a number of seconds above 0"),
-        ({"openSecondsMax": "1e9"}, "option openSecondsMax '1e9': give .* above 0, up to 31,536,000"),
+        ({"topics": "["}, r"option topics '\[' is not a JSON list"),
         (
-            {"silenceSecondsMax": "1"},
-            "option silenceSecondsMax '1': give a number of seconds above 5, up to ",
+            {"topics": "*", "namespace": "docs"},
+            "options topics and namespace: give only topics, with ns:docs",
+        ),
+        ({"namespace": "a\nb"}, r"option namespace 'a\\nb': character 1 is U"),
+        ({"namespace": "x" * 300}, "option namespace 'x*: 300 bytes of UTF-8; must be 1 to 255: shorten"),
+        ({"tlsKey": "k"}, "options tlsCertificate and tlsKey: give both, or neither"),
+        ({"tls": "false", "tlsCa": "a"}, "option tls is false, but other TLS options"),
+        ({"openTimeoutSeconds": "0"}, "option openTimeoutSeconds '0': give a number of seconds above 0"),
+        ({"openTimeoutSeconds": "1e9"}, "option openTimeoutSeconds '1e9': give .* above 0, up to 31,536,000"),
+        (
+            {"silenceTimeoutSeconds": "1"},
+            "option silenceTimeoutSeconds '1': give a number of seconds above 5, up to ",
         ),
     ],
 )
@@ -169,16 +185,16 @@ def test_what_a_read_refuses(options: dict[str, str], told: str) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"since": "earliest"}, "option since is one of a batch read and a stream read: leave it out"),
+        ({"start": "earliest"}, "option start belongs to a batch read and a stream read: leave it out"),
         ({"priority": "urgent"}, "option priority 'urgent': give critical, high, normal, low"),
-        ({"refused": "ignore"}, "option refused 'ignore': give raise or allow"),
+        ({"onRefused": "ignore"}, "option onRefused 'ignore': give fail or skip"),
         (
             {"producer": "x" * 241},
-            "option producer 'x*: 241 bytes of UTF-8; allowed are 1 to 240: shorten it",
+            "option producer 'x*: 241 bytes of UTF-8; must be 1 to 240: shorten it",
         ),
-        ({"producer": ""}, "option producer '': 0 bytes of UTF-8; allowed are 1 to 240: give one"),
-        ({"waitSecondsMax": "nan"}, "option waitSecondsMax 'nan': give a number of seconds"),
-        ({"stagd": "true"}, r"option stagd is none of a batch write: did you mean staged\?"),
+        ({"producer": ""}, "option producer '': 0 bytes of UTF-8; must be 1 to 240: give one"),
+        ({"waitTimeoutSeconds": "nan"}, "option waitTimeoutSeconds 'nan': give a number of seconds"),
+        ({"stagd": "true"}, r"option stagd is not an option of a batch write: did you mean staged\?"),
     ],
 )
 def test_what_a_write_refuses(options: dict[str, str], told: str) -> None:
@@ -187,12 +203,14 @@ def test_what_a_write_refuses(options: dict[str, str], told: str) -> None:
 
 
 def test_a_variable_that_names_no_address_is_named() -> None:
-    with pytest.raises(UsageError, match="variable DELTA_PROP_URL: 'nonsense' is no address: give host:port"):
+    with pytest.raises(
+        UsageError, match="variable DELTA_PROP_URL 'nonsense' is not an address: give host:port"
+    ):
         read_options({}, {"DELTA_PROP_URL": "nonsense"}, NOW_US)
 
 
 def test_a_time_before_all_is_the_first_one() -> None:
-    assert read(since="1960-01-01").since == At(time_us=0)
+    assert read(start="1960-01-01").start == LogPosition(time_us=0)
 
 
 def test_the_token_is_never_told() -> None:
@@ -202,6 +220,8 @@ def test_the_token_is_never_told() -> None:
     with pytest.raises(UsageError) as refused:
         write(token="hush-hush", nonsense="1")
     assert "hush" not in str(refused.value)
-    with pytest.raises(UsageError, match="no user and no password: give a token by option token") as refused:
+    with pytest.raises(
+        UsageError, match="no user and no password: give a token with option token"
+    ) as refused:
         write(url="delta://me:hush@one:7373")
     assert "hush" not in str(refused.value)

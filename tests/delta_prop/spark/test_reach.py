@@ -12,11 +12,11 @@ pytest.importorskip("pyspark")
 from pyspark.sql.types import StringType, StructType
 
 from delta_prop.client import Unreachable
-from delta_prop.spark import edge
-from delta_prop.spark.columns import READ
+from delta_prop.spark import system
+from delta_prop.spark.columns import READ_SCHEMA
 from delta_prop.spark.options import read_options, write_options
-from delta_prop.spark.reach import check_on_driver
 from delta_prop.spark.reads.reading import OffsetRange, Reader
+from delta_prop.spark.service_checks import check_on_driver
 from delta_prop.spark.source import DeltaPropSource
 from delta_prop.spark.writes.sending import producer_of
 from delta_prop_wire.errors import Refused, UsageError
@@ -49,12 +49,12 @@ def unknown_hosts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_host_that_nobody_knows_is_told_on_the_driver(unknown_hosts: list[int]) -> None:
-    told = "option url 'nonsense:7373': no host 'nonsense' is known here .Name or service not known"
+    told = "option url 'nonsense:7373': host 'nonsense' is unknown here .Name or service not known"
     for call in (
-        lambda source: source.reader(READ),
-        lambda source: source.streamReader(READ),
-        lambda source: source.writer(READ, overwrite=False),
-        lambda source: source.streamWriter(READ, overwrite=False),
+        lambda source: source.reader(READ_SCHEMA),
+        lambda source: source.streamReader(READ_SCHEMA),
+        lambda source: source.writer(READ_SCHEMA, overwrite=False),
+        lambda source: source.streamWriter(READ_SCHEMA, overwrite=False),
     ):
         with pytest.raises(UsageError, match=told):
             call(DeltaPropSource({"url": "delta://nonsense:7373"}))
@@ -64,30 +64,30 @@ def test_a_host_that_nobody_knows_is_told_on_the_driver(unknown_hosts: list[int]
 
 
 def test_a_name_that_no_host_can_have() -> None:
-    with pytest.raises(UsageError, match="no name of a host looks so"):
+    with pytest.raises(UsageError, match="it is not a valid host name"):
         check_on_driver(read_options({"url": "x" * 64 + ".org:7373"}, {}, NOW_US).remote)
 
 
 def test_files_of_tls_are_looked_at_on_the_driver(tmp_path: Path) -> None:
     (tmp_path / "odd.pem").write_text("no certificate")
     for option, name, told in (
-        ("tlsCa", "none.pem", "none.pem': No such file or directory: name a file that is there on the dr"),
+        ("tlsCa", "none.pem", "none.pem': No such file or directory: name a file that exists on the dr"),
         ("tlsCa", "", "Is a directory: name a file"),
         ("tlsCa", "a\0b", "embedded null byte: name a file"),
     ):
         with pytest.raises(UsageError, match=f"option {option} '.*{told}"):
-            DeltaPropSource({"url": URL, option: f"{tmp_path}/{name}"}).reader(READ)
+            DeltaPropSource({"url": URL, option: f"{tmp_path}/{name}"}).reader(READ_SCHEMA)
     with pytest.raises(
-        UsageError, match=r"option tlsCa: TLS cannot use .*odd.pem: .*; certificates and keys"
+        UsageError, match=r"option tlsCa: TLS cannot use .*odd.pem: .*: give certificates and keys"
     ):
-        DeltaPropSource({"url": URL, "tlsCa": f"{tmp_path}/odd.pem"}).reader(READ)
+        DeltaPropSource({"url": URL, "tlsCa": f"{tmp_path}/odd.pem"}).reader(READ_SCHEMA)
     made = files()
     known = {"url": URL, "tlsCa": made.authority, "tlsCertificate": made.client, "tlsKey": made.client_key}
-    assert isinstance(DeltaPropSource(known).reader(READ), Reader)
+    assert isinstance(DeltaPropSource(known).reader(READ_SCHEMA), Reader)
     with pytest.raises(
         UsageError, match=r"option tlsCa, option tlsCertificate, option tlsKey: TLS cannot use .*: "
     ):
-        DeltaPropSource(known | {"tlsKey": made.server_key}).reader(READ)
+        DeltaPropSource(known | {"tlsKey": made.server_key}).reader(READ_SCHEMA)
 
 
 def test_a_service_that_cannot_commit_is_told_before_a_task_stages() -> None:
@@ -95,11 +95,11 @@ def test_a_service_that_cannot_commit_is_told_before_a_task_stages() -> None:
         DeltaPropSource({"producer": "p", **options}).writer(WRITTEN, overwrite=False)
 
     with served() as in_memory:
-        with pytest.raises(UsageError, match="the service keeps no jobs: its log has to be in a directory"):
+        with pytest.raises(UsageError, match="the service has no jobs: keep its log in a directory"):
             write(url=in_memory.address)
         write(url=in_memory.address, staged="false")
     with pytest.raises(Unreachable, match=r"has answered for 0\.2 s .*: start the service or correct the ad"):
-        write(url=in_memory.address, openSecondsMax="0.2")
+        write(url=in_memory.address, openTimeoutSeconds="0.2")
 
 
 TOKENS = table("reader", "reads", subscribe=True, namespaces=["*"]) + table(
@@ -115,7 +115,7 @@ def test_a_token_that_may_not_write_is_told_before_a_task_starts(tmp_path: Path)
             (source.streamWriter if kind == "stream" else source.writer)(WRITTEN, overwrite=False)
 
         for kind, more in (("staged", {}), ("direct", {"staged": "false"}), ("stream", {})):
-            with pytest.raises(Refused, match="UNAUTHORIZED: this token may read, and not publish: give"):
+            with pytest.raises(Refused, match="UNAUTHORIZED: this token may read, not publish: give"):
                 make(kind, token="reads", **more)
             for wrong in ({}, {"token": "wrong"}):
                 with pytest.raises(Refused, match="UNAUTHORIZED"):
@@ -124,14 +124,14 @@ def test_a_token_that_may_not_write_is_told_before_a_task_starts(tmp_path: Path)
 
 
 def test_a_stream_starts_while_its_service_is_away() -> None:
-    source = DeltaPropSource({"producer": "p", "url": URL, "openSecondsMax": "0.2"})
+    source = DeltaPropSource({"producer": "p", "url": URL, "openTimeoutSeconds": "0.2"})
     source.streamWriter(WRITTEN, overwrite=False)
 
 
 def test_a_file_that_only_the_driver_has_is_told_by_the_task(tmp_path: Path) -> None:
     given = {"url": URL, "tlsCa": str(tmp_path / "gone.pem")}
-    told = f"option tlsCa '.*gone.pem': No such file or directory on the worker {edge.HOST}, while the dr"
+    told = f"option tlsCa '.*gone.pem': No such file or directory on the worker {system.HOST}, while the dr"
     with pytest.raises(UsageError, match=told):
-        Reader(read_options(given, {}, NOW_US), READ).read(OffsetRange(0, 1, bytes(16), 1))
+        Reader(read_options(given, {}, NOW_US), READ_SCHEMA).read(OffsetRange(0, 1, bytes(16), 1))
     with pytest.raises(UsageError, match=told):
         producer_of(write_options(given, {}), "job/0")

@@ -22,13 +22,13 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from delta_prop.client.ranges import Bounds
-from delta_prop.spark.columns import READ
+from delta_prop.client.ranges import LogBounds
+from delta_prop.spark.columns import READ_SCHEMA
 from delta_prop.spark.options import read_options
 from delta_prop.spark.reads import reading, rows
-from delta_prop.spark.reads.pushing import Narrowed, narrowed
-from delta_prop.spark.reads.reading import Reader, cut_up
-from delta_prop.spark.reads.rows import SCHEMA, merged
+from delta_prop.spark.reads.pushdown import ReadFilter, narrow
+from delta_prop.spark.reads.reading import Reader, split_range
+from delta_prop.spark.reads.rows import SCHEMA, merge_batches
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import Delta, Source, create
 from delta_prop_wire.encode import encode_batch
@@ -37,7 +37,7 @@ from delta_prop_wire.topics import ALL, Topic
 NOW_US = 1_900_000_000_000_000
 """Behind every time that the tests name."""
 
-BOUNDS = Bounds(bytes(16), 3, 0, 1_000_000)
+BOUNDS = LogBounds(bytes(16), 3, 0, 1_000_000)
 NEWS = (Topic.parse("c:news"),)
 
 
@@ -54,14 +54,14 @@ NEWS = (Topic.parse("c:news"),)
 def test_a_range_in_partitions(
     start: int, end: int, partitions: int | None, wanted: list[tuple[int, int]]
 ) -> None:
-    found = cut_up(start, end, BOUNDS, partitions)
+    found = split_range(start, end, BOUNDS, partitions)
     assert [(one.start, one.end) for one in found] == wanted
     assert {(one.log_id, one.epoch) for one in found} == {(bytes(16), 3)}
     assert pickle.loads(pickle.dumps(found)) == found
 
 
 def test_a_huge_range_has_a_bounded_number_of_partitions() -> None:
-    assert len(cut_up(0, 10**12, BOUNDS, None)) == reading.PARTITIONS_USUAL_MAX
+    assert len(split_range(0, 10**12, BOUNDS, None)) == reading.PARTITIONS_DEFAULT_MAX
 
 
 def logged(count: int, offset: int) -> LoggedBatch:
@@ -73,7 +73,7 @@ def test_small_batches_go_on_together_in_order(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(rows, "MERGE_ROWS", 10)
     sizes = [4, 4, 4, 12, 1, 9, 1]
     offsets = [sum(sizes[:at]) for at in range(len(sizes))]
-    found = list(merged(logged(*one) for one in zip(sizes, offsets, strict=True)))
+    found = list(merge_batches(logged(*one) for one in zip(sizes, offsets, strict=True)))
     assert [one.num_rows for one in found] == [8, 4, 12, 10, 1]
     assert [at for one in found for at in one.column("offset").to_pylist()] == list(range(sum(sizes)))
     assert all(one.schema == SCHEMA for one in found)
@@ -100,11 +100,11 @@ def test_small_batches_go_on_together_in_order(monkeypatch: pytest.MonkeyPatch) 
 def test_what_filters_leave_out(
     filters: list[Filter], topics: tuple[str, ...], first: int, end: int | None
 ) -> None:
-    assert narrowed(Narrowed((ALL,)), filters) == Narrowed(tuple(map(Topic.parse, topics)), first, end)
+    assert narrow(ReadFilter((ALL,)), filters) == ReadFilter(tuple(map(Topic.parse, topics)), first, end)
 
 
 def test_topics_that_the_user_named_are_not_widened() -> None:
-    assert narrowed(Narrowed(NEWS), [EqualTo(("vector_id",), "a")]).topics == NEWS
+    assert narrow(ReadFilter(NEWS), [EqualTo(("vector_id",), "a")]).topics == NEWS
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,10 @@ def test_topics_that_the_user_named_are_not_widened() -> None:
     ],
 )
 def test_what_is_left_of_a_range(first: int, end: int | None, wanted: tuple[int, int]) -> None:
-    assert Narrowed((ALL,), first, end).within(5, 9) == wanted
+    assert ReadFilter((ALL,), first, end).clip(5, 9) == wanted
 
 
 def test_a_reader_travels_without_a_connection() -> None:
     options = read_options({"url": "delta://nowhere:1", "namespace": "docs"}, {}, NOW_US)
-    there = pickle.loads(pickle.dumps(Reader(options, READ)))
-    assert there._narrowed.topics == (Topic.parse("ns:docs"),)
+    there = pickle.loads(pickle.dumps(Reader(options, READ_SCHEMA)))
+    assert there._filter.topics == (Topic.parse("ns:docs"),)

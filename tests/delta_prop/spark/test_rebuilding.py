@@ -40,7 +40,7 @@ async def written(path: Path, begin: int, count: int) -> Contents:
 
 
 async def contents(p: Propagator, storage: StorageSink) -> Contents:
-    await p.wait_visible(p.inside().log.visible - 1, committed=True)
+    await p.wait_visible(p.internals().log.high_watermark - 1, committed=True)
     return {row[:2]: seen(row[2]) async for row in storage.rows()}
 
 
@@ -63,7 +63,9 @@ def test_a_sink_goes_on_from_a_file_made_of_the_log(spark: SparkSession, tmp_pat
     with pytest.raises(UsageError, match="holds vectors already: name a new file"):
         rebuild(spark, str(tmp_path / "log"), str(tmp_path / "second.db"))
     told: list[int] = []
-    earlier = rebuild(spark, str(tmp_path / "log"), str(tmp_path / "third.db"), at=50, tell=told.append)
+    earlier = rebuild(
+        spark, str(tmp_path / "log"), str(tmp_path / "third.db"), at=50, on_progress=told.append
+    )
     assert (earlier.next_offset, told[-1]) == (51, earlier.rows)
     assert anyio.run(opened, tmp_path, tmp_path / "second.db") == (made.next_offset, first)
     assert anyio.run(opened, tmp_path, tmp_path / "third.db") == (51, first)

@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from delta_prop.spark.arguments import at_of
+from delta_prop.spark.arguments import position_of
 from delta_prop.spark.jobs.replaying import STATES, STATES_DDL, replay
 from delta_prop.spark.reads import segments
 from delta_prop.spark.reads.segments import deltas_of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Row, SparkSession
 
-    from delta_prop_wire.algebra import State
+    from delta_prop_wire.algebra import VectorState
 
 OPERATIONS = [
     d.create([1, 2, 3]),
@@ -55,7 +55,7 @@ HISTORY = [
 ]
 
 
-def shown(state: State) -> tuple[Any, ...]:
+def shown(state: VectorState) -> tuple[Any, ...]:
     assert state.key is not None
     vector = None if state.vector is None else state.vector.tolist()
     lamport, origin, counter = state.key
@@ -108,16 +108,16 @@ def test_the_deltas_of_a_directory_are_a_table(spark: SparkSession, tmp_path: Pa
         logged.lamport + 1,
     )
     assert json.loads(row.metadata) == batch.metadata(1)
-    assert deltas_of(spark, str(tmp_path), since=at_of(50), until=at_of(53)).count() == 3
+    assert deltas_of(spark, str(tmp_path), start=position_of(50), end=position_of(53)).count() == 3
     assert from_arrow_schema(STATES) == StructType.fromDDL(STATES_DDL)
 
 
 def test_a_place_is_an_offset_or_a_time() -> None:
-    assert at_of(None) == (None, None, False)
-    assert at_of(7).offset == 7
-    assert at_of(datetime(1970, 1, 2)).time_us == 86_400_000_000
-    assert at_of(datetime(1970, 1, 2, tzinfo=UTC)).time_us == 86_400_000_000
-    assert at_of("7").offset == 7
+    assert position_of(None) == (None, None, False)
+    assert position_of(7).offset == 7
+    assert position_of(datetime(1970, 1, 2)).time_us == 86_400_000_000
+    assert position_of(datetime(1970, 1, 2, tzinfo=UTC)).time_us == 86_400_000_000
+    assert position_of("7").offset == 7
     for wrong in (-1, True, 1.5):
-        with pytest.raises(UsageError, match=r"give an offset, from 0 on, a datetime"):
-            at_of(wrong)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=r"give an offset from 0, a datetime"):
+            position_of(wrong)  # type: ignore[arg-type]

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
 
-from delta_prop.commands.places import EARLIEST, LATEST, At  # noqa: E402
+from delta_prop.commands.log_positions import EARLIEST, LATEST, LogPosition  # noqa: E402
 from delta_prop.spark.jobs.counting import log_to_count  # noqa: E402
 from delta_prop.spark.reads import segments  # noqa: E402
 from delta_prop.spark.reads.segments import log_of, states_of  # noqa: E402
-from delta_prop.spark.states.buckets import buckets_for, folded, spread  # noqa: E402
+from delta_prop.spark.states.buckets import buckets_for, fold_blobs, spread  # noqa: E402
 from delta_prop.spark.states.changes import CHANGES, changes_of, split_keys  # noqa: E402
 from delta_prop.spark.states.folding import fold  # noqa: E402
-from delta_prop.spark.states.folding_rows import state_in  # noqa: E402
-from delta_prop_broker.log.damage import LogDamaged  # noqa: E402
+from delta_prop.spark.states.folding_rows import state_of_row  # noqa: E402
+from delta_prop_broker.log.corruption import LogCorrupted  # noqa: E402
 from delta_prop_wire import delta as d  # noqa: E402
 from delta_prop_wire.delta import Delta  # noqa: E402
 from delta_prop_wire.errors import Refused, UsageError  # noqa: E402
@@ -42,7 +42,7 @@ def a_segment_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "PART_BYTES", 1)
 
 
-def offsets(log: segments.Log) -> list[int]:
+def offsets(log: segments.LogView) -> list[int]:
     found = []
     for part in log.parts:
         table = pa.Table.from_batches([changes_of(one, log.end) for one in part.batches()], CHANGES)
@@ -53,7 +53,7 @@ def offsets(log: segments.Log) -> list[int]:
     return found
 
 
-def states(log: segments.Log, buckets: int = 3) -> dict[Any, Any]:
+def states(log: segments.LogView, buckets: int = 3) -> dict[Any, Any]:
     """What a replay does, in this process."""
     blobs: list[Any] = [blob for part in log.parts for blob in spread(part.batches(), buckets, log.end)]
     found = {}
@@ -63,11 +63,11 @@ def states(log: segments.Log, buckets: int = 3) -> dict[Any, Any]:
             for one in blobs
         ]
         own = pa.Table.from_batches(own).sort_by("first").to_batches() if own else []
-        table = folded(own)
+        table = fold_blobs(own)
         names = [one.to_pylist() for one in split_keys(table.column("key").combine_chunks())]
         for namespace, vector_id, row in zip(*names, table.to_pylist(), strict=True):
             assert (namespace, vector_id) not in found
-            found[namespace, vector_id] = seen(state_in(row))
+            found[namespace, vector_id] = seen(state_of_row(row))
     return found
 
 
@@ -78,7 +78,7 @@ def wanted(writer: Writer, end: int = 1 << 60) -> dict[Any, Any]:
 def test_a_whole_log_is_read_from_its_segments(tmp_path: Path) -> None:
     writer = write(tmp_path, PLAIN)
     log = log_of(str(tmp_path))
-    assert (log.begin, log.end, log.whole) == (0, 160, True)
+    assert (log.begin, log.end, log.is_complete) == (0, 160, True)
     assert len(log.parts) > 5
     assert offsets(log) == list(range(160))
     assert states(states_of(str(tmp_path))) == wanted(writer)
@@ -92,37 +92,37 @@ def test_small_segments_are_read_by_one_task(tmp_path: Path, monkeypatch: pytest
     assert offsets(log) == list(range(160))
 
 
-@pytest.mark.parametrize(("since", "until"), [(0, 1), (3, 150), (41, 43), (159, 160), (100, 100), (160, 200)])
-def test_a_range_is_read_and_no_more(tmp_path: Path, since: int, until: int) -> None:
+@pytest.mark.parametrize(("start", "end"), [(0, 1), (3, 150), (41, 43), (159, 160), (100, 100), (160, 200)])
+def test_a_range_is_read_and_no_more(tmp_path: Path, start: int, end: int) -> None:
     write(tmp_path, PLAIN)
-    log = log_of(str(tmp_path), since=At(offset=since), until=At(offset=until))
-    assert offsets(log) == list(range(since, min(until, 160)))
+    log = log_of(str(tmp_path), start=LogPosition(offset=start), end=LogPosition(offset=end))
+    assert offsets(log) == list(range(start, min(end, 160)))
 
 
 def test_a_range_that_begins_beyond_the_end_is_told(tmp_path: Path) -> None:
     write(tmp_path, PLAIN)
     with pytest.raises(
-        UsageError, match="offset 161 is beyond the end of the log: its last delta has offset 15"
+        UsageError, match=r"offset 161 is after the end of the log .its last delta has offset 15"
     ):
-        log_of(str(tmp_path), since=At(offset=161))
+        log_of(str(tmp_path), start=LogPosition(offset=161))
 
 
 def test_the_state_at_an_offset_counts_what_stands_there(tmp_path: Path) -> None:
     writer = write(tmp_path, PLAIN)
     for at in (0, 1, 57, 159):
-        assert states(states_of(str(tmp_path), at=At(offset=at))) == wanted(writer, at + 1)
-    with pytest.raises(UsageError, match="offset 160 is beyond the log, which ends before offset 160"):
-        states_of(str(tmp_path), at=At(offset=160))
+        assert states(states_of(str(tmp_path), at=LogPosition(offset=at))) == wanted(writer, at + 1)
+    with pytest.raises(UsageError, match="offset 160 is after the end of the log: give an offset below 160"):
+        states_of(str(tmp_path), at=LogPosition(offset=160))
 
 
 def test_the_state_at_a_time_counts_what_was_appended_then(tmp_path: Path) -> None:
     writer = write(tmp_path, PLAIN)
     begun = 1_700_000_000_000_000
     for seconds in (0, 5, 20, 1_000):
-        log = states_of(str(tmp_path), at=At(time_us=begun + seconds * 1_000_000))
+        log = states_of(str(tmp_path), at=LogPosition(time_us=begun + seconds * 1_000_000))
         assert states(log) == wanted(writer, log.end)
         assert log.end % 4 == 0
-    assert states_of(str(tmp_path), at=At(time_us=1)).end == 0
+    assert states_of(str(tmp_path), at=LogPosition(time_us=1)).end == 0
 
 
 @given(st.lists(steps_with_ids, min_size=4, max_size=20))
@@ -138,13 +138,15 @@ def test_a_log_that_has_lost_its_beginning_begins_with_its_snapshot(tmp_path: Pa
     writer = write(tmp_path, PLAIN, COMPACTING)
     log = states_of(str(tmp_path))
     assert log.begin > 0
-    assert log.whole
+    assert log.is_complete
     assert states(log) == wanted(writer)
-    assert states(states_of(str(tmp_path), at=At(offset=log.begin + 2))) == wanted(writer, log.begin + 3)
-    with pytest.raises(Refused, match="deltas are kept one by one from offset"):
-        states_of(str(tmp_path), at=At(offset=log.begin - 2))
+    assert states(states_of(str(tmp_path), at=LogPosition(offset=log.begin + 2))) == wanted(
+        writer, log.begin + 3
+    )
+    with pytest.raises(Refused, match="the log holds single deltas from offset"):
+        states_of(str(tmp_path), at=LogPosition(offset=log.begin - 2))
     with pytest.raises(Refused, match="offset 0 is no longer in the log"):
-        log_of(str(tmp_path), since=At(offset=0))
+        log_of(str(tmp_path), start=LogPosition(offset=0))
     assert offsets(log_of(str(tmp_path)))[-1] == 159
 
 
@@ -156,9 +158,9 @@ def test_planning_leaves_no_file_open(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "compacted"):
         states_of(str(path))
         with pytest.raises(UsageError):
-            states_of(str(path), at=At(offset=1_000))
+            states_of(str(path), at=LogPosition(offset=1_000))
     with pytest.raises(Refused):
-        log_of(str(tmp_path / "compacted"), since=At(offset=0))
+        log_of(str(tmp_path / "compacted"), start=LogPosition(offset=0))
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -167,7 +169,7 @@ def test_a_log_without_a_snapshot_is_not_whole(tmp_path: Path) -> None:
     for snapshot in (tmp_path / SEGMENTS).glob("*.snapshot"):
         snapshot.unlink()
     log = states_of(str(tmp_path))
-    assert not log.whole
+    assert not log.is_complete
     assert log.begin > 0
     assert states(log)
 
@@ -190,7 +192,7 @@ def test_what_goes_while_it_is_read_is_told(tmp_path: Path) -> None:
     log = states_of(str(tmp_path))
     for snapshot in (tmp_path / SEGMENTS).glob("*.snapshot"):
         snapshot.unlink()
-    with pytest.raises(Refused, match="has given way to a newer one while it was read: begin again"):
+    with pytest.raises(Refused, match="was replaced by a newer one while it was read: start the job again"):
         states(log)
 
 
@@ -201,7 +203,7 @@ def test_damage_is_told_and_not_stepped_over(tmp_path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 1
     path.write_bytes(bytes(raw))
-    with pytest.raises(LogDamaged):
+    with pytest.raises(LogCorrupted):
         states(log)
 
 

@@ -12,15 +12,15 @@ pa = pytest.importorskip("pyarrow")
 
 from delta_prop.client import SyncProducer  # noqa: E402
 from delta_prop.client.jobs import Decision, JobState, StagedPart, decide  # noqa: E402
-from delta_prop.client.ranges import Asker  # noqa: E402
+from delta_prop.client.ranges import RangeReader  # noqa: E402
 from delta_prop.spark.options import WriteOptions, write_options  # noqa: E402
-from delta_prop.spark.writes import cutting_up, numbering  # noqa: E402
-from delta_prop.spark.writes.numbering import COUNTERS_OF_A_BATCH, Numbered  # noqa: E402
-from delta_prop.spark.writes.sending import stage  # noqa: E402
-from delta_prop.spark.writes.told import Sent  # noqa: E402
-from delta_prop_wire.cutting import deltas_of  # noqa: E402
+from delta_prop.spark.writes import direct, slicing  # noqa: E402
+from delta_prop.spark.writes.direct import COUNTERS_PER_BATCH, NumberedPart  # noqa: E402
+from delta_prop.spark.writes.results import PartResult  # noqa: E402
+from delta_prop.spark.writes.sending import stage_part  # noqa: E402
 from delta_prop_wire.delta import Delta, Priority, create  # noqa: E402
 from delta_prop_wire.errors import Refused, UsageError  # noqa: E402
+from delta_prop_wire.slicing import deltas_of  # noqa: E402
 from delta_prop_wire.spec import ErrorCode  # noqa: E402
 from tests.delta_prop.client.threaded import Served, served  # noqa: E402
 
@@ -45,7 +45,7 @@ class Died(Exception):
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutting_up, "BLOCK_ROWS", 10)
+    monkeypatch.setattr(slicing, "BLOCK_ROWS", 10)
 
 
 @pytest.fixture
@@ -73,9 +73,9 @@ def row(key: str | None) -> dict[str, Any]:
 
 
 def in_log(service: Served) -> list[str]:
-    asker = Asker(service.address)
+    asker = RangeReader(service.address)
     bounds = asker.bounds()
-    found = asker.read(bounds.first, bounds.end)
+    found = asker.read(bounds.start_offset, bounds.end_offset)
     return [delta.vector_id for one in found for delta in deltas_of(one.batch)]
 
 
@@ -85,29 +85,29 @@ KEYS = [f"k{at}" for at in range(95)]
 
 
 def test_a_part_in_order_once(service: Served) -> None:
-    assert Numbered(options(service), "job/0").send(rows(KEYS)).deltas == 95
+    assert NumberedPart(options(service), "job/0").send(rows(KEYS)).deltas == 95
     assert in_log(service) == KEYS
-    again = Numbered(options(service), "job/0").send(rows(KEYS))
+    again = NumberedPart(options(service), "job/0").send(rows(KEYS))
     assert (again.deltas, again.refused) == (95, 0)
     assert in_log(service) == KEYS
-    assert Numbered(options(service), "job/1").send(rows([])) == Sent()
+    assert NumberedPart(options(service), "job/1").send(rows([])) == PartResult()
 
 
 @pytest.mark.parametrize("dies_after", [7, 21, 60, 91])
 def test_a_task_that_died_is_gone_on_with(service: Served, dies_after: int) -> None:
     with pytest.raises(Died):
-        Numbered(options(service), "job/0").send(rows(KEYS, dies_after=dies_after))
+        NumberedPart(options(service), "job/0").send(rows(KEYS, dies_after=dies_after))
     there = len(in_log(service))
     assert 0 < there < 95 or dies_after == 7
-    assert Numbered(options(service), "job/0").send(rows(KEYS)).before == there
+    assert NumberedPart(options(service), "job/0").send(rows(KEYS)).processed_before == there
     assert in_log(service) == KEYS
-    assert Numbered(options(service), "job/0").send(rows(KEYS)).before == 95
+    assert NumberedPart(options(service), "job/0").send(rows(KEYS)).processed_before == 95
 
 
 def test_one_row_alone_and_another_priority(service: Served) -> None:
     for _ in range(2):
-        assert Numbered(options(service, priority="low"), "job/0").send(rows(["a"])).deltas == 1
-    (found,) = list(Asker(service.address).read(0, 1))
+        assert NumberedPart(options(service, priority="low"), "job/0").send(rows(["a"])).deltas == 1
+    (found,) = list(RangeReader(service.address).read(0, 1))
     assert (found.batch.priority, found.batch.namespace) == (Priority.LOW, "docs")
     assert in_log(service) == ["a"]
 
@@ -118,11 +118,11 @@ BAD = [*KEYS[:13], "-x", *KEYS[13:40], "-y", "-z", *KEYS[40:]]
 REFUSED = [(13, "-x"), (41, "-y"), (42, "-z")]
 
 
-@pytest.mark.parametrize("refused", ["raise", "allow"])
+@pytest.mark.parametrize("refused", ["fail", "skip"])
 def test_refused_rows_alone_have_no_effect_and_are_told_each_time(service: Served, refused: str) -> None:
     known(service)
-    for why in ("vector_id: '-.' in namespace 'docs' is unknown", "as when it was sent before", "as when"):
-        sent = Numbered(options(service, refused=refused), "job/4").send(rows(BAD))
+    for why in ("vector_id: '-.' in namespace 'docs' is unknown", "refused when it was", "refused when"):
+        sent = NumberedPart(options(service, onRefused=refused), "job/4").send(rows(BAD))
         assert (sent.deltas, sent.refused) == (98, 3)
         assert [(one.row, one.vector_id) for one in sent.refused_rows] == REFUSED
         for one in sent.refused_rows:
@@ -137,27 +137,27 @@ def test_a_job_that_runs_again_leaves_nothing_in_the_audit(
     known(service)
     keys = [*KEYS, *(f"more-{at}" for at in range(800))]  # more blocks than the service keeps checksums of
     for _ in range(3):
-        assert not Numbered(options(service), "job/0").send(rows(keys)).refused
-        assert not Numbered(options(service), "one/0").send(rows(["alone"])).refused
+        assert not NumberedPart(options(service), "job/0").send(rows(keys)).refused
+        assert not NumberedPart(options(service), "one/0").send(rows(["alone"])).refused
     assert not [one for one in caplog.records if one.name == "delta_prop.audit"]
-    assert Numbered(options(service), "job/1").send(rows(BAD)).refused == 3
+    assert NumberedPart(options(service), "job/1").send(rows(BAD)).refused == 3
     refused = [vars(one)["code"] for one in caplog.records if one.name == "delta_prop.audit"]
     assert set(refused) == {"INVALID_DELTA"}
     caplog.clear()
-    assert Numbered(options(service), "job/1").send(rows(BAD)).refused == 3
+    assert NumberedPart(options(service), "job/1").send(rows(BAD)).refused == 3
     assert not [one for one in caplog.records if one.name == "delta_prop.audit"]
 
 
 def test_of_many_refused_rows_the_first_ones_are_told(service: Served) -> None:
     known(service)
-    sent = Numbered(options(service), "job/0").send(rows([*KEYS[:4], *(f"-{at}" for at in range(20))]))
-    assert (sent.refused, len(sent.refused_rows)) == (20, numbering.REASONS_MAX)
+    sent = NumberedPart(options(service), "job/0").send(rows([*KEYS[:4], *(f"-{at}" for at in range(20))]))
+    assert (sent.refused, len(sent.refused_rows)) == (20, direct.REASONS_MAX)
 
 
 def test_a_last_row_that_is_refused_is_told_each_time(service: Served) -> None:
     known(service)
     for _ in range(2):
-        sent = Numbered(options(service), "job/0").send(rows([*KEYS[:4], "-last"]))
+        sent = NumberedPart(options(service), "job/0").send(rows([*KEYS[:4], "-last"]))
         assert [(one.row, one.vector_id) for one in sent.refused_rows] == [(4, "-last")]
     assert Counter(in_log(service)) == Counter(["first", *KEYS[:4]])
 
@@ -166,7 +166,7 @@ def test_a_task_that_died_while_refused_blocks_were_sent_again(
     service: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known(service)
-    sent, real = [0], numbering.offer
+    sent, real = [0], direct.offer_rows
 
     def dying(producer: SyncProducer, block: pa.RecordBatch, *args: Any) -> Any:
         if producer.name.endswith("/again"):
@@ -176,17 +176,17 @@ def test_a_task_that_died_while_refused_blocks_were_sent_again(
                 raise Died
         return real(producer, block, *args)
 
-    monkeypatch.setattr(numbering, "offer", dying)
+    monkeypatch.setattr(direct, "offer_rows", dying)
     with pytest.raises(Died):
-        Numbered(options(service, refused="allow"), "job/0").send(rows(BAD))
-    monkeypatch.setattr(numbering, "offer", real)
-    assert Numbered(options(service, refused="allow"), "job/0").send(rows(BAD)).refused == 3
+        NumberedPart(options(service, onRefused="skip"), "job/0").send(rows(BAD))
+    monkeypatch.setattr(direct, "offer_rows", real)
+    assert NumberedPart(options(service, onRefused="skip"), "job/0").send(rows(BAD)).refused == 3
     assert Counter(in_log(service)) == Counter(["first", *KEYS])
 
 
 def test_two_tasks_at_once(service: Served) -> None:
-    slow, quick = Numbered(options(service), "job/0"), Numbered(options(service), "job/0")
-    told: list[Sent] = []
+    slow, quick = NumberedPart(options(service), "job/0"), NumberedPart(options(service), "job/0")
+    told: list[PartResult] = []
 
     def overtaken() -> Iterator[pa.RecordBatch]:
         for at, batch in enumerate(rows(KEYS)):
@@ -208,12 +208,14 @@ def test_a_task_that_was_overtaken_leaves_what_was_refused_to_the_next_try(
     def overtaken() -> Iterator[pa.RecordBatch]:
         for at, batch in enumerate(rows(bad)):
             if at == 6:
-                assert Numbered(options(service), "job/0").send(rows(bad)).refused == 1
+                assert NumberedPart(options(service), "job/0").send(rows(bad)).refused == 1
             yield batch
 
-    with pytest.raises(UsageError, match="another attempt took over job/0, and had rows refused: this one"):
-        Numbered(options(service), "job/0").send(overtaken())
-    (told,) = Numbered(options(service), "job/0").send(rows(bad)).refused_rows
+    with pytest.raises(
+        UsageError, match="another attempt took over job/0, and rows of it were refused: this one"
+    ):
+        NumberedPart(options(service), "job/0").send(overtaken())
+    (told,) = NumberedPart(options(service), "job/0").send(rows(bad)).refused_rows
     assert told.vector_id == "-x"
     assert Counter(in_log(service)) == Counter(["first", *KEYS[3:]])
 
@@ -223,24 +225,24 @@ def test_a_task_that_was_overtaken_by_one_that_stands(service: Served) -> None:
         for at, batch in enumerate(rows(KEYS)):
             if at == 6:
                 with pytest.raises(Died):
-                    Numbered(options(service), "job/0").send(rows(KEYS, dies_after=60))
+                    NumberedPart(options(service), "job/0").send(rows(KEYS, dies_after=60))
             yield batch
 
-    with pytest.raises(UsageError, match=r"another attempt took over job/0, and stands at row \d+ of 95"):
-        Numbered(options(service, deliverySecondsMax="0.5"), "job/0").send(overtaken())
-    Numbered(options(service), "job/0").send(rows(KEYS))
+    with pytest.raises(UsageError, match=r"another attempt took over job/0 and stopped at row \d+ of 95"):
+        NumberedPart(options(service, deliveryTimeoutSeconds="0.5"), "job/0").send(overtaken())
+    NumberedPart(options(service), "job/0").send(rows(KEYS))
     assert in_log(service) == KEYS
 
 
 def test_a_part_that_is_not_the_same_when_it_comes_again(service: Served) -> None:
-    Numbered(options(service), "job/0").send(rows(KEYS))
-    with pytest.raises(UsageError, match="job/0 has 90 rows, and 95 were written as it before"):
-        Numbered(options(service), "job/0").send(rows(KEYS[:90]))
+    NumberedPart(options(service), "job/0").send(rows(KEYS))
+    with pytest.raises(UsageError, match="job/0 has 90 rows, but 95 were written under its name before"):
+        NumberedPart(options(service), "job/0").send(rows(KEYS[:90]))
 
 
 def test_micro_batches_of_a_stream(service: Served) -> None:
     def send(batch: int, keys: list[str]) -> None:
-        Numbered(options(service), "q/0", (batch + 1) * COUNTERS_OF_A_BATCH).send(rows(keys))
+        NumberedPart(options(service), "q/0", (batch + 1) * COUNTERS_PER_BATCH).send(rows(keys))
 
     send(0, KEYS[:20])
     send(0, KEYS[:20])
@@ -248,21 +250,21 @@ def test_micro_batches_of_a_stream(service: Served) -> None:
     send(4, KEYS[21:60])
     send(4, KEYS[21:60])
     assert in_log(service) == KEYS[:60]
-    told = "q/0 has written micro-batch 4, and this is micro-batch 1: the checkpoint was lost or reset"
+    told = "q/0 has written micro-batch 4, but this is micro-batch 1, so the checkpoint was lost or reset"
     with pytest.raises(UsageError, match=told):
         send(1, KEYS[20:21])
 
 
 def test_a_stream_without_its_checkpoint_is_told_in_a_partition_that_it_never_wrote(service: Served) -> None:
     def send(batch: int, part: int) -> None:
-        Numbered(options(service), f"q/{part}", (batch + 1) * COUNTERS_OF_A_BATCH).send(rows([f"k{part}"]))
+        NumberedPart(options(service), f"q/{part}", (batch + 1) * COUNTERS_PER_BATCH).send(rows([f"k{part}"]))
 
     send(0, 3)  # before the first part has written
     send(0, 0)
     send(5, 0)
     send(5, 7)
     for batch, part in ((0, 0), (0, 3), (0, 9), (1, 9)):
-        told = f"q/0 has written micro-batch 5, and this is micro-batch {batch}: the checkpoint was lost"
+        told = f"q/0 has written micro-batch 5, but this is micro-batch {batch}, so the checkpoint was lost"
         with pytest.raises(UsageError, match=told):
             send(batch, part)
     assert in_log(service) == ["k3", "k0", "k0", "k7"]
@@ -275,23 +277,23 @@ def test_a_part_asks_for_its_stream_only_where_it_did_not_write_the_micro_batch_
     service: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    looked = numbering._looked
-    monkeypatch.setattr(numbering, "_looked", lambda *args: (asked.append(1), looked(*args))[1])
+    looked = direct._read_watermark
+    monkeypatch.setattr(direct, "_read_watermark", lambda *args: (asked.append(1), looked(*args))[1])
     for batch in (0, 1, 2, 2, 3):
-        Numbered(options(service), "q/1", (batch + 1) * COUNTERS_OF_A_BATCH).send(rows(KEYS))
+        NumberedPart(options(service), "q/1", (batch + 1) * COUNTERS_PER_BATCH).send(rows(KEYS))
     assert len(asked) == 2
 
 
 def test_a_row_without_a_vector_id_is_told_by_its_row_of_the_part(service: Served) -> None:
     keys = [*KEYS[:34], None, *KEYS[35:]]
-    told = "vector_id: missing in row 34 of its partition, counted from 0, behind vector_id 'k33': each row"
+    told = "vector_id: missing in row 34 of its partition, counted from 0, after vector_id 'k33': show such"
     with pytest.raises(Refused, match=told):
-        Numbered(options(service), "job/0").send(rows(keys))
+        NumberedPart(options(service), "job/0").send(rows(keys))
     with pytest.raises(Refused, match=told):
-        stage(rows(keys), options(service), "nightly", 0, 17)
-    told = "vector_id: missing in row 94 of its partition, counted from 0, behind vector_id 'k93': each row"
+        stage_part(rows(keys), options(service), "nightly", 0, 17)
+    told = "vector_id: missing in row 94 of its partition, counted from 0, after vector_id 'k93': show such"
     with pytest.raises(Refused, match=told):
-        Numbered(options(service), "job/1").send(rows([*KEYS[:94], None]))
+        NumberedPart(options(service), "job/1").send(rows([*KEYS[:94], None]))
 
 
 def test_a_bad_value_is_told_before_its_block_is_sent(service: Served) -> None:
@@ -299,7 +301,7 @@ def test_a_bad_value_is_told_before_its_block_is_sent(service: Served) -> None:
         [row("a"), {"vector_id": "b", "op": "create", "vector": [float("nan")]}], schema=SCHEMA
     )
     with pytest.raises(Refused, match="vector: of vector_id 'b': number 0 is nan"):
-        Numbered(options(service), "job/0").send(iter([bad]))
+        NumberedPart(options(service), "job/0").send(iter([bad]))
     assert in_log(service) == []
 
 
@@ -312,7 +314,7 @@ def known(service: Served) -> None:
 # --- kept aside
 
 
-def commit(service: Served, job: str, parts: list[tuple[int, int, Sent]]) -> JobState:
+def commit(service: Served, job: str, parts: list[tuple[int, int, PartResult]]) -> JobState:
     named = [
         StagedPart(part, attempt, sent.deltas, sent.checksum) for part, attempt, sent in parts if sent.deltas
     ]
@@ -325,18 +327,18 @@ def commit(service: Served, job: str, parts: list[tuple[int, int, Sent]]) -> Job
 
 
 def test_a_job_is_seen_once_it_is_committed(service: Served) -> None:
-    first = stage(rows(KEYS[:60]), options(service), "nightly", 0, 17)
+    first = stage_part(rows(KEYS[:60]), options(service), "nightly", 0, 17)
     with pytest.raises(Died):
-        stage(rows(KEYS[60:], dies_after=20), options(service), "nightly", 1, 18)
-    second = stage(rows(KEYS[60:]), options(service), "nightly", 1, 19)
-    empty = stage(rows([]), options(service), "nightly", 2, 20)
+        stage_part(rows(KEYS[60:], dies_after=20), options(service), "nightly", 1, 18)
+    second = stage_part(rows(KEYS[60:]), options(service), "nightly", 1, 19)
+    empty = stage_part(rows([]), options(service), "nightly", 2, 20)
     assert [one.deltas for one in (first, second, empty)] == [60, 35, 0]
     assert in_log(service) == []
     assert commit(service, "nightly", [(0, 17, first), (1, 19, second), (2, 20, empty)]) is JobState.PUBLISHED
     assert in_log(service) == KEYS
     for attempt in (0, 18):
-        sent = stage(rows(KEYS[60:]), options(service), "nightly", 1, attempt)
-        assert sent == Sent(35, decided=True, checksum=second.checksum)
+        sent = stage_part(rows(KEYS[60:]), options(service), "nightly", 1, attempt)
+        assert sent == PartResult(35, was_decided=True, checksum=second.checksum)
     assert commit(service, "nightly", [(0, 1, first), (1, 2, second)]) is JobState.PUBLISHED
     assert in_log(service) == KEYS
     with pytest.raises(Refused, match="JOB_DECIDED"):
@@ -344,17 +346,17 @@ def test_a_job_is_seen_once_it_is_committed(service: Served) -> None:
 
 
 def test_as_many_other_rows_under_a_name_that_was_committed_are_refused(service: Served) -> None:
-    first = stage(rows(KEYS[:60]), options(service), "nightly", 0, 17)
+    first = stage_part(rows(KEYS[:60]), options(service), "nightly", 0, 17)
     assert commit(service, "nightly", [(0, 17, first)]) is JobState.PUBLISHED
-    other = stage(rows(KEYS[1:61]), options(service), "nightly", 0, 18)
-    assert (other.deltas, other.decided) == (first.deltas, True)
+    other = stage_part(rows(KEYS[1:61]), options(service), "nightly", 0, 18)
+    assert (other.deltas, other.was_decided) == (first.deltas, True)
     with pytest.raises(Refused, match="JOB_DECIDED"):
         commit(service, "nightly", [(0, 18, other)])
     assert in_log(service) == KEYS[:60]
 
 
 def test_a_part_that_says_something_else_than_its_task_knows_is_not_committed(service: Served) -> None:
-    sent = stage(rows(KEYS[:60]), options(service), "nightly", 0, 17)
+    sent = stage_part(rows(KEYS[:60]), options(service), "nightly", 0, 17)
     sent.checksum ^= 1
     with pytest.raises(Refused, match=r"UNKNOWN_JOB.*nothing is decided"):
         commit(service, "nightly", [(0, 17, sent)])
@@ -362,9 +364,9 @@ def test_a_part_that_says_something_else_than_its_task_knows_is_not_committed(se
 
 
 def test_a_job_that_was_dropped_is_run_again_under_its_name(service: Served) -> None:
-    stage(rows(KEYS), options(service), "nightly", 0, 1)
+    stage_part(rows(KEYS), options(service), "nightly", 0, 1)
     decide(service.address, "nightly", Decision.ABORT)
-    sent = stage(rows(KEYS), options(service), "nightly", 0, 2)
-    assert not sent.decided
+    sent = stage_part(rows(KEYS), options(service), "nightly", 0, 2)
+    assert not sent.was_decided
     commit(service, "nightly", [(0, 2, sent)])
     assert in_log(service) == KEYS

@@ -65,7 +65,7 @@ def test_sql_and_options_that_narrow(spark: SparkSession, url: str) -> None:
     )
     (row,) = spark.sql("SELECT count(*) AS n, max(vector[0]) AS most FROM deltas").collect()
     assert (row.n, row.most) == (2 * ROWS // 3, ROWS - 3)
-    some = read(spark, url, topics="v:doc-3,v:row-6", since=4, until=8).collect()
+    some = read(spark, url, topics="v:doc-3,v:row-6", start=4, end=8).collect()
     assert [row.offset for row in some] == [5, 7]
 
 
@@ -86,8 +86,8 @@ def test_filters_that_are_pushed_down_change_nothing_but_what_is_sent(spark: Spa
 
 def test_what_is_wrong_is_told_before_anything_runs(spark: SparkSession, url: str) -> None:
     for options, told in (
-        ({"sinse": "1"}, "option sinse is none of a batch read: did you mean since?"),
-        ({"since": ROWS + 5}, f"option since {ROWS + 5} is beyond the end of the log: its last delta has "),
+        ({"strat": "1"}, "option strat is not an option of a batch read: did you mean start?"),
+        ({"start": ROWS + 5}, f"option start {ROWS + 5} is after the end of the log (its last delta has "),
     ):
         with pytest.raises(Exception, match="UsageError") as refused:
             read(spark, url, **options).collect()
@@ -111,7 +111,7 @@ def test_a_stream_in_bounded_batches_that_ends_and_goes_on(
         assert query.awaitTermination(180)
         return [progress["numInputRows"] for progress in query.recentProgress]
 
-    assert run(maxRowsPerTrigger=400, since=1) == [400, 200]
+    assert run(maxOffsetsPerTrigger=400, start=1) == [400, 200]
     with SyncProducer(url.removeprefix("delta://"), name="more") as p:
         p.publish(*(Delta(f"more-{at}", opaque(b""), "rows") for at in range(10)))
     assert run() == [10]
@@ -121,5 +121,5 @@ def test_a_stream_in_bounded_batches_that_ends_and_goes_on(
 
 def test_the_environment_names_the_service_where_no_option_does(spark: SparkSession) -> None:
     assert "DELTA_PROP_URL" not in os.environ
-    with pytest.raises(Exception, match="option url is missing, and so is DELTA_PROP_URL in the environment"):
+    with pytest.raises(Exception, match="option url and variable DELTA_PROP_URL are missing"):
         spark.read.format("delta_prop").load().collect()

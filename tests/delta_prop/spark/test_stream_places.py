@@ -11,9 +11,9 @@ pytest.importorskip("pyspark")
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from delta_prop.client import SyncProducer
-from delta_prop.commands.places import At
+from delta_prop.commands.log_positions import LogPosition
 from delta_prop.config import Settings
-from delta_prop.spark.columns import READ
+from delta_prop.spark.columns import READ_SCHEMA
 from delta_prop.spark.options import read_options
 from delta_prop.spark.reads.reading import Reader, StreamReader
 from delta_prop.spark.reads.served import served_range
@@ -28,7 +28,9 @@ ALL_THERE_IS = ReadAllAvailable()
 
 
 def stream(service: Served, **options: str) -> StreamReader:
-    return StreamReader(read_options({"url": service.address} | options, {}, NOW_US, stream=True), READ)
+    return StreamReader(
+        read_options({"url": service.address} | options, {}, NOW_US, stream=True), READ_SCHEMA
+    )
 
 
 def publish(service: Served, count: int) -> None:
@@ -44,7 +46,7 @@ def offset(place: dict[str, Any]) -> int:
 def test_it_goes_on_by_so_many_offsets_until_there_is_nothing_new() -> None:
     with served() as service:
         publish(service, 120)
-        reader = stream(service, maxRowsPerTrigger="50", partitions="2")
+        reader = stream(service, maxOffsetsPerTrigger="50", partitions="2")
         limit = reader.getDefaultReadLimit()
         assert limit == ReadMaxRows(50)
         places = [reader.initialOffset()]
@@ -72,26 +74,28 @@ def test_available_now_ends_where_the_log_ended() -> None:
         assert reader.latestOffset(beyond, ALL_THERE_IS) == beyond
 
 
-@pytest.mark.parametrize(("since", "wanted"), [("earliest", 0), ("latest", 7), ("5", 5)])
-def test_where_a_new_stream_begins(since: str, wanted: int) -> None:
+@pytest.mark.parametrize(("start", "wanted"), [("earliest", 0), ("latest", 7), ("5", 5)])
+def test_where_a_new_stream_begins(start: str, wanted: int) -> None:
     with served() as service:
         publish(service, 7)
-        assert offset(stream(service, since=since).initialOffset()) == wanted
+        assert offset(stream(service, start=start).initialOffset()) == wanted
 
 
 def test_a_place_outside_the_log_is_told_on_the_driver() -> None:
     with served() as service:
         publish(service, 7)
         told = (
-            "option since 8 is beyond the end of the log: its last delta has offset 6, the next one will "
-            "have 7; give an offset up to 7, earliest or latest"
+            "option start 8 is after the end of the log .its last delta has offset 6, the next one will "
+            "have 7.: give an offset up to 7, earliest or latest"
         )
         with pytest.raises(UsageError, match=told):
-            stream(service, since="8").initialOffset()
+            stream(service, start="8").initialOffset()
         with pytest.raises(UsageError, match=told):
-            Reader(read_options({"url": service.address, "since": "8"}, {}, NOW_US), READ).partitions()
-        with pytest.raises(UsageError, match="offset 8 is beyond the end of the log"):
-            served_range(read_options({"url": service.address}, {}, NOW_US).remote, since=At(offset=8))
+            Reader(read_options({"url": service.address, "start": "8"}, {}, NOW_US), READ_SCHEMA).partitions()
+        with pytest.raises(UsageError, match="offset 8 is after the end of the log"):
+            served_range(
+                read_options({"url": service.address}, {}, NOW_US).remote, start=LogPosition(offset=8)
+            )
 
 
 def test_another_log_is_refused_and_not_skipped() -> None:
@@ -103,7 +107,7 @@ def test_another_log_is_refused_and_not_skipped() -> None:
         reader = stream(other)
         for call in (reader.latestOffset, reader.partitions):
             with pytest.raises(
-                UsageError, match=f"of log {place['log']}, and the log here is .* give the url"
+                UsageError, match=f"of log {place['log']}, but the log here is .* give the url"
             ):
                 call(place, ALL_THERE_IS)
 
@@ -115,13 +119,11 @@ def test_what_the_log_has_let_go_of_is_told() -> None:
         place = reader.initialOffset()
         (early,) = reader.partitions(place, place | {"0": 10})
         publish(service, 300)
-        first = reader._asker().bounds().first
-        gone = (
-            f"option since 3: the log has let go of what lies before offset {first}: give that one or a later"
-        )
+        first = reader._range_reader().bounds().start_offset
+        gone = f"option start 3: the log has removed the offsets before {first}: give that one, a later"
         with pytest.raises(UsageError, match=gone):
-            stream(service, since="3").initialOffset()
-        told = f"at offset 0, and the log has let go of what lies before {first}: {first} offsets are lost"
+            stream(service, start="3").initialOffset()
+        told = f"at offset 0, but the log has removed the offsets before {first}, so {first} are lost"
         with pytest.raises(UsageError, match=told):
             reader.latestOffset(place, ALL_THERE_IS)
         with pytest.raises(Refused, match="CURSOR_TOO_OLD"):  # between the plan and the read
@@ -133,5 +135,5 @@ def test_a_log_that_is_shorter_than_the_checkpoint() -> None:
         publish(service, 7)
         reader = stream(service)
         ahead = reader.initialOffset() | {"0": 9}
-        with pytest.raises(UsageError, match="at offset 9, and the log ends at 7: what lay behind was lost"):
+        with pytest.raises(UsageError, match="at offset 9, but the log ends at 7, as later deltas were lost"):
             reader.latestOffset(ahead, ALL_THERE_IS)

@@ -14,7 +14,7 @@ pytest.importorskip("pyspark")
 from pyspark.errors import StreamingQueryException
 
 from delta_prop.client import SyncProducer
-from delta_prop.client.ranges import Asker
+from delta_prop.client.ranges import RangeReader
 from delta_prop.spark import register
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.topics import Topic
@@ -62,7 +62,9 @@ class Stream:
 
     def start(self, *, sink: str = "delta_prop", ends: bool = False) -> StreamingQuery:
         read = self._spark.readStream.format("delta_prop")
-        came = read.options(url=self._address, namespace="in", maxRowsPerTrigger=1_000, partitions=2).load()
+        came = read.options(
+            url=self._address, namespace="in", maxOffsetsPerTrigger=1_000, partitions=2
+        ).load()
         goes = came.selectExpr("vector_id", "vector", "'out' AS namespace")
         write = goes.writeStream.format(sink).options(url=self._address, producer=self._producer)
         write = write.option("checkpointLocation", self._checkpoint)
@@ -91,10 +93,10 @@ def feed(address: str, rounds: int) -> Counter[str]:
 
 
 def out(address: str) -> Counter[str]:
-    asker = Asker(address)
+    asker = RangeReader(address)
     bounds = asker.bounds()
     found: Counter[str] = Counter()
-    for one in asker.read(bounds.first, bounds.end, [Topic.parse("ns:out")]):
+    for one in asker.read(bounds.start_offset, bounds.end_offset, [Topic.parse("ns:out")]):
         found.update(one.batch.keys)
     return found
 
@@ -133,7 +135,7 @@ def test_a_stream_that_has_lost_its_checkpoint(
     feed(address, 1)
     stream.finish()
     before = out(address)
-    told = r"lost/[01] has written micro-batch \d+, and this is micro-batch 0: the checkpoint was lost"
+    told = r"lost/[01] has written micro-batch \d+, but this is micro-batch 0, so the checkpoint was lost"
     with pytest.raises(Exception, match=told):
         Stream(spark, address, tmp_path / "another checkpoint", "lost").finish()
     assert out(address) == before

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from delta_prop.misconfigured import Misconfigured
+from delta_prop.connection_faults import Misconfigured
 from delta_prop.ports import Tls
-from delta_prop.testing import Conditions, VirtualNetwork, run_virtual, virtual_world
+from delta_prop.testing import NetworkConditions, VirtualNetwork, run_virtual, virtual_world
 from delta_prop_wire.errors import UsageError
 from tests.delta_prop.networks import receive, receive_all
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from delta_prop.ports import Stream
 
 A, B = "10.0.0.1", "10.0.0.2"
-SECOND = Conditions(latency_s=1.0)
+SECOND = NetworkConditions(latency_s=1.0)
 
 
 def in_virtual_time(main: Callable[[], Awaitable[None]]) -> Callable[[], None]:
@@ -58,7 +58,7 @@ async def test_bytes_take_their_time() -> None:
 @in_virtual_time
 async def test_a_slow_way_takes_longer_for_more() -> None:
     network = VirtualNetwork()
-    network.set_way(A, B, Conditions(latency_s=1.0, bytes_per_s=1000, buffer_bytes=500))
+    network.set_way(A, B, NetworkConditions(latency_s=1.0, bytes_per_s=1000, buffer_bytes=500))
     async with joined(network) as (client, server), anyio.create_task_group() as tasks:
         begin = anyio.current_time()
         assert client.send_now([bytes(2000)]) == 500
@@ -74,7 +74,7 @@ async def test_a_slow_way_takes_longer_for_more() -> None:
 
 def test_jitter_keeps_the_order_and_repeats_with_the_seed() -> None:
     async def main(seed: int) -> list[float]:
-        conditions = Conditions(jitter_s_max=1.0, chunk_bytes_max=5)
+        conditions = NetworkConditions(jitter_s_max=1.0, chunk_bytes_max=5)
         network = VirtualNetwork(seed, conditions)
         async with joined(network) as (client, server):
             body, found, times = bytes(range(200)), b"", []
@@ -94,7 +94,7 @@ def test_jitter_keeps_the_order_and_repeats_with_the_seed() -> None:
 
 @in_virtual_time
 async def test_what_one_call_gets_is_drawn() -> None:
-    async with joined(VirtualNetwork(conditions=Conditions(chunk_bytes_max=4))) as (client, server):
+    async with joined(VirtualNetwork(conditions=NetworkConditions(chunk_bytes_max=4))) as (client, server):
         assert {client.send_now([bytes(100)]) for _ in range(50)} == {1, 2, 3, 4}
         await anyio.sleep(1)
         buffer = memoryview(bytearray(100))
@@ -154,7 +154,7 @@ async def test_a_killed_process_is_told_to_those_it_talked_to() -> None:
     network = VirtualNetwork()
     async with joined(network) as (client, server):
         network.kill(B)
-        with pytest.raises(ConnectionError, match="went with its process"):
+        with pytest.raises(ConnectionError, match="ended with its process"):
             await server.send([b"x"])
         with pytest.raises(ConnectionError, match="reset"):
             await client.receive_into(memoryview(bytearray(9)))
@@ -167,7 +167,7 @@ async def test_a_killed_process_is_told_to_those_it_talked_to() -> None:
 
 @in_virtual_time
 async def test_a_crashed_host_leaves_a_half_open_end_until_it_answers_again() -> None:
-    network = VirtualNetwork(conditions=Conditions(latency_s=1.0, buffer_bytes=100))
+    network = VirtualNetwork(conditions=NetworkConditions(latency_s=1.0, buffer_bytes=100))
     async with joined(network) as (client, _):
         network.crash(B)
         with anyio.move_on_after(1000):
@@ -187,7 +187,7 @@ async def test_a_crashed_host_leaves_a_half_open_end_until_it_answers_again() ->
 
 @in_virtual_time
 async def test_connections_break_after_as_many_bytes_as_is_drawn() -> None:
-    network = VirtualNetwork(3, Conditions(reset_bytes_mean=5000))
+    network = VirtualNetwork(3, NetworkConditions(reset_bytes_mean=5000))
     lived: list[int] = []
 
     async def use(client: Stream, server: Stream) -> None:
@@ -288,4 +288,4 @@ async def test_both_sides_must_want_tls() -> None:
 )
 def test_conditions_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
-        partial(Conditions, **wrong)()
+        partial(NetworkConditions, **wrong)()

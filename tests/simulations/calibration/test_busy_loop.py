@@ -46,7 +46,7 @@ def test_what_becomes_due_while_a_task_computes_comes_late() -> None:
 def test_a_thread_goes_on_while_the_loop_computes() -> None:
     async def main(time: BusyTime) -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(time.elsewhere, 6.0)
+            tasks.start_soon(time.wait_outside_loop, 6.0)
             await anyio.sleep(0.5)
             time.spend(5.0)
 
@@ -58,7 +58,7 @@ def test_a_thread_and_a_loop_that_share_the_interpreter_take_turns() -> None:
 
     async def main(time: BusyTime) -> None:
         async def call() -> None:
-            await time.elsewhere(6.0, Contention(loop_slower=2.0, thread_loses_s=0.5))
+            await time.wait_outside_loop(6.0, Contention(loop_slower=2.0, thread_loses_s=0.5))
             ends.append(anyio.current_time())
 
         async with anyio.create_task_group() as tasks:
@@ -77,7 +77,7 @@ def test_timers_are_as_late_as_is_drawn_and_threads_are_not() -> None:
         await anyio.sleep(1.0)
 
     async def calls(time: BusyTime) -> None:
-        await time.elsewhere(1.0)
+        await time.wait_outside_loop(1.0)
 
     assert finished(sleeps, late_s=0.25) == pytest.approx(1.25)
     assert finished(calls, late_s=0.25) == pytest.approx(1.0)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop_simulations.calibration.named import law_of
-from delta_prop_simulations.calibration.record import Calibration
+from delta_prop_simulations.calibration.calibration_file import Calibration
+from delta_prop_simulations.calibration.sink_distribution import distribution_of
 from delta_prop_simulations.commands import dispatch
-from delta_prop_simulations.laboratory.scenario import SinkSpec
+from delta_prop_simulations.scenarios.scenario import SinkSpec
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,21 +22,21 @@ def test_a_sink_is_measured_and_a_scenario_draws_from_it(
     path = tmp_path / "laws.json"
     assert dispatch("calibrate", ["--sinks", "cache", "--for", "0.5s", "--to", str(path)]) == 0
     assert "| cache | 1,000 |" in capsys.readouterr().out
-    law = Calibration.from_text(path.read_text()).law("cache")
-    spec = SinkSpec("store", law="calibrated", file="laws.json", sink="cache")
-    assert law_of(spec, str(tmp_path / "scenario.toml")) == law
+    law = Calibration.from_text(path.read_text()).distribution("cache")
+    spec = SinkSpec("store", distribution="calibrated", file="laws.json", sink="cache")
+    assert distribution_of(spec, str(tmp_path / "scenario.toml")) == law
     assert 0 < law.quantile(0.5, 1) < 1
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--sinks", "stor"], "there is storage, index, subscriber"),
-        (["--compare", "--sinks", "cache"], "there is storage, index, subscriber"),
+        (["--sinks", "stor"], "give one of storage, index, subscriber"),
+        (["--compare", "--sinks", "cache"], "give one of storage, index, subscriber"),
         (["--for", "0"], r"give 0\.5 s to 1 h"),
-        (["--for", "soon"], "is no time"),
+        (["--for", "soon"], "is not a time"),
         (["--rounds", "0"], "give 1 to 100"),
-        (["--compare", "--to", "laws.json"], "writes no laws"),
+        (["--compare", "--to", "laws.json"], "writes no distributions"),
     ],
 )
 def test_a_mistake_says_its_cure(options: list[str], told: str) -> None:
@@ -45,6 +45,6 @@ def test_a_mistake_says_its_cure(options: list[str], told: str) -> None:
 
 
 def test_a_scenario_that_names_no_file_there_is_told_so(tmp_path: Path) -> None:
-    spec = SinkSpec("store", law="calibrated", file="none.json")
-    with pytest.raises(UsageError, match=r"none\.json: it cannot be read"):
-        law_of(spec, str(tmp_path / "scenario.toml"))
+    spec = SinkSpec("store", distribution="calibrated", file="none.json")
+    with pytest.raises(UsageError, match=r"none\.json: not readable"):
+        distribution_of(spec, str(tmp_path / "scenario.toml"))

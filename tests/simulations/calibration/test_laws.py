@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delta_prop_simulations.calibration.laws import KEPT_MAX, Law, Samples
-from delta_prop_simulations.calibration.record import Calibration
-from delta_prop_simulations.chance import Seed
+from delta_prop_simulations.calibration.calibration_file import Calibration
+from delta_prop_simulations.calibration.distributions import TIMES_PER_SIZE_MAX, Distribution, Samples
+from delta_prop_simulations.rng import Seed
 from delta_prop_wire.errors import UsageError
 
 seconds = st.floats(0, 10, allow_subnormal=False)
@@ -24,7 +24,7 @@ measured = st.dictionaries(
 def test_at_a_measured_size_nothing_is_drawn_that_was_not_seen(
     samples: dict[int, list[float]], share: float
 ) -> None:
-    law = Law.of(samples)
+    law = Distribution.of(samples)
     for size, times in samples.items():
         assert min(times) <= law.quantile(share, size) <= max(times)
 
@@ -32,7 +32,7 @@ def test_at_a_measured_size_nothing_is_drawn_that_was_not_seen(
 @settings(max_examples=40)
 @given(measured, st.integers(1, 20_000))
 def test_between_two_sizes_it_is_between_their_times(samples: dict[int, list[float]], deltas: int) -> None:
-    law = Law.of(samples)
+    law = Distribution.of(samples)
     low = max((size for size in samples if size <= deltas), default=min(samples))
     high = min((size for size in samples if size >= deltas), default=None)
     median = law.quantile(0.5, deltas)
@@ -47,24 +47,24 @@ def test_between_two_sizes_it_is_between_their_times(samples: dict[int, list[flo
 def test_draws_have_the_quantiles_of_what_was_measured() -> None:
     chance = Seed(1).stream("service times")
     times = [chance.lognormvariate(0, 1) for _ in range(5_000)]
-    law = Law.of({10: times})
+    law = Distribution.of({10: times})
     drawn = sorted(law.draw(chance, 10) for _ in range(20_000))
     times.sort()
     for share in (0.1, 0.5, 0.9, 0.99):
         assert drawn[int(share * len(drawn))] == pytest.approx(times[int(share * len(times))], rel=0.06)
-    assert len(law.times_s[0]) == KEPT_MAX
+    assert len(law.times_s[0]) == TIMES_PER_SIZE_MAX
     assert law.times_s[0][-1] == times[-1]
     assert law.mean(10) == pytest.approx(sum(times) / len(times), rel=0.05)
 
 
 def test_larger_calls_than_any_that_was_measured_go_on_as_the_last_ones_did() -> None:
-    law = Law.of({100: [1.0], 200: [1.5]})
+    law = Distribution.of({100: [1.0], 200: [1.5]})
     assert law.quantile(0.5, 400) == pytest.approx(2.5)
-    assert Law.of({100: [1.0]}).quantile(0.5, 300) == pytest.approx(3.0)
+    assert Distribution.of({100: [1.0]}).quantile(0.5, 300) == pytest.approx(3.0)
 
 
 def test_bytes_beyond_those_of_the_deltas_measured_cost_what_a_byte_costs() -> None:
-    law = Law.of({10: [0.001]}, delta_bytes=100, byte_s=1e-6)
+    law = Distribution.of({10: [0.001]}, delta_bytes=100, byte_s=1e-6)
     assert law.quantile(0.5, 10, 1_000) == pytest.approx(0.001)
     assert law.quantile(0.5, 10, 3_000) == pytest.approx(0.003)
     assert law.quantile(0.5, 10, 0) == pytest.approx(0.0)
@@ -73,11 +73,11 @@ def test_bytes_beyond_those_of_the_deltas_measured_cost_what_a_byte_costs() -> N
 @settings(max_examples=20)
 @given(measured)
 def test_the_file_holds_the_laws_to_a_tenth_of_a_microsecond(samples: dict[int, list[float]]) -> None:
-    law = Law.of(samples, delta_bytes=64, byte_s=2e-9)
+    law = Distribution.of(samples, delta_bytes=64, byte_s=2e-9)
     written = Calibration({"system": "here"}, {"storage": {"call": law}}).to_text()
     read = Calibration.from_text(written)
     assert read.machine == {"system": "here"}
-    back = read.law("storage")
+    back = read.distribution("storage")
     assert back.sizes == law.sizes
     assert back.delta_bytes == law.delta_bytes
     assert back.byte_s == pytest.approx(law.byte_s)
@@ -90,8 +90,8 @@ def test_samples_become_a_law_each() -> None:
     samples.add("call", 10, 0.2, 0.1)
     samples.add("call", 1, -1e-9)
     samples.add("late", 1, 0.3)
-    laws = samples.laws()
-    assert laws["call"] == Law((1, 10), ((0.0,), (0.1, 0.2)), delta_bytes=8)
+    laws = samples.distributions()
+    assert laws["call"] == Distribution((1, 10), ((0.0,), (0.1, 0.2)), delta_bytes=8)
     assert laws["late"].quantile(1, 1) == 0.3
 
 
@@ -100,10 +100,10 @@ def test_samples_become_a_law_each() -> None:
     [
         ((), (), "1 to"),
         ((1, 2), ((0.1,),), "times for each"),
-        ((2, 1), ((0.1,), (0.1,)), "above the one before"),
+        ((2, 1), ((0.1,), (0.1,)), "not ascending"),
         ((0,), ((0.1,),), "from 1 on"),
         ((1,), ((),), "size 1 has 0 times"),
-        ((1,), ((0.2, 0.1),), "the shortest first"),
+        ((1,), ((0.2, 0.1),), "from 0 on, ascending"),
         ((1,), ((-0.1,),), "from 0 on"),
         ((1,), ((float("nan"),),), "size 1"),
     ],
@@ -112,15 +112,15 @@ def test_a_law_that_makes_no_sense_says_what_would(
     sizes: tuple[int, ...], times: tuple[tuple[float, ...], ...], told: str
 ) -> None:
     with pytest.raises(UsageError, match=told):
-        Law(sizes, times)
+        Distribution(sizes, times)
 
 
 def test_another_sink_or_law_is_asked_for_by_the_nearest_name() -> None:
-    calibration = Calibration({}, {"storage": {"call": Law.of({1: [0.1]})}})
+    calibration = Calibration({}, {"storage": {"call": Distribution.of({1: [0.1]})}})
     with pytest.raises(UsageError, match="did you mean 'storage'"):
-        calibration.law("storge")
-    with pytest.raises(UsageError, match="no law 'loop': there is call"):
-        calibration.law("storage", "loop")
+        calibration.distribution("storge")
+    with pytest.raises(UsageError, match="no distribution 'loop': give one of call"):
+        calibration.distribution("storage", "loop")
 
 
 @pytest.mark.parametrize(
@@ -136,6 +136,6 @@ def test_another_sink_or_law_is_asked_for_by_the_nearest_name() -> None:
 )
 def test_a_file_that_is_no_calibration_says_how_to_make_one(text: str) -> None:
     with pytest.raises(
-        UsageError, match=r"mine\.json is no calibration: .*simulate calibrate --to mine\.json"
+        UsageError, match=r"mine\.json: not a calibration: .*simulate calibrate --to mine\.json"
     ):
         Calibration.from_text(text, "mine.json")

@@ -11,33 +11,36 @@ import pytest
 from delta_prop_simulations.calibration import index, storage, subscriber
 from delta_prop_simulations.calibration.busy_loop import BusyTime
 from delta_prop_simulations.calibration.comparison import compare, table
-from delta_prop_simulations.calibration.driving import Observed, Rig, Stopwatch
-from delta_prop_simulations.calibration.laws import Law
+from delta_prop_simulations.calibration.distributions import Distribution
+from delta_prop_simulations.calibration.driving import Observation, Rig, Stopwatch
 from delta_prop_simulations.calibration.models import Draws, contention_of
 from delta_prop_simulations.calibration.rounds import Figures, Round
-from delta_prop_simulations.chance import Seed
+from delta_prop_simulations.rng import Seed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from delta_prop_simulations.calibration.rounds import SetUp
 
-CUTTING = storage.THREAD_CUTTING
-ZERO = Law.of({1: [0.0], 1_000: [0.0]})
+CUTTING = storage.THREAD_TRUNCATING
+ZERO = Distribution.of({1: [0.0], 1_000: [0.0]})
 
 
-def per_delta(seconds: float) -> Law:
-    return Law.of({1: [seconds], 1_000: [1_000 * seconds]})
+def per_delta(seconds: float) -> Distribution:
+    return Distribution.of({1: [seconds], 1_000: [1_000 * seconds]})
 
 
 def predicted(
-    set_up: SetUp, laws: Mapping[str, Law], drive: Callable[[Rig], Awaitable[None]], settle_s: float = 0.5
-) -> Observed:
+    set_up: SetUp,
+    laws: Mapping[str, Distribution],
+    drive: Callable[[Rig], Awaitable[None]],
+    settle_s: float = 0.5,
+) -> Observation:
     time = BusyTime(lambda: 0.0)
 
-    async def main() -> Observed:
+    async def main() -> Observation:
         async with set_up.model(Draws(laws, time, Seed(1).stream("draws")), anyio.current_time) as rig:
-            await rig.source.as_fast_as_it_goes(settle_s, set_up.ahead_max)
+            await rig.source.send_closed_loop(settle_s, set_up.unapplied_max)
             rig.watch.begin()
             await drive(rig)
             return rig.watch.end()
@@ -46,7 +49,7 @@ def predicted(
 
 
 def flat_out(rig: Rig, seconds: float, ahead_max: int) -> Awaitable[None]:
-    return rig.source.as_fast_as_it_goes(seconds, ahead_max)
+    return rig.source.send_closed_loop(seconds, ahead_max)
 
 
 def test_a_sink_that_takes_a_millisecond_a_delta_takes_a_thousand_a_second() -> None:
@@ -65,7 +68,7 @@ def test_cutting_off_the_write_ahead_log_comes_on_top_when_it_is_large(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(storage, "WAL_BYTES_MAX", 400)
-    cutting = Law.of({storage.CUTTING: [0.6]})
+    cutting = Distribution.of({storage.TRUNCATING_DELTAS: [0.6]})
     laws = {"send": per_delta(1e-7), "loop": ZERO, "thread": per_delta(1e-3), CUTTING: cutting}
     laws[storage.WAL_BYTES] = per_delta(1.0)
     seen = predicted(storage.SET_UP, laws, partial(flat_out, seconds=7.0, ahead_max=4_000))
@@ -105,7 +108,7 @@ def test_in_an_open_loop_at_rest_the_lag_is_the_call() -> None:
     async def drive(rig: Rig) -> None:
         await anyio.sleep(1.0)
         rig.watch.begin()
-        await rig.source.steadily(iter([0.1] * 30), 2.0)
+        await rig.source.send_open_loop(iter([0.1] * 30), 2.0)
         await anyio.sleep(0.1)
 
     seen = predicted(storage.SET_UP, laws, drive)
@@ -114,7 +117,7 @@ def test_in_an_open_loop_at_rest_the_lag_is_the_call() -> None:
 
 
 def test_an_index_at_its_bound_takes_what_linking_takes() -> None:
-    laws = {"send": ZERO, "call": per_delta(1e-6), "thread": Law.of({index.CHUNK: [0.25]})}
+    laws = {"send": ZERO, "call": per_delta(1e-6), "thread": Distribution.of({index.CHUNK: [0.25]})}
     seen = predicted(index.SET_UP, laws, partial(flat_out, seconds=3.0, ahead_max=4_000), settle_s=2.0)
     assert seen.rate == pytest.approx(index.CHUNK / 0.25, rel=0.1)
 
@@ -127,11 +130,11 @@ def test_a_subscriber_takes_what_it_reads_a_second() -> None:
 
 def test_what_loop_and_thread_cost_each_other_is_what_both_took_longer() -> None:
     laws = {
-        "thread": Law.of({100: [0.010]}),
-        "thread beside": Law.of({100: [0.040]}),
-        "busy": Law.of({100: [0.5]}),
-        "send alone": Law.of({100: [0.001]}),
-        "send beside": Law.of({100: [0.002]}),
+        "thread": Distribution.of({100: [0.010]}),
+        "thread beside": Distribution.of({100: [0.040]}),
+        "busy": Distribution.of({100: [0.5]}),
+        "send alone": Distribution.of({100: [0.001]}),
+        "send beside": Distribution.of({100: [0.002]}),
     }
     (found,) = contention_of(laws).values()
     assert found.loop_slower == pytest.approx(2.0)
@@ -142,16 +145,16 @@ def test_what_loop_and_thread_cost_each_other_is_what_both_took_longer() -> None
 def test_a_stopwatch_counts_from_the_offset_to_the_application_what_began_in_time() -> None:
     now = 0.0
     watch = Stopwatch(lambda: now)
-    watch.given(10)
+    watch.note_offset(10)
     now = 1.0
     watch.begin()
-    watch.given(20)
-    watch.given(30)
+    watch.note_offset(20)
+    watch.note_offset(30)
     now = 3.0
-    watch.applied(25)
+    watch.note_applied(25)
     now = 4.0
-    watch.applied(30)
-    watch.given(30)  # known to be applied already
+    watch.note_applied(30)
+    watch.note_offset(30)  # known to be applied already
     seen = watch.end()
     assert seen.lags_s == [2.0, 3.0]
     assert (seen.deltas, seen.seconds) == (30, 3.0)
@@ -167,7 +170,7 @@ def rounds(ratios: list[tuple[float, float, float]]) -> list[Round]:
 
 def test_a_prediction_is_good_by_the_median_of_its_rounds() -> None:
     found = compare("storage", "a store", rounds([(1.19, 0.81, 1.49), (9, 9, 9), (1.19, 0.81, 1.49)]))
-    assert found.good
+    assert found.is_good
     assert [round(one.ratio, 2) for one in found.figures] == [1.19, 0.81, 1.49]
     assert found.figures[0].ratio_high == pytest.approx(9)
 
@@ -175,7 +178,7 @@ def test_a_prediction_is_good_by_the_median_of_its_rounds() -> None:
 @pytest.mark.parametrize("off", [(1.21, 1, 1), (0.79, 1, 1), (1, 1.21, 1), (1, 1, 1.51), (1, 1, 0.66)])
 def test_a_prediction_that_is_off_in_one_figure_is_off(off: tuple[float, float, float]) -> None:
     found = compare("storage", "a store", rounds([off]))
-    assert not found.good
+    assert not found.is_good
     machine = {"processors": "2 × one", "system": "here", "python": "3.11"}
     told = table([found], machine)
     assert told.count("| off |") == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import nan
 
-from delta_prop_simulations.laboratory.result import Alternative, Latency, Result, Series, SinkResult, Verdict
+from delta_prop_simulations.scenarios.result import Alternative, Latency, Result, Series, SinkResult, Verdict
 
 NASTY = "<b>&\"'"
 

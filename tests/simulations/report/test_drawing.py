@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_prop_simulations.report import table
-from delta_prop_simulations.report.axis import linear, logarithmic, shown
-from delta_prop_simulations.report.plot import Line, Plot, svg, thinned
+from delta_prop_simulations.report.axis import format_value, linear, logarithmic
+from delta_prop_simulations.report.plot import Line, Plot, svg, thin
 from tests.simulations.report.results import result
 
 
@@ -23,15 +23,15 @@ from tests.simulations.report.results import result
     ],
 )  # fmt: skip
 def test_a_value_is_written_in_the_unit_that_suits_it(value: float, unit: str, text: str) -> None:
-    assert shown(value, unit) == text
+    assert format_value(value, unit) == text
 
 
 @given(st.floats(1e-6, 1e12), st.sampled_from(["s", "bytes", "deltas", ""]))
 def test_a_linear_axis_holds_its_highest_value_and_few_round_ticks(high: float, unit: str) -> None:
     axis = linear(high, unit)
     assert axis.high >= high * (1 - 1e-9)
-    assert axis.place(0.0) == 0.0
-    assert isclose(axis.place(axis.high), 1.0)
+    assert axis.position(0.0) == 0.0
+    assert isclose(axis.position(axis.high), 1.0)
     assert 2 <= len(axis.ticks) <= 12
     assert len({label for _, label in axis.ticks}) == len(axis.ticks)
 
@@ -39,14 +39,14 @@ def test_a_linear_axis_holds_its_highest_value_and_few_round_ticks(high: float, 
 @given(st.lists(st.floats(0, 1e9), max_size=20))
 def test_a_logarithmic_axis_has_a_place_for_everything(values: list[float]) -> None:
     axis = logarithmic(values, "s")
-    assert all(0.0 <= axis.place(value) <= 1.0 for value in values)
+    assert all(0.0 <= axis.position(value) <= 1.0 for value in values)
     assert axis.low < axis.high
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=2_000), st.integers(10, 300))
 def test_a_thinned_line_keeps_its_highest_and_its_lowest_point(ys: list[float], points_max: int) -> None:
     xs = [float(at) for at in range(len(ys))]
-    kept = thinned(xs, ys, points_max)
+    kept = thin(xs, ys, points_max)
     assert len(kept) <= max(points_max, 2)
     assert max(y for _, y in kept) == max(ys)
     assert min(y for _, y in kept) == min(ys)

@@ -1,1 +1,1 @@
-"""What a log is on disk: its files, how each is written, read and checked."""
+"""The files of a log on disk: their formats, how each is written, read and checked."""

@@ -1,21 +1,21 @@
-"""A frame as a compressed segment holds it: as it travels when compressed, and sealed by a checksum.
+"""A frame as a compressed segment holds it: in the compressed form of the wire, sealed by a checksum.
 
     header (flag b2, length as compressed) · stamp, in the clear · codec, plain size, compressed body
     · zeros up to 4 bytes before a multiple of 8 · CRC32C of all before it
 
-The stamp stays the one that was made at the append: its checksum is over the header of the plain frame,
-which is built from this one and the plain size. The seal is there because a codec may turn other bytes into
-the same body, and because the length in this header is in no other checksum; it is not part of the frame.
+The stamp stays the one made at the append: its checksum covers the header of the uncompressed frame, which is
+built from this header and the plain size. The seal is needed because a codec may turn other bytes into the
+same body, and because no other checksum covers the length in this header; it is not part of the frame.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.log.damage import CodecMissing
-from delta_prop_wire.compression import Compression, available, compress, decompress, uncompressed_size
+from delta_prop_broker.log.corruption import CodecMissing
+from delta_prop_wire.compression import Compression, available_codecs, compress, decompress, uncompressed_size
 from delta_prop_wire.crc import crc32c
-from delta_prop_wire.errors import PeerError
+from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.header import pack_header, unpack_header
 from delta_prop_wire.spec import (
     ALIGNMENT,
@@ -31,21 +31,22 @@ if TYPE_CHECKING:
 
 HEAD_BYTES = HEADER_BYTES + STAMP_BYTES
 PEEK_BYTES = HEAD_BYTES + 8
-"""So much of a frame tells its size and whether its head is sound, compressed or not."""
+"""Bytes of a frame that give its size and show if its head is valid, compressed or not."""
 
 
 def compress_frame(head: bytes, body: memoryview, codec: Compression) -> bytes | None:
-    """The stored form of the frame with this head (64 bytes) and body; None where it is no smaller.
+    """Return the stored form of the frame with this head (64 bytes) and body; None if it is no smaller.
 
-    What was compressed is unpacked once and compared: the plain frame is about to be given up.
+    Unpacks and compares the compressed body once, since the uncompressed frame is about to be removed.
     """
     packed = compress(body, codec)
     if packed is None or decompress(packed) != body:
         return None
-    plain = unpack_header(head)
-    header = pack_header(plain.type, plain.flags | Flag.COMPRESSED, plain.sequence, STAMP_BYTES + len(packed))
+    fields = unpack_header(head)
+    length = STAMP_BYTES + len(packed)
+    header = pack_header(fields.type, fields.flags | Flag.COMPRESSED, fields.sequence, length)
     frame = header + head[HEADER_BYTES:] + packed
-    size = _sealed(len(frame))
+    size = _sealed_size(len(frame))
     if size >= len(head) + len(body):
         return None
     frame += bytes(size - CRC_BYTES - len(frame))
@@ -53,50 +54,50 @@ def compress_frame(head: bytes, body: memoryview, codec: Compression) -> bytes |
 
 
 def stored_size(header: Header) -> int:
-    """The bytes that the compressed frame with this header takes, its seal with them."""
-    return _sealed(HEADER_BYTES + header.length)
+    """Return the bytes that the compressed frame with this header takes, with its seal."""
+    return _sealed_size(HEADER_BYTES + header.length)
 
 
-def plain_header(header: Header, peek: memoryview) -> bytes:
-    """The header of the plain frame, from the first `PEEK_BYTES` of the compressed one. Raises PeerError."""
+def uncompressed_header(header: Header, peek: memoryview) -> bytes:
+    """Return the uncompressed header, from the first `PEEK_BYTES` of the frame. Raises ProtocolError."""
     size = uncompressed_size(peek[HEAD_BYTES:])
     return pack_header(header.type, header.flags & ~Flag.COMPRESSED, header.sequence, STAMP_BYTES + size)
 
 
 def codec_of(frame: memoryview) -> int:
-    """The number of the codec of a compressed frame."""
+    """Return the number of the codec of a compressed frame."""
     return frame[HEAD_BYTES]
 
 
-def plain_body(frame: memoryview) -> bytes:
-    """The body, once the seal is found to fit all of the stored frame. Raises PeerError, CodecMissing."""
-    found, told = crc32c(frame[:-CRC_BYTES]), int.from_bytes(frame[-CRC_BYTES:], "little")
-    if found != told:
-        raise PeerError(
-            ErrorCode.CHECKSUM, f"the compressed frame's checksum is {found:#010x}, it says {told:#010x}"
+def uncompressed_body(frame: memoryview) -> bytes:
+    """Check the seal of the stored frame, and return its body. Raises ProtocolError, CodecMissing."""
+    found, stored = crc32c(frame[:-CRC_BYTES]), int.from_bytes(frame[-CRC_BYTES:], "little")
+    if found != stored:
+        raise ProtocolError(
+            ErrorCode.CHECKSUM, f"the compressed frame's checksum is {found:#010x}, it says {stored:#010x}"
         )
     length = unpack_header(frame).length
     try:
         return decompress(frame[HEAD_BYTES : HEADER_BYTES + length])
-    except PeerError as error:
-        if error.code is ErrorCode.UNSUPPORTED_FLAG:  # as it was written, so nothing is damaged
+    except ProtocolError as error:
+        if error.code is ErrorCode.UNSUPPORTED_FLAG:  # the seal fits, so the codec is missing
             raise CodecMissing(codec_name(codec_of(frame))) from None
         raise
 
 
-def require(codecs: int) -> None:
-    """Raise CodecMissing where one of these (bit n for codec n) is not installed."""
-    there = sum(1 << codec for codec in available())
-    missing = codecs & ~there
+def require_codecs(codecs: int) -> None:
+    """Raise CodecMissing if one of these codecs (bit n for codec n) is not installed."""
+    installed = sum(1 << codec for codec in available_codecs())
+    missing = codecs & ~installed
     if missing:
         raise CodecMissing(codec_name(missing.bit_length() - 1))
 
 
 def codec_name(number: int) -> str:
-    """What a codec is called in settings and messages."""
+    """Return the name of a codec in settings and messages."""
     known = number in Compression._value2member_map_
     return Compression(number).name.lower() if known else f"codec {number}"
 
 
-def _sealed(size: int) -> int:
+def _sealed_size(size: int) -> int:
     return -(-(size + CRC_BYTES) // ALIGNMENT) * ALIGNMENT

@@ -1,26 +1,26 @@
-"""Frames as a segment holds them: back to back, each checked whenever it is read.
+"""Frames as a segment holds them: contiguous, each checked whenever it is read.
 
-The stamp's checksum covers the frame header, so length and offset are known to be right before a byte of
-the body is looked at; the body's checksum stands in the stamp too, and the stamp before it is named in it.
-A compressed frame is given as the plain one that it was; only its size is that on disk.
+The stamp's checksum covers the frame header, so length and offset are proven before the body is read; the
+stamp also holds the body's checksum, and the checksum of the stamp before it.
+A compressed frame is returned uncompressed; only its size is the one on disk.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop_broker.log.damage import BadFrame
+from delta_prop_broker.log.corruption import BadFrame
 from delta_prop_broker.log.files.compressed import (
     HEAD_BYTES,
     PEEK_BYTES,
     codec_of,
-    plain_body,
-    plain_header,
     stored_size,
+    uncompressed_body,
+    uncompressed_header,
 )
 from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.crc import crc32c
-from delta_prop_wire.errors import PeerError
+from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.header import unpack_header
 from delta_prop_wire.spec import (
     ALIGNMENT,
@@ -43,8 +43,8 @@ CHUNK_BYTES = 1024 * 1024
 _BODY_BYTES_MIN = BODY_HEADER_BYTES + CRC_BYTES
 
 
-class Place(NamedTuple):
-    """A frame that was found sound, and where; `size` is that on disk, `codec` 0 where it is plain."""
+class FrameLocation(NamedTuple):
+    """A valid frame and its location; `size` is the one on disk, `codec` 0 if it is not compressed."""
 
     position: int
     size: int
@@ -54,39 +54,39 @@ class Place(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Position of the byte behind it."""
+        """Position of the byte after it."""
         return self.position + self.size
 
 
-class Head(NamedTuple):
-    """What the first bytes of a frame say; `plain` is the header of a compressed one as it was at first."""
+class FrameHead(NamedTuple):
+    """The head of a frame, from its first bytes; `uncompressed_header` only if the frame is compressed."""
 
     size: int
     offset: int
     stamp: Stamp
-    plain: bytes | None = None
+    uncompressed_header: bytes | None = None
 
 
-def read_head(raw: memoryview) -> Head:
-    """Read the head of a logged frame, from its first `PEEK_BYTES`. Raises PeerError."""
-    known = unpack_logged_head(raw) if len(raw) >= HEAD_BYTES else None
-    if known is not None:
-        sequence, length, stamp = known
-        return Head(HEADER_BYTES + length, sequence, stamp)
+def read_head(raw: memoryview) -> FrameHead:
+    """Read the head of a logged frame, from its first `PEEK_BYTES`. Raises ProtocolError."""
+    logged = unpack_logged_head(raw) if len(raw) >= HEAD_BYTES else None
+    if logged is not None:
+        sequence, length, stamp = logged
+        return FrameHead(HEADER_BYTES + length, sequence, stamp)
     header = unpack_header(raw)
     if header.type is not FrameType.BATCH:
-        raise PeerError(ErrorCode.BAD_FRAME, f"a {header.type.name} frame; a log holds batches alone")
-    plain = plain_header(header, raw) if header.flags & Flag.COMPRESSED else None
-    found = unpack_stamp(raw[HEADER_BYTES:HEAD_BYTES], raw[:HEADER_BYTES] if plain is None else plain)
-    size = HEADER_BYTES + header.length if plain is None else stored_size(header)
-    return Head(size, header.sequence, found, plain)
+        raise ProtocolError(ErrorCode.BAD_FRAME, f"a {header.type.name} frame: a log holds only batches")
+    clear = uncompressed_header(header, raw) if header.flags & Flag.COMPRESSED else None
+    found = unpack_stamp(raw[HEADER_BYTES:HEAD_BYTES], raw[:HEADER_BYTES] if clear is None else clear)
+    size = HEADER_BYTES + header.length if clear is None else stored_size(header)
+    return FrameHead(size, header.sequence, found, clear)
 
 
-class Walk:
-    """Goes through the frames of a file, from one whose position and offset are known.
+class FrameScanner:
+    """Scans the frames of a file, from one whose position and offset are known.
 
-    Iterating raises BadFrame where the next sound frame should be and is not; `position`, `offset` and
-    `crc` say how far it came. `previous_crc` None: not known, so the first frame's is believed.
+    Iterating raises BadFrame where the next frame is not valid; `position`, `offset` and `crc` are those
+    after the last valid one. `previous_crc` None: not known, so the first frame's is trusted.
     """
 
     def __init__(
@@ -108,25 +108,25 @@ class Walk:
         self._chunk = memoryview(b"")
         self._chunk_at = position
 
-    def __iter__(self) -> Iterator[Place]:
+    def __iter__(self) -> Iterator[FrameLocation]:
         while self.position < self._end:
             yield self._next()
 
-    def go_on(self, file: File, end: int) -> None:
-        """Read on, in the same file opened anew, to where the part to walk ends now."""
+    def resume(self, file: File, end: int) -> None:
+        """Continue in the same file, opened once more, up to its present end."""
         self._file, self._end = file, end
 
-    def back(self, place: Place) -> None:
-        """Step back before the frame that was given last."""
-        self.position, self.offset = place.position, place.logged.offset
-        self.crc = place.stamp.previous_crc
+    def step_back(self, frame: FrameLocation) -> None:
+        """Step back before the frame that was returned last."""
+        self.position, self.offset = frame.position, frame.logged.offset
+        self.crc = frame.stamp.previous_crc
 
     @property
     def chunk_bytes(self) -> int:
-        """What it holds of the file."""
+        """Bytes of the file in memory."""
         return len(self._chunk)
 
-    def _next(self) -> Place:
+    def _next(self) -> FrameLocation:
         at = self.position
         raw = self._view(PEEK_BYTES)
         if len(raw) < HEAD_BYTES:
@@ -135,53 +135,56 @@ class Walk:
             )
         try:
             head = read_head(raw)
-        except PeerError as error:
+        except ProtocolError as error:
             raise BadFrame(at, self.offset, error.message, skip=ALIGNMENT) from None
         frame = self._view(head.size)
         if len(frame) < head.size:
             reason = f"the file ends {len(frame)} bytes into a frame of {head.size}"
-            raise BadFrame(at, self.offset, reason, skip=_skip(head))
+            raise BadFrame(at, self.offset, reason, skip=_skip_bytes(head))
         stamp = head.stamp
         if head.offset != self.offset:
             reason = f"a frame of offset {head.offset} lies where offset {self.offset} belongs"
-            raise BadFrame(at, self.offset, reason, skip=_skip(head), misplaced=True)
+            raise BadFrame(at, self.offset, reason, skip=_skip_bytes(head), is_misplaced=True)
         if self.crc is not None and stamp.previous_crc != self.crc:
             reason = f"the frame follows stamp {stamp.previous_crc:#010x}, before it lies {self.crc:#010x}"
-            raise BadFrame(at, self.offset, reason, skip=_skip(head), misplaced=True)
-        batch = self._body(frame, head)
-        if head.plain is None:
+            raise BadFrame(at, self.offset, reason, skip=_skip_bytes(head), is_misplaced=True)
+        batch = self._read_body(frame, head)
+        if head.uncompressed_header is None:
             raw_head, codec = bytes(frame[:HEAD_BYTES]), 0
         else:
-            raw_head, codec = head.plain + bytes(frame[HEADER_BYTES:HEAD_BYTES]), codec_of(frame)
+            raw_head, codec = (
+                head.uncompressed_header + bytes(frame[HEADER_BYTES:HEAD_BYTES]),
+                codec_of(frame),
+            )
         logged = LoggedBatch(
             batch, head.offset, stamp.lamport, stamp.source, raw_head, known_ids=stamp.known_ids
         )  # fmt: skip
         self.position = at + head.size
         self.offset = logged.next_offset
         self.crc = stamp.crc
-        return Place(at, head.size, logged, stamp, codec)
+        return FrameLocation(at, head.size, logged, stamp, codec)
 
-    def _body(self, frame: memoryview, head: Head) -> Batch:
-        # A copy, so that a batch that is kept does not keep the whole chunk it came in. What its checksums
-        # bind to its place is what was appended, so its columns are not looked over again.
-        if head.plain is None:
+    def _read_body(self, frame: memoryview, head: FrameHead) -> Batch:
+        # A copy, so that a stored batch does not keep the full chunk in memory. Its checksums prove that it
+        # is what was appended at this place, so its columns are not validated once more.
+        if head.uncompressed_header is None:
             body = bytes(frame[HEAD_BYTES:])
         else:
             try:
-                body = plain_body(frame)
-            except PeerError as error:
-                raise BadFrame(self.position, self.offset, error.message, skip=_skip(head)) from None
-        found, told = crc32c(memoryview(body)[:-CRC_BYTES]), int.from_bytes(body[-CRC_BYTES:], "little")
-        if found != told or len(body) < _BODY_BYTES_MIN:
-            reason = f"the body's checksum is {found:#010x}, it says {told:#010x}"
+                body = uncompressed_body(frame)
+            except ProtocolError as error:
+                raise BadFrame(self.position, self.offset, error.message, skip=_skip_bytes(head)) from None
+        found, stored = crc32c(memoryview(body)[:-CRC_BYTES]), int.from_bytes(body[-CRC_BYTES:], "little")
+        if found != stored or len(body) < _BODY_BYTES_MIN:
+            reason = f"the body's checksum is {found:#010x}, it says {stored:#010x}"
             raise BadFrame(self.position, self.offset, reason, skip=head.size)
-        if told != head.stamp.body_crc:
-            reason = f"the stamp is of body {head.stamp.body_crc:#010x}, the body is {told:#010x}"
+        if stored != head.stamp.body_crc:
+            reason = f"the stamp is of body {head.stamp.body_crc:#010x}, the body is {stored:#010x}"
             raise BadFrame(self.position, self.offset, reason, skip=head.size)
         return Batch(body)
 
     def _view(self, size: int) -> memoryview:
-        """`size` bytes from the present position on; fewer only where the file, or the part walked, ends."""
+        """Return `size` bytes from the present position on; fewer only at the end of the file or range."""
         at = self.position - self._chunk_at
         if at + size > len(self._chunk):
             wanted = min(max(size, self._chunk_bytes), self._end - self.position)
@@ -190,17 +193,17 @@ class Walk:
         return self._chunk[at : at + size]
 
 
-def _skip(head: Head) -> int:
-    """How far the next head is at least: the length of a compressed frame stands in its seal alone."""
-    return head.size if head.plain is None else ALIGNMENT
+def _skip_bytes(head: FrameHead) -> int:
+    """Return the minimum distance to the next head; only its seal proves a compressed frame's length."""
+    return head.size if head.uncompressed_header is None else ALIGNMENT
 
 
-def heads_behind(
+def heads_after(
     file: File, position: int, end: int, *, chunk_bytes: int = CHUNK_BYTES
-) -> Iterator[tuple[int, Head]]:
-    """Heads that look sound from `position` on, beyond damage: evidence of what was written, no more.
+) -> Iterator[tuple[int, FrameHead]]:
+    """Yield heads that look valid from `position` on, after corruption: only evidence of what was written.
 
-    Steps over bodies where a head is sound, by 8 bytes where it is not.
+    Skips the body after a valid head, and 8 bytes where there is none.
     """
     chunk, chunk_at = memoryview(b""), position
     while position + HEAD_BYTES <= end:
@@ -214,7 +217,7 @@ def heads_behind(
             continue
         try:
             head = read_head(chunk[at : at + PEEK_BYTES])
-        except PeerError:
+        except ProtocolError:
             position += ALIGNMENT
             continue
         yield position, head

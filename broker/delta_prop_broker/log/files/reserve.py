@@ -1,7 +1,7 @@
-"""Room that is kept for the day on which the disk is full: small files and recovery still find some then.
+"""Disk space reserved for a full disk: small files and recovery can still be written then.
 
-A file of allocated blocks. It is given up (cut to nothing) when a write that must happen finds no room, and
-taken again when there is room. Appends never get it: while it is given up they are refused.
+A file of allocated blocks. It is dropped (truncated to nothing) when a write that must happen finds no space,
+and taken once more when there is space. Appends never get it: while it is dropped they are refused.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import errno
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from delta_prop_broker.log.files.names import RESERVE_PATH
+from delta_prop_broker.log.files.paths import RESERVE_PATH
 from delta_prop_wire.errors import DeltaPropError
 
 if TYPE_CHECKING:
@@ -20,37 +20,37 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-def is_no_room(error: OSError) -> bool:
-    """Whether this says that the disk is full."""
-    return error.errno in _NO_ROOM
+def is_disk_full(error: OSError) -> bool:
+    """Return True if the error says that the disk is full."""
+    return error.errno in _DISK_FULL
 
 
 class DiskFull(DeltaPropError, OSError):
-    """A log cannot be opened for want of room. `free_bytes`: what the disk says (None: it says nothing)."""
+    """A log cannot be opened for lack of space. `free_bytes`: free space of the disk (None: not known)."""
 
     def __init__(self, failure: OSError, free_bytes: int | None) -> None:
-        what = failure.strerror or "no room left"
+        what = failure.strerror or "no space left"
         where = f" ({failure.filename})" if failure.filename else ""
         left = "an unknown number of" if free_bytes is None else f"{free_bytes}"
         super().__init__(
-            f"the disk is full: {what}{where}, {left} bytes are free, and no reserve was left to give up; "
-            "opening a log for writing writes a few small files: make some MB of room (or raise a quota), "
-            "open it again; nothing is lost, and `delta-prop status` and `get` read it meanwhile"
+            f"the disk is full: {what}{where}, {left} bytes are free, and no reserve was left to release; "
+            "opening a log for writing writes a few small files: free some MB (or raise a quota), then open "
+            "it again; nothing is lost, and `delta-prop status` and `get` read it meanwhile"
         )
         self.errno = failure.errno
         self.free_bytes = free_bytes
 
 
 @contextmanager
-def tells_full_disk(disk: Disk) -> Iterator[None]:
-    """Raise DiskFull for an OSError that says there is no room."""
+def report_full_disk(disk: Disk) -> Iterator[None]:
+    """Raise DiskFull for an OSError that says the disk is full."""
     try:
         yield
     except OSError as error:
-        if not is_no_room(error):
+        if not is_disk_full(error):
             raise
         free_bytes: int | None = None
         with suppress(OSError):
@@ -62,18 +62,18 @@ class Reserve:
     """The file `reserve` in the data directory. Calls block; they may come from any thread that writes."""
 
     def __init__(self, disk: Disk, size: int) -> None:
-        """`size`: how many bytes; 0 keeps none. Touches nothing."""
+        """`size`: in bytes; 0 reserves none. Touches no file."""
         self.bytes = 0
-        """What is held now."""
+        """Bytes that are reserved now."""
         self.missing = 0
-        """What was given up and is still to be taken again, in bytes: room that appends must leave."""
-        self.given_up = 0
-        """How often it was given up."""
+        """Bytes that were dropped and are to be taken once more: space that appends must leave free."""
+        self.drops = 0
+        """Count of drops."""
         self._disk = disk
         self._size = size
 
     def take(self, free_bytes_min: int) -> bool:
-        """Hold it, durably, where that leaves `free_bytes_min`; whether it is held. Raises OSError."""
+        """Allocate it durably, if `free_bytes_min` stay free; return True if it is held. Raises OSError."""
         if self.bytes or not self._size:
             return bool(self.bytes)
         file = self._disk.open(RESERVE_PATH, create=True)
@@ -84,7 +84,7 @@ class Reserve:
             file.sync()
         except OSError:
             with suppress(OSError):
-                file.truncate(0)  # half of it helps nobody
+                file.truncate(0)  # a partial reserve is of no use
             raise
         finally:
             file.close()
@@ -92,8 +92,8 @@ class Reserve:
         self.bytes, self.missing = self._size, 0
         return True
 
-    def give_up(self) -> bool:
-        """Let others have the room; whether there was any. Raises OSError."""
+    def drop(self) -> bool:
+        """Free the reserved space; return True if there was any. Raises OSError."""
         try:
             file = self._disk.open(RESERVE_PATH)
         except FileNotFoundError:
@@ -102,7 +102,7 @@ class Reserve:
             held = file.size() > 0
             if held:
                 file.truncate(0)
-                self.given_up += 1
+                self.drops += 1
                 self.missing = self._size
             self.bytes = 0
             return held
@@ -110,19 +110,19 @@ class Reserve:
             file.close()
 
     def use(self, work: Callable[[], T]) -> T:
-        """Do some writing; where the disk is full for it, give up the reserve and do it once more.
+        """Run `work`, which writes; if the disk is full, drop the reserve and run it once more.
 
         Raises what `work` raises.
         """
         try:
             return work()
         except OSError as error:
-            if not is_no_room(error) or not self._given_up():
+            if not is_disk_full(error) or not self._try_drop():
                 raise
         return work()
 
-    def _given_up(self) -> bool:
+    def _try_drop(self) -> bool:
         try:
-            return self.give_up()
-        except OSError:  # what went wrong first is told
+            return self.drop()
+        except OSError:  # the caller raises the first error instead
             return False

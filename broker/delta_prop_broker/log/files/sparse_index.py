@@ -1,8 +1,8 @@
-"""What leads to a frame without reading all before it: by offset, by time, by dot.
+"""The sparse index of a segment, which leads to a frame by offset, by time or by dot.
 
-One entry for about 4 KB of frames, runs of counters for each origin, and where control rows stand. Made from
-the frames alone; a stored one names the last stamp of the data it was made from, and whatever it leads to is
-checked there.
+It has one entry per about 4 KB of frames, runs of counters for each origin, and the offsets of control rows.
+It is built only from the frames; a stored one names the last stamp of the frames it was built from, and each
+frame that it leads to is checked.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
 
 STEP_BYTES = 4096
-_LEAPS, _CONTROL = int(Attribute.COUNTERS_LEAP), int(Attribute.CONTROL)
+_GAPS, _CONTROL = int(Attribute.COUNTER_GAPS), int(Attribute.CONTROL)
 
 _MAGIC = b"dp-index"
 _HEADER = struct.Struct("<8sIIQQQIIQQQQ")
 """magic, version, form, base, end offset, data bytes, first frame's previous CRC, last stamp's CRC, first
 time, latest time, entries, origins. Then columns, little-endian; then the CRC32C of all before it.
-The form: bit n where a frame is compressed with codec n; bit 16 where compressing was tried, or is done;
-bit 17 where the offsets of frames of control rows are the last column, which older indexes do not have."""
+The form: bit n if a frame is compressed with codec n; bit 16 if compression was tried, or is done; bit 17 if
+the offsets of frames of control rows are the last column, which older indexes do not have."""
 _VERSION = 1
 _CRC = struct.Struct("<I")
 _CODECS, _TRIED, _CONTROLS = 0xFFFF, 1 << 16, 1 << 17
 
 
 class Entry(NamedTuple):
-    """Where a frame starts, and the checksum of the stamp before it."""
+    """The offset and position of a frame, and the checksum of the stamp before it."""
 
     offset: int
     position: int
     previous_crc: int | None
 
 
-class _Runs:
-    """Runs of one origin's counters: `bases[i]` to `lasts[i]` stand from `offsets[i]` on."""
+class _CounterRuns:
+    """Runs of one origin's counters: `bases[i]` to `lasts[i]` begin at `offsets[i]`."""
 
     __slots__ = ("bases", "lasts", "offsets")
 
@@ -50,9 +50,9 @@ class _Runs:
         self.bases, self.lasts, self.offsets = array("Q"), array("Q"), array("Q")
 
     def add(self, batch: Batch, offset: int) -> None:
-        base, leaps = batch.base, batch.attributes & _LEAPS
-        last = batch.last if leaps else base + batch.count - 1
-        if self.lasts and not leaps:
+        base, has_gaps = batch.base, batch.attributes & _GAPS
+        last = batch.last if has_gaps else base + batch.count - 1
+        if self.lasts and not has_gaps:
             previous = self.lasts[-1]
             if previous + 1 == base and self.offsets[-1] + base - self.bases[-1] == offset:
                 self.lasts[-1] = last
@@ -74,23 +74,23 @@ class SparseIndex:
         self.first_time = 0
         self.latest_time = 0
         self.codecs = 0  # bit n: a frame is compressed with codec n
-        self.tried = False  # compressing is done, or was found to save nothing
+        self.compression_tried = False  # it was compressed, or compression saves nothing
         self.controls: array[int] | None = array("Q")
-        """The offsets of frames of control rows; None where an older index did not say."""
+        """The offsets of frames of control rows; None if an older index lacks them."""
         self._offsets, self._positions = array("Q"), array("Q")
         self._times, self._previous = array("Q"), array("Q")
-        self._runs: dict[int, _Runs] = {}
+        self._runs: dict[int, _CounterRuns] = {}
 
     def add(
         self, batch: Batch, *, offset: int, size: int, time: int, previous_crc: int, crc: int, codec: int = 0
     ) -> None:
-        """Note the next frame; `size` is that on disk, `time` in microseconds since 1970."""
+        """Add the next frame; `size` is the one on disk, `time` in microseconds since 1970."""
         if codec:
             self.codecs |= 1 << codec
         if self.first_previous_crc is None:
             self.first_previous_crc = previous_crc
             self.first_time = time
-        # Rising whatever the clock did, so that times can be searched: the latest of all so far.
+        # The latest time so far rises even if the clock was set back, so that times can be searched.
         self.latest_time = max(self.latest_time, time)
         if not self._positions or self.size >= self._positions[-1] + STEP_BYTES:
             self._offsets.append(offset)
@@ -99,7 +99,7 @@ class SparseIndex:
             self._previous.append(previous_crc)
         runs = self._runs.get(batch.origin)
         if runs is None:
-            runs = self._runs[batch.origin] = _Runs()
+            runs = self._runs[batch.origin] = _CounterRuns()
         runs.add(batch, offset)
         if batch.attributes & _CONTROL and self.controls is not None:
             self.controls.append(offset)
@@ -107,28 +107,27 @@ class SparseIndex:
         self.end = offset + batch.count
         self.last_crc = crc
 
-    def before(self, offset: int) -> Entry:
-        """The last entry at or before an offset of this segment."""
-        return self._entry(max(bisect_right(self._offsets, offset) - 1, 0))
+    def entry_before(self, offset: int) -> Entry:
+        """Return the last entry at or before an offset of this segment."""
+        return self._entry_at(max(bisect_right(self._offsets, offset) - 1, 0))
 
-    def before_time(self, time: int) -> Entry:
-        """An entry before which no frame was stamped at `time` or later."""
-        return self._entry(max(bisect_left(self._times, time) - 1, 0))
+    def entry_before_time(self, time: int) -> Entry:
+        """Return an entry before which no frame was stamped at `time` or later."""
+        return self._entry_at(max(bisect_left(self._times, time) - 1, 0))
 
-    def last_before(self, offset: int, position: int) -> Entry:
-        """The last entry at or before an offset and a position."""
-        place = min(bisect_right(self._offsets, offset), bisect_right(self._positions, position))
-        return self._entry(max(place - 1, 0))
+    def last_entry_before(self, offset: int, position: int) -> Entry:
+        """Return the last entry at or before an offset and a position."""
+        number = min(bisect_right(self._offsets, offset), bisect_right(self._positions, position))
+        return self._entry_at(max(number - 1, 0))
 
     def last_entry(self) -> Entry:
-        """The last entry; the segment has a frame."""
-        return self._entry(len(self._offsets) - 1)
+        """Return the last entry; the segment has a frame."""
+        return self._entry_at(len(self._offsets) - 1)
 
-    def until(self, end: int, size: int, last_crc: int, latest_time: int) -> SparseIndex:
-        """A copy of what it said when it had come to offset `end`; it may grow on another thread meanwhile.
+    def copy_until(self, end: int, size: int, last_crc: int, latest_time: int) -> SparseIndex:
+        """Return a copy as of offset `end`; the index may grow on another thread meanwhile.
 
-        The last run of an origin may reach further, into frames that came later: who looks it up finds that
-        out, as with any hint.
+        The last run of an origin may include later frames: its reader checks that, as with any hint.
         """
         copy = SparseIndex(self.base)
         copy.end, copy.size, copy.last_crc, copy.latest_time = end, size, last_crc, latest_time
@@ -141,9 +140,9 @@ class SparseIndex:
         else:
             copy.controls = self.controls[: bisect_left(self.controls, end)]
         for origin, runs in list(self._runs.items()):
-            count = bisect_left(runs.offsets, end)  # the column that is written last
+            count = bisect_left(runs.offsets, end)  # `add` writes this column last
             if count:
-                cut = copy._runs[origin] = _Runs()
+                cut = copy._runs[origin] = _CounterRuns()
                 cut.bases, cut.lasts, cut.offsets = (
                     runs.bases[:count],
                     runs.lasts[:count],
@@ -151,23 +150,23 @@ class SparseIndex:
                 )
         return copy
 
-    def run_of(self, origin: int, counter: int) -> tuple[int, int] | None:
-        """(where the run begins, where the row is unless counters leap), None where it is not."""
+    def find_run(self, origin: int, counter: int) -> tuple[int, int] | None:
+        """Return (offset of the run, offset of the row unless there are gaps); None if there is no run."""
         runs = self._runs.get(origin)
         if runs is None:
             return None
-        place = bisect_right(runs.bases, counter) - 1
-        if place < 0 or counter > runs.lasts[place]:
+        number = bisect_right(runs.bases, counter) - 1
+        if number < 0 or counter > runs.lasts[number]:
             return None
-        return runs.offsets[place], runs.offsets[place] + counter - runs.bases[place]
+        return runs.offsets[number], runs.offsets[number] + counter - runs.bases[number]
 
-    def _entry(self, place: int) -> Entry:
-        return Entry(self._offsets[place], self._positions[place], self._previous[place])
+    def _entry_at(self, number: int) -> Entry:
+        return Entry(self._offsets[number], self._positions[number], self._previous[number])
 
     # --- bytes
 
     def pack(self) -> bytes:
-        """The bytes of the index file."""
+        """Return the bytes of the index file."""
         counts, origins = array("Q"), array("Q", sorted(self._runs))
         columns = [self._offsets, self._positions, self._times, self._previous, origins, counts]
         for kind in ("bases", "lasts", "offsets"):
@@ -180,7 +179,9 @@ class SparseIndex:
         header = _HEADER.pack(
             _MAGIC,
             _VERSION,
-            self.codecs | (_TRIED if self.tried else 0) | (0 if self.controls is None else _CONTROLS),
+            self.codecs
+            | (_TRIED if self.compression_tried else 0)
+            | (0 if self.controls is None else _CONTROLS),
             self.base,
             self.end,
             self.size,
@@ -191,24 +192,24 @@ class SparseIndex:
             len(self._offsets),
             len(origins),
         )
-        packed = b"".join((header, *(_little(column) for column in columns)))
+        packed = b"".join((header, *(_to_little_endian(column) for column in columns)))
         return packed + _CRC.pack(crc32c(packed))
 
     @classmethod
     def unpack(cls, raw: bytes, base: int) -> SparseIndex | None:
-        """Read an index file; None where it is not the sound index of a segment with this base."""
+        """Read an index file; None unless it is a valid index of a segment with this base."""
         if len(raw) < _HEADER.size + _CRC.size or crc32c(raw[: -_CRC.size]) != _CRC.unpack(raw[-4:])[0]:
             return None
-        magic, version, form, told, end, size, first_crc, last_crc, first, latest, entries, origins = (
+        magic, version, form, found_base, end, size, first_crc, last_crc, first, latest, entries, origins = (
             _HEADER.unpack_from(raw)
         )
-        if (magic, version, told) != (_MAGIC, _VERSION, base) or not entries:
+        if (magic, version, found_base) != (_MAGIC, _VERSION, base) or not entries:
             return None
         index = cls(base)
         index.end, index.size, index.first_time, index.latest_time = end, size, first, latest
         index.first_previous_crc, index.last_crc = first_crc, last_crc
-        index.codecs, index.tried = form & _CODECS, bool(form & _TRIED)
-        words = _words(raw[_HEADER.size : -_CRC.size])
+        index.codecs, index.compression_tried = form & _CODECS, bool(form & _TRIED)
+        words = _read_words(raw[_HEADER.size : -_CRC.size])
         at = 0
         columns = []
         for length in (entries,) * 4 + (origins,) * 2:
@@ -221,7 +222,7 @@ class SparseIndex:
         if len(words) < at + 3 * total or (controls and index.controls is None):
             return None
         for origin, count in zip(names, counts, strict=True):
-            runs = index._runs[origin] = _Runs()
+            runs = index._runs[origin] = _CounterRuns()
             runs.bases = words[at : at + count]
             runs.lasts = words[at + total : at + total + count]
             runs.offsets = words[at + 2 * total : at + 2 * total + count]
@@ -229,14 +230,14 @@ class SparseIndex:
         return index
 
 
-def _little(column: array[int]) -> bytes:
+def _to_little_endian(column: array[int]) -> bytes:
     if sys.byteorder == "big":
         column = array("Q", column)
         column.byteswap()
     return column.tobytes()
 
 
-def _words(raw: bytes) -> array[int]:
+def _read_words(raw: bytes) -> array[int]:
     words = array("Q")
     words.frombytes(raw[: len(raw) // 8 * 8])
     if sys.byteorder == "big":

@@ -1,7 +1,7 @@
-"""The file `time` of a log: how much time processes saw pass, and where its segments stand in that.
+"""The file `time` of a log: the seen time, and the seen times of its segments.
 
-It is replaced now and then, so it can only lag: then time is missing, and what the log holds counts as
-younger than it is. Without the file everything is new.
+It is replaced now and then, so it can only lag: then some time is missing, and rows count as younger than
+they are. Without the file, all rows count as new.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.log.files.identity import read_small, replace_file
-from delta_prop_broker.log.files.names import TIME
+from delta_prop_broker.log.files.identity import read_small_file, replace_file
+from delta_prop_broker.log.files.paths import TIME
 from delta_prop_broker.log.log_clock import ClockJump
 from delta_prop_wire.crc import crc32c
 
@@ -39,10 +39,10 @@ class Times:
 
 
 def read_times(disk: Disk, directory: str, notes: list[str]) -> Times:
-    """Read the file; a new log's times where it is missing, or cannot be used, which is added to `notes`."""
+    """Read the file; a new log's times if it is missing or cannot be used, which `notes` then says."""
     path = f"{directory}/{TIME}"
     try:
-        raw = read_small(disk, path, bytes_max=_BYTES_MAX)
+        raw = read_small_file(disk, path, bytes_max=_BYTES_MAX)
     except OSError as error:
         notes.append(f"{path} cannot be read ({error}) and is not used: all that the log holds counts as new")
         return Times()
@@ -52,18 +52,18 @@ def read_times(disk: Disk, directory: str, notes: list[str]) -> Times:
     if checksum != b"%08x" % crc32c(body):
         notes.append(f"{path} is damaged and not used: all that the log holds counts as new")
         return Times()
-    told = json.loads(body)
+    fields = json.loads(body)
     return Times(
-        seen_us=told["seen_us"],
-        time_us=told["time_us"],
-        jump=None if told["jump"] is None else ClockJump(*told["jump"]),
-        ended_us=dict(told["ended_us"]),
-        growing=None if told["growing"] is None else tuple(told["growing"]),
+        seen_us=fields["seen_us"],
+        time_us=fields["time_us"],
+        jump=None if fields["jump"] is None else ClockJump(*fields["jump"]),
+        ended_us=dict(fields["ended_us"]),
+        growing=None if fields["growing"] is None else tuple(fields["growing"]),
     )
 
 
 def write_times(disk: Disk, directory: str, times: Times) -> None:
     """Replace the file; durable when this returns. Raises OSError."""
-    told = asdict(times) | {"ended_us": list(times.ended_us.items())}
-    body = json.dumps(told).encode()
+    fields = asdict(times) | {"ended_us": list(times.ended_us.items())}
+    body = json.dumps(fields).encode()
     replace_file(disk, directory, f"{directory}/{TIME}", [b"%08x\n" % crc32c(body), body])

@@ -1,4 +1,4 @@
-"""Writing all of something: short writes are gone on with, never ignored."""
+"""Complete writes: a short write is continued, never ignored."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
 
 
 def write_all(file: File, at: int, parts: Sequence[Buffer], size: int = -1) -> int:
-    """Write the buffers one behind the other from `at` on; return where they end. Raises OSError.
+    """Write the buffers one after the other from `at` on; return the end position. Raises OSError.
 
-    Who knows how many bytes they are together says so in `size`: then none is looked at where all are taken.
+    `size`: their total bytes, if known: then a complete write needs no look at each buffer.
     """
     if size > 0:
         taken = file.write(at, parts)
         if taken == size:
             return at + size
-        return _go_on(file, at, [memoryview(part) for part in parts], taken)
-    return _go_on(file, at, [memoryview(part) for part in parts])
+        return _write_rest(file, at, [memoryview(part) for part in parts], taken)
+    return _write_rest(file, at, [memoryview(part) for part in parts])
 
 
-def _go_on(file: File, at: int, views: list[memoryview], taken: int | None = None) -> int:
-    """Write what the first write has not taken, if there was one."""
+def _write_rest(file: File, at: int, views: list[memoryview], taken: int | None = None) -> int:
+    """Write the bytes that the first write has not taken, if there was one."""
     first = 0
     while first < len(views):
         if taken is None:
             taken = file.write(at, views[first:] if first else views)
         if taken <= 0:
-            raise OSError(errno.EIO, f"the disk took nothing of a write at byte {at}")
+            raise OSError(errno.EIO, f"the disk took no byte of a write at byte {at}")
         at += taken
         while first < len(views) and taken >= views[first].nbytes:
             taken -= views[first].nbytes

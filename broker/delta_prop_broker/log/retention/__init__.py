@@ -1,1 +1,1 @@
-"""What stays of a log and in which form: who holds it, what goes, snapshots of what went, compression."""
+"""Retention of a log: holders, removal, compaction into snapshots, compression."""

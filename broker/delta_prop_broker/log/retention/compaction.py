@@ -1,8 +1,8 @@
-"""Compaction: what the log may let go, made into a snapshot first.
+"""Compaction: rows that the log may remove are first made into a snapshot.
 
-Reads the sealed segments behind the snapshot before, and writes the next one, in steps of some milliseconds
-and a bounded memory. Nothing of the log is touched: it lets segments go when it is told that the new snapshot
-is on stable storage.
+Reads the sealed segments after the previous snapshot, and writes the next one, in steps of some milliseconds
+with bounded memory. It does not touch the log, which removes segments once the new snapshot is on stable
+storage.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections import OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop_broker.log.damage import BadFrame, LogDamaged
-from delta_prop_broker.log.files.frames import Walk
-from delta_prop_broker.log.files.names import TEMPORARY
+from delta_prop_broker.log.corruption import BadFrame, LogCorrupted
+from delta_prop_broker.log.files.frames import FrameScanner
+from delta_prop_broker.log.files.paths import TEMPORARY
 from delta_prop_broker.log.files.snapshot import (
-    OriginMark,
+    OriginWatermark,
     SnapshotFacts,
     SnapshotWriter,
     open_snapshot,
     snapshot_offsets,
     snapshot_path,
 )
-from delta_prop_broker.log.retention.cells import Frames
 from delta_prop_broker.log.retention.merging import Merge
-from delta_prop_broker.log.retention.runs import Folding, Frameset, Run, RunBuilder
+from delta_prop_broker.log.retention.raw_rows import FrameBuilder
+from delta_prop_broker.log.retention.sorted_run import ChangeFolder, RunBuilder, SortedRun, SpillFile
 from delta_prop_wire.control_rows import uses_dots
 from delta_prop_wire.delta import Dot, KnownIds
 from delta_prop_wire.spec import CLOCK_ENTRIES_MAX
@@ -34,32 +34,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.files.frames import Place
+    from delta_prop_broker.log.files.frames import FrameLocation
     from delta_prop_broker.log.files.snapshot import Snapshot
 
 CLOCK_ENTRIES_IN_ALL_MAX = 262_144
-_LOOK_BYTES = 4 * 1024 * 1024
+_POLL_BYTES = 4 * 1024 * 1024
 STEP_BYTES = 256 * 1024
 STEP_ROWS = 2048
-"""How much of the log a step takes in."""
+"""Maximum rows and bytes of the log that a step reads."""
 
 
-class Part(NamedTuple):
-    """A sealed segment: its file, its first offset and the one behind its last."""
+class SegmentRange(NamedTuple):
+    """A sealed segment: its file, its first offset and its end (exclusive)."""
 
     path: str
     base: int
     end: int
 
 
-class Marks:
-    """Each origin's watermark, epoch and clock, as batches pass by.
+class Watermarks:
+    """Each origin's watermark, epoch and clock, updated batch by batch.
 
-    Clocks are bounded: of an origin the entries that changed last are kept, in all those of the origins that
-    wrote last. A clock that has lost entries calls more deltas concurrent than are, never fewer.
+    Clocks are bounded: each origin keeps the entries that changed last, and all clocks together those of the
+    origins that wrote last. A clock that lost entries makes more deltas concurrent than are, never fewer.
     """
 
-    def __init__(self, before: Mapping[int, OriginMark]) -> None:
+    def __init__(self, before: Mapping[int, OriginWatermark]) -> None:
         self._last: dict[int, tuple[int, int]] = {}
         self._clocks: OrderedDict[int, dict[int, int]] = OrderedDict()
         self._entries = 0
@@ -67,7 +67,7 @@ class Marks:
             self.note(origin, mark.epoch, mark.counter, mark.clock)
 
     def note(self, origin: int, epoch: int, counter: int, entries: Sequence[Dot]) -> None:
-        """A batch of this origin, its last counter, and the clock entries that it carries."""
+        """Add a batch of this origin: its last counter, and its clock entries."""
         known, _ = self._last.get(origin, (0, 0))
         self._last[origin] = (max(known, epoch), counter)
         if not entries:
@@ -84,10 +84,10 @@ class Marks:
         while self._entries > CLOCK_ENTRIES_IN_ALL_MAX:
             self._entries -= len(self._clocks.popitem(last=False)[1])
 
-    def all(self) -> dict[int, OriginMark]:
-        """Where each origin stands."""
+    def all(self) -> dict[int, OriginWatermark]:
+        """Return the watermark of each origin."""
         return {
-            origin: OriginMark(
+            origin: OriginWatermark(
                 epoch, counter, tuple(Dot(*entry) for entry in sorted(self._clocks.get(origin, {}).items()))
             )
             for origin, (epoch, counter) in self._last.items()
@@ -95,12 +95,12 @@ class Marks:
 
 
 class Compaction:
-    """One compaction, from the snapshot at `previous` (None: from the first segment) to the last one's end.
+    """One compaction, from the snapshot at `previous` (None: the first segment) to the end of `segments`.
 
-    `step` until it says so; `abort` at any time instead. Each call of either may wait for the disk, and all
-    come one at a time. `run_bytes_max`: about the memory that is taken for sorting; what is more is set
-    aside in files, which go with the compaction. It ends with an OSError where less than `free_bytes_min`
-    are left on the disk.
+    Call `step` until it returns True, or `abort` at any time instead. Each of these calls may wait for the
+    disk, and only one runs at a time. `run_bytes_max`: about the memory for sorting; more rows are spilled to
+    files, which are removed with the compaction. It ends with an OSError when less than `free_bytes_min` are
+    left on the disk.
     """
 
     def __init__(
@@ -109,31 +109,31 @@ class Compaction:
         directory: str,
         *,
         log_id: bytes,
-        parts: Sequence[Part],
+        segments: Sequence[SegmentRange],
         previous: int | None,
         run_bytes_max: int,
         free_bytes_min: int = 0,
     ) -> None:
-        self.offset = parts[-1].end
+        self.offset = segments[-1].end
         self.rows_read = self.bytes_read = self.runs = 0
         self.snapshot_bytes = self.snapshot_rows = 0
         self._disk = disk
         self._directory = directory
         self._log_id = log_id
-        self._parts = parts
+        self._segments = segments
         self._previous = previous
         self._run_bytes_max = run_bytes_max
         self._free_bytes_min = free_bytes_min
-        self._bytes_looked_at = 0
-        self._set_aside: list[Frameset] = []
+        self._next_poll_bytes = 0
+        self._spill_files: list[SpillFile] = []
         self._writer: SnapshotWriter | None = None
         self._base: Snapshot | None = None
         self._steps = self._work()
 
     def step(self) -> bool:
-        """Go on for some milliseconds; whether the new snapshot is on stable storage.
+        """Continue for some milliseconds; return True once the new snapshot is on stable storage.
 
-        Raises LogDamaged, OSError, Refused where a state is too large for a frame; it has ended then.
+        Raises LogCorrupted, OSError, Refused if a state is too large for a frame; then it has ended.
         """
         try:
             next(self._steps)
@@ -145,7 +145,7 @@ class Compaction:
         return False
 
     def abort(self) -> None:
-        """Give up, and leave nothing behind that the disk lets go of."""
+        """Stop, and remove the files written so far, as far as the disk removes them."""
         self._steps.close()
         with suppress(OSError):
             self._drop_runs()
@@ -161,81 +161,90 @@ class Compaction:
         base = None
         if self._previous is not None:
             base = self._base = open_snapshot(self._disk, self._directory, self._previous)
-        folding = Folding()
-        gathered = _Gathered(base, self._parts)
-        runs: list[Run] = []
+        folder = ChangeFolder()
+        reader = _SegmentReader(base, self._segments)
+        runs: list[SortedRun] = []
         in_order = True
         while True:
             try:
-                yield from self._gather(gathered, runs, folding, in_order=in_order)
+                yield from self._gather(reader, runs, folder, in_order=in_order)
                 break
-            except _OutOfOrder:  # a forwarded delta may sort before one that was taken in, or be its twin
+            # A forwarded delta may sort before one that was read, or be a duplicate of it.
+            except _OutOfOrderFrame:
                 self._drop_runs()
-                gathered, runs, folding, in_order = _Gathered(base, self._parts), [], Folding(), False
+                reader, runs = _SegmentReader(base, self._segments), []
+                folder, in_order = ChangeFolder(), False
         facts = SnapshotFacts(
-            self._log_id, self.offset, gathered.begin, gathered.time_us, gathered.lamport, gathered.chain or 0
+            self._log_id,
+            self.offset,
+            reader.begin,
+            reader.time_us,
+            reader.lamport,
+            reader.chain_crc or 0,
         )
         writer = self._writer = SnapshotWriter(self._disk, self._directory, facts)
-        out = Frames(writer.add, states=True)
-        for _ in Merge(() if base is None else base.frames(), runs, folding, out).run():
-            self._check_room(writer.bytes)
+        out = FrameBuilder(writer.add, states=True)
+        for _ in Merge(() if base is None else base.frames(), runs, folder, out).run():
+            self._check_disk_space(writer.bytes)
             yield
-        late = folding.late + (0 if base is None else base.facts.late)
-        unfolded = folding.unfolded + (0 if base is None else base.facts.unfolded)
-        made = writer.finish(gathered.marks.all(), alive=out.alive, late=late, unfolded=unfolded)
+        out_of_order = folder.out_of_order + (0 if base is None else base.facts.out_of_order)
+        unfolded = folder.unfolded + (0 if base is None else base.facts.unfolded)
+        made = writer.finish(
+            reader.watermarks.all(), alive=out.alive, out_of_order=out_of_order, unfolded=unfolded
+        )
         self._writer = None
         self.snapshot_bytes, self.snapshot_rows = made.bytes, made.rows
         made.close()
         if base is not None:
             base.close()
             self._base = None
-        with suppress(OSError):  # done all the same: what stays is removed at the next start
+        with suppress(OSError):  # the snapshot is complete: the next start removes the other files
             self._drop_runs()
             remove_older(self._disk, self._directory, self.offset)
 
     def _gather(
-        self, gathered: _Gathered, runs: list[Run], folding: Folding, *, in_order: bool
+        self, reader: _SegmentReader, runs: list[SortedRun], folder: ChangeFolder, *, in_order: bool
     ) -> Iterator[None]:
         builder = RunBuilder(in_order)
         rows = size = 0
-        for part in self._parts:
-            for place in gathered.frames(self._disk, part):
-                batch = place.logged.batch
-                if in_order and not gathered.rises:
-                    raise _OutOfOrder
+        for part in self._segments:
+            for location in reader.frames(self._disk, part):
+                batch = location.logged.batch
+                if in_order and not reader.is_ascending:
+                    raise _OutOfOrderFrame
                 if not batch.is_control:
-                    builder.add(place.logged)
-                rows, size = rows + batch.count, size + place.size
+                    builder.add(location.logged)
+                rows, size = rows + batch.count, size + location.size
                 if builder.bytes >= self._run_bytes_max:
-                    yield from self._close(builder, runs, folding, aside=True)
+                    yield from self._close_run(builder, runs, folder, spill=True)
                 if rows >= STEP_ROWS or size >= STEP_BYTES:
                     self.rows_read, self.bytes_read = self.rows_read + rows, self.bytes_read + size
                     rows = size = 0
                     yield
         self.rows_read, self.bytes_read = self.rows_read + rows, self.bytes_read + size
         if builder.bytes:
-            yield from self._close(builder, runs, folding, aside=False)
+            yield from self._close_run(builder, runs, folder, spill=False)
 
-    def _close(
-        self, builder: RunBuilder, runs: list[Run], folding: Folding, *, aside: bool
+    def _close_run(
+        self, builder: RunBuilder, runs: list[SortedRun], folder: ChangeFolder, *, spill: bool
     ) -> Iterator[None]:
-        """Make what the builder holds into a run."""
+        """Turn the builder's rows into a run."""
         self.runs += 1
         stem = f"{snapshot_path(self._directory, self.offset)}-{len(runs)}"
-        kept = []
+        files = []
         for kind in ("rows", "changes"):
-            one = Frameset(self._disk, f"{stem}-{kind}{TEMPORARY}") if aside else Frameset()
-            self._set_aside.append(one)
-            kept.append(one)
-        run = Run(*kept)
-        yield from builder.close(run, folding)
+            spill_file = SpillFile(self._disk, f"{stem}-{kind}{TEMPORARY}") if spill else SpillFile()
+            self._spill_files.append(spill_file)
+            files.append(spill_file)
+        run = SortedRun(*files)
+        yield from builder.close(run, folder)
         runs.append(run)
 
-    def _check_room(self, written: int) -> None:
-        """Stop before the disk is full: the log's own commits are to find room."""
-        if written < self._bytes_looked_at:
+    def _check_disk_space(self, written: int) -> None:
+        """Raise OSError before the disk is full: the log's own commits need space."""
+        if written < self._next_poll_bytes:
             return
-        self._bytes_looked_at = written + _LOOK_BYTES
+        self._next_poll_bytes = written + _POLL_BYTES
         free = self._disk.free_bytes()
         if free < self._free_bytes_min:
             raise OSError(
@@ -243,50 +252,52 @@ class Compaction:
             )
 
     def _drop_runs(self) -> None:
-        while self._set_aside:
-            self._set_aside.pop().drop()
+        while self._spill_files:
+            self._spill_files.pop().drop()
 
 
-class _OutOfOrder(Exception):
-    """A frame's Lamport numbers are not above all before, or it repeats ids."""
+class _OutOfOrderFrame(Exception):
+    """A frame's Lamport timestamps do not follow all earlier ones, or it has duplicate ids."""
 
 
-class _Gathered:
-    """What the frames of the segments say beside their rows, as they are read one behind the other."""
+class _SegmentReader:
+    """Facts about the segments beside their rows, gathered while their frames are read in order."""
 
-    def __init__(self, base: Snapshot | None, parts: Sequence[Part]) -> None:
-        self.begin = parts[0].base if base is None else base.facts.begin
-        self.marks = Marks({} if base is None else base.watermarks)
+    def __init__(self, base: Snapshot | None, segments: Sequence[SegmentRange]) -> None:
+        self.begin = segments[0].base if base is None else base.facts.begin
+        self.watermarks = Watermarks({} if base is None else base.watermarks)
         self.time_us = 0 if base is None else base.time_us
         self.lamport = 0 if base is None else base.lamport
-        self.chain: int | None = None if base is None else base.facts.chain
-        self.rises = True
-        self._from = parts[0].base if base is None else base.offset
+        self.chain_crc: int | None = None if base is None else base.facts.chain_crc
+        self.is_ascending = True
+        self._from = segments[0].base if base is None else base.offset
 
-    def frames(self, disk: Disk, part: Part) -> Iterator[Place]:
-        """The frames of a segment. Raises LogDamaged, OSError."""
+    def frames(self, disk: Disk, part: SegmentRange) -> Iterator[FrameLocation]:
+        """Yield the frames of a segment. Raises LogCorrupted, OSError."""
         if part.base != self._from:
-            raise LogDamaged(part.path, "frames are missing", offset=self._from, end=part.base)
+            raise LogCorrupted(part.path, "frames are missing", offset=self._from, end=part.base)
         file = disk.open(part.path, read_only=True)
         try:
-            walk = Walk(file, position=0, offset=part.base, end=file.size(), previous_crc=self.chain)
-            for place in walk:
-                self._note(place)
-                yield place
+            scanner = FrameScanner(
+                file, position=0, offset=part.base, end=file.size(), previous_crc=self.chain_crc
+            )
+            for location in scanner:
+                self._note(location)
+                yield location
         except BadFrame as bad:
-            raise LogDamaged(part.path, bad.reason, position=bad.position, offset=bad.offset) from None
+            raise LogCorrupted(part.path, bad.reason, position=bad.position, offset=bad.offset) from None
         finally:
             file.close()
-        if walk.offset != part.end:
-            raise LogDamaged(part.path, "the file ends early", offset=walk.offset, end=part.end)
-        self.chain, self._from = walk.crc, part.end
+        if scanner.offset != part.end:
+            raise LogCorrupted(part.path, "the file ends early", offset=scanner.offset, end=part.end)
+        self.chain_crc, self._from = scanner.crc, part.end
 
-    def _note(self, place: Place) -> None:
-        logged, batch = place.logged, place.logged.batch
+    def _note(self, frame: FrameLocation) -> None:
+        logged, batch = frame.logged, frame.logged.batch
         if uses_dots(batch):
-            self.marks.note(batch.origin, batch.epoch, batch.last, batch.clock)
-        self.time_us = max(self.time_us, place.stamp.append_time)
-        self.rises = logged.lamport > self.lamport and logged.known_ids is KnownIds.NONE
+            self.watermarks.note(batch.origin, batch.epoch, batch.last, batch.clock)
+        self.time_us = max(self.time_us, frame.stamp.append_time)
+        self.is_ascending = logged.lamport > self.lamport and logged.known_ids is KnownIds.NONE
         self.lamport = max(self.lamport, logged.lamport + batch.count - 1)
 
 
@@ -299,7 +310,7 @@ def remove_older(disk: Disk, directory: str, offset: int) -> None:
 
 
 def run_to_end(compaction: Compaction, stop: Callable[[], bool] = lambda: False) -> bool:
-    """Step until it is done, or until `stop` says so; whether it is done."""
+    """Step until the end, or until `stop` returns True; return True if it is complete."""
     while not compaction.step():
         if stop():
             compaction.abort()

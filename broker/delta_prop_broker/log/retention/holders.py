@@ -1,4 +1,4 @@
-"""Who needs what of a log: what must be kept, and for whose sake it is full."""
+"""The holders of a log: their needs keep rows in it, and the slowest one is the reason when it is full."""
 
 from __future__ import annotations
 
@@ -9,44 +9,42 @@ if TYPE_CHECKING:
 
 
 class Holders:
-    """Who still needs what, asked when room is short."""
+    """The holders and the offsets that they need, asked when capacity is short."""
 
     def __init__(self) -> None:
         self._needed: dict[str, Callable[[], int]] = {}
-        self._yielding: dict[str, Callable[[], None]] = {}
+        self._evictable: dict[str, Callable[[], None]] = {}
 
-    def hold(
-        self, holder: str, needed: Callable[[], int], give_way: Callable[[], None] | None = None
-    ) -> None:
-        """Keep everything from what `needed` gives on; who has `give_way` is let go where it must be."""
+    def hold(self, holder: str, needed: Callable[[], int], evict: Callable[[], None] | None = None) -> None:
+        """Add a holder that needs all rows from the result of `needed` on; `evict` is called to evict it."""
         self._needed[holder] = needed
-        if give_way is not None:
-            self._yielding[holder] = give_way
+        if evict is not None:
+            self._evictable[holder] = evict
 
     def release(self, holder: str) -> None:
-        """Forget what a holder needed."""
+        """Remove a holder."""
         self._needed.pop(holder, None)
-        self._yielding.pop(holder, None)
+        self._evictable.pop(holder, None)
 
     def floor(self, default: int) -> int:
-        """The oldest offset that somebody needs."""
+        """Return the oldest offset that a holder needs."""
         return min((needed() for needed in self._needed.values()), default=default)
 
-    def staying_floor(self, default: int) -> int:
-        """The same, of those who do not give way."""
-        staying = (needed() for holder, needed in self._needed.items() if holder not in self._yielding)
+    def unevictable_floor(self, default: int) -> int:
+        """Return the oldest offset that a holder without `evict` needs."""
+        staying = (needed() for holder, needed in self._needed.items() if holder not in self._evictable)
         return min(staying, default=default)
 
     def slowest(self) -> str | None:
-        """The holder furthest behind."""
+        """Return the holder with the oldest needed offset."""
         return min(self._needed, key=lambda holder: self._needed[holder](), default=None)
 
-    def let_go(self) -> bool:
-        """Let the holder furthest behind go, if it gives way."""
+    def evict_slowest(self) -> bool:
+        """Evict the slowest holder, if it can be evicted; return True if it was."""
         holder = self.slowest()
-        give_way = None if holder is None else self._yielding.get(holder)
-        if holder is None or give_way is None:
+        evict = None if holder is None else self._evictable.get(holder)
+        if holder is None or evict is None:
             return False
         self.release(holder)
-        give_way()
+        evict()
         return True

@@ -1,0 +1,364 @@
+"""Clients that send bare frames and take every answer literally, as docs/protocol.md defines it.
+
+They are written against that page: of the project they import only the wire codec. They reconnect as fast as
+they can, so that their hellos arrive between a failure of the log and the end of its recovery.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import anyio
+
+from benchmarks._crash_callers import keys_of, make_rows
+from delta_prop_wire.codec import NEED_BYTES
+from delta_prop_wire.connection import Connection
+from delta_prop_wire.delta import AckLevel, Priority, make_origin, producer_id_of
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.errors import ProtocolError
+from delta_prop_wire.frames import Ack, BatchFrame, DeltaFrame, Heartbeat, Hello, Nack, OriginClaim, Subscribe
+from delta_prop_wire.message_rules import Phase, Role
+from delta_prop_wire.spec import FINAL, RETRYABLE, UNKNOWN_OFFSET, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks._crash_answers import Answers, Call
+    from benchmarks._crash_callers import Pace
+    from delta_prop.ports import Network, Stream
+    from delta_prop_wire.delta import Delta
+    from delta_prop_wire.frames import Frame, OriginGrant
+
+WINDOW = 3
+"""Frames that are sent together, and the maximum of frames without an outcome."""
+RETRY_S_FIRST, RETRY_S_MAX, RETRY_GROWTH = 0.002, 0.25, 1.4
+"""Backoff between connection attempts: short at first, long once the recovery must be over."""
+HEARTBEAT_S, PEER_TIMEOUT_S, CONNECT_TIMEOUT_S = 4.0, 15.0, 5.0
+_BYTES = 64 * 1024
+
+
+class RefusalPolicy(Enum):
+    """Reactions to a retryable refusal of a frame: "nothing has happened"."""
+
+    PATIENT = "patient"
+    """Waits as long as the refusal says, and sends the same frame again."""
+    HASTY = "hasty"
+    """Reconnects at once, and sends the same frame."""
+    FICKLE = "fickle"
+    """Gives the dot to another delta, as the first one has not happened."""
+
+
+class ConnectionBroken(Exception):
+    """The connection cannot be used any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The address of the service, and the network and clock to use."""
+
+    network: Network
+    address: tuple[str, int]
+    now: Callable[[], float]
+
+
+class BareConnection:
+    """One connection: sends and receives frames and heartbeats."""
+
+    def __init__(self, stream: Stream, now: Callable[[], float]) -> None:
+        self.connection = Connection(Role.CLIENT)
+        self._stream = stream
+        self._now = now
+        self._last_receive_s = now()
+        self._buffer = memoryview(bytearray(_BYTES))
+        self._next_sequence = 1
+        self._beats = 0
+
+    def draw(self, rows: int) -> int:
+        """Return the next sequence, for a frame of this many rows."""
+        sequence = self._next_sequence
+        self._next_sequence += rows
+        return sequence
+
+    async def send(self, frame: Frame) -> None:
+        """Send one frame."""
+        await self._stream.send([self.connection.send(frame)])
+
+    async def receive(self, timeout_s: float) -> list[Frame]:
+        """Return the frames that arrived; none if the timeout passed. Raises ConnectionBroken."""
+        with anyio.move_on_after(min(timeout_s, HEARTBEAT_S)) as scope:
+            count = await self._stream.receive_into(self._buffer)
+        if scope.cancelled_caught:
+            if self._now() - self._last_receive_s > PEER_TIMEOUT_S:
+                raise ConnectionBroken
+            if timeout_s >= HEARTBEAT_S and self.connection.phase is Phase.OPEN:
+                self._beats += 1
+                await self.send(Heartbeat(self._beats))
+            return []
+        if not count:
+            raise ConnectionBroken
+        self._last_receive_s = self._now()
+        self.connection.receive(bytes(self._buffer[:count]))
+        frames = []
+        while (frame := self.connection.next_event()) is not NEED_BYTES:
+            frames.append(frame)
+        return frames
+
+    async def greet(self, hello: Hello) -> tuple[OriginGrant, ...]:
+        """Say hello, and return the granted origins. Raises ConnectionBroken."""
+        await self.send(Subscribe(1, hello))
+        granted: tuple[OriginGrant, ...] = ()
+        while self.connection.phase is not Phase.OPEN:
+            for frame in await self.receive(HEARTBEAT_S):
+                if isinstance(frame, Nack):
+                    raise ConnectionBroken
+                if isinstance(frame, Ack) and frame.welcome is not None:
+                    granted += frame.welcome.origins
+        return granted
+
+
+class BareClient:
+    """One client across all its connections."""
+
+    def __init__(self, name: str, answers: Answers, pace: Pace, site: Site) -> None:
+        self.name = name
+        self.connections = 0
+        self._answers = answers
+        self._pace = pace
+        self._site = site
+        self._tries = 0  # since the last acknowledgement
+
+    @property
+    def is_done(self) -> bool:
+        """True once all is sent and has its outcome."""
+        raise NotImplementedError
+
+    async def serve(self, link: BareConnection) -> None:
+        """Say hello, and send what is pending. Raises ConnectionBroken."""
+        raise NotImplementedError
+
+    async def run(self) -> None:
+        """Connect and serve until all is done."""
+        async with anyio.create_task_group() as closing:
+            while not self.is_done:
+                with suppress(ConnectionBroken, OSError, TimeoutError, ProtocolError):
+                    host, port = self._site.address
+                    stream = await self._site.network.connect(host, port, timeout_s=CONNECT_TIMEOUT_S)
+                    self.connections += 1
+                    try:
+                        await self.serve(BareConnection(stream, self._site.now))
+                    finally:
+                        closing.start_soon(stream.aclose)  # closing waits for the other side
+                await anyio.sleep(self._draw_wait_s())
+
+    def _draw_wait_s(self) -> float:
+        """Return the seconds to wait before the next try."""
+        self._tries += 1
+        return min(RETRY_S_FIRST * RETRY_GROWTH ** min(self._tries, 30), RETRY_S_MAX)
+
+
+@dataclass(slots=True, eq=False)
+class UnackedBatch:
+    """A batch without an outcome. `sequence`: its sequence on this connection; 0: not sent on it."""
+
+    base: int
+    deltas: list[Delta]
+    call: Call
+    sequence: int = 0
+    was_sent: bool = False
+    offsets: dict[int, int] = field(default_factory=dict)
+    duplicate: bool = False
+
+    @property
+    def last(self) -> int:
+        """The counter of the last row."""
+        return self.base + len(self.deltas) - 1
+
+
+class BatchClient(BareClient):
+    """Sends batches under dots of its own, a few at a time, each until it has its outcome."""
+
+    def __init__(self, name: str, answers: Answers, pace: Pace, site: Site, policy: RefusalPolicy) -> None:
+        super().__init__(name, answers, pace, site)
+        self._policy = policy
+        self._window = 1 if policy is RefusalPolicy.FICKLE else WINDOW
+        self._lives = 0
+        self._take_new_origin()
+
+    def _take_new_origin(self) -> None:
+        """Switch to a new origin, as the former one cannot continue."""
+        self._lives += 1
+        self._origin = make_origin(producer_id_of(f"{self.name} {self._lives}"), Priority.NORMAL)
+        self._epoch = 0
+        self._next = 1
+        self._open: OrderedDict[int, UnackedBatch] = OrderedDict()
+        self._retry_s = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        """See `BareClient`."""
+        return not self._open and not self._pace.has_more()
+
+    async def serve(self, link: BareConnection) -> None:
+        """Send the open batches in order, then new ones, and read the answers. Raises ConnectionBroken."""
+        claim = OriginClaim(self._origin, self._epoch)
+        self._take_grant(*(await link.greet(Hello(origins=(claim,), client="bare"))))
+        while not self.is_done:
+            wait_s = self._retry_s - self._site.now()
+            if wait_s <= 0:
+                wait_s = HEARTBEAT_S
+                for one in list(self._open.values()):
+                    if not one.sequence:
+                        await self._send(link, one)
+                if not self._open:  # new batches are sent together, so that the service takes several at once
+                    await anyio.sleep(self._pace.pause_s())
+                    while len(self._open) < self._window and self._pace.has_more():
+                        await self._send(link, self._draw())
+            for frame in await link.receive(wait_s):
+                if isinstance(frame, Ack):
+                    self._take_ack(frame)
+                elif isinstance(frame, Nack):
+                    self._take_nack(frame)
+
+    def _take_grant(self, grant: OriginGrant) -> None:
+        self._epoch = grant.epoch
+        self._answers.note_welcome(self.name, self._origin, grant.watermark)
+        for one in self._open.values():
+            one.sequence = 0
+            one.offsets.clear()
+        first = next(iter(self._open.values()), None)
+        if grant.watermark < (self._next if first is None else first.base) - 1:
+            self._drop_origin()  # open batches would wait forever for rows that the watermark lost
+
+    def _drop_origin(self) -> None:
+        """Drop this origin and all open batches. Raises ConnectionBroken."""
+        for one in self._open.values():
+            one.call.excused = True
+        self._take_new_origin()
+        raise ConnectionBroken
+
+    def _draw(self) -> UnackedBatch:
+        """Make the next batch, of one or two rows."""
+        number = self._pace.next()
+        deltas = make_rows(self.name, number, 1 + number % 2)
+        call = self._answers.call(self.name, keys_of(deltas), AckLevel.DURABLE)
+        one = self._open[self._next] = UnackedBatch(self._next, deltas, call)
+        self._next = one.last + 1
+        return one
+
+    async def _send(self, link: BareConnection, one: UnackedBatch) -> None:
+        if not link.connection.send_window.is_open:
+            return
+        batch = encode_batch(
+            one.deltas, origin=self._origin, base=one.base, epoch=self._epoch, ack_level=AckLevel.DURABLE
+        )
+        one.sequence = link.draw(len(one.deltas))
+        if one.was_sent:
+            self._answers.note_resent(one.call)
+        one.was_sent = True
+        await link.send(BatchFrame(one.sequence, batch, ack_wanted=True))
+
+    # --- answers
+
+    def _take_ack(self, ack: Ack) -> None:
+        for acked in ack.ranges:
+            for one in self._open.values():
+                for row in range(len(one.deltas)):
+                    sequence = one.sequence + row
+                    if one.sequence and acked.first <= sequence <= acked.last:
+                        known = acked.offset != UNKNOWN_OFFSET
+                        one.offsets[row] = acked.offset + (sequence - acked.first if known else 0)
+                        one.duplicate = one.duplicate or acked.duplicate
+        for one in list(self._open.values()):
+            rows = len(one.deltas)
+            if one.sequence and (len(one.offsets) == rows or one.sequence + rows - 1 <= ack.sequence):
+                offsets = [one.offsets.get(row, UNKNOWN_OFFSET) for row in range(rows)]
+                known_ones = [None if at == UNKNOWN_OFFSET else at for at in offsets]
+                self._answers.note_acknowledged(one.call, known_ones, duplicate=one.duplicate)
+                self._tries = 0
+                del self._open[one.base]
+
+    def _take_nack(self, nack: Nack) -> None:
+        one = next((one for one in self._open.values() if one.sequence == nack.sequence), None)
+        if not nack.sequence or one is None:
+            raise ConnectionBroken
+        self._answers.note_refused(one.call, nack.refusal())
+        one.sequence = 0
+        if nack.code in (ErrorCode.OUTCOME_UNKNOWN, ErrorCode.UNKNOWN_ORIGIN):
+            raise ConnectionBroken  # after a new hello the same frame gets the exact answer
+        if nack.code in FINAL:
+            del self._open[one.base]
+        elif nack.code not in RETRYABLE or nack.code is ErrorCode.OVERLAP:
+            del self._open[one.base]
+            self._drop_origin()
+        elif self._policy is RefusalPolicy.FICKLE:
+            deltas = make_rows(self.name, self._pace.next(), len(one.deltas))
+            call = self._answers.call(self.name, keys_of(deltas), AckLevel.DURABLE)
+            self._open[one.base] = UnackedBatch(one.base, deltas, call)
+            self._retry_s = self._site.now() + self._draw_wait_s()
+        elif self._policy is RefusalPolicy.HASTY:
+            raise ConnectionBroken
+        else:
+            self._retry_s = self._site.now() + (nack.retry_after_ms or 100) / 1000
+
+
+class DeltaClient(BareClient):
+    """Sends single deltas without dots, one at a time, and never retries a refused one.
+
+    With ids a delta whose answer was lost is sent again; without ids its outcome stays unknown.
+    """
+
+    def __init__(self, name: str, answers: Answers, pace: Pace, site: Site, *, with_ids: bool) -> None:
+        super().__init__(name, answers, pace, site)
+        self._with_ids = with_ids
+        self._open: tuple[Delta, Call] | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """See `BareClient`."""
+        return self._open is None and not self._pace.has_more()
+
+    async def serve(self, link: BareConnection) -> None:
+        """Send one delta after another. Raises ConnectionBroken."""
+        await link.greet(Hello(client="bare"))
+        try:
+            while not self.is_done:
+                await self._send_one(link)
+                await anyio.sleep(self._pace.pause_s())
+        finally:
+            if self._open is not None and not self._with_ids:
+                self._open[1].excused = True
+                self._open = None
+
+    async def _send_one(self, link: BareConnection) -> None:
+        if self._open is None:
+            (delta,) = make_rows(self.name, self._pace.next(), with_ids=self._with_ids)
+            call = self._answers.call(self.name, [delta.vector_id], AckLevel.DURABLE)
+            self._open = delta, call
+        else:
+            delta, call = self._open
+            self._answers.note_resent(call)
+        sequence = link.draw(1)
+        await link.send(DeltaFrame(sequence, delta, ack_wanted=True, ack_level=AckLevel.DURABLE))
+        while self._open is not None:
+            for frame in await link.receive(HEARTBEAT_S):
+                if self._open is not None:  # an Ack after a Nack says only that all is answered
+                    self._take(frame, sequence, call)
+
+    def _take(self, frame: Frame, sequence: int, call: Call) -> None:
+        if isinstance(frame, Nack):
+            if frame.sequence != sequence:
+                raise ConnectionBroken
+            self._answers.note_refused(call, frame.refusal())
+            if frame.code is ErrorCode.OUTCOME_UNKNOWN and self._with_ids:
+                raise ConnectionBroken  # sent again with its id, the delta gets the exact answer
+            self._open = None
+        elif isinstance(frame, Ack) and frame.sequence >= sequence:
+            acked = next((one for one in frame.ranges if one.first <= sequence <= one.last), None)
+            at = None if acked is None or acked.offset == UNKNOWN_OFFSET else acked.offset
+            self._answers.note_acknowledged(call, [at], duplicate=acked is not None and acked.duplicate)
+            self._tries = 0
+            self._open = None

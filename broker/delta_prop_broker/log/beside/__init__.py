@@ -1,1 +1,0 @@
-"""Who looks at a log's directory without being the process that writes it."""

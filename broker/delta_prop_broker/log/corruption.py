@@ -1,0 +1,131 @@
+"""Errors of a log on disk; each names the file and offset, and a fix."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from delta_prop_wire.errors import DeltaPropError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REPAIR = (
+    "`delta-prop log export --skip-corrupt` exports the readable part, a copy of the file from a backup "
+    "or another machine repairs it"
+)
+CURE = f"nothing was changed; `delta-prop log verify` lists all damage, {REPAIR}"
+
+
+class LogCorrupted(DeltaPropError):
+    """Bytes that were on stable storage do not read back as they were written.
+
+    `path`: the file below the data directory, which `naming` adds to the message. `position`: the first bad
+    frame in it (None: the file as a whole). `offset` to `end` (exclusive): the deltas that are lost or in
+    doubt (None: not known).
+    """
+
+    def __init__(
+        self, path: str, reason: str, *, position: int | None = None, offset: int | None = None,
+        end: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+        self.position = position
+        self.offset = offset
+        self.end = end
+        self.directory: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.description}; {CURE}"
+
+    @property
+    def description(self) -> str:
+        """The message without the fix."""
+        path = self.path if self.directory is None else f"{self.directory}/{self.path}"
+        where = "" if self.position is None else f", byte {self.position}"
+        what = "" if self.offset is None else f", offset {self.offset}"
+        what += "" if self.offset is None or self.end is None else f" to {self.end}"
+        return f"damage in {path}{where}{what}: {self.reason}"
+
+
+@contextmanager
+def naming(directory: str) -> Iterator[None]:
+    """Add the data directory to a LogCorrupted raised meanwhile, and let it pass."""
+    try:
+        yield
+    except LogCorrupted as error:
+        error.directory = directory
+        raise
+
+
+class CodecMissing(DeltaPropError):
+    """Frames of the log are compressed with a codec that is not installed; `codec` names it."""
+
+    def __init__(self, codec: str) -> None:
+        super().__init__(
+            f"the log holds segments compressed with {codec}, which is not installed here: install "
+            "delta-prop[compress]; nothing was changed"
+        )
+        self.codec = codec
+
+
+class LogBusy(DeltaPropError):
+    """Another process has locked the data directory; the message names it."""
+
+
+class FormatUnknown(DeltaPropError):
+    """A version with another format made the data directory. `format` is its number."""
+
+    def __init__(self, path: str, found: int, known: int, made_by: str) -> None:
+        super().__init__(
+            f"{path} has format {found} (made by {made_by or 'an unknown version'}), this version reads up "
+            f"to {known}: use that version or a later one; nothing was changed"
+        )
+        self.format = found
+        self.known = known
+
+
+class FormatOutdated(DeltaPropError):
+    """The data directory has an earlier format, or its migration is unfinished. `format` is its number."""
+
+    def __init__(self, directory: str, found: int, known: int, *, unfinished: bool) -> None:
+        why = "its migration was interrupted" if unfinished else f"this version reads only format {known}"
+        once_more = " once more" if unfinished else ""
+        super().__init__(
+            f"{directory!r} has format {found}: {why}: run `delta-prop log migrate {quote(directory)}`"
+            f"{once_more}; nothing was changed"
+        )
+        self.format = found
+        self.known = known
+
+
+class InsufficientDiskSpace(DeltaPropError):
+    """A migration needs more space than the disk has. Sizes in bytes."""
+
+    def __init__(self, needed: int, free: int) -> None:
+        super().__init__(
+            f"the disk has {free:,} bytes free: the migration needs {needed:,}, since old and new files "
+            "exist side by side until it is done: free disk space, and run it again; nothing was changed"
+        )
+        self.needed = needed
+        self.free = free
+
+
+class BadFrame(Exception):
+    """No valid frame at `position`, where the one of `offset` belongs; `skip` leads to the next candidate.
+
+    `is_misplaced`: the frame is valid but has another offset, which no torn write explains.
+    """
+
+    def __init__(
+        self, position: int, offset: int, reason: str, *, skip: int, is_misplaced: bool = False
+    ) -> None:
+        super().__init__(reason)
+        self.position = position
+        self.offset = offset
+        self.reason = reason
+        self.skip = skip
+        self.is_misplaced = is_misplaced

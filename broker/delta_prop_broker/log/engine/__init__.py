@@ -1,0 +1,1 @@
+"""The parts of the log on disk, which `durable.py` puts together."""

@@ -1,0 +1,171 @@
+"""One group commit: everything appended since the last one, written and synced together.
+
+The log creates it, the thread that owns the disk runs it, and the log finishes it. The first error ends it,
+and the log with it: only a recovery finds out which bytes of a failed write or sync are on the disk.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from delta_prop_broker.log.files import preallocation
+from delta_prop_broker.log.files.segment import write_index
+from delta_prop_broker.log.files.writing import write_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from typing_extensions import Buffer
+
+    from delta_prop_broker.disk import Disk, File
+    from delta_prop_broker.log.files.recovery_point import RecoveryPointFile
+    from delta_prop_broker.log.files.segment import Segment, Segments
+
+_SMALL_BYTES = 2048
+_JOINED_PARTS = 512
+_UNJOINED_MAX = 4  # so few buffers are not worth the call that joins them
+
+
+@dataclass(slots=True)
+class SegmentWrite:
+    """Buffers to write to one segment, from position `at` on."""
+
+    segment: Segment
+    at: int
+    parts: list[Buffer] = field(default_factory=list)
+    position: int = 0  # the end of the last buffer
+    seals_segment: bool = False  # nothing follows in this segment
+
+
+class Commit:
+    """The disk's side of a commit. Once `run` returns, `end` and `synced` are the new marks."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        *,
+        writes: list[SegmentWrite],
+        removed: list[Segment],
+        recovery_point: RecoveryPointFile,
+        start: int,
+        end: int,
+        synced: int,
+        sync: bool,
+        polls_free_space: bool,
+        preallocate_to: int,
+    ) -> None:
+        """`preallocate_to`: maximum size of a file with zeros ahead of its frames; 0: no zeros."""
+        self.writes = writes
+        self.removed = removed
+        self.end = end
+        self.synced = synced
+        self.free_bytes: int | None = None
+        """Free space of the disk after the commit, if it had to poll it."""
+        self._polls_free_space = polls_free_space
+        self._preallocate_to = preallocate_to
+        self._disk = disk
+        self._directory = directory
+        self._recovery_point = recovery_point
+        self._start = start
+        self._sync = sync
+
+    def run(self) -> None:
+        """Write, sync, mark, remove, in this order. Raises OSError; it is not run a second time."""
+        for write in self.writes:
+            self._write(write)
+        if self.synced > self._recovery_point.newest.synced or self.removed:
+            mark = replace(self._recovery_point.newest, synced=self.synced, start=self._start, clean=False)
+            if self.removed:
+                # Both slots must cover the removal before it happens, so that no older slot is ever used.
+                self._recovery_point.write_durably(mark)
+            else:
+                self._recovery_point.write(mark)
+        for segment in self.removed:
+            self._remove(segment.path)
+            self._remove(segment.index_path)
+        if self._polls_free_space:
+            self.free_bytes = self._disk.free_bytes()
+
+    def finish(self, segments: Segments) -> tuple[int, int]:
+        """Make written frames readable and close sealed segments; return the counts of frames and bytes.
+
+        For the log's thread, once `run` has returned.
+        """
+        frames = size = 0
+        for write in self.writes:
+            segment = write.segment
+            segment.readable = write.position
+            size += write.position - write.at
+            frames += len(write.parts) // 2  # each frame has a head and a body
+            if write.seals_segment:
+                if segment.file is not None:
+                    segment.file.close()
+                    segment.file = None
+                if segment.index is not None:
+                    segments.cache_index(segment, segment.index)
+        return frames, size
+
+    def _write(self, write: SegmentWrite) -> None:
+        segment = write.segment
+        file = segment.file
+        if file is None:
+            file = segment.file = self._create(segment)
+        if write.parts:
+            _write_parts(file, write)
+        if write.seals_segment:
+            preallocation.truncate(file, segment, write.position)
+        elif self._sync and write.parts:
+            preallocation.fill(file, segment, write.at, write.position, end_max=self._preallocate_to)
+        if write.seals_segment or self._sync:
+            file.sync()
+        if write.seals_segment and segment.index is not None:
+            write_index(self._disk, segment, segment.index)
+
+    def _create(self, segment: Segment) -> File:
+        file = self._disk.open(segment.path, create=True)
+        if file.size():
+            file.close()
+            raise FileExistsError(errno.EEXIST, "a new segment is there already", segment.path)
+        self._disk.sync_directory(self._directory)
+        return file
+
+    def _remove(self, path: str) -> None:
+        try:
+            self._disk.remove(path)
+        except FileNotFoundError:
+            return
+
+
+def copy_to_cache(write: SegmentWrite) -> tuple[int, int]:
+    """Copy a pending write into the page cache: a `Commit` without sync, mark or new file.
+
+    Return the counts of frames and bytes. Raises OSError.
+    """
+    segment = write.segment
+    assert segment.file is not None, "the segment has no file: run a commit, which creates it"
+    _write_parts(segment.file, write)
+    segment.readable = write.position
+    return len(write.parts) // 2, write.position - write.at
+
+
+def _write_parts(file: File, write: SegmentWrite) -> None:
+    size = write.position - write.at
+    write_all(file, write.at, _join_small_parts(write.parts, size), size)
+
+
+def all_have_files(writes: Iterable[SegmentWrite]) -> bool:
+    """Return True if no write needs a new file, whose creation would wait for the disk.
+
+    Then none seals its segment either: in a commit, a sealed segment is followed by one without a file.
+    """
+    return all(write.segment.file is not None for write in writes)
+
+
+def _join_small_parts(parts: list[Buffer], size: int) -> list[Buffer]:
+    """Join many small buffers into fewer large ones: a buffer costs the system more than copying 2 KB."""
+    if len(parts) <= _UNJOINED_MAX or len(parts) * _SMALL_BYTES < size:
+        return parts
+    return [b"".join(parts[first : first + _JOINED_PARTS]) for first in range(0, len(parts), _JOINED_PARTS)]

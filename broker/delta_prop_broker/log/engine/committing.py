@@ -1,0 +1,120 @@
+"""Committing to the disk: a commit's work, and the marks that it moves.
+
+A commit runs on a thread that may wait for the disk; the thread of the log takes and finishes it.
+"""
+
+from __future__ import annotations
+
+from delta_prop_broker.log.engine.commit import Commit, all_have_files, copy_to_cache
+from delta_prop_broker.log.engine.state import LogState
+from delta_prop_broker.log.files import preallocation
+from delta_prop_broker.log.files.paths import DIRECTORY
+from delta_prop_wire.delta import AckLevel
+from delta_prop_wire.errors import DeltaPropError
+
+
+class Committing(LogState):
+    """Runs one commit at a time."""
+
+    def request_sync(self) -> None:
+        """Have the next commit sync, also rows that were written without a sync."""
+        self._pending_sync = True
+
+    @property
+    def cacheable_bytes(self) -> int | None:
+        """Bytes that a commit would copy into the page cache now; None if it had more to do, or nothing."""
+        pending = self._active_segment.pending_writes
+        if self._running is not None or self._pending_sync or self._removed or not pending:
+            return None
+        # A single write is checked here, since a generator over it takes longer.
+        if self.settings.read_level is AckLevel.DURABLE or pending[-1].segment.file is None:
+            return None
+        return self._unwritten_bytes if len(pending) == 1 or all_have_files(pending) else None
+
+    def take_commit(self, *, sync: bool = False) -> Commit | None:
+        """Return the disk's work, or None if there is none or a commit is running. `sync`: sync all rows."""
+        if (
+            self._running is not None
+            or self.failure is not None
+            or self._recovery_point is None
+            or self._closed
+        ):
+            return None
+        active = self._active_segment
+        sync = sync or self._pending_sync or self.settings.read_level is AckLevel.DURABLE
+        if not (active.pending_writes or self._removed or (sync and self.synced < self.written)):
+            return None
+        if (
+            sync
+            and not active.pending_writes
+            and self.synced < self.written
+            and self._segments.last is not None
+        ):
+            active.write_of(self._segments.last)
+        sealed = max((write.segment.end for write in active.pending_writes if write.seals_segment), default=0)
+        self._running = Commit(
+            self._disk, DIRECTORY, writes=active.pending_writes, removed=self._removed,
+            recovery_point=self._recovery_point, start=self._start, end=self.next_offset,
+            synced=self.next_offset if sync else max(self.synced, sealed),
+            sync=sync and bool(active.pending_writes),
+            polls_free_space=self._free.is_due() or bool(self._removed),
+            preallocate_to=preallocation.limit(self._free.bytes - self.reserve.missing, self.settings),
+        )  # fmt: skip
+        self._syncs_skipped += not sync
+        active.pending_writes, self._removed, self._pending_sync = [], [], False
+        return self._running
+
+    def finish_commit(self, commit: Commit) -> None:
+        """Move the marks, once a commit's `run` has returned."""
+        assert commit is self._running, "another commit is running: finish that one"
+        self._running = None
+        if self.failure is not None:
+            return
+        self._removed_segments += len(commit.removed)
+        frames, size = commit.finish(self._segments)
+        assert self.synced <= commit.synced <= commit.end <= self.next_offset
+        self.synced = commit.synced
+        self._note_written(commit.end, frames, size, commit.free_bytes)
+
+    def write_to_cache(self, bytes_max: int) -> bool:
+        """Copy up to `bytes_max` pending bytes into the page cache now, instead of a commit.
+
+        False where a commit has more to do, or nothing. Raises OSError: then call `fail`.
+        """
+        size, mark = self.cacheable_bytes, self._recovery_point
+        if (
+            size is None
+            or size > bytes_max
+            or len(self._active_segment.pending_writes) > 1
+            or self.failure is not None
+        ):
+            return False
+        if mark is None or self.synced > mark.newest.synced:
+            return False
+        (write,), self._active_segment.pending_writes = self._active_segment.pending_writes, []
+        self._syncs_skipped += 1
+        frames, size = copy_to_cache(write)
+        left = self._disk.free_bytes() if self._free.is_due() else None
+        self._note_written(self.next_offset, frames, size, left)
+        return True
+
+    def _note_written(self, end: int, frames: int, size: int, free_bytes: int | None) -> None:
+        assert self.written <= end
+        self._commits += 1
+        self._free.note_written(size, free_bytes)
+        self._unwritten_bytes -= size
+        self.committed_bytes += size
+        self.committed_frames += frames
+        self.written = end
+        if self._tail.bytes > self.settings.tail_bytes_max:
+            self._tail.trim(end)
+
+    def fail(self, error: Exception) -> None:
+        """Stop the log after a commit's `run` raised; it only reads, until it is recovered.
+
+        Corruption found by that recovery stops it for good. Rows that were written but not synced may have
+        left the page cache with a failed sync, so they are hidden until they have been read back.
+        """
+        self.written = self.synced
+        self.failure = error if isinstance(error, DeltaPropError) else self.failure or error
+        self._running = None

@@ -1,0 +1,107 @@
+"""The recovery point file: the synced offset of the log, in two slots that are written in turn.
+
+A slot is written after the sync that it records, and is not synced itself, so it can only lag: rows below it
+were on stable storage. The same holds for the start offset: rows before it were removed on purpose.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from delta_prop_broker.log.files.writing import write_all
+from delta_prop_wire.crc import crc32c
+
+if TYPE_CHECKING:
+    from delta_prop_broker.disk import Disk, File
+
+SLOT_BYTES = 4096  # apart from each other, so that one torn write corrupts one slot
+_SLOT = struct.Struct("<8sIIQQQ")
+"""magic, version, flags, sequence, synced offset, start offset; then a CRC32C."""
+_CRC = struct.Struct("<I")
+_MAGIC = b"dp-mark\0"
+_VERSION = 1
+_CLEAN = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryPoint:
+    """Everything below `synced` was on stable storage; the log starts at `start`.
+
+    `clean`: the log was closed after this, so there was nothing after `synced`.
+    """
+
+    sequence: int = 0
+    synced: int = 0
+    start: int = 0
+    clean: bool = False
+
+
+class RecoveryPointFile:
+    """The two slots. Calls come from one thread at a time."""
+
+    def __init__(self, file: File, newest: RecoveryPoint) -> None:
+        self._file = file
+        self.newest = newest
+
+    def write(self, point: RecoveryPoint) -> None:
+        """Write the next slot, without a sync."""
+        point = replace(point, sequence=self.newest.sequence + 1)
+        raw = _pack(point)
+        write_all(self._file, point.sequence % 2 * SLOT_BYTES, [raw])
+        self.newest = point
+
+    def write_durably(self, point: RecoveryPoint) -> None:
+        """Write both slots and sync each, so that no older one comes back after a crash."""
+        for _ in range(2):
+            self.write(point)
+            self._file.sync()
+
+    def write_clean(self, synced: int, start: int) -> None:
+        """Record that the log ends at `synced`, with nothing after it."""
+        self.write_durably(replace(self.newest, synced=synced, start=start, clean=True))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_recovery_point(file: File) -> tuple[RecoveryPoint | None, int]:
+    """Return the newest valid recovery point, and the number of corrupted slots (not: never written)."""
+    found: list[RecoveryPoint] = []
+    corrupted = 0
+    for slot in range(2):
+        raw = file.read(slot * SLOT_BYTES, _SLOT.size + _CRC.size)
+        point = _unpack(raw)
+        if point is not None and point.sequence % 2 == slot:
+            found.append(point)
+        elif any(raw):
+            corrupted += 1
+    return max(found, key=lambda point: point.sequence, default=None), corrupted
+
+
+def open_recovery_point(
+    disk: Disk, path: str, *, create: bool = False, read_only: bool = False
+) -> File | None:
+    """Open the file; None where there is none and none is to be created."""
+    try:
+        return disk.open(path, create=create, read_only=read_only)
+    except FileNotFoundError:
+        return None
+
+
+def _pack(point: RecoveryPoint) -> bytes:
+    raw = _SLOT.pack(
+        _MAGIC, _VERSION, _CLEAN if point.clean else 0, point.sequence, point.synced, point.start
+    )
+    return raw + _CRC.pack(crc32c(raw))
+
+
+def _unpack(raw: bytes) -> RecoveryPoint | None:
+    if len(raw) != _SLOT.size + _CRC.size or crc32c(raw[: _SLOT.size]) != _CRC.unpack(raw[_SLOT.size :])[0]:
+        return None
+    magic, version, flags, sequence, synced, start = _SLOT.unpack(raw[: _SLOT.size])
+    if (magic, version) != (_MAGIC, _VERSION):
+        return None
+    return RecoveryPoint(sequence, synced, start, bool(flags & _CLEAN))

@@ -1,0 +1,267 @@
+"""Sendfile ranges: full frames as a segment holds them, sent without being decoded one by one.
+
+The sparse index gives the bytes, and the heads at both ends prove it; the frames in between are not read:
+each carries its own checksums, which the receiver verifies. Frames of a compressed segment are read into
+memory and verified, since each has a seal that is not sent. Where anything is in doubt there is no range, and
+the caller reads the frames one by one, which reports corruption.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING, NamedTuple
+
+from delta_prop_broker.disk import FileRange
+from delta_prop_broker.log.files.compressed import PEEK_BYTES
+from delta_prop_broker.log.files.frames import read_head
+from delta_prop_wire.crc import crc32c
+from delta_prop_wire.errors import ProtocolError
+from delta_prop_wire.header import unpack_header
+from delta_prop_wire.spec import CRC_BYTES, HEADER_BYTES, STAMP_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Buffer
+
+    from delta_prop_broker.disk import Disk, File
+    from delta_prop_broker.log.files.frames import FrameHead
+    from delta_prop_broker.log.files.segment import Segment, Segments
+    from delta_prop_broker.log.files.sparse_index import Entry, SparseIndex
+
+BYTES_MIN = 64 * 1024
+"""Minimum bytes of a range: reading the frames of a few batches costs no more than locating them.
+Compressed ones are sent in any number: reading them costs more, since it decompresses them."""
+FILES_MAX = 16
+"""Maximum number of files to send from at a time; one removed from the log uses disk space until then."""
+_HEADS_MAX = 64
+"""Maximum number of frames between two entries of an index: 4 KB, of 128 bytes or more each."""
+
+
+class RangeBounds(NamedTuple):
+    """Bounds of a range; with fewer than `bytes_min` it is not worth it.
+
+    `read_bytes_max`: for frames that must be read into memory, as those of compressed segments, or one larger
+    frame; None: `bytes_max`. `verified`: only such frames, since no reader has checked the log here.
+    """
+
+    deltas_max: int
+    bytes_max: int
+    bytes_min: int = BYTES_MIN
+    read_bytes_max: int | None = None
+    verified: bool = False
+
+
+class SendfileRange(NamedTuple):
+    """Frames from one offset up to `next_offset`, all visible, without a gap or control rows."""
+
+    content: FileRange | list[Buffer]
+    deltas: int
+    bytes: int
+    next_offset: int
+
+
+class SendfilePool:
+    """The readers of one log. A file is opened once for all of them."""
+
+    def __init__(self, disk: Disk, held: Callable[[], tuple[Segments, int, int]]) -> None:
+        """`held` returns the segments now, the oldest offset and the high watermark."""
+        self._disk = disk
+        self._held = held
+        self._open_files: dict[tuple[int, int], _OpenFile] = {}
+        self._segments: Segments | None = None
+
+    def reader(self) -> SendfileReader:
+        """Return a new reader. Close it."""
+        return SendfileReader(self)
+
+    def find(
+        self, offset: int, bounds: RangeBounds, codecs: frozenset[int]
+    ) -> tuple[SendfileRange, _OpenFile] | None:
+        """Find the range that begins at `offset`; return it and its file, which then has one more user."""
+        segments, start, high_watermark = self._held()
+        if not start <= offset < high_watermark:
+            return None
+        segment = segments.segment_at(offset)
+        index = segments.index_of(segment)
+        if not _is_readable(index, codecs) or (bounds.verified and not index.codecs):
+            return None
+        limit = min(offset + bounds.deltas_max, high_watermark, _first_control(index, offset))
+        opened = self._acquire(segments, segment, index)
+        if opened is None:
+            return None
+        try:
+            if index.codecs:
+                found = opened.read_frames(index, offset, limit, bounds)
+            else:
+                found = opened.locate_range(index, offset, limit, bounds, growing=segment is segments.last)
+        except BaseException:
+            opened.release()
+            raise
+        if found is None:
+            opened.release()
+            return None
+        return found, opened
+
+    def _acquire(self, segments: Segments, segment: Segment, index: SparseIndex) -> _OpenFile | None:
+        if self._segments is not segments:  # the log was recovered: other files may have these names
+            self._segments, self._open_files = segments, {}
+        key = (segment.base, index.codecs)
+        opened = self._open_files.get(key)
+        if opened is None:
+            if len(self._open_files) >= FILES_MAX:
+                return None
+            file = self._disk.open(segment.path, read_only=True)
+            held = self._open_files
+            opened = held[key] = _OpenFile(file, lambda: held.pop(key, None))
+        opened.users += 1
+        return opened
+
+
+class SendfileReader:
+    """One reader; a range is valid until the following `next`, even if its segment is removed."""
+
+    def __init__(self, pool: SendfilePool) -> None:
+        self._pool = pool
+        self._opened: _OpenFile | None = None
+
+    def next(
+        self, offset: int, bounds: RangeBounds, *, codecs: frozenset[int] = frozenset()
+    ) -> SendfileRange | None:
+        """Return the range that begins at `offset`, within these bounds; None if none is worth it.
+
+        `codecs`: numbers of the codecs that its frames may use. Raises LogCorrupted, OSError.
+        """
+        found = self._pool.find(offset, bounds, codecs)
+        self.close()
+        if found is None:
+            return None
+        found_range, self._opened = found
+        return found_range
+
+    def close(self) -> None:
+        """Release the file."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.release()
+
+
+class _OpenFile:
+    """A segment's file, open while a reader sends from it."""
+
+    def __init__(self, file: File, forget: Callable[[], object]) -> None:
+        self.file = file
+        self.users = 0
+        self._forget = forget
+
+    def locate_range(
+        self, index: SparseIndex, offset: int, limit: int, bounds: RangeBounds, *, growing: bool
+    ) -> SendfileRange | None:
+        """Return the range from the frame of `offset` on, up to about `limit`, if the file agrees."""
+        file, entry = self.file, index.entry_before(offset)
+        next_offset, end = _last_known_end(index, limit, entry.position + bounds.bytes_max)
+        if next_offset <= offset or end - entry.position < bounds.bytes_min:
+            return None
+        begin = _locate(file, entry, offset)
+        if begin is None or end <= begin:
+            return None
+        if end == index.size:
+            if not (file.size() >= end if growing else file.size() == end):
+                return None
+        else:
+            head = _head_at(file, end)
+            if head is None or head.offset != next_offset:
+                return None
+        return SendfileRange(
+            FileRange(file, begin, end - begin), next_offset - offset, end - begin, next_offset
+        )
+
+    def read_frames(
+        self, index: SparseIndex, offset: int, limit: int, bounds: RangeBounds
+    ) -> SendfileRange | None:
+        """Return the frames of a compressed segment from `offset` on, without their seals."""
+        file, begin = self.file, _locate(self.file, index.entry_before(offset), offset)
+        head = None if begin is None else _head_at(file, begin)
+        if begin is None or head is None or head.size > bounds.bytes_max:
+            return None
+        size = min(bounds.bytes_max, bounds.read_bytes_max or bounds.bytes_max)
+        raw = memoryview(file.read(begin, max(size, head.size) + PEEK_BYTES))
+        is_last = begin + len(raw) == index.size == file.size()
+        parts: list[Buffer] = []
+        at, reached = 0, offset
+        while head is not None and (not parts or at + head.size <= size):
+            stop = at + head.size
+            following = _read_head(raw[stop : stop + PEEK_BYTES])
+            end = index.end if is_last and stop == len(raw) else following and following.offset
+            if not end or end > limit:
+                break
+            frame = _unseal(raw[at:stop], head)
+            if frame is None:
+                break  # the frames before it are sent, then reading reports the corruption
+            parts.append(frame)
+            at, reached, head = stop, end, following
+        if not parts:
+            return None
+        return SendfileRange(parts, reached - offset, sum(memoryview(part).nbytes for part in parts), reached)
+
+    def release(self) -> None:
+        """Release one user; the last one closes the file."""
+        self.users -= 1
+        if not self.users:
+            self._forget()
+            self.file.close()
+
+
+def _is_readable(index: SparseIndex, codecs: frozenset[int]) -> bool:
+    return index.controls is not None and not index.codecs & ~sum(1 << codec for codec in codecs)
+
+
+def _first_control(index: SparseIndex, offset: int) -> int:
+    """Return the offset of the first control rows from `offset` on; the segment's end if there are none."""
+    assert index.controls is not None
+    number = bisect_left(index.controls, offset)
+    return index.controls[number] if number < len(index.controls) else index.end
+
+
+def _last_known_end(index: SparseIndex, offset: int, position: int) -> tuple[int, int]:
+    """Return the last known end of a frame up to this offset and position: (offset, position)."""
+    if index.end <= offset and index.size <= position:
+        return index.end, index.size
+    last = index.last_entry_before(offset, position)
+    return last.offset, last.position
+
+
+def _locate(file: File, entry: Entry, offset: int) -> int | None:
+    """Return the position of the frame that begins with `offset`; None if none does."""
+    position = entry.position
+    for _ in range(_HEADS_MAX):
+        head = _head_at(file, position)
+        if head is None or head.offset > offset:
+            return None
+        if head.offset == offset:
+            return position
+        position += head.size
+    return None
+
+
+def _head_at(file: File, position: int) -> FrameHead | None:
+    return _read_head(memoryview(file.read(position, PEEK_BYTES)))
+
+
+def _read_head(raw: memoryview) -> FrameHead | None:
+    """Return the head of a frame, from its first bytes; None if they are not a head."""
+    if len(raw) < PEEK_BYTES:
+        return None
+    try:
+        return read_head(raw)
+    except ProtocolError:
+        return None
+
+
+def _unseal(frame: memoryview, head: FrameHead) -> memoryview | None:
+    """Return a frame of a compressed segment without its seal, if it has one; None if it is corrupted."""
+    # Without a seal, the checksum at the end is the body's.
+    body = HEADER_BYTES + STAMP_BYTES if head.uncompressed_header is None else 0
+    if crc32c(frame[body:-CRC_BYTES]) != int.from_bytes(frame[-CRC_BYTES:], "little"):
+        return None
+    return frame if head.uncompressed_header is None else frame[: HEADER_BYTES + unpack_header(frame).length]

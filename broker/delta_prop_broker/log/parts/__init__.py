@@ -1,1 +1,0 @@
-"""What the log on disk, `durable.py`, is made of."""

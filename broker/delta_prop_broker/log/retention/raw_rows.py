@@ -1,0 +1,285 @@
+"""Rows of frames as byte ranges, which compaction copies from frame to frame without decoding them.
+
+A code names a row: the index of its frame in a list of `RawRows`, shifted by `ROW_BITS`, and its row number
+in that frame. With `AS_CREATE` it is a create of its vector, whatever its own kind.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from delta_prop_broker.log.files.snapshot import FRAME_BYTES_MAX, FRAME_ROWS_MAX, sort_keys
+from delta_prop_wire.delta import Kind
+from delta_prop_wire.encode import name_columns
+from delta_prop_wire.layout import Column
+from delta_prop_wire.lazy import lazy
+from delta_prop_wire.state_rows import assemble_states
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from delta_prop_wire.batch import Batch, LoggedBatch
+
+ROW_BITS = 16
+ROW_MASK = (1 << ROW_BITS) - 1
+AS_CREATE = 1 << 56
+LAMPORT, ORIGIN, COUNTER, OFFSET, IGNORED = range(5)
+"""Columns of `RawRows.dots`."""
+
+_AS_STATE = bytes(Kind.CREATE if kind == Kind.DENSE else kind for kind in range(256))
+_UNCHANGED = bytes(range(256))
+_DOT_COLUMNS = (
+    Column.STATE_LAMPORTS,
+    Column.STATE_ORIGINS,
+    Column.STATE_COUNTERS,
+    Column.ROW_OFFSETS,
+    Column.STATE_IGNORED,
+)
+_NUMBER_BYTES = 4
+_VECTOR_KINDS = 1 << Kind.CREATE | 1 << Kind.DENSE
+
+
+class RawRows:
+    """One frame, with its rows split into numbers, bytes and metadata."""
+
+    def __init__(self, logged: LoggedBatch) -> None:
+        self.logged = logged
+        self.batch = logged.batch
+        self.keys = sort_keys(logged.batch)
+        self.kinds = logged.batch.kinds
+
+    @lazy
+    def dots(self) -> NDArray[np.uint64]:
+        """One line per row: Lamport timestamp, origin, counter, offset, count of deltas ignored."""
+        logged, batch = self.logged, self.batch
+        dots = np.zeros((batch.count, len(_DOT_COLUMNS)), np.uint64)
+        if batch.is_state:
+            for number, column in enumerate(_DOT_COLUMNS):
+                raw = batch.column(column)
+                if raw is not None:
+                    dots[:, number] = np.frombuffer(raw, "<u8")
+            return dots
+        rows = np.arange(batch.count, dtype=np.uint64)
+        dots[:, LAMPORT] = rows + np.uint64(logged.lamport)
+        dots[:, ORIGIN] = batch.origin
+        counters = batch.counters
+        dots[:, COUNTER] = rows + np.uint64(batch.base) if counters is None else counters
+        dots[:, OFFSET] = rows + np.uint64(logged.offset)
+        return dots
+
+    @lazy
+    def parts(self) -> list[tuple[memoryview, list[int]] | None]:
+        """Numbers, bytes, metadata: each the column, and the start of each row's part; None: no column."""
+        batch = self.batch
+        numbers = batch.column(Column.VALUES)
+        found: list[tuple[memoryview, list[int]] | None] = [
+            None if numbers is None else (numbers, (batch.value_bounds * _NUMBER_BYTES).tolist())
+        ]
+        for ends, content in (
+            (Column.BLOB_ENDS, Column.BLOBS),
+            (Column.METADATA_ENDS, Column.METADATA),
+        ):
+            raw, stops = batch.column(content), batch.column(ends)
+            if raw is None or stops is None:
+                found.append(None)
+            else:
+                found.append((raw, [0, *np.frombuffer(stops, "<u4").tolist()]))
+        return found
+
+    @lazy
+    def width(self) -> int:
+        """Numbers per row, if each row is only a vector of that dimension; else 0."""
+        batch = self.batch
+        only_vectors = not batch.kinds_mask & ~_VECTOR_KINDS and batch.column(Column.METADATA) is None
+        return (batch.row_values or 0) if only_vectors else 0
+
+    def has_metadata(self, row: int) -> bool:
+        """Return True if a row has metadata."""
+        part = self.parts[2]
+        return part is not None and part[1][row] < part[1][row + 1]
+
+    def size(self, row: int) -> int:
+        """Return the bytes of a row's numbers, bytes and metadata."""
+        size = 0
+        for part in self.parts:
+            if part is not None:
+                size += part[1][row + 1] - part[1][row]
+        return size
+
+
+class RowView:
+    """A view of some frames together, from which any of their rows can be taken at once.
+
+    `spans`: the rows of each frame that may be taken, first and end; without them, all.
+    `matrix` and `kinds` exist only if all rows are just vectors of one dimension.
+    """
+
+    def __init__(self, frames: Sequence[RawRows], spans: Sequence[tuple[int, int]] | None = None) -> None:
+        self.frames = frames
+        spans = [(0, len(frame.keys)) for frame in frames] if spans is None else spans
+        parts = list(zip(frames, spans, strict=True))
+        counts = np.array([end - first for first, end in spans], np.int64)
+        self._starts = np.cumsum(counts) - counts - np.array([first for first, _ in spans], np.int64)
+        self._dots: NDArray[np.uint64] = np.concatenate([frame.dots[a:b] for frame, (a, b) in parts])
+        self.matrix: NDArray[np.float32] | None = None
+        width = frames[0].width
+        if width and all(frame.width == width for frame in frames):
+            rows = [frame.batch.values[a * width : b * width] for frame, (a, b) in parts]
+            self.matrix = np.concatenate(rows).reshape(-1, width)
+            self.kinds = np.frombuffer(b"".join(frame.kinds[a:b] for frame, (a, b) in parts), np.uint8)
+
+    def row_numbers(self, codes: Sequence[int]) -> NDArray[np.int64]:
+        """Return the numbers of these rows, counted through all frames."""
+        locations = np.array(codes, np.int64) & (AS_CREATE - 1)
+        found: NDArray[np.int64] = self._starts[locations >> ROW_BITS] + (locations & ROW_MASK)
+        return found
+
+    def dots(self, row_numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Return the lines of `RawRows.dots` for these rows."""
+        found: NDArray[np.uint64] = self._dots.take(row_numbers, axis=0)
+        return found
+
+
+class FrameBuilder:
+    """Collects rows into frames, in the order in which they are added, and passes each to `emit`.
+
+    `states`: only the resulting state counts, so a dense becomes a create. A frame has up to `bytes_max`,
+    unless it holds a single row.
+    """
+
+    def __init__(
+        self, emit: Callable[[Batch], None], *, states: bool, bytes_max: int = FRAME_BYTES_MAX
+    ) -> None:
+        self.rows = self.alive = 0
+        self._bytes_max = bytes_max
+        self._emit = emit
+        self._table = _AS_STATE if states else _UNCHANGED
+        self._kind_table = np.frombuffer(self._table, np.uint8)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._keys: list[str] = []
+        self._kinds = bytearray()
+        self._dots: list[NDArray[np.uint64]] = []
+        self._parts: list[list[Any]] = [[], [], []]
+        self._sizes: list[list[int]] = [[], [], []]
+        self._bytes = 0
+
+    def add(
+        self,
+        view: RowView,
+        keys: list[str],
+        codes: list[int],
+        ignored_counts: Mapping[str, int] | None = None,
+    ) -> None:
+        """Add the rows that `codes` name, with their keys; `ignored_counts`: more ignored deltas, by key."""
+        row_numbers = view.row_numbers(codes)
+        dots = view.dots(row_numbers)
+        for at, key in enumerate(keys) if ignored_counts else ():
+            if ignored_counts is not None and key in ignored_counts:
+                dots[at, IGNORED] += np.uint64(ignored_counts[key])
+        if view.matrix is not None:
+            self._add_vectors(view, keys, np.array(codes, np.int64), dots)
+        else:
+            self._add_rows(view.frames, keys, codes, dots)
+
+    def _add_vectors(
+        self, view: RowView, keys: list[str], codes: NDArray[np.int64], dots: NDArray[np.uint64]
+    ) -> None:
+        """Add rows that are only vectors of one dimension, many at once."""
+        matrix, row_numbers = view.matrix, view.row_numbers(codes.tolist())
+        assert matrix is not None
+        width = matrix.shape[1] * _NUMBER_BYTES
+        kinds = self._kind_table[view.kinds[row_numbers]]
+        kinds[codes >= AS_CREATE] = Kind.CREATE
+        at = 0
+        while at < len(keys):
+            left = min(FRAME_ROWS_MAX - len(self._keys), max((self._bytes_max - self._bytes) // width, 1))
+            end = min(at + left, len(keys))
+            self._sizes[0] += [0] * (len(self._keys) - len(self._sizes[0]))  # for rows without numbers
+            self._keys += keys[at:end]
+            self._kinds += kinds[at:end].tobytes()
+            self._dots.append(dots[at:end])
+            self._parts[0].append(matrix.take(row_numbers[at:end], axis=0).tobytes())
+            self._sizes[0] += [width] * (end - at)
+            self._bytes += width * (end - at)
+            at = end
+            if len(self._keys) >= FRAME_ROWS_MAX or self._bytes + width > self._bytes_max:
+                self.flush()
+
+    def _add_rows(
+        self, frames: Sequence[RawRows], keys: list[str], codes: list[int], dots: NDArray[np.uint64]
+    ) -> None:
+        """Add rows of any kind, one by one."""
+        for at, code in enumerate(codes):
+            frame, row = frames[(code & (AS_CREATE - 1)) >> ROW_BITS], code & ROW_MASK
+            size = frame.size(row)
+            if self._keys and (self._bytes + size > self._bytes_max or len(self._keys) >= FRAME_ROWS_MAX):
+                self.flush()
+            self._keys.append(keys[at])
+            self._kinds.append(Kind.CREATE if code & AS_CREATE else self._table[frame.kinds[row]])
+            self._dots.append(dots[at : at + 1])
+            self._bytes += size
+            for number, part in enumerate(frame.parts):
+                if part is not None and (begin := part[1][row]) < (end := part[1][row + 1]):
+                    sizes = self._sizes[number]
+                    if len(sizes) + 1 < len(self._keys):  # the rows before it have no such part
+                        sizes += [0] * (len(self._keys) - 1 - len(sizes))
+                    self._parts[number].append(part[0][begin:end])
+                    sizes.append(end - begin)
+
+    def flush(self) -> None:
+        """Emit the collected rows as a frame, if there are any."""
+        if not self._keys:
+            return
+        count, kinds = len(self._keys), bytes(self._kinds)
+        columns = name_columns(*_split_keys(self._keys))
+        mask = sum(1 << kind for kind in set(kinds))
+        if mask & (mask - 1):
+            columns[Column.KINDS] = kinds
+        dimension = self._add_parts(columns, kinds)
+        dots = np.concatenate(self._dots)
+        for number, column in enumerate(_DOT_COLUMNS):
+            if number != IGNORED or dots[:, number].any():
+                columns[column] = dots[:, number].astype("<u8").tobytes()
+        self.rows += count
+        self.alive += count - kinds.count(Kind.DELETE)
+        batch = assemble_states(columns, count, mask, dimension)
+        self._clear()
+        self._emit(batch)
+
+    def _add_parts(self, columns: dict[Column, bytes], kinds: bytes) -> int:
+        """Add the parts of the rows; return the common dimension of their vectors, else 0."""
+        for sizes in self._sizes:
+            sizes.extend([0] * (len(self._keys) - len(sizes)))
+        numbers, blobs, metadata = (np.array(sizes, np.int64) for sizes in self._sizes)
+        contents = [b"".join(parts) for parts in self._parts]
+        if contents[0]:
+            columns[Column.VALUES] = contents[0]
+        if (numbers != numbers[0]).any():
+            columns[Column.VALUE_ENDS] = _pack_ends(numbers // _NUMBER_BYTES)
+        if contents[1]:
+            columns[Column.BLOBS], columns[Column.BLOB_ENDS] = contents[1], _pack_ends(blobs)
+        if contents[2]:
+            columns[Column.METADATA], columns[Column.METADATA_ENDS] = contents[2], _pack_ends(metadata)
+        kind_column = np.frombuffer(kinds, np.uint8)
+        widths = numbers[(kind_column == Kind.CREATE) | (kind_column == Kind.DENSE)]
+        same = len(widths) > 0 and (widths == widths[0]).all()
+        return int(widths[0]) // _NUMBER_BYTES if same else 0
+
+
+def _pack_ends(sizes: NDArray[np.int64]) -> bytes:
+    return np.cumsum(sizes).astype("<u4").tobytes()
+
+
+def _split_keys(keys: list[str]) -> tuple[list[str], list[str]]:
+    """Return the namespaces and vector ids of sorted keys."""
+    head = keys[0].partition("\0")[0]
+    if keys[-1].startswith(head + "\0"):
+        return [head] * len(keys), [key[len(head) + 1 :] for key in keys]
+    pairs = [key.partition("\0") for key in keys]
+    return [pair[0] for pair in pairs], [pair[2] for pair in pairs]

@@ -1,0 +1,144 @@
+"""The snapshot of a log, and the planning of the next one.
+
+With compaction, rows leave the log only once a snapshot on stable storage covers them. A snapshot is due when
+so much of the log is old that writing one costs no more than a few times the bytes that it frees, or when
+capacity becomes short.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from delta_prop_broker.log.corruption import LogCorrupted
+from delta_prop_broker.log.files.snapshot import newest_snapshot, snapshot_offsets
+from delta_prop_broker.log.retention.compaction import Compaction, SegmentRange, remove_older
+
+if TYPE_CHECKING:
+    from delta_prop_broker.disk import Disk
+    from delta_prop_broker.log.files.segment import Segment, Segments
+    from delta_prop_broker.log.files.snapshot import Snapshot
+    from delta_prop_broker.log.retention.holders import Holders
+    from delta_prop_broker.log.settings import LogSettings
+
+
+class SnapshotPlanner:
+    """The snapshot of one log. Without one, `offset` is None and the other counts are 0.
+
+    `corruption`: the error of a snapshot that cannot be used; then no row is removed, and no other one made.
+    """
+
+    def __init__(self, disk: Disk, directory: str, *, settings: LogSettings, holders: Holders) -> None:
+        self.offset: int | None = None
+        self.bytes = self.rows = self.snapshots_made = 0
+        self.time_us = 0
+        """Log time of the last append that the snapshot covers, as of the opening."""
+        self.corruption: LogCorrupted | None = None
+        self.is_running = False
+        self._disk = disk
+        self._directory = directory
+        self._settings = settings
+        self._holders = holders
+        self._log_id = b""
+        self._newest_offset = 0  # the highest offset in the name of a snapshot, as of the opening
+        self._read_only = False
+
+    def open(self, log_id: bytes, *, start: int, end: int, read_only: bool) -> None:
+        """Find the snapshot beside a log from `start` to `end`, if the log is compacted.
+
+        Raises OSError.
+        """
+        self._log_id, self._read_only = log_id, read_only
+        self._newest_offset = max(snapshot_offsets(self._disk.list(self._directory)), default=0)
+        if not self._settings.compact:
+            return
+        try:
+            found = self.newest(start=start, end=end)
+        except LogCorrupted as corruption:
+            self.corruption = corruption
+            return
+        if found is not None:
+            self.offset, self.bytes, self.rows = found.offset, found.bytes, found.rows
+            self.time_us = found.time_us
+            found.close()
+            if not read_only:
+                with suppress(OSError):
+                    remove_older(self._disk, self._directory, found.offset)
+
+    def newest(self, *, start: int, end: int) -> Snapshot | None:
+        """Open the newest snapshot from which a log from `start` to `end` continues.
+
+        None if there is none, or if the log lacks the rows after it. Raises LogCorrupted, OSError.
+        """
+        found = newest_snapshot(self._disk, self._directory, self._log_id)
+        if found is not None and not start <= found.offset <= end:
+            found.close()
+            if found.offset > end and not self._read_only:  # a writer may have appended rows since
+                raise LogCorrupted(found.path, f"the log ends at offset {end}, before this snapshot")
+            return None
+        return found
+
+    def may_have_snapshot(self, start: int) -> bool:
+        """Return True if there may be a snapshot for a log that begins at `start`; reads no file."""
+        return max(self.offset or 0, self._newest_offset) >= start
+
+    def floor(self, readable: int) -> int:
+        """Return the offset below which snapshots allow segments to be removed."""
+        return min(readable, self.offset or 0) if self._settings.compact else readable
+
+    def wait_reason(self, readable: int) -> str:
+        """Return the reason why a full log removes no row though no sink needs the oldest."""
+        if self.corruption is not None:
+            return f"its snapshot cannot be used ({self.corruption.path}: {self.corruption.reason})"
+        if self.floor(readable) < readable:
+            return "the oldest are being made into a snapshot"
+        return "the newest are not written yet"
+
+    def is_due(self, segment: Segment, seen_us: int, held_bytes: int) -> bool:
+        """Return True if a segment is older than the time-travel window, or in excess of the stored bytes."""
+        settings = self._settings
+        return (
+            seen_us - segment.seen_last_us > settings.delta_retention_s * 1e6
+            or held_bytes > settings.compact_from_bytes
+        )
+
+    def take_compaction(
+        self, segments: Segments, *, seen_us: int, readable: int, held_bytes: int
+    ) -> Compaction | None:
+        """Return the compaction to run now; None if there is none, or one is running. Then call `finish`.
+
+        `held_bytes`: of all segments. It does not wait for holders that can be evicted: a snapshot can then
+        replace their rows.
+        """
+        if not self._settings.compact or self.is_running or self.corruption is not None:
+            return None
+        floor = min(self._holders.unevictable_floor(readable), readable)
+        parts: list[SegmentRange] = []
+        size, left = 0, held_bytes
+        for segment in segments.all[:-1]:
+            if segment.end > floor or not self.is_due(segment, seen_us, left):
+                break
+            left -= segment.size
+            if self.offset is None or segment.base >= self.offset:
+                parts.append(SegmentRange(segment.path, segment.base, segment.end))
+                size += segment.size
+        short = held_bytes > (self._settings.compact_from_bytes + self._settings.bytes_max) // 2
+        if not parts or (size * 2 < self.bytes and not short):
+            return None
+        self.is_running = True
+        return Compaction(
+            self._disk,
+            self._directory,
+            log_id=self._log_id,
+            segments=parts,
+            previous=self.offset,
+            run_bytes_max=self._settings.compact_memory_bytes_max,
+            free_bytes_min=self._settings.free_bytes_min // 2,
+        )
+
+    def finish(self, compaction: Compaction, *, made: bool) -> None:
+        """End a compaction; `made`: its snapshot is on stable storage."""
+        self.is_running = False
+        if made:
+            self.offset, self.snapshots_made = compaction.offset, self.snapshots_made + 1
+            self.bytes, self.rows = compaction.snapshot_bytes, compaction.snapshot_rows

@@ -1,0 +1,119 @@
+"""Scope of an audit: the range of the log, the sink's progress, and the sink's quarantine."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delta_prop.auditing.folding import FoldInput
+from delta_prop.commands.quarantine import read_quarantines
+from delta_prop.commands.readonly_log import open_prefix_snapshot, open_readonly_log
+from delta_prop.cursors import read_cursors
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from delta_prop.auditing.sink_file import SinkRows, StorageSinkFile
+    from delta_prop.route.quarantine import Quarantine
+    from delta_prop_broker.disk import Disk
+    from delta_prop_broker.log.files.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedLog:
+    """A log whose states are all known, from its beginning or from a snapshot on."""
+
+    log_id: bytes
+    begin: int
+    end: int
+    disk: Disk
+    snapshot: Snapshot | None
+
+    def fold_input(self, sink_offset: int | None, rows: SinkRows) -> FoldInput:
+        """Return the input of the fold for a sink with these rows and this progress; None: the full log."""
+        sink_offset = self.end if sink_offset is None else sink_offset
+        # A row may be ahead of its sink's cursor; it is compared with the log up to its own delta.
+        ahead = None
+        if rows.highest_offset() >= sink_offset:
+
+            def ahead(key: str) -> int:
+                namespace, _, vector_id = key.partition("\0")
+                return rows.offset_of(namespace, vector_id)
+
+        return FoldInput(self.disk, self.snapshot, self.begin, self.end, sink_offset, ahead)
+
+
+@contextmanager
+def open_audited_log(path: str) -> Iterator[AuditedLog]:
+    """Open the log in a data directory as it is now. Raises UsageError, LogCorrupted, OSError."""
+    with open_readonly_log(path) as (disk, log, _), open_prefix_snapshot(log) as snapshot:
+        begin = log.start_offset if snapshot is None else snapshot.offset
+        is_complete = log.start_offset == 0 if snapshot is None else snapshot.facts.begin == 0
+        if not is_complete:
+            raise lost_prefix_error(path)
+        yield AuditedLog(log.log_id, begin, max(log.high_watermark, begin), disk, snapshot)
+
+
+def lost_prefix_error(path: str) -> UsageError:
+    """Return the error of a log without its beginning."""
+    return UsageError(
+        f"log in {path!r}: its beginning was lost without a snapshot, so it is incomplete: audit a copy "
+        "that has it"
+    )
+
+
+def sink_offset_of(file: StorageSinkFile, path: str, log_id: bytes) -> int:
+    """Return the offset after a storage sink's rows. Raises UsageError if its file is of another log."""
+    if file.cursor is not None and file.cursor.log_id != log_id:
+        raise UsageError(
+            f"{file.path} is of log {file.cursor.log_id.hex()}, the log in {path!r} is {log_id.hex()}: name "
+            "the directory of the log that it was attached to, or rebuild it"
+        )
+    return 0 if file.cursor is None else file.cursor.next_offset
+
+
+def check_sink_offset(sink_offset: int, begin: int, end: int) -> None:
+    """Raise UsageError if a log from `begin` to `end` does not include a sink's progress."""
+    if sink_offset < begin:
+        raise UsageError(
+            f"the sink has reached offset {sink_offset}, but the log has single deltas from {begin} on only: "
+            "attach it, which rebuilds it, and audit it then"
+        )
+    if sink_offset > end:
+        raise UsageError(
+            f"the sink has reached offset {sink_offset}, but the log ends at {end}: the log lost rows, or "
+            "the sink is of another copy of it: rebuild the sink, or name that copy"
+        )
+
+
+def read_known_sinks(path: str) -> dict[str, Quarantine | None]:
+    """Read the sinks that a data directory remembers, with their quarantines.
+
+    Raises UsageError, QuarantineCorrupted, OSError.
+    """
+    with open_readonly_log(path) as (disk, log, _):
+        known: dict[str, Quarantine | None] = dict.fromkeys(read_cursors(disk, log.log_id))
+        return known | read_quarantines(disk, log.log_id, log.epoch_end)
+
+
+def read_quarantined_keys(path: str, name: str | None) -> frozenset[str]:
+    """Return the keys of the vectors with deltas in a sink's quarantine; none if `name` is None.
+
+    Raises UsageError if no such sink is remembered.
+    """
+    if name is None:
+        return frozenset()
+    known = read_known_sinks(path)
+    if name not in known:
+        names = ", ".join(sorted(known)) or "none"
+        raise UsageError(
+            f"no sink named {name!r:.100} is remembered in {path!r:.300}: give one of these: {names}"
+        )
+    quarantine = known[name]
+    return (
+        frozenset()
+        if quarantine is None
+        else frozenset("\0".join(one.vector) for one in quarantine.records())
+    )

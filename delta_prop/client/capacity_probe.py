@@ -1,0 +1,84 @@
+"""Sends one batch as a probe while the service has no capacity, and holds the others back.
+
+Pure. Resending every open batch would bring one refusal per batch, all for the same cause.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from delta_prop.client.sequence_sender import SequenceSender, UnackedBatch
+    from delta_prop_wire.errors import Refused
+
+NO_CAPACITY_CODES = frozenset({ErrorCode.QUEUE_FULL, ErrorCode.LOG_FULL, ErrorCode.LOG_FAILED})
+"""Refusals that are not about the batch itself: the next batch would be refused too."""
+PROBE_TIMEOUT_S = 5.0
+"""A probe unanswered for so long may depend on a batch held back here, so all may be sent again."""
+
+
+class CapacityProbe:
+    """The refusal of a service without capacity, and the probe in flight.
+
+    `refusal`: why the service takes nothing; None while it takes batches, as far as is known.
+    """
+
+    __slots__ = ("_deadline", "_probe", "refusal")
+
+    def __init__(self) -> None:
+        self.refusal: Refused | None = None
+        self._probe: UnackedBatch | None = None
+        self._deadline = 0.0
+
+    def wait_s(self, now: float) -> float:
+        """Return the seconds for which nothing may be sent, as a probe is in flight; 0: one may be sent."""
+        if self._probe is None:
+            return 0.0
+        if now >= self._deadline:
+            self.reset()
+            return 0.0
+        return self._deadline - now
+
+    def choose(self, senders: Iterable[SequenceSender]) -> Iterable[SequenceSender]:
+        """Return the senders that may send: while refused, the one whose batch was sent first.
+
+        Later batches may depend on that one.
+        """
+        if self.refusal is None:
+            return senders
+        senders = list(senders)
+        refused = [sender for sender in senders if sender.retries]
+        return [min(refused, key=_first_sent_number)] if refused else senders
+
+    def on_sent(self, frame: UnackedBatch, now: float) -> None:
+        """Note that a batch is sent: while refused, it is the probe."""
+        if self.refusal is not None:
+            self._probe, self._deadline = frame, now + PROBE_TIMEOUT_S
+
+    def on_refused(self, frame: UnackedBatch, refusal: Refused) -> None:
+        """Note that a batch was refused, for want of capacity or for a cause of its own."""
+        if refusal.code in NO_CAPACITY_CODES and (self.refusal is None or self._probe is frame):
+            self.refusal = refusal
+        if self._probe is frame:
+            self._probe = None
+
+    def on_answered(self, frame: UnackedBatch) -> None:
+        """Note that a batch has its outcome: if it was the probe, the others may be sent."""
+        if self._probe is frame:
+            self.reset()
+
+    def on_disconnect(self) -> None:
+        """Note that no probe is in flight any more."""
+        self._probe = None
+
+    def reset(self) -> None:
+        """Allow every batch to be sent."""
+        self.refusal = self._probe = None
+
+
+def _first_sent_number(sender: SequenceSender) -> int:
+    return sender.retries[0].send_order

@@ -1,0 +1,32 @@
+"""Ends a client's tasks so that the program's exception, or a task's failure, is raised as itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
+
+async def close_tasks(exits: AsyncExitStack, error: BaseException | None) -> None:
+    """End the task group of a client, which ends for `error`. Raises the failure of a task, without a group.
+
+    The program's own exception propagates unchanged; a task group would wrap it in a group.
+    """
+    cancelled = isinstance(error, anyio.get_cancelled_exc_class())
+    failure: BaseException | None = None
+    try:
+        await exits.__aexit__(*((type(error), error, None) if cancelled else (None, None, None)))
+    except BaseExceptionGroup as group:
+        failure = _unwrap(group)
+    if failure is not None:
+        raise failure
+
+
+def _unwrap(group: BaseException) -> BaseException:
+    """Return the only exception of a group; a group of several unchanged."""
+    while isinstance(group, BaseExceptionGroup) and len(group.exceptions) == 1:
+        group = group.exceptions[0]
+    return group

@@ -1,0 +1,107 @@
+"""Calls of one opaque delta each, coalesced: as long as nothing fails they are one offer with one outcome.
+
+Pure. If one call is to be treated differently from the others, all are first `split` into offers of their
+own: the slow path, with the same outcome for each caller.
+"""
+
+from __future__ import annotations
+
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+from delta_prop.client.offer import Offer, PendingDot
+from delta_prop.outcomes import PublishAck
+from delta_prop_wire.delta import Dot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from delta_prop.client.sequence_sender import UnackedBatch
+    from delta_prop.one_shot import OneShot
+    from delta_prop_wire.delta import AckLevel, Delta, Priority
+    from delta_prop_wire.errors import Refused
+
+CALLS_MAX = 1_000
+CALLS_BYTES_MAX = 256 * 1024
+CALLS_WINDOW_S = 0.01
+"""A call joins the first one if it comes within this time: all calls share one deadline."""
+_NO_DUPLICATES: Mapping[int, int | None] = {}
+
+
+class CoalescedCalls(Offer):
+    """Deltas for which `validate.is_opaque_only` is true, each with the waker of its caller.
+
+    `ProducerState.offer_call` adds calls as long as no other offer is queued after these.
+    """
+
+    __slots__ = ("parts", "pending_deltas", "wakers")
+
+    def __init__(
+        self, priority: Priority, now: float, on_outcome: Callable[[PublishAck | Refused], None]
+    ) -> None:
+        """`on_outcome` is called when callers have been notified."""
+        self.pending_deltas: list[Delta] = []
+        super().__init__(priority, self.pending_deltas, on_outcome)
+        self.offered_at = now
+        self.is_awaited = self.is_opaque_only = True
+        self.wakers: list[OneShot] = []
+        self.parts: list[Offer] = []
+
+    @property
+    def calls(self) -> int:
+        """See `Offer`."""
+        return self.count
+
+    def mark_encoded(self, frame: UnackedBatch) -> None:
+        """See `Offer`."""
+        super().mark_encoded(frame)
+        self.pending_deltas = []
+
+    def split(self) -> list[Offer]:
+        """Return the calls as offers of their own, in the position of this one."""
+        parts = self.parts = [Offer(self.priority, (), self._make_callback(waker)) for waker in self.wakers]
+        drawn, size = self.pending_dot.counter, self.size // self.count
+        for row, part in enumerate(parts):
+            part.count, part.size = 1, size
+            part.deltas = self.pending_deltas[row : row + 1]  # empty if a batch holds the delta
+            part.offered_at, part.unacked_batch, part.refusal, part.is_awaited = (
+                self.offered_at,
+                self.unacked_batch,
+                self.refusal,
+                True,
+            )
+            part.pending_dot = PendingDot(self.pending_dot.origin)
+            part.pending_dot.counter = drawn and drawn - len(parts) + 1 + row
+        return parts
+
+    def acknowledge(self, offset: int, dot: Dot, level: AckLevel) -> None:
+        """Acknowledge each call: offsets and dots count up from these, in order."""
+        wakers, (origin, counter) = self._finish(), dot
+        offsets = range(offset, offset + len(wakers))
+        dots = map(Dot, repeat(origin), range(counter, counter + len(wakers)))
+        for waker, at, each in zip(wakers, offsets, dots, strict=True):
+            if not waker.done():
+                waker.set_result(PublishAck(at, each, 1, level, _NO_DUPLICATES))
+        self.on_outcome(PublishAck(offset, dot, len(wakers), level, _NO_DUPLICATES))
+
+    def settle(self, outcome: PublishAck | Refused) -> None:
+        """Settle all calls with the same outcome: the reason why none of them is logged."""
+        for waker in self._finish():
+            if not waker.done():
+                waker.set_result(outcome)
+        self.on_outcome(outcome)
+
+    def _finish(self) -> list[OneShot]:
+        assert not self.done, "settled twice"
+        self.done = True
+        wakers = self.wakers
+        self.deltas, self.unacked_batch, self.pending_deltas, self.wakers = (), None, [], []
+        return wakers
+
+    def _make_callback(self, waker: OneShot) -> Callable[[PublishAck | Refused], None]:
+        def settle(outcome: PublishAck | Refused) -> None:
+            if not waker.done():
+                waker.set_result(outcome)
+            self.on_outcome(outcome)
+
+        return settle

@@ -1,0 +1,432 @@
+"""The state of a subscriber: its cursor, the batches received and not taken, the offset processed.
+
+Pure. Its rules: each offset is handed out once and in order, whatever is redelivered; the service never
+sends more than was granted; nothing is acknowledged before the reader is done with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from delta_prop.client.delivered_batch import DeliveredBatch
+from delta_prop.client.errors import Reconnect
+from delta_prop.client.service_identity import ServiceIdentity
+from delta_prop_wire.credit_window import NO_CREDIT
+from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.frames import (
+    Ack,
+    Backpressure,
+    BatchFrame,
+    Credit,
+    DeltaFrame,
+    Heartbeat,
+    Nack,
+    PressureLevel,
+    Start,
+    StartAt,
+    Subscription,
+)
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from delta_prop.client.session import Session
+    from delta_prop_wire.frames import Frame, Subscribed, Welcome
+
+logger = logging.getLogger("delta_prop.client")
+
+ACK_INTERVAL_S = 0.1
+"""Longest time before the processed offset is sent to a group."""
+CREDIT = Credit(20_000, 8 * 1024 * 1024)
+FAULTS_MAX = 5
+
+
+@dataclass(slots=True)
+class RequestOutcome:
+    """The outcome of a request to add topics, or to remove some."""
+
+    done: bool = False
+    refusal: Refused | None = None
+
+
+class ConsumerState:
+    """The state of one subscriber, over all its connections."""
+
+    def __init__(self, first: Subscription, *, credit: Credit = CREDIT, log_id: bytes | None = None) -> None:
+        if min(credit) < 1:
+            raise UsageError(
+                f"credit for {credit.deltas} deltas, {credit.bytes} bytes: give at least 1 of each"
+            )
+        self.failure: Refused | UsageError | None = None
+        """The reason why nothing more comes, once all that was received is taken."""
+        self.warning: Backpressure | None = None
+        """The service's warning that this subscriber is close to the log start; None: it is not close."""
+        self.log_end: int | None = None
+        """The end of the log when the service answered."""
+        self.started = False
+        """True once the service has answered."""
+        self.standing_by = False
+        """True while another member reads for the group."""
+        self.member: bytes | None = None
+        """The identity of this member of its group, over all connections."""
+        self._resets = 0  # of the group's cursor, by operators, as last reported
+        self.received = 0
+        self.delivered = 0
+        self._credit = credit
+        self._group = first.group
+        self._start = first.start
+        self._log: Cursor | None = None  # names the log and its epoch
+        self._service = ServiceIdentity(log_id)
+        self._subscriptions: dict[int, Subscription] = {first.subscription: first}
+        # request to the subscription it is about
+        self._pending_requests: dict[int, tuple[int, RequestOutcome]] = {}
+        self._unsent_requests: deque[tuple[int, RequestOutcome]] = deque()
+        self._subscribed = False  # on this connection
+        self._credit_request: int | None = None  # the request of this connection that brings the credit
+        self._batches: deque[DeliveredBatch] = deque()
+        self._next_row = 0  # of the first of `_batches`
+        self._buffered_deltas = self._buffered_bytes = 0
+        # the credit that the service may still use; below 0 where a frame was larger
+        self._remaining_credit = Credit(0, 0)
+        self._after_last_row = 0  # the offset after the last row that was handed out
+        self._position = 0  # the same, but also after the rows that follow and do not concern this reader
+        self._processed = self._acked = 0
+        self._acked_at = 0.0
+        self._faults = 0
+
+    # --- the reader's side
+
+    @property
+    def buffered_deltas(self) -> int:
+        """Deltas that were received and not taken."""
+        return self._buffered_deltas
+
+    def take(self) -> DeliveredBatch | None:
+        """Remove and return the next batch, or the rest of it; None while there is none."""
+        if not self._batches:
+            return None
+        batch = self._batches.popleft()
+        if self._next_row:
+            batch.skip(self._next_row)
+            self._next_row = 0
+        self._hand_out(batch, batch.count, batch.next_offset, batch.next_offset)
+        return batch
+
+    def take_row(self) -> tuple[DeliveredBatch, int] | None:
+        """Remove and return the next row, as its batch and its index there; None while there is none."""
+        if not self._batches:
+            return None
+        batch, row = self._batches[0], self._next_row
+        self._next_row += 1
+        last = self._next_row == batch.count
+        if last:
+            self._batches.popleft()
+            self._next_row = 0
+        position = batch.next_offset if last else batch.offset_of(row + 1)
+        self._hand_out(batch, 1, batch.offset_of(row) + 1, position, is_last=last)
+        return batch, row
+
+    def mark_all_processed(self) -> None:
+        """Note that the reader is done with all that it was handed."""
+        self._mark_processed(self._position)
+
+    def ack(self, offset: int) -> None:
+        """Note that the reader is done with everything up to this offset. Raises UsageError."""
+        if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+            raise UsageError(f"offset {offset!r:.60}: give the offset of a delta that was delivered")
+        if offset >= self._position:
+            raise UsageError(
+                f"offset {offset}: not delivered yet (the next one is {self._position}): acknowledge only "
+                "what was delivered"
+            )
+        self._mark_processed(self._position if offset + 1 >= self._after_last_row else offset + 1)
+
+    @property
+    def log_id(self) -> bytes | None:
+        """The log id of the service that answered."""
+        return self._service.log_id
+
+    @property
+    def has_unacked(self) -> bool:
+        """True while the group's cursor is below the processed offset."""
+        return self._group is not None and not self.standing_by and self._processed > self._acked
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """The cursor to resume from: all rows below it are processed. None before the start is known."""
+        if self._log is None:
+            return None
+        return self._log._replace(next_offset=self._processed)
+
+    def add(self, subscription: Subscription) -> RequestOutcome:
+        """Request more topics, from the current cursor on."""
+        self._subscriptions[subscription.subscription] = replace(
+            subscription, start=Start(StartAt.LATEST), group=None
+        )
+        return self._enqueue_request(subscription.subscription)
+
+    def remove(self, number: int) -> RequestOutcome:
+        """Remove some topics. Raises UsageError."""
+        if number not in self._subscriptions or len(self._subscriptions) == 1:
+            raise UsageError(
+                f"subscription {number}: open are {sorted(self._subscriptions)}, and one must stay: give "
+                "another one"
+            )
+        del self._subscriptions[number]
+        return self._enqueue_request(number)
+
+    def fail(self, failure: Refused | UsageError) -> None:
+        """Note that nothing more comes."""
+        if self.failure is None:
+            self.failure = failure
+            for _, answer in (*self._pending_requests.values(), *self._unsent_requests):
+                answer.done = True
+                answer.refusal = failure if isinstance(failure, Refused) else None
+
+    # --- connections
+
+    def on_welcome(self, welcome: Welcome) -> None:
+        """Note that a hello was answered. Raises UsageError if the service has another log."""
+        self._service.check(welcome)
+        self.log_end = None if welcome.log is None else welcome.log.next_offset
+
+    def on_disconnect(self) -> None:
+        """Note that the connection is lost. Received batches stay; the rest is requested again."""
+        self._subscribed = False
+        self.warning = None
+        for _, answer in self._pending_requests.values():
+            answer.done = True  # the next connection subscribes to it, or no longer does
+        self._pending_requests.clear()
+        for _, answer in self._unsent_requests:
+            answer.done = True
+        self._unsent_requests.clear()
+
+    def on_frame(self, frame: Frame, size: int, now: float) -> bool:
+        """Handle a frame; return True if it may wake the reader. Raises Reconnect, Refused."""
+        match frame:
+            case BatchFrame() | DeltaFrame():
+                self._on_batch(frame, size)
+                self._faults = 0
+                return True
+            case Ack(subscribed=granted) if granted is not None:
+                self._on_subscribed(frame, granted)
+                return True
+            case Ack():
+                self._complete_request(frame.correlation_id)
+                self._advance_to(frame.processed)
+            case Heartbeat():
+                self._advance_to(frame.processed)
+            case Nack():
+                self._on_nack(frame)
+            case Backpressure():
+                self.warning = frame if frame.level is not PressureLevel.OK else None
+        return False
+
+    def data_to_send(self, session: Session, now: float) -> list[bytes]:
+        """Return requests, credit and the acknowledgement, as far as they are due."""
+        parts: list[bytes] = []
+        if not self._subscribed:
+            self._subscribed = True
+            parts += self._subscribe_all(session)
+        while self._unsent_requests:
+            number, answer = self._unsent_requests.popleft()
+            if number in self._subscriptions:
+                parts.append(self._encode_request(session, self._subscriptions[number], answer))
+            else:
+                request, raw = session.unsubscribe(number, drain=False)
+                self._pending_requests[request] = (number, answer)
+                parts.append(raw)
+        if self.started and not any(
+            number == self._first_subscription for number, _ in self._pending_requests.values()
+        ):
+            ack = self._ack(now)
+            if ack is not None:
+                parts.append(session.connection.send(ack))
+        return parts
+
+    def wait_s(self, now: float) -> float | None:
+        """Return the seconds until an acknowledgement is due; None: none will be."""
+        if not self.has_unacked:
+            return None
+        return max(self._acked_at + ACK_INTERVAL_S - now, 0.0)
+
+    def ack_now(self) -> None:
+        """Make the next acknowledgement due at once."""
+        self._acked_at = float("-inf")
+
+    @property
+    def processed(self) -> int | None:
+        """The processed offset for a heartbeat."""
+        return self._processed if self.started and not self.standing_by else None
+
+    # --- helpers
+
+    @property
+    def _first_subscription(self) -> int:
+        return next(iter(self._subscriptions))
+
+    def _enqueue_request(self, number: int) -> RequestOutcome:
+        answer = RequestOutcome()
+        if self._subscribed:
+            self._unsent_requests.append((number, answer))
+        else:
+            answer.done = True
+        return answer
+
+    def _subscribe_all(self, session: Session) -> list[bytes]:
+        """Request all subscriptions: the first names the cursor, the last grants the credit.
+
+        Without credit the cursor stays, so everything after it that any of them matches is delivered.
+        """
+        self._remaining_credit = self._free_credit()
+        first, last = self._first_subscription, next(reversed(self._subscriptions))
+        parts = []
+        for number, wanted in self._subscriptions.items():
+            asked = wanted
+            if number == first:
+                asked = replace(
+                    wanted,
+                    start=self._resume_start(),
+                    group=self._group,
+                    member=self.member,
+                    credit=NO_CREDIT,
+                )
+            if number == last:
+                asked = replace(asked, credit=self._remaining_credit)
+            parts.append(self._encode_request(session, asked, RequestOutcome()))
+        self._credit_request = next(reversed(self._pending_requests))
+        return parts
+
+    def _encode_request(self, session: Session, subscription: Subscription, outcome: RequestOutcome) -> bytes:
+        request, raw = session.request(subscription)
+        self._pending_requests[request] = (subscription.subscription, outcome)
+        return raw
+
+    def _resume_start(self) -> Start:
+        if self._log is None:
+            return self._start
+        return Start(StartAt.CURSOR, self._log._replace(next_offset=self.received))
+
+    def _free_credit(self) -> Credit:
+        """Return the credit that the received batches leave free."""
+        deltas, size = self._credit
+        return Credit(max(deltas - self._buffered_deltas, 1), max(size - self._buffered_bytes, 1))
+
+    def _on_subscribed(self, ack: Ack, subscribed: Subscribed) -> None:
+        start, self.started = subscribed.start, True
+        if subscribed.standby:  # a second answer to this request comes later
+            self._stand_by()
+            return
+        number = self._complete_request(ack.correlation_id)
+        if number != self._first_subscription:
+            return
+        if self._log is None or self._is_superseded(subscribed):
+            self._start_at(start.next_offset)
+        self._log = start
+        self.standing_by, self._resets = False, subscribed.resets
+        self._advance_to(start.next_offset)
+
+    def _is_superseded(self, subscribed: Subscribed) -> bool:
+        """True if something other than this reader moved the group's cursor."""
+        if self._group is None:
+            return False
+        moved = subscribed.resets != self._resets or subscribed.start.next_offset > self._processed
+        return self.standing_by or moved
+
+    def _stand_by(self) -> None:
+        """Stand by: another member reads for the group, so the received batches belong to it now."""
+        if not self.standing_by:
+            logger.info("another member reads for group %r: standing by", self._group)
+        self.standing_by = True
+        self._drop_unread()
+
+    def _start_at(self, offset: int) -> None:
+        self._drop_unread()
+        self.received = self._after_last_row = self._position = offset
+        self._processed = self._acked = offset
+
+    def _drop_unread(self) -> None:
+        self._batches.clear()
+        self._next_row = self._buffered_deltas = self._buffered_bytes = 0
+
+    def _complete_request(self, request: int | None) -> int | None:
+        if request is None or request not in self._pending_requests:
+            return None
+        number, answer = self._pending_requests.pop(request)
+        answer.done = True
+        return number
+
+    def _on_nack(self, nack: Nack) -> None:
+        refusal = nack.refusal()
+        asked = None if nack.correlation_id is None else self._pending_requests.pop(nack.correlation_id, None)
+        if asked is not None and asked[0] != self._first_subscription and not refusal.retryable:
+            number, answer = asked
+            self._subscriptions.pop(number, None)
+            answer.done, answer.refusal = True, refusal
+            if nack.correlation_id == self._credit_request:
+                raise Reconnect(0.0, refusal)
+        elif refusal.code is ErrorCode.CHECKSUM and self._faults < FAULTS_MAX:
+            self._faults += 1
+            raise Reconnect(0.0, refusal)
+        elif refusal.retryable:
+            raise Reconnect((refusal.retry_after_ms or 0) / 1000, refusal)
+        else:
+            raise refusal
+
+    def _on_batch(self, frame: BatchFrame | DeltaFrame, size: int) -> None:
+        batch = DeliveredBatch(frame, self.received, size)
+        self._remaining_credit = Credit(
+            self._remaining_credit.deltas - batch.first - batch.count, self._remaining_credit.bytes - size
+        )
+        if batch.count and not (batch.batch is not None and batch.batch.is_control):
+            self._batches.append(batch)
+            self._buffered_deltas += batch.count
+            self._buffered_bytes += size
+            self.received = batch.next_offset
+        self._advance_to(batch.next_offset)
+
+    def _advance_to(self, offset: int | None) -> None:
+        """Note that all rows below this offset were received or do not concern this reader."""
+        if offset is None or offset < self.received:
+            return
+        self.received = offset
+        if not self._batches:
+            all_processed = self._processed == self._position
+            self._position = offset
+            if all_processed:
+                self._processed = offset
+
+    def _hand_out(
+        self, batch: DeliveredBatch, rows: int, after_row: int, position: int, *, is_last: bool = True
+    ) -> None:
+        self.delivered += rows
+        self._buffered_deltas -= rows
+        if is_last:
+            self._buffered_bytes -= batch.size
+        self._after_last_row = after_row
+        self._position = position if self._batches else self.received
+
+    def _mark_processed(self, offset: int) -> None:
+        self._processed = max(self._processed, min(offset, self._position))
+
+    def _ack(self, now: float) -> Ack | None:
+        credit = self._due_credit()
+        due = self.has_unacked and (
+            credit is not None or (self._group is not None and now - self._acked_at >= ACK_INTERVAL_S)
+        )
+        if credit is None and not due:
+            return None
+        self._acked, self._acked_at = self._processed, now
+        return Ack(processed=self._processed, credit=credit)
+
+    def _due_credit(self) -> Credit | None:
+        """Return the credit to grant: once half of the window has been used and taken; else None."""
+        free, left = self._free_credit(), self._remaining_credit
+        deltas, size = max(free.deltas - left.deltas, 0), max(free.bytes - left.bytes, 0)
+        if 2 * deltas < self._credit.deltas and 2 * size < self._credit.bytes:
+            return None
+        self._remaining_credit = Credit(left.deltas + deltas, left.bytes + size)
+        return Credit(deltas, size)

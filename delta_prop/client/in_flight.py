@@ -1,0 +1,80 @@
+"""The batches in flight on one connection, by the sequences under which they were sent.
+
+Pure. It maps sequences to batches and does not interpret outcomes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+from delta_prop.client.ack_ranges import record_ack_range
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from delta_prop.client.sequence_sender import UnackedBatch
+    from delta_prop_wire.frames import Ack
+
+
+class InFlight:
+    """Batches in the order in which they were sent. An answered batch is removed."""
+
+    def __init__(self) -> None:
+        self._sequences: list[int] = []  # the sequence of each batch's first row, ascending
+        self._batches: list[UnackedBatch | None] = []
+        self._next_sequence = 1
+
+    def clear(self) -> None:
+        """Drop everything: the connection is lost, and sequences restart at 1."""
+        self._sequences.clear()
+        self._batches.clear()
+        self._next_sequence = 1
+
+    def add(self, frame: UnackedBatch) -> None:
+        """Add a batch that is sent now, under the next sequences."""
+        frame.sequence = self._next_sequence
+        frame.send_count += 1
+        self._sequences.append(self._next_sequence)
+        self._batches.append(frame)
+        self._next_sequence += frame.batch.count
+
+    def take_acked(self, ack: Ack) -> Iterator[UnackedBatch]:
+        """Yield each batch of which all rows are acknowledged now, once."""
+        starts, frames = self._sequences, self._batches
+        for acked in ack.ranges:
+            place = max(bisect_right(starts, acked.first) - 1, 0)
+            while place < len(starts) and starts[place] <= acked.last:
+                frame = frames[place]
+                if (
+                    frame is not None
+                    and starts[place] + frame.batch.count > acked.first
+                    and record_ack_range(frame, acked)
+                ):
+                    frames[place] = None
+                    yield frame
+                place += 1
+        for place, frame in enumerate(frames):
+            if starts[place] > ack.sequence:
+                break
+            if frame is not None and starts[place] + frame.batch.count - 1 <= ack.sequence:
+                frames[place] = None
+                yield frame
+        self._trim()
+
+    def take(self, sequence: int) -> UnackedBatch | None:
+        """Remove and return the batch whose first sequence this is, if it has no answer yet; else None."""
+        place = bisect_right(self._sequences, sequence) - 1
+        if place < 0 or self._sequences[place] != sequence:
+            return None
+        frame, self._batches[place] = self._batches[place], None
+        self._trim()
+        return frame
+
+    def _trim(self) -> None:
+        """Drop the answered batches at the front."""
+        done = 0
+        while done < len(self._batches) and self._batches[done] is None:
+            done += 1
+        if done:
+            del self._batches[:done], self._sequences[:done]

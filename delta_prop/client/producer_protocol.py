@@ -1,0 +1,147 @@
+"""A producer's frames: all that its side of a connection sends and handles, without the transport.
+
+Pure. The asynchronous and the blocking producer both wrap this.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop.client.producer_state import ProducerState
+from delta_prop_wire.codec import encode_head
+from delta_prop_wire.delta import Priority, Source
+from delta_prop_wire.errors import UsageError
+from delta_prop_wire.frames import Ack, Backpressure, Hello, Nack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Buffer
+
+    from delta_prop.client.session import Session
+    from delta_prop_wire.delta import AckLevel
+    from delta_prop_wire.frames import Frame, JobPart, Welcome
+
+SEND_BYTES_MAX = 256 * 1024
+"""Bytes that are handed to the system at once; a larger batch is sent whole."""
+SPLIT_SEND_BYTES_MIN = 64 * 1024
+"""From this size on, a batch is sent in two pieces."""
+JOBS_FEATURE = "jobs"
+"""The feature of a service that can stage the parts of a job."""
+
+
+def check_staging(welcome: Welcome) -> None:
+    """Raise UsageError if the service has no jobs: it would log what is to be staged."""
+    if JOBS_FEATURE not in welcome.features:
+        raise UsageError(
+            "the service has no jobs: keep its log in a directory and update its program, or send without "
+            "a job"
+        )
+
+
+class ProducerProtocol:
+    """The frames of a `ProducerState`. It implements what a link requires of its user."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        token: str | None,
+        source: Source,
+        ack_level: AckLevel | None,
+        rng: Callable[[], float],
+        partition: int = 0,
+        log_id: bytes | None = None,
+        job: JobPart | None = None,
+        priority: Priority = Priority.NORMAL,
+        can_split: bool = False,
+    ) -> None:
+        """`job`: the part of a job for which deltas are staged here, instead of published. `priority`: the
+        one to claim first. `can_split`: as in `ProducerState`.
+        """
+        if source is Source.REPLICA:
+            raise UsageError("source replica: only a forwarding service sends it: give another one")
+        self.state = ProducerState(
+            name,
+            ack_level=ack_level,
+            partition=partition,
+            log_id=log_id,
+            priority=priority,
+            can_split=can_split,
+        )
+        self._job = job
+        self._was_welcomed = False  # a service has answered
+        self._token = token
+        self._source = source
+        self._rng = rng
+
+    def hello(self) -> Hello:
+        """Return the hello that opens a connection."""
+        return Hello(
+            token=self._token,
+            origins=self.state.claim_origins(),
+            source=self._source,
+            client=self.state.name[:60],
+            job=self._job,
+            splits=self.state.can_split,
+        )
+
+    def on_welcome(self, welcome: Welcome, *, same_address: bool) -> None:
+        """Note that a hello was answered. Raises UsageError, Refused."""
+        if self._job is not None:
+            check_staging(welcome)
+            if not self._was_welcomed and any(grant.watermark for grant in welcome.origins):
+                raise UsageError(
+                    f"attempt {self._job.attempt} of part {self._job.part} of job {self._job.job!r}: it has "
+                    "deltas already, which another task sent: give each attempt a number of its own"
+                )
+        self._was_welcomed = True
+        self.state.on_welcome(welcome, same_address=same_address)
+
+    def on_frame(self, frame: Frame, size: int, now: float) -> bool:
+        """Handle a frame; return True if it brought outcomes. Raises Reconnect, Refused."""
+        match frame:
+            case Ack():
+                return self.state.on_ack(frame)
+            case Nack():
+                self.state.on_nack(frame, now, self._rng())
+            case Backpressure():
+                self.state.on_backpressure(frame, now)
+        return False
+
+    def data_to_send(self, session: Session, now: float) -> list[Buffer]:
+        """Return batches as far as credits and pacing allow, after a hello that claims new origins."""
+        state, connection = self.state, session.connection
+        parts: list[Buffer] = []
+        claims = state.claim_new_origins()
+        if claims:
+            hello = Hello(token=self._token, origins=claims, source=self._source)
+            parts.append(session.request(hello)[1])
+        size = 0
+        while size < SEND_BYTES_MAX and connection.send_window.is_open:
+            frame = state.next_frame(now)
+            if frame is None:
+                break
+            batch = frame.batch
+            if batch.size < SPLIT_SEND_BYTES_MIN:
+                parts.append(connection.send(frame))
+            else:  # the body is sent as it lies: one frame in one piece would copy it
+                connection.spend(batch.count, batch.size)
+                parts += [encode_head(batch, frame.sequence, ack_wanted=frame.ack_wanted), batch.raw]
+            size += batch.size
+        return parts
+
+    def on_sent(self) -> None:
+        """Do nothing: callers wait for outcomes, not for sends."""
+
+    def wait_s(self, now: float) -> float | None:
+        """Return the seconds until something is to be sent unasked; None: nothing is."""
+        return self.state.wait_s(now)
+
+    def processed_offset(self) -> int | None:
+        """Return None: a producer has no cursor."""
+        return None
+
+    def on_disconnect(self) -> None:
+        """Note that the connection is lost."""
+        self.state.on_disconnect()

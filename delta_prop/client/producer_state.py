@@ -1,0 +1,642 @@
+"""The state of a producer: undrawn offers, batches in flight, retries, and the meaning of each answer.
+
+Pure: no waiting, no connection bytes, `now` is an argument. Its rule: each offer gets one outcome; a batch
+that is not acknowledged is resent, in order, under the same dots and as the same bytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop.advice import Advice
+from delta_prop.client.ack_ranges import contiguous_offset, outcome_of
+from delta_prop.client.capacity_probe import CapacityProbe
+from delta_prop.client.coalesced_calls import CALLS_BYTES_MAX, CALLS_MAX, CALLS_WINDOW_S, CoalescedCalls
+from delta_prop.client.counts import Counts
+from delta_prop.client.errors import Reconnect
+from delta_prop.client.in_flight import InFlight
+from delta_prop.client.offer import ROW_OVERHEAD_BYTES, Offer, OutcomeJoiner, PendingDot
+from delta_prop.client.refusals import dot_used_before, offer_unanswered, timed_out, with_row
+from delta_prop.client.sequence_sender import SequenceSender
+from delta_prop.client.service_identity import ServiceIdentity, granted_level
+from delta_prop.client.splitting import split_around, split_rows
+from delta_prop.client.unacked_offers import UnackedOffers
+from delta_prop.client.vector_order import VectorOrder
+from delta_prop.outcomes import PublishAck
+from delta_prop_wire.bounds import check_name
+from delta_prop_wire.delta import AckLevel, Dot, Priority, make_origin, producer_id_of
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.frames import BatchFrame, OriginClaim
+from delta_prop_wire.spec import COUNTER_MAX, FINAL, VECTOR_ID_BYTES_MAX, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import NoReturn
+
+    from delta_prop.client.sequence_sender import UnackedBatch
+    from delta_prop.one_shot import OneShot
+    from delta_prop_wire.delta import Delta
+    from delta_prop_wire.frames import Ack, Backpressure, Nack, OriginGrant, Welcome
+
+IN_FLIGHT_OFFERS_MAX = 10_000
+IN_FLIGHT_BYTES_MAX = 64 * 1024 * 1024
+BATCH_DELTAS_MAX = 1_000
+BATCH_BYTES_MAX = 256 * 1024
+FAULTS_MAX = 5
+"""Connections in a row that may end with a wrong checksum before the fault counts as permanent."""
+_WEIGHTS = (8, 4, 2, 1)
+_PROCESSED_CODES = FINAL | {ErrorCode.DOT_REUSED, ErrorCode.OUTCOME_UNKNOWN}
+"""Codes of refusals for deltas that the service has processed before."""
+_RETRY_WAIT_MAX_S = 60.0
+
+
+class ProducerState:
+    """The offers of one producer, from the call to the outcome."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        ack_level: AckLevel | None = None,
+        partition: int = 0,
+        log_id: bytes | None = None,
+        priority: Priority = Priority.NORMAL,
+        can_split: bool = False,
+    ) -> None:
+        """`priority`: the one to claim before something is offered. `can_split`: the hello announced that a
+        batch refused for one row is split here, so that each row keeps its number.
+        """
+        check_name("producer", name, VECTOR_ID_BYTES_MAX)
+        self.name = name
+        self.can_split = can_split
+        self.failure: Refused | UsageError | None = None
+        """The reason why nothing can be sent any more."""
+        self.advice = Advice()
+        producer_id = producer_id_of(name)
+        self._senders = tuple(
+            SequenceSender(make_origin(producer_id, one, partition), one, can_split=can_split)
+            for one in Priority
+        )
+        self._first_sender = self._senders[priority]
+        self._used_senders: list[SequenceSender] = []
+        self._requested_level = ack_level
+        self._level = AckLevel.MEMORY if ack_level is None else ack_level
+        self._service = ServiceIdentity(log_id)
+        self._sender_by_origin = {sender.origin: sender for sender in self._senders}
+        self._vector_order = VectorOrder()
+        self._lost: dict[int, list[tuple[int, int]]] = {}
+        self._unacked = UnackedOffers()
+        self._open_calls: CoalescedCalls | None = None
+        self._in_flight = InFlight()
+        self._probe = CapacityProbe()
+        self._last_refusal: Refused | None = None
+        self._faults = 0
+        self.counts = Counts()
+
+    # --- state
+
+    @property
+    def in_flight_offers(self) -> int:
+        """Calls without an outcome."""
+        return self._unacked.calls
+
+    @property
+    def waits_for(self) -> Refused | None:
+        """The refusal that blocks all open offers, or some of them; None: there is none."""
+        return self._probe.refusal or self._last_refusal
+
+    @property
+    def log_id(self) -> bytes | None:
+        """The log of the service that answered."""
+        return self._service.log_id
+
+    def watermark(self, priority: Priority) -> int:
+        """Return the counter up to which the service had processed this producer's deltas at the welcome."""
+        return self._senders[priority].watermark
+
+    # --- offers
+
+    def check_open(self) -> None:
+        """Raise the reason why nothing can be sent any more, if there is one."""
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
+
+    @property
+    def has_capacity(self) -> bool:
+        """True if one more offer may be taken."""
+        return self._unacked.calls < IN_FLIGHT_OFFERS_MAX and self._unacked.bytes < IN_FLIGHT_BYTES_MAX
+
+    def check_capacity(self) -> None:
+        """Raise Refused (QUEUE_FULL) if too much has no outcome yet."""
+        if not self.has_capacity:
+            raise Refused(
+                ErrorCode.QUEUE_FULL,
+                f"producer {self.name!r} has {self._unacked.calls} of {IN_FLIGHT_OFFERS_MAX} calls and "
+                f"{self._unacked.bytes} of {IN_FLIGHT_BYTES_MAX} bytes unacknowledged: await receipts first",
+                retry_after_ms=10,
+                details={"depth": self._unacked.calls, "capacity": IN_FLIGHT_OFFERS_MAX},
+            )
+
+    def offer(self, offer: Offer, now: float) -> None:
+        """Add an offer. Raises Refused, UsageError: then nothing was added."""
+        self.check_open()
+        self.check_capacity()
+        sender = self._senders[offer.priority]
+        self._check_counter(sender, offer.counter, offer.count)
+        offer.offered_at = now
+        self._enqueue(sender, offer)
+
+    def offer_call(
+        self, delta: Delta, waker: OneShot, now: float, on_outcome: Callable[[PublishAck | Refused], None]
+    ) -> CoalescedCalls | None:
+        """Add one delta for which `is_opaque_only` is true, coalesced with earlier calls: a fast `offer`.
+
+        Returns the calls, of which it is the last one; None if only `offer` can take the delta. `on_outcome`
+        is called whenever some of the calls have been notified.
+        """
+        size = len(delta.operation.data)
+        if size > CALLS_BYTES_MAX:
+            return None
+        calls, held = self._open_calls, self._unacked
+        if (
+            calls is None
+            or calls.priority is not delta.priority
+            or calls.count >= CALLS_MAX
+            or calls.size >= CALLS_BYTES_MAX
+            or now - calls.offered_at >= CALLS_WINDOW_S
+        ):
+            calls = self._start_coalescing(delta, now, on_outcome)
+        if calls is None or held.calls >= IN_FLIGHT_OFFERS_MAX or held.bytes >= IN_FLIGHT_BYTES_MAX:
+            return None
+        size += ROW_OVERHEAD_BYTES + 3 * len(delta.vector_id)
+        calls.pending_deltas.append(delta)
+        calls.wakers.append(waker)
+        calls.count += 1
+        calls.size += size
+        held.calls += 1
+        held.bytes += size
+        return calls
+
+    def drop(self, offer: Offer) -> bool:
+        """Withdraw an offer; return True if it is not in the log and never will be.
+
+        Returns False if the service may have it: if it is then refused or lost, it is not resent.
+        """
+        is_removed = self._remove(offer)
+        offer.done = offer.done or is_removed
+        return is_removed
+
+    def drop_call(self, calls: CoalescedCalls, row: int) -> bool:
+        """Withdraw one of the coalesced calls, as `drop` does."""
+        if calls.done:
+            return False
+        return self.drop((calls.parts or self._split_calls(calls))[row])
+
+    def expire(self, now: float, offers_timeout_s: float, calls_timeout_s: float | None = None) -> None:
+        """Drop the offers that timed out, and report that. `calls_timeout_s`: of calls; None: as offers."""
+        for awaited, limit_s in ((False, offers_timeout_s), (True, calls_timeout_s or offers_timeout_s)):
+            while (oldest := self._unacked.oldest(awaited=awaited)) and now - oldest.offered_at >= limit_s:
+                if isinstance(oldest, CoalescedCalls):
+                    self._split_calls(oldest)
+                    continue
+                is_removed = self._remove(oldest)
+                self._settle(oldest, timed_out(oldest, limit_s, withdrawn=is_removed))
+
+    def oldest_at(self, *, awaited: bool = False) -> float | None:
+        """Return the time of the oldest offer without an outcome; with `awaited`, of the oldest call."""
+        oldest = self._unacked.oldest(awaited=awaited)
+        return None if oldest is None else oldest.offered_at
+
+    # --- connections
+
+    def claim_origins(self) -> tuple[OriginClaim, ...]:
+        """Return the origins for the hello that opens a connection."""
+        senders = self._used_senders or [self._first_sender]
+        return self._claim(senders)
+
+    def claim_new_origins(self) -> tuple[OriginClaim, ...]:
+        """Return the origins that are written to and not claimed yet on this connection."""
+        return self._claim([sender for sender in self._used_senders if not sender.is_claimed])
+
+    def on_welcome(self, welcome: Welcome, *, same_address: bool) -> None:
+        """Note that a hello was answered: resend all that is open. Raises UsageError, Refused."""
+        self._service.check(welcome, may_change_log=same_address)
+        self._level = granted_level(self._requested_level, welcome.level)
+        senders, lost = [], False
+        for grant in welcome.origins:
+            sender = self._sender_by_origin.get(grant.origin)
+            if sender is not None:
+                lost = self._apply_grant(sender, grant) or lost
+                senders.append(sender)
+        for sender in senders:
+            sender.requeue_all(lost=lost, is_lost=self._is_lost)
+            for frame in reversed(sender.retries.copy()):
+                is_dropped = any(offer.is_dropped for _, offer in frame.offers)
+                if is_dropped and not frame.is_maybe_stored and not frame.is_withdrawn:
+                    self._withdraw(frame)
+
+    def on_disconnect(self) -> None:
+        """Note that the connection is lost, and with it the sequences of the batches in flight."""
+        self._in_flight.clear()
+        self._probe.on_disconnect()
+        self.advice.clear()
+        for sender in self._senders:
+            sender.is_claimed = sender.is_granted = False
+            for frame in sender.unacked.values():
+                frame.is_maybe_stored = frame.is_maybe_stored or frame.sequence > 0
+                frame.sequence = 0
+
+    def fail(self, failure: Refused | UsageError) -> None:
+        """Fail every open offer: nothing can be sent any more."""
+        if self.failure is not None:
+            return
+        self.failure, self._open_calls = failure, None
+        refusal = failure if isinstance(failure, Refused) else Refused(ErrorCode.BAD_REQUEST, str(failure))
+        for calls in [one for one in self._unacked.all() if isinstance(one, CoalescedCalls)]:
+            self._split_calls(calls)
+        for offer in self._unacked.all():
+            maybe_stored = self._is_maybe_stored(offer)
+            self._settle(offer, offer_unanswered(offer, refusal) if maybe_stored else refusal)
+
+    def close(self) -> None:
+        """Close the producer: open offers fail."""
+        text = f"producer {self.name!r} was closed before this was acknowledged, and it has not happened"
+        self.fail(Refused(ErrorCode.SHUTTING_DOWN, text))
+
+    # --- sending
+
+    def next_frame(self, now: float) -> BatchFrame | None:
+        """Return the next frame, numbered; None if none may be sent now. Call only while credit is open."""
+        frame = self.next_batch(now)
+        return None if frame is None else BatchFrame(frame.sequence, frame.batch, ack_wanted=True)
+
+    def next_batch(self, now: float) -> UnackedBatch | None:
+        """Return the same as `next_frame`, with the batch's state here."""
+        if self.failure is not None or self.advice.wait_s(now) > 0 or self._probe.wait_s(now) > 0:
+            return None
+        for sender in self._probe.choose(self._fair_order()):
+            frame = self._next_batch_of(sender, now)
+            if frame is not None:
+                return self._send(sender, frame, now)
+        return None
+
+    def wait_s(self, now: float) -> float | None:
+        """Return the seconds until `next_frame` may return one; None: not before an answer or offer."""
+        if not any(sender.is_busy for sender in self._used_senders):
+            return None
+        waits = [max(one.retry_at - now, 0.0) for one in self._used_senders if one.retries and one.is_granted]
+        waits += [0.0 for one in self._used_senders if one.is_granted and one.waiting and not one.retries]
+        held_s = max(self.advice.wait_s(now), self._probe.wait_s(now))
+        if held_s > 0:
+            return held_s
+        return min((one for one in waits if one > 0), default=None)
+
+    # --- answers
+
+    def on_ack(self, ack: Ack) -> bool:
+        """Handle an Ack of sequences; return True if it brought an outcome."""
+        has_outcome = False
+        for frame in self._in_flight.take_acked(ack):
+            has_outcome = True
+            self._last_refusal = None
+            self._probe.on_answered(frame)
+            frame.sender.backoff.reset()
+            self._settle_acked(frame)
+        if has_outcome:
+            self._faults = 0
+        return has_outcome
+
+    def on_nack(self, nack: Nack, now: float, sample: float = 0.0) -> None:
+        """Handle the refusal of a batch or connection. Raises Reconnect, Refused (if it is final)."""
+        refusal = nack.refusal()
+        if nack.correlation_id is not None or nack.is_about_connection:
+            self._raise_refusal(refusal)
+        frame = self._in_flight.take(nack.sequence)
+        if frame is not None:
+            self._on_batch_refused(frame, refusal, now, sample)
+
+    def on_backpressure(self, advice: Backpressure, now: float) -> None:
+        """Follow the service's backpressure advice."""
+        self.advice.update(advice, now)
+
+    # --- offers, inside
+
+    @staticmethod
+    def _check_counter(sender: SequenceSender, counter: int | None, count: int) -> None:
+        if sender.is_used and (counter is None) != (sender.last_numbered is None):
+            raise UsageError(
+                f"priority {sender.priority.name.lower()}: some deltas have a counter, some none: number all "
+                "of a priority's deltas, or none"
+            )
+        if counter is not None and not (sender.last_numbered or 0) < counter <= COUNTER_MAX - count + 1:
+            raise UsageError(
+                f"counter {counter}: not above {sender.last_numbered or 0}, the last one, or too large: give "
+                "rising counters within a priority"
+            )
+        sender.last_numbered = None if counter is None else counter + count - 1
+
+    def _start_coalescing(
+        self, delta: Delta, now: float, on_outcome: Callable[[PublishAck | Refused], None]
+    ) -> CoalescedCalls | None:
+        """Return an offer that this call and later ones join until it is drawn or another offer comes."""
+        sender = self._senders[delta.priority]
+        is_idle = self._vector_order.is_idle(sender, self._used_senders)
+        if self.failure is not None or not self.has_capacity or not is_idle:
+            return None
+        calls = CoalescedCalls(delta.priority, now, on_outcome)
+        self._enqueue(sender, calls)
+        self._open_calls = calls
+        return calls
+
+    def _enqueue(self, sender: SequenceSender, offer: Offer) -> None:
+        self._open_calls = None
+        offer.pending_dot = PendingDot(sender.origin)
+        # From here on an offer may name each of the coalesced calls.
+        if self._vector_order.starts_tracking(offer, self._used_senders):
+            for one in self._unacked.all():
+                if isinstance(one, CoalescedCalls):
+                    self._split_calls(one)
+        self._vector_order.track(offer, self._used_senders)
+        if sender not in self._used_senders:
+            self._used_senders.append(sender)
+        if not sender.is_busy:  # an idle time earns it no more than its share
+            least = min((one.virtual_time for one in self._used_senders if one.is_busy), default=0.0)
+            sender.virtual_time = max(sender.virtual_time, least)
+        sender.waiting.append(offer)
+        sender.is_used = True
+        self._unacked.add(offer)
+
+    def _split_calls(self, calls: CoalescedCalls) -> list[Offer]:
+        """Make each call an offer of its own, in the position of the calls: the slow path."""
+        self._open_calls = None
+        parts = calls.split()
+        if calls.unacked_batch is None:
+            self._senders[calls.priority].replace_offer(calls, parts)
+        else:
+            calls.unacked_batch.replace_offer(calls, parts)
+        self._unacked.replace(calls, parts)
+        return parts
+
+    def _split_all_calls(self, frame: UnackedBatch) -> None:
+        for _, offer in list(frame.offers):
+            if isinstance(offer, CoalescedCalls):
+                self._split_calls(offer)
+
+    def _remove(self, offer: Offer) -> bool:
+        if offer not in self._unacked:
+            return False
+        offer.is_dropped = True
+        frame = offer.unacked_batch
+        if frame is None:
+            self._senders[offer.priority].waiting.remove(offer)
+            offer.pending_dot.is_removed = True
+        elif self._is_maybe_stored(offer):
+            return False
+        else:
+            self._withdraw(frame)
+        self._unacked.remove(offer)
+        return True
+
+    @staticmethod
+    def _is_maybe_stored(offer: Offer) -> bool:
+        """True if the service may have the offer, under a dot without a known outcome."""
+        frame = offer.unacked_batch
+        return frame is not None and not frame.is_withdrawn and (frame.sequence > 0 or frame.is_maybe_stored)
+
+    def _settle(self, offer: Offer, outcome: PublishAck | Refused) -> None:
+        """Report an offer's outcome, unless it has one."""
+        self._unacked.remove(offer)
+        if offer.done:
+            return
+        if isinstance(outcome, PublishAck):
+            self.counts.acknowledged += offer.count
+        else:
+            self.counts.refused += offer.count
+        offer.settle(outcome)
+
+    # --- connections, inside
+
+    def _claim(self, senders: Sequence[SequenceSender]) -> tuple[OriginClaim, ...]:
+        for sender in senders:
+            sender.is_claimed = True
+        return tuple(OriginClaim(sender.origin, sender.epoch) for sender in senders)
+
+    def _apply_grant(self, sender: SequenceSender, grant: OriginGrant) -> bool:
+        after, until = sender.on_grant(grant.epoch, grant.watermark)
+        if until <= after:
+            return False
+        self._lost.setdefault(sender.origin, []).append((after, until))
+        self.counts.lost += until - after
+        return True
+
+    def _is_lost(self, dot: Dot) -> bool:
+        return any(after < dot.counter <= until for after, until in self._lost.get(dot.origin, ()))
+
+    def _raise_refusal(self, refusal: Refused) -> NoReturn:
+        """Raise the error for a refused hello or connection."""
+        if refusal.code is ErrorCode.CHECKSUM:
+            self._faults += 1
+            if self._faults < FAULTS_MAX:
+                raise Reconnect(0.0, refusal)
+        elif refusal.retryable:
+            raise Reconnect((refusal.retry_after_ms or 0) / 1000, refusal)
+        raise refusal
+
+    # --- sending, inside
+
+    def _fair_order(self) -> Iterator[SequenceSender]:
+        """Return the senders with something to send, those with the least virtual time first."""
+        senders = [sender for sender in self._used_senders if sender.is_granted and sender.is_busy]
+        return iter(senders if len(senders) < 2 else sorted(senders, key=_virtual_time))
+
+    def _next_batch_of(self, sender: SequenceSender, now: float) -> UnackedBatch | None:
+        if sender.retries:
+            return sender.retries.pop(0) if now >= sender.retry_at else None
+        self._open_calls = None
+        while True:
+            frame = sender.draw_batch(
+                level=self._level,
+                deltas_max=BATCH_DELTAS_MAX,
+                bytes_max=BATCH_BYTES_MAX,
+                is_lost=self._is_lost,
+            )
+            if frame is not None or not sender.unencodable:
+                return frame
+            for offer, refusal in sender.unencodable:
+                offer.pending_dot.is_removed = True
+                self._settle(offer, refusal)
+            sender.unencodable.clear()
+
+    def _send(self, sender: SequenceSender, frame: UnackedBatch, now: float) -> UnackedBatch:
+        count = frame.batch.count
+        self._in_flight.add(frame)
+        self._probe.on_sent(frame, now)
+        self.advice.spend(count, now)
+        sender.virtual_time += count / _WEIGHTS[sender.priority]
+        if frame.send_count == 1:
+            frame.send_order = self.counts.batches
+            self.counts.batches += 1
+            self.counts.deltas += count
+        elif frame.send_count == 2:
+            self.counts.resent += 1
+        return frame
+
+    # --- answers, inside
+
+    def _settle_acked(self, frame: UnackedBatch) -> None:
+        """Settle the acknowledged offers. Coalesced calls take the fast path if one range covers all rows."""
+        frame.sender.settle_batch(frame)
+        offset = contiguous_offset(frame)
+        if offset is None:
+            self._split_all_calls(frame)
+        for row, offer in frame.offers:
+            if offset is not None and isinstance(offer, CoalescedCalls):
+                self._unacked.remove(offer)
+                self.counts.acknowledged += offer.count
+                offer.acknowledge(offset + row, frame.batch.dot(row), frame.batch.ack_level)
+            else:
+                self._settle(offer, outcome_of(frame, row, offer))
+
+    def _on_batch_refused(self, frame: UnackedBatch, refusal: Refused, now: float, sample: float) -> None:
+        self._split_all_calls(frame)
+        self._probe.on_refused(frame, refusal)
+        code = refusal.code
+        parts: Sequence[UnackedBatch] = ()
+        if code is ErrorCode.OVERLAP and not frame.is_outcome_query:
+            parts = self._split_at_watermark(frame, refusal)
+        if parts:
+            for part in parts:
+                frame.sender.schedule_retry(part, now)
+        elif refusal.retryable or (code is ErrorCode.OUTCOME_UNKNOWN and refusal.retry_after_ms is not None):
+            self._retry(frame, refusal, now, sample)
+        elif code in _PROCESSED_CODES and (
+            frame.is_withdrawn or frame.is_outcome_query or code is ErrorCode.OUTCOME_UNKNOWN
+        ):
+            self._settle_processed(frame, refusal)
+        elif code is ErrorCode.UNKNOWN_ORIGIN and not frame.is_origin_unknown:
+            frame.is_origin_unknown = True
+            raise Reconnect()  # a new hello reports the origin's state
+        elif refusal.is_final and self.can_split and frame.batch.count > 1 and not frame.is_outcome_query:
+            for part in split_around(frame, refusal.row):
+                frame.sender.schedule_retry(part, now)
+        elif refusal.is_final:
+            self._settle_final(frame, refusal)
+        else:
+            frame.sequence, frame.is_maybe_stored = 0, False  # a refused batch is not in the log
+            raise refusal
+
+    def _retry(self, frame: UnackedBatch, refusal: Refused, now: float, sample: float) -> None:
+        sender, batch = frame.sender, frame.batch
+        self._last_refusal = refusal
+        for _, offer in frame.offers:
+            offer.refusal = refusal
+        first = frame is next(iter(sender.unacked.values()))
+        if refusal.code is ErrorCode.DEP_TIMEOUT and first and not batch.clock and not batch.parents:
+            raise Reconnect(0.0, refusal)  # it depends on processed deltas: a hello reports which exist
+        wait_s = sender.backoff.next_s(sample)
+        if self.can_split and refusal.code is ErrorCode.DEP_TIMEOUT:  # a part waits for the other parts
+            wait_s = 0.001
+        elif refusal.retry_after_ms is not None:
+            wait_s = max(refusal.retry_after_ms / 1000, 0.001)
+        sender.schedule_retry(frame, now + min(wait_s, _RETRY_WAIT_MAX_S))
+        if not frame.is_withdrawn and any(offer.is_dropped for _, offer in frame.offers):
+            self._withdraw(frame)
+
+    def _settle_processed(self, frame: UnackedBatch, refusal: Refused) -> None:
+        """Report the outcome of dots that were processed before."""
+        frame.sender.settle_batch(frame)
+        frame.acked_ranges.clear()
+        if frame.is_outcome_query and refusal.code is ErrorCode.DOT_REUSED:
+            refusal = dot_used_before(refusal)
+        for row, offer in frame.offers:
+            unknown = refusal.code is ErrorCode.OUTCOME_UNKNOWN
+            self._settle(offer, outcome_of(frame, row, offer) if unknown else refusal)
+
+    def _split_at_watermark(self, frame: UnackedBatch, refusal: Refused) -> Sequence[UnackedBatch]:
+        """Split a batch at the watermark that the refusal names; return the parts, if any.
+
+        The service has the rows before it, and acknowledges them with offsets when they are resent apart.
+        """
+        watermark, batch = refusal.details.get("watermark"), frame.batch
+        if not isinstance(watermark, int) or not batch.base <= watermark < batch.last:
+            return ()
+        rows = sum(batch.counter(row) <= watermark for row in range(batch.count))
+        for row, offer in frame.offers:
+            if row < rows < row + offer.count:
+                self._split_offer(frame, offer, rows - row)
+                break
+        parts = frame.split_at(rows)
+        if parts[0].batch.last <= frame.sender.former_watermark:
+            parts[0].make_outcome_query()
+        frame.sender.replace_batch(frame, parts)
+        return parts
+
+    def _split_offer(self, frame: UnackedBatch, offer: Offer, rows: int) -> None:
+        """Replace an offer by two, of its first rows and of the others; join their outcomes."""
+        joined = OutcomeJoiner(offer)
+        parts, last = [], offer.pending_dot.counter
+        halves = (rows, last - offer.count + rows), (offer.count - rows, last)
+        for number, (count, counter) in enumerate(halves):
+            part = Offer(offer.priority, (), joined.callback_for(number))
+            part.count, part.size = count, offer.size * count // offer.count
+            part.is_single, part.offered_at, part.has_ids = True, offer.offered_at, offer.has_ids
+            part.pending_dot = PendingDot(offer.pending_dot.origin)
+            part.pending_dot.counter = counter
+            part.is_dropped = offer.is_dropped
+            parts.append(part)
+        parts[1].pending_dot = offer.pending_dot
+        self._unacked.replace(offer, parts)
+        at = next(place for place, one in enumerate(frame.offers) if one[1] is offer)
+        row = frame.offers[at][0]
+        frame.offers[at : at + 1] = [(row, parts[0]), (row + rows, parts[1])]
+
+    def _settle_final(self, frame: UnackedBatch, refusal: Refused) -> None:
+        """Report the final refusal to the offer at fault; requeue the others, whose dots are used up."""
+        frame.sender.settle_batch(frame)
+        offers = frame.offers
+        isolates = len(offers) > 1 and refusal.row is None  # the refusal does not name the offer at fault
+        requeued = []
+        for row, offer in offers:
+            at = None if refusal.row is None else refusal.row - row
+            at_fault = not isolates and (at is None or 0 <= at < offer.count)
+            if not (offer.done or at_fault or offer.is_dropped):
+                self._restore_deltas(frame, row, offer)
+                offer.is_single = offer.is_single or isolates
+                requeued.append(offer)
+            else:
+                self._settle(offer, with_row(refusal, at))
+        frame.sender.requeue_offers(requeued)
+
+    @staticmethod
+    def _restore_deltas(frame: UnackedBatch, row: int, offer: Offer) -> None:
+        """Restore the deltas of an offer from the batch, whose dots are used up."""
+        offer.deltas = [frame.batch.delta(one) for one in range(row, row + offer.count)]
+        offer.columns, offer.counter = None, None
+        offer.after = ()  # the rows name these parents by now
+
+    def _withdraw(self, frame: UnackedBatch) -> None:
+        """Withdraw a resting batch for its dropped offers; others get new dots, or keep their callers'."""
+        self._split_all_calls(frame)
+        if self.can_split and frame.batch.count > 1:
+            frame.sender.retries.remove(frame)
+            for part in split_rows(frame):
+                frame.sender.schedule_retry(part, frame.sender.retry_at)
+                if part.offers[0][1].is_dropped:
+                    part.withdraw()
+            return
+        requeued = []
+        for row, offer in frame.offers:
+            if not offer.is_dropped:
+                self._restore_deltas(frame, row, offer)
+                requeued.append(offer)
+        frame.offers = [(row, offer) for row, offer in frame.offers if offer.is_dropped]
+        if frame.is_outcome_query:
+            frame.sender.settle_batch(frame)
+            frame.sender.retries.remove(frame)
+        else:
+            frame.withdraw()
+        frame.sender.requeue_offers(requeued)
+
+
+def _virtual_time(sender: SequenceSender) -> float:
+    return sender.virtual_time

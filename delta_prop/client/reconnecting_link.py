@@ -1,0 +1,259 @@
+"""A client's link to its service: connects, says hello, reads and writes, and reconnects after a failure.
+
+It moves frames and does not interpret them: its `LinkProtocol`, a producer or a subscriber, does.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+import anyio
+
+from delta_prop.client.backoff import Backoff
+from delta_prop.client.errors import Reconnect, Unreachable
+from delta_prop.client.outage import Outage
+from delta_prop.client.session import Session
+from delta_prop.connection_faults import AddressFaults, Misconfigured
+from delta_prop_wire.errors import DeltaPropError, ProtocolError, Refused, UsageError
+from delta_prop_wire.frames import Ack, Welcome
+from delta_prop_wire.requests import join_pages
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from typing_extensions import Buffer
+
+    from delta_prop.client.addresses import Address
+    from delta_prop.client.settings import ClientSettings
+    from delta_prop.ports import Network, Stream, Tls, World
+    from delta_prop_wire.frames import Frame, Hello
+
+logger = logging.getLogger("delta_prop.client")
+
+FAULTS_MAX = 5
+"""Connections in a row on which a service may violate the protocol."""
+_WAIT_S_MIN = 0.001
+"""Below this a clock may not show the end of a wait as later than its beginning."""
+
+
+class LinkProtocol(Protocol):
+    """The user of a link. A DeltaPropError from a method ends the link; Reconnect, this connection."""
+
+    def hello(self) -> Hello:
+        """Return the hello that opens a connection."""
+        ...
+
+    def on_welcome(self, welcome: Welcome, *, same_address: bool) -> None:
+        """Note that a hello was answered; `same_address`: by the address that answered before."""
+        ...
+
+    def on_frame(self, frame: Frame, size: int, now: float) -> bool:
+        """Handle a frame of `size` bytes; return True if it made progress."""
+        ...
+
+    def data_to_send(self, session: Session, now: float) -> Sequence[Buffer]:
+        """Return what is to be sent now, within bounds; if nothing, the next call follows a `notify`."""
+        ...
+
+    def on_sent(self) -> None:
+        """Note that all that `data_to_send` returned was sent."""
+        ...
+
+    def wait_s(self, now: float) -> float | None:
+        """Return the seconds until `data_to_send` may have something without a `notify`."""
+        ...
+
+    def processed_offset(self) -> int | None:
+        """Return the processed offset for a heartbeat."""
+        ...
+
+    def on_disconnect(self) -> None:
+        """Note that the connection is lost."""
+        ...
+
+
+class ReconnectingLink:
+    """*Resources*: one connection, two tasks. *Errors*: `run` raises the reason why it cannot go on."""
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        protocol: LinkProtocol,
+        *,
+        world: World,
+        network: Network,
+        tls: Tls | None,
+        settings: ClientSettings,
+        warns: bool = True,
+    ) -> None:
+        """`warns`: log a warning while no service answers."""
+        self.welcomed = anyio.Event()
+        """Set once a service has answered."""
+        self.reconnects = 0
+        self.cause: Exception | None = None
+        """The reason why there is no connection at present."""
+        self._addresses = addresses
+        self._protocol = protocol
+        self._now = world.clock.now
+        self._rng = world.randomness.fork("client").random
+        self._network = network
+        self._tls = tls
+        self._settings = settings
+        self._outage = Outage(addresses) if warns else None
+        self._wakeup = anyio.Event()
+        self._last_address: Address | None = None  # the last one that answered
+        self._welcome_pages: list[Welcome] = []  # of an incomplete answer to a hello
+        self._made_progress = self._was_welcomed = False  # on this connection
+        self._faults = 0
+
+    def notify(self) -> None:
+        """Wake the link: there may be something to send."""
+        self._wakeup.set()
+
+    async def run(self) -> None:
+        """Keep a connection until cancelled. Raises Unreachable, Refused, UsageError.
+
+        Before the first answer, a configuration that cannot work ends it at once.
+        """
+        backoff, turn = Backoff(), 0
+        address_faults, warned = AddressFaults(len(self._addresses)), ""
+        since, limit_s = self._now(), self._settings.open_timeout_s
+        while True:
+            address = self._addresses[turn % len(self._addresses)]
+            after_s = 0.0
+            try:
+                cause = await self._connect(address)
+            except Reconnect as reconnect:
+                after_s = reconnect.after_s
+                cause = reconnect.cause or ConnectionError("the service asks to reconnect")
+            if not self.welcomed.is_set():
+                address_faults.note(cause)  # the caller reports what it raises
+            if isinstance(cause, Misconfigured) and str(cause) != warned:
+                warned = str(cause)
+                logger.warning("%s", cause)  # the text names the address
+            else:
+                logger.info("%s: %s", address, cause)
+            self.cause = cause
+            if self._was_welcomed:
+                since, limit_s = self._now(), self._settings.reconnect_timeout_s
+                self.reconnects += 1
+            if self._made_progress:
+                backoff.reset()
+                self._faults = 0
+            turn += 1
+            since_s = self._now() - since
+            if since_s >= limit_s:
+                raise self._final_error(limit_s, cause) from None
+            if self._outage is not None and str(cause) != warned:
+                self._outage.lasts(cause, since_s, limit_s - since_s)
+            if turn % len(self._addresses) == 0 or after_s:
+                await anyio.sleep(max(after_s, backoff.next_s(self._rng())))
+
+    async def _connect(self, address: Address) -> Exception:
+        """Run one connection until it ends; return the reason why it ended."""
+        self._was_welcomed = self._made_progress = False
+        try:
+            stream = await self._network.connect(
+                address.host, address.port, tls=self._tls, timeout_s=self._settings.connect_timeout_s
+            )
+        except (OSError, TimeoutError, Misconfigured) as error:
+            return error
+        try:
+            await self._run_session(stream, address)
+        except (OSError, Misconfigured) as error:
+            return error
+        except ProtocolError as error:
+            self._faults += 1
+            if self._faults >= FAULTS_MAX:
+                raise
+            return error
+        finally:
+            self._protocol.on_disconnect()
+            await stream.aclose()
+        raise AssertionError("a session ends only by an error")
+
+    async def _run_session(self, stream: Stream, address: Address) -> None:
+        session = Session(self._settings, self._now(), address, secured=self._tls is not None)
+        broken: list[Exception] = []
+        async with anyio.create_task_group() as tasks:
+
+            async def guarded(read: bool) -> None:
+                try:
+                    if read:
+                        await self._read(stream, session, address)
+                    else:
+                        await self._write(stream, session)
+                except (OSError, DeltaPropError, Reconnect) as error:  # a task group would wrap it
+                    broken.append(error)
+                    tasks.cancel_scope.cancel()
+
+            tasks.start_soon(guarded, False)
+            await guarded(True)
+        # The reader's error is better: it may have read why the peer closed, which the writer cannot see.
+        raise next((one for one in broken if not isinstance(one, OSError)), broken[0])
+
+    async def _read(self, stream: Stream, session: Session, address: Address) -> None:
+        connection = session.connection
+        while True:
+            with anyio.move_on_after(session.silence_left_s(self._now())) as scope:
+                count = await stream.receive_into(connection.get_buffer())
+            if scope.cancelled_caught:
+                raise ConnectionError(f"{address} has been silent for too long")
+            if not count:
+                raise session.eof_error()
+            connection.buffer_updated(count)
+            now = self._now()
+            for frame in session.frames(now):
+                self._on_frame(frame, connection.last_frame_bytes, address, now)
+            self.notify()
+
+    def _on_frame(self, frame: Frame, size: int, address: Address, now: float) -> None:
+        if isinstance(frame, Ack) and frame.welcome is not None:
+            self._welcome_pages.append(frame.welcome)
+            if frame.more:
+                return
+            welcome, self._welcome_pages = join_pages(self._welcome_pages), []
+            assert isinstance(welcome, Welcome)
+            self._protocol.on_welcome(welcome, same_address=self._last_address in (None, address))
+            self._last_address, self._was_welcomed, self.cause = address, True, None
+            self.welcomed.set()
+            if self._outage is not None:
+                self._outage.ended()
+        elif self._protocol.on_frame(frame, size, now):
+            self._made_progress = True
+
+    async def _write(self, stream: Stream, session: Session) -> None:
+        user = self._protocol
+        self._welcome_pages = []
+        _, hello = session.request(user.hello())
+        await stream.send([hello])
+        while True:
+            now = self._now()
+            parts = user.data_to_send(session, now) if session.is_open else ()
+            if not parts:
+                beat = session.make_heartbeat(now, user.processed_offset())
+                parts = () if beat is None else (beat,)
+            if parts:
+                await stream.send(parts)
+                session.on_sent(self._now())
+                user.on_sent()
+                continue
+            self._wakeup = anyio.Event()
+            wait_s, asked = session.heartbeat_wait_s(now), user.wait_s(now) if session.is_open else None
+            wait_s = wait_s if asked is None else min(wait_s, asked)
+            with anyio.move_on_after(max(wait_s, _WAIT_S_MIN)):
+                await self._wakeup.wait()
+
+    def _final_error(self, limit_s: float, cause: Exception) -> Exception:
+        if isinstance(cause, Refused | UsageError):
+            return cause
+        names = ", ".join(map(str, self._addresses))
+        return Unreachable(
+            f"none of {names} has answered for {limit_s:g} s (the last one: {_describe(cause)}): start the "
+            "service or correct the address"
+        )
+
+
+def _describe(cause: Exception) -> str:
+    return str(cause) or type(cause).__name__

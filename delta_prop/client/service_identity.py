@@ -1,0 +1,72 @@
+"""Checks that a service has the same log as before, and that it grants the requested ack level.
+
+Pure. Services are identified by the ids of their logs, never by their addresses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop_wire.cursor import LOG_ID_BYTES
+from delta_prop_wire.delta import AckLevel
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from delta_prop_wire.frames import Welcome
+
+
+class LogMismatch(UsageError):
+    """The service at a place has a log other than that place's."""
+
+    def __init__(self, message: str, log_id: bytes) -> None:
+        super().__init__(message)
+        self.log_id = log_id
+
+
+class ServiceIdentity:
+    """The log that a client talks to. `expected`: the only log that it may be."""
+
+    def __init__(self, expected: bytes | None = None) -> None:
+        self.log_id: bytes | None = None
+        self._expected = None if expected is None else check_log_id(expected)
+
+    def check(self, welcome: Welcome, *, may_change_log: bool = False) -> None:
+        """Raise UsageError if this is another log. `may_change_log`: a log in memory may change."""
+        log = welcome.log
+        if log is None:
+            return
+        if self._expected is not None and self._expected != log.log_id:
+            raise LogMismatch(
+                f"log {log.log_id.hex()}: this place belongs to log {self._expected.hex()}: give each "
+                "service the place that it had",
+                log.log_id,
+            )
+        before = self.log_id
+        changed = before not in (None, log.log_id)
+        if changed and before is not None and not (may_change_log and welcome.level is AckLevel.MEMORY):
+            raise UsageError(
+                f"log {log.log_id.hex()}: the service connected to before has log {before.hex()}, and one "
+                "client cannot go on in another log: give addresses of one service, or open another client"
+            )
+        self.log_id = log.log_id
+
+
+def check_log_id(log_id: bytes) -> bytes:
+    """Return the id of a log. Raises UsageError."""
+    if not isinstance(log_id, bytes) or len(log_id) != LOG_ID_BYTES:
+        raise UsageError(f"log id {log_id!r:.60}: give {LOG_ID_BYTES} bytes")
+    return log_id
+
+
+def granted_level(requested: AckLevel | None, available: AckLevel | None) -> AckLevel:
+    """Return the ack level to write with. Raises Refused (LEVEL_UNAVAILABLE) if the service grants less."""
+    if requested is None:
+        return AckLevel.MEMORY if available is None else available
+    if available is not None and requested > available:
+        raise Refused(
+            ErrorCode.LEVEL_UNAVAILABLE,
+            f"ack level {requested.name.lower()}: this service grants up to {available.name.lower()}: "
+            "request that, or keep its log on disk",
+        )
+    return requested

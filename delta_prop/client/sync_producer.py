@@ -1,0 +1,553 @@
+"""A producer for scripts and executors: blocking calls, no event loop and no thread.
+
+It works only within its calls, so a connection that rests between them for long is reopened by the next.
+"""
+
+from __future__ import annotations
+
+import random
+import selectors
+import socket
+import ssl
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from delta_prop.argument_checks import (
+    check_columns,
+    check_deltas,
+    dependency_key,
+    timeout_or_default,
+    validate,
+    with_parents,
+)
+from delta_prop.client.addresses import parse_addresses
+from delta_prop.client.arguments import check_connection, parse_member, settings_or_default
+from delta_prop.client.backoff import Backoff
+from delta_prop.client.errors import Reconnect, Unreachable
+from delta_prop.client.offer import Columns, Offer
+from delta_prop.client.outage import Outage
+from delta_prop.client.producer_protocol import ProducerProtocol
+from delta_prop.client.refusals import offers_unacked, timed_out
+from delta_prop.client.session import Session
+from delta_prop.connection_faults import FIRST_BYTES_MAX, AddressFaults, Misconfigured, tls_fault
+from delta_prop.outcomes import PublishAck
+from delta_prop.tls_contexts import client_context
+from delta_prop.unknown_hosts import unknown_host
+from delta_prop_wire.bounds import check_ack_level
+from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind, Priority, Source
+from delta_prop_wire.errors import ProtocolError, Refused, UsageError
+from delta_prop_wire.frames import Ack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from types import TracebackType
+
+    from numpy.typing import ArrayLike
+    from typing_extensions import Buffer
+
+    from delta_prop.argument_checks import Dependency
+    from delta_prop.client.addresses import Address
+    from delta_prop.client.counts import Counts
+    from delta_prop.client.offer import PendingDot
+    from delta_prop.client.settings import ClientSettings
+    from delta_prop.ports import Tls
+    from delta_prop_wire.block import Block
+    from delta_prop_wire.delta import AckLevel, Delta, Dot
+    from delta_prop_wire.frames import JobPart
+
+POLL_ROWS = 1_000
+"""Rows that may be offered before a call polls the connection."""
+RNG = random.SystemRandom()
+"""For waits. Python's own generator belongs to the program, which may have seeded it."""
+FAULTS_MAX = 5
+
+
+class SyncReceipt:
+    """The outcome of an offer. It changes only during calls of its producer."""
+
+    def __init__(self, producer: SyncProducer) -> None:
+        self._producer = producer
+        self.outcome: PublishAck | Refused | None = None
+        self.offer: Offer | None = None
+
+    @property
+    def done(self) -> bool:
+        """True once the outcome is known."""
+        return self.outcome is not None
+
+    def result(self, timeout_s: float | None = None) -> PublishAck:
+        """Wait for the outcome. Raises Refused."""
+        return self._producer.result_of(self, timeout_s)
+
+
+class SyncProducer:
+    """`with SyncProducer("host:port", name="job") as p: p.publish(delta)`; the guarantees are `Producer`'s.
+
+    For one thread. `offer` sends many without waiting for each; `flush`, `publish` and the end of the block
+    wait. Once the producer cannot go on (fenced, not allowed), every later call raises the same error.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Iterable[str],
+        *,
+        name: str,
+        token: str | None = None,
+        tls: Tls | None = None,
+        ack_level: AckLevel | str | None = None,
+        source: Source = Source.LOCAL,
+        log_id: bytes | None = None,
+        settings: ClientSettings | None = None,
+        job: JobPart | None = None,
+        priority: Priority = Priority.NORMAL,
+    ) -> None:
+        """`job`: stage all deltas, as a part of a job that is decided later; see `client.jobs`. Each attempt
+        of a part has a number of its own, and one priority; its name is `JOB/PART`. `priority`: the one that
+        `watermark` covers before something is offered. `log_id`: the only log that the service may have.
+        """
+        self.name = name
+        self.settings = settings_or_default(settings)
+        check_connection(token, tls)
+        self._addresses = parse_addresses(addresses)
+        self._context = None if tls is None else client_context(tls)
+        self._server_name = None if tls is None else tls.server_name
+        self._protocol = ProducerProtocol(
+            name,
+            token=token,
+            source=parse_member("source", source, Source),
+            ack_level=None if ack_level is None else check_ack_level(ack_level),
+            rng=RNG.random,
+            log_id=log_id,
+            job=job,
+            priority=priority,
+        )
+        self._producer_state = self._protocol.state
+        self._state = "not open yet"
+        self._connection: BlockingConnection | None = None
+        self._address_index = 0
+        self._backoff = Backoff()
+        self._not_before = 0.0
+        self._last_address: Address | None = None
+        self._cause: Exception | None = None
+        self._outage = Outage(self._addresses)
+        self._offline_at: float | None = None
+        """Start of the first attempt since a service last answered."""
+        self._faults = 0
+        self._lasting = AddressFaults(len(self._addresses))
+        self._offered_rows = 0
+        self.waited_s = 0.0
+        """Seconds for which its calls have waited for the service: for credit, capacity or outcomes."""
+
+    # --- life
+
+    def __enter__(self) -> SyncProducer:
+        if self._state != "not open yet":
+            raise UsageError(f"this producer is {self._state}: create another one")
+        self._state = "open"
+        try:
+            if not self._run_until(lambda: self._last_address is not None, self.settings.open_timeout_s):
+                raise self._final_error(self.settings.open_timeout_s)
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        left = 0
+        try:
+            if error is None or isinstance(error, Exception):
+                with suppress(Refused, UsageError):
+                    self._run_until(
+                        lambda: not self._producer_state.in_flight_offers, self.settings.close_timeout_s
+                    )
+            left = self._producer_state.in_flight_offers
+        finally:
+            self._close()
+        if left and error is None:
+            raise offers_unacked(self.name, left)
+
+    def _close(self) -> None:
+        self._state = "closed"
+        self._disconnect()
+        self._producer_state.close()
+
+    # --- calls
+
+    @property
+    def log_id(self) -> bytes | None:
+        """The log of the service; None before it has answered."""
+        return self._producer_state.log_id
+
+    @property
+    def in_flight_offers(self) -> int:
+        """Calls without an outcome yet."""
+        return self._producer_state.in_flight_offers
+
+    @property
+    def waits_for(self) -> Exception | None:
+        """The obstacle for open offers: the reason why there is no connection, or a retryable refusal."""
+        return (self._cause if self._connection is None else None) or self._producer_state.waits_for
+
+    def offer(self, *deltas: Delta, after: Sequence[SyncReceipt | Dependency] = ()) -> SyncReceipt:
+        """Send deltas of one priority without waiting for the outcome. Waits if too much is open.
+
+        Raises InvalidDelta, UsageError; Refused if too much stays open, or the producer cannot go on.
+        """
+        priority, simple = validate(deltas)
+        return self._offer(priority, deltas, after, self.settings.publish_timeout_s, simple=simple)
+
+    def publish(
+        self, *deltas: Delta, after: Sequence[SyncReceipt | Dependency] = (), timeout_s: float | None = None
+    ) -> PublishAck:
+        """Send and wait for the acknowledgement. Raises Refused, whose text says if it may have happened."""
+        limit_s = timeout_or_default(timeout_s, self.settings.publish_timeout_s)
+        began = time.monotonic()
+        priority, simple = validate(deltas)
+        receipt = self._offer(priority, deltas, after, limit_s, simple=simple)
+        return self.result_of(receipt, max(limit_s - (time.monotonic() - began), 0.0), limit_s)
+
+    def publish_many(
+        self,
+        ids: Sequence[str],
+        matrix: ArrayLike,
+        *,
+        namespace: str = DEFAULT_NAMESPACE,
+        kind: Kind = Kind.CREATE,
+        priority: Priority = Priority.NORMAL,
+        timeout_s: float | None = None,
+    ) -> PublishAck:
+        """Publish complete vectors as columns: row i of `matrix` (n × dimension) is the vector `ids[i]`."""
+        rows = check_columns(ids, matrix, namespace=namespace, kind=kind, priority=priority)
+        limit_s = timeout_or_default(timeout_s, self.settings.publish_timeout_s)
+        columns = Columns(ids, rows, namespace, kind)
+        receipt = self._offer(priority, (), (), limit_s, columns=columns)
+        return self.result_of(receipt, limit_s)
+
+    def offer_numbered(self, counter: int, delta: Delta, after_s: float | None = None) -> SyncReceipt:
+        """Send a delta under a counter of the caller's, which rises within a priority; see `Producer`."""
+        limit_s = timeout_or_default(after_s, self.settings.publish_timeout_s, "after_s")
+        return self._offer(check_deltas([delta]), [delta], (), limit_s, counter=counter)
+
+    def offer_block(
+        self,
+        block: Block,
+        counter: int | None = None,
+        *,
+        priority: Priority = Priority.NORMAL,
+        after_s: float | None = None,
+    ) -> SyncReceipt:
+        """Send columns of many deltas unchanged, without waiting for the outcome, which they share.
+
+        With `counter` the caller numbers: rows have `counter`, `counter` + 1 and so on, above all counters
+        given in this priority. The rows are not validated here: their encoder has done it. Raises as `offer`
+        does.
+        """
+        limit_s = timeout_or_default(after_s, self.settings.publish_timeout_s, "after_s")
+        return self._offer(priority, (), (), limit_s, columns=block, counter=counter)
+
+    def watermark(self, priority: Priority = Priority.NORMAL) -> int:
+        """Return the counter up to which the service had processed this producer's deltas at the welcome."""
+        return self._producer_state.watermark(priority)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until everything offered has its outcome. Raises TimeoutError, or why it cannot."""
+        limit_s = timeout_or_default(timeout_s, self.settings.delivery_timeout_s)
+        if not self._run_until(lambda: not self._producer_state.in_flight_offers, limit_s):
+            raise TimeoutError(
+                f"no outcome of {self._producer_state.in_flight_offers} calls within {limit_s:g} s"
+            )
+
+    def result_of(
+        self, receipt: SyncReceipt, timeout_s: float | None = None, reported_s: float | None = None
+    ) -> PublishAck:
+        """Wait for a receipt's outcome. Raises Refused. `reported_s`: the timeout to name in its text."""
+        limit_s = timeout_or_default(timeout_s, self.settings.delivery_timeout_s)
+        if receipt.outcome is None and not self._run_until(lambda: receipt.done, limit_s):
+            offer = receipt.offer
+            assert offer is not None
+            withdrawn = self._producer_state.drop(offer)
+            shown_s = limit_s if reported_s is None else reported_s
+            receipt.outcome = timed_out(offer, shown_s, withdrawn=withdrawn)
+        outcome = receipt.outcome
+        if isinstance(outcome, PublishAck):
+            return outcome
+        assert outcome is not None
+        raise outcome
+
+    def statistics(self) -> Counts:
+        """Return counts of what was sent and of its outcomes, since this producer was made."""
+        return self._producer_state.counts
+
+    # --- helpers
+
+    def _offer(
+        self,
+        priority: Priority,
+        deltas: Sequence[Delta],
+        after: Sequence[SyncReceipt | Dependency],
+        limit_s: float,
+        *,
+        columns: Columns | Block | None = None,
+        counter: int | None = None,
+        simple: bool = False,
+    ) -> SyncReceipt:
+        if self._state != "open":
+            raise UsageError(f"producer {self.name!r} is {self._state}: use it inside its `with`")
+        causes, places = _resolve_after(after)
+        if len(deltas) and causes:
+            deltas = with_parents(deltas, causes)
+        receipt = SyncReceipt(self)
+
+        def settle(outcome: PublishAck | Refused) -> None:
+            if receipt.outcome is None:
+                receipt.outcome = outcome
+
+        simple = simple and not after
+        offer = receipt.offer = Offer(
+            priority, deltas, settle, columns=columns, after=places, counter=counter, is_opaque_only=simple
+        )
+        if not self._producer_state.has_capacity:
+            self._run_until(lambda: self._producer_state.has_capacity, limit_s)
+        self._producer_state.offer(offer, time.monotonic())
+        self._offered_rows += offer.count
+        if self._offered_rows >= POLL_ROWS:
+            self._run_until(lambda: True, 0.0)
+        return receipt
+
+    def _run_until(self, until: Callable[[], bool], limit_s: float) -> bool:
+        """Send, receive and reconnect until `until()`, at least one round; return True if that is in time.
+
+        Raises the reason why nothing can be sent any more.
+        """
+        deadline = time.monotonic() + limit_s
+        self._offered_rows = 0
+        while True:
+            self._producer_state.check_open()
+            now = time.monotonic()
+            self._producer_state.expire(now, self.settings.delivery_timeout_s)
+            try:
+                self._step(now, deadline, until)
+            except Reconnect as reconnect:
+                cause = reconnect.cause or ConnectionError("the service asks to reconnect")
+                self._on_connection_lost(cause, reconnect.after_s)
+            except (OSError, Misconfigured) as error:
+                self._on_connection_lost(error)
+            except ProtocolError as error:
+                self._faults += 1
+                if self._faults >= FAULTS_MAX:
+                    self._producer_state.fail(Refused(error.code, error.message))
+                self._on_connection_lost(error)
+            except (Refused, UsageError) as failure:
+                self._disconnect()
+                self._producer_state.fail(failure)
+            if until():
+                return True
+            if time.monotonic() >= deadline:
+                self._producer_state.check_open()
+                return False
+            if self._connection is None and self._offline_at is not None:
+                now = time.monotonic()
+                self._outage.lasts(self._cause, now - self._offline_at, deadline - now)
+
+    def _step(self, now: float, deadline: float, until: Callable[[], bool]) -> None:
+        """Connect, or send and receive once. Raises the reason why the connection is unusable."""
+        wire = self._connection
+        if wire is None:
+            if now < self._not_before:
+                time.sleep(max(min(self._not_before, deadline) - now, 0.0))
+            else:
+                self._connect(now, deadline)
+            return
+        session = wire.session
+        self._on_received(wire, wire.read())  # first, so that nothing is sent to a service that has closed
+        now = time.monotonic()
+        wait_s = min(deadline - now, session.silence_left_s(now))
+        if session.is_open:
+            wire.send(self._protocol.data_to_send(session, now))
+            beat = session.make_heartbeat(now)
+            wire.send(() if beat is None else (beat,))
+            asked = self._protocol.wait_s(now)
+            wait_s = min(wait_s, session.heartbeat_wait_s(now), wait_s if asked is None else asked)
+        began = time.monotonic()
+        count = wire.step(0.0 if until() else max(wait_s, 0.0))
+        self.waited_s += time.monotonic() - began
+        self._on_received(wire, count)
+        if session.silence_left_s(time.monotonic()) <= 0:
+            raise ConnectionError(f"{wire.address} has been silent for too long")
+
+    def _on_received(self, connection: BlockingConnection, count: int) -> None:
+        """Handle the frames received, if any."""
+        session, now = connection.session, time.monotonic()
+        for frame in session.frames(now) if count else ():
+            if isinstance(frame, Ack) and frame.welcome is not None:
+                self._protocol.on_welcome(
+                    frame.welcome, same_address=self._last_address in (None, connection.address)
+                )
+                self._last_address, self._offline_at = connection.address, None
+                self._outage.ended()
+            elif self._protocol.on_frame(frame, session.connection.last_frame_bytes, now):
+                self._backoff.reset()
+                self._faults = 0
+
+    # --- the connection
+
+    def _connect(self, now: float, deadline: float) -> None:
+        address = self._addresses[self._address_index % len(self._addresses)]
+        self._address_index += 1
+        if self._address_index % len(self._addresses) == 0:
+            self._not_before = now + self._backoff.next_s(RNG.random())
+        if self._offline_at is None:
+            self._offline_at = now
+        timeout_s = min(self.settings.connect_timeout_s, max(deadline - now, 0.05))
+        wire = BlockingConnection(address, timeout_s, self._context, self._server_name, self.settings)
+        self._connection = wire
+        wire.send([wire.session.request(self._protocol.hello())[1]])
+
+    def _on_connection_lost(self, cause: Exception, after_s: float = 0.0) -> None:
+        self._cause = cause
+        self._disconnect()
+        if self._last_address is None:  # no service has answered yet
+            try:
+                self._lasting.note(cause)
+            except Misconfigured as fault:
+                self._producer_state.fail(fault)
+        self._not_before = max(self._not_before, time.monotonic() + after_s)
+
+    def _disconnect(self) -> None:
+        wire, self._connection = self._connection, None
+        if wire is not None:
+            wire.close()
+        self._protocol.on_disconnect()
+
+    def _final_error(self, limit_s: float) -> Exception:
+        if isinstance(self._cause, Refused | UsageError):
+            return self._cause
+        names = ", ".join(map(str, self._addresses))
+        problem = f"none of {names} has answered for {limit_s:g} s (the last one: {self._cause})"
+        return Unreachable(f"{problem}: start the service or correct the address")
+
+
+class BlockingConnection:
+    """One connected socket and its session. Raises OSError, Misconfigured."""
+
+    def __init__(
+        self,
+        address: Address,
+        timeout_s: float,
+        context: ssl.SSLContext | None,
+        server_name: str | None,
+        settings: ClientSettings,
+    ) -> None:
+        self.address = address
+        self._server_name = server_name or address.host
+        sock = _connect_socket(address, timeout_s)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if context is not None:
+                sock = context.wrap_socket(
+                    sock, server_hostname=self._server_name, do_handshake_on_connect=False
+                )
+                self._handshake(sock)
+            sock.setblocking(False)
+        except BaseException:
+            sock.close()
+            raise
+        self._socket = sock
+        self._unsent: deque[memoryview] = deque()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(sock, selectors.EVENT_READ)
+        self.session = Session(settings, time.monotonic(), address, secured=context is not None)
+
+    def send(self, parts: Iterable[Buffer]) -> None:
+        """Queue bytes for the next steps."""
+        self._unsent.extend(map(memoryview, parts))
+
+    def step(self, wait_s: float) -> int:
+        """Send and receive all that is possible, waiting for either; return the number of bytes received.
+
+        Raises OSError, Misconfigured.
+        """
+        self._write()
+        count = self.read()
+        if count:
+            return count
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+        self._selector.modify(self._socket, wanted)
+        if not self._selector.select(wait_s):
+            return 0
+        self._write()
+        return self.read()
+
+    def read(self) -> int:
+        """Receive without waiting; return the number of bytes. Raises OSError, Misconfigured."""
+        connection = self.session.connection
+        try:
+            count = self._socket.recv_into(connection.get_buffer())
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+        except ssl.SSLError as error:
+            raise tls_fault(error, str(self.address), self._server_name, b"") or error from error
+        if not count:
+            raise self.session.eof_error()
+        connection.buffer_updated(count)
+        return count
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._selector.close()
+        with suppress(OSError):
+            self._socket.close()
+
+    def _handshake(self, sock: ssl.SSLSocket) -> None:
+        try:
+            sock.do_handshake()
+        except ssl.SSLError as error:
+            fault = tls_fault(error, str(self.address), self._server_name, _read_first_bytes(sock, error))
+            raise fault or error from error
+
+    def _write(self) -> None:
+        while self._unsent:
+            part = self._unsent[0]
+            try:
+                sent = self._socket.send(part)
+            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                return
+            self.session.on_sent(time.monotonic())
+            if sent < len(part):
+                self._unsent[0] = part[sent:]
+            else:
+                self._unsent.popleft()
+
+
+def _connect_socket(address: Address, timeout_s: float) -> socket.socket:
+    try:
+        return socket.create_connection(address, timeout_s)
+    except (socket.gaierror, UnicodeError) as error:
+        raise unknown_host(address.host, error) or error from None
+
+
+def _read_first_bytes(sock: ssl.SSLSocket, error: ssl.SSLError) -> bytes:
+    """Return the first bytes of a server without TLS; OpenSSL has consumed five bytes before them."""
+    if error.reason != "WRONG_VERSION_NUMBER":
+        return b""
+    with suppress(OSError):
+        rest = socket.socket.recv(sock, FIRST_BYTES_MAX, socket.MSG_DONTWAIT)
+        return b"HTTP/" + rest if rest.startswith((b"1.0 ", b"1.1 ")) else b""
+    return b""
+
+
+def _resolve_after(after: Sequence[SyncReceipt | Dependency]) -> tuple[list[Dot | bytes], list[PendingDot]]:
+    causes: list[Dot | bytes] = []
+    places: list[PendingDot] = []
+    for one in after:
+        if not isinstance(one, SyncReceipt):
+            causes.append(dependency_key(one))
+        elif one.outcome is None and one.offer is not None:
+            places.append(one.offer.pending_dot)
+        else:
+            causes.append(dependency_key(one.result()))
+    return causes, places

@@ -1,0 +1,71 @@
+"""The offers of a producer without an outcome: counts their calls and bytes, and finds the oldest.
+
+Pure. Plain offers, and those with a caller that waits in `publish`, time out after different times, so each
+kind has a queue of its own, the oldest first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from delta_prop.client.offer import Offer
+
+
+class UnackedOffers:
+    """Every offer without an outcome, once.
+
+    An offer counts as many calls as it holds; code that adds a call to an offer in here updates the counts.
+    """
+
+    __slots__ = ("_awaited", "_offers", "bytes", "calls")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.bytes = 0
+        self._offers: dict[Offer, None] = {}
+        self._awaited: dict[Offer, None] = {}
+
+    def __contains__(self, offer: Offer) -> bool:
+        return offer in self._queue_of(offer)
+
+    def all(self) -> list[Offer]:
+        """Return all offers, the oldest of each kind first."""
+        return [*self._offers, *self._awaited]
+
+    def add(self, offer: Offer) -> None:
+        """Add an offer."""
+        self._queue_of(offer)[offer] = None
+        self.calls += offer.calls
+        self.bytes += offer.size
+
+    def remove(self, offer: Offer) -> bool:
+        """Remove an offer, which has its outcome; return True if it was in here."""
+        queue = self._queue_of(offer)
+        if offer not in queue:
+            return False
+        del queue[offer]
+        self.calls -= offer.calls
+        self.bytes -= offer.size
+        return True
+
+    def replace(self, offer: Offer, parts: Iterable[Offer]) -> None:
+        """Replace an offer by `parts`, which were made at the same time."""
+        queue = self._queue_of(offer)
+        later = list(queue)
+        later = later[later.index(offer) + 1 :]
+        self.remove(offer)
+        for one in parts:
+            self.add(one)
+        for one in later:
+            del queue[one]
+            queue[one] = None
+
+    def oldest(self, *, awaited: bool) -> Offer | None:
+        """Return the oldest of a kind."""
+        return next(iter(self._awaited if awaited else self._offers), None)
+
+    def _queue_of(self, offer: Offer) -> dict[Offer, None]:
+        return self._awaited if offer.is_awaited else self._offers

@@ -1,0 +1,73 @@
+"""Dependencies of an offer on other senders, so that one vector's deltas keep the order of the calls.
+
+Pure. As long as a producer has one sender, that sender's order suffices and nothing is tracked. A block keeps
+only the order of its own sender: its rows are not decoded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from delta_prop.client.offer import Offer, PendingDot
+    from delta_prop.client.sequence_sender import SequenceSender
+
+HEADS_MAX = 100_000
+
+
+class VectorOrder:
+    """The newest dot of each vector, once there are two senders or the caller numbers; of the latest ones."""
+
+    def __init__(self) -> None:
+        self._heads: dict[tuple[str, str], PendingDot] | None = None
+
+    def is_idle(self, sender: SequenceSender, senders: Sequence[SequenceSender]) -> bool:
+        """True if nothing is tracked, nor would be if `sender` got an offer without a number."""
+        if self._heads is not None or sender.last_numbered is not None:
+            return False
+        return not senders or (len(senders) == 1 and senders[0] is sender)
+
+    def starts_tracking(self, offer: Offer, senders: Sequence[SequenceSender]) -> bool:
+        """True if tracking starts with this offer."""
+        if self._heads is not None:
+            return False
+        if offer.is_block:
+            return False
+        return offer.counter is not None or any(
+            sender.origin != offer.pending_dot.origin for sender in senders
+        )
+
+    def track(self, offer: Offer, senders: Sequence[SequenceSender]) -> None:
+        """Set an offer's `predecessors`. `senders`: those in use before it."""
+        if self._heads is None:
+            if not self.starts_tracking(offer, senders):
+                return
+            self._heads = _collect_heads(senders)
+        heads, own = self._heads, offer.pending_dot
+        predecessors: dict[PendingDot, None] = {}
+        for delta in () if offer.is_block else offer.rows:
+            key = (delta.namespace, delta.vector_id)
+            head = heads.pop(key, None)
+            if head is not None and head.origin != own.origin:
+                predecessors[head] = None
+            heads[key] = own
+        while len(heads) > HEADS_MAX:
+            del heads[next(iter(heads))]
+        offer.predecessors = list(predecessors)
+
+
+def _collect_heads(senders: Iterable[SequenceSender]) -> dict[tuple[str, str], PendingDot]:
+    """Return the heads among offers without an outcome; nothing can overtake an acknowledged one."""
+    heads: dict[tuple[str, str], PendingDot] = {}
+    for sender in senders:
+        for frame in sender.unacked.values():
+            batch = frame.batch
+            names = list(zip(batch.namespaces, batch.keys, strict=True))
+            for row, offer in frame.offers:
+                heads.update(dict.fromkeys(names[row : row + offer.count], offer.pending_dot))
+        for offer in sender.waiting:
+            rows = () if offer.is_block else offer.rows
+            heads.update(((one.namespace, one.vector_id), offer.pending_dot) for one in rows)
+    return heads

@@ -1,0 +1,46 @@
+"""`log export --to`, `log restore`: copy a whole data directory while a server may serve it."""
+
+from __future__ import annotations
+
+from delta_prop.commands import system
+from delta_prop.commands.readonly_log import open_disk
+from delta_prop.cursors import PATH as CURSORS
+from delta_prop.group_cursor import DIRECTORY as GROUPS
+from delta_prop.path_checks import DATA_DIRECTORY_FIX
+from delta_prop.quarantine_file import DIRECTORY as QUARANTINE
+from delta_prop_broker.log.files.paths import DIRECTORY
+from delta_prop_broker.log.readonly.backup import copy_log
+from delta_prop_wire.errors import UsageError
+
+OK = 0
+
+
+def restore(source: str, data: str) -> int:
+    """Create a data directory from a copy, durable when this returns. Raises as `copy` does."""
+    return copy(source, data, cure="name the copy that `log export --to DIR` made")
+
+
+def copy(data: str, to: str, *, cure: str = DATA_DIRECTORY_FIX) -> int:
+    """Copy a data directory into a new one, durable when this returns.
+
+    `cure`: the fix that the error names if `data` is not a data directory. Raises UsageError, LogCorrupted,
+    FormatUnknown, BackupFailed, OSError, after which there is no new directory.
+    """
+    source = open_disk(data, cure=cure)
+    if system.is_within(to, data):
+        raise UsageError(f"{to!r} is inside the data directory {data!r}: name a new directory outside of it")
+    with system.create_directory(to) as target:
+        copied = copy_log(
+            source,
+            target,
+            DIRECTORY,
+            files=(CURSORS,),
+            directories=(GROUPS, QUARANTINE),
+            draw=system.draw,
+            pause=system.pause,
+        )
+    system.confirm(
+        f"{to}: offsets {copied.start_offset} to {copied.next_offset}, {copied.bytes:,} bytes in "
+        f"{copied.segments} segments, {copied.files} other files; epoch {copied.epoch} begins after them"
+    )
+    return OK

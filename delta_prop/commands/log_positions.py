@@ -1,0 +1,128 @@
+"""Parses names and log positions as people write them: an offset, a time, earliest or latest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from delta_prop.dates import (
+    EPOCH,
+    TIME_EXAMPLES,
+    US,
+    check_past,
+    explain_bad_time,
+    format_time,
+    parse_span_us,
+    parse_time,
+)
+from delta_prop_wire.bounds import check_name
+from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from delta_prop.client.subscriber import StartPosition
+    from delta_prop_broker.log.durable import DurableLog
+    from delta_prop_broker.log.files.snapshot import Snapshot
+
+_DIGITS_MAX = 20
+"""Digits of the highest possible offset."""
+
+
+class LogPosition(NamedTuple):
+    """An offset, or a time in microseconds since 1970; if neither, the start or the end of the log."""
+
+    offset: int | None = None
+    time_us: int | None = None
+    earliest: bool = False
+
+
+EARLIEST, LATEST = LogPosition(earliest=True), LogPosition()
+
+
+def parse_position(
+    option: str, text: str, now_us: int, *, ends: bool = True, future: bool = False
+) -> LogPosition:
+    """Parse a position; `ends`: allow earliest and latest; `future`: allow future times.
+
+    Raises UsageError.
+    """
+    if ends and text in ("earliest", "latest"):
+        return EARLIEST if text == "earliest" else LATEST
+    if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX:
+        return LogPosition(offset=int(text))
+    time_us = parse_time(text, now_us)
+    if time_us is None:
+        names = "earliest, latest, " if ends else ""
+        raise UsageError(
+            f"{option} {text!r:.60}: {explain_bad_time(text)}give {names}an offset, {TIME_EXAMPLES}"
+        )
+    if not future:
+        check_past(option, text, time_us, now_us)
+    return LogPosition(time_us=time_us)
+
+
+def find_name_fault(option: str, name: str, bytes_max: int) -> str | None:
+    """Return the error message for a name, None if it is valid."""
+    try:
+        check_name(option, name, bytes_max)
+    except InvalidDelta as error:
+        return error.message
+    return None
+
+
+def offset_of(at: LogPosition, log: DurableLog) -> int:
+    """Return the offset of a position; for a time that of the first row appended then or later."""
+    if at.offset is not None:
+        return at.offset
+    if at.time_us is not None:
+        return log.offset_at(at.time_us)
+    return log.start_offset if at.earliest else log.high_watermark
+
+
+def reached_offset(at: LogPosition, log: DurableLog) -> int:
+    """Return the offset of a position that the log has reached. Raises UsageError."""
+    offset = offset_of(at, log)
+    check_reached(offset, log)
+    return offset
+
+
+def check_reached(offset: int, log: DurableLog) -> None:
+    """Refuse an offset after the end of the log. Raises UsageError."""
+    if offset > log.high_watermark:
+        raise UsageError(
+            f"--start {offset}: the log ends at offset {log.high_watermark}: give that, or latest"
+        )
+
+
+def subscribe_start_of(at: LogPosition) -> StartPosition:
+    """Return the position as a subscriber's start."""
+    if at.time_us is not None:
+        return EPOCH + at.time_us * US
+    if at.offset is not None:
+        return at.offset
+    return "earliest" if at.earliest else "latest"
+
+
+def parse_span_s(option: str, text: str) -> float:
+    """Parse a span like 90s, 10m, 2h, 1d into seconds. Raises UsageError."""
+    span_us = parse_span_us(text)
+    if span_us is None:
+        raise UsageError(f"{option} {text!r:.60}: give a time like 90s, 10m, 2h or 1d")
+    return span_us / 1_000_000
+
+
+def escape_unprintable(text: str) -> str:
+    """Return foreign text as one line that can neither fake another line nor steer a terminal."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def check_not_before(at: LogPosition, snapshot: Snapshot) -> None:
+    """Raise Refused (CURSOR_TOO_OLD) for a position before the snapshot, where the log has no rows."""
+    early = at.offset is not None and at.offset + 1 < snapshot.offset
+    if early or (at.time_us is not None and at.time_us < snapshot.time_us):
+        raise Refused(
+            ErrorCode.CURSOR_TOO_OLD,
+            f"the log holds single deltas from offset {snapshot.offset} "
+            f"({format_time(snapshot.time_us)}) on, before that only their result: give that position or a "
+            "later one",
+            details={"start_offset": snapshot.offset},
+        )

@@ -1,0 +1,70 @@
+"""Sends a command's request to the service: leaves it beside the log, and waits a while for its end.
+
+The process that has the directory open carries it out; if there is none, the next one does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop.commands import system
+from delta_prop.commands.readonly_log import open_disk
+from delta_prop.operator_requests import OperatorRequest, put_request, read_requests, take_refusal
+from delta_prop_broker.log.files.identity import read_identity
+from delta_prop_broker.log.files.paths import DIRECTORY, IDENTITY, LOCK_PATH
+from delta_prop_wire.errors import DeltaPropError, UsageError
+
+if TYPE_CHECKING:
+    from delta_prop.operator_requests import Verb
+    from delta_prop_broker.disk import Disk
+    from delta_prop_broker.log.files.identity import Identity
+
+WAIT_S = 10.0
+"""Time for the process that has the directory open to carry a request out."""
+_POLL_S = 0.05
+
+
+class RequestRefused(DeltaPropError):
+    """The service refused an operator's request; the message says why."""
+
+
+def open_directory(data: str) -> tuple[Disk, Identity]:
+    """Return a data directory's disk and its log's identity. Raises UsageError, LogCorrupted, OSError."""
+    disk = open_disk(data)
+    identity = read_identity(disk, f"{DIRECTORY}/{IDENTITY}")
+    if identity is None:
+        raise UsageError(f"{data!r} holds no log yet: publish something, or name another directory")
+    return disk, identity
+
+
+def read_pending_requests(disk: Disk, log_id: bytes) -> list[OperatorRequest]:
+    """Return the requests that are not carried out yet, oldest first. Raises OSError."""
+    return [one for one in read_requests(disk).values() if one is not None and one.log_id == log_id.hex()]
+
+
+def submit_request(
+    data: str, verb: Verb, sink: str, offsets: tuple[int, ...], what: str, *, done: str | None = None
+) -> None:
+    """Leave a request, wait for it, and report its outcome; `what` names the request, `done` its success.
+
+    Raises UsageError if too many requests wait, RequestRefused if the service refuses it, OSError.
+    """
+    disk, identity = open_directory(data)
+    path = put_request(disk, OperatorRequest(verb, sink, identity.log_id.hex(), offsets), system.wall_us())
+    writer = system.find_lock_holder(data, LOCK_PATH)
+    if writer is None:
+        system.confirm(f"recorded: {what}; the next service that opens {data!r} does it")
+        return
+    deadline = system.now() + WAIT_S
+    while path in read_requests(disk):
+        if system.now() > deadline:
+            system.confirm(
+                f"recorded: {what}; process {writer} has not done it within {WAIT_S:g} s, and does it when "
+                "the sink is attached and not stopped"
+            )
+            return
+        system.pause(_POLL_S)
+    refusal = take_refusal(disk, path)
+    if refusal is not None:
+        raise RequestRefused(f"{what} was not done: {refusal}")
+    system.confirm(f"done: {done or what}")

@@ -1,0 +1,209 @@
+"""`status`, `sinks`: prints the log's state, and its sinks and groups. Only `sinks forget` writes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from delta_prop.commands import system
+from delta_prop.commands.quarantine import describe_quarantine, read_quarantines
+from delta_prop.commands.readonly_log import open_disk, open_readonly_log, snapshot_to_json
+from delta_prop.commands.request_client import read_pending_requests
+from delta_prop.commands.screen import format_lag
+from delta_prop.cursors import cursors_damage, read_cursors, write_cursors
+from delta_prop.dates import format_time
+from delta_prop.group_cursor import forget_group, read_groups
+from delta_prop.operator_requests import forget_requests
+from delta_prop.quarantine_file import quarantine_path, remove_stored
+from delta_prop.server.job_files import JobFiles
+from delta_prop.server.lags import lags_of
+from delta_prop_broker.log.corruption import LogBusy, LogCorrupted
+from delta_prop_broker.log.files.identity import read_identity, read_small_file
+from delta_prop_broker.log.files.paths import DIRECTORY, IDENTITY, LOCK_PATH
+from delta_prop_broker.log.files.times import read_times
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from delta_prop_broker.disk import Disk
+    from delta_prop_broker.log.durable import DurableLog
+    from delta_prop_broker.log.engine.recovery_result import RecoveryReport
+
+OK, FAILED = 0, 1
+
+
+# --- status
+
+
+def show_status(data: str, *, as_json: bool) -> int:
+    """Print the log's state; return exit status 1 if damage is seen. Only `log verify` reads all frames.
+
+    Raises UsageError, FormatUnknown, OSError.
+    """
+    disk = open_disk(data)
+    writer = system.find_lock_holder(data, LOCK_PATH)
+    fields: dict[str, Any] = {"data": data, "health": "sound", "writer": writer}
+    try:
+        with open_readonly_log(data) as (_, log, report):
+            fields |= _status_to_json(disk, log, report)
+    except LogCorrupted as damage:
+        fields |= {"health": "damaged", "damage": str(damage)}
+    if as_json:
+        system.put(json.dumps(fields))
+    else:
+        lags = dict(flatten({"lags": fields.pop("lags", {})}))
+        lines = fields | lags if "log_id" in fields else fields
+        system.put_all(f"{name:13}  {format_value(value)}" for name, value in lines.items())
+    return OK if fields["health"] == "sound" else FAILED
+
+
+def _status_to_json(disk: Disk, log: DurableLog, report: RecoveryReport) -> dict[str, Any]:
+    """Describe a log that opens. Raises LogCorrupted, OSError."""
+    fields: dict[str, Any] = {"log_id": log.log_id.hex(), "epoch": log.epoch, "closed": report.clean}
+    fields |= {"start_offset": log.start_offset, "next_offset": log.high_watermark}
+    fields |= {"segments": report.segments, "bytes": report.bytes, "bytes_free": disk.free_bytes()}
+    fields["bytes_room"] = max(fields["bytes_free"] - log.settings.free_bytes_min, 0)  # with default settings
+    known = read_sinks(disk, log)
+    fields |= {"sinks": len(known), "snapshot": None}
+    fields["lags"] = lags_of(known, "name")
+    faults = [one["damage"] for one in known if "damage" in one]
+    faults += _damage_of_cursors(disk)
+    fields |= {"health": "damaged", "damage": "; ".join(faults)} if faults else {}
+    try:
+        fields["snapshot"] = snapshot_to_json(log)
+    except LogCorrupted as damage:
+        fields |= {"health": "damaged", "damage": str(damage)}
+    counts = read_quarantines(disk, log.log_id, log.epoch_end)
+    fields["quarantined"] = {name: len(held) for name, held in counts.items() if len(held)}
+    fields["jobs"] = JobFiles(disk).count()
+    jump = read_times(disk, DIRECTORY, report.notes).jump
+    fields["clock_jump"] = jump and {name[:-3]: format_time(us) for name, us in jump._asdict().items()}
+    return fields
+
+
+def flatten(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value with its path, e.g. `log.next_offset`; of a list its length."""
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from flatten(value, f"{above}{name}.")
+        else:
+            yield above + name, len(value) if isinstance(value, list) else value
+
+
+def format_value(value: object) -> str:
+    if value is None or value == {}:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {format_value(count)}" for name, count in value.items())
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+# --- sinks
+
+
+def show_sinks(data: str, *, as_json: bool) -> int:
+    """Print every sink and group with a cursor beside the log; return exit status 1 if a cursor is damaged.
+
+    Raises UsageError, LogCorrupted, OSError.
+    """
+    with open_readonly_log(data) as (disk, log, _):
+        found, faults = read_sinks(disk, log), _damage_of_cursors(disk)
+    _put_sinks(found, as_json=as_json)
+    for damage in faults:
+        system.note(damage)
+    return FAILED if faults or any("damage" in one for one in found) else OK
+
+
+def _damage_of_cursors(disk: Disk) -> list[str]:
+    """Describe the damage of the cursors' file with its fix, if there is any."""
+    damage = cursors_damage(disk)
+    cure = "put a copy of the file from a backup in its place, or remove it, and sinks register again"
+    return [] if damage is None else [f"{damage.description}: {cure}"]
+
+
+def _put_sinks(found: list[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        system.put_all(map(json.dumps, found))
+        return
+    system.put(
+        f"{'name':24}  {'kind':6}  {'offset':>12}  {'lag':>12}  {'lag time':>8}  {'quarantined':>11}  "
+        "log kept  notes"
+    )
+    for one in found:
+        needed = "yes" if one["required"] else "no"
+        offset, lag = ("?" if at is None else f"{at:,}" for at in (one["offset"], one["lag"]))
+        numbers = f"{offset:>12}  {lag:>12}  {format_lag(one['lag_s']):>8}  {one.get('quarantined', 0):>11,}"
+        requested = [f"{verb} requested" for verb in one.get("asked", ())]
+        states = [state for state in ("rebuilding", "paused") if one.get(state)]
+        notes = ", ".join(states + requested + ([one["damage"]] if "damage" in one else []))
+        system.put(f"{one['name']:24}  {one['kind']:6}  {numbers}  {needed:8}  {notes}".rstrip())
+
+
+def read_sinks(disk: Disk, log: DurableLog) -> list[dict[str, Any]]:
+    """Return every sink and group with a cursor beside the log, and its lag. Raises OSError."""
+    held, requests = (
+        read_quarantines(disk, log.log_id, log.epoch_end),
+        read_pending_requests(disk, log.log_id),
+    )
+    found: list[dict[str, Any]] = []
+    for name, cursor in sorted(read_cursors(disk, log.log_id).items()):
+        at = cursor.processed
+        found.append({"name": name, "kind": "sink", "offset": at, "required": cursor.required})
+        found[-1] |= {
+            "rebuilding": cursor.rebuilding,
+            "paused": cursor.paused,
+            "quarantined": len(held.get(name, ())),
+        }
+        asked = [one.verb for one in requests if one.sink == name]
+        asked += ["rebuild"] if cursor.rebuild_asked else []
+        found[-1] |= {"asked": list(dict.fromkeys(asked))} if asked else {}
+    for name, offset in read_groups(disk, log.log_id).items():
+        found.append({"name": name, "kind": "group", "offset": None, "required": False})
+        found[-1] |= {"damage": str(offset)} if isinstance(offset, UsageError) else {"offset": offset}
+    return [one | _measure_lag(log, one["offset"]) for one in found]
+
+
+def _measure_lag(log: DurableLog, offset: int | None) -> dict[str, Any]:
+    """Return the lag at an offset: its rows, and the age of the oldest one by this machine's clock."""
+    if offset is None:
+        return {"lag": None, "lag_s": None}
+    if offset >= log.high_watermark:
+        return {"lag": 0, "lag_s": 0.0}
+    time = log.append_time(offset)
+    age_s = None if time is None else round(max(system.wall_us() - time, 0) / 1e6, 3)
+    return {"lag": log.high_watermark - offset, "lag_s": age_s}
+
+
+def forget(data: str, name: str) -> int:
+    """Remove what is stored of a sink or group: its cursor, its quarantine, its requests.
+
+    Raises UsageError, LogBusy while a process has the directory, OSError.
+    """
+    disk = open_disk(data)
+    if forget_group(disk, name):
+        system.put(f"done: group {name!r} is forgotten")
+        return OK
+    try:
+        lock = disk.lock(LOCK_PATH)
+    except BlockingIOError as error:
+        raise LogBusy(error.strerror) from None
+    try:
+        identity = read_identity(disk, f"{DIRECTORY}/{IDENTITY}")
+        cursors = {} if identity is None else read_cursors(disk, identity.log_id)
+        if identity is None or (name not in cursors and read_small_file(disk, quarantine_path(name)) is None):
+            known = ", ".join(sorted(cursors)) or "none"
+            raise UsageError(
+                f"{name!r}: there is no such sink or group: name an existing one (sinks: {known})"
+            )
+        quarantine = describe_quarantine(disk, identity, name)
+        cursors.pop(name, None)
+        write_cursors(disk, identity.log_id, cursors)
+        remove_stored(disk, name)
+        forget_requests(disk, name)
+    finally:
+        lock.release()
+    system.put(f"done: sink {name!r} is forgotten; its quarantine {quarantine}")
+    return OK

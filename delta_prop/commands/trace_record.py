@@ -1,0 +1,242 @@
+"""`trace record`: writes times and sizes of deltas, from a server's or a directory's log, to a file.
+
+Once a second it writes what has come, which survives kill -9, and syncs it, so that it survives a power
+cut. Readers ignore a torn block at the end.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+
+from delta_prop.client import Subscriber
+from delta_prop.commands import system
+from delta_prop.commands.log_positions import (
+    EARLIEST,
+    LATEST,
+    parse_position,
+    parse_span_s,
+    reached_offset,
+    subscribe_start_of,
+)
+from delta_prop.commands.readonly_log import open_readonly_log
+from delta_prop.commands.wait_reporter import report_subscriber_waits
+from delta_prop.dates import format_time
+from delta_prop.recorded_traffic import SALT_BYTES, TrafficWriter
+from delta_prop_broker.log.readonly.follow import Follower
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from delta_prop.client.delivered_batch import DeliveredBatch
+    from delta_prop.commands.connect_options import ConnectOptions
+    from delta_prop.commands.log_positions import LogPosition
+    from delta_prop_wire.batch import Batch
+    from delta_prop_wire.stamp import Stamp
+
+OK = 0
+SYNC_INTERVAL_S = 1.0
+"""Bound of the time that a delta stays only in memory, and written bytes stay unsynced."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOptions:
+    """Traffic to record, from a directory or a server. `span`: as it was written."""
+
+    source: str | ConnectOptions
+    path: str
+    start: str | None = None
+    until: str | None = None
+    span: str | None = None
+
+
+async def record(options: RecordOptions) -> int:
+    """Write the recording.
+
+    Raises UsageError, Refused (CURSOR_TOO_OLD, UNAUTHORIZED), LogCorrupted, OSError.
+    """
+    start = None if options.start is None else parse_position("--start", options.start, system.wall_us())
+    until = (
+        None
+        if options.until is None
+        else parse_position("--until", options.until, system.wall_us(), future=True)
+    )
+    span_s = inf if options.span is None else parse_span_s("--for", options.span)
+    if until is not None and _is_empty_range(start, until):
+        raise UsageError(
+            f"--until {options.until}: nothing lies between --start and it: give a later position"
+        )
+    trace_range = _TraceRange(start, until, span_s)
+    if isinstance(options.source, str):
+        await _record_directory(options.source, options.path, trace_range)
+    else:
+        await _record_server(options.source, options.path, trace_range)
+    return OK
+
+
+def _is_empty_range(start: LogPosition | None, until: LogPosition) -> bool:
+    """True if nothing can lie between the two, whatever the log holds."""
+    if start is None or start == EARLIEST:
+        return False
+    if until == EARLIEST:
+        return True
+    if start.offset is not None and until.offset is not None:
+        return until.offset <= start.offset
+    if start.time_us is not None and until.time_us is not None:
+        return until.time_us <= start.time_us
+    return start == until == LATEST
+
+
+class _TraceRange:
+    """Range of a log to record, in full batches from the first one that comes."""
+
+    def __init__(self, start: LogPosition | None, until: LogPosition | None, span_s: float) -> None:
+        self.start = start
+        self.span_s = span_s
+        self._until = until
+        self._end: int | None = None
+        self._first_us = None if start is None else start.time_us
+
+    def set_log_end(self, log_end: int | None, *, followed: bool) -> None:
+        """Take the present end of the log; `followed`: go on there if no end is given."""
+        if self._until == LATEST or (self._until is None and not followed):
+            self._end = log_end
+        elif self._until is not None and self._until.time_us is None:
+            self._end = 0 if self._until.earliest else self._until.offset
+
+    def is_offset_past_end(self, offset: int) -> bool:
+        """True if nothing from the offset on is wanted."""
+        return self._end is not None and offset >= self._end
+
+    def is_batch_past_end(self, offset: int, time_us: int) -> bool:
+        """True if a batch at this offset and time is after the end."""
+        if self._first_us is None:
+            self._first_us = time_us
+        if time_us - self._first_us >= 1e6 * self.span_s or self.is_offset_past_end(offset):
+            return True
+        return self._until is not None and self._until.time_us is not None and time_us >= self._until.time_us
+
+
+async def _record_directory(data: str, to: str, trace_range: _TraceRange) -> None:
+    with open_readonly_log(data) as (disk, log, _):
+        begin, end = reached_offset(trace_range.start or EARLIEST, log), log.high_watermark
+    trace_range.set_log_end(end, followed=False)
+    with closing(Follower(disk, begin, synced=end)) as follower, _open_recording(to) as recording:
+        for location in follower.read():
+            logged = location.logged
+            if trace_range.is_batch_past_end(logged.offset, location.stamp.append_time):
+                return
+            recording.add(logged.batch, location.stamp, max(begin - logged.offset, 0))
+            await anyio.lowlevel.checkpoint()
+
+
+async def _record_server(link: ConnectOptions, to: str, trace_range: _TraceRange) -> None:
+    subscriber = Subscriber(
+        link.addresses,
+        "*",
+        start="latest" if trace_range.start is None else subscribe_start_of(trace_range.start),
+        name="delta-prop trace record",
+        token=link.token,
+        tls=link.tls,
+    )
+    async with report_subscriber_waits(subscriber), subscriber:
+        trace_range.set_log_end(subscriber.log_end, followed=True)
+        with _open_recording(to) as recording, anyio.move_on_after(trace_range.span_s):
+            while True:
+                batch: DeliveredBatch | None = None
+                is_complete = trace_range.is_offset_past_end(subscriber.received)
+                with anyio.move_on_after(0 if is_complete else recording.due_s):
+                    batch = await subscriber.next_batch()
+                if batch is None and is_complete:
+                    return
+                if batch is None:
+                    recording.sync()
+                    continue
+                assert batch.batch is not None
+                assert batch.stamp is not None
+                if trace_range.is_batch_past_end(batch.offset, batch.stamp.append_time):
+                    return
+                recording.add(batch.batch, batch.stamp, batch.first)
+                await anyio.lowlevel.checkpoint()
+
+
+@contextmanager
+def _open_recording(to: str) -> Iterator[_RecordingWriter]:
+    """Open a recording in a new file; complete it when the block ends or is interrupted."""
+    with system.open_output(to) as out:
+        recording = _RecordingWriter(out)
+        try:
+            yield recording
+        except Exception:
+            recording.sync()
+            raise
+        except BaseException:
+            recording.end()
+            raise
+        recording.end()
+
+
+class _RecordingWriter:
+    """A recording that is being written, and its counts."""
+
+    def __init__(self, out: system.Output) -> None:
+        self._out = out
+        self._writer = TrafficWriter(system.draw(SALT_BYTES))
+        self._progress = system.Progress()
+        self._batches = self._deltas = self._bytes = 0
+        self._first_us: int | None = None
+        self._last_us = 0
+        self._unsynced_since: float | None = None
+        self._write(self._writer.begin(system.wall_us()))
+        self.sync()
+
+    @property
+    def due_s(self) -> float:
+        """Seconds until the next sync; infinite while nothing waits."""
+        return inf if self._unsynced_since is None else self._unsynced_since + SYNC_INTERVAL_S - system.now()
+
+    def add(self, batch: Batch, stamp: Stamp, first: int) -> None:
+        """Add a batch's rows from `first` on. Raises OSError."""
+        if batch.is_control:
+            return
+        self._first_us = stamp.append_time if self._first_us is None else self._first_us
+        self._last_us = stamp.append_time
+        self._batches += 1
+        self._deltas += batch.count - first
+        if self._unsynced_since is None:
+            self._unsynced_since = system.now()
+        self._write(self._writer.add(batch, stamp.append_time, stamp.source, first))
+        if self.due_s <= 0:
+            self.sync()
+        self._progress.report(f"{self._deltas:,} deltas in {self._bytes:,} bytes")
+
+    def sync(self) -> None:
+        """Write and sync what has come. Raises OSError."""
+        self._write(self._writer.flush())
+        self._out.sync()
+        self._unsynced_since = None
+
+    def end(self) -> None:
+        """Mark the recording complete. Raises OSError."""
+        self._write(self._writer.end(system.wall_us()))
+        self._out.sync()
+        self._progress.end()
+        system.confirm(json.dumps(self._to_json()))
+
+    def _write(self, raw: bytes) -> None:
+        if raw:
+            self._out.write(raw)
+            self._bytes += len(raw)
+
+    def _to_json(self) -> dict[str, object]:
+        fields: dict[str, object] = {"batches": self._batches, "deltas": self._deltas, "bytes": self._bytes}
+        if self._first_us is not None:
+            fields |= {"first": format_time(self._first_us), "last": format_time(self._last_us)}
+        return fields

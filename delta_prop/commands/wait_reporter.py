@@ -1,0 +1,116 @@
+"""Reports on standard error why a command waits: after a few seconds without progress, then now and then."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop.client import outage
+from delta_prop.commands import system
+from delta_prop_wire.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from delta_prop.client import Subscriber
+
+REPORT_AFTER_S = 3.0
+"""Time without progress after which a wait is reported."""
+REPORT_INTERVAL_S = 30.0
+"""Interval between reports of the same wait."""
+NO_PORT = "no answer has come yet: check that HOST:PORT is the one that `serve` prints as port=…"
+NO_HTTP_PORT = "no answer has come yet: check that HOST:PORT is the one that `serve` prints as http=…"
+_POLL_S = 0.25
+
+
+class WaitReporter:
+    """Reports why a command waits.
+
+    Its owner sets `get_cause`, which returns the obstacle (None: unknown), and `is_busy`, which is true while
+    the command waits. `unknown`: text for an unknown obstacle.
+    """
+
+    def __init__(self, unknown: str = "no answer has come yet") -> None:
+        self.get_cause: Callable[[], Exception | None] = lambda: None
+        self.is_busy: Callable[[], bool] = lambda: True
+        self._unknown_text = unknown
+        self._since = system.now()
+        self._reported: str | None = None
+        self._reported_at = 0.0
+
+    def note_progress(self) -> None:
+        """Note progress."""
+        now = system.now()
+        if self._reported is not None:
+            system.note(f"goes on after {now - self._since:.0f} s")
+            self._reported = None
+        self._since = now
+
+    @asynccontextmanager
+    async def report(self) -> AsyncIterator[None]:
+        """Report waits until the block ends."""
+        failure: BaseException | None = None
+        with _mute_client_warning():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._run)
+                try:
+                    yield
+                except (Exception, KeyboardInterrupt) as error:  # a task group would wrap it
+                    failure = error
+                tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    @contextmanager
+    def report_in_thread(self) -> Iterator[None]:
+        """Report waits of blocking code; `get_cause` and `is_busy` are called in another thread."""
+        with _mute_client_warning(), system.call_periodically(lambda: self._poll(system.now()), _POLL_S):
+            yield
+
+    async def _run(self) -> None:
+        while True:
+            await anyio.sleep(_POLL_S)
+            self._poll(system.now())
+
+    def _poll(self, now: float) -> None:
+        if not self.is_busy():
+            self.note_progress()
+            return
+        if now - self._since < REPORT_AFTER_S:
+            return
+        cause = self.get_cause()
+        if cause is None and self._reported is not None:  # the retry is under way
+            return
+        kind = cause.code.name if isinstance(cause, Refused) else type(cause).__name__
+        if kind != self._reported or now - self._reported_at >= REPORT_INTERVAL_S:
+            self._reported, self._reported_at = kind, now
+            system.note(f"waiting, no answer for {now - self._since:.0f} s: {self._format_cause(cause)}")
+
+    def _format_cause(self, cause: Exception | None) -> str:
+        if cause is None:
+            return self._unknown_text
+        if isinstance(cause, Refused):
+            return str(cause)
+        return f"no connection ({str(cause) or type(cause).__name__}), retrying"
+
+
+@contextmanager
+def _mute_client_warning() -> Iterator[None]:
+    """Suppress the client's own warning, as this reports the same to people."""
+    was, outage.logger.disabled = outage.logger.disabled, True
+    try:
+        yield
+    finally:
+        outage.logger.disabled = was
+
+
+@asynccontextmanager
+async def report_subscriber_waits(subscriber: Subscriber) -> AsyncIterator[None]:
+    """Report until the block ends why there is no connection."""
+    waiting = WaitReporter(NO_PORT)
+    waiting.get_cause = lambda: subscriber.waits_for
+    waiting.is_busy = lambda: not subscriber.started or subscriber.waits_for is not None
+    async with waiting.report():
+        yield

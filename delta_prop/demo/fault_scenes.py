@@ -1,0 +1,259 @@
+"""The demo's fault scenes: one sink is slowed, one is killed in the middle of a batch.
+
+The deltas published meanwhile are real edits, recorded as all others are. They add values instead of setting
+them, so a delta that is lost, or applied twice, leaves a wrong number for the verification to find.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop.demo.console import format_size
+from delta_prop.demo.faulty_sinks import CrashingSink, SlowSink
+from delta_prop.demo.wiring import quantile_ms
+from delta_prop_sinks.jsonlines import JsonLinesSink
+from delta_prop_sinks.storage import StorageSink
+from delta_prop_wire.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from delta_prop.demo.library import Library
+    from delta_prop.demo.scenes import Play
+    from delta_prop.demo.wiring import Wiring
+    from delta_prop_wire.delta import Delta
+
+SLOWDOWN_FACTOR = 100
+EDITS = 800
+PAUSE_S = 0.0025
+BEFORE_S_MAX, DURING_S_MAX = 1.0, 2.5
+BATCH = 100
+LINKS_PER_DOCUMENT_MAX = 8
+BATCHES_PAUSE_S = 0.03
+_DRAW_INTERVAL_S = 0.1
+_SAMPLE_INTERVAL_S = 0.02
+
+
+async def slow_scene(play: Play, wiring: Wiring) -> None:
+    """Slow one sink down while edits go on; show the effect on it and on the others."""
+    console = play.console
+    count = min(EDITS, LINKS_PER_DOCUMENT_MAX * len(play.library.documents))
+    edits = _make_link_edits(play.library, count)
+    audit = SlowSink(JsonLinesSink(play.workspace.audit, name="audit"), play.now)
+    wiring.audit_start_offset = wiring.deltas
+    await wiring.propagator.attach(audit, start="latest")
+    pace = _EditPacer(play, wiring)
+    try:
+        pace.before = wiring.restart_measurement()
+        some = await pace.publish(edits, count // 4, BEFORE_S_MAX)
+        await wiring.wait_settled()
+        if not some:
+            console.line("  no document here can be linked to another; nothing was slowed")
+            return
+        usual_s = audit.slow_down(SLOWDOWN_FACTOR)
+        console.line(
+            f"  audit, a new sink, writes each delta as a JSON line: {usual_s * 1000:.2f} ms a delivery"
+        )
+        console.line(f"  in the first {some:,} edits; from now on {SLOWDOWN_FACTOR * usual_s * 1000:.0f} ms")
+        pace.during = wiring.restart_measurement()
+        more = await pace.publish(edits, count, DURING_S_MAX)
+        lag = wiring.lags()["audit"]
+        started = play.now()
+    finally:
+        audit.release()  # in any case: closing waits for it
+    await wiring.wait_settled()
+    caught_up_s = play.now() - started
+    pace.show(last=True)
+    pace.report(lag, caught_up_s)
+    play.facts["slow"] = {
+        "slower": SLOWDOWN_FACTOR,
+        "usual_ms": round(usual_s * 1000, 3),
+        "edits": some + more,
+        "behind": lag,
+        "mailbox_deltas": pace.mailbox_deltas,
+        "mailbox_deltas_max": wiring.propagator.settings.mailbox_deltas_max,
+        "read_the_log": pace.mailbox_full_s is not None,
+        "caught_up_s": round(caught_up_s, 3),
+        "sinks": pace.rows(),
+    }
+
+
+class _EditPacer:
+    """Publishes edits one by one, evenly, and keeps a table of the sinks' lags and latencies."""
+
+    def __init__(self, play: Play, wiring: Wiring) -> None:
+        self._play, self._wiring = play, wiring
+        self.before: dict[str, list[float]] = {}
+        self.during: dict[str, list[float]] = {}
+        self.lags_max: dict[str, int] = {}
+        self.mailbox_deltas = 0
+        self.log_bytes = 0
+        self.mailbox_full_s: float | None = None
+        self._drawn_at = self._sampled_at = self._started_at = 0.0
+
+    async def publish(self, edits: Iterator[Delta], count_max: int, s_max: float) -> int:
+        """Publish an edit each 2.5 ms, or as fast as this machine can; return the number of edits."""
+        self._started_at = due = self._play.now()
+        self.lags_max.clear()
+        count = 0
+        for edit in islice(edits, count_max):
+            await self._wiring.publish([edit])
+            count += 1
+            if not self._is_slowed:
+                self._play.console.progress(count, count_max, "edits, at the usual pace")
+            self._sample()
+            due += PAUSE_S
+            await anyio.sleep(max(0, due - self._play.now()))
+            if self._play.now() - self._started_at > s_max:
+                break
+        self._play.console.end_progress()
+        return count
+
+    @property
+    def _is_slowed(self) -> bool:
+        return self.during is self._wiring.scene_latencies
+
+    def _sample(self) -> None:
+        now = self._play.now()
+        if now - self._sampled_at < _SAMPLE_INTERVAL_S:
+            return
+        self._sampled_at = now
+        statistics = self._wiring.propagator.statistics()
+        for name, one in statistics.sinks.items():
+            self.lags_max[name] = max(self.lags_max.get(name, 0), one.lag)
+        self.log_bytes = max(self.log_bytes, statistics.log.bytes)
+        audit = statistics.sinks["audit"]
+        self.mailbox_deltas = max(self.mailbox_deltas, audit.mailbox_deltas)
+        if self._is_slowed and audit.catching_up and self.mailbox_full_s is None:
+            self.mailbox_full_s = now - self._started_at
+        if self._is_slowed and now - self._drawn_at >= _DRAW_INTERVAL_S:
+            self._drawn_at = now
+            self.show()
+
+    def show(self, *, last: bool = False) -> None:
+        """Show the table: each sink's lag and latency to visibility, before and while one is slow."""
+        console = self._play.console
+        head = "  sink         behind   p50 ms  slowed   p99 ms  slowed   publish to visible"
+        lines = [console.style("dim", head)]
+        for name, row in self.rows().items():
+            cells = [f"{'–' if one is None else f'{one:,.1f}':>7}" for one in list(row.values())[1:]]
+            line = f"  {name:<10} {row['behind']:>8,}  {cells[0]} {cells[1]}  {cells[2]} {cells[3]}"
+            lines.append(console.style("cyan", line) if name == "audit" else line)
+        console.table(lines, last=last)
+
+    def rows(self) -> dict[str, dict[str, float | None]]:
+        """Return the table's numbers: deltas, and ms."""
+        return {
+            name: {
+                "behind": self.lags_max.get(name, 0),
+                "p50_ms": _rounded_quantile_ms(self.before.get(name, ()), 0.5),
+                "p50_slowed_ms": _rounded_quantile_ms(self.during.get(name, ()), 0.5),
+                "p99_ms": _rounded_quantile_ms(self.before.get(name, ()), 0.99),
+                "p99_slowed_ms": _rounded_quantile_ms(self.during.get(name, ()), 0.99),
+            }
+            for name in self._wiring.sinks()
+        }
+
+    def report(self, lag: int, caught_up_s: float) -> None:
+        """Show what happened to the slow sink."""
+        console = self._play.console
+        bound = self._wiring.propagator.settings.mailbox_deltas_max
+        console.line(f"  audit fell {lag:,} deltas behind; its mailbox takes up to {bound:,},")
+        if self.mailbox_full_s is None:
+            console.line("  which was enough: the rest waited in the service's memory")
+        else:
+            log = self._wiring.propagator.statistics().log
+            console.line(
+                f"  was full after {self.mailbox_full_s:.1f} s, and the rest waited in the log: "
+                f"{format_size(self.log_bytes)} of up to {format_size(log.bytes_max)}"
+            )
+        console.line(f"  released, it caught up within {caught_up_s * 1000:,.0f} ms")
+
+
+async def crash_scene(play: Play, wiring: Wiring) -> None:
+    """Kill a store in the middle of a batch, and let another one resume from the file that it left."""
+    console = play.console
+    count = min(5 * BATCH, LINKS_PER_DOCUMENT_MAX * len(play.library.documents))
+    edits = list(islice(_make_link_edits(play.library, count, further=2), 4 * BATCH))
+    batch = len(edits) // 4
+    if not batch:
+        console.line("  no document here can be linked to another; nothing was killed")
+        if edits:
+            await wiring.publish(edits)  # the library counts them as published
+        return
+    started = play.now()
+    doomed = CrashingSink(StorageSink(play.workspace.replica, name="replica"), play.workspace.copy_replica)
+    await wiring.propagator.attach(doomed)
+    await wiring.propagator.wait_visible(wiring.deltas, sinks=["replica"], committed=True)
+    took_s = play.now() - started
+    console.line(
+        f"  replica, a second store, attached late: {doomed.applied_offset:,} deltas from the log to disk"
+    )
+    console.line(f"  in {took_s:.1f} s; then 3 batches of {batch:,} edits, and it is killed within the third")
+    doomed.kill_after(2 * batch + batch // 2)
+    for at in range(0, 3 * batch, batch):
+        await wiring.publish(edits[at : at + batch])
+        await anyio.sleep(BATCHES_PAUSE_S)
+    await _wait_until_stopped(wiring)
+    await wiring.propagator.detach("replica")
+    await wiring.publish(edits[3 * batch :])
+    await wiring.wait_settled()
+    console.line(f"  {len(edits) - 3 * batch:,} more edits while it is down: the others have them")
+    await _restart_store(play, wiring, doomed)
+
+
+async def _restart_store(play: Play, wiring: Wiring, dead: CrashingSink) -> None:
+    console, started = play.console, play.now()
+    store = StorageSink(play.workspace.crashed_replica, name="replica")
+    heir = CrashingSink(store)
+    await wiring.propagator.attach(heir)
+    wiring.replica = store
+    await wiring.wait_settled()
+    took_s = play.now() - started
+    redelivered = heir.count_redelivered(dead.applied_offset)
+    console.line(
+        f"  it had applied all below offset {dead.applied_offset:,}, written those below {heir.resumed_at:,};"
+    )
+    console.line(
+        f"  a new store opens its file: {redelivered:,} deltas are redelivered, "
+        f"{wiring.deltas - dead.applied_offset:,} are new;"
+    )
+    console.line(f"  all on disk after {took_s * 1000:,.0f} ms. None lost, none applied twice? See verify:")
+    play.facts["crash"] = {
+        "in_hand": dead.applied_offset,
+        "durable": heir.resumed_at,
+        "came_again": redelivered,
+        "came_first": wiring.deltas - dead.applied_offset,
+        "caught_up_s": round(took_s, 3),
+    }
+
+
+async def _wait_until_stopped(wiring: Wiring) -> None:
+    """Wait until the replica is dead, as the service's log reports."""
+    try:
+        await wiring.propagator.wait_visible(wiring.deltas, sinks=["replica"])
+    except Refused:
+        return
+    raise AssertionError("the replica has applied all deltas, but was to be killed")
+
+
+def _make_link_edits(library: Library, count: int, further: int = 1) -> Iterator[Delta]:
+    """Yield up to `count` edits, spread over all documents: each makes one say "see also" a later one.
+
+    The library counts each as published as soon as it is made, so publish every one.
+    """
+    ids = list(library.documents)
+    step = max(len(ids) // count, 1)
+    for number in range(count):
+        at = number * step % len(ids)
+        delta = library.link(ids[at], ids[(at + further + number // len(ids)) % len(ids)])
+        if delta is not None:
+            yield delta
+
+
+def _rounded_quantile_ms(measured: Sequence[float], share: float) -> float | None:
+    found = quantile_ms(measured, share)
+    return None if found is None else round(found, 3)

@@ -1,0 +1,257 @@
+"""Runs the demo from beginning to end: prepares the workspace, plays the scenes, and cleans up.
+
+Returns an exit status; a user's mistake is a UsageError, and Ctrl-C a regular end.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop.demo import system
+from delta_prop.demo.console import Console, blank_unprintable, format_size
+from delta_prop.demo.corpus import ParseFailed
+from delta_prop.demo.ending import end_scene, next_scene, verify_scene
+from delta_prop.demo.fault_scenes import SLOWDOWN_FACTOR, crash_scene, slow_scene
+from delta_prop.demo.scenes import (
+    Play,
+    answer_query,
+    edit_scene,
+    index_scene,
+    publish_changes,
+    read_scene,
+    search_scene,
+)
+from delta_prop.demo.watch import POLL_S, compare_scans
+from delta_prop.demo.wiring import DELTAS_MAX, open_wiring
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from anyio.abc import TaskStatus
+
+    from delta_prop.demo.system import Terminal, Workspace
+    from delta_prop.demo.verify import Verdict
+    from delta_prop.demo.wiring import Wiring
+
+INTERRUPTED = 130
+FULL_BYTES = 1_000_000
+"""Free bytes below which a folder counts as full."""
+_PROMPT = "search> "
+_LOGGER = logging.getLogger("delta_prop")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of the command. `path`: the user's own folder, None for the standard library."""
+
+    path: str | None = None
+    once: bool = False
+    corrupt: str | None = None
+    json: bool = False
+    keep: bool = False
+
+
+class _ConsoleHandler(logging.Handler):
+    """Shows the service's own log messages on the console."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one message."""
+        self._console.line(self._console.style("dim", f"  log: {blank_unprintable(record.getMessage())}"))
+
+
+class Interrupt:
+    """Handler of Ctrl-C: it ends the innermost open scope."""
+
+    def __init__(self) -> None:
+        self._scopes: list[anyio.CancelScope] = []
+
+    async def wait(self, *, task_status: TaskStatus[None]) -> None:
+        """Handle each interrupt, until cancelled."""
+        with system.receive_interrupts() as signals:
+            task_status.started()
+            async for _ in signals:
+                for scope in self._scopes[-1:]:
+                    scope.cancel()
+
+    @contextmanager
+    def scope(self) -> Iterator[anyio.CancelScope]:
+        """Return a scope that an interrupt ends."""
+        with anyio.CancelScope() as scope:
+            self._scopes.append(scope)
+            try:
+                yield scope
+            except Exception:
+                if not scope.cancel_called:  # else a waiter for a sink was notified of the end
+                    raise
+            finally:
+                self._scopes.pop()
+
+
+async def run_demo(options: Options, write: Callable[[str], object]) -> int:
+    """Run the full demo. Raises UsageError."""
+    terminal = system.detect_terminal()
+    console = Console(write, system.now, columns=terminal.columns, live=terminal.live, color=terminal.color)
+    folder = system.find_standard_library() if options.path is None else system.resolve_folder(options.path)
+    if folder is None:
+        raise UsageError(f"--path {options.path}: no folder of that name can be read: name another")
+    place, interrupt = _create_workspace(), Interrupt()
+    status = INTERRUPTED
+    log = _ConsoleHandler(console)
+    _LOGGER.addHandler(log)
+    try:
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(interrupt.wait)
+            with interrupt.scope():
+                play = Play(
+                    console, place, folder, options.path is not None, system.now, system.find_command()
+                )
+                status = await _run_all(play, options, terminal, interrupt)
+            tasks.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        raise _explain_full_disk(_unwrap(group), place) from group
+    finally:
+        _LOGGER.removeHandler(log)
+        if not options.keep:
+            place.remove()
+    if status == INTERRUPTED:
+        console.end_progress()
+        console.line("interrupted")
+    if options.keep:
+        console.line(f"kept: {place.root}")
+    return status
+
+
+async def _run_all(play: Play, options: Options, terminal: Terminal, interrupt: Interrupt) -> int:
+    console, started = play.console, play.now()
+    by_hand = terminal.interactive and not options.once
+    what = "the standard library" if not play.is_own else blank_unprintable(str(play.folder))
+    console.line(console.style("bold", f"delta-prop demo: search {what} while you edit it"))
+    _print_title(console, "1 index", "each text becomes a delta; store, index, cache and a listener get it")
+    await read_scene(play)
+    verdicts: list[Verdict] | None = None
+    # An interrupt ends the scenes, not the service: that closes in order, as after the last scene.
+    async with open_wiring(play.workspace, play.now) as wiring:
+        with interrupt.scope():
+            verdicts = await _run_scenes(play, wiring, options, interrupt if by_hand else None)
+        if verdicts is not None:
+            end_scene(play, wiring, play.now() - started)
+    if verdicts is None:
+        return INTERRUPTED
+    next_scene(play)
+    if options.json:
+        console.line(json.dumps(play.facts))
+    return 0 if all(one.is_identical for one in verdicts) else 1
+
+
+async def _run_scenes(
+    play: Play, wiring: Wiring, options: Options, interrupt: Interrupt | None
+) -> list[Verdict]:
+    """Play all scenes but the first and the last; the interactive one only with an `interrupt`."""
+    console = play.console
+    await index_scene(play, wiring)
+    _print_title(console, "2 search", "words in, nearest texts out")
+    await search_scene(play, wiring)
+    _print_title(console, "3 edit", "two words change a few numbers, so the delta is small")
+    await edit_scene(play, wiring)
+    _print_title(console, "4 slow", f"one sink is slowed {SLOWDOWN_FACTOR} x; the others keep their pace")
+    await slow_scene(play, wiring)
+    _print_title(console, "5 crash", "a store is killed in the middle of a batch, and comes back")
+    await crash_scene(play, wiring)
+    if interrupt is not None:
+        _print_title(console, "6 by hand", "edit the texts, search them")
+        await _run_interactive(play, wiring, interrupt)
+    number = 6 if interrupt is None else 7
+    _print_title(console, f"{number} verify", f"each sink against the {wiring.deltas:,} published lines")
+    verdicts = await verify_scene(play, wiring, options.corrupt)
+    _print_title(console, f"{number + 1} end", "")
+    return verdicts
+
+
+async def _run_interactive(play: Play, wiring: Wiring, interrupt: Interrupt) -> None:
+    """Watch the folder and answer searches, until an empty line, Ctrl-D or Ctrl-C."""
+    console = play.console
+    console.line(f"  edit anything below {play.folder if play.is_own else play.workspace.texts}")
+    console.line("  type words to search; an empty line ends")
+    with interrupt.scope():
+        async with anyio.create_task_group() as tasks:
+
+            async def watching() -> None:
+                await _watch_folder(play, wiring)
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(watching)
+            console.prompt(_PROMPT)
+            async for line in system.read_typed_lines():
+                console.prompt("")
+                if not line:
+                    break
+                answer_query(play, wiring, line)
+                console.prompt(_PROMPT)
+            tasks.cancel_scope.cancel()
+    console.prompt("")
+
+
+async def _watch_folder(play: Play, wiring: Wiring) -> None:
+    while wiring.deltas < DELTAS_MAX:
+        await anyio.sleep(POLL_S)
+        seen = play.scan()
+        changed = compare_scans(play.last_scan, seen)
+        play.last_scan = seen
+        for path in [*changed.removed, *changed.modified]:
+            text = play.read(path)
+            if text is None and path in seen:
+                continue  # half written, or not a text any more
+            try:
+                deltas = play.library.edit(path, text)
+            except ParseFailed as error:
+                play.console.line(f"  {blank_unprintable(str(error))}: its documents stay as they were")
+                continue
+            # Shielded: deltas that count as published must be published and recorded.
+            with anyio.CancelScope(shield=True):
+                await publish_changes(play, wiring, deltas)
+    play.console.line(f"  {wiring.deltas:,} deltas are as many as this demo follows; it ends here")
+
+
+def _print_title(console: Console, name: str, what: str) -> None:
+    console.line()
+    console.line(console.style("bold", name) + (f"   {what}" if what else ""))
+
+
+def _create_workspace() -> Workspace:
+    try:
+        return system.create_workspace()
+    except OSError as error:
+        raise UsageError(
+            f"temporary folder: it cannot be created ({error}): name one with TMPDIR=DIR"
+        ) from error
+
+
+def _explain_full_disk(error: BaseException, workspace: Workspace) -> BaseException:
+    """Replace an error that a full disk caused by one that says so, wherever it occurred."""
+    if isinstance(error, UsageError | BrokenPipeError) or not isinstance(error, Exception):
+        return error
+    if workspace.free_bytes > FULL_BYTES and not (isinstance(error, OSError) and system.is_full(error)):
+        return error
+    return UsageError(
+        f"{workspace.root} has {format_size(workspace.free_bytes)} free, which is not enough ({error}): "
+        "free some, or name another folder with TMPDIR=DIR"
+    )
+
+
+def _unwrap(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the single exception inside; the group if there are more."""
+    inner: BaseException = group
+    while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
+        inner = inner.exceptions[0]
+    return inner

@@ -1,0 +1,231 @@
+"""Answers for dots below their origin's watermark: their outcome, and if a resent batch is a duplicate.
+
+What memory no longer holds is read back from the log. A batch that can no longer be compared is answered with
+OUTCOME_UNKNOWN, never as a duplicate. Pure but for the log that it is given.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from delta_prop.outcomes import PublishAck
+from delta_prop.refusals import dot_reused, fenced, log_unreadable, outcome_unknown, refused_before
+from delta_prop_broker.log.corruption import LogCorrupted
+from delta_prop_wire.control_rows import read_noop
+from delta_prop_wire.row_comparison import same_contents
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from delta_prop.ingest.origins import OriginState
+    from delta_prop_broker.log.contract import Log
+    from delta_prop_wire.batch import Batch, LoggedBatch
+    from delta_prop_wire.errors import Refused
+
+RANGES_MAX = 4_000
+"""Maximum log batches that one duplicate is compared with; one that spans more has an unknown outcome."""
+
+
+def find_outcome(origin: int, counter: int, state: OriginState | None, log: Log) -> int | ErrorCode | None:
+    """Return the offset of a dot below its origin's watermark, or the code if it is a no-op; None: unknown.
+
+    DOT_REUSED if its producer left the counter out. `state`: of its origin; None while that is idle. Raises
+    Refused (OUTCOME_UNKNOWN) if the log cannot be read.
+    """
+    if state is not None and (known := state.outcome(counter)) is not None:
+        return known
+    try:
+        at = log.find(origin, counter)
+        if at is None:
+            return ErrorCode.DOT_REUSED if log.start_offset == 0 else None
+        logged = _batch_at(log, at)
+    except (LogCorrupted, OSError) as error:
+        raise log_unreadable(error) from error
+    if logged is None or not logged.batch.is_control:
+        return at
+    noop = read_noop(logged.batch)
+    return noop.code if noop.first_offsets is None else noop.first_offsets[at - logged.offset]
+
+
+def ack_duplicate(batch: Batch, state: OriginState, log: Log) -> PublishAck:
+    """Acknowledge a batch that was processed before, as a duplicate. Raises Refused.
+
+    Refused with the first refusal if that was final, with DOT_REUSED (FENCED under an earlier epoch) if these
+    dots had other bytes, with OUTCOME_UNKNOWN if that is unknown. Of an outcome query (epoch 0), ids and
+    contents must be equal; of any other batch, all that its producer set.
+    """
+    same = None if batch.epoch == 0 else state.is_same_frame(batch)
+    counter, code = state.first_noop(batch) or (0, None)
+    if same is False and code is not None:  # of a refused batch the log holds only its checksum
+        raise different_bytes(batch, state, log)
+    if code is ErrorCode.OUTCOME_UNKNOWN:  # its ids were known, but the first deltas had been removed
+        raise outcome_unknown(batch)
+    if code is not None and code is not ErrorCode.DOT_REUSED:
+        raise refused_before(batch, counter, code)
+    firsts = {row: state.first_offset(batch.counter(row)) for row in range(batch.count)} if same else {}
+    if not same or None in firsts.values():
+        try:
+            firsts = _Comparison(batch, state, log).first_offsets()
+        except (LogCorrupted, OSError) as error:
+            raise log_unreadable(error) from error
+    return PublishAck(firsts[0], batch.dot(0), batch.count, min(batch.ack_level, log.ack_level), firsts)
+
+
+def find_offsets(batch: Batch, state: OriginState, log: Log) -> dict[int, int | None]:
+    """Return the log's offsets of the dots of a processed batch; None for those no longer known."""
+    offsets = {row: state.first_offset(batch.counter(row)) for row in range(batch.count)}
+    if None in offsets.values():
+        with suppress(LogCorrupted, OSError):
+            _find_missing_offsets(batch, offsets, log)
+    return offsets
+
+
+def _find_missing_offsets(batch: Batch, offsets: dict[int, int | None], log: Log) -> None:
+    ranges = 0
+    for row in range(batch.count):
+        if offsets[row] is not None:
+            continue
+        at = log.find(batch.origin, batch.counter(row))
+        logged = None if at is None else _batch_at(log, at)
+        ranges += 1
+        if at is None or logged is None or ranges > RANGES_MAX:
+            return
+        shared = _count_shared(batch, row, logged.batch, at - logged.offset)
+        offsets.update((row + one, at + one) for one in range(shared))
+
+
+def different_bytes(batch: Batch, state: OriginState, log: Log) -> Refused:
+    """Return the refusal of a batch whose dots were used for other bytes."""
+    if 0 < batch.epoch < state.epoch:
+        return fenced(batch.origin, state.epoch)
+    known = find_outcome(batch.origin, batch.base, state, log) if batch.count == 1 else None
+    return dot_reused(batch, known)
+
+
+def _batch_at(log: Log, offset: int) -> LoggedBatch | None:
+    """Return the batch that holds an offset; None if the log has removed it, or may have lost it."""
+    if offset < log.start_offset:
+        return None
+    found = log.read_appended(offset, rows_max=1, bytes_max=1)
+    return found[0] if found else None
+
+
+class _Comparison:
+    """Comparison of a batch, row by row, with the log's rows under its dots."""
+
+    def __init__(self, batch: Batch, state: OriginState, log: Log) -> None:
+        self._batch = batch
+        self._state = state
+        self._log = log
+
+    def first_offsets(self) -> dict[int, int | None]:
+        """Return the offset of each row, if all rows are the same. Raises Refused, OSError."""
+        batch, row, ranges = self._batch, 0, 0
+        firsts = dict[int, int | None]()
+        while row < batch.count:
+            ranges += 1
+            if ranges > RANGES_MAX:
+                raise outcome_unknown(batch)
+            at = self._state.first_offset(batch.counter(row))
+            if at is None:
+                at = self._log.find(batch.origin, batch.counter(row))
+            logged = None if at is None else _batch_at(self._log, at)
+            if at is None or logged is None:
+                raise self._missing_row(row)
+            row += self._compare_rows(row, at, logged, firsts)
+        return firsts
+
+    def _missing_row(self, row: int) -> Refused:
+        """Return the refusal of a row that the log does not have."""
+        batch = self._batch
+        known = find_outcome(batch.origin, batch.counter(row), self._state, self._log)
+        if known is ErrorCode.DOT_REUSED:  # its producer left the counter out
+            return different_bytes(batch, self._state, self._log)
+        return outcome_unknown(batch)
+
+    def _compare_rows(self, row: int, at: int, logged: LoggedBatch, firsts: dict[int, int | None]) -> int:
+        """Compare as many rows as this log batch holds; return their number. Raises Refused."""
+        batch, logged_row = self._batch, at - logged.offset
+        if logged.batch.origin != batch.origin or logged.batch.counter(logged_row) != batch.counter(row):
+            self._check_duplicate_id(row, logged.batch, logged_row)
+            firsts[row] = at
+            return 1
+        count = _count_shared(batch, row, logged.batch, logged_row)
+        if logged.batch.is_control:
+            self._compare_noop(row, logged.batch, logged_row, count, firsts)
+            return count
+        if not _has_same_rows(batch, row, logged.batch, logged_row, count):
+            raise different_bytes(batch, self._state, self._log)
+        firsts.update((row + one, at + one) for one in range(count))
+        return count
+
+    def _compare_noop(
+        self, row: int, logged: Batch, logged_row: int, count: int, firsts: dict[int, int | None]
+    ) -> None:
+        """Compare rows with no-ops, which stand for known ids or for deltas refused permanently."""
+        batch, noop = self._batch, read_noop(logged)
+        same = noop.crc == batch.crc
+        # A no-op with first offsets stands for known ids: the first deltas hold the rows' contents.
+        refused = noop.first_offsets is None
+        comparable = (batch.base, batch.last) == (logged.base, logged.last) and noop.crc is not None
+        if noop.code is ErrorCode.DOT_REUSED or (refused and comparable and not same and batch.epoch):
+            raise different_bytes(batch, self._state, self._log)
+        if noop.first_offsets is None:
+            raise refused_before(batch, batch.counter(row), noop.code)
+        for one in range(count):
+            first = noop.first_offsets[logged_row + one]
+            copy = None if first is None or same else _batch_at(self._log, first)
+            if first is None or (copy is None and not same):
+                raise outcome_unknown(batch)
+            if copy is not None:
+                self._check_duplicate_id(row + one, copy.batch, first - copy.offset)
+            firsts[row + one] = first
+
+    def _check_duplicate_id(self, row: int, logged: Batch, logged_row: int) -> None:
+        """Raise Refused unless a row under another dot has the same id and contents."""
+        batch = self._batch
+        ids, other_ids = batch.ids, logged.ids
+        same_id = ids is not None and other_ids is not None and ids[row] == other_ids[logged_row]
+        if not same_id or not same_contents(batch, row, logged, logged_row):
+            raise different_bytes(batch, self._state, self._log)
+
+
+def _count_shared(batch: Batch, row: int, logged: Batch, logged_row: int) -> int:
+    """Return how many rows from these on have the same counters in both batches."""
+    most = min(batch.count - row, logged.count - logged_row)
+    if not batch.has_gaps and not logged.has_gaps:
+        return most
+    for one in range(most):
+        if batch.counter(row + one) != logged.counter(logged_row + one):
+            return one
+    return most
+
+
+def same_rows(batch: Batch, other: Batch) -> bool:
+    """True if two batches under the same dots are equal in each row."""
+    count = batch.count
+    return other.count == _count_shared(batch, 0, other, 0) == count and _has_same_rows(
+        batch, 0, other, 0, count
+    )
+
+
+def _has_same_rows(batch: Batch, row: int, logged: Batch, logged_row: int, count: int) -> bool:
+    """True if rows under the same dots are equal in everything that their producer set."""
+    if (batch.base, batch.last, batch.crc) == (logged.base, logged.last, logged.crc):
+        return True
+    mine, theirs = slice(row, row + count), slice(logged_row, logged_row + count)
+    ids, other_ids = batch.ids or (), logged.ids or ()
+    if ids[mine] != other_ids[theirs] or not same_contents(batch, row, logged, logged_row, count):
+        return False
+    return batch.epoch == 0 or (
+        batch.epoch == logged.epoch
+        and batch.priority == logged.priority
+        and _select_rows(batch.parents, mine) == _select_rows(logged.parents, theirs)
+        and _select_rows(batch.expects, mine) == _select_rows(logged.expects, theirs)
+        and all(batch.timestamp(row + one) == logged.timestamp(logged_row + one) for one in range(count))
+    )
+
+
+def _select_rows(by_row: tuple[tuple[int, object], ...], rows: slice) -> list[tuple[int, object]]:
+    """Return the entries of these rows, numbered from the first of them."""
+    return [(row - rows.start, one) for row, one in by_row if rows.start <= row < rows.stop]

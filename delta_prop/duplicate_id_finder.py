@@ -1,0 +1,173 @@
+"""Detection of rows with an id accepted before, and comparison with their first copies.
+
+First copies are read from the log, so rows that are never sent again cost no checksum. Pure but for the log
+that it is given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from delta_prop.ingest.id_runs import RunCorrupted
+from delta_prop.refusals import (
+    duplicates_scattered,
+    first_copy_unreadable,
+    id_reused,
+    ids_backlogged,
+    ids_unreadable,
+)
+from delta_prop_broker.log.corruption import LogCorrupted
+from delta_prop_wire.delta import Source
+from delta_prop_wire.row_comparison import first_difference, same_contents
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from delta_prop.ingest.seen_ids import SeenIds
+    from delta_prop_broker.log.contract import Log
+    from delta_prop_wire.batch import Batch, LoggedBatch
+    from delta_prop_wire.delta import Dot
+
+COST_MAX = 10_000
+"""Maximum cost of comparing the rows of one call, in ranges of rows within one log frame: up to 0.2 s."""
+LOOKUP_COST = 10
+"""Cost of one separate read of the log."""
+GAP_ROWS = 8
+"""Maximum gap, in rows, that one read spans; a wider gap costs a second read."""
+_READ_BYTES = 1 << 20
+
+
+class _RowRange(NamedTuple):
+    """Consecutive rows with consecutive first copies from offset `at` on (below 0: a row of the batch)."""
+
+    at: int
+    row: int
+    length: int
+
+    def is_extended_by(self, at: int, row: int) -> bool:
+        """True if the range grows by this row."""
+        return at == self.at + self.length and row == self.row + self.length
+
+
+class DuplicateIdFinder:
+    """Finds rows whose ids were accepted before, in this log or earlier in the same batch.
+
+    Each row maps to its first copy: the copy's offset, or -1 - the row of the batch that holds it.
+    """
+
+    def __init__(self, log: Log, ids: SeenIds) -> None:
+        self._log = log
+        self._ids = ids
+        self._cost = 0
+        self.last_copy: Dot | None = None
+        """Dot of the last first copy in the log, of those that `check` has compared."""
+
+    def find(self, ids: Sequence[bytes] | None) -> dict[int, int]:
+        """Return the rows that repeat an id, each with its first copy. Raises Refused, retryable."""
+        if ids is None:
+            return {}
+        if self._ids.is_full:
+            raise ids_backlogged()
+        try:
+            found = self._ids.find(ids)
+        except (RunCorrupted, OSError) as error:
+            raise ids_unreadable(error) from error
+        duplicates = {row: at for row, at in enumerate(found) if at is not None}
+        if len(set(ids)) < len(ids):
+            first: dict[bytes, int] = {}
+            for row, one in enumerate(ids):
+                if one in first and row not in duplicates:
+                    duplicates[row] = -1 - first[one]
+                first.setdefault(one, row)
+        return duplicates
+
+    def check(self, batch: Batch, duplicates: dict[int, int], source: Source) -> dict[int, int | None]:
+        """Return the rows with their first copies; None if the log has removed the copy.
+
+        Raises Refused: ID_REUSED for the first row that differs from its first copy, TOO_LARGE if the copies
+        are too scattered, LOG_FAILED if one cannot be read.
+        """
+        start = self._log.start_offset
+        self.last_copy = None
+        logged = _join_ranges(sorted((at, row) for row, at in duplicates.items() if at >= start))
+        in_batch = _join_ranges((-1 - at, row) for row, at in sorted(duplicates.items()) if at < 0)
+        read_count = sum(1 for _ in _group_by_read(logged))
+        self._cost = 0
+        self._spend(len(logged) + len(in_batch) + LOOKUP_COST * read_count)
+        assert batch.ids is not None, "rows without ids have no duplicates"
+        wrong = [
+            one.row + row
+            for one in in_batch
+            if (row := first_difference(batch, one.row, batch, one.at, one.length)) is not None
+        ]
+        for group in _group_by_read(logged):
+            wrong += self._find_differing(batch, group, source)
+        if wrong:
+            row = min(wrong)
+            raise id_reused(row, batch.ids[row], duplicates[row])
+        return {row: None if 0 <= at < start else at for row, at in duplicates.items()}
+
+    def _find_differing(self, batch: Batch, ranges: Sequence[_RowRange], source: Source) -> Iterator[int]:
+        """Yield the first differing row of each range and frame; `ranges` are one group for one read."""
+        end = ranges[-1].at + ranges[-1].length
+        frames = self._read(ranges[0].at, end)
+        logged = next(frames)
+        for at, row, count in ranges:
+            while count:
+                while logged.next_offset <= at:
+                    logged = next(frames)
+                length = min(count, logged.next_offset - at)
+                self._spend(length < count)
+                logged_row = at - logged.offset
+                if source is Source.TRANSFORM is logged.source:  # computed again from a later vector
+                    same = same_contents(batch, row, logged.batch, logged_row, length, operands=False)
+                    differs = None if same else 0
+                else:
+                    differs = first_difference(batch, row, logged.batch, logged_row, length)
+                self.last_copy = logged.batch.dot(logged_row + length - 1)
+                if differs is not None:
+                    yield row + differs
+                at, row, count = at + length, row + length, count - length  # noqa: PLW2901 - the rest of the range
+
+    def _spend(self, cost: int) -> None:
+        """Add to the cost of this call's comparison. Raises Refused (TOO_LARGE) above the bound."""
+        self._cost += cost
+        if self._cost > COST_MAX:
+            raise duplicates_scattered(COST_MAX // LOOKUP_COST, COST_MAX)
+
+    def _read(self, offset: int, end: int) -> Iterator[LoggedBatch]:
+        """Yield the frames from the one that holds `offset` up to `end`. Raises Refused (LOG_FAILED)."""
+        while offset < end:
+            try:
+                found = self._log.read_appended(offset, rows_max=end - offset, bytes_max=_READ_BYTES)
+            except (OSError, LogCorrupted) as error:
+                raise first_copy_unreadable(offset, error) from error
+            if not found:
+                raise first_copy_unreadable(offset, "its log has failed")
+            yield from found
+            offset = found[-1].next_offset
+
+
+def _join_ranges(copies: Iterable[tuple[int, int]]) -> list[_RowRange]:
+    """Join pairs (first copy, row) into ranges in which both are consecutive."""
+    found: list[_RowRange] = []
+    for at, row in copies:
+        if found and found[-1].is_extended_by(at, row):
+            found[-1] = found[-1]._replace(length=found[-1].length + 1)
+        else:
+            found.append(_RowRange(at, row, 1))
+    return found
+
+
+def _group_by_read(ranges: Sequence[_RowRange]) -> Iterator[list[_RowRange]]:
+    """Group ranges, sorted by offset, that are close enough for one read."""
+    group: list[_RowRange] = []
+    end = 0
+    for one in ranges:
+        if group and one.at > end + GAP_ROWS:
+            yield group
+            group = []
+        group.append(one)
+        end = max(end, one.at + one.length)
+    if group:
+        yield group

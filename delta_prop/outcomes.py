@@ -1,0 +1,117 @@
+"""Outcomes of published deltas as values: the acknowledgement, the states before it, the delivery.
+
+Nothing here waits: `receipt.py` does, and clients without an event loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from delta_prop_wire.delta import AckLevel, Dot
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from delta_prop_wire.delta import Delta
+
+
+class RowAck(NamedTuple):
+    """One row of a publish: its offset (None: no longer known), its dot, and True if it is a duplicate.
+
+    Of a duplicate the offset is its first copy's, and the dot is None.
+    """
+
+    offset: int | None
+    dot: Dot | None
+    duplicate: bool
+
+
+@dataclass(slots=True)
+class PublishAck:
+    """Acknowledgement of the rows of one publish. Never changed once it is created.
+
+    The rows not in `duplicates` have consecutive offsets from `offset` on, and consecutive dots from `dot`
+    on, unless `rows` lists each row. `duplicates` maps a row to the offset of its first copy (None: no longer
+    known). `offset` is None if every row was a duplicate; `dot` is then that of the first copy that is last
+    in the log, None if that is not known.
+    """
+
+    offset: int | None
+    dot: Dot | None
+    count: int
+    level: AckLevel
+    duplicates: Mapping[int, int | None] = field(default_factory=dict)
+    rows: Sequence[RowAck] = ()
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[RowAck], level: AckLevel) -> PublishAck:
+        """Return the acknowledgement of rows of which some are new, at any offsets."""
+        duplicates = {row: at for row, (at, _, duplicate) in enumerate(rows) if duplicate}
+        first = next(row for row in rows if not row.duplicate)
+        published = cls(first.offset, first.dot, len(rows), level, duplicates)
+        if published.places() != rows:
+            published.rows = rows
+        return published
+
+    @property
+    def duplicate(self) -> bool:
+        """True if all rows had been accepted before."""
+        return len(self.duplicates) == self.count
+
+    @property
+    def last_dot(self) -> Dot | None:
+        """Dot of the last new row, by which a later delta names the whole publish as its parent."""
+        if self.dot is None or self.rows:
+            return next((row.dot for row in reversed(self.rows) if row.dot is not None), None)
+        return Dot(self.dot.origin, self.dot.counter + max(self.count - len(self.duplicates), 1) - 1)
+
+    @property
+    def next_offset(self) -> int:
+        """Offset after the last row: all rows are visible once a sink's cursor reaches it."""
+        if not self.duplicates and self.offset is not None and not self.rows:
+            return self.offset + max(self.count, 1)
+        known = [at + 1 for at in self.duplicates.values() if at is not None]
+        known += [row.offset + 1 for row in self.rows if row.offset is not None]
+        if self.offset is not None and not self.rows:
+            known.append(self.offset + max(self.count - len(self.duplicates), 1))
+        return max(known, default=0)
+
+    def places(self) -> Sequence[RowAck]:
+        """Return the offset and dot of each row."""
+        if self.rows:
+            return self.rows
+        found: list[RowAck] = []
+        new = 0
+        for row in range(self.count):
+            if row in self.duplicates:
+                found.append(RowAck(self.duplicates[row], None, duplicate=True))
+                continue
+            offset = None if self.offset is None else self.offset + new
+            dot = None if self.dot is None else Dot(self.dot.origin, self.dot.counter + new)
+            found.append(RowAck(offset, dot, duplicate=False))
+            new += 1
+        return found
+
+
+class OfferState(Enum):
+    """State of an offered delta. Placed: it is in the log, but not yet at the requested ack level. In doubt:
+    the log failed before that, and a recovery has yet to decide if the delta is stored.
+    """
+
+    QUEUED = "queued"
+    PENDING = "pending"
+    APPENDED = "placed"
+    IN_DOUBT = "in doubt"
+    ACKNOWLEDGED = "acknowledged"
+    REFUSED = "refused"
+    WITHDRAWN = "withdrawn"
+
+
+class Delivered(NamedTuple):
+    """One delta as a subscriber receives it: its offset, its Lamport number, its content."""
+
+    offset: int
+    lamport: int
+    delta: Delta

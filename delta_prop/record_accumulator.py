@@ -1,0 +1,156 @@
+"""Record accumulator: the single calls and offers of one event loop tick become one draft.
+
+A draft costs the pipeline some ten µs whatever its size, and the log a frame, so deltas published one by one
+would mostly pay for that. A single caller is not kept waiting. Each call has its own receipt and outcome: if
+the coalesced draft exceeds the capacity, or is refused, each call is sent alone, as if it had come alone.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING
+
+from delta_prop.coalesced_draft import ROWS_MAX, check_call, coalesce, group_calls
+from delta_prop.one_shot import one_shot_factory
+from delta_prop.receipt import OfferState
+from delta_prop.tick_callbacks import Wakeup
+from delta_prop_wire.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from delta_prop.coalesced_draft import Call
+    from delta_prop.ingest.work import Draft
+    from delta_prop.one_shot import OneShot
+    from delta_prop.pipeline import Pipeline
+    from delta_prop.tick_callbacks import TickCallbacks
+
+
+SINGLE_CALLER_S = 0.002
+"""Seconds for which calls are sent at once after a tick with a single caller, however close together."""
+
+
+class RecordAccumulator:
+    """Calls that were published in this tick. `run` sends them, at the next one."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        tick_callbacks: TickCallbacks,
+        now: Callable[[], float],
+        call_soon: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        """Create it; `call_soon` schedules a call at the end of the loop's tick; None: `run` sends."""
+        self._pipeline = pipeline
+        self._tick_callbacks = tick_callbacks
+        self._now = now
+        self._call_soon = call_soon
+        self._calls: dict[Call, OneShot | None] = {}
+        self._make_one_shot = one_shot_factory()
+        self._wakeup = Wakeup()
+        self.callers = 0
+        """Number of callers whose call has not returned; each counts itself."""
+        self._has_sent = False  # True once a call was sent at once in this tick
+        self._is_scheduled = False  # True if `_end_tick` is due at the end of this tick
+        self.tick_began = -math.inf
+        """Time of the first call of this tick; after the tick's end other tasks have run too."""
+        self._single_until = -math.inf
+
+    def should_wait(self, now: float) -> bool:
+        """True if a call is to be coalesced, since others wait or have called in this tick."""
+        return self.callers > 1 or (self._has_sent and now >= self._single_until)
+
+    def add(self, call: Call) -> OneShot:
+        """Add a call to the draft; the returned one-shot wakes its caller once it has been sent."""
+        one_shot = self._make_one_shot()
+        self._add(call, one_shot, self._now())
+        return one_shot
+
+    def offer(self, call: Draft) -> None:
+        """Send a call whose caller does not wait: the first of a tick at once, the others together."""
+        now = self._now()
+        if not self._has_sent:
+            self.send_now(call, now)
+            return
+        self._add(call, None, now)
+        if len(self._calls) >= ROWS_MAX:
+            self.send()
+
+    def _add(self, call: Call, one_shot: OneShot | None, now: float) -> None:
+        if not self._calls:
+            self._schedule_end_of_tick(now)
+        self._calls[call] = one_shot
+        call.receipt.mark_waiting(OfferState.QUEUED, partial(self._withdraw, call))
+
+    async def run(self) -> None:
+        """Send at each tick, until cancelled."""
+        while True:
+            await self._wakeup.wait()
+            self._end_tick()
+
+    def _schedule_end_of_tick(self, now: float) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled, self.tick_began = True, now
+            if self._call_soon is None:
+                self._wakeup.notify()
+            else:
+                self._call_soon(self._end_tick)
+
+    def _end_tick(self) -> None:
+        self._is_scheduled = self._has_sent = False
+        if len(self._calls) == 1 and self.callers == 1:
+            self._single_until = self._now() + SINGLE_CALLER_S
+        self.send()
+
+    def send_now(self, call: Call, now: float) -> None:
+        """Send a call that need not wait for others."""
+        self.send()
+        self._has_sent = True
+        self._schedule_end_of_tick(now)
+        with self._tick_callbacks:
+            self._send_coalesced([call], now)
+            self._tick_callbacks.flush_now()
+
+    def send(self) -> None:
+        """Send the coalesced calls, in order. Whatever must come after them calls this first."""
+        calls, self._calls = self._calls, {}
+        if not calls:
+            return
+        now = self._now()
+        with self._tick_callbacks:
+            for group in group_calls(calls):
+                self._send_coalesced(group, now)
+            self._tick_callbacks.flush_now()
+        for one_shot in calls.values():
+            if one_shot is not None and not one_shot.done():
+                one_shot.set_result(None)
+
+    def _send_coalesced(self, calls: Sequence[Call], now: float) -> None:
+        """Send calls as one draft; if refused, halve it, so that a bad call separates few neighbours."""
+        pipeline = self._pipeline
+        if pipeline.offer_coalesced(coalesce(calls), now):
+            return
+        if len(calls) > 1 and pipeline.can_take_coalesced:
+            half = len(calls) // 2
+            self._send_coalesced(calls[:half], now)
+            self._send_coalesced(calls[half:], now)
+        else:
+            for call in calls:
+                self._send_single(call, now)
+
+    def _send_single(self, call: Call, now: float) -> None:
+        try:
+            check_call(call)
+        except Refused as refusal:
+            call.receipt.refuse(refusal)
+            return
+        self._pipeline.offer(call, now)
+
+    def _withdraw(self, call: Call) -> bool:
+        """Remove a call that was not sent yet, which then has no effect."""
+        if call not in self._calls:
+            return False
+        del self._calls[call]
+        return True

@@ -1,0 +1,124 @@
+"""The permissions of a connection: the rights of one token.
+
+Pure. A refusal has the same text on the wire for every cause; only the audit log gets the cause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING
+
+from delta_prop_wire.delta import Source
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.message_rules import UNAUTHORIZED_TEXT
+from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.topics import KIND_MAX, TopicKind, kind_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from delta_prop_wire.topics import Topic
+
+ALL_KINDS = (1 << KIND_MAX + 1) - 1
+"""The mask of every kind of operation, those without a name too."""
+ANONYMOUS = "anonymous"
+"""The name of clients of a server without tokens."""
+
+
+class Unauthorized(Refused):
+    """The one refusal for everything that a token does not allow. `cause` never leaves the server."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(ErrorCode.UNAUTHORIZED, UNAUTHORIZED_TEXT)
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """Rights, each denied unless given. `namespaces`: names, or prefixes followed by `*`; None: all.
+
+    `publish`, `subscribe` apply to these namespaces. `forward`: forward another service's log, complete,
+    with every producer's deltas. `admin`: read the service's status. `kinds_mask`: bit k is set if operations
+    of kind k may be published. `rate`: deltas per second, `burst`: at once; `vector_rate`: of one vector,
+    None: the server's. `expires_at`: microseconds since 1970, None: never.
+    """
+
+    name: str
+    publish: bool = False
+    subscribe: bool = False
+    forward: bool = False
+    admin: bool = False
+    namespaces: tuple[str, ...] | None = ()
+    kinds_mask: int = ALL_KINDS
+    rate: float = inf
+    burst: int = 1
+    vector_rate: float | None = None
+    expires_at: int | None = None
+    _names: frozenset[str] = field(init=False, repr=False, compare=False)
+    _prefixes: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        names = ("*",) if self.namespaces is None else self.namespaces
+        set_field = object.__setattr__  # the only way to set a field of a frozen dataclass
+        set_field(self, "_names", frozenset(name for name in names if not name.endswith("*")))
+        set_field(self, "_prefixes", tuple(name[:-1] for name in names if name.endswith("*")))
+
+    def can_publish(self, namespace: str) -> bool:
+        """Return True if deltas of this namespace may be sent."""
+        return self.publish and self._covers(namespace)
+
+    def can_read(self, namespace: str) -> bool:
+        """Return True if deltas of this namespace may be received."""
+        return self.subscribe and self._covers(namespace)
+
+    def check_read(self, namespace: str) -> None:
+        """Check that a fact of this namespace may be read. Raises Unauthorized."""
+        if not self.can_read(namespace):
+            raise Unauthorized(f"the token may not read namespace {namespace!r:.80}")
+
+    @property
+    def read_filter(self) -> Callable[[str], bool] | None:
+        """A filter for the namespaces that a subscription may read; None if it may read all."""
+        return None if self.subscribe and self.namespaces is None else self.can_read
+
+    def check_origins(self, source: Source) -> None:
+        """Check that a hello may claim origins. Raises Unauthorized."""
+        if not self.publish:
+            raise Unauthorized("the token may not publish")
+        if source is Source.REPLICA and not self.forward:
+            raise Unauthorized("the token may not forward another service's deltas")
+
+    def check_publish(self, namespaces: Iterable[str], kinds_mask: int) -> None:
+        """Check a batch by its namespaces and its mask of kinds. Raises Unauthorized."""
+        if not self.publish:
+            raise Unauthorized("the token may not publish")
+        if self.namespaces is not None:
+            for name in namespaces:
+                if not self._covers(name):
+                    raise Unauthorized(f"the token may not publish to namespace {name!r:.80}")
+        if forbidden := kinds_mask & ~self.kinds_mask:
+            kind = (forbidden & -forbidden).bit_length() - 1
+            raise Unauthorized(f"the token may not publish operation {kind_name(kind)!r}")
+
+    def check_subscribe(self, topics: Iterable[Topic]) -> None:
+        """Check a subscription; `read_filter` narrows wider topics later. Raises Unauthorized."""
+        if not self.subscribe:
+            raise Unauthorized("the token may not subscribe")
+        for topic in topics:
+            if topic.kind is TopicKind.NAMESPACE and not self._covers(str(topic.value)):
+                raise Unauthorized(f"the token may not read namespace {topic.value!r:.80}")
+
+    def check_admin(self) -> None:
+        """Check that the service's status may be read. Raises Unauthorized."""
+        if not self.admin:
+            raise Unauthorized("the token does not have the right admin")
+
+    def _covers(self, namespace: str) -> bool:
+        return namespace in self._names or namespace.startswith(self._prefixes)
+
+
+ALL_PERMISSIONS = Permissions(
+    ANONYMOUS, publish=True, subscribe=True, forward=True, admin=True, namespaces=None
+)
+"""The permissions of every client of a server without tokens."""

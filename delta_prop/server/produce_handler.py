@@ -1,0 +1,446 @@
+"""A connection's write path: offers its deltas to the pipeline, and collects their outcomes for the next Ack.
+
+It never waits. The deltas that it holds are bounded by the connection's credit; each outcome, acknowledgement
+or refusal, is reported once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from delta_prop.entries import find_fault
+from delta_prop.ingest.work import Draft, Sender, SequencedBatch
+from delta_prop.receipt import OfferState, Receipt
+from delta_prop.refusals import KnownOutcome
+from delta_prop.server.partitions import check_origin, check_partition
+from delta_prop.server.permissions import ANONYMOUS, Unauthorized
+from delta_prop_wire.bounds import check_clock_order
+from delta_prop_wire.delta import Delta, Dot, Source, opaque, origin_partition
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.errors import InvalidDelta, Refused
+from delta_prop_wire.frames import Ack, AckRange, BatchFrame, Credit, Nack, OriginGrant
+from delta_prop_wire.layout import NAME_BYTES_MAX
+from delta_prop_wire.spec import UNKNOWN_OFFSET, ErrorCode
+from delta_prop_wire.validate import validate_delta
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from delta_prop.internals import Internals
+    from delta_prop.receipt import PublishAck
+    from delta_prop.server.counters import Counters
+    from delta_prop.server.limits import RateLimiter
+    from delta_prop.server.permissions import Permissions
+    from delta_prop.server.settings import ServerSettings
+    from delta_prop_wire.batch import Batch
+    from delta_prop_wire.delta import AckLevel
+    from delta_prop_wire.frame_runs import FrameRun
+    from delta_prop_wire.frames import DeltaFrame, OriginClaim
+
+RANGES_MAX = 1_000
+"""Maximum ranges in one Ack; more go into the next."""
+_EMPTY_OPERATION = opaque(b"")
+_NO_DOT = Dot(0, 1)
+
+
+class _PendingFrame(Receipt):
+    """A frame, or a run of frames, whose outcome is to be reported. `batches`: of a run."""
+
+    __slots__ = ("_on_settled", "_split", "batches", "count", "first", "is_ack_wanted", "last", "size")
+
+    def __init__(
+        self,
+        first: int,
+        count: int,
+        size: int,
+        on_settled: Callable[[_PendingFrame], None],
+        split: Callable[[_PendingFrame, Sequence[int]], list[_PendingFrame]],
+        *,
+        is_ack_wanted: bool,
+    ) -> None:
+        super().__init__()
+        self.first = first
+        self.last = first + count - 1
+        self.count = count
+        self.size = size
+        self.batches: Sequence[Batch] = ()
+        self.is_ack_wanted = is_ack_wanted
+        self._on_settled = on_settled
+        self._split = split
+
+    def split(self, counts: Sequence[int]) -> list[_PendingFrame]:
+        """See `Receipt`; a run is split into its frames."""
+        return self._split(self, counts)
+
+    def acknowledge(self, published: PublishAck) -> None:
+        """Settle with an acknowledgement; fast if only the connection is notified."""
+        if self._callbacks is not None or self._event is not None:
+            self._acknowledge(published)
+            return
+        self.state = OfferState.ACKNOWLEDGED
+        self._outcome = published
+        self._withdraw = self.item = None
+        self._on_settled(self)
+
+    def _finish(self) -> None:
+        super()._finish()
+        self._on_settled(self)
+
+
+class ProduceHandler:
+    """The deltas of one connection. `notify` is called when there are answers."""
+
+    def __init__(
+        self,
+        internals: Internals,
+        settings: ServerSettings,
+        permissions: Permissions,
+        source: Source,
+        *,
+        rate_limiter: RateLimiter,
+        counters: Counters,
+        notify: Callable[[], None],
+        audit: Callable[[Refused], None],
+        can_split: bool = False,
+    ) -> None:
+        """`can_split`: the client resends the rows of a refused batch, in smaller ones.
+
+        `audit` is called with each refusal, except those that report the outcome of an earlier delta.
+        """
+        self._pipeline = internals.pipeline
+        self._now = internals.now
+        self._level = internals.log.ack_level
+        self._settings = settings
+        self._permissions = permissions
+        self._rate_limiter = rate_limiter
+        self._is_limited = rate_limiter.has_limit(permissions)
+        self._last_allowed: tuple[tuple[str, ...] | None, int] = (None, 0)  # names and kinds last allowed
+        self._counters = counters
+        self._notify = notify
+        self._audit = audit
+        self._sender = Sender(owner=permissions.name, source=source, can_split=can_split)
+        self._epochs: dict[int, int] = {}
+        self._pending: deque[_PendingFrame] = deque()
+        self._acked_sequence = 0
+        self._ranges: list[AckRange] = []
+        self._nacks: deque[Nack] = deque()
+        self._owed_deltas = self._owed_bytes = 0
+        self._closed = False
+        self.is_used = False
+        """True once the client has claimed an origin or sent something, and so is a producer."""
+        self.has_answers = False
+        """True while there is something to report."""
+        self.is_unauthorized = False
+        """True once the token did not allow something: the connection ends once that is reported."""
+
+    @property
+    def pending_frames(self) -> int:
+        """The number of frames without an outcome."""
+        return len(self._pending)
+
+    @property
+    def is_forwarder(self) -> bool:
+        """True if the deltas come from another service's log."""
+        return self._sender.is_forwarder
+
+    def claim(self, claims: Sequence[OriginClaim]) -> list[OriginGrant]:
+        """Allow this connection to write as these origins. Raises Refused."""
+        self.is_used = True
+        owner = self._sender.owner
+        grants = self._pipeline.claim(claims, owner, self._now(), bounded=owner != ANONYMOUS)
+        for grant in grants:
+            self._epochs[grant.origin] = grant.epoch
+        return [OriginGrant(grant.origin, grant.epoch, grant.watermark) for grant in grants]
+
+    # --- deltas
+
+    def handle_run(self, run: FrameRun) -> None:
+        """Offer batches that came together: as many as possible by the fast path, then the rest."""
+        self.is_used = True
+        batches, done = run.batches, 0
+        if self._is_run_allowed(batches):
+            done = self._pipeline.offer_run(batches, self._sender, partial(self._open_run, run), self._now())
+        if done == len(batches):
+            self._counters.deltas_in += run.rows
+            return
+        rows = sum([batch.count for batch in batches[:done]])
+        self._counters.deltas_in += rows
+        for batch in batches[done:]:
+            frame = BatchFrame(run.sequence + rows, batch, ack_wanted=run.ack_wanted)
+            self.handle_batch(frame, batch.size)
+            rows += batch.count
+
+    def _is_run_allowed(self, batches: Sequence[Batch]) -> bool:
+        """True if the token allows all of these, and no rate limit has to be checked for each."""
+        if self._is_limited:
+            return False
+        names, kinds = self._last_allowed
+        try:
+            for batch in batches:
+                # Often it is the very same table of names.
+                if batch.namespace_names is not names or batch.kinds_mask != kinds:
+                    names, kinds = batch.namespace_names, batch.kinds_mask
+                    self._permissions.check_publish(names, kinds)
+        except Refused:
+            return False
+        self._last_allowed = names, kinds
+        return True
+
+    def _open_run(self, run: FrameRun, frames: int) -> _PendingFrame:
+        rows, size = run.rows, run.size
+        if frames < len(run.batches):
+            rows = sum([batch.count for batch in run.batches[:frames]])
+            size = sum([batch.size for batch in run.batches[:frames]])
+        entry = self._open_frame(run.sequence, rows, size, is_ack_wanted=run.ack_wanted)
+        entry.batches = run.batches
+        return entry
+
+    def _open_frame(self, first: int, count: int, size: int, *, is_ack_wanted: bool) -> _PendingFrame:
+        entry = _PendingFrame(first, count, size, self._on_settled, self._split, is_ack_wanted=is_ack_wanted)
+        self._pending.append(entry)
+        return entry
+
+    def _split(self, run: _PendingFrame, counts: Sequence[int]) -> list[_PendingFrame]:
+        """Replace a run by its frames, as their outcomes differ."""
+        frames, first = [], run.first
+        for batch, count in zip(run.batches, counts, strict=False):
+            frames.append(
+                _PendingFrame(
+                    first, count, batch.size, self._on_settled, self._split, is_ack_wanted=run.is_ack_wanted
+                )
+            )
+            first += count
+        at = self._pending.index(run)
+        self._pending = deque([*islice(self._pending, at), *frames, *islice(self._pending, at + 1, None)])
+        return frames
+
+    def handle_batch(self, frame: BatchFrame, size: int) -> None:
+        """Offer a batch. `size`: of the frame as received, for which credit was charged."""
+        batch = frame.batch
+        self.is_used = True
+        entry = self._open_frame(frame.sequence, batch.count, size, is_ack_wanted=frame.ack_wanted)
+        self._counters.deltas_in += batch.count
+        final_refusal: Refused | None = None
+        try:
+            if frame.stamp is not None and not self.is_forwarder:  # it may name a wrong partition
+                check_origin(batch.origin, frame.stamp.stream, frame.stamp.partition)
+            self._check(batch)
+        except Refused as refused:
+            if not refused.is_final or self.is_forwarder:  # another service accepted it: not a no-op here
+                entry.refuse(refused)
+                return
+            final_refusal = refused
+        lamport = frame.stamp.lamport if frame.stamp is not None and self.is_forwarder else None
+        if lamport is not None and (jump_error := self._lamport_jump_error(lamport)) is not None:
+            entry.refuse(jump_error)
+            return
+        self._pipeline.offer(SequencedBatch(batch, self._sender, entry, lamport, final_refusal), self._now())
+
+    def handle_delta(self, frame: DeltaFrame, size: int) -> None:
+        """Offer one delta as the batch of one row that it stands for, under its dot, or under a new one."""
+        self.is_used = True
+        entry = self._open_frame(frame.sequence, 1, size, is_ack_wanted=frame.ack_wanted)
+        self._counters.deltas_in += 1
+        delta = replace(frame.delta, source=self._sender.source)
+        level = self._level if frame.ack_level is None else frame.ack_level
+        final_refusal: Refused | None = _find_unbatchable_fault(delta)
+        batch = self._encode(delta if final_refusal is None else _make_filler(delta), level)
+        try:
+            if delta.dot is None:
+                check_partition(frame.stream, frame.partition or 0)
+            else:
+                at = origin_partition(delta.dot.origin) if frame.partition is None else frame.partition
+                check_origin(delta.dot.origin, frame.stream, at)
+                self._check_claimed(delta.dot.origin)
+            self._rate_limiter.take_delta(self._permissions, delta, self._now())
+            self._check_scope((delta.namespace,), 1 << delta.operation.kind, len(delta.clock))
+        except Refused as refused:
+            final_refusal = refused
+        if final_refusal is not None and not final_refusal.is_final:
+            entry.refuse(final_refusal)
+        elif delta.dot is not None:
+            self._pipeline.offer(
+                SequencedBatch(batch, self._sender, entry, final_refusal=final_refusal), self._now()
+            )
+        elif (refusal := final_refusal or find_fault(batch)) is not None:
+            entry.refuse(refusal)
+            self._pipeline.note_refused([delta.id], refusal)
+        else:
+            draft = Draft((delta,), entry, delta.priority, level, self._sender.source)
+            self._pipeline.offer(draft, self._now())
+
+    def _check_claimed(self, origin: int) -> None:
+        """Raise Refused (UNKNOWN_ORIGIN) unless it was claimed here: only then its epoch is known."""
+        if origin not in self._epochs:
+            raise Refused(
+                ErrorCode.UNKNOWN_ORIGIN,
+                f"origin {origin:016x}: not claimed on this connection: send a hello that claims it",
+                details={"origin": origin},
+            )
+
+    def _encode(self, delta: Delta, level: AckLevel) -> Batch:
+        dot = delta.dot or _NO_DOT
+        return encode_batch(
+            [delta],
+            origin=dot.origin,
+            base=dot.counter,
+            epoch=self._epochs.get(dot.origin, 0),
+            clock=delta.clock,
+            ack_level=level,
+            priority=delta.priority,
+            hybrid_time=delta.timestamp,
+        )
+
+    # --- checks
+
+    def _check(self, batch: Batch) -> None:
+        """Check a batch against the token and the server's limits. Raises Refused.
+
+        The rate comes first: a batch out of scope is logged as a no-op record, which must be limited too.
+        """
+        self._rate_limiter.take(self._permissions, batch, self._now())
+        if not self.is_forwarder:
+            self._check_scope(batch.namespace_names, batch.kinds_mask, batch.clock_entries)
+
+    def _check_scope(self, namespaces: Sequence[str], kinds_mask: int, clock_entries: int) -> None:
+        self._permissions.check_publish(namespaces, kinds_mask)
+        if clock_entries > self._settings.clock_entries_max:
+            raise InvalidDelta(
+                "clock",
+                f"{clock_entries} entries: name only what has changed, up to "
+                f"{self._settings.clock_entries_max} entries",
+            )
+
+    def _lamport_jump_error(self, lamport: int) -> Refused | None:
+        """Return the refusal of a forwarded Lamport number that is too far ahead: it may exhaust them."""
+        here, ahead = self._pipeline.appender.lamport, self._settings.lamport_jump_max
+        if lamport <= here + ahead:
+            return None
+        return Refused(
+            ErrorCode.BAD_REQUEST,
+            f"Lamport number {lamport}: more than {ahead} (lamport_jump_max) above {here}, the highest here: "
+            "check the service that assigned it",
+        )
+
+    # --- outcomes
+
+    def _on_settled(self, entry: _PendingFrame) -> None:
+        acknowledged = entry.state is OfferState.ACKNOWLEDGED
+        refusal = None if acknowledged else entry.refusal()
+        if refusal is not None:
+            self._add_refusal(entry, refusal)
+        elif entry.is_ack_wanted and acknowledged:
+            self._add_ranges(entry, entry.result())
+        self._owed_deltas += entry.count
+        self._owed_bytes += entry.size
+        self.has_answers = True
+        if not self._closed:
+            self._notify()
+
+    def _add_refusal(self, entry: _PendingFrame, refusal: Refused) -> None:
+        if refusal.code is ErrorCode.UNAUTHORIZED and not isinstance(refusal, Unauthorized):
+            refusal = Unauthorized(refusal.message)  # the same text for every cause
+        self.is_unauthorized = self.is_unauthorized or isinstance(refusal, Unauthorized)
+        self._nacks.append(Nack.of_frame(entry.first, refusal))
+        self._counters.count_nack(refusal.code)
+        if not isinstance(refusal, KnownOutcome):
+            self._audit(refusal)
+
+    def _add_ranges(self, entry: _PendingFrame, published: PublishAck) -> None:
+        first = entry.first + len(entry.sliced_offsets)
+        for sequence, offset in enumerate(entry.sliced_offsets, start=entry.first):
+            at = UNKNOWN_OFFSET if offset is None else offset
+            self._add_range(AckRange(sequence, sequence, at, duplicate=True))
+        for one in make_ack_ranges(first, published):
+            self._add_range(one)
+        self._counters.duplicate_acks += len(entry.sliced_offsets) + len(published.duplicates)
+
+    def _add_range(self, one: AckRange) -> None:
+        ranges = self._ranges
+        if ranges:
+            last = ranges[-1]
+            is_contiguous = (
+                last.offset + one.first - last.first == one.offset and last.offset != UNKNOWN_OFFSET
+            )
+            if last.last + 1 == one.first and is_contiguous and last.duplicate == one.duplicate:
+                ranges[-1] = AckRange(last.first, one.last, last.offset, last.duplicate)
+                return
+        ranges.append(one)
+
+    # --- answers
+
+    def take_answers(self, *, throttled: bool) -> Sequence[Ack | Nack]:
+        """Return all that is to be reported now, refusals first; check `has_answers` first, it is faster.
+
+        `throttled`: hold back the credit that is owed.
+        """
+        self.has_answers = throttled
+        answers: list[Ack | Nack] = [*self._nacks]
+        self._nacks.clear()
+        before, moved = self._acked_sequence, False
+        while self._pending and self._pending[0].done:
+            self._acked_sequence = max(self._acked_sequence, self._pending.popleft().last)
+            moved = True
+        credit = None if throttled else self._take_owed_credit()
+        while moved or credit is not None or self._ranges:
+            ranges, self._ranges = self._ranges[:RANGES_MAX], self._ranges[RANGES_MAX:]
+            # A sequence without a range has no offset, so Acks advance it only with the last ranges.
+            answers.append(
+                Ack(before if self._ranges else self._acked_sequence, ranges=tuple(ranges), credit=credit)
+            )
+            moved, credit = bool(self._ranges), None
+        self._counters.acks += len(answers)
+        return answers
+
+    def _take_owed_credit(self) -> Credit | None:
+        if not (self._owed_deltas or self._owed_bytes):
+            return None
+        credit = Credit(self._owed_deltas, self._owed_bytes)
+        self._owed_deltas = self._owed_bytes = 0
+        return credit
+
+    def close(self) -> None:
+        """Stop notifying: the connection has closed. Offered deltas stay offered."""
+        self._closed = True
+
+
+def make_ack_ranges(first: int, published: PublishAck) -> tuple[AckRange, ...]:
+    """Return the offsets of a batch's rows as ranges; its sequences begin at `first`."""
+    if not published.duplicates:
+        assert published.offset is not None
+        return (AckRange(first, first + published.count - 1, published.offset),)
+    return tuple(
+        AckRange(sequence, sequence, UNKNOWN_OFFSET if offset is None else offset, duplicate)
+        for sequence, (offset, _, duplicate) in enumerate(published.places(), start=first)
+    )
+
+
+def _find_unbatchable_fault(delta: Delta) -> InvalidDelta | None:
+    """Return the refusal of a delta that no batch can encode exactly; None for others, checked as batches.
+
+    A name may exceed the table of names, or encoding would sort the clock.
+    """
+    longest = max(len(name.encode()) for name in (delta.namespace, *delta.topics))
+    try:
+        if longest > NAME_BYTES_MAX or [*delta.clock] != sorted(delta.clock):
+            validate_delta(delta)
+            check_clock_order(delta.clock)
+    except InvalidDelta as fault:
+        return fault if fault.field == "clock" else InvalidDelta(fault.field or "", fault.reason, row=0)
+    return None
+
+
+def _make_filler(delta: Delta) -> Delta:
+    """Return a minimal delta with the dot and the id of another one."""
+    return Delta(
+        "refused",
+        _EMPTY_OPERATION,
+        id=delta.id,
+        dot=delta.dot,
+        timestamp=delta.timestamp,
+        priority=delta.priority,
+    )

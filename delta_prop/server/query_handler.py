@@ -1,0 +1,213 @@
+"""Answers the queries of clients: the service's description, offsets in its log, facts."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+
+from delta_prop.server.partitions import DEFAULT_STREAM, PARTITION, STREAM_ID, check_partition
+from delta_prop.server.start_offsets import resolve_start
+from delta_prop_sinks.sink import VectorHolder
+from delta_prop_wire.connection import REQUESTS_MAX
+from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.delta import Dot, namespace_of
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.frames import (
+    Describe,
+    Description,
+    Fact,
+    FactState,
+    FindOffsets,
+    FoundOffsets,
+    Get,
+    PartitionRange,
+    StartAt,
+    StreamDescription,
+    UnknownRequest,
+    Welcome,
+)
+from delta_prop_wire.packing import pack
+from delta_prop_wire.requests import PAGE_BYTES_MAX, known_requests
+from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.topics import ALL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from anyio.abc import TaskGroup
+
+    from delta_prop.internals import Internals
+    from delta_prop.server.permissions import Permissions
+    from delta_prop.server.server_context import ServerContext
+    from delta_prop.transforms import VectorReader
+    from delta_prop_wire.frames import OriginGrant, Request
+
+GET_TIMEOUT_S = 5.0
+"""Seconds for which a query waits until the sink has applied all that is in the log."""
+WATERMARKS_PER_PAGE = 1_024
+_RETRY_MS = 1_000
+_STARTS = frozenset({StartAt.EARLIEST, StartAt.LATEST, StartAt.TIME})
+
+
+class QueryHandler:
+    """Answers the queries of one connection, by `respond` and `refuse` with the number of the request."""
+
+    def __init__(
+        self,
+        context: ServerContext,
+        respond: Callable[..., None],
+        refuse: Callable[[int, Request, Refused], None],
+    ) -> None:
+        self.pending = 0
+        """Queries without an answer yet."""
+        self._context = context
+        self._respond = respond
+        self._refuse = refuse
+
+    def handle(
+        self, sequence: int, request: Request, permissions: Permissions | None, tasks: TaskGroup
+    ) -> None:
+        """Answer, at once or in a task. `permissions`: None before a hello. Raises Refused."""
+        match request:
+            case Get():
+                assert permissions is not None
+                self._check_capacity()
+                self.pending += 1
+                tasks.start_soon(self._handle_get, sequence, request, permissions)
+            case FindOffsets():
+                self._respond(sequence, find_offsets(request, self._context.internals))
+            case Describe():
+                self._respond(sequence, describe(self._context))
+            case UnknownRequest():
+                raise unknown_request(request)
+
+    def _check_capacity(self) -> None:
+        if self.pending >= REQUESTS_MAX:
+            raise Refused(
+                ErrorCode.RATE_LIMITED,
+                f"{self.pending} queries of this connection wait for answers: wait for one, and send up to "
+                f"{REQUESTS_MAX}",
+                retry_after_ms=_RETRY_MS,
+            )
+
+    async def _handle_get(self, sequence: int, request: Get, permissions: Permissions) -> None:
+        try:
+            pages = await get_fact(request, self._context.internals, permissions)
+        except Refused as refused:
+            self._refuse(sequence, request, refused)
+        else:
+            for number, page in enumerate(pages, 1):
+                self._respond(sequence, page, more=number < len(pages))
+        finally:
+            self.pending -= 1
+
+
+def make_welcomes(context: ServerContext, granted: Sequence[OriginGrant]) -> list[Welcome]:
+    """Return the answer to a hello, in pages."""
+    log, features = context.internals.log, tuple(context.features)
+    end = Cursor(log.log_id, log.epoch, log.high_watermark)
+    firsts = range(0, max(len(granted), 1), WATERMARKS_PER_PAGE)
+    return [
+        Welcome(features, tuple(granted[first : first + WATERMARKS_PER_PAGE]), end, log.ack_level)
+        for first in firsts
+    ]
+
+
+def describe(context: ServerContext) -> Description:
+    """Describe the service: its one stream, and the requests that it supports."""
+    log = context.internals.log
+    end = Cursor(log.log_id, log.epoch, log.high_watermark)
+    stream = StreamDescription(DEFAULT_STREAM, STREAM_ID, (PartitionRange(PARTITION, log.start_offset, end),))
+    return Description((stream,), known_requests(), tuple(context.features), log.ack_level)
+
+
+def unknown_request(request: UnknownRequest) -> Refused:
+    """Return the refusal of a request that only a newer service supports."""
+    known = known_requests()
+    newest = known.get(request.name)
+    if newest is None:
+        return Refused(
+            ErrorCode.BAD_REQUEST,
+            f"request {request.name!r:.80}: unknown here: use one of {', '.join(known)}",
+        )
+    return Refused(
+        ErrorCode.UNSUPPORTED_VERSION,
+        f"request {request.name!r} of version {request.version}: too new: use {newest}, the newest here",
+        details={"version": newest},
+    )
+
+
+def find_offsets(request: FindOffsets, internals: Internals) -> FoundOffsets:
+    """Find the offsets of starts in the log. Raises Refused."""
+    check_partition(request.stream, request.partition)
+    log = internals.log
+    for start in request.starts:
+        if start.at not in _STARTS:
+            raise Refused(ErrorCode.BAD_REQUEST, f"starts: {start.at.value}: use earliest, latest or a time")
+    offsets = tuple([resolve_start(start, log) for start in request.starts])
+    return FoundOffsets(offsets, Cursor(log.log_id, log.epoch, log.high_watermark))
+
+
+async def get_fact(request: Get, internals: Internals, permissions: Permissions) -> list[Fact]:
+    """Return a fact with all that is in the log by now, in pages.
+
+    Raises Refused (UNAUTHORIZED; BAD_REQUEST if no sink stores states; RATE_LIMITED if that sink lags too
+    far; PROCESSING_FAILED if it has quarantined a delta of the fact).
+    """
+    namespace = namespace_of(request.vector_id) if request.namespace is None else request.namespace
+    permissions.check_read(namespace)
+    name, sink = _find_reader(internals)
+    offset = internals.log.high_watermark
+    try:
+        with anyio.fail_after(GET_TIMEOUT_S):
+            await internals.sinks.wait([name], offset, offset, committed=False)
+    except TimeoutError:
+        raise Refused(
+            ErrorCode.RATE_LIMITED,
+            f"sink {name!r} has not reached offset {offset} within {GET_TIMEOUT_S:g} s: try again",
+            retry_after_ms=_RETRY_MS,
+        ) from None
+    held_offset = internals.sinks.feed(name).quarantine.first_offset_of((namespace, request.vector_id))
+    if held_offset is not None:
+        raise Refused(
+            ErrorCode.PROCESSING_FAILED,
+            f"sink {name!r} has quarantined offset {held_offset}, a delta of this fact: replay or drop it",
+            details={"offset": held_offset},
+        )
+    state = sink.get(namespace, request.vector_id)
+    if inspect.isawaitable(state):
+        state = await state
+    return list(_paginate(state, offset))
+
+
+def _find_reader(internals: Internals) -> tuple[str, VectorReader]:
+    """Return the first attached sink that holds the states of all facts."""
+    for name, runtime in internals.sinks.runtimes.items():
+        sink = runtime.sink
+        if isinstance(sink, VectorHolder) and hasattr(sink, "get") and str(ALL) in runtime.topics:
+            return name, cast("VectorReader", sink)
+    raise Refused(
+        ErrorCode.BAD_REQUEST,
+        "get: no sink of this service stores the states of all facts: attach a storage sink to it",
+    )
+
+
+def _paginate(state: Any, offset: int) -> Iterator[Fact]:
+    """Yield a state in pages, each small enough for a frame."""
+    key = None if state is None else state.key
+    if key is None:
+        yield Fact(FactState.ABSENT, offset)
+        return
+    vector, data = state.vector, state.data
+    kind = FactState.DELETED
+    if state.alive:
+        kind = FactState.OPAQUE if vector is None else FactState.VECTOR
+    dot, lamport = Dot(key[1], key[2]), key[0]
+    values = b"" if vector is None else vector.astype("<f4", copy=False).tobytes()
+    parts = values, data or b"", pack(dict(state.metadata)) if state.metadata else b""
+    at = 0
+    while at == 0 or at < max(map(len, parts)):
+        yield Fact(kind, offset, dot, lamport, *[part[at : at + PAGE_BYTES_MAX] for part in parts])
+        at += PAGE_BYTES_MAX

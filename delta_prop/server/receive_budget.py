@@ -1,0 +1,49 @@
+"""A budget for large frames being received, over all connections: frames beyond it wait, in order, unread."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import anyio
+
+UNBUDGETED_BYTES = 64 * 1024
+"""Frames up to this size need no budget: each connection's receive buffer can hold them."""
+
+
+class ReceiveBudget:
+    """A number of bytes to acquire and release."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.free_bytes = bytes_max
+        self._waiting: deque[tuple[int, anyio.Event]] = deque()
+
+    async def acquire(self, size: int) -> None:
+        """Wait for so many bytes, after earlier waiters. The largest frame fits once all is released.
+
+        Cancelled: nothing was acquired.
+        """
+        if not self._waiting and size <= self.free_bytes:
+            self.free_bytes -= size
+            return
+        waiter = (size, anyio.Event())
+        self._waiting.append(waiter)
+        try:
+            await waiter[1].wait()
+        except anyio.get_cancelled_exc_class():
+            if waiter[1].is_set():
+                self.release(size)
+            else:
+                self._waiting.remove(waiter)
+                self._admit()
+            raise
+
+    def release(self, size: int) -> None:
+        """Release acquired bytes."""
+        self.free_bytes += size
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self.free_bytes:
+            size, waiter = self._waiting.popleft()
+            self.free_bytes -= size
+            waiter.set()

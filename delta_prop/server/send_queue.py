@@ -1,0 +1,204 @@
+"""The send queue of one connection: batches with their rows, encoded into frames when they are taken.
+
+Complete batches are sent as the bytes that the log stores; selected rows as a sliced frame, or each as a
+Delta frame. It waits for nothing, and does a bounded part of the work at a time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from delta_prop_wire.codec import encode
+from delta_prop_wire.frames import DeltaFrame
+from delta_prop_wire.slicing import slice_rows
+from delta_prop_wire.spec import FRAME_PAYLOAD_BYTES_MAX
+from delta_prop_wire.stamp import pack_logged_head
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from delta_prop.route.routing_table import Rows
+    from delta_prop_broker.disk import FileRange
+    from delta_prop_wire.batch import LoggedBatch
+    from delta_prop_wire.credit_window import CreditWindow
+
+ENCODED_MAX = 64
+"""Maximum frames sliced or made of single deltas at a time: each costs as much as a hundred complete ones."""
+BATCH_OVERHEAD_BYTES = 256
+"""Memory of a queued batch besides its bytes, which the log may hold as well."""
+_UNBOUNDED = 1 << 62
+_ROW_OVERHEAD_BYTES = 16
+"""Bytes of a row in a sliced frame beyond those in the complete one: its offset, its counter."""
+
+
+@dataclass(slots=True)
+class SendChunk:
+    """The next bytes to write: buffers, or a range of a file that stays open until the next `take`."""
+
+    parts: list[Buffer] | FileRange
+    deltas: int
+    bytes: int
+    next_offset: int
+
+
+class SendQueue:
+    """A FIFO queue. `waiting`: batches with their rows, None for all of them."""
+
+    __slots__ = ("bytes", "deltas", "waiting")
+
+    def __init__(self) -> None:
+        self.deltas = self.bytes = 0
+        self.waiting: deque[tuple[LoggedBatch, Rows]] = deque()
+
+    @property
+    def first_offset(self) -> int:
+        """The offset of the first queued row."""
+        logged, rows = self.waiting[0]
+        return logged.offset if rows is None else logged.offset + int(rows[0])
+
+    def put(self, logged: LoggedBatch, rows: Rows) -> None:
+        """Append a batch and its rows."""
+        self.waiting.append((logged, rows))
+        self.deltas += logged.batch.count if rows is None else len(rows)
+        self.bytes += logged.batch.size + BATCH_OVERHEAD_BYTES
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self.waiting.clear()
+        self.deltas = self.bytes = 0
+
+    def take_single(self, window: CreditWindow) -> SendChunk | None:
+        """Take the only queued batch, if complete and the window is open: a fast `take`; else return None."""
+        waiting = self.waiting
+        if len(waiting) != 1 or waiting[0][1] is not None or not window.is_open:
+            return None
+        logged = waiting.popleft()[0]
+        batch = logged.batch
+        count, size = batch.count, batch.size
+        window.spend(count, size)
+        self.deltas = self.bytes = 0
+        return SendChunk([logged.head or _make_head(logged), batch.raw], count, size, logged.offset + count)
+
+    def take(
+        self, window: CreditWindow, bytes_max: int, *, as_deltas: bool, rows_max: int | None = None
+    ) -> SendChunk:
+        """Return the next frames, about `bytes_max`, as the window allows. The queue must not be empty.
+
+        `rows_max`: the maximum rows, at least one; a batch with more is sliced.
+        """
+        parts: list[Buffer] = []
+        chunk = SendChunk(parts, 0, 0, 0)
+        encoded = 0
+        rows_max = _UNBOUNDED if rows_max is None else rows_max
+        while self.waiting and chunk.bytes < bytes_max and encoded < ENCODED_MAX and window.is_open:
+            logged, rows = self.waiting[0]
+            count, left = logged.count if rows is None else len(rows), rows_max - chunk.deltas
+            if left <= 0 or (count > left and parts and not as_deltas):
+                break  # the batch is the first the next time, and may then be sent complete
+            if rows is None and count <= left and not as_deltas:
+                self._add_batches(chunk, parts, window, bytes_max - chunk.bytes, left)
+                continue
+            self.waiting.popleft()
+            self.bytes -= logged.batch.size + BATCH_OVERHEAD_BYTES
+            if as_deltas:
+                deltas, size, rest = _add_deltas(
+                    parts, logged, rows, window, bytes_max=bytes_max - chunk.bytes, rows_max=left
+                )
+                encoded += deltas
+            else:
+                deltas, size, rest = _add_sliced(parts, logged, rows, left)
+                window.spend(deltas, size)
+                encoded += 1
+            chunk.deltas += deltas
+            chunk.bytes += size
+            self.deltas -= deltas
+            chunk.next_offset = logged.next_offset
+            if rest is not None:
+                self.waiting.appendleft((logged, rest))
+                self.bytes += logged.batch.size + BATCH_OVERHEAD_BYTES
+                chunk.next_offset = self.first_offset
+        return chunk
+
+    def _add_batches(
+        self, chunk: SendChunk, parts: list[Buffer], window: CreditWindow, bytes_max: int, rows_max: int
+    ) -> None:
+        """Add complete batches, one after another, with one accounting for all of them."""
+        waiting, left = self.waiting, window.remaining
+        deltas_left = _UNBOUNDED if left is None else left.deltas
+        bytes_left = bytes_max if left is None else min(left.bytes, bytes_max)
+        deltas = size = overhead = 0
+        while waiting and waiting[0][1] is None and size < bytes_left and deltas < deltas_left:
+            batch = waiting[0][0].batch
+            if deltas + batch.count > rows_max:
+                break
+            logged = waiting.popleft()[0]
+            parts += (logged.head or _make_head(logged), batch.raw)
+            deltas += batch.count
+            size += batch.size
+            overhead += BATCH_OVERHEAD_BYTES
+        window.spend(deltas, size)
+        self.deltas -= deltas
+        self.bytes -= size + overhead
+        chunk.deltas += deltas
+        chunk.bytes += size
+        chunk.next_offset = logged.next_offset
+
+
+def _make_head(logged: LoggedBatch) -> bytes:
+    """Return the head of a batch in a log that stores none; made once, for all connections."""
+    logged.head, _ = pack_logged_head(
+        logged.batch,
+        logged.offset,
+        lamport=logged.lamport,
+        source=logged.source,
+        time=0,
+        previous_crc=0,
+        synced=0,
+        known_ids=logged.known_ids,
+    )
+    return logged.head
+
+
+def _add_sliced(parts: list[Buffer], logged: LoggedBatch, rows: Rows, rows_max: int) -> tuple[int, int, Rows]:
+    """Add one sliced frame of these rows, or of the first ones if all are too many or too large."""
+    if rows is None:
+        rows = np.arange(logged.count)
+    rest = None
+    if len(rows) > rows_max:
+        rows, rest = rows[:rows_max], rows[rows_max:]
+    while logged.batch.size + _ROW_OVERHEAD_BYTES * len(rows) > FRAME_PAYLOAD_BYTES_MAX and len(rows) > 1:
+        half = len(rows) // 2
+        rest = rows[half:] if rest is None else np.concatenate((rows[half:], rest))
+        rows = rows[:half]
+    frame = slice_rows(logged, rows)
+    parts += frame
+    return len(rows), sum(map(len, frame)), rest
+
+
+def _add_deltas(
+    parts: list[Buffer],
+    logged: LoggedBatch,
+    rows: Rows,
+    window: CreditWindow,
+    *,
+    bytes_max: int,
+    rows_max: int,
+) -> tuple[int, int, Rows]:
+    """Add a frame for each row, as many as may be sent now."""
+    count = logged.count if rows is None else len(rows)
+    done = size = 0
+    while done < min(count, ENCODED_MAX, rows_max) and size < bytes_max and window.is_open:
+        row = done if rows is None else int(rows[done])
+        delta = logged.batch.delta(row, logged.source)
+        frame = encode(DeltaFrame(logged.offset + row, delta, lamport=logged.lamport + row))
+        window.spend(1, len(frame))
+        parts.append(frame)
+        size += len(frame)
+        done += 1
+    if done == count:
+        return done, size, None
+    return done, size, np.arange(done, count) if rows is None else rows[done:]

@@ -1,0 +1,68 @@
+"""The context that the connections of one server share: the propagator, access, limits and counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from delta_prop.server.counters import Counters
+from delta_prop_wire.compression import available_codecs
+from delta_prop_wire.frames import OriginGrant, PressureLevel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delta_prop.internals import Internals
+    from delta_prop.server.access import Access
+    from delta_prop.server.audit import Audit
+    from delta_prop.server.groups import Groups
+    from delta_prop.server.jobs import Jobs
+    from delta_prop.server.limits import RateLimiter
+    from delta_prop.server.receive_budget import ReceiveBudget
+    from delta_prop.server.settings import ServerSettings
+    from delta_prop_wire.compression import Compression
+
+
+@dataclass(slots=True, eq=False)
+class ServerContext:
+    """`pressure_level`: of the propagator at present; `now`: monotonic seconds."""
+
+    internals: Internals
+    settings: ServerSettings
+    access: Access
+    rate_limiter: RateLimiter
+    audit: Audit
+    groups: Groups
+    receive_budget: ReceiveBudget
+    jobs: Jobs
+    now: Callable[[], float]
+    codecs: tuple[Compression, ...] = field(default_factory=available_codecs)
+    counters: Counters = field(default_factory=Counters)
+    pressure_level: PressureLevel = PressureLevel.OK
+    _last_number: int = 0
+
+    @property
+    def throttled(self) -> bool:
+        """True while the queue is so full that producers get no credit back."""
+        return self.pressure_level is PressureLevel.STOP
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The optional features that this server supports."""
+        return (*(codec.name.lower() for codec in self.codecs), *self.jobs.features)
+
+    def next_number(self) -> int:
+        """Return the next number for a frame that has none of its own."""
+        self._last_number += 1
+        return self._last_number
+
+    def watermarks(self) -> list[OriginGrant]:
+        """Return every origin's watermark here, for a forwarder. Raises Refused (LOG_FAILED)."""
+        pipeline = self.internals.pipeline
+        pipeline.check_running()
+        found = []
+        for origin, watermark in pipeline.orderer.watermarks.items():
+            if origin >= 0:  # negative ones stand for work without dots
+                state = pipeline.origins.get(origin)
+                found.append(OriginGrant(origin, 0 if state is None else state.epoch, watermark))
+        return found

@@ -1,0 +1,101 @@
+"""Pushes some of Spark's filters down to the service: one equality, and offsets.
+
+Results do not depend on it, as Spark applies every filter again. So filters that are not clearly safe are
+ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from delta_prop_wire.errors import UsageError
+from delta_prop_wire.topics import ALL, Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyspark.sql.datasource import Filter
+
+VALUES_MAX = 256
+"""Maximum of topics of one subscription."""
+_PREFIXES = {"vector_id": "v:", "namespace": "ns:", "op": "op:"}
+"""Columns that topics select by, the most selective one first."""
+
+
+@dataclass(frozen=True)
+class ReadFilter:
+    """A filter of reads: these topics, offsets from `first` up to `end`."""
+
+    topics: tuple[Topic, ...]
+    first: int = 0
+    end: int | None = None
+
+    def clip(self, start: int, end: int) -> tuple[int, int]:
+        """Return the part of a range that passes."""
+        first = min(max(start, self.first), end)
+        return first, max(min(end, end if self.end is None else self.end), first)
+
+
+def narrow(before: ReadFilter, filters: Iterable[Filter]) -> ReadFilter:
+    """Return a filter that reads all rows that pass all of these filters."""
+    topics_by_column: dict[str, tuple[Topic, ...]] = {}
+    first, end = before.first, before.end
+    for one in filters:
+        path: tuple[str, ...] = getattr(one, "attribute", ())  # a filter that wraps another has none
+        column = path[0] if len(path) == 1 else ""
+        if column == "offset":
+            low, high = _offset_range_of(one)
+            first = max(first, low)
+            end = high if end is None else end if high is None else min(end, high)
+        elif column in _PREFIXES:
+            topics = _topics_of(_PREFIXES[column], one)
+            if topics:
+                topics_by_column.setdefault(column, topics)
+    best = next(
+        (topics_by_column[column] for column in _PREFIXES if column in topics_by_column), before.topics
+    )
+    # Topics are alternatives, so added ones would widen the user's own.
+    return replace(before, topics=best if before.topics == (ALL,) else before.topics, first=first, end=end)
+
+
+def _offset_range_of(one: Filter) -> tuple[int, int | None]:
+    """Return the first offset that passes, and the one after the last."""
+    match one:
+        case EqualTo(value=int(at)) | EqualNullSafe(value=int(at)):
+            return at, at + 1
+        case GreaterThan(value=int(at)):
+            return at + 1, None
+        case GreaterThanOrEqual(value=int(at)):
+            return at, None
+        case LessThan(value=int(at)):
+            return 0, at
+        case LessThanOrEqual(value=int(at)):
+            return 0, at + 1
+    return 0, None
+
+
+def _topics_of(prefix: str, one: Filter) -> tuple[Topic, ...]:
+    match one:
+        case EqualTo(value=value) | EqualNullSafe(value=value):
+            values: tuple[Any, ...] = (value,)
+        case In(value=value):
+            values = tuple(value)
+        case _:
+            return ()
+    if not 1 <= len(values) <= VALUES_MAX or not all(isinstance(value, str) for value in values):
+        return ()
+    try:
+        return tuple(Topic.parse(prefix + value) for value in values)
+    except UsageError:  # an invalid name: Spark finds that no row passes
+        return ()

@@ -1,0 +1,203 @@
+"""System calls of the jobs: environment, Java, files, host names, other processes, the time.
+
+No other module of the jobs makes them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+now = time.monotonic
+"""Clock in seconds, to measure spans."""
+
+
+def wall_us() -> int:
+    """Return the microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+pause = time.sleep
+"""Block this task for some seconds."""
+
+draw_bits = secrets.randbits
+"""Return a random number of as many bits."""
+
+PYTHON = sys.executable
+HOST = socket.gethostname()
+_JAVA_TIMEOUT_S = 30.0
+_DRAINED = b"\0"
+_CHUNK_BYTES = 65_536
+_UNKNOWN_HOST = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
+
+
+def get_logger() -> logging.Logger:
+    """Return the logger for users; it uses standard error in Spark's processes, which set no logging up."""
+    found = logging.getLogger("delta_prop.spark")
+    if not found.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("delta_prop: %(message)s"))
+        found.addHandler(handler)
+        found.setLevel(logging.INFO)
+    return found
+
+
+def read_environment() -> Mapping[str, str]:
+    """Return the environment's variables."""
+    return os.environ
+
+
+def read_variable(name: str, default: str = "") -> str:
+    """Return a variable of the environment."""
+    return os.environ.get(name, default)
+
+
+def set_default(name: str, value: str) -> None:
+    """Set a variable of the environment, unless it is set."""
+    os.environ.setdefault(name, value)
+
+
+def is_on_terminal() -> bool:
+    """True if standard error is a terminal, so that a person sees progress."""
+    return sys.stderr.isatty()
+
+
+def find_file_fault(path: str) -> str | None:
+    """Return the reason why a file cannot be read here, None if it can."""
+    try:
+        with open(path, "rb") as file:
+            file.read(1)
+    except (OSError, ValueError) as error:  # also a name that no file can have
+        return getattr(error, "strerror", None) or str(error)
+    return None
+
+
+def path_exists(path: str) -> bool:
+    """True if something exists at a path of this machine."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def find_folder_fault(path: str) -> str | None:
+    """Return the reason why no file can be created at a path of this machine, None if it can."""
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        return f"there is no folder {str(folder)!r:.300}"
+    return None if os.access(folder, os.W_OK | os.X_OK) else f"nothing can be written in {str(folder)!r:.300}"
+
+
+def find_host_fault(host: str) -> str | None:
+    """Return the reason why a host has no address, None if it has one or the name service is unavailable."""
+    try:
+        socket.getaddrinfo(host, None)
+    except socket.gaierror as error:
+        return error.strerror if error.errno in _UNKNOWN_HOST else None
+    except UnicodeError:
+        return "it is not a valid host name"
+    return None
+
+
+@contextmanager
+def root_log_dropped() -> Iterator[None]:
+    """Drop records of the root logger, where libraries log unexpected errors."""
+
+    def drop(_: logging.LogRecord) -> bool:
+        return False
+
+    root = logging.getLogger()
+    root.addFilter(drop)  # which does not see records of other loggers
+    try:
+        yield
+    finally:
+        root.removeFilter(drop)
+
+
+class StderrCapture:
+    """Captures the standard error of child processes line by line, in a daemon thread."""
+
+    def __init__(self, take: Callable[[str], bool]) -> None:
+        """`take` gets each line, and returns True to forward it to this process's standard error."""
+        self._accept_line = take
+        self._drained = threading.Event()
+        self._write = -1
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """Redirect the standard error of the processes started in the block, for as long as they live."""
+        sys.stderr.flush()
+        read, self._write = os.pipe()
+        mine = os.dup(2)
+        threading.Thread(target=self._forward, args=(read, os.dup(mine)), daemon=True).start()
+        os.dup2(self._write, 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(mine, 2)
+            os.close(mine)
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until the lines written before are processed."""
+        if self._write >= 0:
+            os.write(self._write, _DRAINED + b"\n")
+            self._drained.wait(timeout_s)
+
+    def _forward(self, read: int, onto: int) -> None:
+        waiting = b""
+        while chunk := os.read(read, _CHUNK_BYTES):
+            *lines, waiting = (waiting + chunk).split(b"\n")
+            for line in lines:
+                self._forward_line(line, onto)
+            if waiting.startswith(b"\r"):  # how far it is, which is written over and over
+                os.write(onto, waiting)
+                waiting = b""
+
+    def _forward_line(self, line: bytes, onto: int) -> None:
+        text, drained = line.removesuffix(_DRAINED), line.endswith(_DRAINED)
+        text = text.rpartition(b"\r")[2]
+        if self._accept_line(text.decode(errors="replace")) and not (drained and not text):
+            os.write(onto, text + b"\n")
+        if drained:
+            self._drained.set()
+
+
+def find_java() -> str | None:
+    """Return the Java that Spark would start: of JAVA_HOME, else the one on the PATH."""
+    home = read_variable("JAVA_HOME")
+    if home:
+        path = Path(home) / "bin" / "java"
+        return str(path) if path.exists() else None
+    return shutil.which("java")
+
+
+def read_java_release(path: str) -> int | None:
+    """Return the release of a Java (1.8 is 8), None if it does not print one."""
+    try:
+        asked = subprocess.run(
+            [path, "-version"], capture_output=True, text=True, timeout=_JAVA_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(?:1\.)?(\d+)', asked.stderr + asked.stdout)
+    return int(found[1]) if found else None
+
+
+def find_installer() -> str | None:
+    """Return the system's package installer, None if unknown."""
+    return next((one for one in ("apt-get", "dnf", "apk", "brew") if shutil.which(one)), None)

@@ -1,0 +1,101 @@
+"""Results of writes as values, and their messages.
+
+Pure, and quick to load: they travel from the tasks to the driver.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from delta_prop_wire.frames import JobStatus, RefusedRow
+
+
+ROWS_REPORTED_MAX = 10
+"""Maximum of a job's refused rows that are reported one by one."""
+_JOB_FIX = "write these corrected under another producer (option onRefused=skip keeps the job from failing)"
+_STREAM_FIX = (
+    "write these corrected under another producer (only with option onRefused=skip the stream goes on "
+    "without them)"
+)
+
+
+class RowsRefused(Exception):
+    """The service refused rows, and the options say that this fails the job."""
+
+
+@dataclass
+class PartResult:
+    """Result of a part: `refused` of its rows have no effect, `refused_rows` are the first of them.
+
+    `was_decided`: its job had been committed before, so nothing was sent. `processed_before`: rows whose
+    counters had been processed before, so that they have no further effect. `waited_s`: for the service.
+    `checksum`: of the rows' content, if they are staged.
+    """
+
+    deltas: int = 0
+    refused: int = 0
+    refused_rows: list[RefusedRow] = field(default_factory=list)
+    was_decided: bool = False
+    waited_s: float = 0.0
+    checksum: int = 0
+    processed_before: int = 0
+
+
+def format_written(what: str, parts: Iterable[PartResult], took_s: float) -> str:
+    """Return one line about all parts of a job, or of a micro-batch."""
+    known = list(parts)
+    deltas, refused = sum(one.deltas for one in known), sum(one.refused for one in known)
+    waited_s = sum(one.waited_s for one in known)
+    line = f"{what}: {deltas:,} deltas of {len(known)} parts in {took_s:.1f} s"
+    if refused:
+        line += f", {refused:,} of them refused"
+    if before := sum(one.processed_before for one in known):
+        line += f", {before:,} of them written before under this name"
+    return f"{line}; tasks waited {waited_s:.1f} s for the service{_format_decided(known)}"
+
+
+def format_job_refused(job: str, status: JobStatus) -> str:
+    """Return the message for refused deltas of a published job."""
+    what = f"job {job}: {status.refused:,} of {status.deltas:,} deltas were refused when it was published"
+    return _format_refused(what, status.refused, status.refused_rows, _JOB_FIX)
+
+
+def format_direct_refused(job: str, parts: Sequence[PartResult]) -> str:
+    """Return the message for refused rows of a job that is written directly."""
+    return _format_parts_refused(f"job {job}, written directly", parts, _JOB_FIX)
+
+
+def format_stream_refused(batch: int, parts: Sequence[PartResult]) -> str:
+    """Return the message for refused rows of a micro-batch, which a restarted stream retries."""
+    return _format_parts_refused(f"micro-batch {batch}", parts, _STREAM_FIX)
+
+
+def _format_parts_refused(what: str, parts: Sequence[PartResult], cure: str) -> str:
+    refused, deltas = sum(one.refused for one in parts), sum(one.deltas for one in parts)
+    rows = [row for one in parts for row in one.refused_rows][:ROWS_REPORTED_MAX]
+    return _format_refused(f"{what}: {refused:,} of {deltas:,} deltas were refused", refused, rows, cure)
+
+
+def _format_refused(what: str, refused: int, rows: Sequence[RefusedRow], cure: str) -> str:
+    more = refused - len(rows)
+    listed = "; ".join(map(str, rows)) + (f"; and {more:,} more" if more > 0 else "")
+    return f"{what} and have no effect, unlike the others: {cure}: {listed}"
+
+
+def format_job_waits(job: str, status: JobStatus, waited_s: float) -> str:
+    """Return the message for a job that is not published in time."""
+    done = status.published + status.duplicates + status.refused
+    return (
+        f"job {job} is committed, but after {waited_s:g} s (waitTimeoutSeconds) only {done:,} of "
+        f"{status.deltas:,} deltas are published: the service publishes the rest by itself; see "
+        f"`delta-prop jobs show {job}`"
+    )
+
+
+def _format_decided(parts: list[PartResult]) -> str:
+    before = sum(one.was_decided for one in parts)
+    return f"; {before} parts had been committed before, and were not sent" if before else ""

@@ -1,0 +1,62 @@
+"""Slices a part's rows into blocks, each of which travels as one frame.
+
+The bounds depend on the rows alone, counted from the part's first one, not on their batches: a retried part
+is sliced the same way, so that each block was accepted or refused as a whole.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+BLOCK_ROWS = 5_000
+"""Half of a batch of Spark, so that nothing is copied. Changing it breaks running streams."""
+BLOCK_BYTES = 4 * 1024 * 1024
+
+
+def slice_blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in slices of up to `BLOCK_ROWS` and about `BLOCK_BYTES`."""
+    pending: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        at = 0
+        while at < batch.num_rows:
+            count = min(BLOCK_ROWS - rows, batch.num_rows - at)
+            pending.append(batch.slice(at, count))
+            at, rows = at + count, rows + count
+            if rows == BLOCK_ROWS:
+                yield from _split_large(concat_batches(pending))
+                pending, rows = [], 0
+    if pending:
+        yield from _split_large(concat_batches(pending))
+
+
+def concat_batches(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return batches as one; copies several ones."""
+    if len(batches) == 1:
+        return batches[0]
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+def _split_large(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    if rows.num_rows == 1 or sum(map(_content_size, rows.columns)) <= BLOCK_BYTES:
+        yield rows
+        return
+    half = rows.num_rows // 2
+    yield from _split_large(rows.slice(0, half))
+    yield from _split_large(rows.slice(half))
+
+
+def _content_size(column: pa.Array) -> int:
+    """Return the bytes of a column's content, independent of its encoding, as block bounds depend on it."""
+    kind, count = column.type, len(column)
+    if not (pa.types.is_list(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind)):
+        return 8 * count
+    ends = np.frombuffer(column.buffers()[1], np.int32)
+    content = int(ends[column.offset + count]) - int(ends[column.offset])
+    return content * (4 if pa.types.is_list(kind) else 1)

@@ -1,0 +1,68 @@
+"""Shipped sinks without background work: the durations of their calls, by the number of deltas.
+
+Measured through a propagator, from a delta's offset to its application, without other work.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+from delta_prop.embedded import Propagator
+from delta_prop_simulations.calibration import system
+from delta_prop_simulations.calibration.calibration_file import CALL
+from delta_prop_simulations.calibration.driving import RealRig, Source, Stopwatch
+from delta_prop_simulations.calibration.machine_times import batches
+from delta_prop_simulations.calibration.models import observe
+from delta_prop_sinks.cache import CacheSink
+from delta_prop_sinks.index import IndexSink
+from delta_prop_sinks.jsonlines import JsonLinesSink
+from delta_prop_sinks.storage import StorageSink
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from delta_prop_simulations.calibration.distributions import Samples
+    from delta_prop_simulations.rng import Random
+
+KEYS, DIMENSION = 5_000, 32
+SIZES = {1: 20, 10: 20, 100: 15, 1_000: 5}
+_VARIETY = 10
+
+
+class SinkRig(RealRig):
+    """One sink behind a propagator."""
+
+    def __init__(self, propagator: Propagator, watch: Stopwatch) -> None:
+        self._calls = {size: cycle(batches(size, _VARIETY, keys=KEYS, dimension=DIMENSION)) for size in SIZES}
+        super().__init__(Source(propagator, self._calls[1], watch), watch)
+        self._propagator = propagator
+
+    async def calibrate(self, samples: Samples, random: Random) -> None:
+        """Run some calls of each size."""
+        for size, count in SIZES.items():
+            for _ in range(count):
+                samples.add(CALL, size, await self.call(self._propagator, next(self._calls[size])))
+
+
+@asynccontextmanager
+async def _real(make: Callable[[Path], Any], folder: Path) -> AsyncIterator[SinkRig]:
+    watch = Stopwatch(system.now_s)
+    async with Propagator() as propagator:
+        sink = make(folder)
+        observe(sink, watch)  # before it is attached: so the sink's task makes each call, and is measured
+        await propagator.attach(sink)
+        yield SinkRig(propagator, watch)
+
+
+SINK_RIGS: dict[str, Callable[[Path], AbstractAsyncContextManager[RealRig]]] = {
+    "storage_behind": partial(_real, lambda folder: StorageSink(folder / "storage.db")),
+    "index_exact": partial(_real, lambda _: IndexSink()),
+    "cache": partial(_real, lambda _: CacheSink()),
+    "jsonlines": partial(_real, lambda folder: JsonLinesSink(folder / "deltas.jsonl")),
+}
+"""The set-ups, by the name that a scenario gives as `sink`."""

@@ -1,0 +1,331 @@
+"""Runs one plan: the service under faults, then healing, progress and the verdict; deterministic per plan.
+
+The run raises nothing that it finds: a hang and an exception out of the service are violations too.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop.testing import NetworkConditions, Stuck, VirtualNetwork, run_virtual
+from delta_prop_simulations.chaos.client_history import ClientHistory
+from delta_prop_simulations.chaos.clients import ReaderHost, WriterHost
+from delta_prop_simulations.chaos.faults import Nemesis
+from delta_prop_simulations.chaos.host import format_error, leaf_exceptions
+from delta_prop_simulations.chaos.node import Node
+from delta_prop_simulations.chaos.oracle import Oracle
+from delta_prop_simulations.chaos.readers import Reader
+from delta_prop_simulations.chaos.violation import Violation
+from delta_prop_simulations.chaos.workload import Writer
+from delta_prop_simulations.clock import ClockFaults
+from delta_prop_simulations.machine import Machine
+from delta_prop_simulations.rng import Seed
+from delta_prop_simulations.threads import ThreadFaults
+from delta_prop_simulations.trace import Trace
+from delta_prop_wire.delta import AckLevel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from delta_prop_simulations.chaos.host import Host
+    from delta_prop_simulations.chaos.plan import NodePlan, Plan, WriterPlan
+
+PROGRESS_S_MAX = 120.0
+"""The virtual time within which all work is processed after healing."""
+HORIZON_S = 1_000.0
+TURNS_PER_CHECK = 4
+"""The turns of the event loop between two checks of every service by the oracle."""
+
+_POLL_S = 0.02
+_POWER_OFF_S = 0.5
+_CLOSE_S_MAX = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of a run. `struck`: the count of each event; `lines`: the end of the trace."""
+
+    seed: int
+    violation: Violation | None
+    vacuous: str | None
+    struck: Counter[str]
+    trace: str
+    deltas: int
+    virtual_s: float
+    lines: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def is_ok(self) -> bool:
+        """True if the run exercised the service and found no violation."""
+        return self.violation is None and self.vacuous is None
+
+
+def run(plan: Plan) -> Outcome:
+    """Run the plan and return its outcome."""
+    story = ChaosRun(plan)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        violation = _run(story)
+    finally:
+        if collecting:
+            gc.enable()
+    return story.outcome(violation)
+
+
+def _run(chaos_run: ChaosRun) -> Violation | None:
+    with _capture_logged_errors() as failures:
+        try:
+            run_virtual(
+                chaos_run.main, seed=chaos_run.plan.seed, horizon_s=HORIZON_S, on_turn=chaos_run.note_turn
+            )
+        except Stuck as error:
+            return Violation("hang", str(error))
+        except Exception as error:
+            found = [one for one in leaf_exceptions(error) if isinstance(one, Violation)]
+            return found[0] if found else Violation("crash", format_error(error))
+    return Violation("crash", failures[0]) if failures else None
+
+
+class ChaosRun:
+    """The parts of one run, and the run itself."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.trace = Trace(lambda: self._now)
+        self.oracle = Oracle()
+        self.client_history = ClientHistory()
+        self.nodes: list[Node] = []
+        self.clients: list[Host] = []
+        self._seed = Seed(plan.seed)
+        self._now = 0.0
+        self._turns = 0
+        self._writers: list[Writer] = []
+        self._readers: list[Reader] = []
+        self._network: VirtualNetwork
+        self._nemesis: Nemesis
+
+    # --- the run
+
+    async def main(self) -> None:
+        """Run from the start to the verdict."""
+        self._make()
+        hosts = self._hosts
+        async with anyio.create_task_group() as tasks:
+            for host in hosts:
+                tasks.start_soon(host.keep_running, tasks)
+            tasks.start_soon(self._nemesis.run)
+            await anyio.sleep(self.plan.duration_s)
+            self._nemesis.heal()
+            await self._check_settled()
+            if self.plan.power_cut_at_end:
+                for node in self.nodes:
+                    node.cut_power(_POWER_OFF_S)
+                await anyio.sleep(2 * _POWER_OFF_S)
+                await self._check_settled()
+            await self._close()
+            tasks.cancel_scope.cancel()
+
+    async def _check_settled(self) -> None:
+        """Wait until all work is processed, then check the results."""
+        deadline = anyio.current_time() + PROGRESS_S_MAX
+        while waits := self._pending_work():
+            if anyio.current_time() > deadline:
+                raise Violation("progress", f"{PROGRESS_S_MAX:g} s after healing: {'; '.join(waits)}")
+            await anyio.sleep(_POLL_S)
+        self.trace.note("settled")
+        await self.oracle.check_at_rest(self.nodes, self.client_history, self._readers)
+
+    async def _close(self) -> None:
+        """Stop all services, which end in time."""
+        for node in self.nodes:
+            node.stop(HORIZON_S)
+        with anyio.move_on_after(_CLOSE_S_MAX):
+            for node in self.nodes:
+                await node.wait_ended()
+            return
+        up = ", ".join(node.name for node in self.nodes if node.is_up)
+        raise Violation("progress", f"{_CLOSE_S_MAX:g} s after the stop request: {up} still run")
+
+    def note_turn(self, now: float, runnable: int) -> None:
+        """Note one turn of the event loop, and check the services every few turns."""
+        self._now = now
+        self.trace.turn(now, runnable)
+        for node in self.nodes:
+            node.machine.check_disk()
+        self._turns += 1
+        if self._turns % TURNS_PER_CHECK == 0:
+            self.oracle.check_step(self.nodes)
+
+    # --- pending work
+
+    def _pending_work(self) -> list[str]:
+        """Return a line per piece of unfinished work; an empty list once everything is processed."""
+        waits = [writer.waits_for() for writer in self._writers if not writer.is_done]
+        for node in self.nodes:
+            waits += node.waits_for()
+        return waits or self._diverged() or self._lagging()
+
+    def _diverged(self) -> list[str]:
+        """Return a line per service if services that forward to each other hold different deltas."""
+        held = {node.name: node.watermarks() for node in self.nodes}
+        if len({frozenset(one.items()) for one in held.values()}) > 1:
+            return [f"{name} holds {dict(sorted(one.items()))}" for name, one in held.items()]
+        return []
+
+    def _lagging(self) -> list[str]:
+        ends = {node.name: node.log_end() for node in self.nodes}
+        return [
+            f"{reader.name} has read up to {reader.saved_offset} of {ends[reader.node]}"
+            for reader in self._readers
+            if reader.saved_offset < ends[reader.node]
+        ]
+
+    # --- parts
+
+    @property
+    def _hosts(self) -> list[Host]:
+        return [*self.nodes, *self.clients]
+
+    def _make(self) -> None:
+        plan, seed = self.plan, self._seed
+        conditions = NetworkConditions(**plan.network)  # type: ignore[arg-type]
+        self._network = VirtualNetwork(plan.seed, conditions, host="nowhere")
+        embedded: dict[str, list[Writer]] = {node.name: [] for node in plan.nodes}
+        for writer_plan in plan.writers:
+            writer = self._writer(writer_plan)
+            self._writers.append(writer)
+            if writer_plan.embedded:
+                embedded[writer_plan.node].append(writer)
+            else:
+                self.clients.append(WriterHost(self._machine(writer_plan.name), writer, writer_plan.node))
+        for reader_plan in plan.readers:
+            reader = Reader(
+                reader_plan.name,
+                node=reader_plan.node,
+                topics=reader_plan.topics,
+                group=reader_plan.group,
+                batches=reader_plan.batches,
+                credit=reader_plan.credit,
+            )
+            self._readers.append(reader)
+            self.clients.append(ReaderHost(self._machine(reader_plan.name), reader, reader_plan.node))
+        for node_plan in plan.nodes:
+            writers = [writer.run_embedded for writer in embedded[node_plan.name]]
+            machine = self._machine(node_plan.name, node_plan)
+            self.nodes.append(Node(node_plan, machine, seed.child(node_plan.name), self.oracle, writers))
+        hosts = {host.name: host for host in self._hosts}
+        self._nemesis = Nemesis(plan.strikes, hosts, self._network, self.trace)
+
+    def _machine(self, name: str, plan: NodePlan | None = None) -> Machine:
+        return Machine(
+            name,
+            self._seed.child(name),
+            self._network,
+            self.trace,
+            clock=ClockFaults() if plan is None else ClockFaults(plan.drift, plan.jumps),
+            threads=ThreadFaults() if plan is None else ThreadFaults(**plan.threads),
+        )
+
+    def _writer(self, plan: WriterPlan) -> Writer:
+        return Writer(
+            plan.name,
+            self._seed.stream(f"writer {plan.name}"),
+            self.client_history,
+            node=plan.node,
+            deltas=plan.deltas,
+            burst=plan.burst,
+            gap_s=plan.gap_s,
+            level=None if plan.level is None else AckLevel[plan.level.upper()],
+            poison=plan.poison,
+            patience_s=plan.patience_s,
+            offers=plan.offers,
+            hot=plan.hot,
+        )
+
+    # --- the outcome
+
+    def outcome(self, violation: Violation | None) -> Outcome:
+        """Return the outcome of the run."""
+        struck = self._struck()
+        for what, count in sorted(struck.items()):
+            self.trace.note(what, count)
+        deltas = self.client_history.counts["acknowledged"]
+        return Outcome(
+            seed=self.plan.seed,
+            violation=violation,
+            vacuous=None if violation else self._vacuous(deltas),
+            struck=struck,
+            trace=self.trace.digest(),
+            deltas=deltas,
+            virtual_s=self._now,
+            lines=tuple(self.trace.lines),
+        )
+
+    def _struck(self) -> Counter[str]:
+        struck: Counter[str] = Counter()
+        if not self.nodes:
+            return struck
+        counters: Iterable[tuple[str, Counter[str]]] = (
+            ("strike", self._nemesis.struck),
+            ("missed", self._nemesis.missed),
+            ("network", self._network.struck),
+            ("check", self.oracle.struck),
+            ("told", self.client_history.counts),
+            *(("disk", node.machine.disk_struck) for node in self.nodes),
+            *(("machine", host.machine.struck) for host in self._hosts),
+            *(("sink", model.struck) for node in self.nodes for model in node.models.values()),
+        )
+        for kind, counter in counters:
+            for what, count in counter.items():
+                struck[f"{kind}: {what}"] += count
+        struck["lives"] = sum(host.machine.lives for host in self._hosts)
+        struck["starts failed"] = sum(host.failures for host in self._hosts)
+        return +struck
+
+    def _vacuous(self, deltas: int) -> str | None:
+        if not deltas:
+            return "no delta was acknowledged"
+        if self.plan.strikes and not self._nemesis.struck:
+            return "no fault found a target"
+        if not self.oracle.struck:
+            return "no check examined anything"
+        return None
+
+
+class _ErrorHandler(logging.Handler):
+    """Collects errors that are logged with an exception: the service must log none."""
+
+    def __init__(self, failures: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._failures = failures
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            self._failures.append(f"{record.getMessage()}: {format_error(error)}")
+
+
+@contextmanager
+def _capture_logged_errors() -> Iterator[list[str]]:
+    """Yield the errors that the service logs within the scope, and print none of them."""
+    failures: list[str] = []
+    handler = _ErrorHandler(failures)
+    loggers = [logging.getLogger(name) for name in ("delta_prop", "asyncio")]
+    before = [logger.propagate for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
+    try:
+        yield failures
+    finally:
+        for logger, propagate in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.propagate = propagate

@@ -1,0 +1,94 @@
+"""The clients' side of a run: the deltas that were sent, and the outcomes that clients received.
+
+Pure: it knows the service only by its answers. A token in the delta, or the vector id itself, identifies a
+delta, so that neither dots nor offsets have to be trusted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from delta_prop_simulations.chaos.store import Ref
+    from delta_prop_wire.batch import Batch
+    from delta_prop_wire.delta import AckLevel, Dot
+    from delta_prop_wire.spec import ErrorCode
+
+TOKEN = "t"
+"""The name of the token in a delta's metadata."""
+
+ONCE = "once/"
+"""The prefix of a vector id that is used for one delta only: the id is the token."""
+
+SUM = "sum/"
+"""The prefix of a vector id to which only one writer adds ones."""
+
+_DOTS_MAX = 20
+
+
+class Ack(NamedTuple):
+    """One acknowledgement as the client received it. `offset`: None if it named none, which is wrong."""
+
+    level: AckLevel
+    offset: int | None
+    duplicate: bool
+
+
+@dataclass(slots=True)
+class DeltaOutcome:
+    """One delta and its outcomes. `is_unknown`: at least once its outcome could not be determined."""
+
+    node: str
+    writer: str
+    ref: Ref
+    asked_level: AckLevel | None
+    acks: list[Ack] = field(default_factory=list)
+    refused: ErrorCode | None = None
+    is_unknown: bool = False
+
+
+class ClientHistory:
+    """All outcomes that all clients received."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, DeltaOutcome] = {}
+        self.counts: Counter[str] = Counter()
+        self._dots: dict[str, deque[Dot]] = {}
+
+    def note_sent(self, token: str, node: str, writer: str, ref: Ref, asked: AckLevel | None) -> None:
+        """Note that the delta was sent, for the first time or as a retry."""
+        self.counts["sent again" if token in self.outcomes else "sent"] += 1
+        self.outcomes.setdefault(token, DeltaOutcome(node, writer, ref, asked))
+
+    def note_acknowledged(self, token: str, ack: Ack, dot: Dot | None = None) -> None:
+        """Note an acknowledgement. `dot`: given if another delta can safely name it as a dependency."""
+        outcome = self.outcomes[token]
+        outcome.acks.append(ack)
+        self.counts["acknowledged as duplicate" if ack.duplicate else "acknowledged"] += 1
+        if dot is not None:
+            self._dots.setdefault(outcome.node, deque(maxlen=_DOTS_MAX)).append(dot)
+
+    def note_refused(self, token: str, code: ErrorCode) -> None:
+        """Note that the delta was refused and will not be sent again: it has not happened, and will not."""
+        self.outcomes[token].refused = code
+        self.counts[f"refused with {code.name}"] += 1
+
+    def note_unknown(self, token: str) -> None:
+        """Note that the delta's outcome could not be determined."""
+        self.outcomes[token].is_unknown = True
+        self.counts["outcome unknown"] += 1
+
+    def durable_dots(self) -> list[Dot]:
+        """Return the dots of deltas that one service has durably, and the others have or will have."""
+        return [dot for node in sorted(self._dots) for dot in self._dots[node]]
+
+
+def token_of(batch: Batch, row: int) -> str | None:
+    """Return the token of a row; None if it has none."""
+    key = batch.keys[row]
+    if key.startswith(ONCE):
+        return key
+    token = (batch.metadata(row) or {}).get(TOKEN) if batch.has_metadata else None
+    return token if isinstance(token, str) else None

@@ -1,0 +1,221 @@
+"""Checks the deltas that sinks and readers got: all that match their topics, in order, and nothing else.
+
+Pure: takes a recorded log and the deltas that were delivered, raises a Violation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from delta_prop_simulations.chaos.log_checks import comparable_state, fold_canonically
+from delta_prop_simulations.chaos.sinks import POISON
+from delta_prop_simulations.chaos.violation import Violation, require
+from delta_prop_wire.delta import Source
+from delta_prop_wire.topics import Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from delta_prop.route.quarantine import QuarantinedDelta
+    from delta_prop_simulations.chaos.log_history import LogHistory
+    from delta_prop_simulations.chaos.readers import Reader, ReadSession
+    from delta_prop_simulations.chaos.sinks import ModelSink
+    from delta_prop_simulations.chaos.store import Ref
+    from delta_prop_wire.algebra import VectorState
+    from delta_prop_wire.batch import LoggedBatch
+    from delta_prop_wire.delta import Dot
+
+_SHOWN_MAX = 5
+
+
+class ExpectedRows(NamedTuple):
+    """The rows that a sink should hold: of its topics, below `end`, without those `excluded`.
+
+    `excluded`: quarantined or dropped offsets. `excused`: vectors of unpredictable state, as a redelivered
+    delta met a snapshot in place of earlier deltas.
+    `from_states`: the sink may have loaded full states, which drop dead vectors in time.
+    """
+
+    topics: str
+    end: int
+    excluded: Collection[int] = ()
+    excused: Collection[Ref] = ()
+    from_states: bool = False
+
+
+def rows_for(history: LogHistory, expected: ExpectedRows) -> Iterator[tuple[int, LoggedBatch, int]]:
+    """Yield the rows that the sink should hold."""
+    topic = Topic.parse(expected.topics)
+    for offset, logged, row in history.rows():
+        if offset >= expected.end or offset in expected.excluded:
+            continue
+        if expected.topics == "*" or topic.matches(logged.batch.delta(row, logged.source)):
+            yield offset, logged, row
+
+
+def check_states(
+    should: Mapping[Ref, VectorState],
+    states: Mapping[Ref, VectorState],
+    expected_rows: ExpectedRows,
+    who: str,
+) -> None:
+    """Check that the states are the expected ones. Raises Violation."""
+    for ref in sorted(should.keys() | states.keys()):
+        if ref in expected_rows.excused:
+            continue
+        expected, found = should.get(ref), states.get(ref)
+        if expected_rows.from_states and _is_dead(expected) and _is_dead(found):
+            continue
+        if (
+            expected is None
+            or found is None
+            or _comparable(expected, expected_rows) != _comparable(found, expected_rows)
+        ):
+            raise Violation("state", f"{who}: {ref} is {found}, the fold of the log is {expected}")
+
+
+def fold_rows(
+    history: LogHistory, expected: ExpectedRows, full_states: Mapping[Ref, VectorState]
+) -> Mapping[Ref, VectorState]:
+    """Return the canonical fold of a sink's rows: `full_states` if they are all that the log held."""
+    if expected.topics == "*" and expected.end >= history.next_offset and not expected.excluded:
+        return full_states
+    return fold_canonically((logged, row) for _, logged, row in rows_for(history, expected))
+
+
+def check_rows(history: LogHistory, expected: ExpectedRows, model: ModelSink) -> None:
+    """Check that the sink has every row of its own, but those that came within a state. Raises Violation."""
+    who = f"{history.node}, sink {model.name!r}"
+    for offset, logged, row in rows_for(history, expected):
+        if offset < model.present.states_below:
+            continue
+        ref = (logged.batch.namespaces[row], logged.batch.keys[row])
+        facts = model.present.vectors.get(ref)
+        there = facts is not None and (logged.key(row) in facts.rows or offset <= facts.base_offset)
+        if not (there or ref in expected.excused):
+            raise Violation("gap", f"{who} lacks offset {offset} of {ref}")
+
+
+def check_delivered(history: LogHistory, model: ModelSink) -> None:
+    """Check that the sink got only rows of the log, or rows that a crash may lose at its read level."""
+    there = {offset: logged.batch.dot(row) for offset, logged, row in history.rows()}
+    lost: set[tuple[int, Dot]] = set()
+    for offset, logged, row, survives in history.lost_rows():
+        if survives > history.visible_level:
+            lost.add((offset, logged.batch.dot(row)))
+    for one in model.delivered:
+        if there.get(one.offset) != one.dot and (one.offset, one.dot) not in lost:
+            what = f"{history.node}, sink {model.name!r}: {one}; there is {there.get(one.offset)}"
+            raise Violation("foreign", what)
+
+
+def check_quarantine(quarantined: Sequence[QuarantinedDelta], sink: str, who: str) -> None:
+    """Check that every quarantined delta is poison, or depends on one that is. Raises Violation."""
+    names: set[object] = set()
+    vectors: set[Ref] = set()
+    for one in quarantined:
+        delta = one.delta
+        poison = (delta.metadata or {}).get(POISON) in (sink, "all")
+        dependent = one.vector in vectors or not names.isdisjoint(delta.parents)
+        require(
+            poison or dependent, "quarantine", f"{who}: offset {one.offset} is not poison, nor a dependent"
+        )
+        vectors.add(one.vector)
+        names.update(one.names())
+
+
+def check_not_overtaken(
+    history: LogHistory, expected: ExpectedRows, quarantined: Sequence[QuarantinedDelta], who: str
+) -> None:
+    """Check that no delta was applied after a quarantined one of the same vector. Raises Violation."""
+    first: dict[Ref, int] = {}
+    for one in quarantined:
+        first.setdefault(one.vector, one.offset)
+    for offset, logged, row in rows_for(history, expected) if first else ():
+        ref = (logged.batch.namespaces[row], logged.batch.keys[row])
+        if offset > first.get(ref, offset):
+            what = f"{who}: offset {offset} of {ref} was applied, but {first[ref]} is quarantined"
+            raise Violation("quarantine", what)
+
+
+def excused_vectors(history: LogHistory) -> set[Ref]:
+    """Return the vectors with a forwarded row that sorts before an earlier row.
+
+    If a snapshot has replaced the earlier rows, such a row has no effect, so no fold predicts the state.
+    """
+    highest: dict[Ref, tuple[int, int, int]] = {}
+    found: set[Ref] = set()
+    for _, logged, row in history.rows():
+        ref, key = (logged.batch.namespaces[row], logged.batch.keys[row]), logged.key(row)
+        if key < highest.get(ref, key):
+            assert logged.source is Source.REPLICA
+            found.add(ref)
+        highest[ref] = max(highest.get(ref, key), key)
+    return found
+
+
+def check_reader(history: LogHistory, reader: Reader) -> int:
+    """Check that a reader got each delta of its topics in order, resumed at its cursor, and got no
+    duplicates.
+
+    Returns the number of deltas examined. Raises Violation.
+    """
+    there = {offset: logged.batch.dot(row) for offset, logged, row in history.rows()}
+    lost = {(offset, logged.batch.dot(row)) for offset, logged, row, _ in history.lost_rows()}
+    before: ReadSession | None = None
+    taken: set[int] = set()
+    examined = 0
+    for reading in reader.sessions:
+        who = f"{history.node}, reader {reader.name!r}"
+        offsets = [offset for offset, _ in reading.rows]
+        require(
+            offsets == sorted(set(offsets)), "subscriber", f"{who}: out of order: {_format_offsets(offsets)}"
+        )
+        if reading.log_id != history.log_id or reading.first is None:
+            continue
+        for offset, dot in reading.rows:
+            if there.get(offset) != dot and (offset, dot) not in lost:
+                raise Violation("foreign", f"{who}: {dot} at offset {offset}; there is {there.get(offset)}")
+        first = _start_of(reading, before, who)
+        wanted = ExpectedRows(reader.topics, reading.saved_rows)
+        own = [offset for offset, _, _ in rows_for(history, wanted) if offset >= first]
+        # The previous session may have taken rows that it had not saved.
+        missed = set(own).difference(offsets, taken)
+        taken |= set(offsets)
+        require(
+            not missed,
+            "subscriber",
+            f"{who}: lacks {_format_offsets(missed)} of {reading.first}…{reading.saved_rows}",
+        )
+        examined += len(own)
+        before = reading
+    return examined
+
+
+def _start_of(session: ReadSession, before: ReadSession | None, who: str) -> int:
+    """Return the offset at which the session's rows start: its own start, or the end of the saved rows."""
+    first, begin = session.first, session.begin
+    assert first is not None
+    if begin is not None and begin.log_id == session.log_id:
+        duplicates = [offset for offset, _ in session.rows if offset < begin.next_offset]
+        require(
+            not duplicates,
+            "subscriber",
+            f"{who}: got {_format_offsets(duplicates)} again, had saved up to {begin.next_offset}",
+        )
+        return min(first, begin.next_offset)
+    return first if before is None or session.is_from_start else min(first, before.saved_rows)
+
+
+def _is_dead(state: VectorState | None) -> bool:
+    return state is None or not state.alive
+
+
+def _comparable(state: VectorState, expected: ExpectedRows) -> tuple[object, ...]:
+    """Return the comparable part of a state; without the no-effect count, which ends with a tombstone."""
+    return comparable_state(state)[:-1] if expected.from_states else comparable_state(state)
+
+
+def _format_offsets(offsets: Sequence[int] | set[int]) -> str:
+    some = sorted(offsets)[:_SHOWN_MAX] if isinstance(offsets, set) else list(offsets)
+    return f"{some} ({len(offsets)} of them)"

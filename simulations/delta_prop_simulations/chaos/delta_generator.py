@@ -1,0 +1,145 @@
+"""Generates the deltas of a writer: every operation, few vectors, each delta with an identifying token.
+
+Pure; it draws from the writer's own random stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delta_prop_simulations.chaos.client_history import ONCE, SUM, TOKEN
+from delta_prop_simulations.chaos.sinks import POISON
+from delta_prop_wire.delta import (
+    ABSENT,
+    Delta,
+    Priority,
+    create,
+    delete,
+    dense,
+    metadata_only,
+    offset,
+    opaque,
+    scale,
+    sparse,
+    sparse_add,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delta_prop_simulations.rng import Random
+    from delta_prop_wire.delta import Dot, Operation
+
+NAMESPACES = ("a", "b")
+HOT = ("a", "b", "c", "d")
+NUMBERS = (0.0, 1.0, -1.5, 3e38)
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedDelta:
+    """A delta and its token. The token of an addition to a sum begins with `SUM`, and is in no row."""
+
+    delta: Delta
+    token: str
+
+
+class DeltaGenerator:
+    """Generates the deltas of one writer."""
+
+    def __init__(self, writer: str, rng: Random, *, poison: float, hot: bool = False) -> None:
+        """`hot`: every delta changes one of two vectors that all writers share."""
+        self._hot = hot
+        self._writer = writer
+        self._rng = rng
+        self._poison = poison
+        self._count = 0
+        self._live_keys: set[tuple[str, str]] = set()  # as far as this writer knows
+
+    def next(
+        self,
+        priority: Priority,
+        causes: Sequence[Dot] = (),
+        heads: Sequence[tuple[str, str, Dot]] = (),
+        *,
+        identified: bool,
+    ) -> TaggedDelta:
+        """Return the next delta. `causes`: dots that it may name as parent. `heads`: heads that it may
+        expect. `identified`: it has its own id.
+        """
+        rng, self._count = self._rng, self._count + 1
+        token = f"{self._writer}-{self._count}"
+        own = _id_of(token) if identified else None
+        draw = rng.random()
+        parents = (rng.choice(causes),) if causes and rng.random() < 0.1 else ()
+        if self._hot:
+            patch: dict[str, object] = {TOKEN: token}
+            namespace, key = NAMESPACES[0], rng.choice(HOT[:2])
+            changed = self._operation(namespace, key)
+            return TaggedDelta(
+                Delta(key, changed, namespace, id=own, priority=priority, metadata=patch), token
+            )
+        if draw < 0.35:
+            vector = create([rng.choice(NUMBERS), 1.0])
+            key = ONCE + token
+            return TaggedDelta(
+                Delta(key, vector, NAMESPACES[0], id=own, parents=parents, priority=priority), key
+            )
+        if draw < 0.55 and priority is Priority.NORMAL:  # ordered after the vector's first delta
+            one = sparse_add([0], [1.0])
+            return TaggedDelta(Delta(SUM + self._writer, one, NAMESPACES[0], id=own), f"{SUM}{token}")
+        patch = {TOKEN: token}
+        if rng.random() < self._poison:
+            patch[POISON] = "all"
+        namespace, key, expect = rng.choice(NAMESPACES), rng.choice(HOT), None
+        if heads and rng.random() < 0.1:
+            namespace, key, expect = rng.choice(heads)
+            expect = ABSENT if rng.random() < 0.2 else expect
+        return TaggedDelta(
+            Delta(
+                key,
+                self._operation(namespace, key),
+                namespace,
+                id=own,
+                parents=parents,
+                priority=priority,
+                metadata=patch,
+                expect=expect,
+            ),
+            token,
+        )
+
+    def next_sum(self, *, identified: bool) -> TaggedDelta:
+        """Return the delta that creates the vector to which this writer adds."""
+        token = f"{SUM}{self._writer}"
+        own = _id_of(token) if identified else None
+        return TaggedDelta(Delta(token, create([0.0, 0.0]), NAMESPACES[0], id=own), token)
+
+    def forget(self) -> None:
+        """Forget the vectors that are assumed to exist, after a refusal: they may not exist."""
+        self._live_keys.clear()
+
+    def _operation(self, namespace: str, key: str) -> Operation:
+        """Return an operation, mostly one with an effect: a partial change if the vector should exist."""
+        rng, ref = self._rng, (namespace, key)
+        numbers = [rng.choice(NUMBERS), rng.choice(NUMBERS)]
+        full = (create(numbers), dense(numbers), opaque(numbers[0].hex().encode()))
+        parts = (
+            sparse([1], numbers[:1]),
+            sparse_add([0, 1], numbers),
+            sparse_add([0], [1.0]),
+            scale(-2.0),
+            offset(1.0),
+            metadata_only(),
+        )
+        if ref not in self._live_keys and rng.random() < 0.9:
+            self._live_keys.add(ref)
+            return rng.choice(full)
+        if rng.random() < 0.1:
+            self._live_keys.discard(ref)
+            return delete()
+        return rng.choice(parts if rng.random() < 0.7 else full)
+
+
+def _id_of(token: str) -> bytes:
+    return token.encode().rjust(16, b".")[-16:]

@@ -1,0 +1,276 @@
+"""Injects the planned faults at their times, and heals all of them at the end.
+
+A fault without a target counts as missed, so that a plan which had no effect shows.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop.testing import NetworkConditions
+from delta_prop_simulations.chaos.clients import ReaderHost
+from delta_prop_simulations.chaos.host import RESTART_DELAY_S, disk_failures
+from delta_prop_simulations.chaos.node import Node
+from delta_prop_simulations.disk_faults import SimCrash
+from delta_prop_simulations.threads import ThreadFaults
+from delta_prop_sinks import TryAgain
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from delta_prop.testing import VirtualNetwork
+    from delta_prop_simulations.chaos.host import Host
+    from delta_prop_simulations.chaos.plan import StrikePlan
+    from delta_prop_simulations.disk import Call, SimDisk
+    from delta_prop_simulations.trace import Trace
+
+_STALL_S = 1.5
+_FREE_BYTES = 300
+_LAST_CALL_S_MAX = 5.0
+
+
+class Nemesis:
+    """Injects the planned faults; `heal` ends it."""
+
+    def __init__(
+        self,
+        strikes: Sequence[StrikePlan],
+        hosts: Mapping[str, Host],
+        network: VirtualNetwork,
+        trace: Trace,
+    ) -> None:
+        self.struck: Counter[str] = Counter()
+        self.missed: Counter[str] = Counter()
+        self._strikes = strikes
+        self._hosts = hosts
+        self._network = network
+        self._trace = trace
+        self._scope = anyio.CancelScope()
+        self._cuts: set[tuple[str, str]] = set()
+        self._slow_links: set[tuple[str, str]] = set()
+        self._handlers: dict[str, Callable[[StrikePlan], Awaitable[bool]]] = {
+            "kill": self._kill,
+            "power": self._cut_power,
+            "last call": self._last_call,
+            "write error": self._write_error,
+            "sync error": self._sync_error,
+            "read error": self._read_error,
+            "disk full": self._disk_full,
+            "slow disk": self._slow_disk,
+            "cut": self._cut,
+            "cut both": self._cut,
+            "reset": self._reset,
+            "slow link": self._slow_link,
+            "stop": self._stop,
+            "pause": self._pause,
+            "detach": self._detach,
+            "rebuild": self._rebuild,
+            "kill writer": self._kill,
+            "kill reader": self._kill,
+            "stall reader": self._stall,
+        }
+
+    async def run(self) -> None:
+        """Inject each fault at its time."""
+        with self._scope:
+            async with anyio.create_task_group() as tasks:
+                for strike in self._strikes:
+                    await anyio.sleep_until(strike.at_s)
+                    tasks.start_soon(self._strike, strike)
+
+    async def _strike(self, strike: StrikePlan) -> None:
+        self._trace.note("strike", strike.kind, strike.on, strike.for_s)
+        if await self._handlers[strike.kind](strike):
+            self.struck[strike.kind] += 1
+        else:
+            self.missed[strike.kind] += 1
+
+    def heal(self) -> None:
+        """End all faults: heal machines, network paths and sinks, and start the processes that do not run."""
+        self._trace.note("heal")
+        self._scope.cancel()
+        for path in sorted(self._cuts):
+            self._network.heal(*path)
+        self._network.conditions = NetworkConditions()
+        for path in sorted(self._slow_links):
+            self._network.set_way(*path, NetworkConditions())
+        for host in self._hosts.values():
+            host.machine.remove_disk_fault()
+            host.machine.thread_faults = ThreadFaults()
+            host.start_now()
+            if isinstance(host, Node):
+                host.heal()
+            if isinstance(host, ReaderHost):
+                host.reader.is_stalled = False
+
+    # --- processes
+
+    async def _kill(self, strike: StrikePlan) -> bool:
+        return self._hosts[strike.on].kill(strike.for_s)
+
+    async def _cut_power(self, strike: StrikePlan) -> bool:
+        return self._hosts[strike.on].cut_power(strike.for_s)
+
+    async def _stop(self, strike: StrikePlan) -> bool:
+        return self._node(strike.on).stop(strike.for_s)
+
+    async def _stall(self, strike: StrikePlan) -> bool:
+        host = self._hosts[strike.on]
+        assert isinstance(host, ReaderHost)
+        host.reader.is_stalled = True
+        await anyio.sleep(strike.for_s)
+        host.reader.is_stalled = False
+        return True
+
+    # --- disks
+
+    async def _last_call(self, strike: StrikePlan) -> bool:
+        host = self._hosts[strike.on]
+        life = host.machine.life
+        if life is None or life.is_over:
+            return False
+        host.delay_start(strike.for_s)
+        disk = host.machine.disk
+        disk.crash_at(disk.calls + int(strike.amount))
+        with anyio.move_on_after(_LAST_CALL_S_MAX):
+            await life.ended.wait()
+        return disk.is_off
+
+    async def _write_error(self, strike: StrikePlan) -> bool:
+        return await self._fail_calls(strike, lambda call: call.name in ("write", "allocate"))
+
+    async def _read_error(self, strike: StrikePlan) -> bool:
+        return await self._fail_calls(strike, lambda call: call.name == "read")
+
+    async def _fail_calls(self, strike: StrikePlan, which: Callable[[Call], bool]) -> bool:
+        machine = self._hosts[strike.on].machine
+        before = sum(machine.disk_struck.values())
+        machine.add_disk_fault(strike.kind, lambda disk: disk.fail(which, errno.EIO, times=None))
+        await anyio.sleep(strike.for_s)
+        machine.remove_disk_fault(strike.kind)
+        return sum(machine.disk_struck.values()) > before
+
+    async def _sync_error(self, strike: StrikePlan) -> bool:
+        machine = self._hosts[strike.on].machine
+        before = sum(machine.disk_struck.values())
+
+        def inject(disk: SimDisk) -> None:
+            disk.fail(lambda call: call.name in ("sync", "sync_directory"), errno.EIO)
+
+        inject(machine.disk)
+        await anyio.sleep(1.0)
+        return sum(machine.disk_struck.values()) > before
+
+    async def _disk_full(self, strike: StrikePlan) -> bool:
+        machine = self._hosts[strike.on].machine
+        before = machine.disk_struck["no room"] + machine.disk_struck["short for want of room"]
+
+        def inject(disk: SimDisk) -> None:
+            disk.capacity_bytes = disk.used_bytes + _FREE_BYTES
+
+        machine.add_disk_fault(strike.kind, inject)
+        await anyio.sleep(strike.for_s)
+        machine.remove_disk_fault(strike.kind)
+        return machine.disk_struck["no room"] + machine.disk_struck["short for want of room"] > before
+
+    async def _slow_disk(self, strike: StrikePlan) -> bool:
+        machine = self._hosts[strike.on].machine
+        before, stalled = machine.thread_faults, machine.struck["thread stalled"]
+        machine.thread_faults = replace(before, stalls=0.5, stall_s=_STALL_S * strike.amount / 60)
+        await anyio.sleep(strike.for_s)
+        machine.thread_faults = before
+        return machine.struck["thread stalled"] > stalled
+
+    # --- the network
+
+    async def _cut(self, strike: StrikePlan) -> bool:
+        here, there = strike.on.split(">")
+        paths = [(here, there)] if strike.kind == "cut" else [(here, there), (there, here)]
+        for path in paths:
+            self._cuts.add(path)
+            self._network.cut(*path)
+        await anyio.sleep(strike.for_s)
+        for path in paths:
+            self._network.heal(*path)
+        return True
+
+    async def _reset(self, strike: StrikePlan) -> bool:
+        there = [one for one in self._network.connections if strike.on in one.hosts]
+        self._network.reset(strike.on)
+        return bool(there)
+
+    async def _slow_link(self, strike: StrikePlan) -> bool:
+        here, there = strike.on.split(">")
+        self._slow_links.add((here, there))
+        self._network.set_way(here, there, replace(self._network.conditions, bytes_per_s=strike.amount))
+        await anyio.sleep(strike.for_s)
+        self._network.set_way(here, there, self._network.conditions)
+        return True
+
+    # --- sinks
+
+    async def _pause(self, strike: StrikePlan) -> bool:
+        name, sink = strike.on.split("/")
+        node = self._node(name)
+        propagator = node.propagator
+        if propagator is None or sink not in propagator.statistics().sinks:
+            return False
+        propagator.pause(sink)
+        await anyio.sleep(strike.for_s)
+        node.resume_paused()
+        return True
+
+    async def _detach(self, strike: StrikePlan) -> bool:
+        try:
+            return await self._detach_for_a_while(strike)
+        except SimCrash:  # its machine crashed meanwhile, which ends the life by itself
+            return True
+
+    async def _detach_for_a_while(self, strike: StrikePlan) -> bool:
+        name, sink = strike.on.split("/")
+        node = self._node(name)
+        propagator, life = node.propagator, node.machine.life
+        if propagator is None or life is None or sink not in propagator.statistics().sinks:
+            return False
+        await propagator.detach(sink)
+        await anyio.sleep(strike.for_s)
+        while not life.is_over and node.propagator is propagator:
+            before = disk_failures(node.machine)
+            try:
+                await node.reattach(sink)
+            except Refused as refused:
+                if refused.code is not ErrorCode.SHUTTING_DOWN:
+                    raise
+            except TryAgain:
+                if not life.is_over:  # else the process was killed while the sink opened
+                    raise
+            except OSError:
+                if disk_failures(node.machine) == before:
+                    raise
+                await anyio.sleep(RESTART_DELAY_S)  # the quarantine could not be read
+                continue
+            break
+        return True
+
+    async def _rebuild(self, strike: StrikePlan) -> bool:
+        name, sink = strike.on.split("/")
+        propagator = self._node(name).propagator
+        if propagator is None or sink not in propagator.statistics().sinks:
+            return False
+        try:
+            propagator.rebuild(sink)
+        except (Refused, UsageError):
+            return False
+        return True
+
+    def _node(self, name: str) -> Node:
+        host = self._hosts[name]
+        assert isinstance(host, Node)
+        return host

@@ -1,0 +1,92 @@
+"""Mutants of delivery to sinks: cursors, failures, mailboxes, quarantine and rebuilds.
+
+Each line of text is the production code's own; if that changes, the table's test names the mutant to update.
+"""
+
+from __future__ import annotations
+
+from delta_prop.route.feed import Feed
+from delta_prop.route.mailbox import Mailbox
+from delta_prop.route.rebuild import Rebuilder
+from delta_prop_simulations.chaos.mutants.mutant import Mutant, edit
+from delta_prop_sinks.resident import ResidentVectors
+
+DELIVERY = (
+    Mutant(
+        "failed-delivery-not-repeated",
+        "a delivery that failed is not repeated",
+        "a sink gets each delta at least once",
+        (
+            edit(
+                Feed._deliver,
+                (
+                    "deliveries = await self._handle_failure(deliveries, brought, failure)",
+                    "await self._handle_failure(deliveries, brought, failure)\n            break",
+                ),
+            ),
+        ),
+    ),
+    Mutant(
+        "full-mailbox-drops",
+        "a delivery that finds the mailbox full is dropped, and not read from the log later",
+        "a full mailbox loses nothing",
+        (
+            edit(
+                Feed.offer,
+                (
+                    "self._catching_up = True  # from now on it reads the log",
+                    "self._catching_up = self._catching_up or self.has_ended",
+                ),
+            ),
+        ),
+    ),
+    Mutant(
+        "mailbox-unbounded",
+        "a mailbox takes whatever is offered",
+        "a slow sink costs no more memory than its mailbox",
+        (
+            edit(
+                Mailbox.put,
+                ("self._waiting and (deltas > self._deltas_max or size > self._bytes_max)", "False"),
+            ),
+        ),
+    ),
+    Mutant(
+        "bell-not-rung",
+        "a feed that waits is not woken by a push",
+        "what is in the log reaches every sink",
+        (edit(Feed.offer, ("self._wake_event.set()", "pass")),),
+    ),
+    Mutant(
+        "rebuild-misses-the-tail",
+        "a sink that is rebuilt continues at the log's end, not at its snapshot's",
+        "a sink that was rebuilt holds what the log holds",
+        (edit(Rebuilder.run, ("feed.restart_at(offset)", "feed.restart_at(self._log.high_watermark)")),),
+    ),
+    Mutant(
+        "feed-pushed-too-early",
+        "a sink that catches up is pushed to before it has reached the log's end",
+        "a sink gets each delta at least once",
+        (
+            edit(
+                Feed._pull,
+                ("self._catching_up = self._end < self._log.high_watermark", "self._catching_up = False"),
+            ),
+        ),
+    ),
+    Mutant(
+        "folded-for-each-batch",
+        "a call with redelivered deltas folds their vectors for each of its batches, not once",
+        "catching up after a network cut takes time in proportion to the missed deltas",
+        (
+            edit(
+                ResidentVectors.apply,
+                (
+                    "self._apply_one(one, context)\n",
+                    "self._apply_one(one, context)\n"
+                    "                await self._fold_pending(context, pace)\n",
+                ),
+            ),
+        ),
+    ),
+)

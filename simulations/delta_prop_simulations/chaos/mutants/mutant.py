@@ -1,0 +1,112 @@
+"""Mutants: small edits of the production code that hold for the duration of a run.
+
+A mutant replaces a function's code object, not the function: so every reference to it, under any name, runs
+the mutated code. Its edits are text; if the code no longer contains that text, the mutant is refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_COUNTER = "__strike_of_a_mutant__"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One function, and its replacements: pairs of old and new text, each old text found there just once."""
+
+    function: FunctionType
+    changes: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A faulty version of the production code. `what`: the fault; `promise`: the promise that it breaks."""
+
+    name: str
+    what: str
+    promise: str
+    edits: tuple[Edit, ...]
+
+
+class CallCounter:
+    """The number of calls of the mutated code."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+
+
+def edit(function: Callable[..., Any], *changes: tuple[str, str]) -> Edit:
+    """Return the edit of a function, a method or a property's getter."""
+    assert isinstance(function, FunctionType), f"{function!r} is not a Python function"
+    return Edit(function, changes)
+
+
+def getter(owner: type, name: str) -> Callable[..., Any]:
+    """Return the getter of a property of a class, which may inherit it."""
+    found = inspect.getattr_static(owner, name)
+    assert isinstance(found, property)
+    assert found.fget is not None
+    return found.fget
+
+
+@contextmanager
+def apply_mutant(mutant: Mutant) -> Iterator[CallCounter]:
+    """Run the mutated code in this process until the scope ends; one mutant at a time."""
+    strikes = CallCounter()
+    with ExitStack() as undo:
+        for one in mutant.edits:
+            wrong = mutate(one, mutant.name)
+            undo.callback(_restore, one.function, one.function.__code__)
+            one.function.__globals__[_COUNTER] = strikes
+            one.function.__code__ = wrong
+        yield strikes
+
+
+def mutate(one: Edit, name: str) -> CodeType:
+    """Return the mutated code of a function, which counts its calls."""
+    function = one.function
+    text = textwrap.dedent(inspect.getsource(function))
+    for was, becomes in one.changes:
+        if text.count(was) != 1:
+            raise LookupError(
+                f"mutant {name}: {function.__qualname__} contains {was!r} {text.count(was)} times, not once: "
+                "update the mutant to the changed code"
+            )
+        text = text.replace(was, becomes)
+    tree = ast.parse(text)
+    made = tree.body[0]
+    assert isinstance(made, ast.FunctionDef | ast.AsyncFunctionDef)
+    made.decorator_list = []
+    made.body.insert(0, ast.parse(f"{_COUNTER}()").body[0])
+    # The class gives `super()` its meaning; the flag is the `annotations` import of all our modules.
+    within: ast.stmt = ast.parse("class _Within: pass").body[0]
+    assert isinstance(within, ast.ClassDef)
+    within.body = [made]
+    tree.body = [within]
+    ast.fix_missing_locations(tree)
+    module = compile(tree, f"<mutant {name}>", "exec", flags=annotations.compiler_flag, dont_inherit=True)
+    code = _find_code(_find_code(module, "_Within"), function.__name__)
+    assert code.co_freevars == function.__code__.co_freevars, f"mutant {name} changes the closure"
+    return code
+
+
+def _find_code(code: CodeType, name: str) -> CodeType:
+    return next(one for one in code.co_consts if isinstance(one, CodeType) and one.co_name == name)
+
+
+def _restore(function: FunctionType, code: CodeType) -> None:
+    function.__code__ = code
+    function.__globals__.pop(_COUNTER, None)

@@ -1,0 +1,96 @@
+"""Mutants of the network protocol: clients, the server's connections, groups and forwarding.
+
+Each line of text is the production code's own; if that changes, the table's test names the mutant to update.
+"""
+
+from __future__ import annotations
+
+from delta_prop.client.sequence_sender import SequenceSender
+from delta_prop.server.consumer_session import ConsumerSession
+from delta_prop.server.produce_handler import ProduceHandler, make_ack_ranges
+from delta_prop_simulations.chaos.mutants.mutant import Mutant, edit
+
+PROTOCOL = (
+    Mutant(
+        "sent-again-under-new-dots",
+        "a producer that reconnects gives new numbers to deltas that may have arrived",
+        "a delta has one effect however often it is sent",
+        (
+            edit(
+                SequenceSender.requeue_all,
+                (
+                    "previous = self.watermark\n",
+                    "previous = self.watermark\n"
+                    "    for frame in sorted(self.unacked.values(), key=_base, reverse=True):\n"
+                    "        if frame.send_count and not frame.is_outcome_query and not frame.is_withdrawn:\n"
+                    "            del self.unacked[frame.base]\n"
+                    "            for row, offer in reversed(frame.offers):\n"
+                    "                rows = range(row, row + offer.count)\n"
+                    "                offer.deltas = [frame.batch.delta(at) for at in rows]\n"
+                    "                offer.columns, offer.counter, offer.after = None, None, ()\n"
+                    "                self.requeue_offers([offer])\n"
+                    "            self.next_counter = 1 + max(self.watermark, max(self.unacked, default=0))\n",
+                ),
+            ),
+        ),
+    ),
+    Mutant(
+        "refusal-told-as-acknowledged",
+        "a refused delta is not reported, so that the next Ack covers it",
+        "a producer is notified of each refusal",
+        (
+            edit(
+                ProduceHandler._on_settled,
+                ("if refusal is not None:", "if refusal is None and entry.done is None:"),
+            ),
+        ),
+    ),
+    Mutant(
+        "ack-one-off",
+        "an Ack names the offset after the right one",
+        "an acknowledgement names the delta's offset",
+        (
+            edit(
+                make_ack_ranges,
+                (
+                    "first + published.count - 1, published.offset)",
+                    "first + published.count - 1, published.offset + 1)",
+                ),
+            ),
+        ),
+    ),
+    Mutant(
+        "credit-given-twice",
+        "credit owed to a producer is granted twice",
+        "the deltas in flight from all producers are bounded",
+        (
+            edit(
+                ProduceHandler._take_owed_credit,
+                (
+                    "Credit(self._owed_deltas, self._owed_bytes)",
+                    "Credit(2 * self._owed_deltas, 2 * self._owed_bytes)",
+                ),
+            ),
+        ),
+    ),
+    Mutant(
+        "credit-never-given-back",
+        "a producer does not get back the credit that it has spent",
+        "a producer whose deltas are acknowledged can continue",
+        (edit(ProduceHandler._take_owed_credit, ("return credit", "return None")),),
+    ),
+    Mutant(
+        "pushed-before-it-was-read",
+        "a subscriber that catches up is pushed to before it has reached the log's end",
+        "a subscriber gets each delta of its topics",
+        (
+            edit(
+                ConsumerSession._read_log,
+                (
+                    "self.is_catching_up = self._next_offset < log.high_watermark",
+                    "self.is_catching_up = False",
+                ),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,49 @@
+"""Mutants of a log that fails and is recovered in place: lost rows are reported as stored, or stored ones
+denied.
+
+Each line of text is the production code's own; if that changes, the table's test names the mutant to update.
+"""
+
+from __future__ import annotations
+
+from delta_prop.client.ack_ranges import outcome_of
+from delta_prop.client.producer_state import ProducerState
+from delta_prop.pipeline import Pipeline
+from delta_prop.server.connection_handler import ConnectionHandler
+from delta_prop_simulations.chaos.mutants.mutant import Mutant, edit
+
+RECOVERY = (
+    Mutant(
+        "watermark-of-a-failed-log",
+        "a hello is answered with watermarks that count rows that may be lost, and these are acknowledged",
+        "every acknowledged delta is in the log, though that has failed and is recovered",
+        (
+            edit(Pipeline.check_running, ("if self.stop_refusal is not None:", "if False:")),
+            edit(ConnectionHandler._handle_hello, ("self._pipeline.when_reached(answer)", "answer(None)")),
+            edit(
+                ProducerState.on_welcome,
+                (
+                    "sender.requeue_all(lost=lost, is_lost=self._is_lost)\n",
+                    "sender.requeue_all(lost=lost, is_lost=self._is_lost)\n"
+                    "        for frame in sender.retries.copy():\n"
+                    "            if frame.batch.last <= sender.watermark and not frame.is_outcome_query:\n"
+                    "                sender.retries.remove(frame)\n"
+                    "                self._settle_acked(frame)\n",
+                ),
+            ),
+            edit(
+                outcome_of,
+                (
+                    "return unknown_outcome(batch.dot(row))",
+                    "return PublishAck(0, batch.dot(row), count, level, dict.fromkeys(range(count), 0))",
+                ),
+            ),
+        ),
+    ),
+    Mutant(
+        "doubt-told-as-refused",
+        "rows written when a sync failed are reported as refused before the recovery has decided",
+        "a refused delta has not happened",
+        (edit(Pipeline.stop, ("self.ack_tracker.suspend(refusal)", "self.ack_tracker.fail(refusal)")),),
+    ),
+)

@@ -1,0 +1,232 @@
+"""A service of the run: the production code on a simulated machine, with its sinks and forward links."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from delta_prop import LogSettings, Propagator, Settings
+from delta_prop.client import ClientSettings, ForwardLink
+from delta_prop.route.status import FeedState
+from delta_prop.server.service import Service
+from delta_prop.server.settings import ServerSettings
+from delta_prop.sinks import ForwardSink
+from delta_prop_simulations.chaos.host import Host
+from delta_prop_simulations.chaos.sinks import KINDS, ModelSink, SinkFaults
+from delta_prop_simulations.chaos.work import CountedIndex
+from delta_prop_simulations.machine import Ending
+from delta_prop_sinks import CacheSink
+from delta_prop_wire.delta import AckLevel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from delta_prop.ports import World
+    from delta_prop_simulations.chaos.oracle import Oracle
+    from delta_prop_simulations.chaos.plan import Knobs, NodePlan, SinkPlan
+    from delta_prop_simulations.machine import Life, Machine
+    from delta_prop_simulations.rng import Seed
+    from delta_prop_sinks.sink import Sink
+
+    Embedded = Callable[[Propagator, Life], Coroutine[None, None, None]]
+
+PORT = 7373
+CLIENT = ClientSettings(
+    connect_timeout_s=3.0,
+    handshake_timeout_s=3.0,
+    heartbeat_interval_s=1.0,
+    peer_timeout_s=4.0,
+    delivery_timeout_s=20.0,
+)
+"""Client settings of the run: shorter than the default, to detect a lost peer sooner."""
+
+
+class Node(Host):
+    """A service and its sinks. `propagator` and `service` are those of the current life."""
+
+    def __init__(
+        self, plan: NodePlan, machine: Machine, seed: Seed, oracle: Oracle, embedded: Sequence[Embedded]
+    ) -> None:
+        super().__init__(machine)
+        self.plan = plan
+        self.propagator: Propagator | None = None
+        self.service: Service | None = None
+        self.models = {
+            sink.name: ModelSink(
+                sink.name,
+                sink.kind,
+                seed.stream(f"sink {sink.name}"),
+                SinkFaults(**sink.faults),  # type: ignore[arg-type]
+                topics=sink.topics,
+            )
+            for sink in plan.sinks
+            if sink.kind in KINDS
+        }
+        self._embedded = embedded
+        self._is_healed = False
+        self._oracle = oracle
+        self._ended: str | None = None
+        self._stop = anyio.Event()
+
+    # --- one life
+
+    async def process(self, world: World, life: Life) -> None:
+        """Serve until `stop`."""
+        self._stop = anyio.Event()
+        async with Propagator(
+            Settings(**self.plan.settings),  # type: ignore[arg-type]
+            data=None if self.plan.log is None else "data",
+            log=_log_settings(self.plan),
+            world=world,
+        ) as propagator:
+            if life.is_over:  # killed while the log opened; its successor may serve already
+                return
+            self._oracle.note_start(self.name, propagator, self._ended)
+            self._ended = None
+            self.propagator = propagator
+            for sink in self.plan.sinks:
+                await self.attach(sink, life)
+            for other in self.plan.forward_to:
+                await self._forward(other, world)
+            if self._is_healed:
+                self.resume_paused()
+            await self._serve(propagator, life)
+            self.propagator = None
+
+    async def _serve(self, propagator: Propagator, life: Life) -> None:
+        service = Service(propagator, _server_settings(self.name, self.plan.server))
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(service.run)
+            self.service = service
+            async with anyio.create_task_group() as writers:
+                for embedded in self._embedded:
+                    writers.start_soon(embedded, propagator, life)
+                await self._stop.wait()
+                writers.cancel_scope.cancel()
+            self.service = None
+            service.stop()
+
+    async def attach(self, plan: SinkPlan, life: Life) -> None:
+        """Attach a sink to the service of this life. Raises what `Propagator.attach` does."""
+        assert self.propagator is not None
+        sink: Sink
+        if plan.kind in KINDS:
+            sink = self.models[plan.name].for_life(life)
+        else:
+            record = self._oracle.histories[self.name]
+            sink = (
+                CacheSink(name=plan.name)
+                if plan.kind == "cache"
+                else CountedIndex(plan.name, record, self._oracle.complaints.append)
+            )
+        await self.propagator.attach(
+            sink, topics=plan.topics, required=plan.required, pacing=plan.pacing, start="resume"
+        )
+
+    async def _forward(self, other: str, world: World) -> None:
+        assert self.propagator is not None
+        link = ForwardLink(f"{other}:{PORT}", name=self.name, settings=CLIENT, world=world)
+        await self.propagator.attach(ForwardSink(link, name=f"to-{other}"))
+
+    def is_done(self) -> bool:
+        """False: a service never ends for good."""
+        return False
+
+    def note_life_over(self, life: Life) -> None:
+        """Drop everything that is not committed."""
+        self.propagator = self.service = None
+        assert life.ending is not None
+        if self._ended is None or life.ending is not Ending.ENDED:
+            self._ended = life.ending.value  # after a kill, a failed start does not replace it
+        self._oracle.note_end(self.name)
+        for sink in self.models.values():
+            if life.ending is Ending.POWER_CUT:
+                sink.power_cut()
+            else:
+                sink.kill()
+
+    # --- progress
+
+    def waits_for(self) -> list[str]:
+        """Return a line per piece of unfinished work."""
+        propagator = self.propagator
+        if propagator is None or self.service is None:
+            return [f"{self.name} does not serve"]
+        now = propagator.statistics()
+        waits = [
+            f"{self.name}'s sink {name} is {sink.state}, lag {sink.lag}: {sink.reason}"
+            for name, sink in now.sinks.items()
+            if sink.lag or sink.state != "idle"
+        ]
+        if now.reopening is not None and now.reopening.failed:
+            waits.append(f"{self.name} has a failed log: {now.reopening.last_error}")
+        log = propagator.internals().log
+        if log.high_watermark < log.next_offset:
+            waits.append(f"{self.name}: high watermark {log.high_watermark} of {log.next_offset}")
+        if now.queue.depth or now.pending.pending_runs:
+            waits.append(f"{self.name} has {now.queue.depth} queued, {now.pending.pending_runs} pending")
+        return waits
+
+    def watermarks(self) -> dict[int, int]:
+        """Return the highest counter of each origin that it holds."""
+        return (
+            {} if self.propagator is None else dict(self.propagator.internals().pipeline.orderer.watermarks)
+        )
+
+    def log_end(self) -> int:
+        """Return its log's next offset."""
+        return 0 if self.propagator is None else self.propagator.statistics().log.next_offset
+
+    # --- faults
+
+    async def reattach(self, sink: str) -> None:
+        """Attach a sink that was detached in this life."""
+        assert self.machine.life is not None
+        plan = next(one for one in self.plan.sinks if one.name == sink)
+        await self.attach(plan, self.machine.life)
+
+    def resume_paused(self) -> None:
+        """Resume all paused sinks if the service runs."""
+        if self.propagator is None:
+            return
+        for name, sink in self.propagator.statistics().sinks.items():
+            if sink.state == FeedState.PAUSED.value:
+                self.propagator.resume(name)
+
+    def heal(self) -> None:
+        """Heal the sinks, and resume them now or at the next start."""
+        self._is_healed = True
+        for model in self.models.values():
+            model.heal()
+        self.resume_paused()
+
+    def stop(self, for_s: float) -> bool:
+        """Stop the service gracefully; returns True if there was one."""
+        if self.service is None:
+            return False
+        self.delay_start(for_s)
+        self._stop.set()
+        return True
+
+
+def _log_settings(plan: NodePlan) -> LogSettings | None:
+    if plan.log is None:
+        return None
+    given: dict[str, Any] = dict(plan.log)
+    given["read_level"] = AckLevel[str(given.get("read_level", "durable")).upper()]
+    return LogSettings(**given)
+
+
+def _server_settings(host: str, given: Knobs) -> ServerSettings:
+    return ServerSettings(
+        host=host,
+        port=PORT,
+        allow_anonymous=True,
+        handshake_timeout_s=3.0,
+        heartbeat_interval_s=1.0,
+        peer_timeout_s=4.0,
+        send_timeout_s=10.0,
+        drain_timeout_s=3.0,
+        **given,  # type: ignore[arg-type]
+    )

@@ -1,0 +1,161 @@
+"""The plan of one run as plain data: drawn from a seed, stored as JSON, shrunk by hand or by search.
+
+Each part of a run draws from the same seed by its own name; so a plan without one of its parts does the rest
+as before.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Knobs = dict[str, float | int | str | bool]
+
+STRIKES = {
+    "kill": "a service's process is killed, and restarted later",
+    "power": "a machine loses its power and unsynced data, and is restarted later",
+    "last call": "the process or the machine crashes at a disk call",
+    "write error": "writes fail for a while",
+    "sync error": "a sync fails",
+    "read error": "reads fail for a while",
+    "disk full": "the disk is full for a while",
+    "slow disk": "calls on threads take long for a while",
+    "cut": "nothing gets through from one host to another for a while",
+    "cut both": "nothing gets through between two hosts for a while",
+    "reset": "all connections of a host break",
+    "slow link": "a network path between two hosts is slow for a while",
+    "stop": "a service is stopped gracefully, and restarted later",
+    "pause": "a sink is paused for a while",
+    "detach": "a sink is detached for a while",
+    "rebuild": "a sink is rebuilt",
+    "kill writer": "a producer's process is killed, and restarted later",
+    "kill reader": "a subscriber's process is killed, and restarted later",
+    "stall reader": "a subscriber does not read for a while",
+}
+"""The kinds of faults, with a description."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkPlan:
+    """A sink of a service. `kind`: that of a model sink, or `cache` or `index`, which are real ones."""
+
+    name: str
+    kind: str
+    topics: str = "*"
+    required: bool = True
+    pacing: bool = False
+    faults: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """A service on its machine. `log`, `settings`, `server`: fields of LogSettings, Settings and
+    ServerSettings; `log` None: in memory.
+    `threads`, `jumps`, `drift`: faults of its threads and its clock. `forward_to`: names of other nodes.
+    """
+
+    name: str
+    log: Knobs | None
+    settings: Knobs
+    sinks: tuple[SinkPlan, ...]
+    forward_to: tuple[str, ...] = ()
+    threads: dict[str, float] = field(default_factory=dict)
+    drift: float = 0.0
+    jumps: tuple[tuple[float, float], ...] = ()
+    server: Knobs = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WriterPlan:
+    """A producer. `embedded`: it runs in the node's process, else in its own. `burst`: deltas at once,
+    `gap_s`: the mean time between bursts. `level`: the ack level that it asks for; None: the default.
+    `poison`: the share of deltas that sinks reject. `patience_s`: the maximum wait for an acknowledgement.
+    `offers`: an embedded one without its own counters polls its receipts, and does not wait.
+    `hot`: it changes two vectors only.
+    """
+
+    name: str
+    node: str
+    embedded: bool
+    deltas: int
+    burst: int
+    gap_s: float
+    level: str | None = None
+    poison: float = 0.0
+    patience_s: float = 20.0
+    offers: bool = False
+    hot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderPlan:
+    """A subscriber in its own process. `batches`: it takes full batches. `credit`: the maximum number of
+    unread deltas.
+    """
+
+    name: str
+    node: str
+    topics: str = "*"
+    group: bool = False
+    batches: bool = True
+    credit: int = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class StrikePlan:
+    """A fault: its time, kind, target (a host, or `node/sink`, or `host>host`), duration and amount."""
+
+    at_s: float
+    kind: str
+    on: str
+    for_s: float = 0.0
+    amount: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run. `network`: fields of NetworkConditions. `power_cut_at_end`: after the checks at rest, cut the
+    power of all machines and check them once more.
+    """
+
+    seed: int
+    nodes: tuple[NodePlan, ...]
+    writers: tuple[WriterPlan, ...]
+    readers: tuple[ReaderPlan, ...] = ()
+    strikes: tuple[StrikePlan, ...] = ()
+    network: dict[str, float | None] = field(default_factory=dict)
+    duration_s: float = 30.0
+    power_cut_at_end: bool = True
+
+    def to_json(self) -> str:
+        """Return the plan as JSON text, which `from_json` reads."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read a plan. Raises UsageError."""
+        try:
+            fields = json.loads(text)
+            nodes = tuple(_node(one) for one in fields.pop("nodes"))
+            writers = tuple(WriterPlan(**one) for one in fields.pop("writers"))
+            readers = tuple(ReaderPlan(**one) for one in fields.pop("readers"))
+            strikes = tuple(StrikePlan(**one) for one in fields.pop("strikes"))
+            return cls(nodes=nodes, writers=writers, readers=readers, strikes=strikes, **fields)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(
+                f"the plan is not valid: {error!r:.200}: write it like one of `Plan.to_json`"
+            ) from None
+
+
+def _node(data: Mapping[str, Any]) -> NodePlan:
+    given = dict(data)
+    given["sinks"] = tuple(SinkPlan(**one) for one in given["sinks"])
+    given["forward_to"] = tuple(given["forward_to"])
+    given["jumps"] = tuple((at_s, by_s) for at_s, by_s in given["jumps"])
+    return NodePlan(**given)

@@ -1,0 +1,61 @@
+"""Shrinks a plan whose run breaks a promise, as long as a run still breaks the same one."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from delta_prop_simulations.chaos.chaos_run import run
+from delta_prop_simulations.chaos.plan import Plan
+from delta_prop_simulations.chaos.plan_validation import check_plan
+from delta_prop_simulations.chaos.shrink import RUNS_MAX, shrink
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delta_prop_simulations.chaos.shrink import Plain
+    from delta_prop_simulations.chaos.violation import Violation
+
+_ERROR = re.compile(r"\b([A-Z]\w+): ")
+"""The type of the error, in the evidence of a crash."""
+
+
+def shrink_plan(
+    plan: Plan,
+    broken: Violation,
+    *,
+    runs_max: int = RUNS_MAX,
+    report: Callable[[int, Plan], None] = lambda runs, plan: None,
+) -> Plan:
+    """Shrink the plan of a run that found `broken`. `report` is called with each smaller plan, and the number
+    of runs that it took.
+    """
+    runs = 0
+
+    def fails(data: Plain) -> bool | None:
+        nonlocal runs
+        try:
+            proposal = Plan.from_json(json.dumps(data))
+            check_plan(proposal)
+        except UsageError:
+            return None
+        runs += 1
+        found = run(proposal).violation
+        if found is None or not is_same_violation(found, broken):
+            return False
+        report(runs, proposal)
+        return True
+
+    shrunk = shrink(
+        json.loads(plan.to_json()), fails, runs_max=runs_max, fixed=("seed", "name", "node", "on")
+    )
+    return Plan.from_json(json.dumps(shrunk.data))
+
+
+def is_same_violation(one: Violation, other: Violation) -> bool:
+    """True if two runs break the same promise; two crashes must also end with the same error."""
+    if one.check != other.check:
+        return False
+    return one.check != "crash" or _ERROR.findall(one.what)[:1] == _ERROR.findall(other.what)[:1]

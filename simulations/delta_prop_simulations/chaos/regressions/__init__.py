@@ -1,0 +1,61 @@
+"""Faults that the simulation found in our own code: the plan of a failed run, and a description, for each.
+
+The plan is a JSON file beside this module, for `sweep --plan` too. With its fix reverted
+(`reverted_fixes.py`) it fails. Beside the shrunk plans there are plans as sweeps drew them.
+"""
+
+from __future__ import annotations
+
+from delta_prop_simulations.chaos.plan import Plan
+from delta_prop_simulations.files import read_packaged
+
+DESCRIPTIONS = {
+    "repeat-asks-for-more": (
+        "Two services forward to each other, with logs whose read level is logged. A batch that its "
+        "producer wanted no more than logged comes back from the other service, whose forwarder asks for "
+        "durable. As a duplicate it waited for a sync of its first copy, which nobody had requested: the "
+        "forwarder retried for ever."
+    ),
+    "leap-over-another-lane": (
+        "A producer in the service's process numbers its own deltas over two lanes. When the log was "
+        "recovered in place, numbers up to its first open batch were filled, also those that belong to "
+        "the other lane; the open batch, which names its predecessor, then overlapped for ever."
+    ),
+    "forwarder-not-told-of-a-loss": (
+        "A disk fails and the log is recovered in place without rows that were acknowledged as logged. A "
+        "forwarder whose connection survived was never notified; its next deltas waited for the lost ones "
+        "for ever."
+    ),
+    "watermark-of-a-failed-log": (
+        "A commit fails and the log is recovered in place without it. Until the state was read back, a hello "
+        "was answered with watermarks that counted that commit; the producer took all deltas below them for "
+        "stored, and they were acknowledged as durable without being in the log."
+    ),
+    "doubt-told-as-refused": (
+        "Rows written when a sync fails may be there after the recovery. Their callers were notified at once "
+        "that they had not happened; some had."
+    ),
+    "folded-for-each-batch": (
+        "After a long cut between services that change the same vectors an index folded a vector once for "
+        "each redelivered delta, so the work grew with the square of the missed deltas."
+    ),
+    "queued-before-a-hello": (
+        "A slow sink limits the rate, so batches wait in the queue. Their connection breaks; the producer "
+        "sends hello, learns that they have no offset yet, and encodes them again after those that have one. "
+        "The queued copies were appended first, and the new copies, in other bytes, were refused as reused "
+        "dots."
+    ),
+    "judged-too-early": (
+        "A fault of the simulation itself: it took a service for at rest whose log did not show yet all that "
+        "it held, and reported that as a violation."
+    ),
+}
+"""Descriptions of the faults, by name."""
+
+SEEDS = (23, 115, 192, 292, 342, 1_001_235, 1_002_078, 1_003_045, 2_000_817, 3_000_068, 17_000_813)
+"""Seeds that failed once, with the plans that they drew then."""
+
+
+def plan_of(name: str) -> Plan:
+    """Return the plan of the run that showed the fault."""
+    return Plan.from_json(read_packaged("delta_prop_simulations.chaos.regressions", f"{name}.json"))

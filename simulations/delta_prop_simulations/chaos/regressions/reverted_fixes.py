@@ -1,0 +1,40 @@
+"""The fixes of found faults, each reverted as a mutant: with it the plan of that name fails again.
+
+If a plan has no reverted fix here, later fixes prevent the fault as well.
+"""
+
+from __future__ import annotations
+
+from delta_prop.ack_tracker import AckTracker
+from delta_prop.producer import _previous_counter
+from delta_prop_simulations.chaos.mutants import MUTANTS
+from delta_prop_simulations.chaos.mutants.mutant import Mutant, edit
+
+REVERTED_FIXES = (
+    Mutant(
+        "repeat-asks-for-more",
+        "a duplicate that asks for more than its first copy did waits for a sync that nobody requests",
+        "a duplicate is answered",
+        (
+            edit(
+                AckTracker.when_reached,
+                ("if level >= AckLevel.DURABLE:", "if False:"),
+            ),
+        ),
+    ),
+    Mutant(
+        "leap-over-another-lane",
+        "after a recovery a producer fills numbers that belong to another of its lanes",
+        "a delta that is not acknowledged can be resent",
+        (
+            edit(
+                _previous_counter,
+                ("return batch.previous if batch.has_gaps else batch.base - 1", "return batch.base - 1"),
+            ),
+        ),
+    ),
+    MUTANTS["watermark-of-a-failed-log"],
+    MUTANTS["doubt-told-as-refused"],
+    MUTANTS["folded-for-each-batch"],
+    MUTANTS["judged-too-early"],
+)

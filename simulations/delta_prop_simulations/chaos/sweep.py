@@ -1,0 +1,78 @@
+"""Runs many seeds on all cores, and sums up their findings and event counts.
+
+The processes return only texts and numbers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from delta_prop_simulations.chaos.chaos_run import run
+from delta_prop_simulations.chaos.plan_generator import draw
+from delta_prop_simulations.processes import in_processes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from delta_prop_simulations.chaos.chaos_run import Outcome
+
+SEEDS_PER_TASK = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A seed whose run found a violation, or tested nothing (`check` is `vacuous` then)."""
+
+    seed: int
+    check: str
+    what: str
+
+
+@dataclass(slots=True)
+class Summary:
+    """The summed results of some runs."""
+
+    seeds: int = 0
+    deltas: int = 0
+    virtual_s: float = 0.0
+    findings: list[Finding] = field(default_factory=list)
+    struck: Counter[str] = field(default_factory=Counter)
+
+    def add(self, outcome: Outcome) -> None:
+        """Add one run."""
+        self.seeds += 1
+        self.deltas += outcome.deltas
+        self.virtual_s += outcome.virtual_s
+        self.struck += outcome.struck
+        if outcome.violation is not None:
+            self.findings.append(Finding(outcome.seed, outcome.violation.check, outcome.violation.what))
+        elif outcome.vacuous is not None:
+            self.findings.append(Finding(outcome.seed, "vacuous", outcome.vacuous))
+
+    def add_all(self, other: Summary) -> None:
+        """Add the results of other runs."""
+        self.seeds += other.seeds
+        self.deltas += other.deltas
+        self.virtual_s += other.virtual_s
+        self.struck += other.struck
+        self.findings = sorted([*self.findings, *other.findings], key=lambda found: found.seed)
+
+
+def sweep(first: int, count: int, jobs: int) -> Iterator[Summary]:
+    """Run `count` seeds; yield the summary of some runs as soon as they end."""
+    pieces = [
+        range(begin, min(begin + SEEDS_PER_TASK, first + count))
+        for begin in range(first, first + count, SEEDS_PER_TASK)
+    ]
+    return in_processes((partial(run_seeds, piece) for piece in pieces), jobs)
+
+
+def run_seeds(seeds: range) -> Summary:
+    """Run these seeds in this process."""
+    summary = Summary()
+    for seed in seeds:
+        summary.add(run(draw(seed)))
+    return summary

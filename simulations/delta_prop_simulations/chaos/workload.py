@@ -1,0 +1,368 @@
+"""Writers as users write them: they resend deltas without an outcome, under the same dot or id, over all
+their lives and those of the service; and they record every outcome in the client history.
+
+Deltas without an outcome and their counters outlive the process: they are in the writer itself.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+import anyio
+
+from delta_prop.client import ClientSettings
+from delta_prop.client import Producer as RemoteProducer
+from delta_prop_simulations.chaos.client_history import Ack
+from delta_prop_simulations.chaos.delta_generator import HOT, DeltaGenerator
+from delta_prop_wire.delta import AckLevel, Dot, Priority
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from delta_prop import Propagator
+    from delta_prop.outcomes import PublishAck
+    from delta_prop.ports import World
+    from delta_prop.producer import Producer
+    from delta_prop.receipt import Receipt
+    from delta_prop_simulations.chaos.client_history import ClientHistory
+    from delta_prop_simulations.chaos.delta_generator import TaggedDelta
+    from delta_prop_simulations.chaos.sinks import Life
+    from delta_prop_simulations.rng import Random
+    from delta_prop_wire.delta import Delta
+
+    Publish: TypeAlias = Callable[..., Awaitable[PublishAck]]
+
+RETRY_S = 0.05
+NUMBERED_SHARE = 0.6
+IDENTIFIED_SHARE = 0.5
+UNKNOWN_MAX = 3
+"""The maximum number of unknown outcomes of a delta before the writer stops resending it."""
+CLIENT = ClientSettings(
+    heartbeat_interval_s=1.0,
+    peer_timeout_s=4.0,
+    delivery_timeout_s=60.0,
+    close_timeout_s=1.0,
+    open_timeout_s=20.0,
+    reconnect_timeout_s=30.0,
+)
+
+
+@dataclass(slots=True)
+class Item:
+    """A unit of sending: one delta under a number, or several deltas published at once."""
+
+    number: int
+    tagged: list[TaggedDelta]
+    is_settled: bool = False
+    can_retry: bool = False  # refused, with a retryable code
+    unknown_count: int = 0  # the number of unknown outcomes
+
+    @property
+    def deltas(self) -> list[Delta]:
+        """The deltas to send."""
+        return [one.delta for one in self.tagged]
+
+
+@dataclass(slots=True)
+class _Outbox:
+    """The items without an outcome, by number."""
+
+    items: dict[int, Item] = field(default_factory=dict)
+    deltas_made: int = 0
+    last_number: int = 0
+
+
+class Writer:
+    """A client that writes to one service, under a name.
+
+    Some writers number their deltas themselves and resume after their last number; others publish with ids,
+    and resend them, or without, so that the outcome stays unknown if the answer is lost.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rng: Random,
+        history: ClientHistory,
+        *,
+        node: str,
+        deltas: int,
+        burst: int,
+        gap_s: float,
+        level: AckLevel | None,
+        poison: float = 0.0,
+        patience_s: float = 20.0,
+        offers: bool = False,
+        hot: bool = False,
+    ) -> None:
+        self.name = name
+        self.node = node
+        self._rng = rng
+        self._history = history
+        self._deltas, self._burst, self._gap_s, self._level = deltas, burst, gap_s, level
+        self._generator = DeltaGenerator(name, rng, poison=poison, hot=hot)
+        self._is_numbered = rng.random() < NUMBERED_SHARE
+        self._has_ids = rng.random() < IDENTIFIED_SHARE
+        self._patience_s = patience_s
+        self._offers = offers
+        self._outbox = _Outbox()
+        self._heads: list[tuple[str, str, Dot]] = []
+        self._life = 0
+        self._log_level = AckLevel.MEMORY
+
+    @property
+    def is_done(self) -> bool:
+        """True once every delta was sent and has its final outcome."""
+        return self._outbox.deltas_made >= self._deltas and not self._outbox.items
+
+    def waits_for(self) -> str:
+        """Return a description of the remaining work."""
+        box = self._outbox
+        first = next(iter(box.items.values()), None)
+        what = "" if first is None else f", the first number {first.number} ({first.tagged[0].token})"
+        return f"writer {self.name}: {box.deltas_made} of {self._deltas} deltas, {len(box.items)} open{what}"
+
+    async def run_embedded(self, propagator: Propagator, life: Life | None = None) -> None:
+        """Run one life within the service's process, until all is done."""
+        while not self.is_done:
+            with suppress(Refused):
+                if self._is_numbered:
+                    await self._offer_numbered(propagator, life)
+                elif self._offers:
+                    await self._publish_all(partial(_offer_and_wait, propagator), level=True)
+                elif self._rng.random() < 0.5:
+                    await self._publish_all(propagator.producer(self.name, ack_level=self._level).publish)
+                else:
+                    await self._publish_all(propagator.publish, level=True)
+            await anyio.sleep(RETRY_S)
+
+    async def run_remote(self, world: World, addresses: str | Sequence[str]) -> None:
+        """Run one life in its own process, until all is done."""
+        while not self.is_done:
+            with suppress(Refused, OSError, UsageError):  # UsageError: the log in memory was replaced
+                async with RemoteProducer(
+                    addresses, name=self.name, ack_level=self._level, settings=CLIENT, world=world
+                ) as producer:
+                    if self._is_numbered:
+                        await self._offer_numbered_remotely(producer)
+                    else:
+                        await self._publish_all(producer.publish)
+            await anyio.sleep(RETRY_S)
+
+    # --- with its own numbers
+
+    async def _offer_numbered(self, propagator: Propagator, life: Life | None) -> None:
+        """Send items without an outcome, then new ones; retry after retryable refusals. Raises Refused."""
+        producer = propagator.producer(self.name, ack_level=self._level)
+        self._log_level = propagator.internals().log.ack_level
+        self._life += 1
+        of_life = self._life
+
+        def then(item: Item) -> Callable[[Receipt], None]:
+            return lambda receipt: self._note(item, receipt, of_life, life)
+
+        for item in list(self._outbox.items.values()):
+            item.can_retry = False
+            await self._offer(producer, item, then(item))
+        while not self.is_done:
+            if self._outbox.deltas_made < self._deltas:
+                item = self._make(1)
+                await self._offer(producer, item, then(item))
+                await self._pause_after_burst()
+            else:
+                await anyio.sleep(RETRY_S)
+                self._resend(producer)
+
+    async def _offer(self, producer: Producer, item: Item, then: Callable[[Receipt], None]) -> None:
+        """Offer an item until it is accepted, or note its outcome in a former life."""
+        self._send(item)
+        while True:
+            try:
+                sent = producer.offer_numbered(item.number, item.tagged[0].delta, then)
+            except Refused as refusal:
+                if refusal.is_final:
+                    self._refuse(item, refusal)
+                    return
+                if not refusal.retryable:
+                    raise
+                await anyio.sleep(RETRY_S)
+                self._resend(producer)
+            else:
+                break
+        if not sent:
+            self._note_former_outcome(
+                item, await producer.outcome(item.number, item.tagged[0].delta.priority)
+            )
+
+    def _resend(self, producer: Producer) -> None:
+        if any(item.can_retry for item in self._outbox.items.values()):
+            try:
+                producer.resend()
+            except Refused as refusal:
+                if not refusal.retryable:
+                    raise
+
+    def _note_former_outcome(self, item: Item, outcome: int | ErrorCode | None) -> None:
+        if outcome is ErrorCode.OUTCOME_UNKNOWN:
+            self._settle(item, self._history.note_unknown)
+        elif isinstance(outcome, ErrorCode):
+            self._settle(item, lambda token: self._history.note_refused(token, outcome))
+        elif outcome is None:
+            self._settle(item, self._history.note_unknown)
+        else:  # an outcome from a former life is as durable as this log can make it
+            ack = Ack(self._log_level, outcome, duplicate=True)
+            self._settle(item, lambda token: self._history.note_acknowledged(token, ack))
+
+    def _note(self, item: Item, receipt: Receipt, of_life: int, life: Life | None) -> None:
+        """Note an outcome, unless it comes after the end of its life."""
+        if item.is_settled or of_life != self._life or (life is not None and life.is_over):
+            return
+        refusal = receipt.refusal()
+        if refusal is None:
+            if receipt.acknowledged:
+                self._acknowledge(item, receipt.result())
+        elif refusal.retryable:
+            item.can_retry = True
+        elif refusal.code is ErrorCode.DOT_REUSED or refusal.is_final:
+            self._refuse(item, refusal)
+        elif refusal.code is ErrorCode.OUTCOME_UNKNOWN:
+            item.can_retry = True
+            self._note_unknown(item)
+        else:
+            item.can_retry = True  # the handle is invalid, not the delta: FENCED, SHUTTING_DOWN for good
+
+    async def _offer_numbered_remotely(self, producer: RemoteProducer) -> None:
+        self._life += 1
+        of_life = self._life
+
+        async def offer(item: Item) -> None:
+            self._send(item)
+            item.can_retry = False
+            while True:
+                try:
+                    producer.offer_numbered(
+                        item.number,
+                        item.tagged[0].delta,
+                        lambda receipt: self._note(item, receipt, of_life, None),
+                    )
+                except Refused as refusal:
+                    if refusal.is_final:
+                        self._refuse(item, refusal)
+                        return
+                    if refusal.code is not ErrorCode.QUEUE_FULL:
+                        raise
+                    await anyio.sleep(RETRY_S)
+                else:
+                    return
+
+        for item in list(self._outbox.items.values()):
+            await offer(item)
+        while not self.is_done:
+            if any(item.can_retry for item in self._outbox.items.values()):
+                return  # a client withdraws a number only once; the next client resends it
+            if self._outbox.deltas_made < self._deltas:
+                await offer(self._make(1))
+                await self._pause_after_burst()
+            else:
+                await anyio.sleep(RETRY_S)
+                await producer.flush()
+
+    # --- published
+
+    async def _publish_all(self, publish: Publish, *, level: bool = False) -> None:
+        for item in list(self._outbox.items.values()):
+            await self._publish(publish, item, level=level)
+        while self._outbox.deltas_made < self._deltas:
+            item = self._make(self._rng.randint(1, self._burst))
+            await self._publish(publish, item, level=level)
+            await self._pause()
+
+    async def _publish(self, publish: Publish, item: Item, *, level: bool) -> None:
+        self._send(item)
+        if not self._has_ids:  # never resent: without an id the service cannot detect the duplicate
+            del self._outbox.items[item.number]
+        more = {"ack_level": self._level} if level else {}
+        doubtful = True
+        try:
+            published = await publish(*item.deltas, timeout_s=self._patience_s, **more)
+            doubtful = False
+            self._acknowledge(item, published)
+        except Refused as refusal:
+            doubtful = refusal.code is ErrorCode.OUTCOME_UNKNOWN
+            if refusal.is_final or not (doubtful or self._has_ids):
+                self._refuse(item, refusal)  # it has not happened, and is not resent
+            elif not (doubtful or refusal.retryable):
+                raise
+        finally:
+            if doubtful:
+                self._note_unknown(item)
+
+    # --- common parts
+
+    def _make(self, count: int) -> Item:
+        box = self._outbox
+        rng, priority = self._rng, Priority.NORMAL
+        if box.deltas_made and rng.random() < 0.2:
+            priority = rng.choice(list(Priority))
+        causes = self._history.durable_dots()
+        identified = rng.random() < 0.2 if self._is_numbered else self._has_ids
+        made = [] if box.deltas_made else [self._generator.next_sum(identified=identified)]
+        while len(made) < min(count, max(self._deltas - box.deltas_made, 1)):
+            made.append(self._generator.next(priority, causes, self._heads, identified=identified))
+        box.deltas_made += len(made)
+        box.last_number += 1
+        item = box.items[box.last_number] = Item(box.last_number, made)
+        return item
+
+    def _send(self, item: Item) -> None:
+        for one in item.tagged:
+            ref = (one.delta.namespace, one.delta.vector_id)
+            self._history.note_sent(one.token, self.node, self.name, ref, self._level)
+
+    def _note_unknown(self, item: Item) -> None:
+        """Count an unknown outcome; drop the item after UNKNOWN_MAX, as the log has removed it."""
+        item.unknown_count += 1
+        for one in item.tagged:
+            self._history.note_unknown(one.token)
+        if item.unknown_count == UNKNOWN_MAX:
+            self._settle(item, self._history.note_unknown)
+
+    def _settle(self, item: Item, note: Callable[[str], None]) -> None:
+        item.is_settled = True
+        self._outbox.items.pop(item.number, None)
+        for one in item.tagged:
+            note(one.token)
+
+    def _refuse(self, item: Item, refusal: Refused) -> None:
+        self._generator.forget()
+        self._settle(item, lambda token: self._history.note_refused(token, refusal.code))
+
+    def _acknowledge(self, item: Item, published: PublishAck) -> None:
+        item.is_settled = True
+        self._outbox.items.pop(item.number, None)
+        for one, (offset, dot, duplicate) in zip(item.tagged, published.places(), strict=True):
+            ack = Ack(published.level, offset, duplicate=duplicate)
+            lasting = dot if published.level is AckLevel.DURABLE else None
+            self._history.note_acknowledged(one.token, ack, lasting)
+            if lasting is not None and one.delta.vector_id in HOT:
+                head = (one.delta.namespace, one.delta.vector_id, lasting)
+                self._heads = [*self._heads, head][-4:]
+
+    async def _pause_after_burst(self) -> None:
+        if self._outbox.deltas_made % self._burst == 0:
+            await self._pause()
+
+    async def _pause(self) -> None:
+        await anyio.sleep(self._rng.expovariate(1 / self._gap_s) if self._gap_s > 0 else 0)
+
+
+async def _offer_and_wait(
+    propagator: Propagator, *deltas: Delta, timeout_s: float, ack_level: AckLevel | None
+) -> PublishAck:
+    """Offer, and wait for the receipt's outcome, however long that takes. Raises Refused."""
+    return await propagator.offer(*deltas, ack_level=ack_level)

@@ -1,1 +1,0 @@
-"""The laboratory: scenarios of traffic, limits and sinks, run with the production code in virtual time."""

@@ -1,0 +1,1 @@
+"""Scenarios of traffic, limits and sinks, run with the production code in virtual time."""

@@ -1,0 +1,470 @@
+"""One run of a scenario with machines: services that forward to each other, clients, and planned faults.
+
+First comes the load, with all planned faults; then all faults are healed and the services come to rest. The
+verdicts compare the data that they hold then.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop.testing import NetworkConditions, VirtualNetwork, run_virtual
+from delta_prop_simulations.chaos.violation import Violation
+from delta_prop_simulations.clock import ClockFaults
+from delta_prop_simulations.files import processor_s
+from delta_prop_simulations.machine import Machine
+from delta_prop_simulations.rng import Seed
+from delta_prop_simulations.scenarios import agreement
+from delta_prop_simulations.scenarios.clients import Client
+from delta_prop_simulations.scenarios.cluster_verdicts import ClusterObservation, SiteObservation, verdicts
+from delta_prop_simulations.scenarios.forwarding_times import ForwardingTimes, Tap
+from delta_prop_simulations.scenarios.measures import OffsetTimes, Timeline
+from delta_prop_simulations.scenarios.offering import Outcomes
+from delta_prop_simulations.scenarios.persistent_sink import PersistentSink
+from delta_prop_simulations.scenarios.readers import Reader
+from delta_prop_simulations.scenarios.result import Alternative, SinkResult
+from delta_prop_simulations.scenarios.sinks import SimulatedSink
+from delta_prop_simulations.scenarios.sources import arrivals
+from delta_prop_simulations.scenarios.supervised import SupervisedSite
+from delta_prop_simulations.scenarios.topology import ENDINGS
+from delta_prop_simulations.scenarios.verdicts import CURSOR_INVALIDATED
+from delta_prop_simulations.threads import ThreadFaults
+from delta_prop_simulations.trace import Trace
+
+if TYPE_CHECKING:
+    from delta_prop import Propagator
+    from delta_prop_simulations.disk import SimDisk
+    from delta_prop_simulations.disk_faults import Call
+    from delta_prop_simulations.scenarios.reading import Setup
+    from delta_prop_simulations.scenarios.run import RunInputs
+    from delta_prop_simulations.scenarios.scenario import Scenario, SourceSpec
+    from delta_prop_simulations.scenarios.topology import (
+        Cut,
+        FaultSpec,
+        LinkSpec,
+        MachineSpec,
+        ReaderSpec,
+    )
+
+REST_S_MAX = 7200.0
+"""The maximum virtual time from the end of the load until all services are at rest."""
+_SAMPLE_S = 0.5
+
+
+def run_cluster(setup: Setup, inputs: RunInputs) -> Alternative:
+    """Run one alternative from its start until all is at rest. Raises Violation, with checks."""
+    began = processor_s()
+    one = ClusterRun(setup.scenario, inputs)
+    horizon_s = setup.scenario.duration + 2 * REST_S_MAX
+    run_virtual(one.run, horizon_s=horizon_s, on_turn=one.check if inputs.checks else None)
+    if one.violation is not None:
+        raise one.violation
+    return one.result(setup, processor_s() - began)
+
+
+class ClusterRun:
+    """All machines and clients of a run, and its measurements."""
+
+    def __init__(self, scenario: Scenario, inputs: RunInputs) -> None:
+        seed = self._seed = Seed(scenario.seed)
+        self.scenario, self._inputs = scenario, inputs
+        self.trace = Trace()
+        self.outcomes = Outcomes()
+        self.timeline = Timeline(scenario.duration)
+        self.network = VirtualNetwork(seed.stream("network").getrandbits(32))
+        self.forwarding_times = ForwardingTimes()
+        self.groups = _groups(scenario)
+        self._struck = {fault.machine for fault in scenario.fault}
+        self.sites: dict[str, SupervisedSite] = {}
+        self.clients = [
+            (spec, Client(spec, seed.stream(f"source {spec.name} deltas"), self.outcomes, self._note_ack))
+            for spec in scenario.source
+        ]
+        self.readers: list[Reader] = []
+        self.agreed_s: float | None = None
+        self.violation: Violation | None = None
+        self._first_ack: anyio.Event
+        self._scope: anyio.CancelScope | None = None
+        self._observation: ClusterObservation
+
+    def _make_site(self, spec: MachineSpec) -> SupervisedSite:
+        scenario, name = self.scenario, spec.name
+        own = [fault for fault in scenario.fault if fault.machine == name]
+        jumps = [(fault.begin, fault.by) for fault in own if fault.what == "clock_jumps"]
+        machine = Machine(
+            name,
+            self._seed.child(f"machine {name}"),
+            self.network,
+            self.trace,
+            clock=ClockFaults(spec.clock_drift, ((0.0, spec.clock_ahead), *jumps)),
+            threads=self._disk_times(),
+        )
+        linked = [other for link in scenario.link if (other := _other_end(scenario, link, name)) is not None]
+        (group,) = [group for group in self.groups if name in group]
+        tap = Tap(name, OffsetTimes(), self.forwarding_times, len(group) - 1)
+        site = SupervisedSite(machine, scenario.service, linked, tap)
+        for sink in scenario.sink:
+            if sink.machine in (None, name):
+                rng = self._seed.stream(f"sink {name} {sink.name}")
+                inner = SimulatedSink(sink, self._inputs.distribution_of(sink), rng, tap.offset_times)
+                site.sinks[sink.name] = (sink, PersistentSink(inner))
+        return site
+
+    # --- the run
+
+    async def run(self) -> None:
+        """Run the load, heal all faults, wait for rest, and observe the final data."""
+        scenario = self.scenario
+        self._first_ack = anyio.Event()
+        self.sites = {spec.name: self._make_site(spec) for spec in scenario.machine}
+        self.readers = [Reader(spec, self._site_of(spec).tap.offset_times) for spec in scenario.reader]
+        async with anyio.create_task_group() as services:
+            self._scope = services.cancel_scope
+            for site in self.sites.values():
+                services.start_soon(site.keep_running)
+            async with anyio.create_task_group() as clients:
+                async with anyio.create_task_group() as load:
+                    for link in scenario.link:
+                        self._connect_link(link)
+                        for cut in link.cut:
+                            load.start_soon(self._cut, link, cut)
+                    for fault in scenario.fault:
+                        load.start_soon(self._strike, fault)
+                    for spec, client in self.clients:
+                        clients.start_soon(self._offer, spec, client)
+                    for reader in self.readers:
+                        clients.start_soon(self._read, reader)
+                    await self._sample_loop()
+                    load.cancel_scope.cancel()
+                self._heal()
+                settled = await self._wait_for_rest()
+                clients.cancel_scope.cancel()
+            self._observation = self._observe_at_rest(settled)
+            for site in self.sites.values():
+                site.end()
+
+    def check(self, now: float, runnable: int) -> None:
+        """Check the invariants at every step; a violation ends the run."""
+        if self.violation is None and self._scope is not None:
+            try:
+                for site in self.sites.values():
+                    site.check()
+            except Violation as violation:
+                self.violation = violation
+                self._scope.cancel()
+
+    async def _offer(self, spec: SourceSpec, client: Client) -> None:
+        rng = self._seed.stream(f"source {spec.name} arrivals")
+        drawn = arrivals(spec, rng, self.scenario.duration, self._inputs.traffic(spec))
+        host, address = self._client_host(spec.name), self._site_of(spec).address
+        await host.run(lambda world: client.run(world, address, drawn, spec.ack_level))
+
+    async def _read(self, reader: Reader) -> None:
+        host, address = self._client_host(reader.spec.name), self._site_of(reader.spec).address
+        await host.run(lambda world: reader.run(world, address))
+
+    def _site_of(self, spec: SourceSpec | ReaderSpec) -> SupervisedSite:
+        """Return the machine that a client connects to."""
+        return self.sites[spec.machine or self.scenario.machine[0].name]
+
+    def _client_host(self, name: str) -> Machine:
+        """Create the host of a client."""
+        return Machine(
+            name,
+            self._seed.child(f"client {name}"),
+            self.network,
+            self.trace,
+            clock=ClockFaults(),
+            threads=ThreadFaults(),
+        )
+
+    async def _sample_loop(self) -> None:
+        for at_s in self.timeline.times():
+            await anyio.sleep_until(at_s)
+            self._sample(at_s)
+            self._inputs.on_progress(at_s)
+
+    async def _wait_for_rest(self) -> bool:
+        """Wait until all have reached the log's end, and services that forward hold the same deltas."""
+        with anyio.move_on_after(REST_S_MAX):
+            while not self._is_at_rest():  # noqa: ASYNC110 - no event reports that several services agree
+                await anyio.sleep(_SAMPLE_S)
+            return True
+        return False
+
+    def _is_at_rest(self) -> bool:
+        services = [site.propagator for site in self.sites.values()]
+        if any(client.in_flight_calls for _, client in self.clients) or self.outcomes.unsettled:
+            return False
+        for p in services:
+            if p is None or any(
+                feed.lag and feed.state != CURSOR_INVALIDATED for feed in p.statistics().sinks.values()
+            ):
+                return False
+        for reader in self.readers:
+            p = self._site_of(reader.spec).propagator
+            if reader.failure is None and (
+                p is None or reader.next_offset < p.internals().log.high_watermark
+            ):
+                return False
+        return all(len({_watermarks_of(self.sites[name]) for name in group}) == 1 for group in self.groups)
+
+    # --- links and faults
+
+    def _connect_link(self, link: LinkSpec) -> None:
+        conditions = NetworkConditions(
+            latency_s=link.latency_ms / 1000,
+            jitter_s_max=link.jitter_ms / 1000,
+            bytes_per_s=link.mbit_per_s * 125_000 or float("inf"),
+            reset_bytes_mean=link.reset_mb_mean * 1e6 or None,
+        )
+        there, back = link.between
+        self.network.set_way(there, back, conditions)
+        self.network.set_way(back, there, conditions)
+
+    async def _cut(self, link: LinkSpec, cut: Cut) -> None:
+        await anyio.sleep_until(cut.begin)
+        there, back = link.between
+        paths = {"there": [(there, back)], "back": [(back, there)]}.get(
+            cut.way, [(there, back), (back, there)]
+        )
+        self.trace.note("cut", there, back, cut.way)
+        for path in paths:
+            self.network.cut(*path)
+        await anyio.sleep(cut.lasts)
+        for path in paths:
+            self.network.heal(*path)
+
+    async def _strike(self, fault: FaultSpec) -> None:
+        if fault.what == "clock_jumps":
+            return  # the machine was created with its clock jumps
+        await anyio.sleep_until(fault.begin)
+        if fault.after_ack:
+            self._first_ack = anyio.Event()
+            await self._first_ack.wait()
+        site = self.sites[fault.machine]
+        machine = site.machine
+        self.trace.note(fault.what, fault.machine)
+        if fault.what in ENDINGS:
+            site.take_down()
+            (machine.kill if fault.what == "kill" else machine.cut_power)()
+            await anyio.sleep(fault.lasts)
+            machine.restore()
+            site.bring_back()
+        elif fault.what == "restart":
+            site.restart()
+        elif fault.what == "resets":
+            self.network.reset(fault.machine)
+        elif fault.what == "disk_slow":
+            machine.thread_faults = self._disk_times(fault.factor)
+            await anyio.sleep(fault.lasts)
+            machine.thread_faults = self._disk_times()
+        else:
+            machine.add_disk_fault(fault.what, _fill_disk if fault.what == "disk_full" else _fail_disk)
+            await anyio.sleep(fault.lasts)
+            machine.remove_disk_fault(fault.what)
+
+    def _disk_times(self, factor: float = 1.0) -> ThreadFaults:
+        """Return the delays of its calls, multiplied by `factor`."""
+        return ThreadFaults(self.scenario.service.disk_ms_max / 1000 * factor)
+
+    def _heal(self) -> None:
+        """Heal all links and machines."""
+        for link in self.scenario.link:
+            self.network.heal(*link.between)
+            self.network.heal(*reversed(link.between))
+        for site in self.sites.values():
+            site.machine.remove_disk_fault()
+            site.machine.thread_faults = self._disk_times()
+            site.machine.restore()
+            site.bring_back()
+
+    def _note_ack(self) -> None:
+        self._first_ack.set()
+
+    # --- measurements
+
+    def _sample(self, now: float) -> None:
+        line, outcomes = self.timeline, self.outcomes
+        line.note_rate("", "offered", "deltas/s", now, outcomes.offered)
+        line.note_rate("", "acknowledged", "deltas/s", now, outcomes.acknowledged)
+        line.note_rate("", "refused", "deltas/s", now, outcomes.codes.total())
+        for site in self.sites.values():
+            p = site.propagator
+            if site.name in self._struck:
+                line.note("", f"{site.name} up", "services", now, p is not None)
+            if p is not None:
+                statistics = p.statistics()
+                line.note("", f"{site.name} holds", "deltas", now, statistics.log.next_offset)
+                line.note("", f"{site.name} queue", "deltas", now, statistics.queue.depth)
+                for name, (_, sink) in site.sinks.items():
+                    self._sample_sink(site, name, sink, now)
+                line.note("", f"{site.name} lacks", "deltas", now, self._count_missing(p))
+                reached = [feed.applied_offset for feed in statistics.sinks.values()]
+                reached += [one.next_offset for one in self.readers if self._site_of(one.spec) is site]
+                site.tap.offset_times.forget(min(reached))
+        self.trace.note(outcomes.offered, outcomes.acknowledged, outcomes.acks.sum_s)
+
+    def _count_missing(self, p: Propagator) -> int:
+        """Count the deltas that other services of the group have and this one lacks, no-ops included."""
+        own = p.internals().pipeline.orderer.watermarks
+        (group,) = [group for group in self.groups if any(self.sites[one].propagator is p for one in group)]
+        furthest = dict(own)
+        for name in group:
+            other = self.sites[name].propagator
+            for origin, counter in (
+                {} if other is None else other.internals().pipeline.orderer.watermarks.items()
+            ):
+                furthest[origin] = max(furthest.get(origin, 0), counter)
+        return sum(counter - own.get(origin, 0) for origin, counter in furthest.items())
+
+    def _sample_sink(self, site: SupervisedSite, name: str, sink: PersistentSink, now: float) -> None:
+        assert site.propagator is not None
+        feed = site.propagator.statistics().sinks[name]
+        of = self._sink_name(site, name)
+        given = site.tap.offset_times.at(feed.applied_offset) if feed.lag else None
+        self.timeline.note(of, "lag", "s", now, 0.0 if given is None else now - given)
+        self.timeline.note(of, "behind", "deltas", now, feed.lag)
+        self.timeline.note_rate(of, "applied", "deltas/s", now, sink.new_rows)
+        self.trace.note(of, sink.new_rows, sink.duplicates, feed.state)
+
+    def _sink_name(self, site: SupervisedSite, name: str) -> str:
+        return f"{site.name}/{name}" if len(self.sites) > 1 else name
+
+    def _observe_at_rest(self, settled: bool) -> ClusterObservation:
+        self.agreed_s = anyio.current_time() - self.scenario.duration if settled else None
+        sites = {
+            name: SiteObservation(
+                log_rows=None if site.propagator is None else agreement.read_log_rows(site.propagator),
+                statistics=None if site.propagator is None else site.propagator.statistics(),
+                site=site,
+                acknowledged=[
+                    one
+                    for spec, client in self.clients
+                    if self._site_of(spec).name == name
+                    for one in client.acknowledged
+                ],
+                readers=[reader for reader in self.readers if self._site_of(reader.spec).name == name],
+            )
+            for name, site in self.sites.items()
+        }
+        for name, seen in sites.items():
+            self.trace.note(name, "holds", -1 if seen.log_rows is None else len(seen.log_rows.offsets))
+        checked = sum(site.checked for site in self.sites.values())
+        return ClusterObservation(
+            self.scenario,
+            sites,
+            self.groups,
+            self.outcomes,
+            settled,
+            self.network.struck["cut"] + self.network.struck["reset"],
+            checked,
+        )
+
+    # --- the result
+
+    def result(self, setup: Setup, cpu_s: float) -> Alternative:
+        """Return the result of this run."""
+        return Alternative(
+            name=setup.name,
+            what=setup.about,
+            sinks=[
+                *(self._sink_result(site, name) for site in self.sites.values() for name in site.sinks),
+                *self._forwarding_results(),
+                *self._reader_results(),
+            ],
+            series=self.timeline.series(),
+            totals=self._totals(),
+            verdicts=verdicts(self._observation),
+            trace=self.trace.digest(),
+            virtual_s=self.scenario.duration,
+            cpu_s=cpu_s,
+            acks=self.outcomes.acks.latency(),
+        )
+
+    def _totals(self) -> dict[str, float]:
+        outcomes, sites = self.outcomes, self.sites.values()
+        totals: dict[str, float] = {
+            "offered": outcomes.offered,
+            "acknowledged": outcomes.acknowledged,
+            "refused": outcomes.refused,
+            "given_up": outcomes.dropped,
+            **{f"refusals: {code}": count for code, count in sorted(outcomes.codes.items())},
+            "service_starts": sum(site.starts for site in sites),
+            "service_down_s": sum(site.down_s for site in sites),
+            **({"steps_checked": sum(site.checked for site in sites)} if self._inputs.checks else {}),
+            "client_reconnects": sum(client.reconnects for _, client in self.clients)
+            + sum(reader.reconnects for reader in self.readers),
+        }
+        if self.agreed_s is not None:
+            totals["at_rest_after_s"] = self.agreed_s
+        return totals
+
+    def _forwarding_results(self) -> list[SinkResult]:
+        """Return the times from service to service, as if each were a sink of the other."""
+        duration_s, soon = self.scenario.duration, self.forwarding_times.soon
+        return [
+            SinkResult(" → ".join(way), took.count, 0, soon[way] / duration_s, took.latency())
+            for way, took in sorted(self.forwarding_times.took.items())
+        ]
+
+    def _reader_results(self) -> list[SinkResult]:
+        duration_s = self.scenario.duration
+        return [
+            SinkResult(one.spec.name, one.rows, 0, one.soon / duration_s, one.lag.latency())
+            for one in self.readers
+        ]
+
+    def _sink_result(self, site: SupervisedSite, name: str) -> SinkResult:
+        _, sink = site.sinks[name]
+        of = self._sink_name(site, name)
+        return SinkResult(
+            name=of,
+            applied=sink.new_rows,
+            failures=sink.inner.failures,
+            within_1s_per_s=sink.inner.soon / self.scenario.duration,
+            lag=sink.inner.lag.latency(),
+            series=self.timeline.series(of),
+        )
+
+
+def _other_end(scenario: Scenario, link: LinkSpec, name: str) -> str | None:
+    """Return the machine at the other end of a link over which `name` forwards."""
+    machines = {one.name for one in scenario.machine}
+    if not link.forward or name not in link.between or not machines.issuperset(link.between):
+        return None
+    (other,) = set(link.between) - {name}
+    return other
+
+
+def _groups(scenario: Scenario) -> list[list[str]]:
+    """Return the groups of machines that hold the same in the end: those joined by links, in order."""
+    groups = [{one.name} for one in scenario.machine]
+    for link in scenario.link:
+        if _other_end(scenario, link, link.between[0]) is not None:
+            joined = [group for group in groups if group & set(link.between)]
+            groups = [group for group in groups if group not in joined] + [set().union(*joined)]
+    return [sorted(group) for group in groups]
+
+
+def _watermarks_of(site: SupervisedSite) -> frozenset[tuple[int, int]]:
+    """Return the highest counter of each origin that a service holds."""
+    assert site.propagator is not None
+    return frozenset(site.propagator.internals().pipeline.orderer.watermarks.items())
+
+
+def _fill_disk(disk: SimDisk) -> None:
+    """Leave no free space on a disk."""
+    disk.capacity_bytes = disk.used_bytes
+
+
+def _fail_disk(disk: SimDisk) -> None:
+    """Make every write and sync of a disk fail."""
+
+    def is_one(call: Call) -> bool:
+        return call.name in ("write", "sync", "allocate")
+
+    disk.fail(is_one, errno.EIO, times=None)

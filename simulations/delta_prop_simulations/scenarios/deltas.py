@@ -1,0 +1,126 @@
+"""Generates a source's deltas: drawn from its mix, over its keys, ready to be offered.
+
+The values do not matter here, so most calls are drawn from a set that is created once. Recorded traffic is
+replayed as bytes of the recorded sizes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from delta_prop_simulations.scenarios.encoded_draft import Template
+from delta_prop_simulations.scenarios.scenario import Between
+from delta_prop_wire.delta import (
+    PARTIAL_KINDS,
+    Delta,
+    Kind,
+    create,
+    delete,
+    dense,
+    metadata_only,
+    offset,
+    opaque,
+    scale,
+    sparse,
+    sparse_add,
+)
+
+if TYPE_CHECKING:
+    from delta_prop.recorded_traffic import RecordedBatch
+    from delta_prop_simulations.rng import Random
+    from delta_prop_simulations.scenarios.scenario import SourceSpec
+    from delta_prop_simulations.scenarios.sources import Arrival
+    from delta_prop_wire.delta import AckLevel, Operation
+
+POOL = 10_000
+"""The number of vector names that are drawn once and then drawn from."""
+TEMPLATES_MAX = 100
+TEMPLATES_PER_COUNT_MIN = 2
+"""Call templates created in total, split evenly over the delta counts; at least two of each count."""
+OPERATIONS = 32
+"""The number of operations created of each kind."""
+SPARSE_SHARE = 8
+"""A sparse delta changes one in this many numbers."""
+
+Rows: TypeAlias = Template | list[Delta]
+
+
+class DeltaGenerator:
+    """Draws the deltas of one source. The names are in random order, so a slice of them is a sample."""
+
+    def __init__(self, spec: SourceSpec, random: Random, ack_level: AckLevel) -> None:
+        self._spec, self._random, self._ack_level = spec, random, ack_level
+        shares = spec.deltas.mix.shares
+        self._kinds, self._weights = list(shares), list(shares.values())
+        self._names = [self._name() for _ in range(POOL)]
+        self._operations: dict[Kind, list[Operation]] = {}
+        self._live_names: set[str] | None = set() if PARTIAL_KINDS & shares.keys() else None
+        counts = spec.batch.max - spec.batch.min + 1 if isinstance(spec.batch, Between) else 1
+        self._templates_per_count = max(TEMPLATES_MAX // counts, TEMPLATES_PER_COUNT_MIN)
+        self._templates: dict[int, list[Template]] = {}
+
+    def make(self, arrival: Arrival) -> Rows:
+        """Return the deltas of an arrival."""
+        if arrival.recorded is not None:
+            return self._from_recording(arrival.recorded)
+        if self._live_names is not None or self._spec.writers:
+            return self._deltas(arrival.deltas)
+        made = self._templates.setdefault(arrival.deltas, [])
+        place = int(self._random.random() * self._templates_per_count)
+        if place >= len(made):
+            made.append(Template(self._deltas(arrival.deltas), self._spec.priority, self._ack_level))
+            return made[-1]
+        return made[place]
+
+    def _deltas(self, count: int) -> list[Delta]:
+        first = int(self._random.random() * (POOL - count))
+        return [self._delta(name) for name in self._names[first : first + count]]
+
+    def _from_recording(self, batch: RecordedBatch) -> list[Delta]:
+        keys, spaces, sizes = batch.keys.tolist(), batch.namespaces.tolist(), batch.sizes.tolist()
+        return [
+            Delta(f"{key:016x}", opaque(bytes(size)), f"{space:016x}", priority=batch.priority)
+            for key, space, size in zip(keys, spaces, sizes, strict=True)
+        ]
+
+    def _name(self) -> str:
+        deltas, random = self._spec.deltas, self._random
+        hot = 0 if deltas.hot is None else max(round(deltas.keys * deltas.hot.share), 1)
+        if deltas.hot is not None and random.random() < deltas.hot.of:
+            return f"v{random.randrange(hot)}"
+        return f"v{random.randrange(min(hot, deltas.keys - 1), deltas.keys)}"
+
+    def _delta(self, name: str) -> Delta:
+        (kind,) = self._kinds if len(self._kinds) == 1 else self._random.choices(self._kinds, self._weights)
+        if self._live_names is not None:
+            # The service refuses a partial change of a missing vector, so the vector is created first.
+            if kind in PARTIAL_KINDS and name not in self._live_names:
+                kind = Kind.CREATE
+            (self._live_names.discard if kind is Kind.DELETE else self._live_names.add)(name)
+        made = self._operations.setdefault(kind, [])
+        if len(made) < OPERATIONS:
+            made.append(self._operation(kind))
+        return Delta(
+            name,
+            made[int(self._random.random() * len(made))],
+            self._spec.namespace,
+            priority=self._spec.priority,
+            metadata={"changed": self._random.randrange(100)} if kind is Kind.METADATA else None,
+        )
+
+    def _operation(self, kind: Kind) -> Operation:
+        deltas, random = self._spec.deltas, self._random
+        if kind is Kind.OPAQUE:
+            return opaque(random.randbytes(deltas.size_bytes))
+        if kind in (Kind.CREATE, Kind.DENSE):
+            vector = [random.random() for _ in range(deltas.dimension)]
+            return create(vector) if kind is Kind.CREATE else dense(vector)
+        if kind in (Kind.SPARSE, Kind.SPARSE_ADD):
+            count = max(deltas.dimension // SPARSE_SHARE, 1)
+            places = sorted(random.sample(range(deltas.dimension), count))
+            return (sparse if kind is Kind.SPARSE else sparse_add)(places, [random.random()] * count)
+        if kind is Kind.SCALE:
+            return scale(1 + random.random() / 100)
+        if kind is Kind.OFFSET:
+            return offset(random.random())
+        return delete() if kind is Kind.DELETE else metadata_only()

@@ -1,0 +1,207 @@
+"""Offers a source's deltas at their times, however full the service is, and records their outcomes.
+
+An arrival does not wait for the previous one. A retryable refusal is retried after its delay.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from itertools import cycle
+from math import inf
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop.ingest.work import Draft
+from delta_prop.receipt import Receipt
+from delta_prop_simulations.scenarios.encoded_draft import EncodedDraft, Template
+from delta_prop_simulations.scenarios.measures import Histogram
+from delta_prop_wire.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from anyio.abc import TaskGroup
+
+    from delta_prop import Producer, Propagator
+    from delta_prop.pipeline import Pipeline
+    from delta_prop_simulations.scenarios.deltas import DeltaGenerator, Rows
+    from delta_prop_simulations.scenarios.scenario import SourceSpec
+    from delta_prop_simulations.scenarios.sources import Arrival
+    from delta_prop_wire.delta import AckLevel, Delta, Priority
+
+CALLS_IN_FLIGHT_MAX = 10_000
+"""The maximum number of one source's calls that wait for a retry or an outcome; further ones are dropped."""
+RETRY_S_MIN = 0.001
+_POLL_S = 0.1
+
+
+class Outcomes:
+    """The outcomes of all offered deltas, and the codes of refusals."""
+
+    def __init__(self) -> None:
+        self.offered = self.acknowledged = self.refused = self.dropped = self.retried = 0
+        self.codes: Counter[str] = Counter()
+        self.unexplained: list[str] = []
+        """The codes of refusals without a reason, and of retryable ones without a delay."""
+        self.waits: dict[Priority, Histogram] = {}
+
+    @property
+    def unsettled(self) -> int:
+        """The number of offered deltas without an outcome."""
+        return self.offered - self.acknowledged - self.refused - self.dropped
+
+    @property
+    def acks(self) -> Histogram:
+        """The times of all acknowledgements."""
+        total = Histogram()
+        for waits in self.waits.values():
+            total.merge(waits)
+        return total
+
+    def note_acknowledged(self, count: int, took_s: float, priority: Priority) -> None:
+        """Note `count` acknowledged deltas, and the time since their first offer."""
+        self.acknowledged += count
+        waits = self.waits.get(priority)
+        if waits is None:
+            waits = self.waits[priority] = Histogram()
+        waits.add(took_s, count)
+
+    def note_refusal(self, count: int, refusal: Refused) -> None:
+        """Note `count` refused deltas, retryable or not."""
+        self.codes[refusal.code.name] += count
+        if (not refusal.message or (refusal.retryable and refusal.retry_after_ms is None)) and len(
+            self.unexplained
+        ) < CALLS_IN_FLIGHT_MAX:
+            self.unexplained.append(refusal.code.name)
+
+
+class Offer(Receipt):
+    """The receipt of one call, with its deltas and the time of its first offer."""
+
+    __slots__ = ("count", "offered_s", "priority", "rows")
+
+    def __init__(self, rows: Rows, count: int, priority: Priority, offered_s: float) -> None:
+        super().__init__()
+        self.rows, self.count, self.priority, self.offered_s = rows, count, priority, offered_s
+
+
+class Source:
+    """Offers arrivals by unnamed calls of the service."""
+
+    def __init__(self, spec: SourceSpec, generator: DeltaGenerator, outcomes: Outcomes) -> None:
+        self._spec, self._generator, self._outcomes = spec, generator, outcomes
+        self._retries: deque[Offer] = deque()
+        self._retry_at_s = inf
+        self._open = 0
+        self._pipeline: Pipeline
+        self._now: Callable[[], float]
+
+    async def run(self, propagator: Propagator, arrivals: Iterable[Arrival], ack_level: AckLevel) -> None:
+        """Offer every arrival at its time, and retry refused ones until all are settled."""
+        inside = propagator.internals()
+        self._pipeline, self._now = inside.pipeline, inside.now
+        for arrival in arrivals:
+            while self._retry_at_s < arrival.at_s:
+                await anyio.sleep_until(self._retry_at_s)
+                self._retry(ack_level)
+            if arrival.at_s > self._now():
+                await anyio.sleep_until(arrival.at_s)
+            self._take(arrival, ack_level)
+        while self._open:
+            await anyio.sleep_until(min(self._retry_at_s, self._now() + _POLL_S))
+            if self._retry_at_s <= self._now():
+                self._retry(ack_level)
+
+    # --- internals
+
+    def _take(self, arrival: Arrival, ack_level: AckLevel) -> None:
+        priority = self._spec.priority if arrival.recorded is None else arrival.recorded.priority
+        offer = Offer(self._generator.make(arrival), arrival.deltas, priority, self._now())
+        self._outcomes.offered += arrival.deltas
+        self._open += 1
+        if self._retries:  # ordered after earlier calls
+            self._wait(offer, self._retry_at_s)
+        else:
+            self._offer(offer, ack_level)
+
+    def _offer(self, offer: Offer, ack_level: AckLevel) -> None:
+        rows = offer.rows
+        work: EncodedDraft | Draft
+        if isinstance(rows, Template):
+            work = EncodedDraft(rows, offer, offer.priority, ack_level)
+        else:
+            work = Draft(rows, offer, offer.priority, ack_level)
+        self._pipeline.offer(work, self._now())
+        offer.add_done_callback(self._note_outcome)
+
+    def _note_outcome(self, offer: Receipt) -> None:
+        assert isinstance(offer, Offer)
+        now, refusal, outcomes = self._now(), offer.refusal(), self._outcomes
+        if refusal is None:
+            self._open -= 1
+            outcomes.note_acknowledged(offer.count, now - offer.offered_s, offer.priority)
+            return
+        outcomes.note_refusal(offer.count, refusal)
+        if self._spec.retry and refusal.retry_after_ms is not None:
+            self._wait(offer, now + max(refusal.retry_after_ms / 1000, RETRY_S_MIN))
+        else:
+            self._open -= 1
+            outcomes.refused += offer.count
+
+    def _wait(self, offer: Offer, until_s: float) -> None:
+        if len(self._retries) >= CALLS_IN_FLIGHT_MAX:
+            self._open -= 1
+            self._outcomes.dropped += offer.count
+            return
+        self._retries.append(offer)
+        self._retry_at_s = until_s
+
+    def _retry(self, ack_level: AckLevel) -> None:
+        """Retry the refused calls in order, until one is refused."""
+        waiting, self._retries, self._retry_at_s = self._retries, deque(), inf
+        while waiting and not self._retries:
+            one = waiting.popleft()
+            self._outcomes.retried += one.count
+            self._offer(Offer(one.rows, one.count, one.priority, one.offered_s), ack_level)
+        self._retries.extend(waiting)
+
+
+class Writers:
+    """Offers arrivals by named producers in turn, each of which retries by itself."""
+
+    def __init__(self, spec: SourceSpec, generator: DeltaGenerator, outcomes: Outcomes) -> None:
+        self._spec, self._generator, self._outcomes = spec, generator, outcomes
+        self._open = 0
+
+    async def run(self, propagator: Propagator, arrivals: Iterable[Arrival], ack_level: AckLevel) -> None:
+        """Give every arrival at its time to the next producer; return when all have their outcome."""
+        names = [f"{self._spec.name}-{number}" for number in range(self._spec.writers)]
+        turns: Iterator[Producer] = cycle([propagator.producer(name, ack_level=ack_level) for name in names])
+        async with anyio.create_task_group() as calls:
+            for arrival in arrivals:
+                await anyio.sleep_until(arrival.at_s)
+                self._outcomes.offered += arrival.deltas
+                self._take(calls, next(turns), arrival)
+
+    def _take(self, calls: TaskGroup, producer: Producer, arrival: Arrival) -> None:
+        if self._open >= CALLS_IN_FLIGHT_MAX:
+            self._outcomes.dropped += arrival.deltas
+            return
+        rows = self._generator.make(arrival)
+        assert isinstance(rows, list)
+        self._open += 1
+        calls.start_soon(self._publish, producer, rows)
+
+    async def _publish(self, producer: Producer, rows: list[Delta]) -> None:
+        offered_s, outcomes = anyio.current_time(), self._outcomes
+        try:
+            await producer.publish(*rows)
+        except Refused as refusal:
+            outcomes.note_refusal(len(rows), refusal)
+            outcomes.refused += len(rows)
+        else:
+            took_s = anyio.current_time() - offered_s
+            outcomes.note_acknowledged(len(rows), took_s, self._spec.priority)
+        finally:
+            self._open -= 1

@@ -1,0 +1,97 @@
+"""Readers over the network: shipped subscribers on their own hosts, each the member of a group.
+
+They take time to process each batch, acknowledge it, and record the deltas.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop.client import ClientSettings, Subscriber
+from delta_prop_simulations.scenarios.agreement import ShownDelta
+from delta_prop_simulations.scenarios.clients import PATIENCE_S
+from delta_prop_simulations.scenarios.measures import Histogram
+from delta_prop_simulations.scenarios.sinks import SOON_S
+from delta_prop_wire.errors import Refused
+
+if TYPE_CHECKING:
+    from delta_prop.client.delivered_batch import DeliveredBatch
+    from delta_prop.ports import World
+    from delta_prop_simulations.scenarios.measures import OffsetTimes
+    from delta_prop_simulations.scenarios.topology import ReaderSpec
+
+CLIENT = ClientSettings(open_timeout_s=PATIENCE_S, reconnect_timeout_s=PATIENCE_S)
+_QUIET_S = 0.5
+"""If nothing comes for this time, the reader has got all."""
+
+
+class Reader:
+    """One reader. `shown`: every delta that it got, in order; `failure`: the refusal that ended it."""
+
+    def __init__(self, spec: ReaderSpec, offset_times: OffsetTimes) -> None:
+        """`offset_times`: the times at which the offsets became visible at its service."""
+        self.spec = spec
+        self.lag = Histogram()
+        self.shown: list[ShownDelta] = []
+        self.rows = self.soon = self.out_of_order = self.reconnects = 0
+        self.next_offset = 0
+        """Every row below it was delivered, or does not match the topics."""
+        self.failure: str | None = None
+        self._offset_times = offset_times
+
+    async def run(self, world: World, address: str) -> None:
+        """Read until cancelled or refused."""
+        spec = self.spec
+        await anyio.sleep_until(spec.begin)
+        try:
+            async with Subscriber(
+                address,
+                *spec.topics,
+                start="earliest",
+                group=spec.name,
+                ack="manual",
+                name=spec.name,
+                settings=CLIENT,
+                world=world,
+            ) as subscriber:
+                await self._read(subscriber)
+        except Refused as refusal:
+            self.failure = str(refusal)
+
+    async def _read(self, subscriber: Subscriber) -> None:
+        while True:
+            batch: DeliveredBatch | None = None
+            with anyio.move_on_after(_QUIET_S):
+                batch = await subscriber.next_batch()
+            self.reconnects = subscriber.reconnects
+            if batch is None:
+                self.next_offset = max(self.next_offset, subscriber.received)
+                continue
+            await self._take_time(batch.count)
+            self._note(batch)
+            subscriber.ack(batch.next_offset - 1)
+
+    async def _take_time(self, deltas: int) -> None:
+        spec, now = self.spec, anyio.current_time()
+        for stall in spec.stall:
+            if stall.begin <= now < stall.begin + stall.lasts:
+                await anyio.sleep_until(stall.begin + stall.lasts)
+        await anyio.sleep(spec.per_call_ms / 1e3 + deltas * spec.per_delta_us / 1e6)
+
+    def _note(self, batch: DeliveredBatch) -> None:
+        source = batch.batch
+        assert source is not None, "the reader subscribes to batches"
+        self.out_of_order += batch.offset < self.next_offset
+        self.next_offset = batch.next_offset
+        self.shown += [
+            ShownDelta(batch.offset_of(row), source.origin, source.counter(batch.first + row))
+            for row in range(batch.count)
+        ]
+        self.rows += batch.count
+        given = self._offset_times.at(batch.offset)
+        lag_s = 0.0 if given is None else max(anyio.current_time() - given, 0.0)
+        self.lag.add(lag_s, batch.count)
+        if lag_s <= SOON_S:
+            self.soon += batch.count

@@ -1,0 +1,120 @@
+"""The result of a scenario's run, as plain data: the only input of reports.
+
+Values only. Times are virtual seconds; everything can be written as JSON and read back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Series:
+    """A number, sampled over time."""
+
+    name: str
+    unit: str
+    times_s: list[float]
+    values: list[float]
+
+
+@dataclass(frozen=True)
+class Latency:
+    """A distribution of durations. `quantiles`: "p50", "p90", "p99", "p999", "max", in seconds.
+    `buckets`: pairs of an upper bound in seconds and a count, bounds a constant factor apart, without empty
+    buckets.
+    """
+
+    count: int = 0
+    quantiles: dict[str, float] = field(default_factory=dict)
+    buckets: list[tuple[float, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SinkResult:
+    """The results of one sink. `lag`: from a delta's offset to its application.
+    `within_1s_per_s`: deltas applied within a second of their offset, per second of the scenario.
+    """
+
+    name: str
+    applied: int
+    failures: int
+    within_1s_per_s: float
+    lag: Latency
+    series: list[Series] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict on a promise. `ok`: None if the scenario does not test it.
+
+    `limited`: the promise holds with its documented exception; `what` names the sinks concerned.
+    """
+
+    promise: str
+    ok: bool | None
+    what: str
+    limited: bool = False
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One alternative of a scenario, and its results. `trace`: always the same for the same seed.
+
+    `cpu_s`: the CPU time of the run, the only number that differs from run to run. `acks`: from a delta's
+    first offer to its acknowledgement.
+    """
+
+    name: str
+    what: str
+    sinks: list[SinkResult]
+    series: list[Series]
+    totals: dict[str, float]
+    verdicts: list[Verdict]
+    trace: str
+    virtual_s: float
+    cpu_s: float
+    acks: Latency = field(default_factory=Latency)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A scenario's alternatives, run with one seed."""
+
+    scenario: str
+    about: str
+    seed: int
+    duration_s: float
+    alternatives: list[Alternative]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON data: dictionaries, lists, texts and numbers."""
+        return asdict(self)
+
+
+def result_from_json(data: dict[str, Any]) -> Result:
+    """Return the result that `Result.to_json` wrote."""
+    return Result(**{**data, "alternatives": [_alternative(one) for one in data["alternatives"]]})
+
+
+def _alternative(data: dict[str, Any]) -> Alternative:
+    return Alternative(
+        **{
+            **data,
+            "sinks": [_sink(one) for one in data["sinks"]],
+            "series": [Series(**one) for one in data["series"]],
+            "verdicts": [Verdict(**one) for one in data["verdicts"]],
+            "acks": _latency(data["acks"]),
+        }
+    )
+
+
+def _sink(data: dict[str, Any]) -> SinkResult:
+    series = [Series(**one) for one in data["series"]]
+    return SinkResult(**{**data, "lag": _latency(data["lag"]), "series": series})
+
+
+def _latency(data: dict[str, Any]) -> Latency:
+    buckets = [(float(bound), int(count)) for bound, count in data["buckets"]]
+    return Latency(**{**data, "buckets": buckets})

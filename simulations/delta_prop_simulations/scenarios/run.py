@@ -1,0 +1,267 @@
+"""One run of a scenario: its service on a machine in virtual time, with sources and simulated sinks.
+
+First comes the load, then the service comes to rest. This module runs a single service.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop.testing import VirtualNetwork, run_virtual
+from delta_prop_simulations.chaos.violation import Violation
+from delta_prop_simulations.clock import ClockFaults
+from delta_prop_simulations.files import processor_s
+from delta_prop_simulations.machine import Machine
+from delta_prop_simulations.rng import Seed
+from delta_prop_simulations.scenarios.deltas import DeltaGenerator
+from delta_prop_simulations.scenarios.distributions import ConfiguredDistribution
+from delta_prop_simulations.scenarios.measures import Timeline
+from delta_prop_simulations.scenarios.offering import Outcomes, Source, Writers
+from delta_prop_simulations.scenarios.result import Alternative, SinkResult
+from delta_prop_simulations.scenarios.site import Site
+from delta_prop_simulations.scenarios.sources import arrivals
+from delta_prop_simulations.scenarios.verdicts import RunObservation, is_at_rest, verdicts
+from delta_prop_simulations.threads import ThreadFaults
+from delta_prop_simulations.trace import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delta_prop import Propagator
+    from delta_prop.recorded_traffic import RecordedTraffic
+    from delta_prop.statistics import Statistics
+    from delta_prop_simulations.scenarios.distributions import Distribution
+    from delta_prop_simulations.scenarios.reading import Setup
+    from delta_prop_simulations.scenarios.scenario import Scenario, SinkSpec, SourceSpec
+    from delta_prop_simulations.scenarios.sinks import SimulatedSink
+
+REST_S_MAX = 86_400.0
+"""The maximum virtual time from the end of the load until all is at rest."""
+_SAMPLE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunInputs:
+    """The inputs of a run. `distribution_of` a sink; `traffic` that a source replays; `checks`: check all
+    offsets and bounds at every turn of the loop, and raise Violation.
+    """
+
+    distribution_of: Callable[[SinkSpec], Distribution] = ConfiguredDistribution
+    traffic: Callable[[SourceSpec], RecordedTraffic | None] = lambda _spec: None
+    on_progress: Callable[[float], None] = lambda _now_s: None
+    checks: bool = False
+
+
+def run(setup: Setup, inputs: RunInputs | None = None) -> Alternative:
+    """Run one alternative from its start until all is at rest. Raises Violation, with checks."""
+    if setup.scenario.machine:
+        from delta_prop_simulations.scenarios.cluster_run import run_cluster
+
+        return run_cluster(setup, inputs or RunInputs())
+    began = processor_s()
+    inputs = inputs or RunInputs()
+    one = Run(setup.scenario, inputs)
+    horizon_s = setup.scenario.duration + 2 * REST_S_MAX
+    collects = gc.isenabled()
+    gc.collect()
+    gc.disable()  # a full collection would traverse the entire log; `_sample` collects the young generation
+    try:
+        run_virtual(one.main, horizon_s=horizon_s, on_turn=one.check if inputs.checks else None)
+    finally:
+        if collects:
+            gc.enable()
+    if one.violation is not None:
+        raise one.violation
+    return one.result(setup, processor_s() - began)
+
+
+class Run:
+    """A service with its sources and sinks, and the measurements."""
+
+    site: Site
+
+    def __init__(self, scenario: Scenario, inputs: RunInputs) -> None:
+        self.scenario, self._inputs = scenario, inputs
+        self._seed = Seed(scenario.seed)
+        self.trace = Trace()
+        self.outcomes = Outcomes()
+        self.timeline = Timeline(scenario.duration)
+        self.violation: Violation | None = None
+        self._is_settled = False
+        self._scope: anyio.CancelScope | None = None
+
+    async def main(self) -> None:
+        """Run the load, and wait for rest."""
+        self.site = Site(
+            "service", self.scenario.service, self.scenario.sink, self._seed, self._inputs.distribution_of
+        )
+        seed, scenario = self._seed, self.scenario
+        machine = Machine(
+            self.site.name,
+            seed.child("machine"),
+            VirtualNetwork(seed.stream("network").getrandbits(32)),
+            self.trace,
+            clock=ClockFaults(),
+            threads=ThreadFaults(delay_s_max=scenario.service.disk_ms_max / 1000),
+        )
+        async with anyio.create_task_group() as machines:
+            machines.start_soon(machine.run, self.site.process)
+            await self.site.ready.wait()
+            p = self.site.propagator
+            assert p is not None
+            with anyio.CancelScope() as self._scope:
+                await self._load(p)
+                await self._wait_for_rest(p)
+            self.site.ended.set()
+        for sink in self.site.sinks:
+            self.trace.note(sink.name, sink.lag.count, sink.lag.sum_s, sink.failures, sink.rejected)
+
+    def check(self, now: float, runnable: int) -> None:
+        """Check the invariants at every step; a violation ends the run."""
+        if self._scope is not None and self.violation is None:
+            try:
+                self.site.check()
+            except Violation as violation:
+                self.violation = violation
+                self._scope.cancel()
+
+    # --- the load
+
+    async def _load(self, p: Propagator) -> None:
+        async with anyio.create_task_group() as tasks:
+            for source in self.scenario.source:
+                tasks.start_soon(self._offer, p, source)
+            for spec in self.scenario.sink:
+                tasks.start_soon(self._steer, p, spec)
+            await self._sample_loop(p)
+
+    async def _offer(self, p: Propagator, spec: SourceSpec) -> None:
+        seed = self._seed.child(f"source {spec.name}")
+        level = self.site.level if spec.ack_level is None else spec.ack_level
+        maker = DeltaGenerator(spec, seed.stream("deltas"), level)
+        drawn = arrivals(spec, seed.stream("arrivals"), self.scenario.duration, self._inputs.traffic(spec))
+        source = (Writers if spec.writers else Source)(spec, maker, self.outcomes)
+        await source.run(p, drawn, level)
+
+    async def _steer(self, p: Propagator, spec: SinkSpec) -> None:
+        """Pause and resume a sink as an operator would."""
+        for event in sorted((one for one in spec.faults if one.what == "pauses"), key=lambda one: one.begin):
+            await anyio.sleep_until(event.begin)
+            p.pause(spec.name)
+            await anyio.sleep_until(event.begin + event.lasts)
+            p.resume(spec.name)
+
+    async def _sample_loop(self, p: Propagator) -> None:
+        for at_s in self.timeline.times():
+            await anyio.sleep_until(at_s)
+            self._sample(p, at_s)
+            self._inputs.on_progress(at_s)
+
+    async def _wait_for_rest(self, p: Propagator) -> None:
+        """Wait until every sink has reached the end of the log, or has stopped for good."""
+        with anyio.move_on_after(REST_S_MAX):
+            while not is_at_rest(statistics := p.statistics()):
+                await anyio.sleep(_SAMPLE_S)
+                self.site.forget(statistics)
+                gc.collect(0)
+            self._is_settled = True
+
+    # --- measurements
+
+    def _sample(self, p: Propagator, now: float) -> None:
+        gc.collect(0)
+        statistics, line, outcomes = p.statistics(), self.timeline, self.outcomes
+        line.note_rate("", "offered", "deltas/s", now, outcomes.offered)
+        line.note_rate("", "acknowledged", "deltas/s", now, outcomes.acknowledged)
+        line.note_rate("", "refused", "deltas/s", now, outcomes.codes.total())
+        line.note("", "queue", "deltas", now, statistics.queue.depth)
+        if statistics.pressure.rate_limit is not None:
+            line.note("", "rate limit", "deltas/s", now, statistics.pressure.rate_limit)
+        line.note("", "pressure", "level", now, statistics.pressure.level)
+        line.note("", "log", "bytes", now, statistics.log.bytes)
+        mailboxes = sum(feed.mailbox_bytes for feed in statistics.sinks.values())
+        held = statistics.queue.depth_bytes + statistics.pending.pending_bytes + mailboxes
+        in_memory = self.site.spec.log is None
+        line.note("", "memory", "bytes", now, held + (statistics.log.bytes if in_memory else 0))
+        for sink in self.site.sinks:
+            self._sample_sink(sink, statistics, now)
+        self.trace.note(
+            statistics.accepted, statistics.queue.depth, outcomes.acks.sum_s, outcomes.codes.total()
+        )
+        self.site.forget(statistics)
+
+    def _sample_sink(self, sink: SimulatedSink, statistics: Statistics, now: float) -> None:
+        feed, line = statistics.sinks[sink.name], self.timeline
+        given = self.site.offset_times.at(feed.applied_offset) if feed.lag else None
+        line.note(sink.name, "lag", "s", now, 0.0 if given is None else now - given)
+        line.note(sink.name, "behind", "deltas", now, feed.lag)
+        line.note_rate(sink.name, "applied", "deltas/s", now, sink.applied)
+        line.note(sink.name, "mailbox", "deltas", now, feed.mailbox_deltas)
+        if feed.pacing:
+            capacity = self.site.spec.settings.mailbox_deltas_max
+            line.note(
+                sink.name, "credits", "deltas", now, max(capacity - feed.mailbox_deltas - feed.in_call, 0)
+            )
+        self.trace.note(sink.name, sink.applied, sink.lag.sum_s, feed.state)
+
+    def _peaks(self) -> dict[str, tuple[float, float]]:
+        settings, peak = self.site.spec.settings, self.timeline.peak
+        mailboxes = {
+            f"the mailbox of {one.name}": (peak("mailbox", one.name), float(settings.mailbox_deltas_max))
+            for one in self.site.sinks
+        }
+        return {
+            "the queue": (peak("queue"), float(settings.queue_deltas_max)),
+            "the log": (peak("log"), float(self.site.log_bytes_max)),
+            "memory": (peak("memory"), float(settings.memory_bytes_max(len(self.site.sinks)))),
+            **mailboxes,
+        }
+
+    # --- the result
+
+    def result(self, setup: Setup, cpu_s: float) -> Alternative:
+        """Return the result of this run."""
+        outcomes = self.outcomes
+        seen = RunObservation(self.site.sinks, outcomes, self.site.last, self._peaks(), self._is_settled)
+        return Alternative(
+            name=setup.name,
+            what=setup.about,
+            sinks=[self._sink_result(sink) for sink in self.site.sinks],
+            series=self.timeline.series(),
+            totals=self._totals(),
+            verdicts=verdicts(seen),
+            trace=self.trace.digest(),
+            virtual_s=self.scenario.duration,
+            cpu_s=cpu_s,
+            acks=outcomes.acks.latency(),
+        )
+
+    def _totals(self) -> dict[str, float]:
+        outcomes = self.outcomes
+        return {
+            "offered": outcomes.offered,
+            "acknowledged": outcomes.acknowledged,
+            "refused": outcomes.refused,
+            "given_up": outcomes.dropped,
+            "offered_again": outcomes.retried,
+            **{f"refusals: {code}": count for code, count in sorted(outcomes.codes.items())},
+            "queue_peak_deltas": self.timeline.peak("queue"),
+            "log_peak_bytes": self.timeline.peak("log"),
+            "memory_peak_bytes": self.timeline.peak("memory"),
+            "memory_bound_bytes": self.site.last.memory_bytes_max,
+            **({"steps_checked": self.site.checked} if self._inputs.checks else {}),
+        }
+
+    def _sink_result(self, sink: SimulatedSink) -> SinkResult:
+        return SinkResult(
+            name=sink.name,
+            applied=sink.applied,
+            failures=sink.failures,
+            within_1s_per_s=sink.soon / self.scenario.duration,
+            lag=sink.lag.latency(),
+            series=self.timeline.series(sink.name),
+        )

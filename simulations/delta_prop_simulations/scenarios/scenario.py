@@ -1,0 +1,291 @@
+"""A scenario: traffic, a service, sinks and alternatives, as typed values.
+
+All values are checked; an error names the unknown key, or the value out of its bounds, and its path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Literal, TypeAlias
+
+from delta_prop.argument_checks import parse_topics
+from delta_prop.config import Settings
+from delta_prop.sink_manager import OnLogFull
+from delta_prop_broker.log.settings import LogSettings
+from delta_prop_simulations.scenarios.topology import (
+    FaultSpec,
+    LinkSpec,
+    MachineSpec,
+    ReaderSpec,
+    check_places,
+)
+from delta_prop_wire.delta import AckLevel, Kind, Priority
+from delta_prop_wire.errors import UsageError
+
+Pattern: TypeAlias = Literal["constant", "poisson", "bursty", "diurnal", "replay"]
+DistributionName: TypeAlias = Literal["constant", "normal", "lognormal", "exponential", "calibrated"]
+EventKind: TypeAlias = Literal["fails", "pauses", "slows", "rejects"]
+
+BATCH_MAX = 1_000
+KEYS_MAX = 1_000_000
+SINKS_MAX = 100
+WRITERS_MAX = 100
+DIMENSION_MAX = 4_096
+BYTES_MAX = 65_536
+RATE_MAX = 10_000_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """An integer, drawn uniformly, both ends included."""
+
+    min: int
+    max: int
+
+    def __post_init__(self) -> None:
+        _check_within("min", self.min, 1, BATCH_MAX)
+        _check_within("max", self.max, self.min, BATCH_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """`bursty`: all traffic comes in `on` seconds, none in `off` seconds. The mean stays `rate`."""
+
+    on: float = 2.0
+    off: float = 8.0
+
+    def __post_init__(self) -> None:
+        _check_within("on", self.on, 0.001, 86_400)
+        _check_within("off", self.off, 0.0, 86_400)
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """`diurnal`: the rate follows a sine of this period, down to `low` of its peak."""
+
+    period: float = 600.0
+    low: float = 0.2
+
+    def __post_init__(self) -> None:
+        _check_within("period", self.period, 0.1, 86_400)
+        _check_within("low", self.low, 0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Hot:
+    """Hot keys: the share `of` all deltas changes a `share` of the keys."""
+
+    share: float = 0.01
+    of: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check_within("share", self.share, 0.0, 1.0)
+        _check_within("of", self.of, 0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """The share of the deltas of each operation; the shares are normalized to 1."""
+
+    create: float = 0.0
+    dense: float = 0.0
+    sparse: float = 0.0
+    sparse_add: float = 0.0
+    scale: float = 0.0
+    offset: float = 0.0
+    delete: float = 0.0
+    metadata: float = 0.0
+    opaque: float = 0.0
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            _check_within(one.name, getattr(self, one.name), 0.0, 1_000_000.0)
+        if not any(self.shares.values()):
+            raise UsageError("every share is 0, so there are no deltas: give one above 0")
+
+    @property
+    def shares(self) -> dict[Kind, float]:
+        """The shares above 0, by operation."""
+        named = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {Kind[name.upper()]: share for name, share in named.items() if share}
+
+
+@dataclass(frozen=True, slots=True)
+class Deltas:
+    """A source's deltas: the number of vectors, sizes and operations."""
+
+    keys: int = 10_000
+    hot: Hot | None = None
+    dimension: int = 16
+    size_bytes: int = 200
+    mix: Mix = field(default_factory=lambda: Mix(opaque=1.0))
+
+    def __post_init__(self) -> None:
+        _check_within("keys", self.keys, 1, KEYS_MAX)
+        _check_within("dimension", self.dimension, 1, DIMENSION_MAX)
+        _check_within("size_bytes", self.size_bytes, 0, BYTES_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSpec:
+    """One source of deltas. Times in seconds of the run.
+
+    `writers`: named producers that share its load; 0: unnamed calls. `retry`: a retryable refusal is retried
+    after its delay, else the deltas are dropped and counted. `machine`: the machine whose service it
+    publishes to; with machines the source is a client on its own host (None: the first machine).
+    """
+
+    name: str
+    pattern: Pattern = "poisson"
+    rate: float = 1_000.0
+    batch: int | Between = 100
+    priority: Priority = Priority.NORMAL
+    ack_level: AckLevel | None = None
+    namespace: str = "default"
+    writers: int = 0
+    retry: bool = True
+    burst: Burst = field(default_factory=Burst)
+    day: Day = field(default_factory=Day)
+    trace: str | None = None
+    speed: float = 1.0
+    deltas: Deltas = field(default_factory=Deltas)
+    start: float = 0.0
+    stop: float | None = None
+    machine: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        _check_within("rate", self.rate, 0.001, RATE_MAX)
+        if isinstance(self.batch, int):
+            _check_within("batch", self.batch, 1, BATCH_MAX)
+        _check_within("writers", self.writers, 0, WRITERS_MAX)
+        _check_within("speed", self.speed, 0.001, 1_000.0)
+        _check_within("start", self.start, 0.0, 86_400.0)
+        if self.stop is not None:
+            _check_within("stop", self.stop, self.start, 86_400.0)
+        if (self.pattern == "replay") != (self.trace is not None):
+            raise UsageError("trace: the file that the pattern replay replays: give both, or neither")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A fault of a sink, with its begin and duration. `slows`: calls take `factor` times as long.
+
+    `rejects`: a `share` of the deltas that come for the first time. `pauses`: paused by an operator.
+    """
+
+    begin: float
+    lasts: float
+    what: EventKind
+    factor: float = 10.0
+    share: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check_within("from", self.begin, 0.0, 86_400.0)
+        _check_within("for", self.lasts, 0.0, 86_400.0)
+        _check_within("factor", self.factor, 0.001, 1_000_000.0)
+        _check_within("share", self.share, 0.0, 1.0)
+
+    def covers(self, now: float) -> bool:
+        """True while the fault lasts."""
+        return self.begin <= now < self.begin + self.lasts
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSpec:
+    """One sink: its call times, attach options and faults. `machine` None: one on each machine."""
+
+    name: str
+    per_call_ms: float = 1.0
+    per_delta_us: float = 10.0
+    noise: float = 0.0
+    distribution: DistributionName = "lognormal"
+    file: str | None = None
+    sink: str | None = None
+    capacity_per_s: float = 0.0
+    pacing: bool = False
+    required: bool = True
+    on_log_full: OnLogFull | None = None
+    topics: tuple[str, ...] = ("*",)
+    batch_deltas: int | None = None
+    linger_ms: float | None = None
+    faults: tuple[Event, ...] = ()
+    machine: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        _check_within("per_call_ms", self.per_call_ms, 0.0, 3_600_000.0)
+        _check_within("per_delta_us", self.per_delta_us, 0.0, 3_600_000_000.0)
+        _check_within("noise", self.noise, 0.0, 10.0)
+        _check_within("capacity_per_s", self.capacity_per_s, 0.0, 1e9)
+        parse_topics(self.topics)
+        if (self.distribution == "calibrated") != (self.file is not None):
+            raise UsageError(
+                "file: the file that the distribution calibrated draws from: give both, or neither"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class AlternativeSpec:
+    """An alternative: values that replace the scenario's, and tables to leave out."""
+
+    name: str
+    about: str = ""
+    set: dict[str, object] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The service's limits; `log` None: in memory. A disk call takes up to `disk_ms_max`."""
+
+    settings: Settings = field(default_factory=Settings)
+    log: LogSettings | None = None
+    disk_ms_max: float = 2.0
+
+    def __post_init__(self) -> None:
+        _check_within("service.disk_ms_max", self.disk_ms_max, 0.0, 60_000.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """All parts of one run. `base`: the name of the scenario as written, beside its alternatives."""
+
+    name: str
+    about: str = ""
+    duration: float = 60.0
+    seed: int = 1
+    base: str = "as written"
+    service: Service = field(default_factory=Service)
+    source: tuple[SourceSpec, ...] = ()
+    sink: tuple[SinkSpec, ...] = ()
+    machine: tuple[MachineSpec, ...] = ()
+    link: tuple[LinkSpec, ...] = ()
+    fault: tuple[FaultSpec, ...] = ()
+    reader: tuple[ReaderSpec, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_within("duration", self.duration, 0.1, 86_400.0)
+        _check_within("seed", self.seed, 0, 2**63)
+        for what, specs in (("source", self.source), ("sink", self.sink)):
+            names = [one.name for one in specs]
+            if len(set(names)) < len(names):
+                raise UsageError(f"{what} name {max(names, key=names.count)!r}: used twice: rename one")
+            if not 1 <= len(names) <= SINKS_MAX:
+                raise UsageError(f"{what}: there are {len(names)}: give 1 to {SINKS_MAX} of [[{what}]]")
+        clients = [(one.name, one.machine) for one in self.source]
+        clients += [(one.name, one.machine) for one in self.reader]
+        sinks = [(one.name, one.machine) for one in self.sink]
+        if self.reader and not self.machine:
+            raise UsageError("reader: there is no machine to read from: add [[machine]] with a name")
+        check_places(self.machine, self.link, self.fault, clients, sinks)
+
+
+def _check_name(name: str) -> None:
+    if not (name and name.isprintable() and "." not in name and len(name) <= 60):
+        raise UsageError(f"name {name!r:.70}: give 1 to 60 characters, without dots")
+
+
+def _check_within(key: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise UsageError(f"{key} = {value}: give {least} to {most}")

@@ -1,0 +1,127 @@
+"""One service of a run on its machine, with its simulated sinks, from its start until the run ends it.
+
+The service is the production code; it is observed from outside.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop import Propagator
+from delta_prop.argument_checks import parse_topics
+from delta_prop_simulations.chaos.invariants import StepChecker
+from delta_prop_simulations.chaos.log_history import LogHistory
+from delta_prop_simulations.scenarios.measures import OffsetTimes
+from delta_prop_simulations.scenarios.sinks import SimulatedSink
+from delta_prop_wire.delta import AckLevel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from delta_prop.ports import World
+    from delta_prop.statistics import Statistics
+    from delta_prop_simulations.rng import Seed
+    from delta_prop_simulations.scenarios.distributions import Distribution
+    from delta_prop_simulations.scenarios.scenario import Service, SinkSpec
+    from delta_prop_wire.batch import LoggedBatch
+
+DATA = "log"
+
+
+class Site:
+    """A service and its sinks. `ready`: sources may offer; `ended`: set by the run to end the service."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: Service,
+        sinks: tuple[SinkSpec, ...],
+        seed: Seed,
+        distribution_of: Callable[[SinkSpec], Distribution],
+    ) -> None:
+        self.name, self.spec = name, spec
+        self.offset_times = OffsetTimes()
+        self.sinks = [
+            SimulatedSink(one, distribution_of(one), seed.stream(f"sink {one.name}"), self.offset_times)
+            for one in sinks
+        ]
+        self.ready, self.ended = anyio.Event(), anyio.Event()
+        self.propagator: Propagator | None = None
+        """The propagator while it is open."""
+        self.last: Statistics
+        """The statistics at its close."""
+        self.checked = 0
+        """The number of steps at which it was checked."""
+        self._specs = sinks
+        self._steps: StepChecker | None = None
+
+    @property
+    def level(self) -> AckLevel:
+        """The ack level of sources that name none."""
+        return AckLevel.MEMORY if self.spec.log is None else AckLevel.DURABLE
+
+    @property
+    def log_bytes_max(self) -> int:
+        """The bound of its log, in bytes."""
+        return self.spec.settings.log_bytes_max if self.spec.log is None else self.spec.log.bytes_max
+
+    async def process(self, world: World) -> None:
+        """Run one life of the service."""
+        spec = self.spec
+        data = None if spec.log is None else DATA
+        async with Propagator(spec.settings, data=data, log=spec.log, world=world) as p:
+            inside = p.internals()
+            tap = Tap(self.offset_times, inside.now)
+            inside.sinks.add_target(tap, parse_topics("*"))
+            for one, sink in zip(self._specs, self.sinks, strict=True):
+                await p.attach(
+                    sink,
+                    topics=one.topics,
+                    required=one.required,
+                    pacing=one.pacing,
+                    on_log_full=one.on_log_full,
+                    batch_deltas=one.batch_deltas,
+                    linger_ms=one.linger_ms,
+                )
+            record = LogHistory(self.name, level=self.level, visible_level=self.level)
+            self._steps = StepChecker(self.name, inside, record)
+            self.propagator = p
+            self.ready.set()
+            try:
+                await self.ended.wait()
+                self.last = p.statistics()
+            finally:
+                self.propagator = self._steps = None
+                inside.sinks.remove_target(tap)
+
+    def check(self) -> None:
+        """Check the invariants at every step while it is open. Raises Violation."""
+        if self._steps is not None:
+            self.checked += 1
+            self._steps.check(None)
+
+    def forget(self, statistics: Statistics) -> None:
+        """Forget the times of offsets that all sinks have applied."""
+        self.offset_times.forget(min(feed.applied_offset for feed in statistics.sinks.values()))
+
+
+class Tap:
+    """A route target that notes the time at which each batch becomes visible, and stores nothing else."""
+
+    def __init__(self, offset_times: OffsetTimes, now: Callable[[], float]) -> None:
+        self._offset_times, self._now = offset_times, now
+
+    def offer(self, logged: LoggedBatch, rows: NDArray[np.intp] | None) -> None:
+        """Note that a batch has become visible."""
+        self._offset_times.note(logged.offset, self._now())
+
+    def note_visible(self) -> None:
+        """Do nothing: `offer` has noted it."""
+
+    def note_recovered(self) -> None:
+        """Do nothing: earlier batches keep their time."""

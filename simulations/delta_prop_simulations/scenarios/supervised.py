@@ -1,0 +1,168 @@
+"""One machine of a scenario: its service through all its lives, with its sinks and its links to others.
+
+A killed service is restarted when it may be; if it cannot start, the start is retried, and the error noted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop import Propagator
+from delta_prop.argument_checks import parse_topics
+from delta_prop.client import ForwardLink
+from delta_prop.server.service import Service as Server
+from delta_prop.server.settings import ServerSettings
+from delta_prop.sinks import ForwardSink
+from delta_prop_simulations.chaos.invariants import StepChecker
+from delta_prop_simulations.chaos.log_history import LogHistory
+from delta_prop_simulations.machine import Ending
+from delta_prop_wire.delta import AckLevel
+from delta_prop_wire.errors import DeltaPropError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delta_prop.ports import World
+    from delta_prop_simulations.machine import Machine
+    from delta_prop_simulations.scenarios.forwarding_times import Tap
+    from delta_prop_simulations.scenarios.persistent_sink import PersistentSink
+    from delta_prop_simulations.scenarios.scenario import Service, SinkSpec
+
+PORT = 7373
+RETRY_S = 1.0
+_NOTES_MAX = 20
+
+
+class SupervisedSite:
+    """A machine and its service. `propagator`: that of the running service, None while none runs."""
+
+    def __init__(self, machine: Machine, service: Service, others: Sequence[str], tap: Tap) -> None:
+        """`others`: the machines that it forwards to. `tap`: notes the batches that become visible."""
+        self.machine = machine
+        self.name = machine.name
+        self.tap = tap
+        self.sinks: dict[str, tuple[SinkSpec, PersistentSink]] = {}
+        self.propagator: Propagator | None = None
+        self.starts = 0
+        self.down_s = 0.0
+        self.notes: list[str] = []
+        """The errors with which the service could not start, or ended by itself."""
+        self._service = service
+        self._others = others
+        self._can_run = anyio.Event()
+        self._can_run.set()
+        self._stop = anyio.Event()
+        self._is_ended = False
+        self._steps: tuple[StepChecker, Server] | None = None
+        self.checked = 0
+        """The number of steps at which offsets and bounds were checked."""
+        self._down_since: float | None = None
+
+    @property
+    def address(self) -> str:
+        """The address of its service."""
+        return f"{self.name}:{PORT}"
+
+    # --- life
+
+    async def keep_running(self) -> None:
+        """Start the service, and restart it, until `end` is called."""
+        while not self._is_ended:
+            await self._can_run.wait()
+            self._stop = anyio.Event()
+            try:
+                ending = await self.machine.run(self._serve)
+            except Exception as error:
+                if not _is_expected(error):
+                    raise
+                ending = Ending.CRASHED
+                self._note(_format_reason(error))
+            self.propagator = self._steps = None
+            if ending is Ending.CRASHED and not self._is_ended:
+                await anyio.sleep(RETRY_S)
+
+    async def _serve(self, world: World) -> None:
+        service = self._service
+        data = None if service.log is None else "log"
+        async with Propagator(service.settings, data=data, log=service.log, world=world) as p:
+            p.internals().sinks.add_target(self.tap, parse_topics("*"))
+            for spec, sink in self.sinks.values():
+                await p.attach(
+                    sink,
+                    topics=spec.topics,
+                    required=spec.required,
+                    pacing=spec.pacing,
+                    on_log_full=spec.on_log_full,
+                    batch_deltas=spec.batch_deltas,
+                    linger_ms=spec.linger_ms,
+                )
+            for other in self._others:
+                link = ForwardLink(f"{other}:{PORT}", name=self.name, world=world)
+                await p.attach(ForwardSink(link, name=f"to {other}"))
+            server = Server(p, ServerSettings(host="0.0.0.0", port=PORT, allow_anonymous=True))
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(server.run)
+                self._note_up(p, server)
+                await self._stop.wait()
+                self.propagator = self._steps = None
+                server.stop()
+
+    def _note_up(self, p: Propagator, server: Server) -> None:
+        self.propagator = p
+        level = AckLevel.MEMORY if self._service.log is None else AckLevel.DURABLE
+        shown = level if self._service.log is None else self._service.log.read_level
+        record = LogHistory(self.name, level=level, visible_level=shown)
+        self._steps = StepChecker(self.name, p.internals(), record), server
+        self.starts += 1
+        if self._down_since is not None:
+            self.down_s += anyio.current_time() - self._down_since
+            self._down_since = None
+
+    def check(self) -> None:
+        """Check the invariants at every step while it runs. Raises Violation."""
+        if self._steps is not None:
+            steps, server = self._steps
+            self.checked += 1
+            steps.check(server)
+
+    # --- faults
+
+    def take_down(self) -> None:
+        """Prevent any service here until `bring_back`."""
+        self._can_run = anyio.Event()
+        self.propagator = self._steps = None
+        if self._down_since is None:
+            self._down_since = anyio.current_time()
+
+    def bring_back(self) -> None:
+        """Let a service run here again."""
+        self._can_run.set()
+
+    def restart(self) -> None:
+        """End the service gracefully; another one starts at once."""
+        self._stop.set()
+
+    def end(self) -> None:
+        """End the service gracefully, for good."""
+        self._is_ended = True
+        self._can_run.set()
+        self._stop.set()
+
+    def _note(self, what: str) -> None:
+        if len(self.notes) < _NOTES_MAX:
+            self.notes.append(what)
+
+
+def _is_expected(error: BaseException) -> bool:
+    """True if a service may end with this error when its disk fails."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_expected(one) for one in error.exceptions)
+    return isinstance(error, OSError | DeltaPropError)
+
+
+def _format_reason(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error)

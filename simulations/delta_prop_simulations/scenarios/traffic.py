@@ -1,0 +1,19 @@
+"""Recorded traffic for sources that replay it: each run reads its file again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop.recorded_traffic import RecordedTraffic
+from delta_prop_simulations.files import read_pieces, resolve_beside
+
+if TYPE_CHECKING:
+    from delta_prop_simulations.scenarios.scenario import SourceSpec
+
+
+def traffic_of(spec: SourceSpec, scenario: str) -> RecordedTraffic | None:
+    """Return the traffic that a source replays; its file is relative to the scenario. Raises UsageError."""
+    if spec.trace is None:
+        return None
+    path = resolve_beside(scenario, spec.trace)
+    return RecordedTraffic(lambda: read_pieces(path), path)

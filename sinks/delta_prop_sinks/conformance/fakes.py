@@ -1,0 +1,417 @@
+"""The kit's fakes: a log as a list, a clock that is set by hand, a thread port that fails on demand.
+
+They share no code with sinks except the wire's arithmetic, which is the oracle.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+
+from delta_prop_sinks.sink import Delivery
+from delta_prop_wire.algebra import VectorState, apply, fold
+from delta_prop_wire.batch import LoggedBatch
+from delta_prop_wire.delta import Kind, KnownIds, Source
+from delta_prop_wire.encode import encode_batch, encode_noop
+from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.state_rows import encode_states
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    from delta_prop_sinks.conformance.loop_watch import LoopWatch
+    from delta_prop_wire.algebra import Key
+    from delta_prop_wire.batch import Batch
+    from delta_prop_wire.delta import Delta
+    from delta_prop_wire.state_rows import StateRow
+
+T = TypeVar("T")
+Ref = tuple[str, str]
+"""Namespace and vector id."""
+
+_NO_STATE = VectorState()
+_LOCAL_ORIGIN = 0x9000_0000_0000_0012
+_REMOTE_ORIGIN = 0x1230_0000_0000_0010
+THIRD_ORIGIN = 0x5670_0000_0000_0010
+"""An origin of a third service, which sorts after that of the second."""
+CALL_TURNS = 2
+"""Turns of the event loop that a call on a thread takes."""
+
+
+class Applied(NamedTuple):
+    """A row that the sink has applied, as far as the kit knows."""
+
+    offset: int
+    lamport: int
+    delta: Delta
+
+    @property
+    def key(self) -> Key:
+        """Its key in canonical order, in which states are folded: (Lamport timestamp, origin, counter)."""
+        assert self.delta.dot is not None, "what is in a log has a dot"
+        return (self.lamport, *self.delta.dot)
+
+
+class FakeClock:
+    """A clock that stands still unless a test moves it."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def now(self) -> float:
+        """Return the seconds that were set."""
+        return self.time
+
+    def wall_us(self) -> int:
+        """Return the same in microseconds, as if the epoch had just begun."""
+        return int(self.time * 1_000_000)
+
+
+class Fault:
+    """One planned failure of a thread call, before or after the call runs."""
+
+    def __init__(self, watch: LoopWatch) -> None:
+        self._watch = watch
+        self.calls = 0
+        self.running_calls = 0
+        self.turns = CALL_TURNS
+        self.begun = anyio.Event()
+        self._fails_at: int | None = None
+        self._after = False
+
+    def plan(self, number: int, *, after: bool) -> None:
+        """Fail once, in call `number` from now, 1 for the next: before it runs, or after."""
+        self.calls, self._fails_at, self._after = 0, number, after
+
+    def clear(self) -> None:
+        """Cancel the planned failure."""
+        self._fails_at = None
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Make one call. Raises OSError if that is planned."""
+        self.calls += 1
+        self.begun.set()
+        fails = self.calls == self._fails_at
+        for _ in range(self.turns):
+            await anyio.lowlevel.checkpoint()
+        if fails and not self._after:
+            raise OSError(5, "Input/output error (the conformance kit's)")
+        with self._watch.exclude():
+            result = function()
+        if fails:
+            raise OSError(5, "Input/output error, after the call (the conformance kit's)")
+        return result
+
+
+class FakeThreads:
+    """Runs calls on the event loop, one at a time, some turns later.
+
+    A caller that is cancelled before its call has begun abandons it; later it waits for the call's end.
+    """
+
+    def __init__(self, fault: Fault) -> None:
+        self._fault = fault
+        self._lock = anyio.Lock()
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Run `function` here. Raises OSError if that is planned."""
+        await anyio.lowlevel.checkpoint()
+        with anyio.CancelScope(shield=True):
+            async with self._lock:
+                self._fault.running_calls += 1
+                try:
+                    result = await self._fault.run(function)
+                finally:
+                    self._fault.running_calls -= 1
+        return result
+
+
+class FakeLog:
+    """A log and, to the sink, its context. Knows the rows for other sinks, and the quarantined ones."""
+
+    log_id = b"conformance kit!"
+    epoch = 1
+    log_start = 0
+    topics = frozenset("*")
+
+    def __init__(self, watch: LoopWatch) -> None:
+        self.clock = FakeClock()
+        self._watch = watch
+        self.fault = Fault(watch)
+        self.threads = FakeThreads(self.fault)
+        self.batches: list[LoggedBatch] = []
+        self.next_offset = 0
+        self.delivered = 0
+        """The offset after the last row ever delivered in order; redelivered rows do not count."""
+        self.reported = 0
+        self.committed_beyond: int | None = None
+        self.quarantined: set[int] = set()
+        self._others: set[int] = set()
+        self._refs: dict[int, dict[Ref, None]] = {}
+        self._dimensions: dict[str, int] = {}
+        self._batches_seen = 0
+        self._lamport = 0
+        self._counters = {_LOCAL_ORIGIN: 0, _REMOTE_ORIGIN: 0, THIRD_ORIGIN: 0}
+        self._ids: set[bytes] = set()
+        self._snapshot: tuple[list[StateRow], int] | None = None
+
+    # --- the sink's context
+
+    def committed(self, next_offset: int) -> None:
+        """Note the offset below which the sink reports itself durable."""
+        if next_offset > self.delivered:
+            self.committed_beyond = next_offset
+        self.reported = max(self.reported, next_offset)
+
+    @asynccontextmanager
+    async def own_thread(self) -> AsyncIterator[FakeThreads]:
+        """Open a thread for functions of the sink's owner, without planned failures."""
+        yield FakeThreads(Fault(self._watch))
+
+    @asynccontextmanager
+    async def background_thread(self) -> AsyncIterator[FakeThreads]:
+        """Open a second thread, which fails and waits as the first does."""
+        yield FakeThreads(self.fault)
+
+    def first_missing(self, watermarks: Mapping[int, int]) -> int | None:
+        """Return None: no other log lacks anything."""
+        return None
+
+    def rewind(self, offset: int) -> None:
+        """Do nothing: no other log lacks anything."""
+
+    def dimension(self, namespace: str) -> int | None:
+        """Return the dimension of the namespace's first vector."""
+        for row in self.rows(self._batches_seen):
+            operation = row.delta.operation
+            if operation.kind in (Kind.CREATE, Kind.DENSE):
+                self._dimensions.setdefault(row.delta.namespace, len(operation.values))  # type: ignore[arg-type]
+        self._batches_seen = len(self.batches)
+        return self._dimensions.get(namespace)
+
+    async def history(self, vectors: Collection[Ref]) -> AsyncIterator[tuple[LoggedBatch, int]]:
+        """Yield some vectors' deltas in log order, after their states if a compaction left only these. Takes
+        one turn of the event loop.
+        """
+        await anyio.lowlevel.checkpoint()
+        rows, begin = self._snapshot or ([], 0)
+        if states := [row for row in rows if row[:2] in vectors]:
+            logged = LoggedBatch(encode_states(states), 0, 0, Source.LOCAL)
+            for row in range(len(states)):
+                yield logged, row
+        for found in self._rows_of(vectors, begin):
+            yield found
+
+    def _rows_of(self, vectors: Collection[Ref], begin: int = 0) -> Iterator[tuple[LoggedBatch, int]]:
+        for logged in self.batches[self._batch_index(begin) :]:
+            if not logged.batch.is_control and not self.refs(logged).keys().isdisjoint(vectors):
+                for row, ref in enumerate(zip(logged.batch.namespaces, logged.batch.keys, strict=True)):
+                    if ref in vectors:
+                        yield logged, row
+
+    # --- writing
+
+    def append(self, *deltas: Delta, others: Iterable[int] = ()) -> LoggedBatch:
+        """Append a batch of this service's own; rows `others` do not match the sink's topics."""
+        logged = self._log(
+            encode_batch(deltas, origin=_LOCAL_ORIGIN, base=self._counters[_LOCAL_ORIGIN] + 1), Source.LOCAL
+        )
+        self._others.update(logged.offset + row for row in others)
+        return logged
+
+    def forward(self, *deltas: Delta, lamport: int, origin: int = _REMOTE_ORIGIN) -> LoggedBatch:
+        """Append a batch that another service forwarded, numbered there."""
+        batch = encode_batch(deltas, origin=origin, base=self._counters[origin] + 1)
+        return self._log(batch, Source.REPLICA, lamport)
+
+    def compact(self, states: list[StateRow], offset: int) -> None:
+        """Replace all rows below an offset, the end of a batch, by states."""
+        self._snapshot = states, offset
+
+    def undo_compact(self) -> None:
+        """Undo `compact`."""
+        self._snapshot = None
+
+    def append_noops(self, count: int) -> None:
+        """Append control rows, which are never delivered."""
+        base = self._counters[_LOCAL_ORIGIN] + 1
+        self._log(
+            encode_noop(origin=_LOCAL_ORIGIN, base=base, count=count, code=ErrorCode.INVALID_DELTA),
+            Source.LOCAL,
+        )
+
+    def _log(self, batch: Batch, source: Source, lamport: int | None = None) -> LoggedBatch:
+        known = sum(one in self._ids for one in batch.ids or ())
+        known_ids = KnownIds.NONE if not known else KnownIds.ALL if known == batch.count else KnownIds.SOME
+        self._ids.update(batch.ids or ())
+        number = self._lamport + 1 if lamport is None else lamport
+        logged = LoggedBatch(batch, self.next_offset, number, source, known_ids=known_ids)
+        self._counters[batch.origin] += batch.count
+        self._lamport = max(self._lamport, logged.lamport + batch.count - 1)
+        self.next_offset = logged.next_offset
+        self.batches.append(logged)
+        return logged
+
+    def hide(self, offset: int) -> None:
+        """Make a row not match the sink's topics from now on."""
+        self._others.add(offset)
+
+    # --- reading
+
+    @property
+    def lamport(self) -> int:
+        """The highest Lamport timestamp so far."""
+        return self._lamport
+
+    def deliveries(self, start: int, end: int | None = None) -> list[Delivery]:
+        """Return the deliveries for a cursor at `start`, up to `end`, where a batch is sliced."""
+        found = []
+        for logged in self.batches[self._batch_index(start) :]:
+            if end is not None and logged.offset >= end:
+                break
+            slice_end = None if end is None or end >= logged.next_offset else end
+            count = logged.count if slice_end is None else slice_end - logged.offset
+            found.append(self.delivery(logged, range(max(0, start - logged.offset), count), end=slice_end))
+        return [delivery for delivery in found if delivery is not None]
+
+    def redeliveries(self, offsets: Iterable[int]) -> list[Delivery]:
+        """Return quarantined rows as deliveries, in log order, rows of one batch together."""
+        rows: dict[int, list[int]] = {}
+        for offset in sorted(offsets):
+            index = self._batch_index(offset)
+            rows.setdefault(index, []).append(offset - self.batches[index].offset)
+        found = (self.delivery(self.batches[index], some, redelivered=True) for index, some in rows.items())
+        return [delivery for delivery in found if delivery is not None]
+
+    def _batch_index(self, offset: int) -> int:
+        """Return the index of the batch that holds an offset."""
+        return bisect_right(self.batches, offset, key=lambda logged: logged.next_offset)
+
+    def delivery(
+        self, logged: LoggedBatch, rows: Iterable[int], *, redelivered: bool = False, end: int | None = None
+    ) -> Delivery | None:
+        """Return a delivery of those of some rows that match and are not quarantined, None without any."""
+        if logged.batch.is_control:
+            return None
+        others, held, first = self._others, frozenset() if redelivered else self.quarantined, logged.offset
+        selected = [row for row in rows if first + row not in others and first + row not in held]
+        if not selected:
+            return None
+        is_full = len(selected) == logged.count and not redelivered
+        return Delivery(logged, None if is_full else np.array(selected, np.intp), redelivered, end)
+
+    def refs(self, logged: LoggedBatch) -> dict[Ref, None]:
+        """Return the vectors of all rows of a batch, in order."""
+        refs = self._refs.get(logged.offset)
+        if refs is None:
+            batch = logged.batch
+            refs = self._refs[logged.offset] = dict.fromkeys(zip(batch.namespaces, batch.keys, strict=True))
+        return refs
+
+    def rows(self, first: int = 0) -> Iterator[Applied]:
+        """Yield every row of the log except control rows, from this batch on."""
+        for logged in self.batches[first:]:
+            for row in range(0 if logged.batch.is_control else logged.count):
+                yield Applied(
+                    logged.offset + row, logged.lamport + row, logged.batch.delta(row, logged.source)
+                )
+
+    def later_rows_of(self, ref: Ref, start: int) -> list[int]:
+        """Return the offsets of a vector's rows from `start` on."""
+        return [logged.offset + row for logged, row in self._rows_of([ref]) if logged.offset + row >= start]
+
+
+class ReferenceModel:
+    """The rows applied so far, in order, and the states that they fold to."""
+
+    def __init__(self) -> None:
+        self.states: dict[Ref, VectorState] = {}
+        self.offsets: dict[int, None] = {}
+        """Offsets of the applied rows, in order."""
+        self._rows_by_ref: dict[Ref, dict[Key, tuple[LoggedBatch, int]]] = {}
+        # A vector's rows mostly come in the same order, so each row's result is computed once.
+        self._transitions: dict[int, tuple[VectorState, VectorState]] = {}
+        self._log_rows: dict[int, tuple[LoggedBatch, int]] = {}
+        self._rows: dict[int, Applied] = {}
+
+    def clear(self) -> None:
+        """Forget all rows: the sink starts over."""
+        self.states.clear()
+        self.offsets.clear()
+        self._rows_by_ref.clear()
+
+    def apply(self, deliveries: Sequence[Delivery], below: int | None = None) -> None:
+        """Note rows as applied, up to offset `below` if given; duplicates have no effect."""
+        for delivery in deliveries:
+            logged = delivery.logged
+            for row in rows_of(delivery):
+                offset = logged.offset + row
+                if offset not in self.offsets and (below is None or offset < below):
+                    self.offsets[offset] = None
+                    self._apply_row(logged, row)
+
+    def rows(self) -> list[Applied]:
+        """Return all applied rows, in the order they were applied in."""
+        for offset in self.offsets:
+            if offset not in self._rows:
+                logged, row = self._log_rows[offset]
+                delta = logged.batch.delta(row, logged.source)
+                self._rows[offset] = Applied(offset, logged.lamport + row, delta)
+        return [self._rows[offset] for offset in self.offsets]
+
+    def _apply_row(self, logged: LoggedBatch, row: int) -> None:
+        batch, offset = logged.batch, logged.offset + row
+        ref = (batch.namespaces[row], batch.keys[row])
+        before, key = self.states.get(ref, _NO_STATE), logged.key(row)
+        rows = self._rows_by_ref.setdefault(ref, {})
+        rows[key] = self._log_rows[offset] = (logged, row)
+        if (before.key is not None and key < before.key) or logged.known_ids is not KnownIds.NONE:
+            self.states[ref] = _fold_all(rows)
+            return
+        known = self._transitions.get(offset)
+        if known is None or known[0] is not before:
+            after = apply(before, batch.operation(row), batch.metadata(row), key)
+            known = self._transitions[offset] = (before, after)
+        self.states[ref] = known[1]
+
+
+def _fold_all(rows: Mapping[Key, tuple[LoggedBatch, int]]) -> VectorState:
+    """Return a vector's state; of deltas with one id the first in canonical order takes effect."""
+    seen: set[bytes] = set()
+    duplicates = set()
+    for key in sorted(rows):
+        logged, row = rows[key]
+        if logged.batch.ids is not None:
+            duplicates |= {key} if logged.batch.ids[row] in seen else set()
+            seen.add(logged.batch.ids[row])
+    changes = (
+        (key, logged.batch.operation(row), logged.batch.metadata(row)) for key, (logged, row) in rows.items()
+    )
+    return fold(changes, without_effect=duplicates)
+
+
+def rows_of(delivery: Delivery) -> list[int]:
+    """Return the rows that the delivery selects."""
+    rows: Any = range(delivery.logged.count) if delivery.rows is None else delivery.rows.tolist()
+    return list(rows)
+
+
+def offsets_of(delivery: Delivery) -> list[int]:
+    """Return the offsets of the rows that the delivery selects."""
+    return [delivery.first_offset + row for row in rows_of(delivery)]
+
+
+def lamport_below(deliveries: Iterable[Delivery], next_offset: int) -> int:
+    """Return the highest Lamport timestamp of the rows below an offset."""
+    below = (
+        delivery.logged.lamport + row
+        for delivery in deliveries
+        for row in rows_of(delivery)
+        if delivery.first_offset + row < next_offset
+    )
+    return max(below, default=0)

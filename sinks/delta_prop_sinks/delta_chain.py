@@ -1,0 +1,427 @@
+"""The delta chain: per vector, a base state and the deltas since, for deltas that arrive out of order.
+
+Only a forwarded delta can sort before one that is already folded, so chains begin with the first forwarded
+one. Between its deltas a chain stores *savepoints*, states to resume a fold from: dense at its end, where
+concurrent writers insert their deltas, ever sparser towards its beginning. A chain expires 60 s after the
+last delta of its vector. If all chains together exceed their bytes, the least recently changed ones drop the
+deltas below their first savepoint, then all. A delta that sorts before the base causes a refold from the log.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from delta_prop_sinks.vector_table import ABSENT
+from delta_prop_wire.algebra import VectorState
+from delta_prop_wire.delta import KnownIds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from delta_prop_wire.algebra import Key
+    from delta_prop_wire.batch import Batch, LoggedBatch
+    from delta_prop_wire.delta import Operation
+
+Ref = tuple[str, str]
+"""Namespace and vector id."""
+
+NOTHING_KEY: Key = (-1, 0, 0)
+
+SAVEPOINT_ENTRIES = 16
+"""The maximum deltas between the end of a chain and its last savepoint."""
+
+ENTRY_BYTES = 500
+"""Bytes of a delta with its key, its operation and its entry in the id index, without its batch."""
+
+_BASE_BYTES = 200
+
+
+class Entry:
+    """One delta of a chain. `is_duplicate`: an earlier one has its id, so it has no effect."""
+
+    __slots__ = ("_operation", "is_duplicate", "key", "logged", "row")
+
+    def __init__(self, key: Key, logged: LoggedBatch, row: int) -> None:
+        self.key = key
+        self.logged = logged
+        self.row = row
+        self.is_duplicate = False
+        self._operation: Operation | None = None
+
+    @property
+    def offset(self) -> int:
+        """Its offset in the log."""
+        return self.logged.offset + self.row
+
+    @property
+    def id(self) -> bytes | None:
+        """Its id, or None."""
+        ids = self.logged.batch.ids
+        return None if ids is None else ids[self.row]
+
+    @property
+    def can_be_duplicate(self) -> bool:
+        """True if its frame says that the log already held some of its ids."""
+        return self.logged.known_ids is not KnownIds.NONE
+
+    @property
+    def operation(self) -> Operation:
+        """Its operation; decoded once, as a delta may be refolded many times."""
+        operation = self._operation
+        if operation is None:
+            operation = self.logged.batch.operation(self.row)
+            if not operation.data:  # bytes are a copy
+                self._operation = operation
+        return operation
+
+
+@dataclass(slots=True)
+class ChainBase:
+    """A vector's state, and the key of the last delta in it."""
+
+    key: Key = NOTHING_KEY
+    form: int = 0
+    vector: NDArray[np.float32] | None = None
+    data: bytes | None = None
+    metadata: dict[str, Any] | None = None
+    ignored: int = 0
+
+    @property
+    def size(self) -> int:
+        """Approximate bytes, without its metadata, which the table shares."""
+        return _BASE_BYTES + (0 if self.vector is None else self.vector.nbytes)
+
+    @property
+    def state(self) -> VectorState:
+        """The base as a vector state."""
+        return VectorState(
+            alive=self.form != ABSENT,
+            vector=self.vector,
+            data=self.data,
+            metadata=self.metadata or {},
+            ignored=self.ignored,
+            key=None if self.key == NOTHING_KEY else self.key,
+        )
+
+
+class BelowBase(Enum):
+    """The deltas that lie below a chain's base."""
+
+    NOTHING = "nothing: the chain holds all deltas of its vector"
+    STATE = "a state instead of deltas that the log dropped: nothing can be inserted there"
+    DELTAS = "deltas that the log may still hold"
+
+
+class DeltaChain:
+    """A base and the deltas since, in canonical order, with savepoints between them.
+
+    `first_changed`: the index of the first delta to refold; None if the vector's state is up to date.
+    `size`: approximate bytes, without its batches. `savepoint_at`: the number of deltas at which a new
+    savepoint is due.
+    """
+
+    __slots__ = (
+        "_by_id",
+        "_savepoints",
+        "base",
+        "below_base",
+        "changed_at",
+        "entries",
+        "first_changed",
+        "savepoint_at",
+        "size",
+    )
+
+    def __init__(
+        self, base: ChainBase, below_base: BelowBase = BelowBase.DELTAS, entries: list[Entry] | None = None
+    ) -> None:
+        """`entries`: deltas after the base, in canonical order, which are still to fold."""
+        self.base = base
+        self.below_base = below_base
+        self.entries = entries or []
+        self.first_changed: int | None = 0 if entries else None
+        self.size = base.size + ENTRY_BYTES * len(self.entries)
+        self.changed_at = 0.0
+        self.savepoint_at = SAVEPOINT_ENTRIES
+        self._savepoints: list[tuple[int, ChainBase]] = []  # (number of deltas in it, state)
+        self._by_id: dict[bytes, list[Entry]] | None = None  # built on first use
+
+    # --- what it holds
+
+    def can_insert(self, entry: Entry) -> bool:
+        """True if the chain reaches back far enough to insert a delta: to before it, and to before one with
+        its id if there may be one.
+        """
+        if self.below_base is not BelowBase.DELTAS:
+            return True
+        if entry.key <= self.base.key:
+            return False
+        return not entry.can_be_duplicate or bool(self._with_same_id(entry))
+
+    def append(self, entry: Entry) -> None:
+        """Add the vector's next delta in canonical order."""
+        self.entries.append(entry)
+        self.size += ENTRY_BYTES
+        if self._by_id is not None:
+            self._note_id(entry)
+
+    def insert(self, entry: Entry) -> bool:
+        """Insert a delta that `can_insert` accepts; False if the chain has it already.
+
+        Of deltas with one id only the first has an effect; none has if the first is below the base.
+        """
+        entries = self.entries
+        index = len(entries)
+        if entries and entry.key <= entries[-1].key:
+            index = bisect_left(entries, entry.key, key=_entry_key)
+            if entries[index].key == entry.key:
+                return False
+        if entry.can_be_duplicate:
+            self._mark_duplicates(entry)
+        if self._by_id is not None:
+            self._note_id(entry)
+        entries.insert(index, entry)
+        self.size += ENTRY_BYTES
+        self._change_from(index)
+        return True
+
+    @property
+    def end_key(self) -> Key:
+        """The key of the last delta."""
+        return self.entries[-1].key if self.entries else self.base.key
+
+    def count_ignored(self) -> None:
+        """Count a delta that sorts before a base below which nothing can be inserted."""
+        for state in (self.base, *(state for _, state in self._savepoints)):
+            state.ignored += 1
+        if self.first_changed is None:
+            self.first_changed = len(self.entries)
+
+    def _change_from(self, index: int) -> None:
+        self.first_changed = index if self.first_changed is None else min(self.first_changed, index)
+        savepoints = self._savepoints
+        while savepoints and savepoints[-1][0] > index:
+            self.size -= savepoints.pop()[1].size
+        self.savepoint_at = SAVEPOINT_ENTRIES + (savepoints[-1][0] if savepoints else 0)
+
+    # --- duplicate ids
+
+    def _with_same_id(self, entry: Entry) -> list[Entry]:
+        """Return the deltas that have this one's id."""
+        if self._by_id is None:
+            self._by_id = {}
+            for one in self.entries:
+                self._note_id(one)
+        found = self._by_id.get(entry.id, [])  # type: ignore[arg-type]
+        oldest = min(found, key=_entry_offset, default=None)
+        return [one for one in found if one is oldest or one.can_be_duplicate]
+
+    def _note_id(self, entry: Entry) -> None:
+        assert self._by_id is not None
+        if entry.id is not None:
+            self._by_id.setdefault(entry.id, []).append(entry)
+
+    def _mark_duplicates(self, entry: Entry) -> None:
+        same_id = self._with_same_id(entry)
+        if not same_id:  # a delta of another vector has its id, or a dropped one
+            entry.is_duplicate = (
+                self.below_base is not BelowBase.NOTHING and entry.logged.known_ids is KnownIds.ALL
+            )
+            return
+        effective = [one for one in same_id if not one.is_duplicate]
+        entry.is_duplicate = all(one.key < entry.key for one in effective)
+        if not entry.is_duplicate:  # it sorts before them, so they are refolded too
+            for one in effective:
+                one.is_duplicate = True
+
+    # --- savepoints
+
+    def last_savepoint(self) -> tuple[int, ChainBase]:
+        """Return the state to resume a fold from: (the number of deltas in it, the state)."""
+        return self._savepoints[-1] if self._savepoints else (0, self.base)
+
+    def savepoint_positions(self) -> list[int]:
+        """Return where a fold from the last savepoint on should add savepoints; the first one last."""
+        begin, end = self.last_savepoint()[0], len(self.entries)
+        positions, step = [], SAVEPOINT_ENTRIES
+        while end - step > begin:
+            positions.append(end - step)
+            step *= 2
+        changed = end if self.first_changed is None else self.first_changed
+        if changed >= begin + SAVEPOINT_ENTRIES and changed not in positions:
+            positions.append(changed)
+            positions.sort(reverse=True)
+        return positions
+
+    def add_savepoint(self, count: int, state: ChainBase) -> None:
+        """Add a savepoint after `count` deltas. Drop older ones such that a refold from a savepoint folds at
+        most twice the deltas that follow the changed one.
+        """
+        savepoints, end = self._savepoints, len(self.entries)
+        savepoints.append((count, state))
+        self.savepoint_at = count + SAVEPOINT_ENTRIES
+        self.size += state.size
+        index = 0
+        while index < len(savepoints) - 1:
+            before, after = savepoints[index - 1][0] if index else 0, savepoints[index + 1][0]
+            if after - before <= end - after:
+                self.size -= savepoints.pop(index)[1].size
+            else:
+                index += 1
+
+    def shorten(self) -> list[Entry]:
+        """Move the base up to the first savepoint; return the dropped deltas, none without a savepoint."""
+        if not self._savepoints:
+            return []
+        count, state = self._savepoints.pop(0)
+        dropped, self.entries = self.entries[:count], self.entries[count:]
+        self._savepoints = [(position - count, savepoint) for position, savepoint in self._savepoints]
+        self.savepoint_at -= count
+        self.size -= self.base.size + ENTRY_BYTES * count
+        self.base, self.below_base, self._by_id = state, BelowBase.DELTAS, None
+        return dropped
+
+
+class BatchReferences:
+    """References to batches of a log, one per delta in use; each batch counts once in `size`."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._uses: dict[int, int] = {}
+
+    def hold(self, batch: Batch, deltas: int = 1) -> None:
+        """Add references of `deltas` deltas to a batch."""
+        uses = self._uses.get(id(batch), 0)
+        self._uses[id(batch)] = uses + deltas
+        if not uses:
+            self.size += batch.size
+
+    def drop(self, entries: Iterable[Entry]) -> None:
+        """Drop the references of these deltas to their batches."""
+        uses = self._uses
+        for entry in entries:
+            batch = entry.logged.batch
+            left = uses[id(batch)] - 1
+            if left:
+                uses[id(batch)] = left
+            else:
+                del uses[id(batch)]
+                self.size -= batch.size
+
+    def clear(self) -> None:
+        """Drop all references."""
+        self._uses.clear()
+        self.size = 0
+
+
+class DeltaChains:
+    """All chains, bounded by the time since a vector's last delta, and by their total bytes."""
+
+    def __init__(self, *, age_s_max: float = 60.0, bytes_max: int = 64 << 20) -> None:
+        self.age_s_max = age_s_max
+        self.bytes_max = bytes_max
+        self.active = False
+        self._bytes = 0
+        self._batches = BatchReferences()
+        self._chains: OrderedDict[Ref, DeltaChain] = OrderedDict()  # least recently changed first
+
+    def __len__(self) -> int:
+        return len(self._chains)
+
+    @property
+    def size(self) -> int:
+        """Approximate bytes of all chains, batches included."""
+        return self._bytes + self._batches.size
+
+    def get(self, ref: Ref) -> DeltaChain | None:
+        """Return the chain of a vector, or None."""
+        return self._chains.get(ref)
+
+    def note(self, ref: Ref, entry: Entry, base: ChainBase | None, now: float) -> DeltaChain:
+        """Add the vector's next delta; call `hold` for its batch. `base` is the vector's state before it, if
+        the vector has no chain yet.
+        """
+        chain = self._chains.get(ref)
+        if chain is None:
+            assert base is not None
+            chain = self._chains[ref] = DeltaChain(base)
+            self._bytes += chain.size
+        else:
+            self._chains.move_to_end(ref)
+        chain.append(entry)
+        chain.changed_at = now
+        self._bytes += ENTRY_BYTES
+        return chain
+
+    def hold(self, batch: Batch, deltas: int = 1) -> None:
+        """Count a batch of which `deltas` deltas were noted."""
+        self._batches.hold(batch, deltas)
+
+    def start(self, ref: Ref, chain: DeltaChain, now: float) -> DeltaChain:
+        """Replace a vector's chain."""
+        self.forget(ref)
+        self._chains[ref] = chain
+        self._bytes += chain.size
+        for entry in chain.entries:
+            self._batches.hold(entry.logged.batch)
+        chain.changed_at = now
+        return chain
+
+    def insert(self, ref: Ref, chain: DeltaChain, entry: Entry, now: float) -> bool:
+        """Insert a delta into a chain; False if the chain has it already."""
+        before = chain.size
+        if not chain.insert(entry):
+            return False
+        self._bytes += chain.size - before
+        self._batches.hold(entry.logged.batch)
+        chain.changed_at = now
+        self._chains.move_to_end(ref)
+        return True
+
+    def add_savepoint(self, chain: DeltaChain, count: int, state: ChainBase) -> None:
+        """Add a savepoint to a chain."""
+        before = chain.size
+        chain.add_savepoint(count, state)
+        self._bytes += chain.size - before
+
+    def forget(self, ref: Ref) -> None:
+        """Drop a vector's chain."""
+        chain = self._chains.pop(ref, None)
+        if chain is not None:
+            self._bytes -= chain.size
+            self._batches.drop(chain.entries)
+
+    def expire(self, now: float) -> None:
+        """Drop the chains that are too old, and the least recently changed ones beyond the byte limit."""
+        while self._chains:
+            ref, chain = next(iter(self._chains.items()))
+            if chain.changed_at >= now - self.age_s_max:
+                if self.size <= self.bytes_max:
+                    return
+                before = chain.size
+                if dropped := chain.shorten():
+                    self._bytes -= before - chain.size
+                    self._batches.drop(dropped)
+                    continue
+            self.forget(ref)
+
+    def clear(self) -> None:
+        """Forget all chains."""
+        self._chains.clear()
+        self._batches.clear()
+        self._bytes = 0
+
+
+def _entry_key(entry: Entry) -> Key:
+    return entry.key
+
+
+def _entry_offset(entry: Entry) -> int:
+    return entry.offset

@@ -1,0 +1,312 @@
+"""Fold runs: batches of one kind, concatenated to fold them as one block.
+
+A call over arrays costs a few µs at any size; a small batch folded alone would spend most of its time on such
+calls. So rows that only set numbers of vectors are buffered until a read, or until the buffer is full.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from delta_prop_sinks.vector_table import (
+    COUNTER,
+    LAMPORT,
+    OFFSET,
+    ORIGIN,
+    VECTOR,
+    heads_of,
+    rising_heads,
+    to_signed,
+)
+from delta_prop_wire.batch import F32, U32
+from delta_prop_wire.delta import Kind, KnownIds, Source
+from delta_prop_wire.lazy import lazy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from delta_prop_sinks.sink import Delivery
+    from delta_prop_sinks.vector_table import VectorTable
+    from delta_prop_wire.batch import Batch, LoggedBatch
+
+N = TypeVar("N", np.float32, np.uint32)
+
+ROWS_MAX = 512
+"""Rows that are folded at once, by the call that brings the last of them or reads: 0.3 to 1.5 ms."""
+
+BYTES_MAX = 1 << 20
+"""The same limit, in bytes of the batches that hold them."""
+
+SETTING_KINDS = frozenset(map(int, (Kind.CREATE, Kind.DENSE, Kind.SPARSE)))
+"""Kinds that set numbers."""
+
+_NUMBER_BYTES = 4
+_REPLICA, _NO_IDS = Source.REPLICA, KnownIds.NONE
+
+
+class FoldRun:
+    """Deliveries whose rows set full vectors, or numbers of vectors, in one table; none has metadata.
+
+    To a table it looks like a batch: concatenated `values` and `indices`, `row_values` per row. `count`: rows
+    to fold; `has_all_rows`: these are all rows of the batches; `homogeneous`: all batches are.
+    """
+
+    has_metadata = False
+
+    def __init__(self, table: VectorTable, kind: int, row_values: int) -> None:
+        self.table = table
+        self.namespace = table.namespace
+        self.kind = kind
+        self.row_values = row_values
+        self.deliveries: list[Delivery] = []
+        self.count = 0
+        self.has_all_rows = self.homogeneous = True
+
+    def metadata(self, row: int) -> None:
+        """Return None: no row has metadata."""
+
+    def rows(self) -> Iterator[tuple[LoggedBatch, int]]:
+        """Yield each row with its batch."""
+        for one in self.deliveries:
+            for row in range(one.logged.count) if one.rows is None else one.rows.tolist():
+                yield one.logged, row
+
+    @lazy
+    def batches(self) -> list[Batch]:
+        """The batches of its deliveries."""
+        return [one.logged.batch for one in self.deliveries]
+
+    @lazy
+    def keys(self) -> list[str]:
+        """Vector ids, row by row."""
+        if self.has_all_rows:
+            return [key for batch in self.batches for key in batch.keys]
+        return [logged.batch.keys[row] for logged, row in self.rows()]
+
+    @lazy
+    def heads(self) -> NDArray[np.int64]:
+        """The rows of a table's `heads` after each row is folded."""
+        if self.count > len(self.deliveries) or not self.has_all_rows:
+            return np.concatenate([heads_of(one.logged, one.rows) for one in self.deliveries])
+        every = [one.logged for one in self.deliveries]
+        origins = {batch.origin for batch in self.batches}
+        if len(origins) == 1 and _are_adjacent(every[0], every[-1], self.count):
+            return rising_heads(every[0], self.count)
+        heads = np.empty((self.count, 4), np.int64)
+        heads[:, LAMPORT] = [one.lamport for one in every]
+        heads[:, ORIGIN] = [to_signed(batch.origin) for batch in self.batches]
+        heads[:, COUNTER] = [batch.base for batch in self.batches]
+        heads[:, OFFSET] = [one.offset for one in every]
+        return heads
+
+    @lazy
+    def values(self) -> NDArray[np.float32]:
+        """Numbers, row by row."""
+        if self._ends is not None:
+            numbers: NDArray[np.float32] = self._ends.view(F32)[
+                :, -self._padded_width : self.row_values - self._padded_width or None
+            ]
+            return numbers
+        return self._concatenate([batch.values for batch in self.batches])
+
+    @lazy
+    def indices(self) -> NDArray[np.uint32]:
+        """Positions of the numbers in their vectors, row by row."""
+        if self._ends is not None:
+            return self._ends[:, : self.row_values]
+        return self._concatenate([batch.indices for batch in self.batches])
+
+    @lazy
+    def index_highest(self) -> int:
+        """An upper bound of all indices."""
+        if len(self.deliveries) == 1:
+            return self.batches[0].index_highest
+        return int(np.maximum.reduce(self.indices, axis=None, initial=0))
+
+    @lazy
+    def _ends(self) -> NDArray[np.uint32] | None:
+        """The last bytes of single-row homogeneous batches: indices and numbers, or numbers; else None."""
+        if not (self.homogeneous and self.has_all_rows and self.row_values) or self.count > len(
+            self.deliveries
+        ):
+            return None
+        columns = 2 if self.kind == Kind.SPARSE else 1
+        size = columns * self._padded_width * _NUMBER_BYTES
+        ends = [batch.raw[batch.length - size : batch.length] for batch in self.batches]
+        return np.frombuffer(b"".join(ends), U32).reshape(self.count, columns * self._padded_width)
+
+    @property
+    def _padded_width(self) -> int:
+        """The padded length of a row's column, in numbers."""
+        return self.row_values + self.row_values % 2
+
+    def _concatenate(self, columns: list[NDArray[N]]) -> NDArray[N]:
+        if not self.has_all_rows:
+            columns = [
+                column
+                if one.rows is None
+                else column.reshape(one.logged.count, self.row_values)[one.rows].reshape(-1)
+                for column, one in zip(columns, self.deliveries, strict=True)
+            ]
+        return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+
+class FoldBuffer:
+    """Deliveries that a sink has accepted and not yet folded, by table. Every reader folds them first."""
+
+    def __init__(self, kinds: frozenset[int]) -> None:
+        """`kinds`: kinds to buffer, which set numbers; so folding one twice in a row changes nothing."""
+        self.rows = 0
+        self.is_full = False
+        """True if no more rows may be buffered."""
+        self._bytes = 0
+        self._kinds = kinds
+        self._runs: dict[VectorTable, FoldRun] = {}
+        self._last: FoldRun | None = None
+
+    def extend(self, delivery: Delivery) -> bool:
+        """Buffer a full homogeneous batch like the one added last: a shortcut for `can_hold` and `add`.
+
+        False, with nothing changed, if it differs.
+        """
+        run, logged = self._last, delivery.logged
+        batch = logged.batch
+        if (
+            run is None
+            or not batch.homogeneous
+            or batch.kind != run.kind
+            or batch.row_values != run.row_values
+            or batch.namespace != run.namespace
+            or delivery.rows is not None
+            or delivery.redelivered
+            or logged.source is _REPLICA
+            or logged.known_ids is not _NO_IDS
+        ):
+            return False
+        run.deliveries.append(delivery)
+        count = logged.count
+        run.count += count
+        self.rows += count
+        self._bytes += batch.size
+        if self.rows >= ROWS_MAX or self._bytes >= BYTES_MAX:
+            self.is_full = True
+        return True
+
+    def can_hold(self, delivery: Delivery) -> bool:
+        """True if its rows set numbers in one namespace, and none can be out of order."""
+        logged = delivery.logged
+        batch = logged.batch
+        return (
+            batch.kind in self._kinds
+            and (batch.homogeneous or _has_only_numbers(batch))
+            and logged.source is not _REPLICA
+            and logged.known_ids is _NO_IDS
+            and not delivery.redelivered
+        )
+
+    def add(self, delivery: Delivery, table: VectorTable, count: int) -> bool:
+        """Buffer `count` rows that `can_hold` accepts; False if the buffer must be folded first."""
+        batch = delivery.logged.batch
+        run = self._runs.get(table)
+        if run is None:
+            assert batch.kind is not None
+            assert batch.row_values is not None
+            run = self._runs[table] = FoldRun(table, batch.kind, batch.row_values)
+        elif run.kind != batch.kind or run.row_values != batch.row_values:
+            return False  # a create clears metadata, a dense retains it
+        if delivery.rows is not None:
+            run.has_all_rows = False
+        if not batch.homogeneous:
+            run.homogeneous = False
+        self._last = run
+        run.deliveries.append(delivery)
+        run.count += count
+        self.rows += count
+        self._bytes += batch.size
+        self.is_full = self.rows >= ROWS_MAX or self._bytes >= BYTES_MAX
+        return True
+
+    def fold(self, fold: Callable[[FoldRun], None]) -> None:
+        """Fold all of it. If `fold` raises, the buffer is unchanged, and is folded later."""
+        for run in self._runs.values():
+            fold(run)
+        self.clear()
+
+    def clear(self) -> None:
+        """Empty the buffer: its rows are folded or invalid."""
+        self._runs.clear()
+        self._last = None
+        self.rows = self._bytes = 0
+        self.is_full = False
+
+
+def fold_new(run: FoldRun, slots: NDArray[np.intp], rows: NDArray[np.intp] | None = None) -> None:
+    """Fold a run, or some of its rows, that are newer than all deltas in these slots."""
+    table = run.table
+    if not table.fold_block(run, run.kind, rows, slots):
+        _fold_in_parts(run, slots, np.arange(run.count) if rows is None else rows)
+    table.heads[slots] = run.heads if rows is None else run.heads[rows]
+
+
+def _fold_in_parts(run: FoldRun, slots: NDArray[np.intp], rows: NDArray[np.intp]) -> None:
+    """Fold row by row the vectors that hold no numbers to set, and the others as a block."""
+    table = run.table
+    is_single = table.forms.take(slots) != VECTOR
+    if run.kind != Kind.SPARSE or not table.fold_block(run, run.kind, rows[~is_single], slots[~is_single]):
+        is_single[:] = True
+    every = list(run.rows())
+    for row, slot in zip(rows[is_single].tolist(), slots[is_single].tolist(), strict=True):
+        logged, index = every[row]
+        table.fold_row(logged.batch, index, slot)
+
+
+def _are_adjacent(first: LoggedBatch, last: LoggedBatch, count: int) -> bool:
+    """True if rows of one origin, with these first and last ones, are adjacent in the log.
+
+    Their offsets, Lamport timestamps and counters all rise.
+    """
+    distance = count - 1
+    return (
+        last.offset - first.offset == distance
+        and last.lamport - first.lamport == distance
+        and last.batch.base - first.batch.base == distance
+    )
+
+
+class FoldedRange:
+    """The newest contiguous range of fully folded batches, which detects a duplicate batch at once."""
+
+    def __init__(self) -> None:
+        self._begin = self._end = 0
+
+    def clear(self) -> None:
+        """Empty the range: the folded rows were dropped, or the log has changed."""
+        self._begin = self._end = 0
+
+    def note(self, delivery: Delivery, next_offset: int) -> None:
+        """Add a folded delivery that ends at `next_offset`."""
+        if delivery.rows is None and delivery.end is None and not delivery.redelivered:
+            if delivery.logged.offset != self._end:
+                self._begin = delivery.logged.offset
+            self._end = next_offset
+
+    def has_all_of(self, delivery: Delivery) -> bool:
+        """True if all rows of a delivery are in the range."""
+        begin, end = delivery.first_offset, delivery.next_offset
+        return self._begin <= begin and end <= self._end and not delivery.redelivered
+
+
+def _has_only_numbers(batch: Batch) -> bool:
+    """True if a heterogeneous batch of a setting kind sets numbers only, in one namespace."""
+    return not (
+        batch.is_control
+        or batch.has_metadata
+        or batch.has_gaps
+        or batch.is_state
+        or batch.namespace is None
+        or batch.row_values is None
+    )

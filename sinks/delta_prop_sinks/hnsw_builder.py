@@ -1,0 +1,439 @@
+"""Keeps the graphs of all namespaces up to date with applied deltas: scheduling, the row limit, the file.
+
+Single owner: all of it runs on the event loop, except `Chunk.add_nodes`, `Sample.find_neighbours` and file
+access, which get copies. A graph has its library's lock; a search waits for at most one step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar, get_args
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+
+from delta_prop_sinks.argument_checks import check_number
+from delta_prop_sinks.graph_file import GraphFile
+from delta_prop_sinks.hnsw import GraphError, Space, require_usearch
+from delta_prop_sinks.hnsw_rows import HnswRows
+from delta_prop_sinks.saved_graphs import GraphPart, pack, unpack
+from delta_prop_sinks.sink import Backlog, TryAgain
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from delta_prop_sinks.ports import Clock, Threads
+    from delta_prop_sinks.resident import ResidentVectors
+    from delta_prop_sinks.scoring import Metric
+    from delta_prop_sinks.vector_table import VectorTable
+    from delta_prop_wire.cursor import Cursor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Hnsw:
+    """Settings of an index with HNSW graphs. Raises UsageError for values that make no sense.
+
+    `metric`: the metric of the graphs' neighbours. `unindexed_rows_max`: maximum rows that wait to enter a
+    graph, over all namespaces; every search scores them one by one, about 0.15 ms for 1,000 of 128 numbers.
+    `graph_rows_min`: smaller namespaces have no graph. `tombstone_ratio_max`: maximum dead nodes per row
+    before a new graph is built beside the old one. `drift_share_max`: how far a row may move before it is
+    indexed at its new position, as a share of the distance between near neighbours; below a half, a row's own
+    node is still the nearest to it. `recent_rows`: number of last changed rows in each namespace that are
+    scored one by one even if they are indexed: a graph may miss one, and a delta just applied must be visible
+    for certain.
+    `expansion_add`: search width when a row is indexed; 32 costs two thirds of 48 and loses ten times as many
+    rows, 64 costs a third more and loses hardly any. `threads`: number of threads that index; leave the event
+    loop a processor of its own. `capacity_timeout_s`: how long `apply` waits for it, then raises TryAgain.
+    `save_s`: seconds between writes of the file, if there is one and a row was indexed.
+    """
+
+    metric: Space = "cosine"
+    unindexed_rows_max: int = 10_000
+    graph_rows_min: int = 5_000
+    tombstone_ratio_max: float = 1.0
+    drift_share_max: float = 0.25
+    recent_rows: int = 4_096
+    expansion_add: int = 48
+    threads: int = 1
+    capacity_timeout_s: float = 5.0
+    save_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.metric not in get_args(Space):
+            raise UsageError(
+                f"metric {self.metric!r} is not one of {', '.join(get_args(Space))}: give one of them; "
+                "searches by other metrics are always exact"
+            )
+        for name in ("unindexed_rows_max", "drift_share_max"):
+            check_number(name, getattr(self, name))
+        for name in (
+            "graph_rows_min",
+            "recent_rows",
+            "expansion_add",
+            "threads",
+            "tombstone_ratio_max",
+            "capacity_timeout_s",
+            "save_s",
+        ):
+            if not check_number(name, getattr(self, name)) > 0:
+                raise UsageError(f"{name} {getattr(self, name)!r} is not above 0: give a larger number")
+        if not 0 <= self.drift_share_max < 0.5:
+            raise UsageError(
+                f"drift_share_max {self.drift_share_max!r} is not from 0 to below 0.5: give a smaller share, "
+                "because farther away a row's node is no longer the nearest to it"
+            )
+        if self.unindexed_rows_max < 2 * self.graph_rows_min:
+            raise UsageError(
+                f"unindexed_rows_max {self.unindexed_rows_max} is below twice graph_rows_min "
+                f"({self.graph_rows_min}): raise it, as the first graph of a namespace needs capacity"
+            )
+
+    @property
+    def piece_rows(self) -> int:
+        """Rows that are applied at once: up to a quarter of the limit, so that what fits is applied."""
+        return max(min(self.recent_rows, self.unindexed_rows_max // 4), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedStatistics:
+    """The contents of the graphs, and counts since the index was made.
+
+    `unlinked_rows_highest`: since it was opened. `file`: the state of the file, or none.
+    """
+
+    linked_rows: int
+    unlinked_rows: int
+    unlinked_rows_highest: int
+    unindexed_rows_max: int
+    tombstones: int
+    graphs: int
+    bytes: int
+    links_done: int
+    rebuilds: int
+    capacity_waits: int
+    searches_linked: int
+    searches_exact: int
+    file: str
+    saved_offset: int
+
+
+class HnswBuilder:
+    """The graphs of all namespaces of one index."""
+
+    def __init__(self, settings: Hnsw, path: str | Path | None) -> None:
+        require_usearch()
+        self.settings = settings
+        self.rows_by_namespace: dict[str, HnswRows] = {}
+        self.searches_in_graph = self.searches_exact = 0
+        self._file = None if path is None else GraphFile(path)
+        self._file_state = "none" if path is None else "not written yet"
+        self._saved_offset = self._saved_changes = self._changes = 0
+        self._failure: str | None = None
+        self._excess = self._highest = self._waits = 0
+        self._rows_added = self._rebuilds_before = 0
+        self._turn = 0
+        self._work_ready = anyio.Event()
+        self._capacity_freed = anyio.Event()
+
+    # --- life
+
+    def check_path(self, resident: ResidentVectors) -> None:
+        """Raise UsageError if the file could not be used."""
+        if self._file is not None and not resident.stored:
+            raise UsageError(
+                "path: a file of graphs needs a storage sink that shares its vectors: "
+                "give resident=storage.resident, or leave path out"
+            )
+
+    async def open(self, resident: ResidentVectors, threads: Threads) -> None:
+        """Load the file, if there is one; rows that moved since, or that it lacks, are unindexed."""
+        self._clear()
+        self._failure = None
+        if self._file is not None:
+            await self._load(self._file, resident, threads)
+        self._ensure_all_rows(resident)
+        self._highest = self.unindexed_rows
+        self._saved_changes = self._changes
+
+    async def _load(self, file: GraphFile, resident: ResidentVectors, threads: Threads) -> None:
+        space = self.settings.metric
+        try:
+            content = await threads.run(file.read)
+            if content is None:
+                return
+            self._saved_offset, parts = await threads.run(
+                lambda: unpack(content, space, self.settings.expansion_add)
+            )
+        except Exception as failure:  # on any failure the graphs are rebuilt from the vectors
+            self._file_state = f"not used, all rows are indexed from the start: {failure}"
+            return
+        for part in parts:
+            table = resident.tables.get(part.namespace)
+            if table is not None and table.dimension == part.dimension:
+                if part.namespace not in self.rows_by_namespace:
+                    self.rows_by_namespace[part.namespace] = self._new_rows(table)
+                hnsw_rows = self.rows_by_namespace[part.namespace]
+                for _ in part.adopt_into(hnsw_rows):
+                    await anyio.lowlevel.checkpoint()
+        for hnsw_rows in self.rows_by_namespace.values():
+            hnsw_rows.mark_unindexed()
+        self._file_state = "loaded"
+
+    async def close(self, threads: Threads, cursor: Cursor) -> None:
+        """Save if there is a file, and release the graphs. Raises TryAgain if they cannot be saved."""
+        try:
+            if self._file is not None and self._failure is None and self._changes != self._saved_changes:
+                try:
+                    await self._save(self._file, threads, cursor)
+                except Exception as failure:
+                    raise TryAgain(f"the file of graphs was not saved: {failure}") from failure
+        finally:
+            self._clear()
+
+    async def run(self, thread: Threads, clock: Clock, cursor: Callable[[], Cursor]) -> None:
+        """Index unindexed rows, chunk by chunk, until cancelled. After a failure, wait for `check`."""
+        save_at = clock.now() + self.settings.save_s
+        while True:
+            try:
+                if self._file is not None and clock.now() >= save_at:
+                    save_at = clock.now() + self.settings.save_s
+                    if self._changes != self._saved_changes:
+                        await self._save(self._file, thread, cursor())
+                if self._failure is None and await self._step(thread):
+                    # A call on the thread is never cancelled, so that its outcome is known; cancel here.
+                    await anyio.lowlevel.checkpoint_if_cancelled()
+                    continue
+            except Exception as failure:
+                self._fail(failure)
+            self._work_ready = anyio.Event()
+            with anyio.move_on_after(self.settings.save_s):
+                await self._work_ready.wait()
+
+    async def _step(self, thread: Threads) -> bool:
+        """Do one piece of work, on the namespaces in turn."""
+        every = list(self.rows_by_namespace.values())
+        for step in range(len(every)):
+            hnsw_rows = every[(self._turn + step) % len(every)]
+            sample = hnsw_rows.sample()
+            if sample is not None:
+                hnsw_rows.set_drift_max(sample, await self._call(hnsw_rows, thread, sample.find_neighbours))
+            chunk = hnsw_rows.next_chunk()
+            if chunk is not None:
+                self._turn = (self._turn + step + 1) % len(every)
+                await self._call(hnsw_rows, thread, chunk.add_nodes)
+                hnsw_rows.install(chunk)
+                self._changes += 1
+                self._rows_added += chunk.done
+                self._excess = max(0, min(self._excess - chunk.done // 2, self.unindexed_rows))
+                self._capacity_freed.set()
+                return True
+        return False
+
+    async def _call(self, hnsw_rows: HnswRows, thread: Threads, function: Callable[[], T]) -> T:
+        """Call a function on the thread; drop a graph that fails."""
+        try:
+            return await thread.run(function)
+        except GraphError:
+            self._drop(hnsw_rows)
+            raise
+
+    def _drop(self, hnsw_rows: HnswRows) -> None:
+        if self.rows_by_namespace.get(hnsw_rows.table.namespace) is hnsw_rows:
+            self._rebuilds_before += hnsw_rows.rebuilds
+            del self.rows_by_namespace[hnsw_rows.table.namespace]
+
+    def _fail(self, failure: Exception) -> None:
+        self._failure = str(failure) or repr(failure)
+        self._capacity_freed.set()
+
+    async def _save(self, file: GraphFile, thread: Threads, cursor: Cursor) -> None:
+        changes, space = self._changes, self.settings.metric
+        parts = [part for rows in self.rows_by_namespace.values() for part in GraphPart.all_of(rows)]
+        for part in parts:
+            part.generation.saving = True
+        try:
+            await thread.run(lambda: file.write(pack(parts, space, cursor)))
+            self._file_state, self._saved_offset, self._saved_changes = "saved", cursor.next_offset, changes
+        except Exception as failure:
+            self._file_state = f"not saved: {failure}"
+            raise
+        finally:
+            for part in parts:
+                part.generation.saving = False
+
+    def _clear(self) -> None:
+        self._rebuilds_before += sum(rows.rebuilds for rows in self.rows_by_namespace.values())
+        self.rows_by_namespace.clear()
+        self._excess = 0
+        self._work_ready.set()
+        self._capacity_freed.set()
+
+    def rebuild(self, resident: ResidentVectors) -> None:
+        """Index all rows from the start, because the vectors were replaced."""
+        self._clear()
+        self._ensure_all_rows(resident)
+        self._changes += 1
+
+    # --- applied rows
+
+    def check(self, resident: ResidentVectors) -> None:
+        """Raise TryAgain, once, if background work has failed; it then continues."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self._ensure_all_rows(resident)
+            self._work_ready.set()
+            raise TryAgain(f"indexing rows failed: {failure}; rows not in a graph are searched exactly")
+
+    def _ensure_all_rows(self, resident: ResidentVectors) -> None:
+        """Prepare for the present vectors; if these are more than `unindexed_rows_max`, raise the limit."""
+        for table in resident.tables.values():
+            self._ensure_rows(table)
+        unlinked = self.unindexed_rows
+        self._highest = max(self._highest, unlinked)
+        self._excess = unlinked if unlinked > self.settings.unindexed_rows_max else 0
+
+    async def wait_for_capacity(self, resident: ResidentVectors, rows: Mapping[str, int]) -> None:
+        """Wait until `rows` more, by namespace, may be unindexed. Raises TryAgain at the time-out."""
+        need = self._count_growth(resident, rows)
+        if self.unindexed_rows + need <= self.unindexed_rows_max:
+            return
+        self._waits += 1
+        with anyio.move_on_after(self.settings.capacity_timeout_s):
+            while self.unindexed_rows + need > self.unindexed_rows_max and self._failure is None:
+                self._capacity_freed = anyio.Event()
+                await self._capacity_freed.wait()
+        self.check(resident)
+        if self.unindexed_rows + need > self.unindexed_rows_max:
+            raise TryAgain(
+                f"{self.unindexed_rows} rows wait to be indexed and {need} more would exceed "
+                f"unindexed_rows_max {self.unindexed_rows_max}: deltas arrive faster than rows are indexed"
+            )
+
+    def has_capacity(self, resident: ResidentVectors, rows: Mapping[str, int]) -> bool:
+        """True if `rows` more may be unindexed, they fit one piece, and no work has failed."""
+        few = sum(rows.values()) <= self.settings.piece_rows and self._failure is None
+        return few and self.unindexed_rows + self._count_growth(resident, rows) <= self.unindexed_rows_max
+
+    def _count_growth(self, resident: ResidentVectors, rows: Mapping[str, int]) -> int:
+        """Return by how many these rows would raise the number of unindexed rows."""
+        need = 0
+        for name, count in rows.items():
+            table = resident.tables.get(name)
+            if (
+                table is not None
+                and name not in self.rows_by_namespace
+                and self._ensure_rows(table) is not None
+            ):
+                self._ensure_all_rows(resident)  # another sink has brought its rows
+            need += self._growth(table, count)
+        return need
+
+    def _growth(self, table: VectorTable | None, count: int) -> int:
+        if table is not None and table.namespace in self.rows_by_namespace:
+            return count
+        rows = (0 if table is None else len(table.slots)) + count
+        return rows if rows >= self.settings.graph_rows_min else 0
+
+    def note(self, resident: ResidentVectors, keys: Mapping[str, Sequence[str]]) -> None:
+        """Note rows that were applied, by namespace."""
+        for namespace, some in keys.items():
+            table = resident.tables.get(namespace)
+            if table is None:
+                continue
+            hnsw_rows = self.rows_by_namespace.get(namespace)
+            if hnsw_rows is not None:
+                slots = [slot for slot in map(table.slots.get, some) if slot is not None]
+                hnsw_rows.note(np.array(slots, np.intp))
+            else:
+                hnsw_rows = self._ensure_rows(table)
+            if hnsw_rows is not None and hnsw_rows.unindexed_rows:
+                self._work_ready.set()
+        self._changes += 1
+        self._highest = max(self._highest, self.unindexed_rows)
+
+    def _ensure_rows(self, table: VectorTable) -> HnswRows | None:
+        """Return the graph rows of a table that is large enough for a graph, else None."""
+        hnsw_rows = self.rows_by_namespace.get(table.namespace)
+        if (
+            hnsw_rows is None
+            and table.matrix is not None
+            and len(table.slots) >= self.settings.graph_rows_min
+        ):
+            hnsw_rows = self.rows_by_namespace[table.namespace] = self._new_rows(table)
+            hnsw_rows.mark_unindexed()
+        return hnsw_rows
+
+    def _new_rows(self, table: VectorTable) -> HnswRows:
+        return HnswRows(
+            table,
+            self.settings.metric,
+            tombstone_ratio_max=self.settings.tombstone_ratio_max,
+            drift_share_max=self.settings.drift_share_max,
+            threads=self.settings.threads,
+            expansion_add=self.settings.expansion_add,
+            recent_rows=self.settings.recent_rows,
+        )
+
+    def candidates(
+        self, table: VectorTable, query: NDArray[np.float32], k: int, metric: Metric
+    ) -> NDArray[np.intp] | None:
+        """Return slots of possible nearest vectors; None for all rows."""
+        hnsw_rows = self.rows_by_namespace.get(table.namespace)
+        if hnsw_rows is None or hnsw_rows.table is not table:  # the table was rebuilt
+            return None
+        if metric != self.settings.metric or not hnsw_rows.indexed_rows:
+            return None
+        if metric == "cosine":
+            length = float(np.sqrt(np.square(query.astype(np.float64)).sum()))
+            if length == 0:
+                return None  # every vector has the same similarity to it
+            query = (query / length).astype(np.float32)
+        try:
+            return hnsw_rows.candidates(query, k)
+        except GraphError as failure:
+            self._drop(hnsw_rows)
+            self._fail(failure)
+            return None
+
+    # --- numbers
+
+    @property
+    def unindexed_rows(self) -> int:
+        """Rows that wait to enter a graph."""
+        return sum(rows.unindexed_rows for rows in self.rows_by_namespace.values())
+
+    @property
+    def unindexed_rows_max(self) -> int:
+        """The present limit. After a start with more rows it falls by one for every two indexed."""
+        return self.settings.unindexed_rows_max + self._excess
+
+    def backlog(self) -> Backlog:
+        """Return the waiting rows and their limit."""
+        return Backlog(self.unindexed_rows, self.unindexed_rows_max, self._excess)
+
+    def statistics(self) -> LinkedStatistics:
+        """Return a snapshot."""
+        every = self.rows_by_namespace.values()
+        return LinkedStatistics(
+            linked_rows=sum(rows.indexed_rows for rows in every),
+            unlinked_rows=self.unindexed_rows,
+            unlinked_rows_highest=self._highest,
+            unindexed_rows_max=self.unindexed_rows_max,
+            tombstones=sum(rows.tombstones for rows in every),
+            graphs=len(self.rows_by_namespace),
+            bytes=sum(rows.size for rows in every),
+            links_done=self._rows_added,
+            rebuilds=self._rebuilds_before + sum(rows.rebuilds for rows in every),
+            capacity_waits=self._waits,
+            searches_linked=self.searches_in_graph,
+            searches_exact=self.searches_exact,
+            file=self._file_state,
+            saved_offset=self._saved_offset,
+        )

@@ -1,0 +1,149 @@
+"""Decides when the storage sink's image is written and whether a start may use it, and names it in the file.
+
+The storage file names a new image only with a flush that began when the full image was durable. So every row
+that changed while the image was written is in the file, under a later commit, and overrides the image's.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+
+from delta_prop_sinks.storage_file import ImageName
+from delta_prop_sinks.storage_image import (
+    ImageError,
+    ImageLoader,
+    TableColumns,
+    image_path,
+    new_image_name,
+    remove_images,
+    write_image,
+)
+
+if TYPE_CHECKING:
+    from delta_prop_sinks.ports import Threads
+    from delta_prop_sinks.resident import ResidentVectors
+    from delta_prop_sinks.storage_file import StorageFile, StorageFileState
+
+_PAGE_ROWS = 4_000
+_SHARE_CHANGED = 0.25
+"""Share of all rows that must be written before a new image is due."""
+_SHARE_CHANGED_AT_CLOSE = 0.05
+_ALL = 1 << 60
+"""More rows than exist: no image is present."""
+
+
+class ImageManager:
+    """The image of one storage sink. `rows_min`: below this many rows an image is not worthwhile."""
+
+    def __init__(self, file: StorageFile, resident: ResidentVectors, *, rows_min: int) -> None:
+        self.rows_min = rows_min
+        self.state = "none"
+        self.image_due = anyio.Event()
+        self._file, self._resident = file, resident
+        self._written = 0
+        self._ready_image: ImageName | None = None
+
+    # --- at the start
+
+    async def load(self, opened: StorageFileState, log_id: bytes, thread: Threads) -> bool:
+        """Load all rows into memory from the image; False, with nothing changed, if that fails."""
+        file, resident, name = self._file, self._resident, opened.image
+        self._ready_image = None
+        await thread.run(lambda: remove_images(file.path, None if name is None else name.image))
+        self._written = _ALL
+        if name is None or opened.rebuilding or resident.rebuilding or resident.tables:
+            return False
+        load = ImageLoader(image_path(file.path, name.image), name.image, log_id)
+        steps = load.steps()
+        try:
+            while await thread.run(lambda: next(steps, None)) is not None:
+                await anyio.lowlevel.checkpoint()
+            if sum(table.size for table in load.tables.values()) > resident.resident_bytes_max // 8 * 7:
+                raise ImageError("its rows need more memory than resident_bytes_max allows")
+        except ImageError as failure:
+            self.state = f"not used, all rows were read one by one: {failure}"
+            return False
+        finally:
+            steps.close()
+        newer = await self._override(load, name, thread) if opened.last_commit > name.after else 0
+        resident.adopt(load.tables.values(), load.lamport)
+        self._written = newer
+        self.state = f"loaded, with {newer} rows that were written later"
+        return True
+
+    async def _override(self, load: ImageLoader, name: ImageName, thread: Threads) -> int:
+        count, after = 0, None
+        while True:
+            page = partial(self._file.page_of_blocks, after, _PAGE_ROWS, written_after=name.after)
+            blocks, after = await thread.run(page)
+            for block in blocks:
+                load.override(block)
+                count += len(block.keys)
+            if after is None:
+                return count
+
+    # --- writing
+
+    def note_written(self, rows: int) -> None:
+        """Count rows written to the file; set `image_due` if that calls for an image."""
+        self._written += rows
+        if self._is_due(_SHARE_CHANGED):
+            self.image_due.set()
+
+    def is_due_at_close(self) -> bool:
+        """True if enough has changed since the last image to write one now."""
+        return self._is_due(_SHARE_CHANGED_AT_CLOSE)
+
+    def _is_due(self, share: float) -> bool:
+        few = self._written < share * self.rows_min
+        if few or self._resident.rebuilding or not self._resident.complete:
+            return False
+        rows = sum(len(table.slots) for table in self._resident.tables.values())
+        return rows >= self.rows_min and self._written >= max(share * rows, 1)
+
+    async def write(self, threads: Threads, log_id: bytes) -> None:
+        """Write an image for the next flush to name. `state` reports a failure."""
+        name = ImageName(new_image_name(), self._file.last_commit)
+        written, path = self._written, image_path(self._file.path, name.image)
+        rebuilds = self._resident.rebuilds
+        columns = [TableColumns(table) for table in self._resident.tables.values()]
+        steps = write_image(path, name.image, log_id, columns)
+        self.image_due, done = anyio.Event(), False
+        try:
+            while await threads.run(lambda: next(steps, None)) is not None:
+                await anyio.lowlevel.checkpoint_if_cancelled()
+            done = True
+        except ImageError as failure:
+            self.state = f"not written: {failure}"
+            return
+        finally:
+            if not done:
+                with anyio.CancelScope(shield=True):
+                    await threads.run(steps.close)
+        resident = self._resident
+        if resident.complete and not resident.rebuilding and resident.rebuilds == rebuilds:
+            self._ready_image = name
+            self._written -= written
+
+    def take_ready(self) -> ImageName | None:
+        """Return the image that a flush which begins now must name."""
+        return self._ready_image
+
+    def begin_rebuild(self) -> None:
+        """Drop the ready image: the file's rows are invalid, and so is the image."""
+        self._ready_image, self.state = None, "none"
+
+    def end_rebuild(self) -> None:
+        """Count all rows as written."""
+        self.note_written(sum(len(table.slots) for table in self._resident.tables.values()))
+
+    async def note_named(self, name: ImageName, thread: Threads) -> None:
+        """Note that the storage file names the image; remove older ones."""
+        if self._ready_image is name:
+            self._ready_image = None
+        self.state = "written"
+        await thread.run(lambda: remove_images(self._file.path, name.image))

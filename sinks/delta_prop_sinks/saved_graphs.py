@@ -1,0 +1,168 @@
+"""Converts graphs to bytes and back: each graph, the vectors of its live nodes, and the rows as indexed.
+
+The rows make a loaded graph trustworthy: a vector is indexed only if it is still near its row, whatever its
+log and offset. Numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from delta_prop_sinks.hnsw import Graph, GraphError, row_type
+from delta_prop_sinks.hnsw_rows import Generation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from delta_prop_sinks.hnsw import Space
+    from delta_prop_sinks.hnsw_rows import HnswRows
+    from delta_prop_wire.cursor import Cursor
+
+_LENGTH = struct.Struct("<I")
+_ROWS_PER_STEP = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphPart:
+    """One generation of one namespace, as of now; `encode` may run on any thread.
+
+    Rows and ids are read later: no row is indexed during a save, so rows stay; ids of live slots never
+    change.
+    """
+
+    hnsw_rows: HnswRows
+    generation: Generation
+    nodes: NDArray[np.int32]
+    slots: NDArray[np.intp]
+    rows: NDArray[Any]
+
+    @classmethod
+    def all_of(cls, hnsw_rows: HnswRows) -> list[GraphPart]:
+        """Return the parts of one namespace."""
+        return [
+            cls._of(hnsw_rows, one)
+            for one in (hnsw_rows.base, hnsw_rows.young)
+            if one is not None and one.live
+        ]
+
+    @classmethod
+    def _of(cls, hnsw_rows: HnswRows, generation: Generation) -> GraphPart:
+        slots = generation.slots[: generation.nodes]
+        nodes = (slots >= 0).nonzero()[0].astype(np.int32)
+        return cls(hnsw_rows, generation, nodes, slots[nodes].astype(np.intp), hnsw_rows.indexed_matrix)
+
+    def encode(self) -> tuple[dict[str, object], list[bytes | memoryview]]:
+        """Return its entry in the header, and its sections."""
+        table = self.hnsw_rows.table
+        ids = [str(table.ids[slot]).encode() for slot in self.slots.tolist()]
+        sections: list[bytes | memoryview] = [
+            self.generation.graph.dump(),
+            self.nodes.astype("<i4").tobytes(),
+            np.array([len(one) for one in ids], "<u4").tobytes(),
+            b"".join(ids),
+            self.rows[self.slots].tobytes(),
+        ]
+        head = {
+            "namespace": table.namespace,
+            "dimension": self.hnsw_rows.dimension,
+            "all_nodes": self.generation.nodes,
+            "drift_max": self.hnsw_rows.drift_max,
+            "sections": [len(section) for section in sections],
+        }
+        return head, sections
+
+
+def pack(parts: Iterable[GraphPart], space: Space, cursor: Cursor) -> list[bytes | memoryview]:
+    """Return the content of the file, in pieces. Copies all graphs in memory."""
+    heads: list[dict[str, object]] = []
+    sections: list[bytes | memoryview] = []
+    for part in parts:
+        head, some = part.encode()
+        heads.append(head)
+        sections += some
+    header = json.dumps(
+        {
+            "space": space,
+            "log_id": cursor.log_id.hex(),
+            "epoch": cursor.epoch,
+            "next_offset": cursor.next_offset,
+            "parts": heads,
+        }
+    ).encode()
+    return [_LENGTH.pack(len(header)), header, *sections]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedPart:
+    """One generation read from the file."""
+
+    namespace: str
+    dimension: int
+    drift_max: float
+    generation: Generation
+    nodes: NDArray[np.intp]
+    ids: list[str]
+    rows: NDArray[Any]
+
+    def adopt_into(self, hnsw_rows: HnswRows) -> Iterator[None]:
+        """Index the vectors that still exist near their rows, a few thousand per step."""
+        hnsw_rows.drift_max = self.drift_max
+        hnsw_rows.adopt(self.generation)
+        for start in range(0, len(self.ids), _ROWS_PER_STEP):
+            step = slice(start, start + _ROWS_PER_STEP)
+            slots = hnsw_rows.table.find_slots(self.ids[step])
+            is_known = slots >= 0
+            hnsw_rows.adopt_rows(
+                self.generation, slots[is_known], self.nodes[step][is_known], self.rows[step][is_known]
+            )
+            yield
+
+
+def unpack(content: memoryview, space: Space, expansion_add: int) -> tuple[int, list[LoadedPart]]:
+    """Return the offset below which all was applied, and the parts. Raises GraphError for a foreign file."""
+    try:
+        (length,) = _LENGTH.unpack_from(content)
+        header = json.loads(bytes(content[_LENGTH.size : _LENGTH.size + length]))
+        if header["space"] != space:
+            raise GraphError(f"its graphs are of space {header['space']}, the index's of space {space}")
+        at, parts = _LENGTH.size + length, []
+        for head in header["parts"]:
+            sections = []
+            for size in head["sections"]:
+                sections.append(content[at : at + size])
+                at += size
+            parts.append(_load(head, sections, space, expansion_add))
+        return int(header["next_offset"]), parts
+    except (KeyError, ValueError, TypeError, struct.error) as error:
+        raise GraphError(f"its content is inconsistent: {error!r}") from error
+
+
+def _load(
+    head: dict[str, Any], sections: Sequence[memoryview], space: Space, expansion_add: int
+) -> LoadedPart:
+    dump, nodes, lengths, ids, rows = sections
+    dimension, count = int(head["dimension"]), int(head["all_nodes"])
+    graph = Graph(space, dimension, expansion_add)
+    graph.load(bytes(dump))
+    if len(graph) > count:
+        raise GraphError(f"its graph has {len(graph)} nodes instead of {count}")
+    generation = Generation(graph)
+    generation.allot(count)
+    ends = np.cumsum(np.frombuffer(lengths, "<u4"), dtype=np.int64).tolist()
+    text = bytes(ids)
+    return LoadedPart(
+        namespace=head["namespace"],
+        dimension=dimension,
+        drift_max=float(head["drift_max"]),
+        generation=generation,
+        nodes=np.frombuffer(nodes, "<i4").astype(np.intp),
+        ids=[text[begin:end].decode() for begin, end in zip([0, *ends[:-1]], ends, strict=True)],
+        rows=np.frombuffer(rows, row_type(space)).reshape(len(ends), dimension),
+    )

@@ -1,0 +1,232 @@
+"""A log's history of one vector: its deltas, after a state if the log starts with one.
+
+Also folds them into a slot of a table.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from delta_prop_sinks.delta_chain import ENTRY_BYTES, BatchReferences, BelowBase, ChainBase, DeltaChain, Entry
+from delta_prop_sinks.vector_table import ABSENT, OPAQUE, OTHER_DIMENSION, VECTOR, Misfit, vector_of
+from delta_prop_wire.batch import SPARSE_KINDS
+from delta_prop_wire.delta import Kind, KnownIds, Source
+from delta_prop_wire.duplicate_ids import IdentifiedDelta, find_duplicates
+from delta_prop_wire.state_rows import state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from delta_prop_sinks.delta_chain import DeltaChains, Ref
+    from delta_prop_sinks.sink import SinkContext
+    from delta_prop_sinks.vector_table import VectorTable
+    from delta_prop_wire.algebra import Key, VectorState
+    from delta_prop_wire.batch import LoggedBatch
+
+_RESETS = frozenset({Kind.CREATE, Kind.DELETE})
+_RUN_MIN = 4
+"""From this many consecutive sparse deltas on, a few calls over arrays are faster than one call per delta."""
+
+
+class VectorHistory:
+    """The log's rows of one vector up to an offset, collected in log order; then converted to a chain.
+
+    `offset`: of its last delta, which may be above the requested end if the log starts with a later state.
+    """
+
+    def __init__(self, end: int) -> None:
+        self.offset = self._end = end
+        self.duplicates: set[Key] = set()
+        """After `chain`: the keys of deltas without effect, because an earlier one has their id."""
+        self.below_snapshot = 0
+        """After `chain`: the number of given rows that sort before the state with which the log starts, which
+        can no longer take effect.
+        """
+        self._state, self._state_offset = ChainBase(), -1
+        self._entries: dict[Key, Entry] = {}
+        self._can_have_duplicates = False
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def entries(self) -> Iterable[Entry]:
+        """The collected deltas."""
+        return self._entries.values()
+
+    def add(self, logged: LoggedBatch, row: int) -> bool:
+        """Collect the log's next row; True if that is a new delta."""
+        if logged.batch.is_state:
+            self._state, self._state_offset = (
+                _base_of(state_of(logged.batch, row)),
+                logged.row_offset(row),
+            )
+        elif logged.offset + row <= self._end and (key := logged.key(row)) not in self._entries:
+            self._entries[key] = Entry(key, logged, row)
+            self._can_have_duplicates |= logged.known_ids is not KnownIds.NONE
+            return True
+        return False
+
+    def chain(self, rows: Sequence[Entry], *, is_full: bool) -> DeltaChain | None:
+        """Return the chain to fold, or None if the log lacks its beginning.
+
+        `rows`: rows of this call, which belong to the history even if the log lacks them. Deltas below a
+        state have no effect and count as ignored, as in a compacted log. `is_full`: the log still covers all
+        deltas, one by one or by a state.
+        """
+        known, state, base = self._entries, self._state, self._state.key
+        from_state = self._state_offset >= 0
+        self.offset = max(self._end, self._state_offset)
+        fresh = [row for row in rows if row.offset > self._state_offset]
+        known |= {row.key: row for row in fresh}
+        entries = [known[key] for key in sorted(known)]
+        if from_state:
+            above = bisect_right(entries, base, key=_entry_key)
+            state.ignored += above - (base in known)
+            entries = entries[above:]
+            self.below_snapshot = sum(row.key < base for row in fresh)
+        chain = _chain_of(entries, state, from_state=from_state, is_full=is_full)
+        if self._can_have_duplicates or any(row.can_be_duplicate for row in fresh):
+            identified = (IdentifiedDelta.of(entry.logged, entry.row) for entry in entries)
+            self.duplicates = find_duplicates(identified, complete=is_full and not from_state)
+            for entry in () if chain is None else chain.entries:
+                entry.is_duplicate = entry.key in self.duplicates
+        return chain
+
+
+async def read_histories(
+    context: SinkContext, ends: Mapping[Ref, int], *, bytes_max: int
+) -> dict[Ref, VectorHistory]:
+    """Return the log's histories of some vectors, each up to an offset. If they exceed `bytes_max`, return
+    only the shortest ones, but at least one.
+    """
+    histories, batches, count = {ref: VectorHistory(end) for ref, end in ends.items()}, BatchReferences(), 0
+    async for logged, row in context.history(ends.keys()):
+        history = histories.get((logged.batch.namespaces[row], logged.batch.keys[row]))
+        if history is None or not history.add(logged, row):
+            continue
+        count += 1
+        batches.hold(logged.batch)
+        if batches.size + count * ENTRY_BYTES > bytes_max and len(histories) > 1:
+            for ref in sorted(histories, key=lambda ref: len(histories[ref]))[len(histories) // 2 :]:
+                history = histories.pop(ref)
+                batches.drop(history.entries)
+                count -= len(history)
+    return histories
+
+
+def _chain_of(
+    entries: list[Entry], state: ChainBase, *, from_state: bool, is_full: bool
+) -> DeltaChain | None:
+    """Return the chain from the first delta, a state, or a reset that no lost delta can follow; None without
+    one.
+
+    A reset by this service's own writers has a higher Lamport timestamp than all that the log held before it;
+    so deltas that the log has dropped since sort before that reset.
+    """
+    below_base = BelowBase.STATE if from_state else BelowBase.NOTHING
+    if not (from_state or is_full):
+        resets = [index for index, entry in enumerate(entries) if _is_own_reset(entry)]
+        if not resets:
+            return None
+        entries, below_base = entries[resets[-1] :], BelowBase.DELTAS
+    chain = DeltaChain(state, below_base, entries)
+    chain.first_changed = 0
+    return chain
+
+
+def _is_own_reset(entry: Entry) -> bool:
+    """True if this service's own writers recreated or deleted the vector here."""
+    return entry.logged.source != Source.REPLICA and entry.logged.batch.kinds[entry.row] in _RESETS
+
+
+def _entry_key(entry: Entry) -> Key:
+    return entry.key
+
+
+def _base_of(state: VectorState) -> ChainBase:
+    assert state.key is not None, "the state of a vector names its last delta"
+    form = OPAQUE if state.data is not None else ABSENT if state.vector is None else VECTOR
+    return ChainBase(state.key, form, state.vector, state.data, dict(state.metadata) or None, state.ignored)
+
+
+def base_at(table: VectorTable, slot: int) -> ChainBase:
+    """Return a slot's content as a base to fold from."""
+    form = int(table.forms[slot])
+    return ChainBase(
+        table.head(slot)[:3],
+        form,
+        vector_of(table, slot) if form in (VECTOR, OTHER_DIMENSION) else None,
+        table.data.get(slot) if form == OPAQUE else None,
+        table.metadata.get(slot),
+        table.ignored.get(slot, 0),
+    )
+
+
+def fold_entries(table: VectorTable, slot: int, entries: Iterable[Entry]) -> None:
+    """Fold deltas in order; those without effect are counted.
+
+    A delta of an unknown kind is skipped: it was quarantined when it arrived.
+    """
+    for kind, run in groupby(entries, key=_run_kind):
+        some = list(run)
+        if kind is not None and len(some) >= _RUN_MIN and _fold_sparse(table, slot, kind, some):
+            continue
+        for entry in some:
+            try:
+                if entry.is_duplicate:
+                    table.count_ignored(slot)
+                else:
+                    table.fold_operation(slot, entry.operation, entry.logged.batch, entry.row)
+            except Misfit:
+                continue
+
+
+def _run_kind(entry: Entry) -> int | None:
+    kind = entry.operation.kind
+    if kind not in SPARSE_KINDS or entry.is_duplicate or entry.logged.batch.has_metadata:
+        return None
+    return kind
+
+
+def _fold_sparse(table: VectorTable, slot: int, kind: int, entries: Sequence[Entry]) -> bool:
+    """Fold sparse deltas of one kind; False, with nothing changed, if they need checks one by one."""
+    operations = [entry.operation for entry in entries]
+    indices = np.concatenate([one.indices for one in operations])
+    values = np.concatenate([one.values for one in operations])
+    return table.fold_sparse(slot, kind, indices, values)
+
+
+def bases_of(table: VectorTable, slots: NDArray[np.intp], chains: DeltaChains) -> dict[Ref, ChainBase]:
+    """Return the states before a block of those vectors that have no chain yet."""
+    refs = ((slot, (table.namespace, str(table.ids[slot]))) for slot in set(slots.tolist()))
+    return {ref: base_at(table, slot) for slot, ref in refs if chains.get(ref) is None}
+
+
+def note_block(
+    chains: DeltaChains,
+    logged: LoggedBatch,
+    rows: NDArray[np.intp] | None,
+    table: VectorTable,
+    slots: NDArray[np.intp],
+    *,
+    bases: dict[Ref, ChainBase],
+    now: float,
+) -> None:
+    """Add the folded rows of a block to their vectors' chains; `bases`: states before it of vectors that have
+    no chain yet.
+    """
+    indexes = range(logged.count) if rows is None else rows.tolist()
+    namespace, ids, note = table.namespace, table.ids, chains.note
+    chains.hold(logged.batch, len(slots))
+    for row, slot in zip(indexes, slots.tolist(), strict=True):
+        ref, key = (namespace, str(ids[slot])), logged.key(row)
+        chain = note(ref, Entry(key, logged, row), bases.get(ref), now)
+        if len(chain.entries) >= chain.savepoint_at and key == table.head(slot)[:3]:
+            chains.add_savepoint(chain, len(chain.entries), base_at(table, slot))

@@ -1,0 +1,466 @@
+"""Damage is found before it is delivered, and named; what is not damaged is still read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_broker.log.corruption import BadFrame, FormatUnknown, LogBusy, LogCorrupted
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.files.frames import FrameScanner
+from delta_prop_broker.log.readonly.inspect import inspect
+from delta_prop_simulations.disk import SimDisk, nth
+from delta_prop_wire.delta import AckLevel
+from tests.broker.durable import EVERYTHING, SEGMENTS, SMALL, Writer, commit, contents, frame, open_log
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TINY = replace(SMALL, segment_bytes_max=400)
+
+
+def small_log(batches: int = 5) -> tuple[SimDisk, dict[int, bytes]]:
+    """A log that was closed: a few segments, each of two frames."""
+    disk = SimDisk()
+    log, _ = open_log(disk, TINY)
+    writer = Writer(log)
+    for _ in range(batches):
+        writer.append(1)
+        commit(log)
+    log.close()
+    return disk, writer.appended
+
+
+def segments_of(disk: SimDisk) -> list[str]:
+    return [path for path in disk.paths() if path.endswith(".log")]
+
+
+def state(disk: SimDisk) -> dict[str, bytes]:
+    return {path: disk.peek(path) for path in disk.paths() if path != "lock"}
+
+
+def opened(disk: SimDisk) -> DurableLog | Exception:
+    try:
+        return open_log(disk, TINY)[0]
+    except (LogCorrupted, FormatUnknown) as damage:
+        return damage
+
+
+def read_each(log: DurableLog, appended: dict[int, bytes]) -> list[LogCorrupted]:
+    """Read every offset by itself: its very bytes, or the damage."""
+    damages, wrong = [], []
+    for offset, raw in appended.items():
+        try:
+            found = log.read(offset, rows_max=1, bytes_max=1)
+        except LogCorrupted as damage:
+            damages.append(damage)
+            wrong.append(damage.offset != offset)
+        else:
+            wrong.append([frame(logged) for logged in found] != [raw])
+    assert not any(wrong), "damage is told where it is, and all else is read"
+    return damages
+
+
+# --- every bit
+
+
+def test_no_flipped_bit_passes_for_a_frame() -> None:
+    disk, appended = small_log()
+    bits = 0
+    for path in segments_of(disk):
+        base, size = int(path[-24:-4]), len(disk.peek(path))
+        starts = sorted(offset for offset in appended if base <= offset)
+        for at in range(size):
+            for bit in range(8):
+                disk.flip(path, at, bit)
+                walk = FrameScanner(
+                    disk.open(path, read_only=True), position=0, offset=base, end=size, previous_crc=None
+                )
+                whole = []
+                with pytest.raises(BadFrame) as caught:
+                    whole.extend(walk)
+                assert caught.value.position <= at
+                assert [frame(place.logged) for place in whole] == [
+                    appended[offset] for offset in starts[: len(whole)]
+                ]
+                disk.flip(path, at, bit)
+                bits += 1
+    print(f"{bits} flipped bits in {len(segments_of(disk))} segments")
+
+
+def test_a_flipped_bit_in_any_byte_of_any_file_is_named_and_never_delivered(full: bool) -> None:
+    whole, appended = small_log()
+    times = [place.stamp.append_time for place in inspect(whole) if not isinstance(place, LogCorrupted)]
+    refused = harmless = 0
+    for path in whole.paths():
+        if path == "lock":
+            continue
+        for at in range(len(whole.peek(path))):
+            if not any(whole.peek(path)[at - 64 : at + 64]):
+                continue  # the hole between the slots of the mark
+            for bit in range(8) if full else (at % 8,):
+                disk = whole.kill()
+                disk.flip(path, at, bit)
+                before = state(disk)
+                log = opened(disk)
+                if not isinstance(log, DurableLog):
+                    refused += 1
+                    assert path in str(log)
+                    assert path.endswith((".log", "log", "format"))
+                    assert state(disk) == before, "who refuses changes nothing"
+                    assert any(path in str(one) for one in _inspected(disk) if isinstance(one, Exception))
+                    continue
+                assert log.next_offset == 5, "never silently shorter"
+                assert log.epoch == 1 + (log.next_offset != 5)
+                assert not path.endswith((".log", "log", "format")), "what matters is not passed over"
+                assert read_each(log, appended) == []
+                assert [log.find(16, counter + 1) for counter in range(5)] == list(range(5))
+                assert [log.offset_at(time) for time in times] == list(range(5))
+                harmless += 1
+                log.close()
+    print(f"{refused} flips refused at opening, {harmless} in what is rebuilt")
+    assert min(refused, harmless) > 300
+
+
+def test_damage_amid_a_sealed_segment_is_found_by_its_reader_and_all_else_is_read() -> None:
+    """Opening trusts the index of a sealed segment for what it holds, so it does not read all of it."""
+    whole = SimDisk()
+    settings = replace(SMALL, segment_bytes_max=30_000, bytes_max=200_000)
+    log, _ = open_log(whole, settings)
+    writer = Writer(log)
+    for rows in range(200):
+        writer.append(1 + rows % 3, dimension=10)
+        commit(log)
+    log.close()
+    path = segments_of(whole)[0]
+    size, found = len(whole.peek(path)), 0
+    for at in range(1_000, size - 10_000, 997):
+        disk = whole.kill()
+        disk.flip(path, at)
+        log, report = open_log(disk, settings)
+        assert (report.clean, report.indexes_rebuilt) == (True, 0)
+        damages = read_each(log, writer.appended)
+        assert [damage.path for damage in damages] == [path]
+        found += 1
+    print(f"{found} flips in {size} bytes")
+    assert found > 10
+
+
+def _inspected(disk: SimDisk) -> list[object]:
+    try:
+        return list(inspect(disk))
+    except FormatUnknown as unknown:
+        return [unknown]
+
+
+def test_a_bit_that_flips_while_the_log_is_open_is_found_by_the_reader() -> None:
+    whole, appended = small_log()
+    for path in segments_of(whole):
+        for at in range(0, len(whole.peek(path)), 7):
+            disk = whole.kill()
+            log, _ = open_log(disk, TINY)
+            disk.flip(path, at)
+            damages = read_each(log, appended)
+            assert [damage.path for damage in damages] == [path]
+            damage = damages[0]
+            assert damage.position is not None
+            assert damage.position <= at
+            assert damage.end == damage.offset + 1  # type: ignore[operator]
+            for text in (path, "offset", "delta-prop log verify", "delta-prop log export"):
+                assert text in str(damage)
+            # A reader on its way gets what lies before, then is told.
+            passed = [logged.offset for logged in log.read(0, **EVERYTHING)] if damage.offset else []
+            assert passed == list(range(damage.offset or 0))
+            log.close()
+
+
+def test_inspection_gives_every_frame_but_the_damaged_ones() -> None:
+    disk, appended = small_log(7)
+    assert {place.logged.offset: frame(place.logged) for place in inspect(disk)} == appended  # type: ignore[union-attr]
+    first, second = segments_of(disk)[:2]
+    disk.flip(first, 20)
+    disk.flip(second, 250)
+    found = list(inspect(disk))
+    damages = [one for one in found if isinstance(one, LogCorrupted)]
+    assert [(damage.path, damage.offset, damage.end) for damage in damages] == [(first, 0, 1), (second, 3, 4)]
+    places = [one.logged.offset for one in found if not isinstance(one, LogCorrupted)]
+    assert places == [1, 2, 4, 5, 6]
+    disk.remove(segments_of(disk)[2])
+    damages = [one for one in inspect(disk) if isinstance(one, LogCorrupted)]
+    assert (damages[-1].offset, damages[-1].end) == (3, 6)
+
+
+# --- whole files
+
+
+def test_an_index_that_is_gone_or_wrong_makes_no_difference() -> None:
+    whole, appended = small_log(9)
+    paths = [path for path in whole.paths() if path.endswith(".index")]
+    assert len(paths) == 4
+    other = [whole.peek(path) for path in paths]
+    damages = [b"", bytes(len(other[0])), b"\xff" * 1000, other[0][:-1], other[1], other[0] * 2]
+    for content in [None, *damages]:
+        for chosen in (paths[:1], paths):
+            disk = whole.kill()
+            for path in chosen:
+                if content is None:
+                    disk.remove(path)
+                else:
+                    disk.put(path, content)
+            log, report = open_log(disk, TINY)
+            assert report.indexes_rebuilt >= len(chosen) - 1
+            assert contents(log) == appended
+            assert [log.find(16, counter + 1) for counter in range(9)] == list(range(9))
+            log.close()
+            log, report = open_log(disk, TINY)
+            assert report.indexes_rebuilt == 0, "rebuilt and kept"
+            for path in chosen:  # and while it is open
+                disk.put(path, b"\x00" * 300)
+            assert contents(log) == appended
+            log.close()
+
+
+def test_an_index_that_lies_about_sound_data_is_caught_at_its_target() -> None:
+    """A checksum makes no index true: one made for other data of the same size leads to other frames."""
+    disk, appended = small_log(9)
+    log, _ = open_log(disk, TINY)
+    segment = log._segments.all[1]
+    index = log._segments.index_of(segment)
+    index._positions[0] += 8
+    index._runs[16].offsets[0] += 1
+    assert contents(log) == appended
+    assert log.statistics().indexes_rebuilt == 1
+    assert log.find(16, 3) == 2
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_missing_segment_is_told_with_its_range(which: int) -> None:
+    disk, _ = small_log()
+    path = segments_of(disk)[which]
+    disk.remove(path)
+    before = state(disk)
+    with pytest.raises(LogCorrupted) as caught:
+        open_log(disk, TINY)
+    start = 2 * which
+    assert (caught.value.offset, caught.value.end) == (start, min(start + 2, 5))
+    assert state(disk) == before
+
+
+def test_segments_that_are_all_gone_are_missed() -> None:
+    disk, _ = small_log()
+    for path in segments_of(disk):
+        disk.remove(path)
+    with pytest.raises(LogCorrupted, match="no segment is left") as caught:
+        open_log(disk, TINY)
+    assert (caught.value.offset, caught.value.end) == (0, 5)
+
+
+@pytest.mark.parametrize("name", ["format", f"{SEGMENTS}/log"])
+def test_a_log_whose_small_files_are_gone_is_not_taken_for_a_new_one(name: str) -> None:
+    disk, _ = small_log()
+    disk.remove(name)
+    before = state(disk)
+    with pytest.raises(LogCorrupted, match="missing"):
+        open_log(disk, TINY)
+    assert state(disk) == before
+    assert any(isinstance(one, LogCorrupted) and one.path == name for one in inspect(disk))
+
+
+def test_without_its_mark_a_log_opens_and_says_so() -> None:
+    disk, appended = small_log()
+    disk.remove(f"{SEGMENTS}/mark")
+    log, report = open_log(disk, TINY)
+    assert contents(log) == appended
+    assert "mark is missing or damaged" in str(report)
+    assert log.epoch == 2, "whether a tail is missing cannot be known"
+
+
+def test_a_newer_format_is_refused_with_its_number() -> None:
+    disk, _ = small_log()
+    disk.put("format", json.dumps({"format": 7, "made_by": "9.0", "more": []}).encode())
+    before = state(disk)
+    for read_only in (False, True):
+        with pytest.raises(FormatUnknown, match=r"format 7 \(made by 9.0\).*reads up to 2") as caught:
+            open_log(disk, TINY, read_only=read_only)
+        assert caught.value.format == 7
+    assert state(disk) == before
+
+
+# --- the tail
+
+
+@pytest.mark.parametrize("zeros", [0, 8192], ids=["", "zeros behind it"])
+@pytest.mark.parametrize("kind", ["torn", "garbage", "flipped", "half a head"])
+def test_a_torn_tail_above_the_mark_is_cut_and_told(kind: str, zeros: int) -> None:
+    disk = SimDisk()
+    log, _ = open_log(disk, replace(SMALL, read_level=AckLevel.LOGGED))
+    writer = Writer(log)
+    for _ in range(3):
+        writer.append(1)
+    commit(log)  # synced: offsets 0 to 2
+    writer.append(1, level=AckLevel.LOGGED)
+    commit(log)
+    path = segments_of(disk)[0]
+    size = len(writer.appended[0])
+    raw = disk.peek(path)[: 4 * size]
+    assert (log.synced, log.written, log.statistics().bytes) == (3, 4, 4 * size)
+    kept = raw[: 3 * size]
+    damaged = {
+        "torn": raw[:-5],
+        "garbage": raw + b"\xd3\x01\x01\x08" + bytes(range(256)),
+        "flipped": raw[:-30] + b"\xff" + raw[-29:],
+        "half a head": kept + raw[:40],
+    }[kind]
+    after = disk.kill()
+    after.put(path, damaged + bytes(zeros))
+    looker, told = open_log(after, read_only=True)
+    assert looker.high_watermark == 3
+    assert told.truncated_tail is not None
+    assert after.peek(path) == damaged + bytes(zeros)
+    assert any(isinstance(one, LogCorrupted) and "a torn tail" in one.reason for one in inspect(after))
+    log, report = open_log(after)
+    offset = 4 if kind == "garbage" else 3
+    assert report.truncated_tail is not None
+    assert report.truncated_tail == told.truncated_tail
+    assert (report.truncated_tail.offset, report.truncated_tail.position) == (offset, offset * size)
+    assert report.truncated_tail.bytes == len(damaged.rstrip(b"\0")) - offset * size
+    assert "never synced and are cut" in str(report)
+    assert contents(log) == {at: raw for at, raw in writer.appended.items() if at < offset}
+    assert (log.epoch, log.next_offset, log.epoch_end(1)) == (2, offset, offset)
+    assert after.peek(path) == raw[: offset * size]
+
+
+def test_below_the_mark_nothing_is_cut_though_it_looks_like_a_torn_tail() -> None:
+    """The last synced frame is torn: the mark says that it was there."""
+    disk, _ = small_log()
+    path = segments_of(disk)[-1]
+    raw = disk.peek(path)
+    for damaged in (raw[:-1], raw[:-70], b"", bytes(len(raw)), raw[: len(raw) // 2] + bytes(len(raw) // 2)):
+        after = disk.kill()
+        after.put(path, damaged)
+        before = state(after)
+        with pytest.raises(LogCorrupted) as caught:
+            open_log(after, TINY)
+        assert (caught.value.path, caught.value.offset, caught.value.end) == (path, 4, 5)
+        assert state(after) == before
+
+
+def test_frames_behind_the_damage_say_what_was_synced_where_the_mark_does_not() -> None:
+    disk = SimDisk()
+    log, _ = open_log(disk)
+    writer = Writer(log)
+    for _ in range(4):
+        writer.append(1)
+        commit(log)
+    after = disk.kill()
+    after.remove(f"{SEGMENTS}/mark")
+    path, size = segments_of(after)[0], len(writer.appended[0])
+    for at, end in ((size + 20, 3), (2 * size + 100, 3)):
+        damaged = after.kill()
+        damaged.flip(path, at)
+        with pytest.raises(LogCorrupted) as caught:
+            open_log(damaged)
+        assert (caught.value.offset, caught.value.end) == (at // size, at // size + 1)
+        assert end == 3
+    after.flip(path, 3 * size + 20)  # the last one: nothing behind it was written after its sync
+    log, report = open_log(after)
+    assert (log.next_offset, report.truncated_tail is not None) == (3, True)
+
+
+@pytest.mark.parametrize("kind", ["lose", "misdirect"])
+def test_a_disk_that_lies_about_a_sync_is_found_out(kind: str) -> None:
+    found = sound = 0
+    for count in range(1, 30):
+        disk = SimDisk(count)
+        when = nth("sync", count, ".log")
+        disk.lose(when) if kind == "lose" else disk.misdirect(when)
+        log, _ = open_log(disk)
+        writer = Writer(log)
+        for _ in range(20):
+            writer.append(2, dimension=30)
+            commit(log)
+        log.close()
+        struck = disk.struck["writes lost"] + disk.struck["writes misdirected"]
+        after = disk.crash(count)
+        try:
+            log, _ = open_log(after)
+            damages = read_each(log, writer.appended)
+        except LogCorrupted as damage:
+            damages = [damage]
+        assert struck or not damages
+        found += bool(damages)
+        sound += not damages
+        assert log.next_offset == 40
+    print(f"{found} found, {sound} had no effect")
+    assert found > 5
+
+
+def test_a_frame_of_another_history_does_not_pass() -> None:
+    """The same offset, a sound stamp and body, but not the frame that was appended there."""
+    disk, appended = small_log(2)
+    disk.put(segments_of(disk)[0], appended[0] + _at_offset_one(appended))
+    with pytest.raises(LogCorrupted, match="follows stamp"):
+        open_log(disk, TINY)
+
+
+def test_a_segment_under_another_name_is_not_taken_for_a_torn_tail() -> None:
+    """Nothing is known to be synced and nothing fits, but the frames are sound: they are not cut."""
+    disk, _ = small_log(2)
+    disk.remove(f"{SEGMENTS}/mark")
+    disk.rename(segments_of(disk)[0], f"{SEGMENTS}/{7:020}.log")
+    before = state(disk)
+    with pytest.raises(LogCorrupted, match="offset 0 lies where offset 7 belongs"):
+        open_log(disk, TINY)
+    assert state(disk) == before
+
+
+def test_a_sound_body_under_the_stamp_of_another_does_not_pass() -> None:
+    disk, appended = small_log(2)
+    disk.put(segments_of(disk)[0], appended[0] + appended[1][:64] + appended[0][64:])
+    with pytest.raises(LogCorrupted, match="the stamp is of body"):
+        open_log(disk, TINY)
+
+
+def _at_offset_one(appended: dict[int, bytes]) -> bytes:
+    disk = SimDisk()
+    log, _ = open_log(disk, TINY)
+    writer = Writer(log, counter=7)
+    writer.append(1)
+    raw = frame(writer.append(1))
+    assert len(raw) == len(appended[1])
+    return raw
+
+
+# --- two processes
+
+HOLD = """
+import sys
+from delta_prop_broker.local_disk import LocalDisk
+from tests.broker.durable import open_log
+log, _ = open_log(LocalDisk(sys.argv[1]))
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_another_process_is_told_who_has_the_directory_until_that_one_is_gone(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"open\n"
+        with pytest.raises(LogBusy, match=f"process {holder.pid}"):
+            open_log(LocalDisk(tmp_path))
+    finally:
+        holder.kill()
+        holder.communicate()
+    log, report = open_log(LocalDisk(tmp_path))
+    assert (report.clean, log.epoch) == (False, 2)
+    log.close()

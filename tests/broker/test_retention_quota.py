@@ -1,0 +1,183 @@
+"""Whose room it is: what a holder keeps from being free, who is let go for it, and nobody for nothing."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop_broker.log.memory import MemoryLog, weight
+from delta_prop_wire.delta import Source
+from delta_prop_wire.encode import encode_vectors
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
+
+LOG_ID = bytes(range(16))
+DELTAS_MAX = 10
+BATCHES = {
+    count: encode_vectors(
+        [f"v{row}" for row in range(count)],
+        np.ones((count, 1), np.float32),
+        namespace="default",
+        origin=1 << 20,
+        base=1,
+    )
+    for count in range(1, 8)
+}
+
+
+def append(log: MemoryLog, count: int) -> None:
+    log.append(BATCHES[count], lamport=log.next_offset + 1, source=Source.LOCAL)
+
+
+# --- how full
+
+
+def test_the_share_that_a_holder_keeps_is_the_larger_of_deltas_and_bytes() -> None:
+    size = weight(BATCHES[2])
+    by_deltas = MemoryLog(LOG_ID, deltas_max=10, bytes_max=100 * size)
+    by_bytes = MemoryLog(LOG_ID, deltas_max=1_000, bytes_max=4 * size)
+    for log in (by_deltas, by_bytes):
+        append(log, 2)
+        append(log, 2)
+    assert [by_deltas.used_share(offset) for offset in (0, 1, 2, 3, 4, 9)] == [0.4, 0.3, 0.2, 0.1, 0, 0]
+    # Bytes are kept by whole batches.
+    assert [by_bytes.used_share(offset) for offset in (0, 1, 2, 3, 4)] == [0.5, 0.5, 0.25, 0.25, 0]
+
+
+def test_what_is_gone_takes_no_share() -> None:
+    log = MemoryLog(LOG_ID, deltas_max=4)
+    for _ in range(10):
+        append(log, 1)
+    assert log.start_offset == 6
+    assert log.used_share(0) == log.used_share(6) == 1
+    assert log.used_share(8) == 0.5
+
+
+# --- who is let go
+
+
+def test_who_gives_way_is_let_go_rather_than_an_append_refused() -> None:
+    log, told = MemoryLog(LOG_ID, deltas_max=4), []
+    log.hold("snapshots", lambda: 0, lambda: told.append(log.next_offset))
+    log.hold("quick", lambda: log.next_offset)
+    for _ in range(4):
+        append(log, 1)
+    assert told == []
+    append(log, 1)
+    assert told == [4]  # before the append, once
+    append(log, 1)
+    assert told == [4]
+    assert (log.start_offset, log.next_offset) == (2, 6)
+    assert log.statistics().refused == 0
+
+
+@pytest.mark.parametrize("first", ["gives way", "stays"])
+def test_nobody_is_let_go_where_another_keeps_the_log_full_all_the_same(first: str) -> None:
+    log, told = MemoryLog(LOG_ID, deltas_max=4), []
+    holders = {"gives way": lambda: told.append(1), "stays": None}
+    for name in (first, *(one for one in holders if one != first)):
+        log.hold(name, lambda: 0, holders[name])
+    for _ in range(4):
+        append(log, 1)
+    full = log.capacity_refusal(1, 0)
+    assert isinstance(full, Refused)
+    with pytest.raises(Refused) as caught:
+        append(log, 1)
+    assert caught.value.code is ErrorCode.LOG_FULL
+    assert told == []
+    log.release("stays")
+    append(log, 1)
+    assert told == [1]
+
+
+def test_only_as_many_are_let_go_as_it_takes() -> None:
+    log, told = MemoryLog(LOG_ID, deltas_max=6), []
+    for name, at in (("far", 0), ("middle", 2), ("near", 4)):
+        log.hold(name, lambda at=at: at, lambda name=name: told.append(name))  # type: ignore[misc]
+    for _ in range(3):
+        append(log, 2)
+    append(log, 1)
+    assert told == ["far"]
+    append(log, 1)
+    assert told == ["far"]
+    append(log, 2)
+    assert told == ["far", "middle"]
+
+
+# --- against a model
+
+
+@dataclass
+class Model:
+    """The same rules over plain lists; what nobody needs is dropped only when room is short."""
+
+    starts: list[tuple[int, int]] = field(default_factory=list)  # offset and count of each batch held
+    end: int = 0
+    holders: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    told: list[str] = field(default_factory=list)
+
+    def held(self) -> int:
+        return sum(count for _, count in self.starts)
+
+    def kept(self, floor: int) -> int:
+        return sum(count for start, count in self.starts if start + count > floor)
+
+    def append(self, count: int) -> bool:
+        while self.held() + count > DELTAS_MAX:
+            floor = min((at for at, _ in self.holders.values()), default=self.end)
+            if self.starts[0][0] + self.starts[0][1] <= floor:
+                self.starts.pop(0)
+                continue
+            staying = min((at for at, gives in self.holders.values() if not gives), default=self.end)
+            if self.kept(staying) + count > DELTAS_MAX:
+                return False
+            name = min(self.holders, key=lambda one: self.holders[one][0])
+            del self.holders[name]
+            self.told.append(name)
+        self.starts.append((self.end, count))
+        self.end += count
+        return True
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(1, 7), st.booleans()),
+        st.tuples(st.sampled_from("abc"), st.integers(0, 12), st.booleans()),
+        st.tuples(st.just("release"), st.integers(0, 2), st.booleans()),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_room_is_found_as_the_rules_say(steps: list[tuple[str, int, bool]]) -> None:
+    log, model, told = MemoryLog(LOG_ID, deltas_max=DELTAS_MAX), Model(), []
+    for what, number, gives_way in steps:
+        if what == "append":
+            could = log.capacity_refusal(number, BATCHES[number].size) is None
+            with nullcontext() if could else pytest.raises(Refused, match="LOG_FULL"):
+                append(log, number)
+            assert model.append(number) == could
+        elif what == "release":
+            log.release("abc"[number])
+            model.holders.pop("abc"[number], None)
+        else:  # hold, or hold on from further on
+            at = min(log.start_offset + number, log.next_offset)
+            log.release(what)
+            model.holders.pop(what, None)
+            log.hold(
+                what,
+                lambda at=at: at,  # type: ignore[misc]
+                (lambda what=what: told.append(what)) if gives_way else None,  # type: ignore[misc]
+            )
+            model.holders[what] = (at, gives_way)
+        assert told == model.told
+        assert log.next_offset == model.end
+        assert log.start_offset == (model.starts[0][0] if model.starts else model.end)
+        for offset in range(log.start_offset, log.next_offset):
+            assert log.used_share(offset) == (log.next_offset - offset) / DELTAS_MAX

@@ -1,0 +1,55 @@
+"""How near the parts of a log are to going: told before they go, by size and by age."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from delta_prop_broker.log.memory import MemoryLog
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_wire.delta import AckLevel, Source
+from tests.broker.durable import LOG_ID, SMALL, Clock, Writer, batch_of, commit, open_log
+
+KEPT = replace(SMALL, segment_bytes_max=2_000, bytes_max=80_000, retention_bytes=20_000, retention_s=1_000.0)
+
+
+def test_what_is_beyond_the_size_kept_is_what_goes_next() -> None:
+    writer = Writer(open_log(SimDisk(), KEPT)[0])
+    log = writer.log
+    assert log.retention_share(0) == 0
+    for _ in range(150):
+        writer.append()
+        commit(log)
+    shares = {offset: log.retention_share(offset) for offset in writer.appended}
+    assert list(shares.values()) == sorted(shares.values(), reverse=True)
+    assert log.retain()
+    assert max(share for offset, share in shares.items() if offset >= log.start_offset) <= 1
+    assert min(share for offset, share in shares.items() if offset < log.start_offset) > 1
+    assert log.retention_share(log.next_offset) == 0
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_what_is_older_than_is_kept_goes_next_but_never_the_last_segment(compact: bool) -> None:
+    clock = Clock(step_us=0)
+    settings = replace(KEPT, compact=compact, min_compaction_lag_s=500.0 if compact else None)
+    writer = Writer(open_log(SimDisk(), settings, clock=clock)[0])
+    while len(writer.log._segments.all) < 2:
+        writer.append()
+        commit(writer.log)
+    kept_s = 500 if compact else 1_000
+    shares = []
+    for share in (0.5, 0.5, 1):
+        clock.wait(share * kept_s)
+        writer.log.clock.read()
+        shares.append(writer.log.retention_share(0))
+    assert shares == pytest.approx([0.5, 1, 2])
+    assert writer.log.retention_share(writer.log.next_offset - 1) == 0
+
+
+def test_in_memory_only_size_counts() -> None:
+    log = MemoryLog(LOG_ID, deltas_max=10)
+    for base in range(1, 9):
+        batch = batch_of(1, base, level=AckLevel.MEMORY)
+        log.append(batch, lamport=base, source=Source.LOCAL)
+    assert [log.retention_share(offset) for offset in (0, 4, 8)] == [0.8, 0.4, 0]

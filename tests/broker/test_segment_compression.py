@@ -1,0 +1,403 @@
+"""Sealed segments are compressed in place: readers see no difference, a crash leaves one of two files."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from delta_prop_broker.log.corruption import CodecMissing, LogCorrupted
+from delta_prop_broker.log.readonly.follow import Follower
+from delta_prop_broker.log.readonly.inspect import inspect
+from delta_prop_broker.log.retention import segment_compression as module
+from delta_prop_broker.log.settings import LogSettings
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_wire import compression
+from delta_prop_wire.compression import Compression
+from delta_prop_wire.encode import encode_vectors
+from delta_prop_wire.errors import UsageError
+from tests.broker.compressed import COMPRESSED, compressed_log, rewrite, shrinking
+from tests.broker.durable import SEGMENTS, SMALL, Clock, Writer, commit, contents, frame, open_log
+
+if TYPE_CHECKING:
+    from delta_prop_broker.log.settings import Compress
+
+CODECS = pytest.mark.parametrize("codec", ["lz4", "zstd"])
+
+
+def segments_of(disk: SimDisk) -> list[str]:
+    return [path for path in disk.paths() if path.endswith(".log")]
+
+
+def bytes_of(disk: SimDisk) -> int:
+    """Of frames, which end at a multiple of 8; behind the last one there may be zeros."""
+    return sum(-(-len(disk.peek(path).rstrip(b"\0")) // 8) * 8 for path in segments_of(disk))
+
+
+# --- what readers see
+
+
+@CODECS
+def test_a_compressed_log_is_smaller_and_reads_the_same(codec: Compress) -> None:
+    disk, writer, before = compressed_log(codec)
+    log = writer.log
+    told = log.statistics()
+    assert (told.segments, told.compressed_segments) == (5, 4)
+    assert told.bytes == bytes_of(disk) < before / 2
+    for one in (log, open_log(disk.kill(), COMPRESSED)[0], open_log(disk, COMPRESSED, read_only=True)[0]):
+        assert contents(one) == writer.appended
+        assert contents(one, rows_max=1, bytes_max=1) == writer.appended
+        assert [one.find(16, counter + 1) for counter in range(54)] == list(range(54))
+        assert [frame(place.logged) for place in one.frames(13)] == list(writer.appended.values())[2:]
+        times = [place.stamp.append_time for place in one.frames()]
+        assert [one.offset_at(time) for time in times] == list(writer.appended)
+    found = list(inspect(disk))
+    assert not [one for one in found if isinstance(one, LogCorrupted)]
+    assert sum(place.size for place in found if not isinstance(place, LogCorrupted)) == bytes_of(disk)
+    follower = Follower(disk, 0)
+    assert {place.logged.offset: frame(place.logged) for place in follower.read()} == writer.appended
+
+
+def test_a_compressed_log_is_opened_by_its_indexes_and_goes_on() -> None:
+    disk, writer, _ = compressed_log()
+    writer.log.close()
+    log, report = open_log(disk, COMPRESSED)
+    assert (report.clean, report.indexes_rebuilt, log.epoch) == (True, 0, 1)
+    assert log.take_compression() is None, "each is done once"
+    again = Writer(log, counter=writer.counter, appended=writer.appended)
+    for _ in range(4):
+        again.append_batch(shrinking(6, again.counter + 1))
+        commit(log)
+    while rewrite(log) is not None:
+        pass
+    assert contents(log) == writer.appended
+    log.close()
+    for path in disk.paths():
+        if path.endswith(".index"):
+            disk.remove(path)
+    log, report = open_log(disk, COMPRESSED)
+    assert report.indexes_rebuilt == 6
+    assert contents(log) == writer.appended
+    assert log.take_compression() is None, "the frames themselves say that they are compressed"
+
+
+def test_readers_on_the_way_go_on_whatever_is_exchanged_under_them() -> None:
+    """One within a segment, one that has read its index and not its file, one that comes to it later."""
+    disk, writer, _ = compressed_log(settings=replace(COMPRESSED, compress="none"), codec="none")
+    writer.log.close()
+    log, _ = open_log(disk, COMPRESSED)
+    follower = Follower(disk, 0)
+    following = follower.read()
+    seen = [frame(next(following).logged)]
+    early, _ = open_log(disk, COMPRESSED, read_only=True)
+    walking = early.frames()
+    walked = [frame(next(walking).logged)]
+    late, _ = open_log(disk, COMPRESSED, read_only=True)
+    sizes = [late.find(16, counter) for counter in (1, 13, 30)]
+    while rewrite(log) is not None:
+        pass
+    assert seen + [frame(place.logged) for place in following] == list(writer.appended.values())
+    assert walked + [frame(place.logged) for place in walking] == list(writer.appended.values())
+    assert contents(late) == writer.appended
+    assert sizes == [0, 12, 29]
+
+
+def test_within_the_steps_the_log_reads_and_writes_on() -> None:
+    disk = SimDisk()
+    log, _ = open_log(disk, COMPRESSED)
+    writer = Writer(log)
+    for _ in range(4):
+        writer.append_batch(shrinking(6, writer.counter + 1))
+        commit(log)
+    assert contents(log) == writer.appended, "so its files are at hand"
+    rewriting = log.take_compression()
+    assert rewriting is not None
+    assert log.take_compression() is None, "one at a time"
+    assert rewriting.step()  # on the disk it is exchanged now, for the log it is not yet
+    rewriting.close()
+    assert contents(log) == writer.appended
+    writer.append_batch(shrinking(6, writer.counter + 1))
+    commit(log)
+    log.finish_compression(rewriting)
+    assert contents(log) == writer.appended
+    assert log.statistics().compressed_segments == 1
+    assert log.statistics().bytes == bytes_of(disk)
+
+
+# --- what is not compressed
+
+
+def test_what_hardly_shrinks_stays_as_it_is_and_is_not_tried_again() -> None:
+    disk = SimDisk()
+    log, _ = open_log(disk, COMPRESSED)
+    writer = Writer(log)
+    noise = np.random.default_rng(1).standard_normal((8, 6, 64), dtype=np.float32)
+    for values in noise:
+        keys = [f"v-{writer.counter + row}" for row in range(6)]
+        writer.append_batch(encode_vectors(keys, values, namespace="n", origin=16, base=writer.counter + 1))
+        commit(log)
+    before = {path: disk.peek(path).rstrip(b"\0") for path in segments_of(disk)}
+    for _ in range(3):
+        found = rewrite(log)
+        assert found is not None
+        assert found.is_useless
+    assert rewrite(log) is None
+    log.close()
+    assert {path: disk.peek(path).rstrip(b"\0") for path in segments_of(disk)} == before
+    assert not [path for path in disk.paths() if path.endswith(".new")]
+    log, report = open_log(disk, COMPRESSED)
+    assert (report.indexes_rebuilt, rewrite(log)) == (0, None)
+    assert contents(log) == writer.appended
+
+
+def test_the_segment_that_grows_and_what_is_not_synced_are_left_alone() -> None:
+    log, _ = open_log(SimDisk(), COMPRESSED)
+    writer = Writer(log)
+    for _ in range(3):
+        writer.append_batch(shrinking(6, writer.counter + 1))
+    assert log.statistics().segments == 2
+    assert log.take_compression() is None
+    commit(log)
+    assert rewrite(log) is not None
+    assert log.take_compression() is None
+
+
+def test_a_damaged_segment_is_told_and_left_as_it_is() -> None:
+    disk, writer, _ = compressed_log("none")
+    writer.log.close()
+    log, _ = open_log(disk, COMPRESSED)
+    path = segments_of(disk)[0]
+    disk.flip(path, 700)
+    before = disk.peek(path)
+    with pytest.raises(LogCorrupted) as caught:
+        rewrite(log)
+    assert (caught.value.path, caught.value.offset) == (path, 0)
+    assert disk.peek(path) == before
+    found = rewrite(log)
+    assert found is not None
+    assert found.segment.base == 12, "the others are compressed"
+    assert not [path for path in disk.paths() if path.endswith(".new")]
+
+
+# --- retention, failures, a codec that is missing
+
+
+def test_a_segment_that_goes_while_it_is_rewritten_is_removed_when_that_ends() -> None:
+    for steps in (0, 1):
+        disk, writer, _ = compressed_log("none")
+        writer.log.close()
+        log, _ = open_log(disk, replace(COMPRESSED, retention_bytes=8_000))
+        rewriting = log.take_compression()
+        assert rewriting is not None
+        for _ in range(steps):
+            rewriting.step()
+        assert log.retain() > 0
+        commit(log)
+        assert log.start_offset > 0
+        first = f"{SEGMENTS}/{0:020}.log"
+        assert disk.paths().count(first) == 1, "not under the feet of who rewrites it"
+        if not steps:
+            while not rewriting.step():
+                pass
+        crashed, report = open_log(disk.crash(1), COMPRESSED)
+        assert report.start_offset == crashed.start_offset == log.start_offset
+        rewriting.close()
+        log.finish_compression(rewriting)
+        assert commit(log)
+        assert first not in disk.paths()
+        assert log.statistics().bytes == bytes_of(disk)
+        assert contents(log) == {at: raw for at, raw in writer.appended.items() if at >= log.start_offset}
+
+
+def test_where_there_is_no_room_beside_it_nothing_is_rewritten() -> None:
+    disk, writer, _ = compressed_log("none")
+    writer.log.close()
+    log, _ = open_log(disk, replace(COMPRESSED, free_bytes_min=1_000))
+    disk.capacity_bytes = disk.used_bytes + 4_000
+    with pytest.raises(OSError, match="is to be written") as caught:
+        rewrite(log)
+    assert caught.value.errno == errno.ENOSPC
+    disk.capacity_bytes = None
+    assert rewrite(log) is not None, "tried again"
+    assert contents(log) == writer.appended
+
+
+@CODECS
+def test_a_codec_that_is_missing_is_told_at_the_start(
+    codec: Compress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, writer, _ = compressed_log(codec)
+    writer.log.close()
+    before = {path: disk.peek(path) for path in disk.paths()}
+    module_name = {"lz4": "lz4", "zstd": "zstandard"}[codec]
+    monkeypatch.setattr(compression, "find_spec", lambda name: None if name == module_name else object())
+    with pytest.raises(UsageError, match=rf"compress = '{codec}'.*install delta-prop\[compress\]"):
+        LogSettings(compress=codec)
+    for read_only in (False, True):
+        with pytest.raises(CodecMissing, match=rf"compressed with {codec}.*install delta-prop\[compress\]"):
+            open_log(disk, SMALL, read_only=read_only)
+    assert {path: disk.peek(path) for path in disk.paths() if path in before} == before
+    assert available_but(Compression[codec.upper()])
+
+
+def available_but(missing: Compression) -> bool:
+    return missing not in compression.available_codecs()
+
+
+def test_settings_name_a_codec() -> None:
+    assert LogSettings().codec is None
+    assert LogSettings(compress="zstd").codec is Compression.ZSTD
+    with pytest.raises(UsageError, match="compress = 'gzip': give one of none, lz4, zstd"):
+        LogSettings(compress="gzip")  # type: ignore[arg-type]
+
+
+# --- crashes and failures
+
+
+def life(disk: SimDisk, written: dict[int, bytes], held: list[int]) -> None:
+    """Commits, rolls, removals, and rewritings of which every step falls between two commits."""
+    clock = Clock()
+    log, report = open_log(disk, replace(COMPRESSED, retention_bytes=20_000), clock=clock)
+    held[:] = [report.start_offset, log.synced]
+    writer = Writer(log, appended=written, counter=log.next_offset)
+    rewriting = None
+    for step in range(24):
+        writer.append_batch(shrinking(5 + step % 3, writer.counter + 1))
+        commit(log)
+        held[1] = log.synced
+        rewriting = rewriting or log.take_compression()
+        if step % 8 == 5:
+            held[0] = max(held[0], log.start_offset)
+            log.retain()
+            held[0] = max(held[0], log.start_offset)
+        try:
+            if rewriting is not None and rewriting.step():
+                rewriting.close()
+                log.finish_compression(rewriting)
+                rewriting = None
+        except OSError:  # the log goes on
+            assert rewriting is not None
+            rewriting.close()
+            log.finish_compression(rewriting, retry=step % 2 == 0)
+            rewriting = None
+    if rewriting is not None:
+        rewriting.close()
+        log.finish_compression(rewriting, retry=True)
+    log.close()
+
+
+def judged(disk: SimDisk, written: dict[int, bytes], held: list[int]) -> None:
+    """Everything that was promised is there, and the log goes on."""
+    log, _ = open_log(disk, COMPRESSED)
+    found = contents(log)
+    assert found == {at: written[at] for at in found}
+    assert log.next_offset >= held[1]
+    assert log.start_offset <= held[0]
+    assert not [path for path in disk.paths() if path.endswith(".new")], "leftovers are removed"
+    assert log.statistics().bytes == bytes_of(disk)
+    writer = Writer(log, counter=log.next_offset)
+    writer.append(2)
+    commit(log)
+    while rewrite(log) is not None:
+        pass
+    log.close()
+    log, _ = open_log(disk, COMPRESSED)
+    assert contents(log) == found | writer.appended
+
+
+def test_a_power_cut_or_a_kill_at_every_call_of_a_log_that_is_compressed(
+    full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from delta_prop_simulations.disk import CHANGING, SimCrash
+
+    monkeypatch.setattr(module, "STEP_BYTES", 2_000)
+    seeds = 20 if full else 1
+    whole = SimDisk()
+    life(whole, {}, [0, 0])
+    renamed = [call for call in whole.trace if call.name == "rename" and call.path.endswith(".log.new")]
+    calls = [call.number for call in whole.trace if call.name in CHANGING]
+    struck = 0
+    for number in calls if full else calls[::6]:
+        disk, written, held = SimDisk(number), dict[int, bytes](), [0, 0]
+        disk.crash_at(number)
+        with pytest.raises(SimCrash):
+            life(disk, written, held)
+        for seed in range(seeds):
+            judged(disk.crash(1_000 * number + seed), written, held)
+        judged(disk.kill(), written, held)
+        struck += 1
+    print(f"{struck} of {len(calls)} calls, {seeds} seeds each; {len(renamed)} segments exchanged")
+    assert whole.calls >= 200
+    assert len(renamed) >= 5
+
+
+def test_every_call_of_a_rewriting_fails_once_and_the_log_goes_on(
+    full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STEP_BYTES", 2_000)
+    whole = SimDisk()
+    life(whole, {}, [0, 0])
+    failed = 0
+    calls = [call for call in whole.trace if call.path.endswith(".log.new")]
+    for call in calls if full else calls[::3]:
+        disk, written, held = SimDisk(call.number), dict[int, bytes](), [0, 0]
+        disk.fail(call.number, (errno.EIO, errno.ENOSPC)[call.number % 2])
+        life(disk, written, held)
+        disk.heal()
+        failed += 1
+        judged(disk.crash(call.number), written, held)
+        judged(disk.kill(), written, held)
+    print(f"{failed} of {len(calls)} calls failed")
+    assert len(calls) > 50
+
+
+def test_a_flipped_bit_in_any_byte_of_a_compressed_log_is_named_and_never_delivered(full: bool) -> None:
+    flips = refused = harmless = 0
+    for codec in ("lz4", "zstd") if full else ("lz4",):
+        whole, writer, _ = compressed_log(codec, batches=5)  # type: ignore[arg-type]
+        writer.log.close()
+        last = segments_of(whole)[-1]
+        for path in whole.paths():
+            if path == last or not path.endswith((".log", ".index")):
+                continue  # those of other files are turned over elsewhere
+            for at in range(0, len(whole.peek(path)), 1 if full else 2):
+                for bit in range(8) if full else (at // 2 % 8,):
+                    disk = whole.kill()
+                    disk.flip(path, at, bit)
+                    flips += 1
+                    damage = _told(disk, writer.appended)
+                    assert (damage is None) is path.endswith(".index")
+                    assert damage in (None, path)
+                    refused += damage is not None
+                    harmless += damage is None
+    print(f"{flips} flipped bits: {refused} refused, {harmless} in indexes, which are made anew")
+    assert refused > 300
+    assert harmless > 100
+
+
+def _told(disk: SimDisk, appended: dict[int, bytes]) -> str | None:
+    """The file that is told to be damaged; None where everything is read, as it was written."""
+    looked_over = [one.path for one in inspect(disk) if isinstance(one, LogCorrupted)]
+    told: str | None = None
+    try:
+        assert contents(open_log(disk, COMPRESSED)[0]) == appended
+    except LogCorrupted as damage:
+        told = damage.path
+    assert looked_over == ([] if told is None else [told])
+    return told
+
+
+def test_who_reads_step_by_step_goes_on_in_the_exchanged_segment() -> None:
+    _, writer, _ = compressed_log(settings=replace(COMPRESSED, compress="none"), codec="none")
+    writer.log.close()
+    log, _ = open_log(writer.log._disk, COMPRESSED)  # type: ignore[arg-type]
+    step = {"rows_max": 1, "bytes_max": 1}
+    seen, at = {}, 0
+    while batches := log.read(at, **step):
+        seen[at], at = frame(batches[0]), batches[-1].next_offset
+        if len(seen) % 2:
+            rewrite(log)
+    assert seen == writer.appended

@@ -1,0 +1,243 @@
+"""Calls gathered and told in one go end as they would as offers of their own, whatever happens between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop.client.coalesced_calls import CALLS_BYTES_MAX, CALLS_MAX, CALLS_WINDOW_S, CoalescedCalls
+from delta_prop.client.offer import Offer
+from delta_prop.ingest.work import Sender, SequencedBatch
+from delta_prop.outcomes import PublishAck
+from delta_prop.receipt import Receipt
+from delta_prop_wire.delta import Delta, Kind, Priority, opaque
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.validate import is_opaque_only
+from tests.delta_prop.client.test_producer_state import Wire, full
+
+
+class Asked:
+    """A waker whose waiter never waits: it keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.told: PublishAck | Refused | None = None
+        self.gone = False
+
+    def done(self) -> bool:
+        return self.gone or self.told is not None
+
+    def cancelled(self) -> bool:
+        return self.gone
+
+    def set_result(self, result: Any) -> None:
+        assert not self.done(), "settled twice"
+        self.told = result
+
+    def result(self) -> Any:
+        return self.told
+
+    def __await__(self) -> Any:
+        raise AssertionError("nobody waits here")
+
+
+class Caller(Wire):
+    """Calls go the short way where there is one, or all of them the long way."""
+
+    def __init__(self, *, short: bool) -> None:
+        super().__init__()
+        self.short = short
+        self.asked: list[Asked] = []
+        self.known: list[tuple[CoalescedCalls, int] | Offer] = []
+        self.notes = 0
+
+    def call(self, delta: Delta) -> None:
+        waker, now = Asked(), self.service.bench.now
+        self.asked.append(waker)
+        assert is_opaque_only(delta)
+        found = self.out.offer_call(delta, waker, now, self._note) if self.short else None
+        if found is not None:
+            self.known.append((found, found.count - 1))
+            return
+
+        def tell(outcome: PublishAck | Refused) -> None:
+            if not waker.done():
+                waker.set_result(outcome)
+
+        offer = Offer(delta.priority, [delta], tell)
+        offer.is_awaited = True
+        self.out.offer(offer, now)
+        self.known.append(offer)
+
+    def give_up(self, number: int) -> bool:
+        one, waker = self.known[number], self.asked[number]
+        if waker.done():
+            return False
+        waker.gone = True
+        return self.out.drop_call(*one) if isinstance(one, tuple) else self.out.drop(one)
+
+    def bad(self, row: int) -> None:
+        """What arrives next is refused for good, its dots are void."""
+        frame = self.between.pop(0)
+        batch = frame.batch
+        void = Refused(ErrorCode.INVALID_DELTA, "bad", row=min(row, batch.count - 1))
+        receipt = Receipt()
+        receipt.add_done_callback(lambda done: self.service._answer(frame, None, done.refusal()))
+        work = SequencedBatch(batch, Sender("owner"), receipt, final_refusal=void)
+        self.service.bench.chain.offer(work, self.service.bench.now)
+
+    def _note(self, outcome: PublishAck | Refused) -> None:
+        self.notes += 1
+
+    def ended(self) -> list[Any]:
+        return [_plain(one.told) if one.told is not None else one.gone for one in self.asked]
+
+
+def _plain(told: PublishAck | Refused) -> Any:
+    if isinstance(told, Refused):
+        return told.code, told.row, told.message
+    return told
+
+
+def simple(key: str, priority: Priority = Priority.NORMAL, data: bytes = b"x") -> Delta:
+    return Delta(key, opaque(data), priority=priority)
+
+
+STEPS = st.one_of(
+    st.tuples(
+        st.just("call"),
+        st.sampled_from([Priority.NORMAL, Priority.NORMAL, Priority.NORMAL, Priority.HIGH]),
+        st.integers(1, 4),
+    ),
+    st.tuples(st.just("offer"), st.sampled_from(list(Priority)), st.integers(1, 3)),
+    st.tuples(st.just("give up"), st.integers(0, 40)),
+    st.tuples(st.just("send"), st.integers(1, 2)),
+    st.sampled_from([("arrive",), ("arrive",), ("answer",), ("answer",)]),
+    st.just(("round",)),
+    st.tuples(st.just("bad"), st.integers(0, 3)),
+    st.sampled_from([("full",), ("cut",), ("later",), ("expire",)]),
+)
+
+
+def play(wire: Caller, steps: list[tuple[Any, ...]]) -> None:
+    key = 0
+    for step in steps:
+        match step:
+            case ("call", priority, count):
+                for _ in range(count):
+                    key += 1
+                    wire.call(simple(f"k{key % 5}", priority))
+            case ("offer", priority, count):
+                wire.offer(*(simple(f"k{at}", priority) for at in range(count)))
+            case ("give up", number) if number < len(wire.asked):
+                wire.give_up(number)
+            case ("send", frames):
+                wire.send(frames)
+            case ("arrive",):
+                wire.arrive()
+            case ("full",):
+                wire.arrive(full())
+            case ("bad", row) if wire.between and wire.between[0].batch.kind == Kind.OPAQUE:
+                wire.bad(row)
+            case ("answer",):
+                wire.answer()
+            case ("cut",):
+                wire.connect()
+            case ("later",):
+                wire.service.bench.now += 0.02
+            case ("round",):
+                wire.send()
+                wire.arrive()
+                wire.answer()
+            case ("expire",):
+                wire.out.expire(wire.service.bench.now, 1_000.0, 0.03)
+
+
+def agree(steps: list[tuple[Any, ...]]) -> Caller:
+    short, long = Caller(short=True), Caller(short=False)
+    for wire in (short, long):
+        play(wire, steps)
+        wire.settle()
+    assert short.ended() == long.ended()
+    assert short.logged() == long.logged()
+    assert short.outcomes == long.outcomes
+    assert short.out.in_flight_offers == short.out._unacked.bytes == long.out._unacked.bytes == 0
+    assert (short.out.counts.acknowledged, short.out.counts.refused) == (
+        long.out.counts.acknowledged,
+        long.out.counts.refused,
+    )
+    return short
+
+
+@given(st.lists(STEPS, min_size=5, max_size=50))
+def test_the_short_way_and_the_long_way_agree(steps: list[tuple[Any, ...]]) -> None:
+    agree(steps)
+
+
+NORMAL, HIGH = Priority.NORMAL, Priority.HIGH
+CALLS, SEND, ARRIVE, ANSWER = ("call", NORMAL, 4), ("send", 1), ("arrive",), ("answer",)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [CALLS, SEND, ("bad", 2), ANSWER],
+        [CALLS, SEND, ("full",), ANSWER, ("give up", 1), CALLS],
+        [CALLS, ("give up", 2), ("call", NORMAL, 2), SEND],
+        [("offer", NORMAL, 1), CALLS, ("offer", NORMAL, 1), ("give up", 0), ("give up", 3), SEND],
+        [CALLS, ("give up", 3), ("call", HIGH, 4), ("give up", 1)],
+        [CALLS, SEND, ("call", HIGH, 4), ("give up", 1), ARRIVE, ANSWER],
+        [CALLS, SEND, ("give up", 1), ("cut",), SEND, ARRIVE, ANSWER],
+        [CALLS, SEND, ("give up", 1), ("full",), ANSWER, CALLS, SEND],
+        [CALLS, SEND, ARRIVE, ("cut",), SEND, ARRIVE, ANSWER],
+        [CALLS, ("later",), CALLS, ("later",), ("expire",), SEND, CALLS],
+        [CALLS, SEND, ("later",), ("later",), ("expire",), ARRIVE, ANSWER],
+    ],
+)
+def test_they_agree_where_one_call_is_treated_in_another_way(steps: list[tuple[Any, ...]]) -> None:
+    agree(steps)
+
+
+def test_calls_of_one_turn_are_one_offer_with_room_for_so_many() -> None:
+    wire = Caller(short=True)
+    for at in range(CALLS_MAX + 1):
+        wire.call(simple(f"k{at}"))
+    gathered = [one[0] for one in wire.known if isinstance(one, tuple)]
+    assert gathered[0] is gathered[CALLS_MAX - 1] is not gathered[CALLS_MAX]
+    wire.settle()
+    assert wire.notes == 2, "one word for all of them"
+    assert [one.told.offset for one in wire.asked if isinstance(one.told, PublishAck)] == list(
+        range(CALLS_MAX + 1)
+    )
+
+
+def test_calls_that_are_large_late_or_behind_an_offer_stand_apart() -> None:
+    wire = Caller(short=True)
+    wire.call(simple("a"))
+    wire.call(simple("b", data=bytes(CALLS_BYTES_MAX)))
+    wire.call(simple("c"))
+    wire.call(simple("large", data=bytes(CALLS_BYTES_MAX + 1)))
+    assert isinstance(wire.known[3], Offer), "it would keep the others waiting"
+    wire.call(simple("d"))
+    wire.service.bench.now += CALLS_WINDOW_S
+    wire.call(simple("e"))
+    wire.offer(simple("f"))
+    wire.call(simple("g"))
+    gathered = [one[0] if isinstance(one, tuple) else one for one in wire.known]
+    a, b, c, _, d, e, g = gathered
+    assert a is b
+    assert len({a, c, d, e, g}) == 5
+    wire.settle()
+    assert [key for key, _ in wire.logged().values()] == ["a", "b", "c", "large", "d", "e", "f", "g"]
+
+
+def test_a_producer_that_fails_tells_every_call() -> None:
+    wire = Caller(short=True)
+    for key in "abc":
+        wire.call(simple(key))
+    wire.out.fail(Refused(ErrorCode.FENCED, "another one"))
+    assert [one.told.code for one in wire.asked if isinstance(one.told, Refused)] == [ErrorCode.FENCED] * 3
+    assert wire.out.offer_call(simple("d"), Asked(), 0.0, wire._note) is None

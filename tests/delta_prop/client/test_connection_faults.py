@@ -1,0 +1,432 @@
+"""A connection that cannot work as it is configured: each client says so at once, by name, with the cure."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+import trustme
+
+from delta_prop.cli import main
+from delta_prop.client import (
+    ClientSettings,
+    ForwardLink,
+    Producer,
+    SpreadProducer,
+    Subscriber,
+    SyncProducer,
+    facts,
+    jobs,
+)
+from delta_prop.client.ranges import RangeReader
+from delta_prop.connection_faults import Misconfigured
+from delta_prop.ports import Tls
+from delta_prop_wire.delta import Delta, create
+from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.client.serving import ADDRESS, Site, with_service
+from tests.delta_prop.commands.served import HOST, served
+from tests.delta_prop.networks import files
+from tests.delta_prop.server.tokens import table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from delta_prop.client import forwarding
+
+SOON_S = 5.0
+"""The limit of "at once"; clients try for 30 s where a fault may pass."""
+TOKEN = "let-me-in"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a client connects to, with what, and what it is to be told."""
+
+    address: str
+    told: tuple[str, ...]
+    tls: Tls | None = None
+    token: str | None = None
+
+
+# --- what is wrong
+
+
+@contextmanager
+def plain_to_tls(data: Path) -> Iterator[Target]:
+    with served(data, tls=server_tls()) as places:
+        yield Target(places.to, ("speaks TLS", "--tls"))
+
+
+@contextmanager
+def plain_to_http(data: Path) -> Iterator[Target]:
+    with served(data) as places:
+        yield Target(places.told_at, ("is an HTTP port", "port=…"))
+
+
+@contextmanager
+def plain_to_http_of_tls(data: Path) -> Iterator[Target]:
+    with served(data, tls=server_tls()) as places:
+        yield Target(places.told_at, ("speaks TLS", "--tls"))
+
+
+@contextmanager
+def tls_to_plain(data: Path) -> Iterator[Target]:
+    with served(data) as places:
+        yield Target(places.to, ("does not speak TLS", "without --tls"), trusting())
+
+
+@contextmanager
+def tls_to_http(data: Path) -> Iterator[Target]:
+    with served(data) as places:
+        yield Target(places.told_at, ("does not speak TLS, but plain HTTP", "port=…"), trusting())
+
+
+@contextmanager
+def tls_to_http_of_tls(data: Path) -> Iterator[Target]:
+    with served(data, tls=server_tls()) as places:
+        yield Target(places.told_at, ("is an HTTP port", "port=…"), trusting())
+
+
+@contextmanager
+def another_authority(data: Path) -> Iterator[Target]:
+    other = data.parent / "other.pem"
+    trustme.CA().cert_pem.write_to_path(str(other))
+    with served(data, tls=server_tls()) as places:
+        yield Target(places.to, ("authority", "--tls-ca"), Tls(authorities=str(other)))
+
+
+@contextmanager
+def certificate_expired(data: Path) -> Iterator[Target]:
+    authority, then = trustme.CA(), datetime.now(UTC) - timedelta(days=1)
+    one = authority.issue_cert(HOST, not_after=then)
+    paths = [str(data.parent / name) for name in ("cert.pem", "key.pem", "ca.pem")]
+    one.cert_chain_pems[0].write_to_path(paths[0])
+    one.private_key_pem.write_to_path(paths[1])
+    authority.cert_pem.write_to_path(paths[2])
+    with served(data, tls=Tls(paths[0], paths[1])) as places:
+        yield Target(places.to, ("certificate has expired", "renew"), Tls(authorities=paths[2]))
+
+
+@contextmanager
+def another_name(data: Path) -> Iterator[Target]:
+    with served(data, tls=server_tls()) as places:
+        tls = replace(trusting(), server_name="other.example")
+        yield Target(places.to, ("other.example", "--tls-name"), tls)
+
+
+@contextmanager
+def no_certificate(data: Path) -> Iterator[Target]:
+    made = files()
+    with served(data, tls=Tls(made.server, made.server_key, made.authority)) as places:
+        yield Target(places.to, ("certificate required", "--tls-certificate"), trusting())
+
+
+@contextmanager
+def no_token(data: Path) -> Iterator[Target]:
+    with served(data, tokens=tokens()) as places:
+        yield Target(places.to, ("requires a token", "--token-file"))
+
+
+@contextmanager
+def wrong_token(data: Path) -> Iterator[Target]:
+    with served(data, tokens=tokens()) as places:
+        yield Target(places.to, ("unknown", "expired", "delta-prop token new"), token="another")
+
+
+@contextmanager
+def no_such_host(data: Path) -> Iterator[Target]:
+    yield Target("no-such-host.invalid:7373", ("no-such-host.invalid", "correct the name"))
+
+
+@contextmanager
+def another_program(data: Path) -> Iterator[Target]:
+    """Answers as an SSH server does."""
+    with closing(socket.create_server((HOST, 0))) as listener:
+
+        def answer() -> None:
+            while True:
+                try:
+                    one, _ = listener.accept()
+                except OSError:
+                    return
+                with one:
+                    one.sendall(b"SSH-2.0-OpenSSH_9.2p1 Debian\r\n")
+                    one.recv(4096)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            yield Target(f"{HOST}:{listener.getsockname()[1]}", ("SSH-2.0", "port=…"))
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(5)
+
+
+FAULTS = [
+    plain_to_tls, plain_to_http, plain_to_http_of_tls, tls_to_plain, tls_to_http, tls_to_http_of_tls,
+    another_authority, certificate_expired, another_name, no_certificate, no_token, wrong_token,
+    no_such_host, another_program,
+]  # fmt: skip
+
+
+def server_tls() -> Tls:
+    return Tls(files().server, files().server_key)
+
+
+def trusting() -> Tls:
+    return Tls(authorities=files().authority)
+
+
+def tokens() -> bytes:
+    return table("all", TOKEN, publish=True, subscribe=True, forward=True, namespaces='["*"]').encode()
+
+
+# --- who is told
+
+
+def producer(target: Target) -> None:
+    async def run() -> None:
+        async with Producer(target.address, name="p", token=target.token, tls=target.tls):
+            pass
+
+    anyio.run(run)
+
+
+def subscriber(target: Target) -> None:
+    async def run() -> None:
+        async with Subscriber(target.address, "*", token=target.token, tls=target.tls):
+            pass
+
+    anyio.run(run)
+
+
+def sync_producer(target: Target) -> None:
+    with SyncProducer(target.address, name="p", token=target.token, tls=target.tls):
+        pass
+
+
+def spread_producer(target: Target) -> None:
+    async def run() -> None:
+        async with SpreadProducer([target.address], name="p", token=target.token, tls=target.tls):
+            pass
+
+    anyio.run(run)
+
+
+def forward_link(target: Target) -> None:
+    async def run() -> None:
+        link: forwarding.ForwardLink = ForwardLink(target.address, token=target.token, tls=target.tls)
+        link.begin(bytes(16))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(link.run)
+            try:
+                await link.wait_for_watermarks()
+            except (Refused, OSError) as error:
+                told.append(error)
+            tasks.cancel_scope.cancel()
+
+    told: list[Exception] = []
+    anyio.run(run)
+    raise told[0]
+
+
+def get(target: Target) -> None:
+    facts.get(target.address, "doc-1", token=target.token, tls=target.tls)
+
+
+def ranges(target: Target) -> None:
+    RangeReader(target.address, token=target.token, tls=target.tls).bounds()
+
+
+def decide(target: Target) -> None:
+    jobs.decide(target.address, "job", jobs.Decision.QUERY, token=target.token, tls=target.tls)
+
+
+ENTRIES = [producer, subscriber, sync_producer, spread_producer, forward_link, get, ranges, decide]
+
+
+def told_soon(call: Callable[[], object]) -> str:
+    """What a client tells, well before it would end its tries."""
+    began = time.monotonic()
+    with pytest.raises((DeltaPropError, OSError)) as caught:
+        call()
+    assert time.monotonic() - began < SOON_S, caught.value
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda one: one.__name__)
+def test_clients_misconfigured_report_at_once_with_the_cure(fault: object, tmp_path: Path) -> None:
+    with fault(tmp_path / "facts") as target:  # type: ignore[operator]
+        for entry in ENTRIES:
+            message = told_soon(lambda entry=entry: entry(target))  # type: ignore[misc]
+            for part in target.told:
+                assert part in message, (entry.__name__, message)
+
+
+CALLS = [
+    ["publish", "LINES", "--to"],
+    ["subscribe", "--from"],
+    ["trace", "record", "--to", "OUT", "--from"],
+    ["jobs", "show", "nightly", "--to"],
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda one: one.__name__)
+def test_commands_misconfigured_report_in_one_line(
+    fault: object, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lines").write_text('{"vector_id": "a", "op": "create", "vector": [1]}\n')
+    with fault(tmp_path / "facts") as target:  # type: ignore[operator]
+        if target.token is not None:
+            monkeypatch.setenv("DELTA_PROP_TOKEN", target.token)
+        for number, call in enumerate(CALLS):
+            names = {"LINES": str(tmp_path / "lines"), "OUT": str(tmp_path / f"out-{number}")}
+            began = time.monotonic()
+            status = main([*(names.get(one, one) for one in call), target.address, *options(target.tls)])
+            assert time.monotonic() - began < SOON_S, call
+            assert status in (1, 2), call
+            (line,) = capsys.readouterr().err.splitlines()
+            for part in target.told:
+                assert part in line, (call, line)
+
+
+def options(tls: Tls | None) -> list[str]:
+    if tls is None:
+        return []
+    found = {"--tls-ca": tls.authorities, "--tls-name": tls.server_name}
+    return [part for name, value in found.items() if value is not None for part in (name, value)]
+
+
+WEB_FAULTS = [
+    (plain_to_http_of_tls, ("speaks TLS", "--tls")),
+    (tls_to_http, ("does not speak TLS", "without --tls")),
+    (another_program, ("SSH-2.0", "http=…")),
+    (no_such_host, ("correct the name",)),
+]
+
+
+@pytest.mark.parametrize(("fault", "parts"), WEB_FAULTS, ids=lambda one: getattr(one, "__name__", ""))
+def test_questions_over_http_report_the_fault_and_its_cure(
+    fault: object, parts: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with fault(tmp_path / "facts") as target:  # type: ignore[operator]
+        began = time.monotonic()
+        assert main(["status", "--http", target.address, *options(target.tls)]) in (1, 2)
+        assert time.monotonic() - began < SOON_S
+    (line,) = capsys.readouterr().err.splitlines()
+    for part in parts:
+        assert part in line, line
+
+
+def test_the_protocol_port_is_told_to_who_asks_it_over_http(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(tmp_path / "facts") as places:
+        assert main(["status", "--http", places.to]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "http=…" in line
+    assert "0xD3" in line
+
+
+def test_one_wrong_address_of_two_does_not_end_a_client(tmp_path: Path) -> None:
+    with served(tmp_path / "facts") as places:
+        wrong_first = [places.told_at, places.to]
+
+        async def run() -> None:
+            async with Producer(wrong_first, name="p"), Subscriber(wrong_first, "*"):
+                pass
+
+        anyio.run(run)
+        with SyncProducer(wrong_first, name="p"):
+            pass
+        assert facts.describe(wrong_first).streams
+        assert RangeReader(wrong_first).bounds().end_offset == 0
+
+
+def test_a_server_that_starts_late_is_waited_for(tmp_path: Path) -> None:
+    with closing(socket.create_server((HOST, 0))) as free:
+        port = free.getsockname()[1]
+    refused: list[BaseException] = []
+
+    def publish() -> None:
+        try:
+            with SyncProducer(f"{HOST}:{port}", name="p") as p:
+                assert p.statistics() is not None
+        except BaseException as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    time.sleep(0.3)
+    with served(tmp_path / "facts", port=port):
+        thread.join(20)
+    assert not thread.is_alive()
+    assert not refused
+
+
+def test_a_refused_token_keeps_its_code(tmp_path: Path) -> None:
+    with wrong_token(tmp_path / "facts") as target:
+        with pytest.raises(Refused) as caught:
+            get(target)
+        assert caught.value.code is ErrorCode.UNAUTHORIZED
+
+
+def test_what_lasts_is_wrong_use(tmp_path: Path) -> None:
+    with plain_to_http(tmp_path / "facts") as target, pytest.raises(UsageError):
+        sync_producer(target)
+
+
+def test_clients_that_were_answered_once_outlive_a_wrong_server(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(site: Site) -> None:
+        async with Producer(ADDRESS, name="p", world=site.world) as p, anyio.create_task_group() as tasks:
+            await p.publish(Delta("a", create([1.0])))
+            await site.stop()
+            other = await site.network.listen("server", 7373, tls=Tls("cert.pem", "key.pem"))
+            await anyio.sleep(20)  # within `reconnect_timeout_s`
+            await other.aclose()
+            await tasks.start(site.run)
+            assert (await p.publish(Delta("b", create([1.0])))).offset == 0  # the log was in memory
+            tasks.cancel_scope.cancel()
+
+    with_service(story)
+    warnings = [one for one in caplog.records if "speaks TLS" in one.getMessage()]
+    assert [one.levelname for one in warnings].count("WARNING") == 1
+
+
+def test_a_client_that_comes_back_to_a_wrong_server_ends_with_its_fault() -> None:
+    async def story(site: Site) -> None:
+        settings = ClientSettings(reconnect_timeout_s=30)
+        async with Subscriber(ADDRESS, "*", world=site.world, settings=settings) as subscriber:
+            await site.stop()
+            other = await site.network.listen("server", 7373, tls=Tls("cert.pem", "key.pem"))
+            with pytest.raises(Misconfigured, match="speaks TLS"):
+                await subscriber.next_batch()
+            await other.aclose()
+
+    with_service(story)
+
+
+def test_a_forwarding_link_waits_no_longer_than_it_helps() -> None:
+    async def story(site: Site) -> None:
+        await site.stop()
+        await site.network.listen("server", 7373, tls=Tls("cert.pem", "key.pem"))
+        link = ForwardLink(ADDRESS, world=site.world)
+        link.begin(bytes(16))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(link.run)
+            began = anyio.current_time()
+            with pytest.raises(ConnectionError, match="speaks TLS"):
+                await link.forward([])
+            assert anyio.current_time() - began < 1
+            tasks.cancel_scope.cancel()
+
+    with_service(story)

@@ -1,0 +1,61 @@
+"""What a producer looks at before it sends: the short way passes nothing that the long way refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop.argument_checks import check_deltas, has_only_opaque, validate
+from delta_prop_wire.delta import Delta, Dot, Kind, Operation, Priority, Source, create, opaque
+from delta_prop_wire.errors import DeltaPropError
+from delta_prop_wire.spec import BATCH_ROWS_MAX
+
+ODD: dict[str, list[Any]] = {
+    "vector_id": ["", "a\nb", "x" * 2_000, 7, None],
+    "operation": [create([1.0]), Operation(Kind.OPAQUE, data="text"), None, "opaque"],  # type: ignore[arg-type]
+    "namespace": ["", 7, "n" * 300],
+    "id": [bytes(16), b"short"],
+    "parents": [None, [], (Dot(1, 1),)],
+    "topics": [None, ("t",), []],
+    "clock": [(Dot(1, 1),)],
+    "timestamp": [-1, 1 << 64, True, 7],
+    "priority": [Priority.HIGH, 2, 9],
+    "source": [Source.REPLICA, 0],
+    "metadata": [{"a": 1}, {}],
+    "expect": [Dot(1, 1)],
+}
+FIELDS = st.sampled_from(sorted(ODD)).flatmap(
+    lambda name: st.tuples(st.just(name), st.sampled_from(ODD[name]))
+)
+
+
+def told(deltas: list[Any]) -> object:
+    try:
+        return check_deltas(deltas)
+    except DeltaPropError as error:
+        return type(error)
+
+
+def plain(**odd: Any) -> Delta:
+    return Delta(**{"vector_id": "k", "operation": opaque(b"x"), **odd})
+
+
+@given(st.lists(st.none() | FIELDS, min_size=1, max_size=3))
+def test_what_is_simple_is_what_the_long_way_passes(fields: list[tuple[str, Any] | None]) -> None:
+    deltas = [plain() if one is None else plain(**dict([one])) for one in fields]
+    simple = has_only_opaque(deltas)
+    if simple:
+        assert told(deltas) == deltas[0].priority
+        assert validate(deltas) == (deltas[0].priority, True)
+    if all(one is None for one in fields):
+        assert simple
+
+
+@pytest.mark.parametrize("deltas", [[], [None], ["delta"], [plain()] * (BATCH_ROWS_MAX + 1)])
+def test_what_is_no_call_is_left_to_the_long_way(deltas: list[Any]) -> None:
+    assert not has_only_opaque(deltas)
+    with pytest.raises(DeltaPropError):
+        validate(deltas)

@@ -1,0 +1,173 @@
+"""Outgoing against the real chain: whatever happens between them, each delta has one outcome, in order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop.client.errors import Reconnect
+from delta_prop.client.offer import Offer
+from delta_prop.client.producer_state import ProducerState
+from delta_prop.outcomes import PublishAck
+from delta_prop_wire.delta import Delta, Priority, create
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.frames import Ack, BatchFrame
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.client.chain_service import ChainService
+
+
+class Wire:
+    """A producer's outgoing side, a service, and what is between them; every outcome is on record."""
+
+    def __init__(self, name: str = "p", service: ChainService | None = None) -> None:
+        self.out = ProducerState(name)
+        self.service = service or ChainService()
+        self.between: list[BatchFrame] = []
+        self.outcomes: dict[int, PublishAck | Refused] = {}
+        self.offers: list[Offer] = []
+        self.rows: list[list[Delta]] = []
+        self.connect()
+
+    def connect(self) -> None:
+        self.out.on_disconnect()
+        self.between.clear()
+        self.service.connect()
+        self.out.on_welcome(self.service.hello(self.out.claim_origins()), same_address=True)
+
+    def offer(self, *deltas: Delta, **more: Any) -> Offer:
+        number = len(self.offers)
+
+        def tell(outcome: PublishAck | Refused) -> None:
+            assert number not in self.outcomes, "told twice"
+            self.outcomes[number] = outcome
+
+        offer = Offer(deltas[0].priority, list(deltas), tell, **more)
+        self.out.offer(offer, self.service.bench.now)
+        self.offers.append(offer)
+        self.rows.append(list(deltas))
+        return offer
+
+    def send(self, frames_max: int = 1_000) -> None:
+        claims = self.out.claim_new_origins()
+        if claims:
+            self.out.on_welcome(self.service.hello(claims), same_address=True)
+        for _ in range(frames_max):
+            frame = self.out.next_frame(self.service.bench.now)
+            if frame is None:
+                return
+            self.between.append(frame)
+
+    def arrive(self, refuse: Refused | None = None) -> None:
+        if self.between:
+            self.service.receive(self.between.pop(0), refuse)
+
+    def answer(self) -> None:
+        if not self.service.answers:
+            return
+        answer = self.service.answers.popleft()
+        try:
+            if isinstance(answer, Ack):
+                self.out.on_ack(answer)
+            else:
+                self.out.on_nack(answer, self.service.bench.now)
+        except Reconnect:
+            self.connect()
+
+    def settle(self) -> None:
+        """Let everything through."""
+        for _ in range(300):
+            self.service.bench.now += 1.0
+            self.send()
+            while self.between:
+                self.arrive()
+            self.service.bench.chain.tick(self.service.bench.now)
+            while self.service.answers:
+                self.answer()
+            if not self.out.in_flight_offers:
+                return
+        raise AssertionError(f"{self.out.in_flight_offers} offers have no outcome")
+
+    def logged(self) -> dict[int, tuple[str, tuple[int, int]]]:
+        """What the log holds, by offset: the vector, the dot."""
+        return {
+            one.offset + row: (one.batch.keys[row], tuple(one.batch.dot(row)))
+            for one in self.service.bench.routed
+            if not one.batch.is_control
+            for row in range(one.count)
+        }
+
+
+def made(key: str, **more: Any) -> Delta:
+    return Delta(key, create([1.0, 2.0]), **more)
+
+
+def full() -> Refused:
+    return Refused(ErrorCode.QUEUE_FULL, "full", retry_after_ms=5)
+
+
+def check(wire: Wire) -> None:
+    """Every offer has one outcome and the log is what the outcomes say, each acknowledged row once."""
+    logged = wire.logged()
+    told: dict[int, str] = {}
+    assert set(wire.outcomes) == set(range(len(wire.offers)))
+    for number, outcome in wire.outcomes.items():
+        if isinstance(outcome, Refused):
+            continue
+        assert outcome.offset is not None
+        assert outcome.dot is not None
+        assert not outcome.duplicates
+        for row, delta in enumerate(wire.rows[number]):
+            assert logged[outcome.offset + row] == (
+                delta.vector_id,
+                (outcome.dot.origin, outcome.dot.counter + row),
+            )
+            assert outcome.offset + row not in told
+            told[outcome.offset + row] = delta.vector_id
+    assert set(told) == set(logged), "what is in the log was acknowledged, and nothing else"
+
+
+STEPS = st.one_of(
+    st.tuples(
+        st.just("offer"),
+        st.sampled_from(list(Priority)),
+        st.lists(st.sampled_from("abcd"), min_size=1, max_size=3),
+    ),
+    st.tuples(st.just("send"), st.integers(1, 3)),
+    st.sampled_from(
+        [("arrive",), ("arrive",), ("arrive",), ("full",), ("answer",), ("answer",), ("cut",), ("later",)]
+    ),
+)
+
+
+@given(st.lists(STEPS, max_size=60))
+def test_every_delta_has_one_outcome_and_one_place_in_order(steps: list[tuple[Any, ...]]) -> None:
+    wire = Wire()
+    for step in steps:
+        match step:
+            case ("offer", priority, keys):
+                wire.offer(*(made(key, priority=priority) for key in keys))
+            case ("send", frames):
+                wire.send(frames)
+            case ("arrive",):
+                wire.arrive()
+            case ("full",):
+                wire.arrive(full())
+            case ("answer",):
+                wire.answer()
+            case ("cut",):
+                wire.connect()
+            case ("later",):
+                wire.service.bench.now += 0.01
+    wire.settle()
+    check(wire)
+    offered = {}
+    for number, rows in enumerate(wire.rows):
+        for row, delta in enumerate(rows):
+            outcome = wire.outcomes[number]
+            assert isinstance(outcome, PublishAck)
+            assert outcome.offset is not None
+            offered.setdefault(delta.vector_id, []).append(outcome.offset + row)
+    for key, offsets in offered.items():
+        assert offsets == sorted(offsets), f"{key}: one vector's deltas keep the order of the calls"

@@ -1,0 +1,142 @@
+"""The blocking producer over real sockets: the same promises, and little imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from delta_prop.client import ClientSettings, SyncProducer, Unreachable
+from delta_prop.connection_faults import Misconfigured
+from delta_prop.ports import Tls
+from delta_prop_wire.delta import AckLevel, Delta, Priority, create, opaque
+from delta_prop_wire.errors import Refused, UsageError
+from tests.delta_prop.client.threaded import served
+from tests.delta_prop.networks import files
+
+if TYPE_CHECKING:
+    pass
+
+
+def made(key: str, **more: Any) -> Delta:
+    return Delta(key, opaque(key.encode()), **more)
+
+
+def test_it_publishes_offers_and_waits() -> None:
+    with served() as service, SyncProducer(service.address, name="job") as p:
+        first = p.publish(made("a"), made("b"))
+        assert (first.offset, first.count, first.level) == (0, 2, AckLevel.MEMORY)
+        receipts = [p.offer(made(f"k{at}")) for at in range(2_500)]
+        cause = p.offer(made("cause", priority=Priority.LOW))
+        effect = p.offer(made("effect", priority=Priority.CRITICAL), after=[cause])
+        assert p.publish_many(["x", "y"], [[1, 2], [3, 4]], namespace="vectors").count == 2
+        p.flush()
+        assert [one.result().offset for one in receipts] == list(range(2, 2_502))
+        assert cause.result().offset < effect.result().offset  # type: ignore[operator]
+        assert p.statistics().batches < 20
+        p.publish(Delta("v", create([1.0]), "n"))
+        with pytest.raises(Refused, match="INVALID_DELTA"):
+            p.publish(Delta("v", create([1.0, 2.0]), "n"))
+
+
+def test_connections_that_break_lose_and_double_nothing() -> None:
+    with served() as service:
+        with SyncProducer(service.address, name="job") as p:
+            for at in range(60):
+                p.offer(made(f"k{at}"))
+                if at % 20 == 10:
+                    p.flush()
+                    p.offer(made(f"then {at}"))
+                    service.break_off()
+            p.publish(made("last"))
+        keys = service.keys()
+        assert len(keys) == len(set(keys)) == 64
+
+
+def test_the_end_of_the_block_waits_and_tells_what_is_left() -> None:
+    with served() as service:
+        with SyncProducer(service.address, name="job") as p:
+            receipt = p.offer(made("a"))
+        assert receipt.result().offset == 0
+        with pytest.raises(UsageError, match="closed"):
+            p.publish(made("b"))
+    settings = ClientSettings(open_timeout_s=0.3)
+    began = time.monotonic()
+    with (
+        pytest.raises(Unreachable, match=r"has answered for 0\.3 s"),
+        SyncProducer(service.address, name="job", settings=settings),
+    ):
+        pass
+    assert time.monotonic() - began < 20
+
+
+def test_a_service_that_went_away_is_told_in_time() -> None:
+    with served() as service:
+        p = SyncProducer(service.address, name="job", settings=ClientSettings(close_timeout_s=0.2))
+        p.__enter__()
+        p.publish(made("a"))
+    with pytest.raises(Refused, match="has not happened"):
+        p.publish(made("b"), timeout_s=0.3)
+    p.offer(made("c"))
+    with pytest.raises(Refused, match="1 calls were not acknowledged"):
+        p.__exit__(None, None, None)
+
+
+def test_a_second_one_of_the_name_fences_the_first() -> None:
+    with served() as service, SyncProducer(service.address, name="job") as first:
+        first.publish(made("a"))
+        with SyncProducer(service.address, name="job") as second:
+            second.publish(made("b"))
+        for _ in range(2):
+            with pytest.raises(Refused, match="FENCED"):
+                first.publish(made("c"))
+
+
+def test_numbered_deltas_are_answered_again() -> None:
+    with served() as service:
+        for _ in range(2):
+            with SyncProducer(service.address, name="import") as p:
+                told = [p.offer_numbered(at, made(f"line {at}")) for at in range(1, 50)]
+                p.flush()
+        assert [one.result().duplicates for one in told] == [{0: at} for at in range(49)]
+        assert len(service.keys()) == 49
+
+
+def test_it_speaks_tls_and_shows_a_certificate() -> None:
+    made_files = files()
+    server = Tls(made_files.server, made_files.server_key, made_files.authority)
+    client = Tls(made_files.client, made_files.client_key, made_files.authority)
+    with served(server) as service:
+        with SyncProducer(service.address, name="job", tls=client) as p:
+            for at in range(300):
+                p.offer(Delta(f"k{at}", opaque(bytes(2_000))))
+            assert p.publish(made("last")).offset == 300
+        quickly = ClientSettings(open_timeout_s=0.3)
+        stranger = SyncProducer(
+            service.address, name="x", tls=Tls(authorities=made_files.authority), settings=quickly
+        )
+        with pytest.raises(Misconfigured, match="certificate required"), stranger:
+            pass
+        with (
+            pytest.raises(Misconfigured, match="speaks TLS"),
+            SyncProducer(service.address, name="x", settings=quickly),
+        ):
+            pass
+
+
+def test_it_imports_no_event_loop() -> None:
+    program = "import sys; from delta_prop.client import SyncProducer; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert {
+        "delta_prop.client.sync_producer",
+        "delta_prop_wire.connection",
+        "numpy",
+        "msgpack",
+        "crc32c",
+    } <= loaded
+    for name in ("anyio", "asyncio", "trio", "delta_prop.receipt", "delta_prop_broker", "delta_prop_sinks"):
+        assert name not in loaded

@@ -1,0 +1,115 @@
+"""`log export --to`, `log restore`: a directory that is served is copied, and a copy is served again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from delta_prop import LogSettings, Propagator
+from delta_prop_sinks import CallbackSink, StorageSink
+from delta_prop_wire.delta import Delta, create
+from delta_prop_wire.errors import Refused
+from tests.delta_prop.commands.support import created, many
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.delta_prop.commands.support import Command
+
+SMALL = LogSettings(segment_bytes_max=4096, bytes_max=1 << 20, retention_bytes=1 << 19)
+
+
+def test_a_directory_that_is_served_is_exported_restored_and_served(command: Command, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    async def publish(propagator: Propagator, count: int) -> None:
+        for number in range(count):
+            await propagator.publish(Delta(f"v{number}", create([float(number)])))
+
+    async def serve() -> None:
+        async with Propagator(data=str(command.data), log=SMALL) as p:
+            await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="audit"))
+            await p.attach(StorageSink(tmp_path / "store.db"))
+            await publish(p, 50)
+            await p.wait_visible(50)
+            await anyio.sleep(1.2)  # the cursor is written
+            done = command("log", "export", "--to", tmp_path / "backup")
+            assert (done.status, done.err) == (0, "")
+            assert "offsets 0 to 50," in done.out
+            await publish(p, 5)
+            await p.wait_visible(55)
+
+    async def serve_again() -> None:
+        async with Propagator(data=str(command.data), log=SMALL) as p:
+            assert p.recovery is not None
+            assert (p.recovery.clean, p.recovery.next_offset) == (True, 50)
+            with pytest.raises(Refused, match="up to 50"):  # it has applied what the copy has not
+                await p.attach(StorageSink(tmp_path / "store.db"))
+            await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="audit"))
+            await publish(p, 2)
+            await p.wait_visible(52)
+
+    anyio.run(serve)
+    assert command("log", "restore", "--from", tmp_path / "backup").status == 2, "it is not empty"
+    command.data = tmp_path / "restored"
+    done = command("log", "restore", "--from", tmp_path / "backup")
+    assert (done.status, done.err) == (0, "")
+    assert command("log", "verify").status == 0
+    assert command("get", "v7", "--namespace", "default").lines[0]["vector"] == [7.0]
+    anyio.run(serve_again)
+    assert seen == [*range(55), 50, 51], "the cursor was kept with the copy"
+
+
+def test_an_export_changes_nothing_and_takes_no_lock(command: Command, tmp_path: Path) -> None:
+    command.publish(many(5))
+    before = {path: path.read_bytes() for path in command.data.rglob("*") if path.is_file()}
+    assert command("log", "export", "--to", tmp_path / "backup").status == 0
+    assert {path: path.read_bytes() for path in command.data.rglob("*") if path.is_file()} == before
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize("source", ["nosuch", "."])
+def test_what_is_restored_from_is_a_copy(
+    source: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = command("log", "restore", "--from", source)
+    assert done.status == 2
+    assert "name the copy that `log export --to DIR` made" in done.err
+    assert "publish" not in done.err
+
+
+def test_mistakes_have_one_line_with_the_cure(command: Command, tmp_path: Path) -> None:
+    backup, full = tmp_path / "backup", tmp_path / "full"
+    full.mkdir()
+    (full / "mine").write_text("x")
+    nothing = command("log", "export", "--to", backup)
+    assert (nothing.status, nothing.err.count("\n")) == (2, 1)
+    command.publish([created("a")])
+    for to, why in ((full, "not empty: name a new directory"), (command.data, "not empty")):
+        done = command("log", "export", "--to", to)
+        assert (done.status, done.err.count("\n")) == (2, 1)
+        assert why in done.err
+    for more in (["--count", "1"], ["--format", "frames"], ["--output", tmp_path / "f"], ["--skip-corrupt"]):
+        done = command("log", "export", "--to", backup, *more)
+        assert (done.status, "leave the other options out" in done.err) == (2, True)
+    (tmp_path / "backup.partial").mkdir()
+    done = command("log", "export", "--to", backup)
+    assert (done.status, "interrupted copy: remove it first" in done.err) == (2, True)
+    (tmp_path / "backup.partial").rmdir()
+    backup.mkdir()  # an empty one may be there
+    assert command("log", "export", "--to", backup).status == 0
+
+
+def test_a_damaged_log_leaves_no_copy(command: Command, tmp_path: Path) -> None:
+    command.publish(many(5))
+    path = command.segment()
+    raw = bytearray(path.read_bytes())
+    raw[200] ^= 1
+    path.write_bytes(raw)
+    done = command("log", "export", "--to", tmp_path / "backup")
+    assert done.status == 1
+    assert "damage in" in done.err
+    assert not list(tmp_path.glob("backup*"))

@@ -1,0 +1,320 @@
+"""Every request again and again, over connections that break: one effect, and the first offset each time.
+
+By frames alone and by the client's producer, through a proxy that cuts, splits, delays and stalls.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from delta_prop import Delta, create, opaque, sparse_add
+from delta_prop.client import Producer
+from delta_prop.embedded import Propagator
+from delta_prop.server.service import Address
+from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.delta import AckLevel, Dot, make_origin
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.frames import (
+    Ack,
+    BatchFrame,
+    DeltaFrame,
+    Hello,
+    Nack,
+    OriginClaim,
+    Start,
+    StartAt,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+)
+from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.topics import Topic
+from tests.delta_prop.server.raw import EARLIEST, ORIGIN, Raw, connected, serving
+from tests.net.proxy import Proxy, proxy_to, rough, smooth
+from tests.whole_log import whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delta_prop.outcomes import PublishAck
+    from delta_prop.receipt import Receipt
+
+pytestmark = pytest.mark.anyio
+SINGLES = make_origin(78, 2)
+REPEATS_MAX = 20
+ROUGH_CONNECTIONS = 60
+"""After so many the proxy is smooth, so that the test ends."""
+ANSWER_S_MAX = 0.25
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@dataclass
+class Request:
+    """A frame of so many rows that is sent so often."""
+
+    make: Callable[[int], BatchFrame | DeltaFrame]
+    rows: int
+    wanted: int
+    sent: int = 0
+    offsets: dict[int, int] = field(default_factory=dict)  # by row, as it was told first
+    fresh: Counter[int] = field(default_factory=Counter)
+    code: ErrorCode | None = None  # of a refusal, which holds as well
+
+    @property
+    def open(self) -> bool:
+        return self.sent < self.wanted or (self.code is None and len(self.offsets) < self.rows)
+
+    def refused(self, code: ErrorCode) -> None:
+        assert not self.offsets
+        assert self.code in (None, code), "another refusal than at first"
+        self.code = code
+
+    def told(self, row: int, offset: int, *, duplicate: bool) -> None:
+        assert self.code is None, "what was refused was taken"
+        assert self.offsets.setdefault(row, offset) == offset, "another offset than at first"
+        self.fresh[row] += not duplicate
+        assert self.fresh[row] <= 1, "it was new twice"
+
+
+def requests(chance: random.Random, epochs: dict[int, int], count: int) -> list[Request]:
+    """Batches of one origin, single deltas of another one, deltas that have an id alone.
+
+    Some say again what an earlier one said under its id, some say something else under it.
+    """
+    made: list[Request] = []
+    next_counter = dict.fromkeys(epochs, 1)
+    identified: list[Delta] = []
+    for number in range(count):
+        kind = chance.choice(("batch", "batch with ids", "dot", "dot and id", "id", "refused"))
+        rows = chance.randint(1, 4) if kind.startswith("batch") else 1
+        origin = ORIGIN if kind.startswith("batch") else SINGLES
+        base = next_counter[origin]
+        deltas = []
+        for row in range(rows):
+            operation = opaque(b"%d" % number) if chance.random() < 0.5 else create([number, 1.0])
+            if kind == "refused":
+                operation = sparse_add([1], [1.0])  # to a vector that is not there
+            delta = Delta(f"{number}-{row}", operation)
+            if kind.endswith(("id", "ids")):
+                before = chance.choice(identified) if identified and chance.random() < 0.3 else None
+                if before is None:
+                    delta = replace(delta, id=chance.randbytes(16))
+                else:
+                    delta = before if chance.random() < 0.7 else replace(delta, id=before.id)
+                identified.append(delta)
+            dot = Dot(origin, base + row) if kind in ("dot", "dot and id", "refused") else None
+            deltas.append(replace(delta, dot=dot))
+        if kind != "id":
+            next_counter[origin] += rows
+        make = frame_of(deltas, kind, origin, base, epochs[origin])
+        made.append(Request(make, rows, chance.randint(1, REPEATS_MAX)))
+    return made
+
+
+def frame_of(
+    deltas: list[Delta], kind: str, origin: int, base: int, epoch: int
+) -> Callable[[int], BatchFrame | DeltaFrame]:
+    if not kind.startswith("batch"):
+        return lambda sequence: DeltaFrame(sequence, deltas[0], ack_wanted=True)
+    batch = encode_batch(deltas, origin=origin, base=base, epoch=epoch, ack_level=AckLevel.MEMORY)
+    return lambda sequence: BatchFrame(sequence, batch, ack_wanted=True)
+
+
+class Sender:
+    """A client that forgets nothing but what a broken connection took."""
+
+    def __init__(self, proxy: Proxy, chance: random.Random) -> None:
+        self.connections = self.frames = 0
+        self._proxy = proxy
+        self._chance = chance
+
+    async def send_all(self, epochs: dict[int, int], wanted: list[Request]) -> None:
+        while any(one.open for one in wanted):
+            if self.connections > ROUGH_CONNECTIONS:
+                self._proxy.fates = smooth
+            grants = await self._session(epochs, wanted)
+            assert not grants or grants == epochs, "a repeated hello got another epoch"
+
+    async def _session(self, epochs: dict[int, int], wanted: list[Request]) -> dict[int, int]:
+        """One connection: hello, and each open request in its order, some twice; what was granted."""
+        self.connections += 1
+        grants: dict[int, int] = {}
+        with suppress(ConnectionError, OSError):
+            async with connected(Address(*self._proxy.address)) as client:
+                claims = tuple(OriginClaim(origin, epoch) for origin, epoch in epochs.items())
+                hello = Subscribe(1, Hello(origins=claims))
+                await client.send(*[hello] * self._chance.randint(1, 3))
+                stalled = self._chance.random() < 0.1
+                if stalled:
+                    self._proxy.stall("back")
+                rows = await self._send_open(client, wanted)
+                if stalled:
+                    await anyio.sleep(0.02)
+                    if self._chance.random() < 0.5:
+                        self._proxy.cut()
+                    self._proxy.resume("back")
+                with anyio.move_on_after(ANSWER_S_MAX):
+                    await hear(client, rows, grants)
+        return grants
+
+    async def _send_open(self, client: Raw, wanted: list[Request]) -> list[tuple[Request, int]]:
+        """The rows that were sent, by their sequence."""
+        rows: list[tuple[Request, int]] = []
+        sent: list[Request] = []
+        for one in wanted:
+            if not one.open:
+                continue
+            again = self._chance.sample(sent, 1) if sent and self._chance.random() < 0.3 else []
+            for request in (one, *again):
+                await client.send(request.make(len(rows) + 1))
+                rows += [(request, row) for row in range(request.rows)]
+                request.sent += 1
+                self.frames += 1
+            sent.append(one)
+        return rows
+
+
+async def hear(client: Raw, rows: list[tuple[Request, int]], grants: dict[int, int]) -> None:
+    """Take answers until all is told or the connection is gone."""
+    up_to = 0
+    while (up_to < len(rows) or not grants) and (frame := await client.next()) is not None:
+        if isinstance(frame, Nack):
+            rows[frame.sequence - 1][0].refused(frame.code)
+            continue
+        assert isinstance(frame, Ack), frame
+        if frame.welcome is not None:
+            grants.update({one.origin: one.epoch for one in frame.welcome.origins})
+        for told in frame.ranges:
+            for sequence in range(told.first, told.last + 1):
+                request, row = rows[sequence - 1]
+                request.told(row, told.offset + sequence - told.first, duplicate=told.duplicate)
+        up_to = max(up_to, frame.sequence)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_each_delta_has_one_effect_and_one_offset(seed: int, full: bool) -> None:
+    chance = random.Random(f"repeats {seed}")
+    fates = rough(seed, cut_bytes_mean=6_000, delay_s_max=0.004, piece_bytes_max=2_000)
+    async with (
+        Propagator() as p,
+        serving(p) as (_, address),
+        proxy_to((address.host, address.port), fates=fates, seed=seed) as proxy,
+    ):
+        sender = Sender(proxy, chance)
+        async with connected(address) as first:
+            welcome = (await first.hello(ORIGIN, SINGLES)).welcome
+            assert welcome is not None
+            epochs = {one.origin: one.epoch for one in welcome.origins}
+        wanted = requests(chance, epochs, 400 if full else 60)
+        await sender.send_all(epochs, wanted)
+        logged = {
+            one.offset + row: one.batch.keys[row]
+            for one in whole(p.internals().log)
+            if not one.batch.is_control
+            for row in range(one.count)
+        }
+    told = {offset for one in wanted for offset in one.offsets.values()}
+    print(
+        f"seed {seed}: {len(wanted)} requests in {sender.frames} frames over {sender.connections} "
+        f"connections ({proxy.struck['reset']} reset, {proxy.struck['stall']} stalled): {len(logged)} effects"
+    )
+    assert {one.code for one in wanted} == {None, ErrorCode.INVALID_DELTA, ErrorCode.ID_REUSED}
+    assert told == logged.keys()
+    assert len(set(logged.values())) == len(logged), "a delta is in the log twice"
+    assert max(one.sent for one in wanted) >= REPEATS_MAX
+    assert proxy.struck["reset"] > 5
+
+
+async def test_subscriptions_and_their_ends_again_and_again() -> None:
+    chance = random.Random("subscriptions")
+    fates = rough(5, cut_bytes_mean=1_500, delay_s_max=0.002, piece_bytes_max=300)
+    async with (
+        Propagator() as p,
+        serving(p) as (_, address),
+        proxy_to((address.host, address.port), fates=fates, seed=5) as proxy,
+    ):
+        for number in range(60):
+            await p.publish(Delta(f"v{number}", opaque(b"x" * 50)))
+        got: list[str] = []
+        log = p.internals().log
+        start, connections = EARLIEST, 0
+        while len(got) < 60:
+            connections += 1
+            request = Subscription(1, (Topic.parse("*"),), start)
+            with suppress(ConnectionError, OSError), anyio.move_on_after(ANSWER_S_MAX):
+                async with connected(Address(*proxy.address)) as client:
+                    await client.send(Subscribe(1, Hello()))
+                    for sequence in range(2, 2 + chance.randint(1, REPEATS_MAX)):
+                        await client.send(Subscribe(sequence, request))
+                    while (frame := await client.next()) is not None:
+                        if isinstance(frame, BatchFrame):
+                            assert frame.sequence == len(got)
+                            got += frame.batch.keys
+                            start = Start(StartAt.CURSOR, Cursor(log.log_id, log.epoch, len(got)))
+                        elif isinstance(frame, Ack) and frame.subscribed is not None:
+                            assert frame.correlation_id == 2, "a repeat was granted"
+                            assert frame.subscribed.start.next_offset == len(got)
+                        elif isinstance(frame, Nack):
+                            assert (frame.code, frame.correlation_id != 2) == (ErrorCode.BAD_REQUEST, True)
+                        if len(got) == 60:
+                            break
+        assert got == [f"v{number}" for number in range(60)]
+        assert connections > 3
+        async with connected(address) as client:
+            await client.hello()
+            await client.subscribe()
+            await client.send(*(Unsubscribe(sequence, 1) for sequence in range(3, 23)))
+            answers: list[tuple[type, int | None]] = []
+            while len(answers) < 20:
+                frame = await client.next()
+                if isinstance(frame, Ack | Nack) and frame.correlation_id is not None:
+                    answers.append((type(frame), frame.correlation_id))
+            assert answers == [(Ack, 3), *((Nack, sequence) for sequence in range(4, 23))]
+            await p.publish(Delta("late", opaque(b"x")))
+            again = await client.subscribe("*", start=Start(StartAt.OFFSET, 60))
+            assert again.subscribed is not None
+            assert (await client.until(BatchFrame)).batch.keys == ["late"]
+
+
+async def test_a_producer_that_asks_in_each_of_its_lives(full: bool) -> None:
+    lives, count = (20, 300) if full else (8, 60)
+    fates = rough(9, cut_bytes_mean=15_000, delay_s_max=0.004, piece_bytes_max=2_000)
+    first: dict[int, int] = {}
+    async with (
+        Propagator() as p,
+        serving(p) as (_, address),
+        proxy_to((address.host, address.port), fates=fates, seed=9) as proxy,
+    ):
+        for life in range(lives):
+            outcomes: dict[int, PublishAck] = {}
+
+            def keep(counter: int) -> Callable[[Receipt], None]:
+                return lambda done: outcomes.__setitem__(counter, done.result())  # noqa: B023 - called in this life
+
+            async with Producer("{}:{}".format(*proxy.address), name="again") as producer:
+                for counter in range(1, count * (life + 1) // lives + 1):
+                    delta = Delta(f"v{counter}", opaque(b"%d" % counter))
+                    producer.offer_numbered(counter, delta, keep(counter))
+                await producer.flush()
+            for counter, told in outcomes.items():
+                offset = told.duplicates.get(0, told.offset)
+                assert offset is not None
+                assert first.setdefault(counter, offset) == offset
+        (log,) = (p.internals().log,)
+        logged = [key for one in whole(log) if not one.batch.is_control for key in one.batch.keys]
+    print(f"{lives} lives, {proxy.struck['connection']} connections, {len(logged)} effects")
+    assert logged == [f"v{counter}" for counter in range(1, count + 1)]
+    assert {logged[offset]: offset for offset in first.values()} == {f"v{c}": o for c, o in first.items()}
+    assert len(first) == count
+    assert proxy.struck["reset"]

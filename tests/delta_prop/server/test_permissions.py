@@ -1,0 +1,94 @@
+"""Rights: what is not given is denied, and every denial says the same."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop.server.permissions import ALL_PERMISSIONS, Permissions, Unauthorized
+from delta_prop_wire.delta import Kind, Source
+from delta_prop_wire.frames import Nack
+from delta_prop_wire.message_rules import UNAUTHORIZED_TEXT
+from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.topics import Topic
+
+NAMES = st.text("ab*", max_size=4)
+
+
+@given(NAMES, st.lists(NAMES.filter(lambda name: "*" not in name[:-1]), max_size=4))
+def test_a_namespace_is_named_or_begun(name: str, patterns: list[str]) -> None:
+    grant = Permissions("a", publish=True, namespaces=tuple(patterns))
+    naive = any(name.startswith(one[:-1]) if one.endswith("*") else name == one for one in patterns)
+    assert grant.can_publish(name) is naive
+    assert not grant.can_read(name)
+
+
+def test_publishing_and_reading_are_two_rights() -> None:
+    reads = Permissions("a", subscribe=True, namespaces=("docs",))
+    assert reads.can_read("docs")
+    assert not reads.can_read("docs2")
+    assert not reads.can_publish("docs")
+    assert reads.read_filter is not None
+    assert reads.read_filter("docs")
+    assert not reads.read_filter("other")
+    assert ALL_PERMISSIONS.read_filter is None
+    nothing = Permissions("a", namespaces=None).read_filter
+    assert nothing is not None
+    assert not nothing("docs")
+
+
+def denied(grant: Permissions, what: str) -> str | None:
+    """Do one thing; the true cause of its denial, None where it is allowed."""
+    actions = {
+        "origins": lambda: grant.check_origins(Source.LOCAL),
+        "replica": lambda: grant.check_origins(Source.REPLICA),
+        "publish": lambda: grant.check_publish(["docs"], 1 << Kind.CREATE),
+        "publish elsewhere": lambda: grant.check_publish(["docs", "secret"], 1 << Kind.CREATE),
+        "delete": lambda: grant.check_publish(["docs"], 1 << Kind.CREATE | 1 << Kind.DELETE),
+        "read": lambda: grant.check_subscribe([Topic.parse("ns:docs")]),
+        "read all": lambda: grant.check_subscribe([Topic.parse("*"), Topic.parse("v:x")]),
+        "read elsewhere": lambda: grant.check_subscribe([Topic.parse("*"), Topic.parse("ns:secret")]),
+        "admin": grant.check_admin,
+    }
+    try:
+        actions[what]()
+    except Unauthorized as refused:
+        frame = Nack.of(7, refused)
+        assert frame == Nack(7, ErrorCode.UNAUTHORIZED, UNAUTHORIZED_TEXT)  # not a word more
+        return refused.cause
+    return None
+
+
+DOCS = ("docs",)
+PUBLISHES = Permissions("a", publish=True, namespaces=DOCS, kinds_mask=1 << Kind.CREATE)
+FORWARDS = Permissions("a", publish=True, forward=True, namespaces=None)
+READS = Permissions("a", subscribe=True, namespaces=DOCS)
+ADMIN = Permissions("a", admin=True, namespaces=None)
+
+
+@pytest.mark.parametrize(
+    ("what", "allowed"),
+    [
+        ("origins", {"publishes", "forwards"}),
+        ("replica", {"forwards"}),
+        ("publish", {"publishes", "forwards"}),
+        ("publish elsewhere", {"forwards"}),
+        ("delete", {"forwards"}),
+        ("read", {"reads"}),
+        ("read all", {"reads"}),
+        ("read elsewhere", set()),
+        ("admin", {"admin"}),
+    ],
+)
+def test_each_action_needs_its_right_and_no_other(what: str, allowed: set[str]) -> None:
+    grants = {"publishes": PUBLISHES, "forwards": FORWARDS, "reads": READS, "admin": ADMIN}
+    assert {name for name, grant in grants.items() if denied(grant, what) is None} == allowed
+    assert denied(ALL_PERMISSIONS, what) is None
+    assert denied(Permissions("a", namespaces=None), what)
+
+
+def test_the_cause_names_what_was_wrong() -> None:
+    assert denied(PUBLISHES, "publish elsewhere") == "the token may not publish to namespace 'secret'"
+    assert denied(PUBLISHES, "delete") == "the token may not publish operation 'delete'"
+    assert denied(READS, "read elsewhere") == "the token may not read namespace 'secret'"

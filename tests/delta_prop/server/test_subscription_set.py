@@ -1,0 +1,170 @@
+"""What a connection wants, beside the plain answer row by row."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delta_prop.route.routing_table import NoRows, RoutingTable
+from delta_prop.server import subscription_set as module
+from delta_prop.server.subscription_set import SubscriptionSet
+from delta_prop_wire.batch import LoggedBatch
+from delta_prop_wire.delta import Delta, Priority, Source, create, delete, opaque, scale
+from delta_prop_wire.encode import encode_batch, encode_noop
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.frames import Filter, Subscription
+from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.topics import Topic
+
+NAMES = ("a", "b", "c")
+TOPICS = [
+    Topic.parse(text)
+    for text in ("*", "v:k1", "v:k2", "ns:a", "ns:b", "op:create", "op:scale", "op:opaque", "c:x", "c:y")
+]
+
+deltas = st.builds(
+    Delta,
+    st.sampled_from(["k1", "k2", "k3", "k4"]),
+    st.sampled_from([create([1.0]), scale(2.0), delete(), opaque(b"x")]),
+    namespace=st.sampled_from(NAMES),
+    topics=st.sampled_from([(), (), ("x",), ("x", "y")]),
+)
+filters = st.none() | st.builds(
+    Filter,
+    sources=st.sampled_from([(), (Source.LOCAL,), (Source.REPLICA, Source.IMPORT)]),
+    priorities=st.sampled_from([(), (Priority.NORMAL,), (Priority.CRITICAL, Priority.LOW)]),
+)
+requests = st.lists(
+    st.tuples(st.lists(st.sampled_from(TOPICS), min_size=1, max_size=3, unique=True), filters),
+    min_size=1,
+    max_size=4,
+)
+scopes = st.none() | st.sets(st.sampled_from(NAMES))
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> LoggedBatch:
+    one_name = draw(st.none() | st.sampled_from(NAMES))
+    rows = draw(st.lists(deltas, min_size=1, max_size=8))
+    if one_name is not None:
+        rows = [Delta(row.vector_id, row.operation, one_name, topics=row.topics) for row in rows]
+    batch = encode_batch(rows, origin=16, base=1, priority=draw(st.sampled_from(list(Priority))))
+    return LoggedBatch(batch, 100, 7, draw(st.sampled_from(list(Source))))
+
+
+def plain_answer(
+    logged: LoggedBatch, asked: list[tuple[list[Topic], Filter | None]], scope: set[str] | None
+) -> list[int]:
+    """Row by row, subscription by subscription."""
+    found = []
+    for row in range(logged.count):
+        delta = logged.batch.delta(row, logged.source)
+        wanted = any(
+            any(topic.matches(delta) for topic in topics)
+            and (one is None or not one.sources or delta.source in one.sources)
+            and (one is None or not one.priorities or delta.priority in one.priorities)
+            for topics, one in asked
+        )
+        if wanted and (scope is None or delta.namespace in scope):
+            found.append(row)
+    return found
+
+
+def as_list(rows: object, logged: LoggedBatch) -> list[int]:
+    if isinstance(rows, NoRows):
+        return []
+    if rows is None:
+        return list(range(logged.count))
+    assert isinstance(rows, np.ndarray)
+    assert 0 < len(rows) < logged.count
+    return list(rows.tolist())
+
+
+def subscription(number: int, *topics: Topic | str, filter_: Filter | None = None) -> Subscription:
+    parsed = tuple(Topic.parse(one) if isinstance(one, str) else one for one in topics)
+    return Subscription(number, parsed, filter=filter_)
+
+
+@settings(max_examples=50, deadline=None)
+@given(requests, scopes, st.lists(batches(), min_size=1, max_size=4), st.data())
+def test_rows_are_those_of_the_plain_answer(
+    asked: list[tuple[list[Topic], Filter | None]],
+    scope: set[str] | None,
+    logged: list[LoggedBatch],
+    data: st.DataObject,
+) -> None:
+    wanted = SubscriptionSet(None if scope is None else scope.__contains__)
+    for number, (topics, one) in zip(count(5), asked, strict=False):
+        wanted.add(subscription(number, *topics, filter_=one))
+    removed = data.draw(st.none() | st.integers(0, len(asked) - 1))
+    if removed is not None:
+        for batch in logged:
+            wanted.rows(batch)  # what was worked out before counts no more
+        wanted.remove(5 + removed)
+        asked = asked[:removed] + asked[removed + 1 :]
+    table: RoutingTable[str] = RoutingTable()
+    table.subscribe("all of them", wanted.topics)
+    for batch in logged:
+        expected = plain_answer(batch, asked, scope)
+        assert as_list(wanted.rows(batch), batch) == expected
+        routed = dict(table.plan(batch.batch))
+        if "all of them" in routed:
+            assert as_list(wanted.narrow(batch, routed["all of them"]), batch) == expected
+        else:
+            assert not expected
+        if wanted.wants_all:
+            assert expected == list(range(batch.count))
+
+
+def test_everything_is_only_where_nothing_narrows_it() -> None:
+    def everything(*asked: Subscription, scope: set[str] | None = None) -> bool:
+        wanted = SubscriptionSet(None if scope is None else scope.__contains__)
+        for one in asked:
+            wanted.add(one)
+        return wanted.wants_all
+
+    few = Filter(sources=(Source.LOCAL,))
+    assert everything(subscription(1, "*"))
+    assert everything(subscription(1, "ns:a", filter_=few), subscription(2, "*", filter_=Filter()))
+    assert not everything(subscription(1, "ns:a", "op:create"))
+    assert not everything(subscription(1, "*", filter_=few))
+    assert not everything(subscription(1, "*"), scope={"a", "b", "c"})
+    assert not everything()
+
+
+def test_control_rows_are_never_wanted() -> None:
+    wanted = SubscriptionSet()
+    wanted.add(subscription(1, "*"))
+    void = encode_noop(code=ErrorCode.INVALID_DELTA, origin=16, base=1, count=3)
+    assert isinstance(wanted.rows(LoggedBatch(void, 0, 1, Source.LOCAL)), NoRows)
+
+
+def test_what_cannot_be_granted_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SUBSCRIPTIONS_MAX", 2)
+    monkeypatch.setattr(module, "TOPICS_MAX", 3)
+    wanted = SubscriptionSet()
+    wanted.add(subscription(1, "ns:a", "ns:b"))
+
+    def refused(call: object) -> str:
+        assert callable(call)
+        with pytest.raises(Refused) as caught:
+            call()
+        assert caught.value.code is ErrorCode.BAD_REQUEST
+        assert len(wanted) == 1
+        assert wanted.topics == (Topic.parse("ns:a"), Topic.parse("ns:b"))
+        return caught.value.message
+
+    assert "subscription 1: already open" in refused(lambda: wanted.add(subscription(1, "*")))
+    assert "2 subscriptions of 4 topics" in refused(lambda: wanted.add(subscription(2, "v:1", "v:2")))
+    assert "subscription 7: not open on this connection: name one of [1]" in refused(lambda: wanted.remove(7))
+    wanted.add(subscription(2, "ns:b", "v:1"))
+    wanted.remove(1)
+    wanted.add(subscription(3, "v:1"))
+    with pytest.raises(Refused, match="3 subscriptions"):
+        wanted.add(subscription(4, "v:1"))
+    wanted.clear()
+    assert (len(wanted), wanted.topics) == (0, ())

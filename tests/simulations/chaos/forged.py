@@ -1,0 +1,97 @@
+"""Forged histories: what a service, a client or a sink could have done, right or wrong, a few lines each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from delta_prop_simulations.chaos.client_history import SUM, TOKEN, Ack, ClientHistory
+from delta_prop_simulations.chaos.log_history import LogHistory, LostTail
+from delta_prop_wire.batch import LoggedBatch
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Source, create, sparse_add
+from delta_prop_wire.encode import encode_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delta_prop_wire.spec import ErrorCode
+
+A, B = 16, 32
+"""Two origins."""
+
+DURABLE, LOGGED, MEMORY = AckLevel.DURABLE, AckLevel.LOGGED, AckLevel.MEMORY
+
+
+def one(token: str, key: str = "v", namespace: str = "docs", **more: Any) -> Delta:
+    """A delta that is known by its token."""
+    return Delta(key, create([1.0, 2.0]), namespace, metadata={TOKEN: token}, **more)
+
+
+def batch(
+    base: int,
+    *deltas: Delta,
+    origin: int = A,
+    clock: Sequence[Dot] = (),
+    source: Source = Source.LOCAL,
+    lamport: int | None = None,
+) -> tuple[Any, Source, int | None]:
+    """What is appended next."""
+    return encode_batch(deltas, origin=origin, base=base, clock=clock), source, lamport
+
+
+def record(*batches: Any, node: str = "n", lost: Any = (), survives: AckLevel = DURABLE) -> LogHistory:
+    """A log that holds these batches, one behind the other, and has lost those behind them."""
+    made = LogHistory(node, b"l" * 16, DURABLE, DURABLE)
+    made.batches = _placed(batches, 0, 1)
+    if lost:
+        made.lost_tails.append(LostTail(_placed(lost, made.next_offset, 50), survives))
+    return made
+
+
+def _placed(batches: Any, offset: int, lamport: int) -> list[LoggedBatch]:
+    found = []
+    for body, source, given in batches:
+        number = lamport if given is None else given
+        found.append(LoggedBatch(body, offset, number, source))
+        offset += body.count
+        lamport = max(lamport, number + body.count)
+    return found
+
+
+def told(
+    *acks: tuple[AckLevel, int | None, bool], token: str = "t1", asked: AckLevel | None = None
+) -> ClientHistory:
+    """A client that sent one delta and was acknowledged so."""
+    shadow = ClientHistory()
+    shadow.note_sent(token, "n", "w", ("docs", "v"), asked)
+    for level, offset, duplicate in acks:
+        shadow.note_acknowledged(token, Ack(level, offset, duplicate))
+    return shadow
+
+
+def refused(code: ErrorCode, token: str = "t1", *, doubtful: bool = False) -> ClientHistory:
+    """A client that was told that it has not happened."""
+    shadow = told(token=token)
+    if doubtful:
+        shadow.note_unknown(token)
+    shadow.note_refused(token, code)
+    return shadow
+
+
+def summed(acknowledged: int, unknown: int) -> ClientHistory:
+    """A writer that has added so many ones, and perhaps some more."""
+    shadow = ClientHistory()
+    for number in range(1 + acknowledged + unknown):
+        token = f"{SUM}w" if number == 0 else f"{SUM}w-{number}"
+        shadow.note_sent(token, "n", "w", ("docs", f"{SUM}w"), None)
+        if number <= acknowledged:
+            shadow.note_acknowledged(token, Ack(DURABLE, number, duplicate=False))
+        else:
+            shadow.note_unknown(token)
+    return shadow
+
+
+def sums(count: int) -> LogHistory:
+    """A log in which so many ones were added."""
+    key = f"{SUM}w"
+    added = [Delta(key, sparse_add([0], [1.0]), "docs") for _ in range(count)]
+    return record(batch(1, Delta(key, create([0.0, 0.0]), "docs"), *added))

@@ -1,0 +1,14 @@
+"""The page on simulation lists the checks as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from delta_prop_simulations.chaos.violation import CHECKS
+
+PAGE = Path(__file__).parents[3] / "docs" / "simulation.md"
+
+
+def test_each_check_stands_on_the_page() -> None:
+    text = PAGE.read_text()
+    assert [name for name, what in CHECKS.items() if f"| `{name}` | {what} |" not in text] == []

@@ -1,0 +1,79 @@
+"""The table of mutants is sound: each finds its place in the code, changes it, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from delta_prop_simulations.chaos.mutants import MUTANTS, apply_mutant
+from delta_prop_simulations.chaos.mutants.mutant import CallCounter, Mutant, edit, getter, mutate
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_each_finds_its_place_in_the_code(name: str) -> None:
+    for one in MUTANTS[name].edits:
+        wrong, right = mutate(one, name), one.function.__code__
+        assert wrong.co_code != right.co_code
+        assert wrong.co_varnames[: wrong.co_argcount] == right.co_varnames[: right.co_argcount]
+        assert wrong.co_flags == right.co_flags
+
+
+def test_names_and_sentences_are_of_one_kind() -> None:
+    assert len(MUTANTS) >= 24
+    for name, mutant in MUTANTS.items():
+        assert name == mutant.name
+        assert name == name.lower()
+        for sentence in (mutant.what, mutant.promise):
+            assert sentence
+            assert not sentence.endswith(".")
+            assert sentence[0].islower()
+
+
+def test_the_page_has_a_row_for_each() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "simulation.md").read_text()
+    section = page.partition("\n## Mutants\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([a-z-]+)` \| (.+?) \|", section, re.MULTILINE)
+    assert rows == [(mutant.name, mutant.what) for mutant in MUTANTS.values()]
+
+
+class _Base:
+    def base(self) -> int:
+        return 3
+
+
+class _Subject(_Base):
+    def base(self) -> int:
+        """One more than the base says."""
+        return super().base() + 1
+
+    @property
+    def seven(self) -> int:
+        return self.base() + 3
+
+
+def test_the_wrong_code_runs_wherever_the_right_one_is_held_and_only_meanwhile() -> None:
+    subject = _Subject()
+    held = subject.base
+    mutant = Mutant("two-more", "it adds two", "it adds one", (edit(_Subject.base, ("+ 1", "+ 2")),))
+    with apply_mutant(mutant) as strikes:
+        assert (held(), subject.seven) == (5, 8)
+        assert strikes.count == 2
+    assert (held(), subject.seven) == (4, 7)
+    assert strikes.count == 2
+    assert not any(isinstance(one, CallCounter) for one in globals().values())
+
+
+def test_a_getter_can_be_wrong_and_comes_back_whatever_happens_meanwhile() -> None:
+    mutant = Mutant("minus", "it takes away", "it adds", (edit(getter(_Subject, "seven"), ("+ 3", "- 3")),))
+    with pytest.raises(ZeroDivisionError), apply_mutant(mutant):
+        assert 1 // (_Subject().seven - 1)
+    assert _Subject().seven == 7
+
+
+@pytest.mark.parametrize("was", ["nowhere", "s"])
+def test_a_mutant_whose_text_is_not_found_once_is_refused(was: str) -> None:
+    one = edit(_Subject.base, (was, "something else"))
+    with pytest.raises(LookupError, match="update the mutant"):
+        mutate(one, "stale")

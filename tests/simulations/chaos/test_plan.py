@@ -1,0 +1,76 @@
+"""Plans: the same for a seed, whole through JSON, and all of them together strike with everything."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from delta_prop_simulations.chaos.plan import STRIKES, Plan
+from delta_prop_simulations.chaos.plan_generator import draw
+from delta_prop_simulations.chaos.plan_validation import check_plan
+from delta_prop_wire.errors import UsageError
+
+MANY = 300
+
+
+def test_a_plan_is_the_same_for_its_seed_and_through_json() -> None:
+    for number in range(50):
+        plan = draw(number)
+        assert plan == draw(number)
+        assert Plan.from_json(plan.to_json()) == plan
+    assert draw(1) != draw(2)
+
+
+def test_many_plans_have_everything_and_each_leaves_most_out() -> None:
+    plans = [draw(number) for number in range(MANY)]
+    kinds = Counter(strike.kind for plan in plans for strike in plan.strikes)
+    assert kinds.keys() == STRIKES.keys()
+    assert max(len({strike.kind for strike in plan.strikes}) for plan in plans) < len(STRIKES) * 0.6
+    assert {len(plan.nodes) for plan in plans} == {1, 2, 3}
+    assert {plan.nodes[0].log is None for plan in plans} == {True, False}
+    sinks = {sink.kind for plan in plans for node in plan.nodes for sink in node.sinks}
+    assert sinks == {"transactional", "plain", "volatile", "rebuildable", "cache", "index"}
+    assert {writer.embedded for plan in plans for writer in plan.writers} == {True, False}
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"seed": 1, "nodes": [{}], "writers": []}'])
+def test_what_is_no_plan_is_told(text: str) -> None:
+    with pytest.raises(UsageError, match="plan is not valid"):
+        Plan.from_json(text)
+
+
+def test_what_is_drawn_is_sound() -> None:
+    for number in range(MANY):
+        check_plan(draw(number))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "told"),
+    [
+        (("duration_s",), -5, "duration_s = -5: give 0.1 to 600"),
+        (("duration_s",), "long", "duration_s = 'long'"),
+        (("duration_s",), float("nan"), "duration_s = nan"),
+        (("nodes",), [], "nodes: there are 0; give 1 to 8"),
+        (("nodes", 0, "forward_to"), ["nobody"], "forward_to = 'nobody'"),
+        (("nodes", 0, "sinks", 0, "kind"), "odd", "kind = 'odd': give one of transactional"),
+        (("writers", 0, "deltas"), -3, "writers.0..deltas = -3"),
+        (("writers", 0, "node"), "nobody", "writers.0..node = 'nobody'"),
+        (("writers", 0, "name"), "node-0", "host name 'node-0': used for two hosts"),
+        (("strikes", 0, "kind"), "meteor", "strikes.0..kind = 'meteor': give one of kill"),
+        (("strikes", 0, "at_s"), -1, "strikes.0..at_s = -1"),
+        (("strikes", 0, "on"), "nobody", "strikes.0..on = 'nobody'"),
+    ],
+)
+def test_what_cannot_be_carried_out_is_told_with_its_place(
+    place: tuple[str | int, ...], value: object, told: str
+) -> None:
+    data: Any = json.loads(draw(3).to_json())
+    part = data
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = value
+    with pytest.raises(UsageError, match=told):
+        check_plan(Plan.from_json(json.dumps(data)))

@@ -1,0 +1,70 @@
+"""What fails is made smaller, as small as its failure allows, within the runs that are allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop_simulations.chaos.shrink import shrink, size_of
+
+PLAN: dict[str, Any] = {
+    "seed": 4711,
+    "nodes": [{"name": "a", "log": {"bytes_max": 4096, "compact": True}}, {"name": "b", "log": None}],
+    "strikes": [{"at_s": float(at), "kind": "kill" if at == 7 else "cut"} for at in range(20)],
+    "duration_s": 64.0,
+}
+
+
+def kinds(plan: Any) -> list[Any]:
+    return [one.get("kind") for one in plan.get("strikes", ())]
+
+
+def test_what_the_failure_needs_stays_and_all_else_goes() -> None:
+    shrunk = shrink(PLAN, lambda plan: "kill" in kinds(plan))
+    assert shrunk.data == {"seed": 4711, "strikes": [{"kind": "kill"}]}
+    assert shrunk.is_minimal
+
+
+def test_two_that_are_needed_together_are_both_found() -> None:
+    plan = {"seed": 1, "strikes": list(range(40))}
+    shrunk = shrink(plan, lambda one: {3, 31} <= set(one.get("strikes", ())))
+    assert shrunk.data == {"seed": 1, "strikes": [3, 31]}
+
+
+def test_numbers_come_down_as_far_as_it_still_fails() -> None:
+    shrunk = shrink({"deltas": 400, "gap_s": 8.0, "on": True}, lambda one: one.get("deltas", 0) >= 30)
+    assert shrunk.data == {"deltas": 50}
+
+
+def test_what_means_nothing_is_not_counted_and_not_taken() -> None:
+    asked = []
+
+    def fails(one: Any) -> bool | None:
+        asked.append(one)
+        return None if "name" not in one else True
+
+    shrunk = shrink({"name": "a", "size": 3}, fails)
+    assert shrunk.data == {"name": "a"}
+    assert shrunk.runs == 1
+    assert len(asked) > shrunk.runs
+
+
+def test_it_stops_when_its_runs_are_used_up() -> None:
+    runs = []
+    shrunk = shrink(PLAN, lambda plan: runs.append(plan) or False, runs_max=7)
+    assert (len(runs), shrunk.runs, shrunk.is_minimal) == (7, 7, False)
+    assert shrunk.data is PLAN
+
+
+@given(st.lists(st.integers(0, 50), max_size=12), st.integers(0, 50))
+def test_what_comes_out_still_fails_and_is_never_larger(items: list[int], needed: int) -> None:
+    def fails(plan: Any) -> bool:
+        return needed in plan.get("items", ())
+
+    plan: Any = {"seed": 1, "items": [*items, needed]}
+    shrunk = shrink(plan, fails, runs_max=1_000)
+    assert fails(shrunk.data)
+    assert shrunk.data == {"seed": 1, "items": [needed]}
+    assert size_of(shrunk.data) <= size_of(plan)

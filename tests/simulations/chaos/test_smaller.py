@@ -1,0 +1,70 @@
+"""A failing plan is made smaller while its run breaks the same promise, and is run again from its file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from delta_prop_simulations.chaos import plan_shrinker as smaller_module
+from delta_prop_simulations.chaos.chaos_run import Outcome
+from delta_prop_simulations.chaos.plan import Plan
+from delta_prop_simulations.chaos.plan_generator import draw
+from delta_prop_simulations.chaos.plan_shrinker import is_same_violation, shrink_plan
+from delta_prop_simulations.chaos.violation import Violation
+from delta_prop_simulations.commands import dispatch
+from delta_prop_simulations.commands import sweep as command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LOST = Violation("lost", "writer-0's delta 7")
+
+
+def false_run(plan: Plan) -> Outcome:
+    """A service that loses a delta whenever one is killed that has a writer."""
+    killed = any(strike.kind == "kill" for strike in plan.strikes) and plan.writers
+    other = Violation("state", "another promise") if len(plan.strikes) == 2 else None
+    found = LOST if killed else other
+    return Outcome(plan.seed, found, None, {}, "", 1, 1.0)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> Plan:
+    monkeypatch.setattr(smaller_module, "run", false_run)
+    monkeypatch.setattr(command, "run_plan", false_run)
+    plans = (draw(seed) for seed in range(200))
+    return next(plan for plan in plans if any(one.kind == "kill" for one in plan.strikes) and plan.readers)
+
+
+def test_only_what_breaks_the_promise_is_left(killed: Plan) -> None:
+    told: list[int] = []
+    plan = shrink_plan(killed, LOST, report=lambda runs, _: told.append(runs))
+    assert [strike.kind for strike in plan.strikes] == ["kill"]
+    assert (len(plan.writers), plan.readers, plan.seed) == (1, (), killed.seed)
+    assert told == sorted(told)
+    assert len(plan.to_json()) < len(killed.to_json()) / 3
+
+
+def test_another_promise_is_not_the_same_nor_another_error() -> None:
+    assert is_same_violation(LOST, Violation("lost", "writer-1's delta 9"))
+    assert not is_same_violation(LOST, Violation("state", LOST.what))
+    crash = Violation("crash", "node-0, life 2: LogCorrupted: damage in a file")
+    assert is_same_violation(crash, Violation("crash", "node-1, life 3: LogCorrupted: damage in another"))
+    assert not is_same_violation(crash, Violation("crash", "node-0, life 2: TypeError: damage in a file"))
+
+
+def test_the_command_writes_the_small_plan_where_it_is_asked_to(
+    killed: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "small.json"
+    assert dispatch("sweep", ["--seed", str(killed.seed), "--shrink", str(path)]) == 1
+    assert "lost: writer-0's delta 7" in capsys.readouterr().out
+    assert len(json.loads(path.read_text())["strikes"]) == 1
+    assert dispatch("sweep", ["--plan", str(path)]) == 1
+    harmless = replace(killed, strikes=())
+    path.write_text(harmless.to_json())
+    assert dispatch("sweep", ["--plan", str(path), "--shrink", str(tmp_path / "none.json")]) == 0
+    assert not (tmp_path / "none.json").exists()

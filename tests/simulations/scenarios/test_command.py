@@ -1,0 +1,58 @@
+"""`delta-prop simulate SCENARIO`: shipped ones by name, others as files, mistakes in one line."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from delta_prop_simulations.commands import dispatch
+from delta_prop_simulations.files import read_shipped
+from delta_prop_simulations.scenarios.reading import read_setups
+from delta_prop_simulations.scenarios.result import result_from_json
+from delta_prop_simulations.scenarios.run import RunInputs, run
+from delta_prop_wire.errors import UsageError
+from tests.simulations.scenarios.scenes import TWO_SINKS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_file_is_run_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "two.toml"
+    path.write_text(TWO_SINKS)
+    assert dispatch(str(path), ["--duration", "1s", "--seed", "5", "--json"]) == 0
+    result = result_from_json(json.loads(capsys.readouterr().out))
+    assert (result.scenario, result.seed, result.duration_s) == ("two sinks", 5, 1.0)
+    assert dispatch(str(path), ["--duration", "1s"]) == 0
+    assert "× real time" in capsys.readouterr().out
+
+
+def test_mistakes_name_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "two.toml"
+    path.write_text(TWO_SINKS.replace("rate", "rat"))
+    with pytest.raises(UsageError, match=r"two.toml: source\[0\].rat"):
+        dispatch(str(path), [])
+    with pytest.raises(UsageError, match=r"unknown scenario: give a TOML file, or one of .*storm"):
+        dispatch("strom", [])
+    with pytest.raises(UsageError, match="not readable"):
+        dispatch(str(tmp_path / "none.toml"), [])
+    with pytest.raises(UsageError, match="--only 'x'"):
+        dispatch("storm", ["--only", "x"])
+
+
+def test_shipped_scenarios_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch("list", []) == 0
+    told = capsys.readouterr().out
+    assert all(name in told for name in read_shipped())
+
+
+@pytest.mark.parametrize("name", read_shipped())
+def test_every_shipped_scenario_says_what_it_asks_and_keeps_every_promise(name: str) -> None:
+    setups = read_setups(read_shipped()[name], duration=0.5)
+    assert all(one.about for one in setups)
+    result = run(setups[0], RunInputs(checks=True))
+    assert result.totals["offered"] > 0
+    assert result.totals["steps_checked"] > 0
+    assert [one for one in result.verdicts if one.ok is False] == []

@@ -1,0 +1,76 @@
+"""The page on simulation says of each table of a scenario which keys there are, and their defaults."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from delta_prop_simulations.scenarios.reading import EVENT_KEYS, read_setups
+from delta_prop_simulations.scenarios.scenario import (
+    AlternativeSpec,
+    Deltas,
+    Event,
+    Scenario,
+    Service,
+    SinkSpec,
+    SourceSpec,
+)
+
+PAGE = (Path(__file__).parents[3] / "docs" / "simulation.md").read_text()
+TABLES = {
+    "### The scenario": Scenario,
+    "### [service]": Service,
+    "### [[source]]": SourceSpec,
+    "In `deltas`:": Deltas,
+    "### [[sink]]": SinkSpec,
+    "In each entry of `faults`:": Event,
+    "### [[alternative]]": AlternativeSpec,
+}
+
+
+def rows(heading: str) -> dict[str, str]:
+    """Key and default of each row of the table behind a heading."""
+    table = PAGE.partition(f"{heading}\n")[2].partition("|---|---|---|\n")[2].partition("\n\n")[0]
+    found = [re.match(r"\| `(\w+)` \| (.*?) \|", line) for line in table.splitlines()]
+    assert found
+    return {one[1]: one[2] for one in found if one is not None}
+
+
+def default(one: Field[Any]) -> Any:
+    """A field's default as TOML has it; MISSING where there is none."""
+    value = one.default if one.default_factory is MISSING else one.default_factory()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {key: part for key, part in asdict(value).items() if part != 0.0}
+    if isinstance(value, Enum):
+        return value.name.lower()
+    return list(value) if isinstance(value, tuple) else value
+
+
+@pytest.mark.parametrize(("heading", "kind"), TABLES.items(), ids=list(TABLES))
+def test_every_key_is_described_with_its_default(heading: str, kind: type) -> None:
+    told = rows(heading)
+    names = {field: key for key, field in EVENT_KEYS.items()} if kind is Event else {}
+    known = {names.get(one.name, one.name): default(one) for one in fields(kind)}
+    if kind in (Scenario, Service):  # what is a table of its own is described there
+        known = {key: value for key, value in known.items() if not isinstance(value, list | dict)}
+    assert told.keys() == known.keys()
+    for key, value in known.items():
+        if told[key] == "–":
+            assert value in (MISSING, None), key
+        elif told[key] != "see below" and (kind, key) != (Service, "log"):
+            assert tomllib.loads(f"it = {told[key].strip('`')}")["it"] == value, key
+
+
+def test_the_scenario_of_the_page_can_be_run() -> None:
+    text = PAGE.partition("```toml\n")[2].partition("```")[0]
+    assert [one.name for one in read_setups(text)] == [
+        "nobody waits",
+        "the source goes at its pace",
+        "without it",
+    ]

@@ -1,0 +1,148 @@
+"""Machines, links and faults of a scenario: what is read, and how mistakes are told."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from delta_prop_simulations.files import read_shipped
+from delta_prop_simulations.scenarios.reading import read_setups
+from delta_prop_simulations.scenarios.topology import (
+    Cut,
+    CutDirection,
+    FaultKind,
+    FaultSpec,
+    LinkSpec,
+    MachineSpec,
+    ReaderSpec,
+    Stall,
+)
+from delta_prop_wire.errors import UsageError
+
+TWO = """
+name = "two"
+duration = "6s"
+[service]
+log = {}
+[[machine]]
+name = "east"
+clock_ahead = "-4s"
+[[machine]]
+name = "west"
+[[link]]
+name = "ocean"
+between = ["east", "west"]
+latency_ms = 30
+cut = [{from = "1s", for = "2s", way = "there"}]
+[[source]]
+name = "shop"
+machine = "west"
+rate = 100
+batch = 10
+deltas = {keys = 50}
+[[sink]]
+name = "index"
+[[fault]]
+from = "500ms"
+for = "1s"
+what = "kill"
+machine = "east"
+"""
+
+
+def test_machines_links_and_faults_are_read() -> None:
+    (setup,) = read_setups(TWO)
+    scenario = setup.scenario
+    assert scenario.machine == (MachineSpec("east", clock_ahead=-4.0), MachineSpec("west"))
+    assert scenario.link == (
+        LinkSpec(("east", "west"), name="ocean", latency_ms=30.0, cut=(Cut(1.0, 2.0, "there"),)),
+    )
+    assert scenario.fault == (FaultSpec(0.5, "kill", "east"),)
+    assert [one.machine for one in scenario.source] == ["west"]
+
+
+def test_a_reader_is_read() -> None:
+    table = '[[reader]]\nname = "late"\nmachine = "east"\nfrom = "1s"\nstall = [{from = "2s", for = 3}]'
+    (setup,) = read_setups(f"{TWO}\n{table}")
+    assert setup.scenario.reader == (ReaderSpec("late", "east", begin=1.0, stall=(Stall(2.0, 3.0),)),)
+    alone = TWO[: TWO.index("[[machine]]")] + TWO[TWO.index("[[source]]") : TWO.index("[[fault]]")]
+    with pytest.raises(UsageError, match=r"reader: there is no machine"):
+        read_setups(alone.replace('machine = "west"\n', "") + '[[reader]]\nname = "late"')
+
+
+def test_an_alternative_changes_a_link_by_its_name() -> None:
+    changes = 'set = {"link.ocean.cut" = [], "link.ocean.latency_ms" = 99}'
+    _, other = read_setups(f'{TWO}\n[[alternative]]\nname = "b"\n{changes}')
+    assert other.scenario.link == (LinkSpec(("east", "west"), name="ocean", latency_ms=99.0),)
+    _, other = read_setups(f'{TWO}\n[[alternative]]\nname = "b"\nwithout = ["link.ocean"]')
+    assert other.scenario.link == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (
+            'machine = "west"',
+            'machine = "wets"',
+            "shop: machine = 'wets': unknown host: give one of east, west",
+        ),
+        ('between = ["east", "west"]', 'between = ["east"]', "link[0].between = ['east']: give two hosts"),
+        (
+            'between = ["east", "west"]',
+            'between = ["east", "mars"]',
+            "'mars': unknown host: give one of east, west, shop",
+        ),
+        ('way = "there"', 'way = "thither"', "link[0].cut[0].way"),
+        ('what = "kill"', 'what = "slay"', "fault[0].what"),
+        ('what = "kill"', 'what = "clock_jumps"', "by: the jump of a clock"),
+        ('what = "kill"', 'what = "kill"\nat = 3', "fault[0].at: unknown key"),
+        ('from = "500ms"', "", "fault[0].from: it is missing"),
+        ('name = "east"', 'name = "e.ast"', "give 1 to 40 letters, digits"),
+        ('name = "east"', 'name = "west"', "machine name 'west': used by two hosts"),
+        ("latency_ms = 30", "latency_ms = 0", "latency_ms = 0"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(old: str, new: str, why: str) -> None:
+    with pytest.raises(UsageError) as told:
+        read_setups(TWO.replace(old, new, 1))
+    assert why in str(told.value)
+
+
+def test_nothing_is_somewhere_where_there_is_no_machine() -> None:
+    alone = TWO[: TWO.index("[[machine]]")] + TWO[TWO.index("[[source]]") :]
+    with pytest.raises(UsageError, match=r"shop: machine = 'west': unknown machine"):
+        read_setups(alone)
+    with pytest.raises(UsageError, match=r"fault: there is no machine"):
+        read_setups(alone.replace('machine = "west"\n', ""))
+
+
+TABLES = (("machine", MachineSpec), ("link", LinkSpec), ("fault", FaultSpec), ("reader", ReaderSpec))
+
+
+def test_every_key_is_in_the_page() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "simulation.md").read_text()
+    written = {"begin": "from", "lasts": "for"}
+    for table, kind in TABLES:
+        for one in fields(kind):
+            assert f"`{table}.{written.get(one.name, one.name)}`" in page
+    assert all(f"`{what}`" in page for what in (*get_args(FaultKind), *get_args(CutDirection)))
+    assert "`source.machine`" in page
+    assert "`sink.machine`" in page
+
+
+def test_the_scenario_of_the_page_is_read() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "simulation.md").read_text()
+    blocks = [part.partition("```")[0] for part in page.split("```toml")[1:]]
+    (text,) = (block for block in blocks if "[[machine]]" in block)
+    (setup,) = read_setups(f'name = "page"\n{text}')
+    assert [one.what for one in setup.scenario.fault] == ["power_cut"]
+
+
+@pytest.mark.parametrize("name", ["geo_distributed", "link_cut", "crash_in_the_middle", "late_reader"])
+def test_shipped_scenarios_are_read(name: str) -> None:
+    base, *others = read_setups(read_shipped()[name])
+    assert base.scenario.machine
+    assert others

@@ -1,0 +1,223 @@
+"""Deltas with one id under several dots: whatever order they come in, one of them has its effect.
+
+Files take long, so those tests see fewer histories.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delta_prop_sinks import CacheSink, Delivery, IndexSink, ResidentVectors, StorageSink
+from delta_prop_wire.batch import LoggedBatch
+from delta_prop_wire.delta import Delta, Source, create, delete, offset, scale, sparse_add
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.state_rows import encode_states
+from tests.sinks.support import FakeLog, applied, check_state, oracle, states_at
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+IDS = [bytes([number]) * 16 for number in range(4)]
+CHANGES = [create([1, 2]), scale(2), offset(1), sparse_add([0], [5]), delete(), create([7, 7, 7]), scale(-3)]
+ORIGINS = (0x20, 0x30, 0x40)
+
+
+def remote(log: FakeLog, lamport: int, *deltas: Delta, origin: int = ORIGINS[0]) -> LoggedBatch:
+    base = log.counters.get(origin, 0) + 1
+    log.counters[origin] = base + len(deltas) - 1
+    return log.forward(encode_batch(deltas, origin=origin, base=base), lamport)
+
+
+def change(number: int, id_: int | None, vector_id: str = "v") -> Delta:
+    return Delta(vector_id, CHANGES[number], id=None if id_ is None else IDS[id_])
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> FakeLog:
+    """Two vectors, few ids, mostly forwarded, in any canonical order."""
+    log = FakeLog()
+    numbers = st.integers(0, len(CHANGES) - 1)
+    log.append(Delta("v", create([1, 1])), Delta("w", create([1, 1])))
+    for _ in range(draw(st.integers(2, 12))):
+        lamport = draw(st.sampled_from([None, *range(1, 40)]))
+        count = draw(st.sampled_from([1, 1, 1, 2, 6]))
+        ids = draw(st.permutations(range(4)))[:count] if count <= 2 and draw(st.booleans()) else None
+        names = [draw(st.sampled_from("vvvw")) for _ in range(count)]
+        kind = draw(numbers) if count > 2 else None  # one kind: folded as a block
+        rows = [
+            change(draw(numbers) if kind is None else kind, None if ids is None else ids[row], name)
+            for row, name in enumerate(names)
+        ]
+        if lamport is None:
+            if not any(row.id in log.ids for row in rows):
+                log.append(*rows)
+        else:
+            remote(log, lamport, *rows, origin=draw(st.sampled_from(ORIGINS)))
+    return log
+
+
+def check(found: dict[Any, Any], batches: list[LoggedBatch], *, counts: bool = True) -> None:
+    expected = oracle(batches)
+    assert found.keys() == expected.keys()
+    for ref, state in expected.items():
+        check_state(found[ref], state, counts=counts, context=ref)
+
+
+def states(resident: ResidentVectors) -> dict[Any, Any]:
+    return {(namespace, vector_id): state for namespace, vector_id, state in resident.rows()}
+
+
+@given(log=histories(), chains=st.sampled_from([0, 3_000, 1 << 20]), data=st.data())
+def test_any_order_with_repeats_is_the_fold(log: FakeLog, chains: int, data: st.DataObject) -> None:
+    resident = ResidentVectors(chain_bytes_max=chains)
+    resident.enter(log)
+    at = 0
+    while at < len(log.batches):
+        start = data.draw(st.integers(0, at))
+        at = data.draw(st.integers(at + 1, len(log.batches)))
+        applied(resident, [Delivery(logged) for logged in log.batches[start:at]], log)
+        check(states(resident), log.batches[:at])
+
+
+@given(log=histories(), order=st.randoms(use_true_random=False))
+def test_services_that_hold_the_same_deltas_hold_the_same_state(log: FakeLog, order: Any) -> None:
+    other = FakeLog(b"other".ljust(16))
+    shuffled = list(log.batches)
+    order.shuffle(shuffled)
+    for logged in shuffled:
+        other.forward(logged.batch, logged.lamport)
+    elsewhere = ResidentVectors(chain_bytes_max=order.choice([0, 1 << 20]))
+    elsewhere.enter(other)
+    applied(elsewhere, other.deliveries(), other)
+    check(states(elsewhere), log.batches)
+
+
+@settings(max_examples=20)
+@given(log=histories(), data=st.data())
+def test_a_cache_that_loads_from_storage_never_tells_anything_else(log: FakeLog, data: st.DataObject) -> None:
+    async def main() -> None:
+        resident = ResidentVectors()
+        resident.enter(log)
+
+        async def load(namespace: str, vector_id: str) -> Any:
+            await anyio.lowlevel.checkpoint()
+            return resident.state(namespace, vector_id)
+
+        cache = CacheSink(loader=load, loader_offset=lambda: resident.next_offset)
+        await cache.open(log)
+        for at, logged in enumerate(log.batches):
+            await resident.apply([Delivery(logged)], log)
+            await cache.apply([Delivery(logged)])
+            expected = oracle(log.batches[: at + 1])
+            if data.draw(st.booleans()):
+                for ref in expected:
+                    check_state(await cache.get(*ref), expected[ref], counts=False, context=ref)
+
+    anyio.run(main)
+
+
+def test_a_twin_that_comes_late_takes_the_effect_from_the_one_in_the_chain() -> None:
+    log = FakeLog()
+    remote(log, 1, Delta("v", create([1, 1])))
+    remote(log, 8, Delta("v", offset(1)))
+    remote(log, 10, change(1, 0))
+    log.log_start = 1  # the chain has all, the log is not asked
+    remote(log, 5, change(1, 0), origin=ORIGINS[1])
+    remote(log, 20, change(1, 0), origin=ORIGINS[2])
+    resident = ResidentVectors()
+    resident.enter(log)
+    applied(resident, log.deliveries(), log)
+    check(states(resident), log.batches)
+    state = resident.state("default", "v")
+    assert state is not None
+    assert state.vector is not None
+    assert (state.vector.tolist(), state.ignored) == ([3, 3], 2)
+
+
+def test_a_block_of_twins_is_looked_at_row_by_row() -> None:
+    log = FakeLog()
+    ids = [bytes([number]) * 16 for number in range(8)]
+    rows = [Delta(f"v{number}", scale(2), id=ids[number]) for number in range(8)]
+    log.append(*(Delta(f"v{number}", create([1, number])) for number in range(8)))
+    log.append(*rows[:6])
+    remote(log, 50, *rows)
+    remote(log, 60, *rows[:6], origin=ORIGINS[1])
+    resident = ResidentVectors()
+    resident.enter(log)
+    applied(resident, log.deliveries(), log)
+    check(states(resident), log.batches)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_twin_in_a_state_that_the_log_begins_with(alone: bool) -> None:
+    """Where all ids of its frame were known, what is not there any more has had the effect."""
+    log = FakeLog()
+    log.append(Delta("v", create([1, 1]), id=IDS[2]), change(1, 0))
+    rows = states_at(log, 2)
+    remote(log, 40, *([] if alone else [change(2, 1)]), change(1, 0))
+    resident = ResidentVectors()
+    resident.enter(log)
+    resident.begin_rebuild(log)
+    resident.clear()
+    resident.load_states(rows)
+    resident.end_rebuild(log, 2, log.lamport)
+    history = log.history
+
+    async def from_state(vectors: Any) -> Any:
+        yield LoggedBatch(encode_states(rows), 0, 0, Source.LOCAL), 0
+        async for place in history(vectors):
+            if place[0].offset >= 2:
+                yield place
+
+    log.history = from_state  # type: ignore[method-assign]
+    applied(resident, log.deliveries(2), log)
+    found = resident.state("default", "v")
+    assert found is not None
+    assert found.vector is not None
+    # Beside a delta that was new the frame cannot say whose id was known: then nothing is left out.
+    assert found.vector.tolist() == ([2, 2] if alone else [6, 6])
+
+
+def test_the_same_id_on_another_vector_is_no_twin() -> None:
+    log = FakeLog()
+    log.append(Delta("v", create([1, 1]), id=IDS[0]), Delta("w", create([1, 1]), id=IDS[1]))
+    remote(log, 50, Delta("w", scale(2), id=IDS[0]))
+    resident = ResidentVectors()
+    resident.enter(log)
+    applied(resident, log.deliveries(), log)
+    check(states(resident), log.batches)
+    state = resident.state("default", "w")
+    assert state is not None
+    assert state.ignored == 0
+
+
+@settings(max_examples=10)
+@given(log=histories())
+def test_storage_and_index_after_a_restart(log: FakeLog, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path: Path = tmp_path_factory.mktemp("twins") / "v.db"
+
+    async def main() -> None:
+        half = len(log.batches) // 2
+        for part in (log.batches[:half], log.batches[half:]):
+            storage = StorageSink(path, mode="through")
+            index = IndexSink(resident=storage.resident)
+            await storage.open(log)
+            await index.open(log)
+            for logged in part:
+                await storage.apply([Delivery(logged)])
+                await index.apply([Delivery(logged)])
+            await index.aclose()
+            await storage.aclose()
+        storage = StorageSink(path)
+        await storage.open(log)
+        check({(space, name): state async for space, name, state in storage.rows()}, log.batches)
+        check(states(storage.resident), log.batches)
+        await storage.aclose()
+
+    anyio.run(main)

@@ -1,0 +1,642 @@
+"""The linked index: what was applied is found at once, rows wait within the bound, graphs outlive a restart.
+
+Small graphs (the bound on their size lowered); background work is done by hand or beside, in virtual time.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop.testing import run_virtual
+from delta_prop_sinks import Hnsw, IndexSink, ResidentVectors, StorageSink, TryAgain
+from delta_prop_sinks.hnsw import GraphError
+from delta_prop_sinks.sink import Backlog
+from delta_prop_wire.delta import Delta, create, delete, dense, opaque, scale, sparse_add
+from delta_prop_wire.encode import encode_vectors
+from delta_prop_wire.errors import UsageError
+from tests.sinks.support import HERE, FakeLog
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+T = TypeVar("T")
+
+DIMENSION = 16
+SMALL = Hnsw(graph_rows_min=50, unindexed_rows_max=400, capacity_timeout_s=1.0)
+
+
+def clustered(count: int, seed: int = 1, dimension: int = DIMENSION) -> NDArray[np.float32]:
+    """Vectors around a few dozen centres, as embeddings are, not pure noise."""
+    random = np.random.default_rng(seed)
+    centres = np.random.default_rng(0).standard_normal((40, dimension))
+    found = centres[random.integers(0, len(centres), count)] + 0.4 * random.standard_normal(
+        (count, dimension)
+    )
+    return found.astype(np.float32)
+
+
+class Log(FakeLog):
+    def write(self, keys: Iterable[str], rows: NDArray[np.float32], namespace: str = "default") -> None:
+        keys = list(keys)
+        base = self.counters.get(HERE, 0) + 1
+        self.counters[HERE] = base + len(keys) - 1
+        self.append_batch(encode_vectors(keys, rows, namespace=namespace, origin=HERE, base=base))
+
+
+@asynccontextmanager
+async def linking(index: IndexSink) -> AsyncIterator[None]:
+    """Beside what is done in here, the index links."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(index.background)
+        try:
+            yield
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+async def all_linked(index: IndexSink) -> None:
+    with anyio.fail_after(100):
+        while index.backlog().rows:  # noqa: ASYNC110 - nothing tells it
+            await anyio.sleep(0.01)
+
+
+def numbers(index: IndexSink) -> Any:
+    linked = index.statistics().linked
+    assert linked is not None
+    return linked
+
+
+def recall(index: IndexSink, queries: NDArray[np.float32], k: int = 10, metric: Any = "cosine") -> float:
+    found = [{hit.vector_id for hit in index.search(query, k, metric=metric)} for query in queries]
+    linker, index._builder = index._builder, None
+    exact = [{hit.vector_id for hit in index.search(query, k, metric=metric)} for query in queries]
+    index._builder = linker
+    return float(np.mean([len(some & all_) / len(all_) for some, all_ in zip(found, exact, strict=True)]))
+
+
+def names(count: int) -> list[str]:
+    return [f"v{number}" for number in range(count)]
+
+
+async def filled(count: int, settings: Hnsw = SMALL, **arguments: Any) -> tuple[Log, IndexSink]:
+    log, index = Log(), IndexSink(hnsw=settings, **arguments)
+    await index.open(log)
+    async with linking(index):
+        log.write(names(count), clustered(count))
+        await index.apply(log.deliveries())
+        await all_linked(index)
+    return log, index
+
+
+async def apply_new(log: Log, index: IndexSink, *deltas: Delta) -> None:
+    log.append(*deltas)
+    await index.apply([log.deliveries()[-1]])
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+def test_recall_of_linked_rows_and_exact_scores(metric: Any) -> None:
+    async def main() -> None:
+        _, index = await filled(2000, replace(SMALL, metric=metric))
+        queries = clustered(50, seed=5)
+        before = numbers(index)
+        assert before.linked_rows == 2000
+        assert recall(index, queries, metric=metric) >= 0.95
+        assert numbers(index).searches_linked - before.searches_linked == 50
+        exact = IndexSink(resident=index.resident)
+        for query in queries[:10]:
+            found = {hit.vector_id: hit.score for hit in index.search(query, 10, metric=metric)}
+            scores = {hit.vector_id: hit.score for hit in exact.search(query, 10, metric=metric)}
+            assert all(scores.get(key, score) == score for key, score in found.items())
+        after = numbers(index)
+        other = "dot" if metric == "cosine" else "cosine"
+        assert recall(index, queries, metric=other) == 1.0
+        assert numbers(index).searches_linked == after.searches_linked, "other metrics are searched exactly"
+
+    run_virtual(main)
+
+
+changes = st.tuples(
+    st.integers(0, 79),
+    st.one_of(
+        st.integers(1, 10_000).map(lambda seed: ("dense", seed)),
+        st.integers(1, 10_000).map(lambda seed: ("nudge", seed)),
+        st.just(("delete", 0)),
+        st.just(("opaque", 0)),
+        st.just(("link", 0)),
+    ),
+)
+
+
+@given(st.lists(changes, max_size=40), st.sampled_from(["cosine", "l2"]))
+def test_what_was_just_applied_is_found_first(
+    content: list[tuple[int, tuple[str, int]]], metric: Any
+) -> None:
+    """Exact tier and graph together: whatever was linked when, a row is the nearest to its own vector."""
+
+    async def main() -> None:
+        settings = Hnsw(
+            metric=metric, graph_rows_min=20, unindexed_rows_max=200, tombstone_ratio_max=0.2, recent_rows=1
+        )
+        log, index = await filled(60, settings)
+        linker = index._builder
+        assert linker is not None
+        for at, (number, (kind, seed)) in enumerate(content):
+            key = f"v{number}"
+            row = clustered(1, 100 * seed + at)[0]  # no two alike
+            if kind == "link":
+                await linker._step(log.threads)
+                continue
+            state = index.resident.state("default", key)
+            nudged = state is not None and state.vector is not None
+            operation = {
+                "dense": dense(row),
+                "nudge": sparse_add([1, 3], row[:2] * np.float32(0.05)) if nudged else dense(row),
+                "delete": delete(),
+                "opaque": opaque(b"no vector"),
+            }[kind]
+            await apply_new(log, index, Delta(key, operation))
+            state = index.resident.state("default", key)
+            assert state is not None
+            if state.vector is None:
+                assert key not in {hit.vector_id for hit in index.search(row, 100, metric=metric)}
+            else:
+                assert index.search(state.vector, 1, metric=metric)[0].vector_id == key
+        alive = {vector_id for _, vector_id, state in index.rows() if state.vector is not None}
+        links = linker.rows_by_namespace["default"]
+        await linker._step(log.threads)
+        assert links.indexed_rows + links.unindexed_rows == len(alive)
+        assert {hit.vector_id for hit in index.search(clustered(1)[0], 100, metric=metric)} == alive
+
+    run_virtual(main)
+
+
+def test_rows_wait_within_the_bound_and_apply_says_when_linking_does_not_keep_up() -> None:
+    async def main() -> None:
+        log, index = Log(), IndexSink(hnsw=SMALL)
+        await index.open(log)
+        log.write(names(1000), clustered(1000))
+        with pytest.raises(
+            TryAgain, match=r"unindexed_rows_max 400: deltas arrive faster than rows are indexed"
+        ) as failed:
+            await index.apply(log.deliveries())
+        assert anyio.current_time() == SMALL.capacity_timeout_s
+        assert failed.value.done_offset == 400
+        assert index.backlog().rows == index.backlog().rows_max == 400
+        assert index.search(clustered(1000)[399], 1)[0].vector_id == "v399"
+        async with linking(index):
+            await index.apply(log.deliveries())
+            assert len(index.search(clustered(1)[0], 1000)) == 1000
+            await all_linked(index)
+        assert numbers(index).unlinked_rows_highest == 400
+        assert numbers(index).capacity_waits >= 2
+
+    run_virtual(main)
+
+
+def test_what_is_unlinked_at_the_start_slows_nobody_and_comes_down() -> None:
+    async def main() -> None:
+        log, resident = Log(), ResidentVectors()
+        log.write(names(3000), clustered(3000))
+        resident.enter(log)
+        await resident.apply(log.deliveries(), log)
+        index = IndexSink(resident=resident, hnsw=SMALL)
+        await index.open(log)
+        backlog = index.backlog()
+        assert (backlog.rows, backlog.rows_max, backlog.before) == (3000, 3400, 3000)
+        assert index.search(clustered(3000)[2999], 1)[0].vector_id == "v2999"
+        assert index.statistics().linked.searches_exact == 1  # type: ignore[union-attr]
+        linker, before = index._builder, backlog.before
+        assert linker is not None
+        while index.backlog().rows:
+            await linker._step(log.threads)
+            now = index.backlog()
+            assert now.before < before  # what new rows may take never shrinks
+            assert now.rows_max - now.before == 400
+            before = now.before
+        assert index.backlog() == Backlog(0, 400)
+
+    run_virtual(main)
+
+
+def test_linking_ends_at_once_when_it_is_cancelled() -> None:
+    async def main() -> None:
+        log, resident = Log(), ResidentVectors()
+        log.write(names(3000), clustered(3000))
+        resident.enter(log)
+        await resident.apply(log.deliveries(), log)
+        index = IndexSink(resident=resident, hnsw=SMALL)
+        await index.open(log)
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await index._builder.run(Uncancellable(), log.clock, lambda: index._cursor(log))  # type: ignore[union-attr]
+        assert 0 < index.backlog().rows < 3000, "one chunk was done, and no other"
+
+    run_virtual(main)
+
+
+class Uncancellable:
+    """Waits for each call, as a thread does, whoever is cancelled."""
+
+    async def run(self, function: Callable[[], T]) -> T:
+        with anyio.CancelScope(shield=True):
+            await anyio.lowlevel.checkpoint()
+        return function()
+
+
+def test_waiting_for_room_can_be_cancelled() -> None:
+    async def main() -> None:
+        log, index = Log(), IndexSink(hnsw=SMALL)
+        await index.open(log)
+        log.write(names(1000), clustered(1000))
+        with anyio.move_on_after(0.5) as scope:
+            await index.apply(log.deliveries())
+        assert scope.cancelled_caught
+        assert anyio.current_time() == 0.5
+        assert index.resident.next_offset <= 1000
+        async with linking(index):
+            await index.apply(log.deliveries())
+            await all_linked(index)
+        assert recall(index, clustered(20, seed=3)) >= 0.95
+
+    run_virtual(main)
+
+
+def test_small_moves_need_no_link_and_large_ones_do() -> None:
+    async def main() -> None:
+        log, index = await filled(2000, replace(SMALL, recent_rows=1, unindexed_rows_max=4000))
+        links = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
+        assert links.drift_max > 0, "measured while it was linked"
+        before = numbers(index).links_done
+        random = np.random.default_rng(4)
+        rows = clustered(2000)
+        for _ in range(5):
+            for at in range(0, 2000, 100):
+                # To any side, by about a third of what is allowed.
+                steps = random.standard_normal((100, DIMENSION)).astype(np.float32)
+                lengths = np.linalg.norm(rows[at : at + 100], axis=1, keepdims=True)
+                steps *= lengths * np.float32(links.drift_max / 3 / np.sqrt(5 * DIMENSION))
+                rows[at : at + 100] += steps
+                log.write(names(2000)[at : at + 100], rows[at : at + 100])
+                await index.apply([log.deliveries()[-1]])
+        assert numbers(index).unlinked_rows <= 20
+        assert recall(index, clustered(50, seed=5)) >= 0.95
+        for number in range(0, 2000, 40):
+            assert index.search(rows[number], 1)[0].vector_id == f"v{number}"
+        log.write(names(100), clustered(100, seed=77))
+        await index.apply([log.deliveries()[-1]])
+        assert numbers(index).unlinked_rows >= 100
+        async with linking(index):
+            await all_linked(index)
+        assert numbers(index).links_done - before <= 200
+
+    run_virtual(main)
+
+
+def test_too_many_tombstones_bring_a_new_graph_while_searches_go_on() -> None:
+    async def main() -> None:
+        settings = replace(SMALL, tombstone_ratio_max=0.5, unindexed_rows_max=4000)
+        log, index = await filled(3000, settings)
+        assert numbers(index).rebuilds == 0
+        for turn in range(2):
+            rows = clustered(3000, seed=10 + turn)
+            for at in range(0, 3000, 250):
+                log.write(names(3000)[at : at + 250], rows[at : at + 250])
+                await index.apply([log.deliveries()[-1]])
+                async with linking(index):
+                    await anyio.sleep(0.01)
+                    both = index._builder.rows_by_namespace["default"].young is not None  # type: ignore[union-attr]
+                if both:
+                    assert index.search(rows[at], 1)[0].vector_id == f"v{at}"
+                assert recall(index, clustered(10, seed=at)) >= 0.9
+        async with linking(index):
+            await all_linked(index)
+            log.append(*(Delta(name, delete()) for name in names(3000)[:2500]))
+            await index.apply([log.deliveries()[-1]])
+            assert len(index.search(rows[0], 1000)) == 500
+            await anyio.sleep(1)
+            log.write(["one more"], clustered(1, seed=6))
+            await index.apply([log.deliveries()[-1]])
+            await all_linked(index)
+            await anyio.sleep(1)
+        found = numbers(index)
+        assert found.rebuilds >= 2
+        assert found.linked_rows == 501
+        assert found.tombstones <= 1000
+        assert recall(index, clustered(20, seed=8)) >= 0.95
+
+    run_virtual(main)
+
+
+def test_a_row_that_changes_while_it_is_linked_stays_unlinked() -> None:
+    async def main() -> None:
+        log, index = await filled(300)
+        links = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
+        for far, still in ((True, 1), (False, 0)):
+            await apply_new(log, index, Delta("v7", dense(clustered(1, seed=21)[0])))
+            chunk = links.next_chunk()
+            assert chunk is not None
+            row = clustered(1, seed=22)[0] if far else clustered(1, seed=21)[0]
+            await apply_new(log, index, Delta("v7", dense(row)))
+            chunk.add_nodes()
+            links.install(chunk)
+            assert links.unindexed_rows == still
+            assert index.search(row, 1)[0].vector_id == "v7"
+        await apply_new(log, index, Delta("v8", dense(clustered(1, seed=23)[0])))
+        chunk = links.next_chunk()
+        assert chunk is not None
+        await apply_new(log, index, Delta("v8", delete()))
+        chunk.add_nodes()
+        links.install(chunk)
+        assert (links.indexed_rows, links.unindexed_rows) == (299, 0)
+
+    run_virtual(main)
+
+
+def test_rows_changed_last_are_seen_even_where_the_graph_loses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        log, index = await filled(300)
+        links = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
+        rows = clustered(300)
+        changed = [f"v{at}" for at in range(0, 300, 7)]
+        log.write(changed, rows[::7] * np.float32(1.001))  # the same direction: they stay linked
+        await index.apply([log.deliveries()[-1]])
+        assert links.unindexed_rows == 0
+        monkeypatch.setattr(links, "nearest_slots", lambda *_: np.zeros(0, np.intp))
+        for at, key in zip(range(0, 300, 7), changed, strict=True):
+            assert index.search(rows[at], 1)[0].vector_id == key
+        assert index._builder.searches_exact == 0  # type: ignore[union-attr]
+
+    run_virtual(main)
+
+
+def test_a_search_cuts_a_chunk_short_and_the_rest_comes_next() -> None:
+    async def main() -> None:
+        settings = Hnsw(graph_rows_min=50, unindexed_rows_max=4000)
+        log, index = Log(), IndexSink(hnsw=settings)
+        await index.open(log)
+        log.write(names(2000), clustered(2000))
+        await index.apply(log.deliveries())
+        links = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
+        chunk = links.next_chunk()
+        assert chunk is not None
+        links.base.is_wanted = True  # as a search that waits sets it
+        chunk.add_nodes()
+        links.base.is_wanted = False
+        assert chunk.done == links.step_rows < len(chunk.slots)
+        links.install(chunk)
+        assert links.indexed_rows == links.base.nodes == len(links.base.graph) == links.step_rows
+        assert links.unindexed_rows == 2000 - links.step_rows
+        async with linking(index):
+            await all_linked(index)
+        assert links.indexed_rows == len(links.base.graph) == 2000
+
+    run_virtual(main)
+
+
+def test_old_and_new_graph_are_searched_together() -> None:
+    async def main() -> None:
+        settings = replace(SMALL, tombstone_ratio_max=0.1, unindexed_rows_max=8000)
+        log, index = await filled(6000, settings)
+        linker = index._builder
+        assert linker is not None
+        links = linker.rows_by_namespace["default"]
+        rows = clustered(6000)
+        rows[:1500] = clustered(1500, seed=31)
+        log.write(names(1500), rows[:1500])
+        await index.apply([log.deliveries()[-1]])
+        while links.young is None or links.young.live < 2000:
+            assert await linker._step(log.threads)
+        assert links.base.live > 2000
+        before = numbers(index).searches_linked
+        missed = sum(index.search(rows[at], 1)[0].vector_id != f"v{at}" for at in range(0, 6000, 20))
+        assert missed <= 3
+        assert numbers(index).searches_linked > before
+        assert recall(index, clustered(30, seed=3)) >= 0.95
+
+    run_virtual(main)
+
+
+def test_namespaces_have_graphs_of_their_own_and_small_ones_none() -> None:
+    async def main() -> None:
+        log, index = await filled(300)
+        async with linking(index):
+            log.write(names(200), clustered(200, seed=2, dimension=8), namespace="other")
+            log.write(names(40), clustered(40, seed=3), namespace="small")
+            log.append(*(Delta(f"fact{at}", opaque(b"x"), namespace="facts") for at in range(200)))
+            await index.apply(log.deliveries(300))
+            await all_linked(index)
+        assert numbers(index).graphs == 2
+        assert numbers(index).linked_rows == 500
+        assert index.search(clustered(200, 2, 8)[7], 1, "other")[0].vector_id == "v7"
+        assert index.search(clustered(40, 3)[7], 1, "small")[0].vector_id == "v7"
+        assert index.search(np.zeros(DIMENSION), 3)[0].score == 0  # as near to all: exact, by vector id
+
+    run_virtual(main)
+
+
+# --- failures
+
+
+def test_a_graph_that_refuses_is_given_up_told_once_and_built_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        log, index = await filled(300)
+        links = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
+
+        def refuse(*_: object) -> None:
+            raise GraphError("usearch: out of memory")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(type(links.base.graph), "add", refuse)
+            async with linking(index):
+                log.write(names(20), clustered(20, seed=9))
+                await index.apply([log.deliveries()[-1]])
+                await anyio.sleep(0.1)
+        assert index.search(clustered(20, seed=9)[3], 1)[0].vector_id == "v3"
+        with pytest.raises(TryAgain, match="indexing rows failed: usearch: out of memory"):
+            await index.apply([log.deliveries()[-1]])
+        async with linking(index):
+            await index.apply([log.deliveries()[-1]])
+            await all_linked(index)
+        assert numbers(index).linked_rows == 300
+        assert recall(index, clustered(20, seed=3)) >= 0.95
+
+    run_virtual(main)
+
+
+def test_without_the_extra_the_message_names_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "usearch.index", None)
+    with pytest.raises(UsageError, match=r"pip install 'delta-prop\[hnsw\]'"):
+        IndexSink(hnsw=True)
+    IndexSink()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"metric": "dot"}, "metric 'dot' is not one of cosine, l2"),
+        ({"unindexed_rows_max": 9_000}, r"unindexed_rows_max 9000 is below twice graph_rows_min \(5000\)"),
+        ({"drift_share_max": 0.5}, "drift_share_max 0.5 is not from 0 to below 0.5"),
+        ({"capacity_timeout_s": 0}, "capacity_timeout_s 0 is not above 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(values: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Hnsw(**values)
+
+
+# --- the file
+
+
+class Service:
+    """A storage sink and a linked index over one folder, from one start to the next."""
+
+    def __init__(self, folder: Path, log: Log, settings: Hnsw = SMALL) -> None:
+        resident = ResidentVectors()
+        self.log = log
+        self.storage = StorageSink(folder / "vectors.db", resident=resident)
+        self.index = IndexSink(resident=resident, hnsw=settings, path=folder / "vectors.graph")
+
+    async def __aenter__(self) -> Service:
+        await self.storage.open(self.log)
+        await self.index.open(self.log)
+        return self
+
+    async def apply(self) -> None:
+        await self.storage.apply(self.log.deliveries())
+        await self.index.apply(self.log.deliveries())
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.index.aclose()
+        await self.storage.aclose()
+
+
+async def saved(folder: Path, count: int = 1000) -> Log:
+    log = Log()
+    async with Service(folder, log) as service, linking(service.index):
+        log.write(names(count), clustered(count))
+        await service.apply()
+        await all_linked(service.index)
+    return log
+
+
+def test_a_restart_links_only_what_has_changed(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = await saved(tmp_path)
+        async with Service(tmp_path, log) as service:
+            found = numbers(service.index)
+            assert (found.file, found.linked_rows, found.unlinked_rows) == ("loaded", 1000, 0)
+            assert found.saved_offset == 1000
+            assert recall(service.index, clustered(30, seed=5)) >= 0.95
+            assert numbers(service.index).searches_exact == 0
+
+        # While the index is away the vectors change, in another log too.
+        log = Log(bytes(16), lamport=log.lamport)
+        storage = StorageSink(tmp_path / "vectors.db")
+        await storage.open(log)
+        log.write(names(20), clustered(20, seed=8))
+        log.append(
+            *(Delta(f"v{at}", delete()) for at in range(20, 30)), Delta("new", create(clustered(1, 3)[0]))
+        )
+        log.append(*(Delta(f"v{at}", scale(2.0)) for at in range(30, 60)))  # the same direction
+        await storage.apply(log.deliveries())
+        await storage.aclose()
+        async with Service(tmp_path, log) as service:
+            found = numbers(service.index)
+            assert (found.file, found.linked_rows, found.unlinked_rows) == ("loaded", 970, 21)
+            assert service.index.search(clustered(20, 8)[5], 1)[0].vector_id == "v5"
+            assert service.index.search(clustered(1, 3)[0], 1)[0].vector_id == "new"
+            async with linking(service.index):
+                await all_linked(service.index)
+            assert numbers(service.index).links_done == 21
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda content: content[:-100], "is torn"),
+        (lambda content: content[:100], "is torn"),
+        (lambda content: content[:5000] + bytes([content[5000] ^ 1]) + content[5001:], "is corrupted"),
+        (lambda content: b"something else entirely, and long enough", "is not a graph file"),
+        (lambda content: b"", "is not a graph file"),
+    ],
+    ids=["cut", "cut short", "one bit", "foreign", "empty"],
+)
+def test_a_spoilt_file_is_told_and_not_trusted(spoil: Any, why: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        log = await saved(tmp_path, 300)
+        path = tmp_path / "vectors.graph"
+        path.write_bytes(spoil(path.read_bytes()))
+        async with Service(tmp_path, log) as service:
+            found = numbers(service.index)
+            assert found.file.startswith("not used, all rows are indexed from the start: ")
+            assert why in found.file
+            assert (found.linked_rows, found.unlinked_rows) == (0, 300)
+            async with linking(service.index):
+                await all_linked(service.index)
+        async with Service(tmp_path, log) as service:
+            assert numbers(service.index).file == "loaded"
+
+    run_virtual(main)
+
+
+def test_a_graph_of_another_space_is_not_used(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = await saved(tmp_path, 300)
+        async with Service(tmp_path, log, replace(SMALL, metric="l2")) as service:
+            assert "its graphs are of space cosine, the index's of space l2" in numbers(service.index).file
+
+    run_virtual(main)
+
+
+def test_the_file_is_saved_now_and_then_and_a_half_written_one_is_no_harm(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = Log()
+        path = tmp_path / "vectors.graph"
+        log.clock.now = anyio.current_time  # type: ignore[method-assign]
+        service = Service(tmp_path, log, replace(SMALL, save_s=60.0))
+        await service.storage.open(log)
+        await service.index.open(log)
+        async with linking(service.index):
+            log.write(names(300), clustered(300))
+            await service.apply()
+            await all_linked(service.index)
+            assert not path.exists()
+            await anyio.sleep(61)
+            first = path.read_bytes()
+            await anyio.sleep(61)
+            assert numbers(service.index).file == "saved"
+            log.write(names(10), clustered(10, seed=4))
+            await service.apply()
+            await anyio.sleep(61)
+            assert path.read_bytes() != first
+            (tmp_path / "vectors.graph.new").write_bytes(b"half")
+        await service.storage.flush()  # and then the process dies
+        await service.storage.aclose()
+        async with Service(tmp_path, log) as service:
+            assert numbers(service.index).linked_rows == 300
+
+    run_virtual(main)
+
+
+def test_a_file_needs_vectors_that_outlive_the_process(tmp_path: Path) -> None:
+    async def main() -> None:
+        with pytest.raises(UsageError, match=r"needs a storage sink that shares its vectors"):
+            await IndexSink(hnsw=True, path=tmp_path / "g").open(Log())
+        with pytest.raises(UsageError, match="path: only an index with hnsw has a file"):
+            IndexSink(path=tmp_path / "g")
+
+    run_virtual(main)

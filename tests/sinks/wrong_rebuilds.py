@@ -1,0 +1,79 @@
+"""Sinks that break the contract of a rebuild, and what the kit must report of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from delta_prop_sinks import ResumePoint
+from tests.sinks.right_sinks import Plain, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from delta_prop_sinks import SinkContext
+    from delta_prop_wire.state_rows import StateRow
+
+
+class KeepsWhatItHad(Store):
+    """The states are put beside what it holds, not in its place."""
+
+    async def end_rebuild(self, offset: int, lamport: int) -> None:
+        self.target.next = self.target.states | self.target.next
+        await super().end_rebuild(offset, lamport)
+
+
+class TakesOnlyNewerStates(Store):
+    """As if they were deltas: what it holds may be of another log, or beyond this one's end."""
+
+    async def load_states(self, rows: Sequence[StateRow]) -> None:
+        await super().load_states([row for row in rows if row[:2] not in self.states])
+        self.target.next.update({row[:2]: self.states[row[:2]] for row in rows if row[:2] in self.states})
+
+
+class PassesForWholeAmidARebuild(Store):
+    async def open(self, context: SinkContext) -> ResumePoint | None:
+        point = await super().open(context)
+        return point and ResumePoint(point.cursor, point.lamport)
+
+
+class AddsStatesUp(Store):
+    """What comes again counts again."""
+
+    async def load_states(self, rows: Sequence[StateRow]) -> None:
+        again = [
+            row._replace(state=replace(row.state, metadata={"again": True}))
+            for row in rows
+            if row[:2] in self.target.next
+        ]
+        await super().load_states([row for row in rows if row[:2] not in self.target.next] + again)
+
+
+class KeepsItsOldCursor(Store):
+    async def end_rebuild(self, offset: int, lamport: int) -> None:
+        before = self.target.next_offset
+        await super().end_rebuild(offset, lamport)
+        self.target.next_offset = self.next_offset = before
+
+
+class SaysThatItIsVoidForEver(Store):
+    async def end_rebuild(self, offset: int, lamport: int) -> None:
+        await super().end_rebuild(offset, lamport)
+        self.target.void = True
+
+
+class EndsARebuildWithAnErrorOfItsOwn(Store):
+    async def tell(self, function: Callable[[], None]) -> None:
+        await self.context.threads.run(function)
+
+
+WRONG: tuple[tuple[type[Plain], str, str], ...] = (
+    (KeepsWhatItHad, "rebuild", "'not-of-this-log', which no state contained, still existed"),
+    (TakesOnlyNewerStates, "rebuild", "after a rebuild with nothing in the way, get('default', '"),
+    (PassesForWholeAmidARebuild, "rebuild", "and reported no rebuild"),
+    (AddsStatesUp, "rebuild", "after a rebuild with nothing in the way, get('default', '"),
+    (KeepsItsOldCursor, "resume", "open() after a rebuild and a crash returned the Lamport timestamp "),
+    (SaysThatItIsVoidForEver, "rebuild", "reported a rebuild, and none was in progress"),
+    (EndsARebuildWithAnErrorOfItsOwn, "rebuild", "raised OSError(5, "),
+)
+"""Each wrong sink, the rule that it breaks, and a part of the report."""

@@ -1,0 +1,198 @@
+"""Batches of mixed rows are looked over at once, many together: as column by column, or not at all."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop_wire.batch import DIRECTORY_AT, Batch, directory_layout
+from delta_prop_wire.body_checks import body_is_valid, check_body, check_columns, heterogeneous_is_intact
+from delta_prop_wire.crc import crc32c
+from delta_prop_wire.delta import Delta, Kind, create, delete, dense, metadata_only, offset, opaque, sparse
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.errors import ProtocolError
+from delta_prop_wire.heterogeneous import (
+    common_columns_only,
+    decode_columns,
+    decode_heterogeneous,
+    rows_are_valid,
+)
+from delta_prop_wire.layout import ROW_WIDTHS, Column
+from delta_prop_wire.spec import ALIGNMENT, DIMENSION_MAX
+from delta_prop_wire.validate import common_is_valid, validate_batch
+
+OPERATIONS = [
+    create([1, 2]),
+    dense([1, 2, 3]),
+    create([float("nan"), 0]),
+    sparse([0, 5], [1, 2]),
+    sparse([], []),
+    offset(1.0),
+    delete(),
+    opaque(b"xyz"),
+    opaque(b""),
+    metadata_only(),
+]
+DELTAS = st.lists(
+    st.builds(
+        Delta,
+        st.sampled_from(["a", "bcd", "é", "x\n", "", "k" * 300]),
+        st.sampled_from(OPERATIONS),
+        st.sampled_from(["default", "other", "ö", "n" * 300, ""]),
+    ),
+    min_size=1,
+    max_size=5,
+)
+COLUMNS = (
+    *("keys", "namespace_names", "namespace", "namespaces", "kinds", "values", "indices", "index_highest"),
+    *("row_values", "value_bounds", "index_bounds", "blob_bounds"),
+)
+
+
+def broken(raw: bytes, changes: list[tuple[float, int]]) -> bytes:
+    """The body with bytes of it changed, signed as if it were meant so."""
+    body = bytearray(raw)
+    for share, byte in changes:
+        body[int(share * (len(body) - 4))] ^= byte
+    body[-4:] = struct.pack("<I", crc32c(body[:-4]))
+    return bytes(body)
+
+
+@given(DELTAS, st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=3))
+def test_what_is_decoded_at_once_is_sound_and_the_same_as_column_by_column(
+    deltas: list[Delta], changes: list[tuple[float, int]]
+) -> None:
+    whole = encode_batch(deltas, origin=16, base=1)
+    raw = broken(bytes(whole.body), changes)
+    short, long = Batch(raw), Batch(raw)
+    try:
+        check_body(long.body)
+        check_columns(long)
+    except ProtocolError:
+        assert not heterogeneous_is_intact(short)
+        return
+    if not heterogeneous_is_intact(short):
+        return
+    assert common_columns_only(short)
+    assert common_is_valid(short)
+    validate_batch(long)
+    for column in COLUMNS:
+        np.testing.assert_array_equal(getattr(short, column), getattr(long, column), column)
+    for row in range(long.count):
+        assert short.operation(row).kind == long.operation(row).kind
+
+
+SIMPLE = st.lists(
+    st.builds(
+        Delta,
+        st.sampled_from(["a", "bcd", "k" * 300]),
+        st.sampled_from(
+            [create([1, 2]), dense([3, 4]), sparse([0, 5], [1, 2]), sparse([], []), opaque(b"xyz"), delete()]
+        ),
+        st.sampled_from(["default", "other", "ö"]),
+    ),
+    min_size=2,
+    max_size=5,
+).filter(lambda rows: len({(row.namespace, row.operation.kind) for row in rows}) > 1)
+
+
+@given(st.lists(SIMPLE, min_size=1, max_size=6))
+def test_sound_rows_are_found_to_be_sound(batches: list[list[Delta]]) -> None:
+    together = [Batch(encode_batch(rows, origin=16, base=1).raw) for rows in batches]
+    assert None not in [decode_columns(batch) for batch in together]
+    assert rows_are_valid(together)
+    for batch in together:
+        alone = Batch(batch.raw)
+        assert decode_heterogeneous(alone)
+        for column in COLUMNS:
+            np.testing.assert_array_equal(getattr(batch, column), getattr(alone, column), column)
+
+
+@given(
+    st.lists(
+        st.tuples(DELTAS, st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=2)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_rows_of_many_batches_are_sound_where_those_of_each_are(pieces: list[Any]) -> None:
+    found = []
+    for deltas, changes in pieces:
+        batch = Batch(broken(bytes(encode_batch(deltas, origin=16, base=1).body), changes))
+        if body_is_valid(batch) and decode_columns(batch) is not None:
+            found.append(batch)
+    alone = [rows_are_valid([batch]) for batch in found]
+    assert rows_are_valid(found) == all(alone)
+
+
+VECTOR, FACT = Delta("a", create([1, 2])), Delta("b", opaque(b"xyz"), "other")
+PART, GONE = Delta("c", sparse([0, 5], [1, 2])), Delta("d", delete())
+KIND_OF_ALL, DIMENSION, LENGTH = 40, 48, 52
+"""Where a body's header tells the mask of kinds, the dimension, the length."""
+
+
+@pytest.mark.parametrize(
+    ("rows", "column", "at", "said"),
+    [
+        ([VECTOR, FACT], None, DIMENSION, struct.pack("<I", 3)),  # fewer numbers than a vector has
+        ([VECTOR, FACT], None, DIMENSION, struct.pack("<I", 1)),  # more
+        ([VECTOR, FACT], None, DIMENSION, struct.pack("<I", 0)),
+        ([GONE, FACT], None, DIMENSION, struct.pack("<I", 3)),  # of no vector
+        ([GONE, FACT], None, DIMENSION, struct.pack("<I", DIMENSION_MAX + 1)),
+        ([VECTOR, FACT], None, DIMENSION, struct.pack("<I", DIMENSION_MAX + 1)),
+        ([VECTOR, FACT], Column.VALUE_ENDS, 0, struct.pack("<II", 3, 2)),  # one that ends before it begins
+        ([GONE, FACT], Column.BLOB_ENDS, 0, struct.pack("<II", 1, 3)),  # bytes of a kind that has none
+        ([GONE, FACT], Column.BLOB_ENDS, 0, struct.pack("<II", 0, 2)),  # bytes that nobody has
+        ([PART, FACT], Column.VALUE_ENDS, 0, struct.pack("<II", 1, 1)),  # numbers that nobody has
+        ([PART, FACT], Column.INDICES, 4, struct.pack("<I", DIMENSION_MAX)),
+        ([VECTOR, FACT], Column.NAMESPACE_INDEX, 0, struct.pack("<HH", 0, 2)),
+        ([VECTOR, FACT, FACT], Column.KINDS, 2, bytes((40,))),  # not in the mask
+        ([VECTOR, FACT], None, KIND_OF_ALL + 5, b"\1"),  # in the mask, and no row's
+        ([VECTOR, FACT], None, LENGTH, struct.pack("<I", 8)),
+        ([VECTOR, FACT], None, LENGTH, struct.pack("<I", 4_096)),
+        ([VECTOR, FACT], Column.KEY_ENDS, 4, struct.pack("<I", 3)),
+    ],
+)
+def test_what_is_unsound_is_not_decoded(
+    rows: list[Delta], column: Column | None, at: int, said: bytes
+) -> None:
+    whole = encode_batch(rows, origin=16, base=1)
+    assert decode_heterogeneous(Batch(whole.raw))
+    bounds = (0, 0) if column is None else whole._bounds_of_column(column)
+    assert bounds is not None
+    body = bytearray(whole.raw)
+    body[bounds[0] + at : bounds[0] + at + len(said)] = said
+    assert body != whole.raw
+    assert not decode_heterogeneous(Batch(bytes(body)))
+
+
+def test_indices_are_those_of_sparse_rows() -> None:
+    whole = encode_batch([PART, VECTOR], origin=16, base=1)
+    body, bounds = bytearray(whole.raw), whole._bounds_of_column(Column.KINDS)
+    assert bounds is not None
+    body[bounds[0]] = Kind.DENSE
+    struct.pack_into("<Q", body, KIND_OF_ALL, 1 << Kind.CREATE | 1 << Kind.DENSE)
+    assert not decode_heterogeneous(Batch(bytes(body)))
+
+
+def test_columns_of_rows_have_an_entry_for_each() -> None:
+    whole = encode_batch([VECTOR, FACT], origin=16, base=1)
+    places, _, _ = directory_layout(whole.columns_mask)
+    for place, column in enumerate(places):
+        if column in ROW_WIDTHS and ROW_WIDTHS[Column(column)] < ALIGNMENT // 2:  # another fits the padding
+            body = bytearray(whole.raw)
+            body[DIRECTORY_AT + 4 * place] += ROW_WIDTHS[Column(column)]
+            assert not decode_heterogeneous(Batch(bytes(body)))
+
+
+def test_rows_that_differ_and_say_nothing_rare_are_decoded_at_once() -> None:
+    rows = [Delta("a", create([1, 2])), Delta("b", opaque(b"x"), namespace="other")]
+    assert heterogeneous_is_intact(Batch(encode_batch(rows, origin=16, base=1).raw))
+    assert common_is_valid(Batch(encode_batch(rows, origin=16, base=1).raw))
+    tagged = [*rows, Delta("c", delete(), topics=("t",))]
+    assert not heterogeneous_is_intact(Batch(encode_batch(tagged, origin=16, base=1).raw))

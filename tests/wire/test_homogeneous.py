@@ -1,0 +1,100 @@
+"""Vector ids of many batches are decoded in one go: the same as each batch's by itself."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop_wire import homogeneous
+from delta_prop_wire.batch import Batch
+from delta_prop_wire.delta import Delta, opaque
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.homogeneous import decode_columns, decode_homogeneous, decode_keys
+from delta_prop_wire.spec import VECTOR_ID_BYTES_MAX
+from delta_prop_wire.validate import homogeneous_is_valid
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+IDS = st.text("abc -~!", min_size=0, max_size=5) | st.just("x" * (VECTOR_ID_BYTES_MAX + 1))
+
+
+def batches_of(*ids: Sequence[str]) -> list[Batch]:
+    return [
+        Batch(encode_batch([Delta(one, opaque(b"x")) for one in some], origin=7, base=1).raw) for some in ids
+    ]
+
+
+@given(
+    st.lists(st.lists(IDS.filter(bool), min_size=1, max_size=6), min_size=1, max_size=6),
+    st.sampled_from([0, 500]),
+)
+def test_ids_of_many_batches_are_those_of_each(ids: list[list[str]], few: int) -> None:
+    batches = batches_of(*ids)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(homogeneous, "_LOOP_ROWS_MAX", few)
+        names = [decode_columns(batch) for batch in batches]
+        assert decode_keys(batches, [one for one in names if one is not None]) == len(batches)
+    for batch, wanted in zip(batches, ids, strict=True):
+        assert batch.keys == wanted == Batch(batch.raw).keys
+        assert batch.decoded
+        assert batch.key_bytes_bound >= max(map(len, wanted))
+        assert homogeneous_is_valid(batch) == all(len(one) <= VECTOR_ID_BYTES_MAX for one in wanted)
+
+
+@given(st.lists(st.lists(IDS, min_size=1, max_size=4), min_size=1, max_size=6), st.sampled_from([0, 500]))
+def test_they_end_before_the_first_batch_with_an_empty_one(ids: list[list[str]], few: int) -> None:
+    batches = batches_of(*ids)
+    whole = next((place for place, some in enumerate(ids) if not all(some)), len(ids))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(homogeneous, "_LOOP_ROWS_MAX", few)
+        names = [decode_columns(batch) for batch in batches]
+        assert decode_keys(batches, [one for one in names if one is not None]) == whole
+    assert [batch.decoded for batch in batches] == [place < whole for place in range(len(ids))]
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=6))
+def test_ends_that_do_not_rise_are_no_ids(ends: list[int]) -> None:
+    (batch,) = batches_of([f"{'x' * 2}" for _ in ends])
+    raw = bytearray(batch.raw)
+    place, stop = batch._bounds_of_column(homogeneous.Column.KEY_ENDS) or (0, 0)
+    raw[place:stop] = b"".join(end.to_bytes(4, "little") for end in ends)
+    rising = all(a < b for a, b in zip([0, *ends], ends, strict=False)) and ends[-1] == 2 * len(ends)
+    for few in (0, 500):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(homogeneous, "_LOOP_ROWS_MAX", few)
+            assert decode_homogeneous(Batch(bytes(raw))) == rising
+
+
+@pytest.mark.parametrize("name", ["é", "x\n", "x\x7f", "x\0"])
+def test_what_is_not_printable_ascii_is_left_to_the_long_way(name: str) -> None:
+    (batch,) = batches_of(["a", name])
+    assert decode_columns(batch) is None
+    assert not decode_homogeneous(batch)
+
+
+def test_ids_that_were_let_go_come_back() -> None:
+    (batch,) = batches_of(["a", "bc"])
+    assert decode_homogeneous(batch)
+    batch.drop_decoded_keys()
+    batch.drop_decoded_keys()
+    assert not batch.decoded
+    assert batch.keys == ["a", "bc"]
+    assert decode_homogeneous(batch)
+
+
+def test_each_id_ends_where_the_next_begins() -> None:
+    ids = [[f"key-{row}" for row in range(first, first + 200)] for first in (0, 5_000, 100)]
+    batches = batches_of(*ids)
+    names = [one for one in map(decode_columns, batches) if one is not None]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(homogeneous, "_decode_batch_keys")  # all of it together
+        assert decode_keys(batches, names) == 3
+    ends = [list(accumulate(map(len, batch.keys))) for batch in batches]
+    assert [batch.keys for batch in batches] == ids
+    assert all(Batch(one.raw).keys == one.keys for one in batches)
+    assert all(end[-1] == len(one.text) for end, one in zip(ends, names, strict=True))

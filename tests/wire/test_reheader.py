@@ -1,0 +1,32 @@
+"""A body signed anew is the one that would have been encoded under that epoch and level at once."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop_wire.body_checks import parse_batch
+from delta_prop_wire.delta import AckLevel, Delta, Priority, create, sparse
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.reheader import with_header
+
+ROWS = [Delta("a", create([1.0])), Delta("b", sparse([1], [0.5]))]
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from(AckLevel),
+    st.sampled_from(AckLevel),
+    st.sampled_from(Priority),
+)
+def test_it_is_as_if_it_had_been_encoded_so(
+    before: int, epoch: int, first: AckLevel, level: AckLevel, priority: Priority
+) -> None:
+    def made(epoch: int, level: AckLevel) -> bytes:
+        batch = encode_batch(ROWS, origin=7, base=3, epoch=epoch, ack_level=level, priority=priority)
+        return bytes(batch.raw)
+
+    found = with_header(parse_batch(made(before, first)), epoch=epoch, ack_level=level)
+    assert bytes(found.raw) == made(epoch, level)
+    assert (parse_batch(found.raw).epoch, found.ack_level) == (epoch, level)

@@ -1,0 +1,338 @@
+"""A body whose form is known is taken, or refused, as by the general way."""
+
+from __future__ import annotations
+
+import random
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop_wire import body_checks, row_templates
+from delta_prop_wire.batch import SPARSE_KINDS, Batch
+from delta_prop_wire.body_checks import parse_batch
+from delta_prop_wire.buffer import ReceiveBuffer
+from delta_prop_wire.codec import encode_head
+from delta_prop_wire.crc import crc32c
+from delta_prop_wire.credit_window import CreditWindow
+from delta_prop_wire.delta import AckLevel, Delta, Kind, Operation, Priority, create, delete, opaque, sparse
+from delta_prop_wire.encode import encode_batch, encode_columns
+from delta_prop_wire.errors import InvalidDelta, ProtocolError
+from delta_prop_wire.frame_runs import FrameRunReader
+from delta_prop_wire.row_templates import encode_row, parse_with_template
+from delta_prop_wire.spec import COUNTER_MAX, DIMENSION_MAX
+from delta_prop_wire.validate import homogeneous_is_valid, validate_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from delta_prop_wire.delta import Operation as Op
+
+FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
+NUMBERS = st.lists(FINITE, min_size=1, max_size=6)
+OPERATIONS: st.SearchStrategy[Op] = st.one_of(
+    NUMBERS.map(create),
+    st.lists(st.tuples(st.integers(0, 300), FINITE), max_size=6, unique_by=lambda pair: pair[0]).map(
+        lambda pairs: sparse([at for at, _ in pairs], [number for _, number in pairs])
+    ),
+    st.binary(max_size=20).map(opaque),
+    st.just(delete()),
+)
+IDS = st.text("ab -~é", min_size=1, max_size=9)
+ROWS = st.builds(Delta, IDS, OPERATIONS, st.sampled_from(["n", "default", "ä"]))
+TERMS = st.fixed_dictionaries(
+    {
+        "origin": st.integers(0, (1 << 64) - 1),
+        "base": st.integers(1, COUNTER_MAX - 2) | st.just(COUNTER_MAX - 2),
+        "epoch": st.integers(1, 9),
+        "ack_level": st.sampled_from(list(AckLevel)),
+        "priority": st.sampled_from(list(Priority)),
+        "hybrid_time": st.integers(0, 9),
+    }
+)
+WORDS = (
+    *("attributes", "count", "origin", "epoch", "base", "hybrid_time", "kinds_mask", "dimension", "length"),
+    *(
+        "previous",
+        "columns_mask",
+        "size",
+        "kind",
+        "ack_level",
+        "priority",
+        "is_control",
+        "has_gaps",
+        "homogeneous",
+    ),
+    *("crc", "last", "keys", "namespace", "namespaces", "namespace_names", "row_values", "index_highest"),
+    *("kinds", "clock", "ids", "parents", "tags", "decoded", "_column_bounds"),
+)
+
+
+ENCODED = tuple(word for word in WORDS if word != "decoded")
+
+
+@pytest.fixture(autouse=True)
+def _no_form_is_known() -> Iterator[None]:
+    for table in (row_templates._templates, row_templates._encode_templates):
+        table.clear()
+    yield
+    for table in (row_templates._templates, row_templates._encode_templates):
+        table.clear()
+
+
+def encoded(*deltas: Delta, **terms: Any) -> bytes:
+    return bytes(encode_batch(deltas, **{"origin": 7, "base": 1, **terms}).raw)
+
+
+def told(body: bytes) -> tuple[object, ...]:
+    """What a reader has of a body, or why it has nothing."""
+    try:
+        batch = parse_batch(body)
+        validate_batch(batch)
+    except (ProtocolError, InvalidDelta) as error:
+        return type(error), getattr(error, "code", None), str(error)
+    numbers = (batch.values.tobytes(), batch.indices.tobytes(), batch.blob(0), bytes(batch.raw))
+    return (*(getattr(batch, word) for word in WORDS), *numbers)
+
+
+def generally(body: bytes) -> tuple[object, ...]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body_checks, "parse_with_template", lambda _: None)
+        return told(body)
+
+
+def signed(raw: bytes | bytearray) -> bytes:
+    return bytes(raw) + crc32c(raw).to_bytes(4, "little")
+
+
+def known(*bodies: bytes) -> None:
+    """Know the forms of these."""
+    for body in (*bodies, *bodies):
+        parse_batch(body)
+
+
+@given(st.lists(st.tuples(ROWS, TERMS), min_size=1, max_size=5))
+def test_a_body_of_known_form_is_read_as_any(some: list[tuple[Delta, Any]]) -> None:
+    bodies = [encoded(delta, **terms) for delta, terms in some]
+    known(*bodies)
+    for body, (delta, _) in zip(bodies, some, strict=True):
+        batch = parse_with_template(body)
+        ascii_alone = delta.vector_id.isascii()
+        great = (
+            delta.operation.values is not None
+            and float(np.abs(delta.operation.values).max(initial=0)) >= 2.0**127
+        )
+        assert (batch is not None) == (ascii_alone and not great)
+        assert told(body) == generally(body)
+        assert batch is None or (batch.validated and homogeneous_is_valid(batch))
+
+
+@given(
+    st.lists(st.tuples(ROWS, TERMS), min_size=1, max_size=3),
+    st.integers(0, 1 << 32),
+    st.integers(1, 4),
+)
+def test_what_is_changed_and_signed_again_is_taken_or_refused_alike(
+    some: list[tuple[Delta, Any]], seed: int, times: int
+) -> None:
+    bodies = [encoded(delta, **terms) for delta, terms in some]
+    known(*bodies)
+    chance = random.Random(seed)
+    for body in bodies:
+        for _ in range(20):
+            raw = bytearray(body[:-4])
+            for _ in range(chance.randint(1, times)):
+                raw[chance.randrange(len(raw))] = chance.choice(
+                    [0, 1, 0x20, 0x7F, 0x80, 0xFF, chance.randrange(256)]
+                )
+            changed = signed(raw)
+            assert told(changed) == generally(changed)
+        flipped = bytearray(body)
+        flipped[chance.randrange(len(body))] ^= 1 << chance.randrange(8)
+        assert told(bytes(flipped)) == generally(bytes(flipped))
+        assert told(body[:-8]) == generally(body[:-8])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b", "key"]),
+            st.sampled_from([Kind.CREATE, Kind.DENSE, Kind.SPARSE, Kind.SPARSE_ADD]),
+            st.integers(0, 3),
+            st.floats(width=32) | st.just(1.0),
+            st.sampled_from([0, 0, 7, 300, DIMENSION_MAX - 9, DIMENSION_MAX]),
+            st.sampled_from(["n", "default", "ä"]),
+            st.sampled_from(list(AckLevel)),
+            st.sampled_from(list(Priority)),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_a_row_is_encoded_as_by_columns(rows: list[tuple[Any, ...]]) -> None:
+    for name, kind, width, number, index, namespace, level, lane in rows * 3:
+        values = np.full(width, number, np.float32)
+        indices = np.arange(index, index + width, dtype=np.uint32) if kind in SPARSE_KINDS else None
+        terms = {"origin": 1 << 63, "base": 9, "hybrid_time": 5, "ack_level": level, "priority": lane}
+        terms |= {"width": width, "namespace": namespace, "kind": kind}
+        places = None if indices is None else indices.data
+        row = encode_row(name.encode(), values.data, places, **terms)
+        columns = encode_columns([name], [values.data], None if places is None else [places], **terms)
+        assert row.raw == columns.raw
+        sound = homogeneous_is_valid(Batch(row.raw))
+        assert not row.validated or sound
+        assert {word: getattr(row, word) for word in ENCODED} == {
+            word: getattr(columns, word) for word in ENCODED
+        }
+        for array in ("values", "indices"):
+            assert getattr(row, array).tobytes() == getattr(columns, array).tobytes()
+    if sound and abs(number) < 2.0**127:
+        assert row.validated  # the third time at the latest
+
+
+@pytest.mark.parametrize(
+    ("number", "index"), [(np.inf, 1), (-np.inf, 1), (np.nan, 1), (1.0, DIMENSION_MAX), (1.0, (1 << 32) - 1)]
+)
+def test_a_row_in_doubt_is_not_told_to_be_sound(number: float, index: int) -> None:
+    terms: Any = {"width": 1, "namespace": "n", "kind": Kind.SPARSE, "origin": 1, "base": 1, "hybrid_time": 1}
+    terms |= {"ack_level": AckLevel.MEMORY, "priority": Priority.NORMAL}
+    for value, place, sound in ((1.0, 1, False), (1.0, 1, True), (number, index, False)):
+        values, places = np.array([value], np.float32), np.array([place], np.uint32)
+        assert encode_row(b"k", values.data, places.data, **terms).validated == sound
+
+
+def test_forms_of_rows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_templates, "TEMPLATES_MAX", 5)
+    for size in range(1, 50):
+        terms: Any = {
+            "width": 0,
+            "namespace": "n",
+            "kind": Kind.SPARSE,
+            "origin": 1,
+            "base": 1,
+            "hybrid_time": 1,
+        }
+        terms |= {"ack_level": AckLevel.MEMORY, "priority": Priority.NORMAL}
+        for sound in (False, True):
+            assert encode_row(b"k" * size, b"", b"", **terms).validated == sound
+        assert len(row_templates._encode_templates) <= 5
+
+
+SPARSE = encoded(Delta("key", sparse([1, 2], [0.5, 1.0])))
+BLOB = encoded(Delta("key", opaque(b"bytes")))
+
+
+def places(body: bytes) -> dict[str, int]:
+    """Where columns begin."""
+    batch = Batch(body)
+    return {
+        column.name: bounds[0]
+        for column in row_templates.Column
+        if (bounds := batch._bounds_of_column(column))
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "column", "at", "number", "why"),
+    [
+        (SPARSE, "KEY_ENDS", 0, 2, "KEY_ENDS does not rise to 3"),
+        (SPARSE, "INDICES", 4, DIMENSION_MAX, "index 65536 at position 1"),
+        (SPARSE, "VALUES", 4, 0x7F800000, "number 1 is inf"),
+        (SPARSE, "VALUES", 0, 0xFFC00000, "number 0 is nan"),
+        (SPARSE, "VALUES", 8, 1, "zero padding"),
+        (SPARSE, "KEYS", 0, 0x6B650A6B, "U\\+000A"),
+        (SPARSE, "NAMESPACES", 0, 0x09090007, "U\\+0009"),
+        (BLOB, "BLOB_ENDS", 0, 4, "BLOB_ENDS does not rise to 5"),
+    ],
+)
+def test_what_differs_in_what_is_looked_at_is_refused(
+    body: bytes, column: str, at: int, number: int, why: str
+) -> None:
+    known(body)
+    assert parse_with_template(body) is not None
+    raw = bytearray(body[:-4])
+    struct.pack_into("<I", raw, places(body)[column] + at, number)
+    changed = signed(raw)
+    assert parse_with_template(changed) is None
+    with pytest.raises((ProtocolError, InvalidDelta), match=why):
+        validate_batch(parse_batch(changed))
+
+
+@pytest.mark.parametrize("base", [0, COUNTER_MAX + 1])
+def test_so_is_a_counter_out_of_bounds(base: int) -> None:
+    known(SPARSE)
+    raw = bytearray(SPARSE[:-4])
+    struct.pack_into("<Q", raw, 24, base)
+    with pytest.raises(ProtocolError, match="base counter"):
+        parse_batch(signed(raw))
+
+
+def test_a_form_is_known_from_the_second_time_on() -> None:
+    assert parse_with_template(SPARSE) is None
+    for sound in (False, False, True):
+        assert parse_batch(SPARSE).validated == sound
+
+
+def test_no_form_is_made_of_what_is_not_sound() -> None:
+    body = encoded(
+        Delta("k", Operation(Kind.SPARSE, np.array([np.nan], np.float32), np.array([1], np.uint32)))
+    )
+    known(body)
+    assert not any(row_templates._templates.values())
+    assert not parse_batch(body).validated
+
+
+def test_what_has_several_rows_is_long_or_is_no_bytes_has_none() -> None:
+    several = encoded(*[Delta("k", delete())] * 2)
+    long = encoded(Delta("k", opaque(bytes(row_templates.BODY_BYTES_MAX))))
+    wide = encoded(
+        Delta("k", sparse(range(row_templates.INDICES_MAX + 1), [1.0] * (row_templates.INDICES_MAX + 1)))
+    )
+    known(several, long, wide)
+    assert not row_templates._templates
+    known(SPARSE)
+    assert parse_with_template(memoryview(SPARSE)) is None
+    assert parse_batch(memoryview(SPARSE)).keys == ["key"]
+
+
+def test_they_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_templates, "TEMPLATES_MAX", 5)
+    for size in range(1, 50):
+        known(encoded(Delta("k" * size, delete())))
+        assert len(row_templates._templates) <= 5
+        assert parse_with_template(encoded(Delta("l" * size, delete()))) is not None
+
+
+def test_names_that_were_let_go_come_back() -> None:
+    known(SPARSE)
+    batch = parse_batch(SPARSE)
+    batch.drop_decoded_keys()
+    assert batch.keys == ["key"]
+    assert homogeneous_is_valid(batch)
+
+
+@given(
+    st.lists(st.sampled_from([["a"], ["b"], ["", "x"], ["é"], ["c", "d"], ["long"]]), min_size=1, max_size=8)
+)
+def test_a_run_has_batches_of_known_form_and_others(ids: list[list[str]]) -> None:
+    known(encoded(Delta("z", delete())))
+    bodies, base = [], 1
+    for some in ids:
+        bodies.append(encoded(*[Delta(name, delete()) for name in some], base=base))
+        base += len(some)
+    taken = []
+    with pytest.MonkeyPatch.context() as patch:
+        for general in (False, True):
+            if general:
+                patch.setattr("delta_prop_wire.frame_runs.parse_with_template", lambda _: None)
+            buffer, sequence = ReceiveBuffer(1 << 20), 1
+            for body in bodies:
+                batch = Batch(body)
+                buffer.feed(encode_head(batch, sequence, None, ack_wanted=False) + body)
+                sequence += batch.count
+            run = FrameRunReader(buffer).take(CreditWindow(None), 1 << 20, 1)
+            taken.append(None if run is None else (run.rows, run.size, [batch.keys for batch in run.batches]))
+    assert taken[0] == taken[1]

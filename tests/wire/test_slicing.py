@@ -1,0 +1,315 @@
+"""Cut frames: what they say of their rows is what the whole frame says, whatever was cut away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delta_prop_wire import delta as d
+from delta_prop_wire import slicing
+from delta_prop_wire.batch import Batch, LoggedBatch
+from delta_prop_wire.codec import decode, encode, encode_head
+from delta_prop_wire.delta import AckLevel, Delta, Dot, KnownIds, Priority, Source
+from delta_prop_wire.encode import encode_batch, encode_noop
+from delta_prop_wire.errors import ProtocolError
+from delta_prop_wire.frames import BatchFrame
+from delta_prop_wire.slicing import FEW_ROWS, rows_of, select_rows, slice_rows
+from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
+from delta_prop_wire.stamp import Stamp
+from tests.wire.test_frames import DELTAS
+
+PLACES = {"offset": 1000, "lamport": 7000}
+
+
+def logged(batch: Batch, *, offset: int = 1000, lamport: int = 7000) -> LoggedBatch:
+    stamp = Stamp(lamport, Source.IMPORT, 1_700_000_000_000_000, 5, batch.crc, 900)
+    return LoggedBatch(batch, offset, lamport, Source.IMPORT, encode_head(batch, offset, stamp))
+
+
+def frames(one: LoggedBatch, rows: list[int]) -> list[BatchFrame]:
+    """The frames that a cut gives, as a subscriber gets them."""
+    parts = slice_rows(one, np.array(rows, np.intp))
+    found = []
+    for head, body in zip(parts[::2], parts[1::2], strict=True):
+        frame = decode(head + body)
+        assert isinstance(frame, BatchFrame)
+        found.append(frame)
+    return found
+
+
+def told(one: LoggedBatch, rows: list[int]) -> list[tuple[int, int, Delta]]:
+    """What the whole frame says of these rows."""
+    return [(one.offset + row, one.lamport + row, one.batch.delta(row, one.source)) for row in rows]
+
+
+def encoded_anew(one: LoggedBatch, rows: list[int]) -> Batch:
+    """The same rows, by way of values and the encoder."""
+    batch = one.batch
+    return encode_batch(
+        [batch.delta(row) for row in rows],
+        origin=batch.origin,
+        base=batch.counter(rows[0]),
+        epoch=batch.epoch,
+        clock=batch.clock,
+        previous=batch.previous if batch.has_gaps else batch.base - 1,
+        counters=[batch.counter(row) for row in rows],
+        row_offsets=[one.offset + row for row in rows],
+        ack_level=batch.ack_level,
+        priority=batch.priority,
+        hybrid_time=batch.hybrid_time,
+    )
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> LoggedBatch:
+    deltas = draw(st.lists(DELTAS, min_size=1, max_size=5))
+    few = draw(st.booleans())
+    ids = draw(st.booleans())
+    timed = draw(st.booleans())
+    deltas = [
+        replace(
+            delta,
+            timestamp=delta.timestamp if timed else 0,
+            id=bytes(15) + bytes((row,)) if ids else None,
+            namespace=f"space {row % 2}" if few else delta.namespace,
+        )
+        for row, delta in enumerate(deltas)
+    ]
+    counters = draw(st.none() | st.just([5 + 3 * row for row in range(len(deltas))]))
+    return logged(
+        encode_batch(
+            deltas,
+            origin=7,
+            base=5,
+            epoch=3,
+            previous=2 if counters else 0,
+            counters=counters,
+            clock=draw(st.sampled_from([(), (Dot(1, 9), Dot(3, 1))])),
+            ack_level=draw(st.sampled_from(AckLevel)),
+            priority=draw(st.sampled_from(Priority)),
+            hybrid_time=draw(st.sampled_from([0, 99])),
+        )
+    )
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(one=batches(), data=st.data())
+def test_a_cut_says_what_the_whole_says(one: LoggedBatch, data: st.DataObject) -> None:
+    rows = data.draw(st.sets(st.integers(0, one.count - 1), min_size=1).map(sorted))
+    (frame,) = frames(one, rows)
+    assert list(rows_of(frame)) == told(one, rows)
+    assert frame.sequence == one.offset + rows[0]
+    assert frame.batch.epoch == one.batch.epoch
+    assert frame.batch.ack_level == one.batch.ack_level
+    if all(is_encoded_plainly(one.batch, row) for row in range(one.count)):
+        assert bytes(frame.batch.body) == bytes(encoded_anew(one, rows).body)
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(one=batches(), data=st.data())
+def test_a_part_says_what_its_rows_said_under_the_dots_they_had(
+    one: LoggedBatch, data: st.DataObject
+) -> None:
+    batch = one.batch
+    rows = data.draw(st.sets(st.integers(0, one.count - 1), min_size=1).map(sorted))
+    previous = data.draw(st.sampled_from([batch.counter(rows[0]) - 1, batch.previous]))
+    clock = data.draw(st.sampled_from([(), batch.clock]))
+    part = select_rows(batch, np.array(rows, np.intp), previous=previous, clock=clock)
+    frame = decode(encode(BatchFrame(1, part)))
+    assert isinstance(frame, BatchFrame)
+    assert bytes(frame.batch.body) == bytes(part.body)
+    assert [replace(part.delta(row), clock=()) for row in range(part.count)] == [
+        replace(batch.delta(row), clock=()) for row in rows
+    ]
+    assert (part.clock, part.epoch, part.ack_level) == (clock, batch.epoch, batch.ack_level)
+    assert part.has_gaps == (
+        batch.counter(rows[0]) != previous + 1 or part.last - part.base != part.count - 1
+    )
+    assert part.previous == (previous if part.has_gaps else 0)
+    assert part.row_offsets is None
+
+
+def is_encoded_plainly(batch: Batch, row: int) -> bool:
+    """Whether the encoder has no choice: times of their own and empty lists of numbers may be left out."""
+    values = batch.operation(row).values
+    return batch.timestamp(row) in (0, batch.hybrid_time) and (values is None or len(values) > 0)
+
+
+def mixed(row: int) -> Delta:
+    """One of every kind, with everything that a row can have, by turns."""
+    operation = [
+        d.create([row, 1, 2]),
+        d.sparse([row, 7], [0.5, -1.5]),
+        d.opaque(bytes(row % 9)),
+        d.dense([row, 4, 4]),
+        d.sparse_add([3], [row]),
+        d.scale(row),
+        d.offset(row),
+        d.transform(f"function {row}"),
+        d.delete(),
+        d.metadata_only(),
+        d.Operation(40, data=b"unknown"),
+    ][row % 11]
+    return Delta(
+        f"vector ä {row % 13}",
+        operation,
+        f"space {row % 5}",
+        id=row.to_bytes(16, "big"),
+        parents=(Dot(9, row + 1), bytes(16))[: row % 3],
+        timestamp=row * (row % 2),
+        metadata={"row": row} if row % 4 == 0 else None,
+        topics=(f"topic {row % 6}", "all")[: row % 3],
+        expect=Dot(1, row) if row % 7 == 1 else None,
+    )
+
+
+MANY = 400
+SHAPES: dict[str, Batch] = {
+    "mixed": encode_batch([mixed(row) for row in range(MANY)], origin=7, base=5),
+    "mixed, leaping": encode_batch(
+        [mixed(row) for row in range(MANY)],
+        origin=7,
+        base=5,
+        previous=1,
+        counters=[5 + 2 * row for row in range(MANY)],
+    ),
+    "opaque": encode_batch(
+        [Delta(f"v{row}", d.opaque(bytes([row % 256]) * (row % 30))) for row in range(MANY)], origin=7, base=5
+    ),
+    "long": encode_batch(
+        [Delta(f"v{row}", d.opaque(bytes([row % 256]) * 300)) for row in range(MANY)], origin=7, base=5
+    ),
+    "vectors": encode_batch([Delta(f"v{row}", d.create([row] * 8)) for row in range(MANY)], origin=7, base=5),
+    "sparse": encode_batch(
+        [Delta(f"v{row}", d.sparse(range(row % 5 + 1), [row] * (row % 5 + 1))) for row in range(MANY)],
+        origin=7,
+        base=5,
+    ),
+    "two dimensions": encode_batch(
+        [Delta(f"v{row}", d.dense([row] * (3 + row % 2))) for row in range(MANY)], origin=7, base=5
+    ),
+    "deletes": encode_batch([Delta(f"v{row}", d.delete()) for row in range(MANY)], origin=7, base=5),
+}
+CHOICES = {
+    "one": [17],
+    "first and last": [0, MANY - 1],
+    "few": [*range(3, MANY, 40)],
+    "of one kind": [*range(0, MANY, 11)],
+    "of one namespace": [*range(2, MANY, 5)],
+    "half": [*range(1, MANY, 2)],
+    "a run": [*range(100, 300)],
+    "all": [*range(MANY)],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("choice", CHOICES)
+def test_large_batches_of_every_shape(shape: str, choice: str) -> None:
+    one, rows = logged(SHAPES[shape]), CHOICES[choice]
+    (frame,) = frames(one, rows)
+    assert list(rows_of(frame)) == told(one, rows)
+    if "mixed" not in shape:
+        assert bytes(frame.batch.body) == bytes(encoded_anew(one, rows).body)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_few_and_many_rows_are_cut_alike(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, rows = logged(SHAPES[shape]), CHOICES["half"]
+    monkeypatch.setattr(slicing, "LONG_PART_BYTES", 10**9)
+    by_mask = slice_rows(one, np.array(rows))
+    monkeypatch.setattr(slicing, "FEW_ROWS", 10**9)
+    assert slice_rows(one, np.array(rows)) == by_mask
+    assert len(rows) > FEW_ROWS
+
+
+def test_names_of_rows_that_were_cut_away_are_not_told() -> None:
+    one = logged(SHAPES["mixed"])
+    (frame,) = frames(one, [7])
+    assert frame.batch.namespace_names == ("space 2",)
+    assert frame.batch.namespace == "space 2"
+    assert frame.batch.custom_topics == {"topic 1"}
+    assert b"space 3" not in frame.batch.body
+    assert b"topic 2" not in frame.batch.body
+
+
+def test_the_stamp_is_the_servers() -> None:
+    one = logged(SHAPES["opaque"])
+    (frame,) = frames(one, [3, 8])
+    batch = frame.batch
+    assert frame.stamp == Stamp(7003, Source.IMPORT, 1_700_000_000_000_000, 0, batch.crc, 0)
+    assert frame.sequence == 1003
+    assert (batch.base, batch.previous, batch.last) == (8, 4, 13)
+    assert batch.row_offsets is not None
+    assert batch.row_offsets.tolist() == [1003, 1008]
+    without_head = LoggedBatch(one.batch, one.offset, one.lamport, one.source, known_ids=KnownIds.SOME)
+    (frame,) = frames(without_head, [3])
+    assert frame.stamp is not None
+    assert frame.stamp.known_ids is KnownIds.SOME
+    assert frame.stamp.append_time == 0
+
+
+@settings(max_examples=settings().max_examples // 4)
+@given(first=st.sets(st.integers(0, MANY - 1), min_size=3), data=st.data())
+def test_a_cut_can_be_cut_again(first: set[int], data: st.DataObject) -> None:
+    one, rows = logged(SHAPES["mixed, leaping"]), sorted(first)
+    again = data.draw(st.sets(st.sampled_from(range(len(rows))), min_size=1).map(sorted))
+    parts = slice_rows(one, np.array(rows))
+    frame = decode(b"".join(parts))
+    assert isinstance(frame, BatchFrame)
+    assert frame.stamp is not None
+    half = LoggedBatch(frame.batch, frame.sequence, frame.stamp.lamport, frame.stamp.source, parts[0])
+    assert slice_rows(half, np.array(again)) == slice_rows(one, np.array([rows[row] for row in again]))
+
+
+def test_a_frame_above_its_bound_is_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, rows = logged(SHAPES["long"]), CHOICES["all"]
+    monkeypatch.setattr("delta_prop_wire.encode.FRAME_PAYLOAD_BYTES_MAX", one.batch.size)
+    found = frames(one, rows)
+    assert len(found) == 2
+    assert [row for frame in found for row in rows_of(frame)] == told(one, rows)
+
+
+def test_a_single_row_above_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delta_prop_wire.encode.FRAME_PAYLOAD_BYTES_MAX", 200)
+    with pytest.raises(Exception, match="TOO_LARGE"):
+        slice_rows(logged(SHAPES["long"]), np.array([1]))
+
+
+# --- reading
+
+
+@pytest.mark.parametrize(
+    ("offsets", "sequence", "lamport", "stamped"),
+    [
+        ([5, 7], 4, 900, True),
+        ([5, 5], 5, 900, True),
+        ([7, 5], 7, 900, True),
+        ([5, COUNTER_MAX + 1], 5, 0, True),
+        ([5, 905], 5, COUNTER_MAX - 899, True),
+        ([5, 7], 5, 900, False),
+    ],
+)
+def test_places_that_cannot_be_are_refused(
+    offsets: list[int], sequence: int, lamport: int, stamped: bool
+) -> None:
+    batch = encode_batch([Delta("a", d.delete())] * 2, origin=7, base=1, counters=[1, 3], row_offsets=offsets)
+    stamp = Stamp(lamport, body_crc=batch.crc) if stamped else None
+    with pytest.raises(ProtocolError, match="row offsets") as caught:
+        decode(encode(BatchFrame(sequence, batch, stamp)))
+    assert caught.value.code is ErrorCode.BAD_FRAME
+
+
+def test_rows_of_a_whole_frame() -> None:
+    one = logged(SHAPES["mixed"])
+    frame = decode(one.head + bytes(one.batch.body))
+    assert isinstance(frame, BatchFrame)
+    assert list(rows_of(frame)) == told(one, [*range(MANY)])
+
+
+def test_rows_that_only_fill_places_are_passed_over() -> None:
+    void = encode_noop(origin=7, base=5, count=3, code=ErrorCode.CONFLICT)
+    assert list(rows_of(BatchFrame(5, void, Stamp(9)))) == []

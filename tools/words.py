@@ -1,0 +1,240 @@
+"""The rules of language, as functions over a checkout: `violations(root)` lists what breaks them.
+
+`names.txt` beside this file holds, one a line, the names that were given up and the roots that names avoid.
+It reads source text and never imports it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LISTS = Path(__file__).with_name("names.txt")
+FOLDERS = {
+    "delta_prop_wire": "wire/delta_prop_wire",
+    "delta_prop_broker": "broker/delta_prop_broker",
+    "delta_prop_sinks": "sinks/delta_prop_sinks",
+    "delta_prop_simulations": "simulations/delta_prop_simulations",
+    "delta_prop": "delta_prop",
+    "benchmarks": "benchmarks",
+}
+RIDDLES = {"What", "Who", "Whose", "How", "Where", "Whether", "Why"}
+RIDDLES_MAX = 20
+TOLD_MAX = 30
+# A changelog and a record of a decision speak of the past by the names of the past.
+HISTORY = ("changes/", "CHANGELOG.md", "docs/decisions/", "tools/names.txt")
+_PART = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """Names and words to avoid, as `names.txt` lists them."""
+
+    gone: list[str]
+    """Qualified names that nothing defines: `module.Class`, `module.Class.member`, or `module` itself."""
+    words: list[str]
+    """Identifiers that stand in no file: keys, settings, metrics, options."""
+    roots: set[str]
+    """Parts that an identifier avoids, e.g. `told`; two parts are joined by an underscore."""
+    kept: dict[str, str]
+    """Identifier with such a part: the reason why it stays."""
+
+
+def read_lists(path: Path) -> Lists:
+    """Read the lists; a line is `kind name [reason]`, and `#` starts a comment."""
+    lists = Lists([], [], set(), {})
+    for line in path.read_text("utf-8").splitlines():
+        kind, _, rest = line.partition("#")[0].strip().partition(" ")
+        name, _, reason = rest.strip().partition(" ")
+        if kind == "renamed":
+            lists.gone.append(name)
+        elif kind == "word":
+            lists.words.append(name)
+        elif kind == "root":
+            lists.roots.add(name)
+        elif kind == "stays" and reason:
+            lists.kept[name] = reason
+        elif kind:
+            raise ValueError(f"{path.name}: {line!r}: write renamed, word, root, or stays with a reason")
+    return lists
+
+
+def violations(root: Path) -> list[str]:
+    """List what breaks the rules of language in the checkout `root`, one line each."""
+    lists = read_lists(LISTS)
+    sources = list(_sources(root))
+    found = list(_given_up(root, lists))
+    found += _words_in_files(root, lists)
+    found += _rooted(sources, lists)
+    riddles = [line for source in sources for line in _riddles(source)]
+    if len(riddles) > RIDDLES_MAX:
+        found += [
+            f"{len(riddles)} docstrings open with a question word, the bound is {RIDDLES_MAX}:",
+            *riddles,
+        ]
+    told = [line for source in sources for line in _told(source)]
+    if len(told) > TOLD_MAX:
+        found += [f"{len(told)} lines say told, the bound is {TOLD_MAX}:", *told]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file of Python, read and parsed."""
+
+    path: str
+    """Relative to the checkout."""
+    text: str
+    tree: ast.Module
+
+
+def _sources(root: Path) -> Iterator[Source]:
+    for folder in FOLDERS.values():
+        for path in sorted((root / folder).rglob("*.py")):
+            text = path.read_text("utf-8")
+            yield Source(path.relative_to(root).as_posix(), text, ast.parse(text))
+
+
+def _given_up(root: Path, lists: Lists) -> Iterator[str]:
+    for name in lists.gone:
+        place = _defined(root, name)
+        if place:
+            yield f"{place}: {name} was renamed: use the new name"
+
+
+def _defined(root: Path, name: str) -> str | None:
+    """Find the file that defines a qualified name: a module, or a name or member inside one."""
+    package, *parts = name.split(".")
+    path, taken = root / FOLDERS[package], 0
+    for part in parts:
+        if not (path / part).is_dir() and not (path / f"{part}.py").is_file():
+            break
+        path, taken = path / part, taken + 1
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    rest = parts[taken:]
+    if not file.is_file() or (not rest and taken < len(parts)):
+        return None
+    where = file.relative_to(root).as_posix()
+    if not rest:
+        return where
+    scope: list[ast.stmt] = ast.parse(file.read_text("utf-8")).body
+    for i, part in enumerate(rest):
+        if part not in _names_of(scope, members=i > 0):
+            return None
+        inside = [s.body for s in scope if isinstance(s, ast.ClassDef) and s.name == part]
+        scope = inside[0] if inside else []
+    return where
+
+
+def _names_of(scope: list[ast.stmt], *, members: bool) -> set[str]:
+    names = set[str]()
+    for statement in scope:
+        if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(statement.name)
+        elif isinstance(statement, ast.Assign | ast.AnnAssign):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            names |= {node.id for t in targets for node in ast.walk(t) if isinstance(node, ast.Name)}
+        if members and isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            names |= {node.attr for node in ast.walk(statement) if _sets_member(node)}  # type: ignore[attr-defined]
+    return names
+
+
+def _sets_member(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    )
+
+
+def _words_in_files(root: Path, lists: Lists) -> Iterator[str]:
+    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout
+    pattern = re.compile(r"(?<![\w-])(?:" + "|".join(map(re.escape, lists.words)) + r")(?![\w-])")
+    for name in listed.splitlines():
+        if name.startswith(HISTORY):
+            continue
+        try:
+            text = (root / name).read_text("utf-8")
+        except (UnicodeDecodeError, FileNotFoundError):
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            for match in pattern.finditer(line):
+                yield f"{name}:{number}: {match.group()} was renamed: use the new name"
+
+
+def _rooted(sources: list[Source], lists: Lists) -> Iterator[str]:
+    seen = set[str]()
+    for source in sources:
+        for name, line in _identifiers(source.tree):
+            if name not in lists.kept and _has_root(name, lists.roots):
+                yield f"{source.path}:{line}: {name} has a part to avoid: rename it, or list its reason"
+            seen.add(name)
+    for name in sorted(set(lists.kept) - seen):
+        yield f"tools/names.txt: {name} stands nowhere: remove its line"
+
+
+def _has_root(name: str, roots: set[str]) -> bool:
+    parts = [part.lower() for part in _PART.findall(name)]
+    return any(part in roots for part in parts) or any(f"{a}_{b}" in roots for a, b in pairwise(parts))
+
+
+def _identifiers(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Yield each name that the module defines, locals too, and its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno
+        elif _sets_member(node):
+            yield node.attr, node.lineno  # type: ignore[attr-defined]
+
+
+def _riddles(source: Source) -> Iterator[str]:
+    for node in ast.walk(source.tree):
+        for text in _docstrings(node):
+            opening = (str(text.value).split() or [""])[0].strip(".,:;'")
+            if opening in RIDDLES:
+                yield f"{source.path}:{text.lineno}: opens with {opening}"
+
+
+def _docstrings(node: ast.AST) -> Iterator[ast.Constant]:
+    """Yield the docstring of a module, class or function, and those that follow an attribute."""
+    body = getattr(node, "body", None)
+    if not isinstance(body, list):
+        return
+    for i, statement in enumerate(body):
+        first = i == 0 and isinstance(
+            node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        )
+        after = i > 0 and isinstance(body[i - 1], ast.Assign | ast.AnnAssign)
+        if (
+            (first or after)
+            and isinstance(statement, ast.Expr)
+            and isinstance(statement.value, ast.Constant)
+            and isinstance(statement.value.value, str)
+        ):
+            yield statement.value
+
+
+def _told(source: Source) -> Iterator[str]:
+    for number, line in enumerate(source.text.splitlines(), 1):
+        if re.search(r"(?<![a-zA-Z])told(?![a-zA-Z])", line):
+            yield f"{source.path}:{number}: told: {line.strip()}"
+
+
+if __name__ == "__main__":
+    wrong = violations(Path(__file__).resolve().parent.parent)
+    print("\n".join(wrong), file=sys.stderr)
+    sys.exit(1 if wrong else 0)

@@ -1,0 +1,56 @@
+"""Duplicate ids: deltas of one vector with one id under different dots, because two services accepted both.
+
+Only the first of them in canonical order has an effect; the others count as ignored. Pure: takes the deltas
+of one vector in a log, and returns the keys of those without effect.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from delta_prop_wire.delta import KnownIds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from delta_prop_wire.algebra import Key
+    from delta_prop_wire.batch import LoggedBatch
+
+
+class IdentifiedDelta(NamedTuple):
+    """A delta with an id: its key, its offset, and its frame's `known_ids`."""
+
+    id: bytes
+    key: Key
+    offset: int
+    known: KnownIds
+
+    @classmethod
+    def of(cls, logged: LoggedBatch, row: int) -> IdentifiedDelta | None:
+        """Return the identified delta of a row of the log; None if it has no id."""
+        ids = logged.batch.ids
+        if ids is None:
+            return None
+        return cls(ids[row], logged.key(row), logged.row_offset(row), logged.known_ids)
+
+
+def find_duplicates(deltas: Iterable[IdentifiedDelta | None], *, complete: bool) -> set[Key]:
+    """Return the keys of one vector's deltas that have no effect, since one with their id precedes them.
+
+    Only frames with `known_ids` hold duplicates. Any other delta with an earlier id was accepted as new,
+    since the id was no longer known. `complete`: no older deltas were removed. Otherwise the first copy of an
+    id may have been removed; if so, the frame of the oldest one left has KnownIds.ALL, and none left has an
+    effect.
+    """
+    groups: dict[bytes, list[IdentifiedDelta]] = {}
+    for delta in deltas:
+        if delta is not None:
+            groups.setdefault(delta.id, []).append(delta)
+    found: set[Key] = set()
+    for group in groups.values():
+        oldest = min(group, key=lambda one: one.offset)
+        duplicates = [one for one in group if one is oldest or one.known is not KnownIds.NONE]
+        first_was_removed = oldest.known is KnownIds.ALL and not complete
+        first = None if first_was_removed else min(one.key for one in duplicates)
+        found.update(one.key for one in duplicates if one.key != first)
+    return found

@@ -1,0 +1,205 @@
+"""Decodes homogeneous bodies fast: all columns of each in one pass, and the vector ids of many together.
+
+Pure. A body that is malformed or unusual is left to `batch.py`, which decodes column by column, and to
+`body_checks.py`, which raises the error.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from delta_prop_wire.batch import (
+    DIRECTORY_AT,
+    F32,
+    NO_INDICES,
+    NO_VALUES,
+    PRINTABLE,
+    SPARSE_KINDS,
+    U32,
+    directory_layout,
+    ends_struct,
+)
+from delta_prop_wire.layout import NAME_LENGTH, Column
+from delta_prop_wire.spec import ALIGNMENT, NAMESPACE_BYTES_MAX, VECTOR_ID_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delta_prop_wire.batch import Batch
+
+_INDICES, _VALUES, _BLOBS = (1 << column for column in (Column.INDICES, Column.VALUES, Column.BLOBS))
+_NAME_BYTES_MAX = NAME_LENGTH.size + NAMESPACE_BYTES_MAX
+_END = struct.Struct("<I")
+_LOOP_ROWS_MAX = 300
+"""Up to this many rows a Python loop is faster than numpy's calls."""
+_LEAST, _MOST, _SUMS = np.minimum.reduce, np.maximum.reduce, np.add.accumulate
+
+
+class KeyColumns(NamedTuple):
+    """The columns of a batch's vector ids, of printable ASCII: the end of each, and all end to end.
+
+    The last end is the length of the text; `decode_keys` checks that the others rise.
+    """
+
+    ends: bytes
+    text: bytes
+
+
+def decode_homogeneous(batch: Batch) -> bool:
+    """Decode all columns of a homogeneous batch at once, in half the time. True if they are decoded.
+
+    False if the batch is not homogeneous, an id is empty or not printable ASCII, or the columns do not agree
+    with the header; columns are decoded one by one then.
+    """
+    if not batch.decoded and batch.homogeneous:
+        names = decode_columns(batch)
+        if names is not None:
+            decode_keys([batch], [names])
+    return batch.decoded
+
+
+def decode_columns(batch: Batch) -> KeyColumns | None:
+    """Decode all columns of a homogeneous batch but its vector ids.
+
+    Return those of the vector ids, for `decode_keys`; None if the columns do not agree with the header or an
+    id is not printable ASCII.
+    """
+    body, columns = batch.raw, batch.columns_mask
+    _, lengths, ends_at = directory_layout(columns)
+    if batch.kind is None or ends_at > batch.length:
+        return None
+    ends, texts, names, *rest = lengths.unpack_from(body, DIRECTORY_AT)
+    keys_at = ends_at + ends + -ends % ALIGNMENT
+    names_at = keys_at + texts + -texts % ALIGNMENT
+    at = rest_at = names_at + names + -names % ALIGNMENT
+    for size in rest:
+        at += size + -size % ALIGNMENT
+    if at != batch.length or ends != 4 * batch.count or names > _NAME_BYTES_MAX:
+        return None
+    text = bytes(body[keys_at : keys_at + texts])
+    namespace_names = read_single_name(bytes(body[names_at : names_at + names]))
+    if namespace_names is None or text.translate(None, PRINTABLE):
+        return None
+    batch.namespace_names, batch.namespace = namespace_names, namespace_names[0]
+    if columns & _BLOBS:
+        is_valid = _decode_blobs(batch, rest_at, *rest)
+    else:
+        is_valid = _decode_numbers(batch, columns, rest_at, rest)
+    stops = bytes(body[ends_at : ends_at + ends])
+    return KeyColumns(stops, text) if is_valid and stops[-_END.size :] == _END.pack(texts) else None
+
+
+def decode_keys(batches: Sequence[Batch], key_columns: Sequence[KeyColumns]) -> int:
+    """Decode the vector ids of batches whose other columns are decoded.
+
+    Return how many batches, from the first on, are decoded; the next one is invalid. All ids are split
+    together, since that costs little more than one batch.
+    """
+    counts = [batch.count for batch in batches]
+    rows = sum(counts)
+    found = _split_keys(counts, key_columns) if rows > _LOOP_ROWS_MAX else None
+    if found is None:
+        for index, (batch, columns) in enumerate(zip(batches, key_columns, strict=True)):
+            if not _decode_batch_keys(batch, columns):
+                return index
+        return len(batches)
+    keys, longest = found
+    at = 0
+    for batch in batches:
+        batch.keys, batch.key_bytes_bound, batch.decoded = keys[at : at + batch.count], longest, True
+        at += batch.count
+    return len(batches)
+
+
+def _split_keys(counts: list[int], key_columns: Sequence[KeyColumns]) -> tuple[list[str], int] | None:
+    """Return the vector ids of all batches, end to end, and the length of the longest; None if one is empty.
+
+    Inserts a zero byte after each id, so that one call splits them.
+    """
+    text = b"".join([one.text for one in key_columns])
+    ends = np.frombuffer(b"".join([one.ends for one in key_columns]), U32).astype(np.intp)
+    widths = ends.copy()
+    widths[1:] -= ends[:-1]
+    at = 0
+    for rows in counts[:-1]:
+        at += rows
+        widths[at] = ends[at]
+    # If no id is empty, all ends rise up to the last one of each batch, which `decode_columns` checked.
+    if int(_LEAST(widths)) < 1:
+        return None
+    longest = int(_MOST(widths))
+    widths += 1
+    ends_with_zero = _SUMS(widths)
+    spread = np.zeros(int(ends_with_zero[-1]), np.uint8)
+    is_text = np.ones(len(spread), np.bool_)
+    is_text[ends_with_zero - 1] = False
+    spread[is_text] = np.frombuffer(text, np.uint8)
+    keys = spread.tobytes().decode("ascii").split("\0")
+    del keys[-1]
+    return keys, longest
+
+
+def _decode_batch_keys(batch: Batch, key_columns: KeyColumns) -> bool:
+    text, stops = key_columns.text.decode("ascii"), ends_struct(batch.count).unpack(key_columns.ends)
+    keys = [text[start:stop] for start, stop in zip((0, *stops), stops, strict=False)]
+    # If no id is empty, all ends rise up to the last one, which `decode_columns` checked.
+    if not all(keys):
+        return False
+    bound = len(text)
+    batch.keys, batch.decoded = keys, True
+    batch.key_bytes_bound = bound if bound <= VECTOR_ID_BYTES_MAX else max(map(len, keys))
+    return True
+
+
+def _decode_numbers(batch: Batch, columns: int, at: int, sizes: list[int]) -> bool:
+    """Decode the number columns from `at` on. True if there are as many numbers as the rows need."""
+    count, indices, values = batch.count, NO_INDICES, NO_VALUES
+    if columns & _INDICES:
+        size = sizes[0]
+        indices = np.frombuffer(batch.raw, U32, size >> 2, at)
+        at += size + -size % ALIGNMENT
+    else:
+        batch.index_highest = -1
+    if columns & _VALUES:
+        values = np.frombuffer(batch.raw, F32, sizes[-1] >> 2, at)
+    batch.indices, batch.values, batch.row_values = indices, values, len(values) // count
+    needed = len(values) if batch.kind in SPARSE_KINDS else 0
+    is_complete = sum(sizes) == 4 * (len(indices) + len(values))
+    return is_complete and len(values) % count == 0 and len(indices) == needed
+
+
+def _decode_blobs(batch: Batch, at: int, ends: int, size: int) -> bool:
+    """Decode the columns of rows with bytes. True if the ends of the bytes, at `at`, are valid."""
+    batch.indices, batch.values, batch.row_values, batch.index_highest = NO_INDICES, NO_VALUES, 0, -1
+    return ends == 4 * batch.count and _ends_are_valid(size, bytes(batch.raw[at : at + ends]), batch.count)
+
+
+def _ends_are_valid(total: int, ends: bytes, count: int) -> bool:
+    """True if the ends of `count` texts rise to `total`."""
+    if total % count == 0 and ends == _uniform_ends(count, total // count):
+        return True
+    stops = ends_struct(count).unpack(ends)
+    return stops[-1] == total and sorted(stops) == list(stops)
+
+
+@lru_cache(maxsize=64)
+def _uniform_ends(count: int, size: int) -> bytes:
+    """Return the ends of `count` texts of one size."""
+    if not size:
+        return bytes(_END.size * count)
+    return ends_struct(count).pack(*range(size, size * count + 1, size))
+
+
+@lru_cache(maxsize=1024)
+def read_single_name(raw: bytes) -> tuple[str] | None:
+    """Read a table of one name, None unless it is one."""
+    if len(raw) < NAME_LENGTH.size or len(raw) != NAME_LENGTH.size + NAME_LENGTH.unpack_from(raw)[0]:
+        return None
+    try:
+        return (str(raw[NAME_LENGTH.size :], "utf-8"),)
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,244 @@
+"""Templates of one-row bodies: facts checked once for one body hold for all others with the same template.
+
+Pure. A template covers header, directory and lengths. Of the next body only checksum, names and numbers are
+checked here; if any of them may be invalid, `body_checks.py` and `validate.py` check the body and raise the
+error.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from delta_prop_wire.batch import Batch, directory_layout
+from delta_prop_wire.bounds import name_is_valid
+from delta_prop_wire.crc import crc32c
+from delta_prop_wire.encode import encode_columns
+from delta_prop_wire.homogeneous import read_single_name
+from delta_prop_wire.layout import Column
+from delta_prop_wire.spec import (
+    ACK_LEVEL_SHIFT,
+    COUNTER_MAX,
+    CRC_BYTES,
+    DIMENSION_MAX,
+    HEADER_BYTES,
+    NAMESPACE_BYTES_MAX,
+    STAMP_BYTES,
+)
+from delta_prop_wire.validate import homogeneous_is_valid
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from delta_prop_wire.delta import AckLevel, Priority
+
+TEMPLATES_MAX = 1024
+"""At this many entries a table of templates is cleared; frequent ones are learned again soon."""
+BODY_BYTES_MAX = 8192
+INDICES_MAX = 64
+"""Above this many bytes or indices the general code takes hardly longer."""
+_HEAD = struct.Struct("<4sIQI4xQ8x56s")
+"""Version and attributes, rows, origin, epoch, base counter; description of the row, columns and lengths."""
+_HEAD_BYTES = _HEAD.size
+_RESIDUE = 0x48674BC7
+"""The CRC32C of any bytes that end with their own CRC32C."""
+_BASE_MAX = COUNTER_MAX - 1
+_EPOCH = 1
+"""The epoch of the batches that a service encodes itself."""
+_CONTENT_AT = 40
+"""Offset in a body of the part that describes its row."""
+_FRAME_BYTES = HEADER_BYTES + STAMP_BYTES
+_TEXTS = (Column.KEYS, Column.NAMESPACES)
+_NUMBER_BYTES, _TOP = 4, 3
+_INFINITE, _MINUS_INFINITE = 0x7F, 0xFF
+"""The highest byte of a float32 that is not finite, and also of some large finite ones."""
+
+_templates: dict[tuple[int, bytes, bytes], _RowTemplate | None] = {}
+"""Templates by length, first four bytes and row description; None for a form that occurred once."""
+_encode_templates: dict[tuple[int, str, int, int, int], _EncodeTemplate] = {}
+"""Templates by kind, namespace, count of numbers, level with lane, and bytes of the vector id."""
+
+
+def parse_with_template(body: bytes | memoryview) -> Batch | None:
+    """Parse and validate a body that has a template; None if `parse_batch` and `validate_batch` have to."""
+    size = len(body)
+    if not _HEAD_BYTES <= size <= BODY_BYTES_MAX or type(body) is not bytes:
+        return None
+    words, count, origin, epoch, base, rest = _read_head(body)
+    if count != 1:
+        return None
+    template = _templates.get((size, words, rest))
+    if template is None or crc32c(body) != _RESIDUE or not 0 < base <= _BASE_MAX:
+        return None
+    end, name, namespace, *numbers, padding = template.unpack_columns(body, template.columns_at)
+    key, namespace_names, tops = name.decode("latin-1"), _valid_namespace(namespace), body[template.top_bytes]
+    highest = -1
+    if template.is_sparse:
+        highest = max(numbers)
+    elif numbers and numbers[0] != template.blob_size:
+        return None
+    if (
+        padding
+        or namespace_names is None
+        or end != len(name)
+        or not (key.isascii() and key.isprintable())
+        or _INFINITE in tops
+        or _MINUS_INFINITE in tops
+        or highest >= DIMENSION_MAX
+    ):
+        return None
+    batch = template.make_batch(body, key, namespace_names)
+    batch.origin, batch.epoch, batch.base, batch.last = origin, epoch, base, base
+    batch.index_highest = highest
+    return batch
+
+
+def encode_row(
+    name: bytes,
+    values: Buffer,
+    indices: Buffer | None,
+    *,
+    width: int,
+    namespace: str,
+    kind: int,
+    origin: int,
+    base: int,
+    ack_level: AckLevel,
+    priority: Priority,
+    hybrid_time: int,
+) -> Batch:
+    """Encode one row, whose vector id is printable ASCII, to the same bytes as `encode_columns`.
+
+    With a template it is encoded in a few steps and known to be valid, unless its numbers may be invalid.
+    """
+    # The key holds plain numbers, since the hash of an enumeration's members is a Python function.
+    template_key = 1 << kind, namespace, width, ack_level << ACK_LEVEL_SHIFT | priority, len(name)
+    template = _encode_templates.get(template_key)
+    numbers, index_bytes, key = (
+        bytes(values),
+        b"" if indices is None else bytes(indices),
+        name.decode("ascii"),
+    )
+    highest = max(template.unpack_indices(index_bytes)) if template is not None and template.is_sparse else -1
+    tops = numbers[_TOP::_NUMBER_BYTES]
+    if template is None or highest >= DIMENSION_MAX or _INFINITE in tops or _MINUS_INFINITE in tops:
+        batch = encode_columns(
+            [key], [numbers], None if indices is None else [index_bytes],
+            width=width, namespace=namespace, kind=kind, origin=origin, base=base,
+            ack_level=ack_level, priority=priority, hybrid_time=hybrid_time,
+        )  # fmt: skip
+        if template is None and _can_be_template(batch) and homogeneous_is_valid(batch):
+            if len(_encode_templates) >= TEMPLATES_MAX:
+                _encode_templates.clear()
+            _encode_templates[template_key] = _EncodeTemplate(batch)
+        return batch
+    words, rest, names = template.fixed_parts
+    columns = (numbers,) if indices is None else (index_bytes, numbers)
+    content = template.pack(
+        words, 1, origin, _EPOCH, base, hybrid_time, rest, len(name), name, names, *columns
+    )
+    crc = crc32c(content)
+    batch = template.make_batch(content + crc.to_bytes(CRC_BYTES, "little"), key, template.namespace_names)
+    batch.origin, batch.epoch, batch.base, batch.last = origin, _EPOCH, base, base
+    batch.index_highest, batch.crc = highest, crc
+    return batch
+
+
+def learn_template(batch: Batch) -> None:
+    """Store the template of a decoded batch at the second batch of its form, if it can be one."""
+    if not _can_be_template(batch):
+        return
+    body = batch.raw
+    words, _, _, _, _, rest = _read_head(body)
+    template_key = len(body), words, rest
+    if template_key in _templates:
+        if homogeneous_is_valid(batch):
+            _templates[template_key] = _RowTemplate(batch)
+        return
+    if len(_templates) >= TEMPLATES_MAX:
+        _templates.clear()
+    _templates[template_key] = None
+
+
+def _can_be_template(batch: Batch) -> bool:
+    return (
+        batch.count == 1
+        and type(batch.raw) is bytes
+        and len(batch.raw) <= BODY_BYTES_MAX
+        and len(batch.indices) <= INDICES_MAX
+    )
+
+
+class _RowTemplate:
+    """The layout of the bodies of one form, and the fields that all of them share."""
+
+    __slots__ = ("blob_size", "columns_at", "is_sparse", "shared_fields", "top_bytes", "unpack_columns")
+
+    def __init__(self, batch: Batch) -> None:
+        """Derive the template from a homogeneous, valid batch of one row."""
+        bounds = batch._column_bounds
+        bounds_at, _, self.columns_at = directory_layout(batch.columns_mask)
+        self.shared_fields = (
+            batch.attributes, batch.kinds_mask, batch.dimension, batch.length, batch.columns_mask,
+            batch.kind, batch.ack_level, batch.priority, batch.row_values, bounds,
+        )  # fmt: skip
+        self.is_sparse = len(batch.indices) > 0
+        self.blob_size, self.top_bytes = 0, slice(0)
+        layout, at = "<", self.columns_at
+        for column, index in bounds_at.items():
+            start, stop = bounds[index : index + 2]
+            size = stop - start
+            if column == Column.VALUES:
+                self.top_bytes = slice(start + _TOP, stop, _NUMBER_BYTES)
+            elif column == Column.BLOBS:
+                self.blob_size = size
+            else:
+                read = f"{size}s" if column in _TEXTS else f"{size // _NUMBER_BYTES}I"
+                layout, at = f"{layout}{start - at}x{read}", stop
+        self.unpack_columns = struct.Struct(f"{layout}{batch.length - at}xI").unpack_from
+
+    def make_batch(self, body: bytes, key: str, namespace_names: tuple[str, ...]) -> Batch:
+        """Return the batch of a body; the caller sets its dot and its highest index."""
+        batch = _new(Batch)
+        batch.raw, batch.size, batch.count = body, _FRAME_BYTES + len(body), 1
+        batch.namespace_names, batch.namespace, batch.keys = namespace_names, namespace_names[0], [key]
+        (
+            batch.attributes, batch.kinds_mask, batch.dimension, batch.length, batch.columns_mask,
+            batch.kind, batch.ack_level, batch.priority, batch.row_values, batch._column_bounds,
+        ) = self.shared_fields  # fmt: skip
+        batch.is_control = batch.has_gaps = False
+        batch.homogeneous = batch.decoded = batch.validated = True
+        return batch
+
+
+class _EncodeTemplate(_RowTemplate):
+    """A template that can also write bodies of its form."""
+
+    __slots__ = ("fixed_parts", "namespace_names", "pack", "unpack_indices")
+
+    def __init__(self, batch: Batch) -> None:
+        """Derive the template from a batch that `encode_columns` made."""
+        super().__init__(batch)
+        raw, at = batch.raw, self.columns_at
+        self.namespace_names = batch.namespace_names
+        names, layout = b"", f"<4sIQI4xQQ{at - _CONTENT_AT}s"
+        for column, index in directory_layout(batch.columns_mask)[0].items():
+            start, stop = batch._column_bounds[index : index + 2]
+            if column == Column.NAMESPACES:
+                names = bytes(raw[start:stop])
+            written = "I" if column == Column.KEY_ENDS else f"{stop - start}s"
+            layout, at = f"{layout}{start - at}x{written}", stop
+        self.fixed_parts = bytes(raw[:4]), bytes(raw[_CONTENT_AT : self.columns_at]), names
+        self.unpack_indices = struct.Struct(f"<{len(batch.indices)}I").unpack
+        self.pack = struct.Struct(f"{layout}{len(raw) - CRC_BYTES - at}x").pack
+
+
+_new, _read_head = object.__new__, _HEAD.unpack_from
+
+
+@lru_cache(maxsize=TEMPLATES_MAX)
+def _valid_namespace(raw: bytes) -> tuple[str] | None:
+    """Return the namespace of a table of one, None unless it is valid."""
+    names = read_single_name(raw)
+    return names if names is not None and name_is_valid(names[0], NAMESPACE_BYTES_MAX) else None
