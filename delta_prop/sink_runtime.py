@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
 
+from delta_prop.ingest.expectations import is_alive_after
 from delta_prop.refusals import ForeignSinkData
 from delta_prop.route.reasons import cannot_be_rebuilt
 from delta_prop.route.rebuild import has_snapshot, newest_snapshot, oldest_known_offset
@@ -20,7 +21,7 @@ from delta_prop.route.redelivery import ReplayRequest
 from delta_prop.route.status import FeedState, format_failure
 from delta_prop_sinks.pace import Pace
 from delta_prop_sinks.sink import HasBackground, ResumePoint, TryAgain
-from delta_prop_wire.delta import FULL_KINDS, AckLevel, Head, Kind
+from delta_prop_wire.delta import AckLevel, Head
 from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
@@ -379,11 +380,10 @@ class SinkRuntime:
 def find_head(history: Iterable[tuple[LoggedBatch, int] | None]) -> Head | None:
     """Return the head of the vector with these deltas, given in log order; None if there are none."""
     rows = [found for found in history if found is not None]
-    alive = False
+    alive: bool | None = None
     for logged, row in sorted(rows, key=lambda one: one[0].key(one[1])):
-        kind = logged.batch.kinds[row]
-        alive = kind in FULL_KINDS or (alive and kind != Kind.DELETE)
-    return Head(rows[-1][0].batch.dot(rows[-1][1]), alive) if rows else None
+        alive = is_alive_after(logged.batch.kinds[row], alive)
+    return None if alive is None else Head(rows[-1][0].batch.dot(rows[-1][1]), alive)
 
 
 def read_history(log: Log, vectors: Collection[tuple[str, str]]) -> Iterator[tuple[LoggedBatch, int] | None]:

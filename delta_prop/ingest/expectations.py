@@ -31,7 +31,7 @@ def check_expects(batch: Batch, head_of: Callable[[str, str], Head | None], rows
         expected = expects.get(row)
         if expected is not None and not _is_met(head, expected):
             raise _conflict(row, ref[1], head, expected)
-        heads[ref] = Head(batch.dot(row), _is_alive_after(kinds[row], head))
+        heads[ref] = Head(batch.dot(row), is_alive_after(kinds[row], None if head is None else head.alive))
 
 
 def _is_met(head: Head | None, expected: Dot) -> bool:
@@ -40,9 +40,12 @@ def _is_met(head: Head | None, expected: Dot) -> bool:
     return head is not None and head.dot == expected
 
 
-def _is_alive_after(kind: int, head: Head | None) -> bool:
-    """True if the vector exists after a row of this kind."""
-    return kind in FULL_KINDS or (kind != Kind.DELETE and head is not None and head.alive)
+def is_alive_after(kind: int, alive: bool | None) -> bool:
+    """True if the vector counts as existing after a row of this kind.
+
+    `alive`: before the row; None if no row has named it yet, so that an unknown operation may make it.
+    """
+    return kind in FULL_KINDS or (kind != Kind.DELETE and alive is not False)
 
 
 def _conflict(row: int, vector_id: str, head: Head | None, expected: Dot) -> Refused:

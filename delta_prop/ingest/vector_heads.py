@@ -410,6 +410,9 @@ class VectorHeads:
                     self._check_indices(batch, row, dimensions[namespace])
             if kind in _LIFE_KINDS:
                 alive[namespace, keys[row]] = kind != Kind.DELETE
+            elif kind not in PARTIAL_KINDS:  # of an operation that is not known: its vector may be there
+                known = named[namespace]
+                alive.setdefault((namespace, keys[row]), known is None or keys[row] not in known.dead)
 
     def _check_indices(self, batch: Batch, row: int, dimension: int) -> None:
         bounds = batch.index_bounds

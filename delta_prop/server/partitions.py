@@ -33,6 +33,8 @@ def check_stream(stream: int) -> None:
 
 def check_claims(hello: Hello) -> None:
     """Raise Refused (UNKNOWN_STREAM, BAD_REQUEST) unless the hello may claim its origins."""
+    for claim in hello.origins:
+        check_stream(claim.stream)
     origins = len(hello.origins)
     if hello.job is not None and origins != 1:
         raise _bad_claim_error(f"{origins} origins for one part of a job: claim only that of its deltas")
@@ -40,10 +42,8 @@ def check_claims(hello: Hello) -> None:
         raise _bad_claim_error(
             f"{origins} origins claimed by a forwarder: they stay their producers': claim none"
         )
-    for claim in hello.origins:
-        check_stream(claim.stream)
-        if claim.origin == 0:
-            raise _bad_claim_error("origin 0: it belongs to the log: claim one from 1 on")
+    if any(claim.origin == 0 for claim in hello.origins):
+        raise _bad_claim_error("origin 0: it belongs to the log: claim one from 1 on")
     if len({claim.origin for claim in hello.origins}) < origins:
         raise _bad_claim_error("an origin is claimed twice: claim each once")
 

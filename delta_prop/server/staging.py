@@ -271,6 +271,7 @@ def _fenced_error(attempt: Attempt) -> Refused:
         ErrorCode.FENCED,
         f"attempt {attempt.attempt} of part {attempt.part} is now staged by another connection: stop this "
         "one, or give each attempt a number of its own",
+        details={"origin": attempt.head.origin, "epoch": 0},
     )
 
 

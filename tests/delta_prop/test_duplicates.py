@@ -124,6 +124,24 @@ def test_a_question_is_answered_by_content_and_never_placed() -> None:
     assert bench.log.next_offset == 4
 
 
+@pytest.mark.parametrize("first", [[1, 3], [1, 2, 3]], ids=["with a gap", "without one"])
+def test_other_rows_from_the_same_first_to_the_same_last_void_dot_are_dot_reused(first: list[int]) -> None:
+    bench = Bench()
+    origin = bench.hello("p")
+
+    def send(*counters: int) -> ErrorCode | None:
+        rows = [Delta("v", scale(2.0), "n")] * len(counters)
+        gaps = len(counters) <= counters[-1] - counters[0]
+        more = {"counters": counters} if gaps else {}
+        return code_of(bench.send(batch_of(origin, counters[0], *rows, **more)))
+
+    assert send(*first) is ErrorCode.INVALID_DELTA
+    assert send(*first) is ErrorCode.INVALID_DELTA
+    assert send(*([1, 2, 3] if first == [1, 3] else [1, 3])) is ErrorCode.DOT_REUSED
+    for another in ([1, 2], [2, 3], [3]):
+        assert send(*another) is ErrorCode.INVALID_DELTA
+
+
 def test_a_void_that_memory_has_dropped_is_refused_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(origins, "NOOPS_MAX", 4)
     bench = Bench()

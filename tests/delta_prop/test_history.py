@@ -9,8 +9,10 @@ import pytest
 
 from delta_prop import Delta, Propagator, Refused, Settings, create
 from delta_prop import sink_runtime as module
+from delta_prop.sink_runtime import find_head, read_history
 from delta_prop.sinks import CallbackSink, TryAgain
 from delta_prop.testing import run_propagator
+from delta_prop_wire.delta import ABSENT, Operation, delete
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
@@ -45,6 +47,27 @@ async def written(p: Propagator, count: int) -> None:
     for number in range(0, count, 3):
         await p.publish(Delta("ab"[number % 2], create([1.0]), "xy"[number // 3 % 2]))
         await p.publish(Delta("b", create([1.0]), "x"), Delta("a", create([1.0]), "y"))
+
+
+def test_head_read_from_the_log_is_that_of_a_service_that_saw_its_deltas() -> None:
+    async def main(p: Propagator) -> None:
+        later = Operation(12, data=b"later")
+        rows = (
+            Delta("new", later),
+            Delta("gone", create([1.0])),
+            Delta("gone", delete()),
+            Delta("gone", later),
+        )
+        await p.publish(*rows)
+        log = p.internals().log
+        heads = [find_head(read_history(log, [("default", name)])) for name in ("new", "gone", "nobody")]
+        assert [None if head is None else head.alive for head in heads] == [True, False, None]
+        await p.publish(Delta("gone", create([1.0]), expect=ABSENT))
+        with pytest.raises(Refused) as conflict:
+            await p.publish(Delta("new", create([1.0]), expect=ABSENT))
+        assert conflict.value.code is ErrorCode.CONFLICT
+
+    run_propagator(main)
 
 
 def test_several_vectors_are_told_in_the_order_of_the_log() -> None:

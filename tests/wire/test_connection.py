@@ -385,6 +385,20 @@ def test_the_first_subscription_after_the_last_has_ended_bounds_anew() -> None:
     assert server.send_window.remaining == client.receive_window.remaining == (4, 4)
 
 
+def test_ack_of_a_client_answers_nothing() -> None:
+    client, server = pair()
+    tell(client, server, Subscribe(4, Subscription(2, (ALL,), credit=Credit(2, 2))))
+    tell(client, server, Unsubscribe(5, 9))
+    tell(client, server, Unsubscribe(6, 2))
+    for sequence in (4, 5, 6):
+        tell(client, server, Ack(correlation_id=sequence, response=Subscribed(2, START, 1, 0)))
+    assert server.send_window.remaining is client.receive_window.remaining is None
+    for sequence in (4, 5, 6):
+        assert server.send_window.remaining is client.receive_window.remaining is None
+        tell(server, client, Ack(correlation_id=sequence))
+    assert server.send_window.remaining == client.receive_window.remaining == (0, 0)
+
+
 @pytest.mark.parametrize("code", ErrorCode)
 def test_a_nack_of_the_connection_ends_its_subscriptions(code: ErrorCode) -> None:
     client, server = pair()

@@ -78,7 +78,10 @@ def answer(request: str, **fields: Any) -> dict[str, Any]:
         (FrameType.ACK, "cursor", [bytes(15), 1, 1]),
         (FrameType.ACK, "credit", [1]),
         (FrameType.ACK, "response", {"request": "hello", "response": [1]}),
-        (FrameType.ACK, "request", {"response": {}}),
+        (FrameType.ACK, "response", {"response": [1]}),
+        (FrameType.ACK, "request", {"request": 4}),
+        (FrameType.ACK, "request", {"request": "x" * 256, "credit": [1, 1]}),
+        (FrameType.ACK, "request", {"request": 4, "response": {}}),
         (FrameType.ACK, "start", answer("subscribe", subscription=1)),
         (FrameType.ACK, "state", answer("get", state="gone", offset=1)),
         (FrameType.ACK, "offsets", answer("offsets", offsets=[-1])),
@@ -300,6 +303,13 @@ def test_request_that_is_not_known_is_read() -> None:
         assert frame == Subscribe(1, UnknownRequest(fields["request"], fields.get("version", 1)))
     with pytest.raises(UsageError, match="compact"):
         encode(Subscribe(1, UnknownRequest("compact", 1)))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"response": {}}, {"response": {"features": 4}}, {"request": "hello"}, {"request": "x" * 255}]
+)
+def test_fields_of_an_answer_are_independent(fields: dict[str, Any]) -> None:
+    assert decode(control(FrameType.ACK, processed=3, **fields)) == Ack(1, processed=3)
 
 
 def test_unknown_keys_and_flags_are_passed_over() -> None:

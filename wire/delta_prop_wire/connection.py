@@ -231,7 +231,8 @@ class Connection:
                     raise ProtocolError(ErrorCode.BAD_FRAME, _TOO_MANY)
                 self._note_request(frame)
             case Ack():
-                self._note_answer(frame)
+                if not self._is_server:  # a client answers nothing
+                    self._note_answer(frame)
                 if frame.credit is not None and self._can_grant(self._remote_speaker):
                     self.send_window.grant(frame.credit)
             case Nack():
@@ -245,7 +246,8 @@ class Connection:
             case Subscribe(request=Subscription()) | Unsubscribe():
                 self._note_request(frame)
             case Ack():
-                self._note_answer(frame)
+                if self._is_server:
+                    self._note_answer(frame)
                 if frame.credit is not None:
                     self.receive_window.grant(frame.credit)
             case Nack():
@@ -261,7 +263,7 @@ class Connection:
         self._pending_requests[frame.sequence] = asked
 
     def _note_answer(self, ack: Ack) -> None:
-        """Apply an Ack of either end: a welcome opens the connection, a subscription sets its credit."""
+        """Apply an Ack of the server: a welcome opens the connection, a subscription sets its credit."""
         if ack.welcome is not None and not ack.more:
             self.phase = Phase.OPEN
         asked = None if ack.correlation_id is None else self._pending_requests.pop(ack.correlation_id, None)

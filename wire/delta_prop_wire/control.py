@@ -137,9 +137,10 @@ def _unpack_short_ack(sequence: int, payload: Buffer) -> Ack | None:
 
 
 def _unpack_ack(sequence: int, fields: Fields) -> Ack:
-    response = None
+    request, response = fields.get("request", read_name, None), None
     if "response" in fields:
-        response = unpack_response(fields.require("request", read_name), fields.require_map("response"))
+        inner = fields.require_map("response")
+        response = None if request is None else unpack_response(request, inner)
     return Ack(
         sequence,
         ranges=fields.get("ranges", _read_ranges, ()),

@@ -15,6 +15,7 @@ from delta_prop_wire.delta import (
     Delta,
     Dot,
     Head,
+    Operation,
     Source,
     create,
     delete,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 ORIGIN = 16
 ONE = create([1.0, 2.0])
+UNKNOWN = Operation(12, data=b"later")
 
 
 def nothing(_namespace: str, _vector_id: str) -> Head | None:
@@ -112,6 +114,32 @@ def test_absent_of_a_vector_that_was_deleted() -> None:
     assert edge.send(Delta("v", delete()), Delta("v", ONE, expect=ABSENT)) is None
 
 
+@pytest.mark.parametrize("apart", [True, False], ids=["apart", "in one batch"])
+def test_fact_of_unknown_operation_is_known_to_rows_behind_it(apart: bool) -> None:
+    edge = Edge()
+
+    def send(*deltas: Delta) -> Refused | None:
+        told = [edge.send(delta) for delta in deltas] if apart else [edge.send(*deltas)]
+        assert told[:-1] == [None] * (len(told) - 1)
+        return told[-1]
+
+    for operation in (offset(1.0), sparse([0], [1.0]), metadata_only()):
+        edge = Edge()
+        assert send(Delta("v", UNKNOWN), Delta("v", operation)) is None
+    edge = Edge()
+    refusal = send(Delta("v", UNKNOWN), Delta("v", ONE, expect=ABSENT))
+    assert conflict(refusal) == (0 if apart else 1, Dot(ORIGIN, 1))
+    edge = Edge()
+    assert (
+        send(Delta("v", ONE), Delta("v", delete()), Delta("v", UNKNOWN), Delta("v", ONE, expect=ABSENT))
+        is None
+    )
+    assert send(Delta("v", delete()), Delta("v", UNKNOWN)) is None
+    refusal = send(Delta("w", UNKNOWN), Delta("v", UNKNOWN), Delta("v", offset(1.0)))
+    assert refusal is not None
+    assert (refusal.code, refusal.field) == (ErrorCode.INVALID_DELTA, "vector_id")
+
+
 def test_a_row_that_cannot_apply_is_told_before_an_expectation_behind_it() -> None:
     edge = Edge()
     refusal = edge.send(Delta("nobody", offset(1.0)), Delta("v", ONE, expect=Dot(ORIGIN, 9)))
@@ -125,7 +153,7 @@ def test_a_row_that_cannot_apply_is_told_before_an_expectation_behind_it() -> No
 
 ROWS = st.tuples(
     st.sampled_from("vw"),
-    st.sampled_from([ONE, ONE, delete(), offset(1.0), sparse([0], [1.0])]),
+    st.sampled_from([ONE, ONE, delete(), offset(1.0), sparse([0], [1.0]), UNKNOWN]),
     st.none() | st.just(ABSENT) | st.integers(-3, 3),
 )
 

@@ -153,6 +153,34 @@ async def test_origins_that_a_hello_may_not_claim_are_refused(hello: Hello, tmp_
     assert (answer.code, answer.field, answer.correlation_id) == (ErrorCode.BAD_REQUEST, "origins", 1)
 
 
+@pytest.mark.parametrize(
+    "hello",
+    [
+        Hello(origins=(OriginClaim(0), OriginClaim(ORIGIN, 0, 7))),
+        Hello(origins=(OriginClaim(ORIGIN, 0, 7), OriginClaim(0))),
+        Hello(origins=(OriginClaim(0, 0, 7),)),
+        Hello(origins=(OriginClaim(ORIGIN), OriginClaim(ORIGIN), OriginClaim(OTHER, 0, 7))),
+        Hello(source=Source.REPLICA, origins=(OriginClaim(ORIGIN, 0, 7),)),
+        Hello(job=JobPart("nightly", 0, 1), origins=(OriginClaim(ORIGIN), OriginClaim(OTHER, 0, 7))),
+    ],
+    ids=[
+        "behind origin 0",
+        "before origin 0",
+        "of origin 0",
+        "behind one twice",
+        "of a forwarder",
+        "of a job",
+    ],
+)
+async def test_unknown_stream_is_told_before_any_other_fault_of_a_claim(hello: Hello, tmp_path: Path) -> None:
+    async with Propagator(data=tmp_path) as p, serving(p) as (_, address), connected(address) as client:
+        await client.send(Subscribe(1, hello))
+        answer = await client.next()
+    assert isinstance(answer, Nack)
+    assert (answer.code, answer.correlation_id) == (ErrorCode.UNKNOWN_STREAM, 1)
+    assert answer.details == {"stream": 7}
+
+
 async def test_a_later_hello_says_no_other_source(tmp_path: Path) -> None:
     async with Propagator(data=tmp_path) as p, serving(p) as (_, address):
         async with connected(address) as producer:

@@ -268,7 +268,8 @@ def test_a_repeat_of_what_is_being_written_waits_for_it(fails: bool) -> None:
                 return
             assert (await second.told(4)).ranges == (AckRange(1, 4, 0, True),)
             await first.send(frame(0, rows(0, 4, 4), 5))
-            assert (await first.until(Nack)).code is ErrorCode.FENCED
+            nack = await first.until(Nack)
+            assert (nack.code, nack.details) == (ErrorCode.FENCED, {"origin": origin_of(0), "epoch": 0})
             await second.send(frame(0, rows(0, 4, 4), 5))
             await second.told(8)
 

@@ -515,6 +515,56 @@ def test_question_with_metadata_that_cannot_be_read_is_answered() -> None:
     assert server.goes_on()
 
 
+# --- rows behind each other
+
+KNOWING = [
+    op(12, data=b"x"),
+    op(63),
+    op(Kind.CREATE, floats(1, 2)),
+    op(Kind.DENSE, floats(1, 2)),
+    op(Kind.OPAQUE, data=b"x"),
+    op(Kind.DELETE),
+    op(Kind.SPARSE, floats(1), places(1)),
+    op(Kind.SPARSE_ADD, floats(1), places(1)),
+    op(Kind.SCALE, floats(2)),
+    op(Kind.OFFSET, floats(2)),
+    on_metadata(b"\x80"),
+]
+"""Operations that need a fact, make one, end one, or only make it known."""
+FOLLOWING = st.lists(
+    st.tuples(
+        st.sampled_from(KNOWING),
+        st.sampled_from([b"new", b"new", b"v"]),
+        st.sampled_from([b"n", b"m"]),
+        st.none() | st.just((0, 0)) | st.integers(1, 3),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(FOLLOWING)
+def test_rows_of_a_batch_are_judged_as_deltas_one_behind_the_other(rows: list[Any]) -> None:
+    said = [
+        Said(
+            **operation,
+            vector_id=name,
+            namespace=space,
+            expect=(ORIGIN, max(NEXT + at - expect, 1)) if isinstance(expect, int) else expect,
+        )
+        for at, (operation, name, space, expect) in enumerate(rows)
+    ]
+    apart, together = Server(), Server()
+    for at, one in enumerate(said):
+        answer = apart.take(as_delta(one, NEXT + at))
+        if answer != Answer():
+            assert together.take(as_batch(said, NEXT)) == replace(answer, row=at)
+            return
+    assert together.take(as_batch(said, NEXT)) == Answer()
+    assert together.state() == apart.state()
+    assert together.rows() == apart.rows()
+
+
 # --- any delta
 
 NUMBERS = st.lists(st.sampled_from([0.0, 1.0, -2.5, 3e38, float("nan")]), max_size=4).map(
