@@ -1,1 +1,1 @@
-"""Disasters: the real service under faults drawn from a seed, and the judge that looks at what it did."""
+"""Chaos runs: the real service under faults drawn from a seed, and the oracle that checks them."""
