@@ -1,7 +1,7 @@
-"""What every test shares: the `--full` amounts, the profiles of hypothesis, and which tests run.
+"""Shared test setup: the `--full` amounts, the profiles of hypothesis, and which tests run.
 
-A normal run is the same every time, on every machine, but for the seeds of disasters, which are new each time
-and told at its end; `--full` draws new examples too, in full amounts. What needs Spark runs where there is
+A normal run is the same every time, on every machine, but for the chaos seeds, which are new each time
+and told at its end; `--full` draws new examples too, in full amounts. Tests with Spark run where there is
 Java, in one worker, which starts Spark once.
 """
 
@@ -37,7 +37,7 @@ settings.register_profile("full", max_examples=1_000, deadline=None, print_blob=
 TOLD = "told"
 """The property of a report whose value is printed."""
 SPARK = "delta_prop/spark/"
-"""Where the tests are that start Spark."""
+"""The folder of tests that start Spark."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--first-seed",
         type=int,
         default=secrets.randbelow(1 << 32),
-        help="the first seed of disasters that is tried; drawn anew each time",
+        help="the first chaos seed that is tried; drawn anew each time",
     )
 
 
@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Who gives the workers their tests: those with Spark to one of them, any other to whoever is free."""
+    """Give all tests with Spark to one worker, and every other test to whichever worker is free."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
@@ -122,7 +122,7 @@ def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None
 
 @pytest.fixture(scope="session")
 def full(pytestconfig: pytest.Config) -> bool:
-    """Whether this run uses the full amounts."""
+    """True if this run uses the full amounts."""
     return bool(pytestconfig.getoption("--full"))
 
 

@@ -167,7 +167,7 @@ def test_ruff_bans_the_same_at_the_same_places() -> None:
 
 
 def planted(root: Path, place: str, text: str) -> list[Violation]:
-    """What the checker finds in a tree that holds one file."""
+    """Return the violations found in a tree of one file."""
     shutil.copy(ROOT / "pyproject.toml", root)
     path = root / place
     path.parent.mkdir(parents=True)

@@ -64,7 +64,7 @@ BLOCKS = [block for block in blocks("operating.md") if block[0] not in ELSEWHERE
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the samples speak of: a data directory, a configuration."""
+    """Make the data directory and configuration of the samples."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DELTA_PROP_TOKEN", raising=False)
 
@@ -123,13 +123,13 @@ def test_samples_of_operating_print_what_the_page_says(
 
 
 def answer(block: list[str], command: str) -> list[str]:
-    """What the page shows below a command."""
+    """Return the line below a command."""
     below = block[block.index(command) + 1 :]
     return below[:1]
 
 
 def first_line(arguments: list[str]) -> str:
-    """What a server prints, which is ended then."""
+    """Return a server's first line; then end it."""
     free = [*arguments, "--port", "0", "--http-port", "0"]
     server = subprocess.Popen(
         [sys.executable, "-m", "delta_prop", *free], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -362,7 +362,7 @@ class Peer:
         return kind, sequence, self._exactly(size)
 
     def silent(self, seconds: float) -> bool:
-        """Whether nothing comes for so long."""
+        """True if nothing comes for so long."""
         self._socket.settimeout(seconds)
         try:
             self._socket.recv(1, socket.MSG_PEEK)

@@ -161,7 +161,7 @@ def fresh_environment(folder: Path) -> tuple[Path, Path]:
 
 
 def install_wheel(wheel: Path, site: Path, python: Path) -> None:
-    """What pip does with a wheel, without pip: an environment made by uv has none."""
+    """Install a wheel like pip, without pip: an environment made by uv has none."""
     places = {
         "purelib": str(site),
         "platlib": str(site),
@@ -189,7 +189,7 @@ def extra_modules() -> set[str]:
 
 
 def is_gpl(described: metadata.PackageMetadata | Message) -> bool:
-    """Whether a package's metadata puts it under the GPL or the AGPL; the LGPL is another matter."""
+    """True if a package's metadata puts it under the GPL or the AGPL, not the LGPL."""
     fields = ("License-Expression", "License", "Classifier")
     told = " ".join(
         line for field in fields for text in described.get_all(field) or [] for line in text.splitlines()[:1]

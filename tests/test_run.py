@@ -65,7 +65,7 @@ class Checkout:
 
     @property
     def set_ups(self) -> int:
-        """How often a set-up was started."""
+        """The number of set-ups started."""
         calls = self.root / "calls"
         return len(calls.read_text().splitlines()) if calls.exists() else 0
 

@@ -69,7 +69,7 @@ class Machine:
         }
 
     def here(self, text: str) -> str:
-        """What the page, or a file, says, with the places of this machine."""
+        """Return a text with the paths and ports of this machine."""
         return re.sub("|".join(self.places), lambda found: self.places[found[0]], text)
 
     def command_here(self, command: str) -> str:
@@ -91,7 +91,7 @@ class Machine:
         }
 
     def run(self, command: str, text: str = "") -> list[str]:
-        """What a command prints, on both ways out."""
+        """Run a command; return stdout and stderr."""
         done = subprocess.run(
             ["bash", "-c", self.command_here(command)],
             cwd=self.root / "work",
@@ -145,7 +145,7 @@ def lend_dependencies(environment: str) -> None:
 
 
 def with_pip(folder: Path) -> Path:
-    """Where a Python with pip is that sees our packages: an environment that uv made has none."""
+    """Return the folder of a Python with pip that sees our packages: uv installs no pip."""
     if find_spec("pip") is not None:
         return Path(sys.executable).parent
     venv.create(folder, with_pip=True, symlinks=True)

@@ -64,6 +64,7 @@ def test_checkout_has_no_violation() -> None:
         ({"delta_prop/more.py": "letGo = let_go_now = 1\n"}, "let_go_now has a part to avoid"),
         ({"delta_prop/stock.py": SOUND.replace("kept_before", "before")}, "kept_before stands nowhere"),
         ({"delta_prop/more.py": '"""Whether it is so."""\n'}, "1 docstrings open with a question word"),
+        ({"tests/test_more.py": '"""Whether it is so."""\n'}, "1 docstrings open with a question word"),
         ({"delta_prop/more.py": "# it is told\n"}, "lines say told"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What benchmarks are asked for: what cannot be is refused in one line, before anything is measured."""
+"""Arguments of benchmarks: bad ones are refused in one line, before anything is measured."""
 
 from __future__ import annotations
 

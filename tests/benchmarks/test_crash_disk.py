@@ -71,7 +71,7 @@ def library(tmp_path: Path) -> Path:
 
 
 def said(library: Path, folder: Path, *rules: Rule) -> tuple[list[int | None], int]:
-    """What a process was told that writes four times, syncs twice, renames, and writes elsewhere."""
+    """Return the errors of a process of four writes, two syncs, a rename, and a write elsewhere."""
     below, elsewhere = folder / "data", folder / "elsewhere"
     elsewhere.mkdir(exist_ok=True)
     failing = FailingCalls(library, folder / "faults", below)

@@ -26,7 +26,7 @@ WAIT_S = 60.0
 
 @pytest.fixture(autouse=True)
 def _as_in_the_foreground() -> Iterator[None]:
-    """What a shell starts in the background ignores Ctrl-C."""
+    """Restore Ctrl-C, which background processes ignore."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

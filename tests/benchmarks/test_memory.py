@@ -1,4 +1,4 @@
-"""What things take: cases hold what they say, and what is found stands beside what is counted on."""
+"""Memory benchmarks: cases hold their items, and results are compared with the expected bytes."""
 
 from __future__ import annotations
 

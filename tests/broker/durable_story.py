@@ -22,12 +22,12 @@ STORY_LOGGED = replace(STORY, read_level=AckLevel.LOGGED)
 
 @dataclass
 class Ledger:
-    """What was appended in the present line of history, and what of it was promised."""
+    """Batches appended in the current history, and how far they were acknowledged."""
 
     appended: dict[int, bytes] = field(default_factory=dict)
     acknowledged: int = 0  # synced: survives a power cut
     written: int = 0  # survives the process
-    start: int = 0  # what lies below was given up on purpose
+    start: int = 0  # rows below were dropped on purpose
     epoch: int = 0
 
     def copy(self) -> Ledger:
@@ -44,7 +44,7 @@ class Ledger:
         assert report.clean or report.created or log.epoch > self.epoch
         assert (report.start_offset, report.next_offset) == (log.start_offset, log.next_offset)
         self.appended = {at: raw for at, raw in self.appended.items() if at < log.next_offset}
-        self.acknowledged = self.written = log.next_offset  # found again, and shown: so it stays
+        self.acknowledged = self.written = log.next_offset  # found and made visible: never lost again
         self.epoch = log.epoch
 
     def _ends(self) -> set[int]:

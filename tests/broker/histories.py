@@ -64,9 +64,9 @@ def plain_deltas(draw: st.DrawFn, kind: str) -> list[Delta]:
 
 @dataclass
 class Step:
-    """What is appended next, by which origin; `back`: how much its Lamport number is behind.
+    """The next append and its origin; `back`: how much its Lamport number is behind.
 
-    `ids` of the rows, of which some may be those of rows before.
+    `ids`: the ids of the rows; some may repeat earlier ones.
     """
 
     rows: list[Delta] | None  # None: a void

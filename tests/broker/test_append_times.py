@@ -1,4 +1,4 @@
-"""How old a row of a log is: by the stamps of a log on disk, by marks beside one in memory."""
+"""The age of a log's rows: from timestamps in a log on disk, from marks for one in memory."""
 
 from __future__ import annotations
 

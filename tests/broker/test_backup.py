@@ -82,7 +82,7 @@ class Service:
         commit(self.log)
 
     def compact(self) -> None:
-        """What goes stands in a snapshot first."""
+        """Put dropped rows in a snapshot first."""
         self.write()
         self.log.retain()
         self.disk.put(f"{DIRECTORY}/{self.log.start_offset:020}.snapshot", b"all before it")

@@ -226,7 +226,7 @@ class Twins(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
     def both(self, call: Callable[[Disk], object]) -> list[object]:
-        """What each says."""
+        """Ask both disks."""
         return [answer(call, disk) for disk in self.disks]
 
     def alike(self, call: Callable[[Disk], object]) -> None:
@@ -297,7 +297,7 @@ class Twins(RuleBasedStateMachine):
 
 
 def answer(call: Callable[[Disk], object] | Callable[[File], object], on: object) -> object:
-    """What a call returns, or which error it raises."""
+    """Return a call's result, or its error as text."""
     try:
         return call(on)  # type: ignore[arg-type]
     except OSError as error:

@@ -193,7 +193,7 @@ def test_names_survive_a_crash_in_the_order_of_their_changes(full: bool) -> None
 
 
 def names(disk: SimDisk, path: str) -> dict[str, bytes]:
-    """What each name of a directory leads to; every file's content is its own."""
+    """Return each file's content by name in a directory; contents are unique."""
     above = path + "/" if path else ""
     return {one.removeprefix(above): disk.peek(one) for one in disk.paths() if one.rpartition("/")[0] == path}
 

@@ -1,4 +1,4 @@
-"""What every log promises to the pipeline, asked of the one in memory and the one on disk alike."""
+"""The contract between logs and the pipeline, checked for the logs in memory and on disk alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose room it is: what a holder keeps from being free, who is let go for it, and nobody for nothing."""
+"""Retention quota: the share that a holder keeps, and which holders are released when a log is full."""
 
 from __future__ import annotations
 

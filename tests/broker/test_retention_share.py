@@ -1,4 +1,4 @@
-"""How near the parts of a log are to going: told before they go, by size and by age."""
+"""Retention share: how near each part of a log is to being dropped, by size and age."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the contract of the network is tried: each loop with real sockets, plain and secured.
+"""Places to test the network contract: sockets on each loop or virtual, plain or with TLS.
 
 A place runs a test in a loop of its own, under a deadline.
 """
@@ -199,5 +199,5 @@ async def receive(stream: Stream, count: int, *, room: int = 65_536) -> bytes:
 
 
 async def receive_all(stream: Stream) -> bytes:
-    """What comes up to the end."""
+    """Return bytes to the end."""
     return await receive(stream, 1 << 40)

@@ -1,4 +1,4 @@
-"""What tests of rebuilding share: a snapshot made of what a log was given, and a sink that outlives itself.
+"""Shared parts of rebuild tests: a snapshot made from a log's batches, and a sink that outlives itself.
 
 The states come from the arithmetic's own fold; no sink's code, and none of the log's, is used for them.
 """
@@ -34,7 +34,7 @@ class History:
         self.batches: list[LoggedBatch] = []
 
     def read(self) -> None:
-        """What has come since; to be called before the log lets go of it."""
+        """Read new batches; to be called before the log drops them."""
         at = self.batches[-1].next_offset if self.batches else self.log.start_offset
         while at < self.log.high_watermark:
             self.batches += self.log.read(at, rows_max=1000, bytes_max=1 << 24)
@@ -92,7 +92,7 @@ class FakeSnapshot:
 
 
 class Place:
-    """Where a sink keeps its things; it outlives the sink."""
+    """The storage of a sink; it outlives the sink."""
 
     def __init__(self) -> None:
         self.states: dict[Ref, VectorState] = {}

@@ -122,7 +122,7 @@ class Service:
         await self.p.wait_visible(self.p.statistics().log.next_offset)
 
     async def contents(self, names: set[Name]) -> dict[str, dict[Name, Any]]:
-        """What each sink says of these vectors."""
+        """Return these vectors' state by sink."""
         await self.settled()
         await self.storage.flush()
         file = {(space, name): told(state) async for space, name, state in self.storage.rows()}

@@ -1,4 +1,4 @@
-"""What tests of the propagator share: a delta, a gate that a sink waits at, refusals to expect."""
+"""Shared parts of propagator tests: a delta, a gate that a sink waits at, expected refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a propagator says while it closes."""
+"""Messages of a propagator as it closes."""
 
 from __future__ import annotations
 

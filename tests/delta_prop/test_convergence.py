@@ -33,7 +33,7 @@ Content = dict[tuple[str, str], Any]
 
 @dataclass
 class Counters:
-    """What the runs went through: zeros would mean that they proved nothing."""
+    """Counts of events in the runs: zeros would mean that nothing was tried."""
 
     deltas: int = 0
     reordered: int = 0

@@ -189,7 +189,7 @@ def going_on(batches: list[Batch]) -> list[Batch]:
 
 
 def rows_of(receipt: Receipt) -> list[object]:
-    """What was told of each row; of a refusal once."""
+    """Return offset and level by row, or a refusal."""
     if not receipt.acknowledged:
         return [told(receipt)]
     result = receipt.result()

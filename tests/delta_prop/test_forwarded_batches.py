@@ -1,4 +1,4 @@
-"""What another service's log brings: nothing of it is refused for good, repeated, lost or stuck."""
+"""Batches from another service's log: none is refused for good, repeated, lost or stuck."""
 
 from __future__ import annotations
 

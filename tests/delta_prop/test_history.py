@@ -1,4 +1,4 @@
-"""What a sink is told of vectors' past: of several at once, in pieces, however long the log is."""
+"""Histories of vectors that a sink asks for: of several at once, in pieces, from long logs."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ TOLD = {0: 0, 2: 1, 3: 2, 7: 3}
 
 
 def pieces(logged: list[LoggedBatch]) -> list[tuple[str, int, int]]:
-    """What stands in the log: of which kind, from which counter on, how many rows."""
+    """Return the kind, first counter and row count of each logged batch."""
     return [("known" if one.batch.is_control else "new", one.batch.base, one.count) for one in logged]
 
 

@@ -35,7 +35,7 @@ DELTAS = st.builds(Delta, st.sampled_from([*NAMES, "unknown", "\n"]), OPERATIONS
 
 
 async def all_at_once(p: RecordedPropagator, calls: Sequence[Any]) -> list[PublishAck | Refused]:
-    """What becomes of calls that are made in one turn, in this order."""
+    """Return the results of calls made in one turn, in this order."""
     told: dict[int, PublishAck | Refused] = {}
 
     async def publish(place: int, call: Any) -> None:

@@ -24,7 +24,7 @@ RING = [(0, 1), (1, 2), (2, 0)]
 
 @dataclass
 class Counters:
-    """What the runs went through: zeros would mean that they proved nothing."""
+    """Counts of events in the runs: zeros would mean that nothing was tried."""
 
     deltas: int = 0
     late: int = 0

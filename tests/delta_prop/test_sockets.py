@@ -144,7 +144,7 @@ def deaf() -> Iterator[tuple[str, int]]:
 
 
 def test_a_socket_is_never_joined_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who connects to a free port of this machine again and again is given that port itself at some time."""
+    """A client that retries a free local port may get that port as its own and connect to itself."""
 
     async def main() -> None:
         listener = await SocketNetwork().listen(HOST, 0)

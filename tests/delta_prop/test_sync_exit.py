@@ -24,7 +24,7 @@ def delta(key="a"):
 
 
 def ended(program: str, folder: Path) -> tuple[int, str, str]:
-    """How a script of these lines ends: its status, what it printed, what it said of errors."""
+    """Run a script of these lines; return its status, stdout and stderr."""
     done = subprocess.run(
         [sys.executable, "-c", BEGIN + program],
         check=False,

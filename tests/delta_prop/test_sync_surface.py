@@ -17,7 +17,7 @@ MISSING = {
     "internals": "the parts that a server talks to; not for programs that embed a propagator",
     "__init__(world=)": "a world belongs to an event loop, which here is made by `open`",
 }
-"""What `SyncPropagator` lacks on purpose, and why."""
+"""Members `SyncPropagator` lacks, and why."""
 OWN = {
     "open": "a notebook has no block that lasts for several cells",
     "close": "the end of what `open` began",
@@ -25,7 +25,7 @@ OWN = {
     "publish_as": "a producer's `publish` is async",
     "__init__(backend=)": "whoever runs an event loop chooses its backend",
 }
-"""What only `SyncPropagator` has, and why."""
+"""Added by `SyncPropagator`, and why."""
 ITERATORS = {
     "subscribe": ("Subscription", "Iterator[Delivered]"),
     "pressure_changes": ("AsyncGenerator[Pressure, None]", "Iterator[Pressure]"),

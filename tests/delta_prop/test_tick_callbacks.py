@@ -1,4 +1,4 @@
-"""What is left for the end of a turn is done then, once and in order; a bell wakes who waits for it."""
+"""Calls left for the end of a turn, made once and in order; a bell that wakes its waiters."""
 
 from __future__ import annotations
 

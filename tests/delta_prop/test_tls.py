@@ -42,7 +42,7 @@ def made() -> Files:
 
 
 def both(made: Files) -> tuple[Tls, Tls]:
-    """What a server and a client have where both show a certificate."""
+    """Return TLS of a server and a client, both with a certificate."""
     server = Tls(made.server, made.server_key, made.authority)
     return server, Tls(made.client, made.client_key, made.authority)
 
@@ -50,7 +50,7 @@ def both(made: Files) -> tuple[Tls, Tls]:
 async def met(
     network: Network, server_tls: Tls | None, client_tls: Tls | None, host: str = HOST
 ) -> list[str]:
-    """What goes wrong at the client and at the server, where one connects to the other."""
+    """Connect a client to a server; return the error messages of both."""
     listener = await network.listen(HOST, 0, tls=server_tls)
     told = ["", ""]
 

@@ -1,4 +1,4 @@
-"""What a program hands to the Python interface by mistake: each is told at once, by name, with its cure."""
+"""Wrong arguments to the Python interface: each is reported at once, by name, with its cure."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def staged() -> dict[str, bytes]:
 
 
 def serve(files: dict[str, bytes]) -> dict[str, object]:
-    """What a service says that opens these files for writing."""
+    """Return answers of a service opened on these files."""
     disk = SimDisk()
     for path, content in files.items():
         disk.put(path, content)

@@ -1,4 +1,4 @@
-"""What a data directory says, in plain words that can be kept and compared."""
+"""The content of a data directory, in plain words to keep and compare."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def rows(logged: LoggedBatch) -> list[dict[str, Any]]:
 
 
 def groups(disk: Disk, log_id: bytes) -> dict[str, int]:
-    """Where each group goes on. Raises UsageError where one's place is damaged."""
+    """Return each group's next offset. Raises UsageError where one is damaged."""
     found: dict[str, int] = {}
     for name, place in read_groups(disk, log_id).items():
         if isinstance(place, UsageError):
@@ -117,7 +117,7 @@ def snapshot(log: DurableLog) -> dict[str, Any] | None:
 
 
 async def served(p: Propagator) -> dict[str, Any]:
-    """What a service answers that goes on with it; repeats change nothing."""
+    """Return a restarted service's answers; repeats change nothing."""
     assert p.recovery is not None
     told: dict[str, Any] = {
         "notes": p.recovery.notes,
@@ -141,7 +141,7 @@ async def served(p: Propagator) -> dict[str, Any]:
 
 
 async def _refusals(p: Propagator) -> dict[str, Any]:
-    """What became of frames that left control rows, asked by their dots and by the frames again."""
+    """Return outcomes of frames that left control rows, by their dots and by a repeat."""
     dots = [(TELLER, counter) for counter in range(1, 8)] + [(FAR, 1), (FAR, 2)]
     found = {f"{origin:x}:{counter}": p._pipeline.outcome(origin, counter) for origin, counter in dots}
     told: dict[str, Any] = {

@@ -85,11 +85,11 @@ FRAMES = {
 REFUSED = _fourth("nobody-else", scale(2.0))
 """Refused without a dot, so that a checkpoint alone knows of it."""
 VOID = encode_noop(origin=FAR, base=1, count=2, code=ErrorCode.CONFLICT, refused_crc=7)
-"""What another service refused."""
+"""Refused by another service."""
 
 
 async def outcome(p: Propagator, batch: Batch) -> list[int | None] | str:
-    """Where each row of a frame stands, or why it was refused."""
+    """Repeat a frame; return its rows' offsets or error code."""
     receipt = await repeat(p, batch, Sender("teller"))
     refusal = receipt.refusal()
     return refusal.code.name if refusal is not None else [one.offset for one in receipt.result().places()]
@@ -134,7 +134,7 @@ async def _session(
 
 
 async def _early(p: Propagator) -> None:
-    """What a snapshot stands for later."""
+    """Publish deltas to snapshot later."""
     importer = p.producer(IMPORTER)
     for number in range(24):
         await importer.publish(Delta(f"doc-{number % 5}", whole(number % 3), "docs"))

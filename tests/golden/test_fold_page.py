@@ -1,4 +1,4 @@
-"""What the protocol page says of the fold is what the algebra does, and what a service refuses."""
+"""The fold on the protocol page: the page agrees with the algebra and a service's refusals."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def flipped(files: dict[str, bytes], path: str, at: int) -> dict[str, bytes]:
 
 
 def told(read: Any, files: dict[str, bytes]) -> Any:
-    """What is read, or the error, in words that JSON has."""
+    """Return the result as JSON data, or the error."""
     try:
         return json.loads(json.dumps(read(files)))
     except DeltaPropError as error:

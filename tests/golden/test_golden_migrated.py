@@ -179,7 +179,7 @@ def test_a_staged_job_is_published_after_the_migration() -> None:
 
 
 def torn(files: dict[str, bytes]) -> dict[str, bytes]:
-    """What a crash of the earlier version may leave: no closing mark, half a frame at the end."""
+    """Return the files as after a crash of the earlier version: no mark, half a last frame."""
     last = max(path for path in files if path.endswith(".log"))
     return {path: raw for path, raw in files.items() if not path.endswith("/mark")} | {
         last: files[last] + files[last][:100]

@@ -50,7 +50,7 @@ class Row:
 
 @dataclass
 class World:
-    """What was published, and what a sink that keeps the contract made of it."""
+    """The rows published, and their fate at a sink that keeps the contract."""
 
     rejects: dict[int, int]
     moods: list[str]
@@ -111,7 +111,7 @@ class World:
                 self.applied.append(offset)
 
     def check_cursor(self, next_offset: int) -> None:
-        """Where a sink that keeps its own cursor would read on: nothing below may be missing."""
+        """Check that nothing is missing below the cursor of a sink that keeps its own."""
         assert self.feed is not None
         there = set(self.applied) | self.dropped
         for offset in range(next_offset):
@@ -162,7 +162,7 @@ async def _tell(world: World, steps: list[object], room: int) -> None:
 
 
 class Play:
-    """What happens to one feed."""
+    """Actions on one feed."""
 
     def __init__(self, route: Route, world: World, limits: object) -> None:
         self.route = route

@@ -29,10 +29,10 @@ _READ_BYTES = 65_536
 
 @dataclass(frozen=True)
 class Fate:
-    """What happens to one direction of a connection.
+    """The faults of one direction of a connection.
 
-    `cut_at`: once so many bytes went this way the connection is reset, the byte before being the last one.
-    `delay_s`: how long what was read is held. `piece_bytes_max`: it is sent in pieces drawn from 1 to this.
+    `cut_at`: the connection is reset after so many bytes this way. `delay_s`: how long bytes are held.
+    `piece_bytes_max`: bytes are sent in pieces of a random size from 1 to this.
     """
 
     cut_at: float = math.inf
@@ -92,7 +92,7 @@ class Proxy:
 
     @property
     def connections(self) -> int:
-        """How many there are now."""
+        """The number open now."""
         return len(self._links)
 
     def cut(self) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pytest
 
 RUN_S, RUN_SEEDS_MIN = 40.0, 100
-"""How long a normal run goes on with new seeds, and how many it tries however long they take."""
+"""Seconds for which a normal run tries new seeds, and the least number that it tries."""
 VACUOUS_SHARE_MAX = 0.02
 """Of seeds whose strikes all came when there was nothing to strike: they tell nothing, right or wrong."""
 FULL_SEEDS = 2_000

@@ -98,7 +98,7 @@ class Plain:
 
 
 class Target:
-    """What outlives its sinks, as a file does. `fail(n)`: it fails from its n-th operation on."""
+    """Storage that outlives its sinks, as a file does. `fail(n)`: fail from operation n on."""
 
     def __init__(self) -> None:
         self.states: dict[Ref, VectorState] = {}

@@ -132,9 +132,9 @@ def applied(resident: ResidentVectors, deliveries: Sequence[Delivery], log: Fake
 
 
 def oracle(batches: Sequence[LoggedBatch]) -> dict[tuple[str, str], VectorState]:
-    """What every vector must be after these batches, whatever order they came in.
+    """Return every vector's right state after these batches, in whatever order.
 
-    Of those with one id the first has an effect.
+    Of duplicates only the first has an effect.
     """
     rows: dict[tuple[str, str], list[Any]] = {}
     ids: dict[tuple[str, str], dict[Any, bytes]] = {}

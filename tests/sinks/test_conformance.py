@@ -135,7 +135,7 @@ class _Silent:
 
 
 async def found(sink: Any) -> object:
-    """What an index's readers see."""
+    """Return an index's content."""
     index = sink.index if isinstance(sink, Pair) else sink
     return {(namespace, vector_id): state.content for namespace, vector_id, state in index.rows()}
 

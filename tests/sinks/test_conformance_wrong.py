@@ -22,7 +22,7 @@ WRONG = (*wrong_sinks.WRONG, *wrong_rebuilds.WRONG, *wrong_forwarded.WRONG, *wro
 
 
 def told(kind: type[Plain], backend: Literal["asyncio", "trio"] = "asyncio") -> str:
-    """What the kit says of a sink, as one text; nothing where it conforms."""
+    """Return the kit's complaint about a sink, or empty text."""
     target = Target()
 
     def make() -> Plain:

@@ -156,7 +156,7 @@ def test_a_block_of_twins_is_looked_at_row_by_row() -> None:
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_twin_in_a_state_that_the_log_begins_with(alone: bool) -> None:
-    """Where all ids of its frame were known, what is not there any more has had the effect."""
+    """If a frame holds only known ids, a row's compacted original had the effect."""
     log = FakeLog()
     log.append(Delta("v", create([1, 1]), id=IDS[2]), change(1, 0))
     rows = states_at(log, 2)
@@ -180,7 +180,7 @@ def test_a_twin_in_a_state_that_the_log_begins_with(alone: bool) -> None:
     found = resident.state("default", "v")
     assert found is not None
     assert found.vector is not None
-    # Beside a delta that was new the frame cannot say whose id was known: then nothing is left out.
+    # A frame that also holds a new delta cannot tell which id was known, so nothing is left out.
     assert found.vector.tolist() == ([2, 2] if alone else [6, 6])
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Elsewhere:
-    """What the other service has: batches by their first dot, and what it says next."""
+    """The other service: its batches by their first dot, and its next answer."""
 
     def __init__(self) -> None:
         self.batches: dict[tuple[int, int], bytes] = {}

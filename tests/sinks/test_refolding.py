@@ -84,9 +84,7 @@ def deltas(random: Random, count: int, *, identified: bool) -> list[Delta]:
 
 
 def written(log: FakeLog, random: Random, *, ids: bool) -> None:
-    """What this service wrote during a cut, then what others wrote, each in its order, among what was written
-    here since.
-    """
+    """Append local rows from a cut, then rows of other services in order, mixed with new local rows."""
     start = log.lamport + 1
     log.lamport = start + 20
     for _ in range(random.randint(1, 12)):
@@ -152,7 +150,7 @@ def test_merges_in_calls_of_any_size_are_the_fold(seed: int, ids: bool, bytes_ma
 
 
 def above_state(states: dict[Any, VectorState], batches: Sequence[LoggedBatch]) -> dict[Any, VectorState]:
-    """What deltas make of states: those that sort before a state's last one only count."""
+    """Return states with deltas folded in; deltas older than a state only count."""
     rows: dict[Any, dict[Any, Any]] = {}
     for logged in batches:
         for row, name in enumerate(logged.batch.keys):

@@ -75,7 +75,7 @@ def test_rows_are_the_fold_and_survive_a_restart(tmp_path: Path, mode: str) -> N
 
 
 def crash(sink: StorageSink) -> None:
-    """What kill -9 leaves: the connections gone, nothing flushed."""
+    """Close connections without a flush, as kill -9 does."""
     sink._file.close()
 
 
@@ -110,7 +110,7 @@ def grown(count: int) -> FakeLog:
 
 
 async def write_until_killed(path: str) -> None:
-    """What the killed process does: apply, and now and then flush and tell how far it is durable."""
+    """Apply deliveries, now and then flush and print the durable offset, until killed."""
     log = grown(3_000)
     sink = StorageSink(path)
     await sink.open(log)

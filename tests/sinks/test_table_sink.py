@@ -49,7 +49,7 @@ class Disk:
 
 
 def told(example: Any, folder: Path, backend: Any = "asyncio") -> str:
-    """What the kit says of the example's sink; nothing where it keeps the contract."""
+    """Return the kit's complaint about the example's sink, or empty text."""
     disk = Disk()
     example.sqlite3 = Namespace(connect=disk.connect, Error=sqlite3.Error)
     make = partial(example.ProductTable, folder / "products.db")

@@ -32,7 +32,7 @@ class FoldsForwardedRowsOnTop(Plain):
 
 
 class TakesForwardedRowsForRepeats(Plain):
-    """Where they sort before what its vector holds."""
+    """Sink that drops late forwarded rows."""
 
     def take(self, delivery: Delivery) -> None:
         logged = delivery.logged

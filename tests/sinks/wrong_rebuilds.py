@@ -38,7 +38,7 @@ class PassesForWholeAmidARebuild(Store):
 
 
 class AddsStatesUp(Store):
-    """What comes again counts again."""
+    """A sink counting repeats twice."""
 
     async def load_states(self, rows: Sequence[StateRow]) -> None:
         again = [

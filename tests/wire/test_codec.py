@@ -221,7 +221,7 @@ def only_the_peers_error(raw: bytes) -> None:
 
 
 def look_at(event: Frame) -> None:
-    """What was let in can be read to the last row."""
+    """Read every row of an accepted frame."""
     if not isinstance(event, BatchFrame) or not event.batch.is_control:
         plain(event)
 

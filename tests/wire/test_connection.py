@@ -126,7 +126,7 @@ def tell(one: Connection, other: Connection, frame: Frame) -> Frame:
 
 
 def ends(speaker: Speaker, phase: Phase) -> tuple[Connection, Connection]:
-    """Who speaks and who hears it."""
+    """Return speaker and listener."""
     client, server = pair(phase, Source.REPLICA if speaker is Speaker.FORWARDER else Source.LOCAL)
     return (server, client) if speaker is Speaker.SERVER else (client, server)
 

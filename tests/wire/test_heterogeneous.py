@@ -133,7 +133,7 @@ def test_rows_of_many_batches_are_sound_where_those_of_each_are(pieces: list[Any
 VECTOR, FACT = Delta("a", create([1, 2])), Delta("b", opaque(b"xyz"), "other")
 PART, GONE = Delta("c", sparse([0, 5], [1, 2])), Delta("d", delete())
 KIND_OF_ALL, DIMENSION, LENGTH = 40, 48, 52
-"""Where a body's header tells the mask of kinds, the dimension, the length."""
+"""Header positions of the mask of kinds, the dimension, the length."""
 
 
 @pytest.mark.parametrize(

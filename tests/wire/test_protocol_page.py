@@ -170,7 +170,7 @@ def test_each_limit_is_told(what: str, number: int) -> None:
 
 
 CLOSING = {ErrorCode.BAD_FRAME, ErrorCode.UNSUPPORTED_VERSION, ErrorCode.UNSUPPORTED_FLAG, ErrorCode.CHECKSUM}
-"""What keeps a receiver from telling what was sent."""
+"""Codes that always close the connection."""
 
 
 def test_the_table_of_where_a_code_comes() -> None:

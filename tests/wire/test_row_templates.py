@@ -88,7 +88,7 @@ def encoded(*deltas: Delta, **terms: Any) -> bytes:
 
 
 def told(body: bytes) -> tuple[object, ...]:
-    """What a reader has of a body, or why it has nothing."""
+    """Return a reader's view of a body, or its error."""
     try:
         batch = parse_batch(body)
         validate_batch(batch)
@@ -226,7 +226,7 @@ BLOB = encoded(Delta("key", opaque(b"bytes")))
 
 
 def places(body: bytes) -> dict[str, int]:
-    """Where columns begin."""
+    """Find column offsets."""
     batch = Batch(body)
     return {
         column.name: bounds[0]

@@ -42,7 +42,7 @@ def frames(one: LoggedBatch, rows: list[int]) -> list[BatchFrame]:
 
 
 def told(one: LoggedBatch, rows: list[int]) -> list[tuple[int, int, Delta]]:
-    """What the whole frame says of these rows."""
+    """Return these rows of the whole frame."""
     return [(one.offset + row, one.lamport + row, one.batch.delta(row, one.source)) for row in rows]
 
 
@@ -134,7 +134,7 @@ def test_a_part_says_what_its_rows_said_under_the_dots_they_had(
 
 
 def is_encoded_plainly(batch: Batch, row: int) -> bool:
-    """Whether the encoder has no choice: times of their own and empty lists of numbers may be left out."""
+    """True if the encoder has one choice only: own times and empty lists of numbers are optional."""
     values = batch.operation(row).values
     return batch.timestamp(row) in (0, batch.hybrid_time) and (values is None or len(values) > 0)
 

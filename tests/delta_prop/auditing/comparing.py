@@ -1,4 +1,4 @@
-"""What a sink should hold at any place of a history, and its differences from a log on the disk."""
+"""Expected sink contents at any offset of a history, and differences from a log on the disk."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def compared(
 
 
 def history_states(rows: HistoryRows, ends: dict[Name, int]) -> Held:
-    """What the log makes of each vector below an offset of its own."""
+    """Fold each vector's rows below its end offset."""
     held = {}
     for name, end in ends.items():
         below = [row for row in rows.of[name] if row[1] < end]

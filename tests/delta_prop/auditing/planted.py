@@ -73,7 +73,7 @@ class Service:
 
 
 def planted() -> dict[str, str]:
-    """What is wrong with which vector: 25 of each kind."""
+    """Return faults by vector id: 25 of each kind."""
     told = {document(at): "missing" for at in range(25)}
     told |= {document(at): "stale" for at in range(30, 80, 2)}
     told |= {f"never-{at}": "extra" for at in range(13)} | {document(at): "extra" for at in range(180, 192)}

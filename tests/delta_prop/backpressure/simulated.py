@@ -35,7 +35,7 @@ class SmoothSink:
         self._work = 0.0
 
     def serve(self, depth: int, work: float) -> int:
-        """What is done of `depth` with so much more work, in deltas."""
+        """Return how many of `depth` deltas are done by `work` more."""
         self._work += work
         done = min(int(self._work), depth)
         self._work = self._work - done if done < depth else 0.0
@@ -50,7 +50,7 @@ class LumpySink:
         self._in_hand = 0
 
     def serve(self, depth: int, work: float) -> int:
-        """What is done of `depth` with so much more work, in deltas."""
+        """Return how many of `depth` deltas are done by `work` more."""
         self._work += work
         done = 0
         while True:
@@ -68,7 +68,7 @@ class LumpySink:
 
 @dataclass
 class Run:
-    """What happened: by tick what was admitted and what the sink could have done, and extremes."""
+    """Record of a run; by tick: deltas `admitted`, and `possible` with the sink's capacity."""
 
     admitted: list[int] = field(default_factory=list)
     possible: list[float] = field(default_factory=list)

@@ -84,7 +84,7 @@ class ChainService:
         self.bench.chain.offer(SequencedBatch(batch, Sender("owner"), receipt), self.bench.now)
 
     forgiving = False
-    """Whether one dot may come in other bytes: where the tail was lost, batches are made anew."""
+    """True if a dot may come again in other bytes, as batches built anew after a lost tail do."""
 
     def _answer(self, frame: BatchFrame, published: PublishAck | None, refusal: Refused | None) -> None:
         self._told.update(range(frame.sequence, frame.sequence + frame.batch.count))

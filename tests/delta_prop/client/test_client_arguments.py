@@ -1,4 +1,4 @@
-"""What a client is made with: each wrong argument is told by name with its cure, and as the plain error."""
+"""Client arguments: each wrong one is reported by name with its cure, without an exception group."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Caller(Wire):
         return self.out.drop_call(*one) if isinstance(one, tuple) else self.out.drop(one)
 
     def bad(self, row: int) -> None:
-        """What arrives next is refused for good, its dots are void."""
+        """Refuse the next batch for good at a row: its dots are void."""
         frame = self.between.pop(0)
         batch = frame.batch
         void = Refused(ErrorCode.INVALID_DELTA, "bad", row=min(row, batch.count - 1))

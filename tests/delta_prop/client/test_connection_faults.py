@@ -49,7 +49,7 @@ TOKEN = "let-me-in"
 
 @dataclass(frozen=True)
 class Target:
-    """Where a client connects to, with what, and what it is to be told."""
+    """An address with TLS and token, and parts of the expected message."""
 
     address: str
     told: tuple[str, ...]
@@ -255,7 +255,7 @@ ENTRIES = [producer, subscriber, sync_producer, spread_producer, forward_link, g
 
 
 def told_soon(call: Callable[[], object]) -> str:
-    """What a client tells, well before it would end its tries."""
+    """Return the error message; check that it comes at once."""
     began = time.monotonic()
     with pytest.raises((DeltaPropError, OSError)) as caught:
         call()

@@ -1,4 +1,4 @@
-"""What a producer looks at before it sends: the short way passes nothing that the long way refuses."""
+"""A producer's checks before it sends: the fast path passes nothing that the full check refuses."""
 
 from __future__ import annotations
 

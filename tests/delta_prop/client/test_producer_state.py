@@ -90,7 +90,7 @@ class Wire:
         raise AssertionError(f"{self.out.in_flight_offers} offers have no outcome")
 
     def logged(self) -> dict[int, tuple[str, tuple[int, int]]]:
-        """What the log holds, by offset: the vector, the dot."""
+        """Return vector id and dot of each logged row, by offset."""
         return {
             one.offset + row: (one.batch.keys[row], tuple(one.batch.dot(row)))
             for one in self.service.bench.routed

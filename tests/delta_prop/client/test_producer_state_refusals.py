@@ -1,4 +1,4 @@
-"""What each refusal does to dots, to the offers that shared a batch, and to what was sent behind it."""
+"""The effect of each refusal on dots, on offers that share the batch, and on batches sent after it."""
 
 from __future__ import annotations
 

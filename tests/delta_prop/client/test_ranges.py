@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 QUICK = ClientSettings(open_timeout_s=0.3)
 TOLD_EACH_S = 20.0
-"""How seldom a service tells how far a reader is, where a test is to show that nothing waits for that."""
+"""The interval of progress reports, long enough to show that nothing waits for one."""
 
 
 def made(key: str, **more: Any) -> Delta:

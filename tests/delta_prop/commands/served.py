@@ -28,7 +28,7 @@ HOST = "127.0.0.1"
 
 
 class Places(NamedTuple):
-    """Where a server can be reached."""
+    """Ports of a running server."""
 
     port: int
     http: int

@@ -23,7 +23,7 @@ OVER_0XD3 = {"publish": "--to", "subscribe": "--from"}
 
 @dataclass
 class Done:
-    """How a verb ended."""
+    """A verb's result."""
 
     status: int
     out: str

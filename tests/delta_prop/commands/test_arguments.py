@@ -1,4 +1,4 @@
-"""What people and scripts write behind a verb: odd names, numbers, directories end in one line, or work."""
+"""Odd arguments of verbs: names, numbers and directories that work or fail with one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How verbs connect: what options and the environment say; what is sent when, and until when is read."""
+"""Connecting verbs: options and environment, retries of refused lines, where reading ends."""
 
 from __future__ import annotations
 

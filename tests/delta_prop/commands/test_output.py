@@ -1,4 +1,4 @@
-"""Where lines go: a new file, whole or not at all, or whatever stands for standard output."""
+"""Output to a new file, complete or absent, or to a replaced standard output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Failed(Exception):
-    """What ends the writing."""
+    """Error while writing."""
 
 
 def test_a_file_that_could_not_be_finished_is_gone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the command says of a mistake: what is wrong with it, and a cure that is one."""
+"""The command's error messages: each names the mistake and a cure that works."""
 
 from __future__ import annotations
 

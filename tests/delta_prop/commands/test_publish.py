@@ -249,7 +249,7 @@ def test_refused_lines_keep_no_other_from_its_place(either: Command, tmp_path: P
 
 
 def frames_of(command: Command, path: Path) -> tuple[int, int]:
-    """How many frames the log of a command's directory has, and their bytes."""
+    """Return the number of frames in a command's log, and their bytes."""
     places, command.places = command.places, None
     assert command("log", "export", "--format", "frames", "--output", path).status == 0
     command.places = places
@@ -267,7 +267,7 @@ def frames_of(command: Command, path: Path) -> tuple[int, int]:
 async def import_into_a_full_log(
     source: Path, count: int, *, release: bool
 ) -> tuple[list[str], publish.Totals, ErrorCode | None]:
-    """What the log got after it had been full for a while, or for good; why the import ended early."""
+    """Import into a full log, later freed if `release`; return ids, totals and the ending error."""
     async with Propagator(Settings(log_deltas_max=10)) as p:
         p._log.hold("slow", lambda: 0)
         running = publish._PublishRun(publishers.LocalPublisher(p, "import"), acks=False)

@@ -71,7 +71,7 @@ class Machine:
         return done.stdout.splitlines()
 
     def expected(self, step: Step) -> list[str]:
-        """What the page says that a step prints, beside this machine's ports."""
+        """Return a step's output on the page, with this machine's ports."""
         return [alike(self._here(line)) for line in step.printed]
 
     @contextmanager

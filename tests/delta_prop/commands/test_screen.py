@@ -1,4 +1,4 @@
-"""What `top` draws: rates from two looks, everything within the screen, nothing that steers the terminal."""
+"""Screens of `top`: rates from two samples, no overflow, no control codes for the terminal."""
 
 from __future__ import annotations
 

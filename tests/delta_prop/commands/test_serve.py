@@ -93,7 +93,7 @@ async def published(address: Address, count: int) -> None:
 
 
 async def asked(server: Server, path: str) -> tuple[int, Any]:
-    """What HTTP answers."""
+    """Send an HTTP GET."""
     async with await anyio.connect_tcp(HOST, server.ports[1]) as stream:
         await stream.send(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
         raw = b"".join([part async for part in stream])

@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def everything(folder: Path) -> set[str]:
-    """What lies there, whatever it is."""
+    """Return all paths below it."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 

@@ -1,4 +1,4 @@
-"""What verbs tell where they found nothing: the truth, and where to look."""
+"""Messages of verbs that found nothing: true, and naming where to look."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def told(
     capsys: pytest.CaptureFixture[str],
     ask: Callable[[], Exception | None] = lambda: FULL,
 ) -> list[str]:
-    """What is printed when this happens at these seconds: `look`, `moved`, `rest`, `work`."""
+    """Run steps (`look`, `moved`, `rest`, `work`) at their seconds; return lines printed."""
     clock, busy = [0.0], [True]
     monkeypatch.setattr(wait_reporter.system, "now", lambda: clock[0])
     one = WaitReporter()

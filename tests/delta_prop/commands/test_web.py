@@ -1,4 +1,4 @@
-"""What a command asks of an HTTP port: answers as JSON, everything else in a sentence, in bounded time."""
+"""Requests to an HTTP port: JSON answers, one-sentence errors, bounded time."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ KEYS = list(keys())
 
 
 def refusal_of(text: str) -> str | None:
-    """Why a configuration is refused; None where it is taken."""
+    """Return a configuration's refusal; None if accepted."""
     try:
         make_sinks(read_configuration(text).sinks)
     except UsageError as refused:

@@ -111,7 +111,7 @@ class Frames:
 
 @dataclass(slots=True)
 class Run:
-    """What one run saw."""
+    """Results of a run."""
 
     frames: int = 0
     latencies_s: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What is written where: a bar that moves on a terminal, few plain lines elsewhere."""
+"""Progress output: a moving bar on a terminal, few plain lines elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an edit of a file becomes: the smallest delta that does it, and none where nothing changed."""
+"""Deltas of edited files: the smallest delta for a change, none where nothing changed."""
 
 from __future__ import annotations
 

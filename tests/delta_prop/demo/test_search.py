@@ -1,4 +1,4 @@
-"""What the demo finds: the ten fixed searches, and the index beside an exact search of plain numpy."""
+"""Search in the demo: ten fixed searches, and the index against an exact numpy search."""
 
 from __future__ import annotations
 

@@ -323,7 +323,7 @@ class Terminal(AbstractContextManager["Terminal"]):
         return before
 
     def type(self, text: str) -> None:
-        """What somebody types."""
+        """Send keystrokes."""
         os.write(self._terminal, text.encode())
 
     def end(self) -> int:

@@ -98,7 +98,7 @@ class Point:
 
     @property
     def command(self) -> str:
-        """What runs it alone."""
+        """Its rerun command."""
         return f"./run python -m tests.delta_prop.durable.failing_disk {self}"
 
     @property
@@ -108,7 +108,7 @@ class Point:
 
 
 class Fault:
-    """What befalls the disk of one run. `base`: the calls before the callers began."""
+    """A disk's failure in one run. `base`: disk calls before the callers began."""
 
     def __init__(self, point: Point, disk: SimDisk) -> None:
         self.struck: Call | None = None

@@ -44,7 +44,7 @@ NEVER = LogSettings(checkpoint_frames=1 << 40, checkpoint_bytes=1 << 40)
 
 @dataclass
 class History:
-    """What was sent under dots, by whom, and what was answered."""
+    """Batches sent under dots, with sender and answer."""
 
     chance: random.Random
     frames: list[tuple[Batch, Sender, str]] = field(default_factory=list)

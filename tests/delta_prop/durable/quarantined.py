@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Store:
-    """What a sink has on its own disk: sums by vector, and where it goes on. It survives all crashes."""
+    """A sink's own disk, kept through all crashes: sums by vector, and its cursor."""
 
     keeps_cursor: bool
     sums: dict[str, float] = field(default_factory=dict)

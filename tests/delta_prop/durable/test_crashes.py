@@ -25,7 +25,7 @@ DELTAS = 12
 
 @dataclass
 class Story:
-    """What one service was told and told others over its lives."""
+    """Acknowledgements and counts over one service's lives."""
 
     acknowledged: dict[str, int] = field(default_factory=dict)
     lives: int = 0

@@ -19,7 +19,7 @@ from tests.delta_prop.durable.histories import History, answers, service, step
 
 
 def _history(disk: SimDisk) -> History:
-    """What was sent to a service that then ended, without a checkpoint."""
+    """Return the history of a service; remove its checkpoints."""
     history = History(random.Random(1))
 
     async def live() -> None:

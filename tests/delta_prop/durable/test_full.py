@@ -41,7 +41,7 @@ LOG = LogSettings(
 )
 CALLS = 52
 UNDER_WAY_S = 0.1
-"""How long a frame is under way: longer than all those calls take, so all go before one is refused."""
+"""Frame latency: longer than all those calls take, so all are sent before one is refused."""
 WAITING = ClientSettings(publish_timeout_s=3_000, delivery_timeout_s=3_000)
 
 
@@ -118,7 +118,7 @@ async def is_told(site: Site, what: str, since_s: float) -> None:
 
 
 def told_by_the_page(site: Site) -> list[str]:
-    """What the commands of the page print: the answer of `/readyz`, and what `status` has of it."""
+    """Return the output of the page's commands: the `/readyz` answer, `full` of `status`."""
     full = {"full": site.overview.status()["full"]}
     answer = json.dumps({"ready": False, "reason": site.overview.unready_reason()})
     return [answer, *(f"{name}  {format_value(value)}" for name, value in flatten(full))]

@@ -101,7 +101,7 @@ def test_a_delta_is_replayed_that_the_log_no_longer_has() -> None:
 
 @dataclass
 class Story:
-    """What callers of one service were told over its lives."""
+    """Offsets dropped and replayed over a service's lives."""
 
     dropped: set[int] = field(default_factory=set)
     replayed: set[int] = field(default_factory=set)

@@ -200,7 +200,7 @@ def marks(p: Propagator) -> tuple[int, int, int, dict[int, int]]:
 
 
 async def contents(disk: SimDisk) -> dict[str, int]:
-    """What an opening finds on a disk: key to offset, each key once."""
+    """Reopen the log; return offsets by key, each key once."""
     log, _ = DurableLog.open(disk.kill(), settings=SMALL, draw=bytes, clock=Clock())
     found: dict[str, int] = {}
     at = log.start_offset

@@ -38,7 +38,7 @@ BREAKS = (("write",), ("sync", "sync_directory"), ("write", "sync"), ("read", "o
 
 @dataclass
 class History:
-    """What was sent and what was told, and the handles."""
+    """Acknowledged and delivered rows; the producers."""
 
     disk: SimDisk
     told: dict[bytes, tuple[int, AckLevel]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Who is told what when the log's disk fails, and what each finds when the log is back."""
+"""Answers to callers when the log's disk fails, and their state after the log reopens."""
 
 from __future__ import annotations
 

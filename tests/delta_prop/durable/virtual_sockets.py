@@ -28,7 +28,7 @@ _BYTES = 64 * 1024
 
 
 class Blocking:
-    """What stands in the place of the modules `time`, `socket`, `selectors` and `random` in a client."""
+    """Replacement for the modules `time`, `socket`, `selectors` and `random` in a client."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, network: Network, seed: int) -> None:
         self.loop = loop

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Kept:
-    """Where the runs of some ids lie."""
+    """A simulated disk with id runs."""
 
     def __init__(self) -> None:
         self.disk = SimDisk()

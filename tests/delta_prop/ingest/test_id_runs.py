@@ -53,7 +53,7 @@ def written(kept: Kept, run: IdRun) -> IdRun:
 
 
 def looked_up(run: IdRun, ids: Sequence[bytes]) -> list[int | None]:
-    """What a run says of ids, one by one and all at once."""
+    """Return the ids' offsets; check `find` against `find_many`."""
     hashes, seconds = hash_ids(ids)
     many = run.find_many(hashes, seconds)
     pairs = zip(hashes.tolist(), seconds.tolist(), strict=True)

@@ -356,7 +356,7 @@ def measure(count: int, generation_ids: int) -> dict[str, float]:
 
 
 def resident_bytes() -> int:
-    """What the process holds in memory now."""
+    """Return the process's resident memory."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         return int(statm.read_text().split()[1]) * 4_096

@@ -290,7 +290,7 @@ def noted(vectors: VectorHeads, batch: Batch, seen: int = 0) -> None:
 
 
 def three(_origin: int) -> int:
-    """How far each has been seen."""
+    """Return 3 as the highest counter seen."""
     return 3
 
 
@@ -525,7 +525,7 @@ def test_heads_are_copied_while_vectors_come_and_go(steps: list[tuple[int, str]]
 
 
 def restored(vectors: VectorHeads) -> VectorHeads:
-    """What a start makes of a checkpoint."""
+    """Save vector heads; restore new ones."""
     saved, again = vectors.save(), VectorHeads()
     heads = {}
     for name in saved.namespaces:

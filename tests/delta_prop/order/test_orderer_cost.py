@@ -1,4 +1,4 @@
-"""What order costs, in processor time: linear in a reversed chain, and no recursion."""
+"""The orderer's processor time: linear in a reversed chain, and without recursion."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def timed(work):
 
 
 def calls(count):
-    """How many functions are called for one delta of a reversed chain of so many."""
+    """Return the function calls per delta for a reversed chain of `count` deltas."""
     entries, order, called = list(map(single, range(count, 0, -1))), orderer(count), 0
 
     def note(_frame, event, _arg):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 NAMESPACES = ("a", "b", "c")
 SIZES = (1, 1, 1, 2, 5, 20, 60)
-"""How many deltas one call publishes: mostly one, now and then many."""
+"""Deltas in one call of publish: mostly one, now and then many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class TimedSink:
         """Nothing to close."""
 
     def statistics(self) -> int:
-        """How many rows were applied."""
+        """Count the rows applied."""
         return len(self.noted)
 
 

@@ -39,15 +39,15 @@ T = TypeVar("T")
 MIB = 1 << 20
 ROWS, DIMENSION, KEYS = 10, 64, 1_000
 LOGGED_BYTES_PER_CALL = 8_000
-"""What the log counts for one call of so many rows, rounded up."""
+"""Log bytes of one call of `ROWS` rows, rounded up."""
 SINKS_OWN_BYTES = 2 * (KEYS * (DIMENSION * 4 + 500) + 8 * MIB)
 """Storage and cache hold every vector once each, with their tables, SQLite's pages, a flush on its way."""
 FLOOR_BYTES = 8 * MIB
-"""What the interpreter and the allocator may keep of what was freed; threads' stacks."""
+"""Freed memory that the interpreter and the allocator may keep; threads' stacks."""
 
 
 class Calls(NamedTuple):
-    """What is published over and over: vectors as columns."""
+    """Vectors published over and over, as columns."""
 
     ids: list[list[str]]
     matrices: list[NDArray[np.float32]]
@@ -149,7 +149,7 @@ class DisturbedSink:
         raise TryAgain("it fails now and then", done_offset=done)
 
     def has_all(self, end: int) -> bool:
-        """Whether everything came, in order, each row once."""
+        """True if each row came once, in order."""
         edges = [(0, 0), *self.applied, (end, end)]
         return all(one[1] == other[0] for one, other in pairwise(edges))
 
@@ -163,13 +163,13 @@ class DisturbedSink:
         """Nothing to close."""
 
     def statistics(self) -> int:
-        """How often it failed."""
+        """Count its failures."""
         return self.failures
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much: calls a second, for how long, in how many slices; and the bounds that hold it."""
+    """Load of a run: calls a second, duration, number of slices; and settings that hold it."""
 
     calls_per_s: float
     seconds: float
@@ -222,7 +222,7 @@ class Measured:
 
 
 async def peak_calls_per_s(calls: Calls, path: Path, seconds: float) -> float:
-    """What one caller that waits for each acknowledgement reaches, until every healthy sink has it."""
+    """Return one caller's calls a second, one at a time, until every healthy sink has caught up."""
     load = Load(20_000, seconds)
     async with Propagator(load.settings()) as p:
         await _attach_healthy(p, path)

@@ -24,7 +24,7 @@ MATRIX = np.ones((1_000, 1), np.float32)
 
 
 def noisy_steps(seed: int, steps: Sequence[int], hold_s: float) -> list[float]:
-    """What a sink can do in each 100 ms, in deltas a second: within 20 % of each step, drawn evenly."""
+    """Draw a sink's capacity for each 100 ms, in deltas a second: within 20 % of each step."""
     drawn = random.Random(f"capacity {seed}")
     return [step * (1 + drawn.uniform(-0.2, 0.2)) for step in steps for _ in range(round(hold_s / DRAW_S))]
 
@@ -81,7 +81,7 @@ class WorkingSink:
         """Nothing to close."""
 
     def statistics(self) -> int:
-        """How many rows were applied."""
+        """Count the rows applied."""
         return self.rows
 
 

@@ -24,12 +24,12 @@ P50_RATIO_MAX = 1.2
 
 
 def blocks(offset: int, delta: Delta) -> None:
-    """What a program that knows nothing of event loops writes."""
+    """Block, as a callback unaware of event loops does."""
     time.sleep(BLOCKS_S)
 
 
 async def latencies_s(*, beside: bool) -> list[float]:
-    """How late each of some deltas is at another sink, with a callback that blocks beside it, or without."""
+    """Return another sink's delays in seconds, with or without a blocking callback beside it."""
     took: list[float] = []
     began: dict[int, float] = {}
 
@@ -41,7 +41,7 @@ async def latencies_s(*, beside: bool) -> list[float]:
         if beside:
             await p.attach(CallbackSink(blocks, name="blocks"), required=False)
         first = time.perf_counter() + EVERY_S
-        for number in range(PUBLISHED):  # each at its time, whatever became of those before
+        for number in range(PUBLISHED):  # each at its time, even if earlier ones are late
             began[number] = first + number * EVERY_S
             await anyio.sleep(max(began[number] - time.perf_counter(), 0))
             await p.publish(Delta(f"v{number}", opaque(b"x")))

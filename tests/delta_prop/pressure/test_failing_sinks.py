@@ -1,4 +1,4 @@
-"""What a sink cannot apply is neither lost nor applied out of order; an outage quarantines nothing."""
+"""Deltas a sink cannot apply: neither lost nor out of order; no quarantine in an outage."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def sinks(folder: Path) -> dict[str, Sink]:
 
 
 async def content(sink: Any, name: str) -> dict[str, object]:
-    """What readers see: each live vector's numbers."""
+    """Return each live vector's values as read."""
     if name == "cache":
         keys = ["bad", "child", *(f"v{n}" for n in range(OTHERS))]
         states = [(key, sink.peek("default", key)) for key in keys]

@@ -64,7 +64,7 @@ class Pairs:
         return found | {"cpu": [b.cpu_us_per_delta / a.cpu_us_per_delta for a, b in self.pairs]}
 
     def within(self) -> bool:
-        """Whether every median is within its bound."""
+        """True if all medians are in bounds."""
         return all(
             statistics.median(ratios) <= (CPU_RATIO_MAX if name == "cpu" else P99_RATIO_MAX)
             for name, ratios in self.ratios().items()

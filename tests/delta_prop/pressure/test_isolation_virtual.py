@@ -33,7 +33,7 @@ SETTINGS = Settings(mailbox_deltas_max=300, merge_deltas_max=200)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run showed; `midway` towards the end of the stall."""
+    """Results of one run; `midway` is taken late in the stall."""
 
     acknowledged: Times
     applied: dict[str, Times]
@@ -107,7 +107,7 @@ def run(
 
 
 def first_difference(alone: Run, beside: Run) -> str | None:
-    """Whose time changed first, and by how much; None where both runs are equal to the last bit."""
+    """Describe the first time that differs; None if both runs are equal to the last bit."""
     everything = {"acknowledgements": (alone.acknowledged, beside.acknowledged)} | {
         name: (noted, beside.applied[name]) for name, noted in alone.applied.items()
     }

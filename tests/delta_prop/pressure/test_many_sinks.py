@@ -31,12 +31,12 @@ SETTINGS = Settings(
 )
 CALLS_PER_SINK_MAX = 40
 CALLS_PER_STALLED_SINK_MAX = 6
-"""What a publish may cost for each sink, in calls of functions; one that is behind is only looked at."""
+"""Function calls that a publish may take for each sink; one that is behind is only checked."""
 WAKES_PER_SINK_MAX = 6
 
 
 class Gate:
-    """What the stalled sinks wait at."""
+    """An event that blocks sinks."""
 
     def __init__(self) -> None:
         self.opened = anyio.Event()
@@ -50,7 +50,7 @@ class Gate:
 
 @dataclass(slots=True)
 class Counted:
-    """What went on inside `counting()`."""
+    """Counters of `counting()`."""
 
     calls: int = 0
     offers: int = 0

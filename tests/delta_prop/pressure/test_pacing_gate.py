@@ -46,10 +46,10 @@ class HeldSink:
             self.keys += [delivery.batch.keys[row] for row in chosen]
 
     async def aclose(self) -> None:
-        """What was written down stays."""
+        """Keep the keys recorded."""
 
     def statistics(self) -> int:
-        """How many rows were applied."""
+        """Count the rows applied."""
         return len(self.keys)
 
 

@@ -39,7 +39,7 @@ class LinkingSink(WorkingSink):
     worked: anyio.Event | None = None
 
     def backlog(self) -> Backlog:
-        """What is left to work on."""
+        """Return the backlog."""
         return Backlog(self.waiting, BACKLOG_MAX)
 
     async def background(self) -> None:

@@ -75,7 +75,7 @@ def unsteady(kind: str, seed: int) -> tuple[Any, list[int]]:
 
 
 def run(seed: int, kind: str | None) -> tuple[list[Any], list[int], float]:
-    """What the others saw and when, what the unsteady one applied, and when all was done."""
+    """Return the others' rows and times, the unsteady sink's offsets, and the end time."""
 
     async def main() -> tuple[list[Any], list[int], float]:
         others = [steady("quick", call_s=0.001), steady("busy", call_s=0.05, row_s=0.005)]

@@ -74,7 +74,7 @@ class TinySink:
 
 
 def takes(seconds: float) -> Callable[[Sequence[Delivery]], Awaitable[None]]:
-    """What a sink does that takes so long."""
+    """Return a hook that delays a sink's call."""
 
     async def before(_: Sequence[Delivery]) -> None:
         await anyio.sleep(seconds)
@@ -105,7 +105,7 @@ class CutLog(MemoryLog):
 
 
 class Route:
-    """What stands behind the chain. `publish` appends and offers, as the chain does."""
+    """A log, a routing table and feeds. `publish` appends and offers, as the chain does."""
 
     def __init__(self, **log_bounds: int) -> None:
         self.log = MemoryLog(bytes(16), **log_bounds)

@@ -1,4 +1,4 @@
-"""How much a failing sink is brought: less after each failure, more again, and at last one delta alone."""
+"""The call size of a failing sink: smaller after each failure, down to one delta; larger after success."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def test_a_batch_larger_than_the_mailbox_is_still_pushed() -> None:
 
 @st.composite
 def schedules(draw: st.DrawFn) -> dict[str, Any]:
-    """What is published when, how long each call of the sink takes and how it fails, what it asks for."""
+    """Draw publications with pauses, durations and outcomes of sink calls, the sink's topics, and more."""
     return {
         "steps": draw(
             st.lists(
@@ -345,7 +345,7 @@ def _scheduled_calls(
 
 
 async def _watch(route: Route, feed: Feed, sink: TinySink, wanted: list[int], commits: bool) -> None:
-    """What must hold at every moment; and commits now and then, where the sink keeps its cursor."""
+    """Check the feed's invariants until cancelled; if `commits`, commit between calls too."""
     applied, committed, pause = 0, 0, 0.001
     while True:
         assert applied <= feed.applied <= route.log.high_watermark
@@ -389,8 +389,8 @@ class Greedy(TinySink):
 
 
 def read_in_pieces(route: Route, turn: Callable[[int], None]) -> list[int]:
-    """How many rows each reading of the log brings; `turn` is told how many readings there were, in each turn
-    of the event loop.
+    """Return a list that gets the row count of each read of the log; call `turn` with the number of reads in
+    each of 20 turns of the event loop.
     """
     read, rows = route.log.read, list[int]()
 

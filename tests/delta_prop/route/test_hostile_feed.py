@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def adds_up(feed: Feed, start: int = 0, inherited: int = 0) -> bool:
-    """Whether each row that was dealt with had one outcome."""
+    """True if each row up to the applied offset has one outcome."""
     told = feed.statistics()
     outcomes = told.applied_deltas + told.skipped + told.quarantined + told.dropped
     return told.skipped >= 0 and outcomes == told.applied_offset - start + inherited

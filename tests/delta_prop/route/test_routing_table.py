@@ -173,7 +173,7 @@ def _batch(batch: Sequence[Delta]) -> Batch:
 
 
 def _plan(table: RoutingTable[str], batch: Sequence[Delta]) -> dict[str, list[int]]:
-    """What each target gets; none is named twice."""
+    """Return each target's rows; check that none is named twice."""
     plan = table.plan(_batch(batch))
     assert len({target for target, _ in plan}) == len(plan)
     return {target: list(range(len(batch))) if rows is None else rows.tolist() for target, rows in plan}

@@ -1,4 +1,4 @@
-"""What tests of jobs have in common: parts as a task sends them, and what of them is in a log."""
+"""Shared code of the job tests: parts staged as a task does, a service, and the keys in its log."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def stage(
 
 
 def counts(status: JobStatus) -> JobStatus:
-    """What is told of all rows, without the first ones that were refused."""
+    """Return a status without its list of the first refused rows."""
     return replace(status, refused_rows=())
 
 
 def published(address: str, job: str = JOB, *, s_max: float = 60.0) -> JobStatus:
-    """How a committed job ended."""
+    """Wait until a job is published; return its status."""
     deadline = time.monotonic() + s_max
     while (status := decide(address, job, Decision.QUERY)).state is not JobState.PUBLISHED:
         assert time.monotonic() < deadline, f"not published in {s_max} s: {status}"

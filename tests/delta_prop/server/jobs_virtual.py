@@ -104,7 +104,7 @@ class Site:
             return await decided(raw, decision, parts, job, run)
 
     async def published(self, job: str = JOB) -> JobStatus:
-        """How a committed job ended."""
+        """Wait until a job is published; return its status."""
         while True:
             status = await self.decide(Decision.QUERY, job=job)
             if status.state is JobState.PUBLISHED:

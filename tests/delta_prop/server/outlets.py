@@ -269,7 +269,7 @@ class Line:
 
 
 def told(logged: LoggedBatch, row: int) -> tuple[int, int, bytes]:
-    """What a subscriber is to get of a row."""
+    """Return a row as expected at a subscriber."""
     delta = logged.batch.delta(row, logged.source)
     return logged.offset + row, logged.lamport + row, pack_delta(delta)
 

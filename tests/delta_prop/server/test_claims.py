@@ -37,7 +37,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> object:
 
 
 async def claimed(address: Address, epoch: int) -> OriginGrant | Nack:
-    """What one claim on a new connection gets."""
+    """Claim an epoch on a new connection; return the answer."""
     async with connected(address) as client:
         await client.send(Subscribe(1, Hello(origins=(OriginClaim(ORIGIN, epoch),))))
         answer = await client.next()

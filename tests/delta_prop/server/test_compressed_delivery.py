@@ -52,7 +52,7 @@ async def served(tmp_path: Path, codec: Compress) -> AsyncIterator[Address]:
 
 
 class Heard:
-    """What came: the headers, and the rows with their offsets."""
+    """The headers received, and the rows with their offsets."""
 
     def __init__(self, client: Raw) -> None:
         self.headers: list[Header] = []
@@ -70,7 +70,7 @@ class Heard:
 
     @property
     def compressed(self) -> int:
-        """How many frames were."""
+        """The number of compressed batches."""
         return sum(1 for one in self.headers if one.type is FrameType.BATCH and one.flags & Flag.COMPRESSED)
 
 

@@ -1,4 +1,4 @@
-"""What an outbox writes at the end of a turn, and what it leaves to its loop."""
+"""Writes of a connection writer at the end of a turn, and those left to its loop."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Wire:
 
 @dataclass
 class Source:
-    """What a peer would give its outbox."""
+    """A fake peer with frames to be written."""
 
     frames: list[Ack] = field(default_factory=list)
     sendings: list[bytes] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Where an outlet's cursor begins, what ends it, and how its group goes on."""
+"""Start and end of a consumer session, and the next start of its group."""
 
 from __future__ import annotations
 

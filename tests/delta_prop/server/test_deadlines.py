@@ -1,4 +1,4 @@
-"""What time brings to a connection, in virtual time: heartbeats, silence, no hello, slow bytes."""
+"""Timeouts of a connection, in virtual time: heartbeats, silence, no hello, slow bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What flows back to a client: its credit, as it was charged, and advice to those whom it concerns."""
+"""Credit returned to a client, as it was charged, and producers' backpressure, sent to them alone."""
 
 from __future__ import annotations
 

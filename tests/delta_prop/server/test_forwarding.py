@@ -62,7 +62,7 @@ class Node:
         await self.p.attach(ForwardSink(link, name=f"to-{other.host}"))
 
     def sink_to(self, other: Node) -> FeedStatistics:
-        """How its forwarder is."""
+        """Return its forward sink's statistics."""
         return self.p.statistics().sinks[f"to-{other.host}"]
 
     async def write(self, count: int, name: str = "v") -> None:
@@ -71,7 +71,7 @@ class Node:
             await self.p.publish(Delta(f"{name}{number % 5}", opaque(b"%d" % number), "rows"))
 
     def deltas(self) -> list[tuple[object, ...]]:
-        """What its log holds, in no order."""
+        """Return dot and Lamport number of each logged row, sorted."""
         log = self.p.internals().log
         read = whole(log)
         return sorted(

@@ -25,7 +25,7 @@ SOUND = [[one.vector_id for one in part if not one.vector_id.startswith("none")]
 
 @dataclass
 class Story:
-    """What clients were told over the lives of a service."""
+    """Lives of a service, and its commit answers heard or missed."""
 
     lives: int = 0
     committed: bool = False

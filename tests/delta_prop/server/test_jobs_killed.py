@@ -65,7 +65,7 @@ class Life:
 
 
 def keys_of(data: Path) -> list[str]:
-    """What the log has, once its server has ended."""
+    """Return the vector ids in a stopped server's log."""
     with open_readonly_log(str(data)) as (_, log, _):
         return [key for one in whole(log) if not one.batch.is_control for key in one.batch.keys]
 

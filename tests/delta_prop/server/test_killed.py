@@ -34,7 +34,7 @@ PATIENT = ClientSettings(publish_timeout_s=WAIT_S_MAX)
 
 
 class Delivery:
-    """What subscribers got, over their lives: each offset holds one delta."""
+    """Vector ids that subscribers received, by offset; no offset repeats."""
 
     def __init__(self) -> None:
         self.keys: dict[int, str] = {}
@@ -66,7 +66,7 @@ class Delivery:
 
 
 class Load:
-    """What producers were told: where each delta stands."""
+    """A load of producers, and each delta's acked offset."""
 
     def __init__(self) -> None:
         self.offsets: dict[str, int] = {}

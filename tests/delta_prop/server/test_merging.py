@@ -91,7 +91,7 @@ class Side:
                 await receipt
 
     def has(self, deltas: int) -> bool:
-        """Whether so many are in its log and in all its sinks."""
+        """True if its log and all its sinks have so many deltas."""
         told = self.p.statistics()
         return told.log.next_offset == deltas and not any(sink.lag for sink in told.sinks.values())
 
@@ -204,7 +204,7 @@ def growth(rounds: list[tuple[Merge, Merge]]) -> float:
 
 
 def within(rounds: list[tuple[Merge, Merge]]) -> dict[str, bool]:
-    """Whether each promise is kept, by the median of the rounds."""
+    """Return whether each limit is kept, by medians of the rounds."""
     return {
         "converged": median(many.cpu_s for _, many in rounds)
         <= CONVERGED_S_MAX * rounds[0][1].deltas / 4_000,

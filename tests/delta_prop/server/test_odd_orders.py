@@ -64,7 +64,7 @@ class Odd:
     def __init__(self, stream: Stream, chance: random.Random, log_id: bytes) -> None:
         self._stream = stream
         self._rules = Connection(Role.CLIENT) if chance.random() < 0.7 else None
-        """What the server says is held against these; then what they forbid is not said either."""
+        """The protocol checks for both directions; None: invalid frames are sent too."""
         self._decoder = Decoder()
         self._chance = chance
         self._log_id = log_id
@@ -73,10 +73,10 @@ class Odd:
         self.asked: set[int] = set()
         self.answered: Counter[int] = Counter()
         self.owed: set[int] = set()
-        """Requests that are answered at once, where the connection goes on."""
+        """Requests that need an answer, unless the connection ends."""
         self.ended = False
         self.delivered = 0
-        self._at_least = 0  # the offset behind the last delivery, or where a subscription began
+        self._at_least = 0  # the lowest offset that the next delivery may have
         self.said: Counter[str] = Counter()
         self.codes: Counter[ErrorCode] = Counter()
         self.origin = ORIGIN + (chance.randrange(4) << 20)

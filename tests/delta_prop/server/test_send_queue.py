@@ -1,4 +1,4 @@
-"""What waits to be sent: one whole batch goes a short way, which must do what the long one does."""
+"""A send queue's fast path for a single whole batch does the same as its general one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a subscriber's Backpressure does to its deliveries, in virtual time: an even rate, and a stop."""
+"""Deliveries under a subscriber's Backpressure, in virtual time: an even rate, and a stop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.delta_prop.server.raw import Raw
 
 AT_ONCE_S = 0.25
-"""How much of a second's rate may come at once."""
+"""The largest burst, in seconds of the rate."""
 
 
 def in_virtual_time(story: Callable[[Propagator, Raw], Awaitable[None]], *, data: str | None = None) -> None:
@@ -150,7 +150,7 @@ def test_whole_batches_that_fit_a_piece_are_not_cut() -> None:
 
 
 def first_after(*advice: tuple[float, Backpressure]) -> float:
-    """How long after the first advice a delta comes that is there from then on."""
+    """Return the seconds from the first advice until a delta published after it comes."""
     took: list[float] = []
 
     async def story(p: Propagator, client: Raw) -> None:

@@ -1,4 +1,4 @@
-"""What a connection wants, beside the plain answer row by row."""
+"""Rows that subscriptions select, checked against a search row by row."""
 
 from __future__ import annotations
 

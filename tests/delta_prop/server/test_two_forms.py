@@ -230,7 +230,7 @@ UNSAYABLE: dict[str, tuple[str, dict[str, Any]]] = {
     "namespace of 65,536 bytes": ("namespace", {"namespace": b"n" * (SAYABLE_BYTES_MAX + 1)}),
     "topic of 65,536 bytes": ("topics", {"topics": (b"t" * (SAYABLE_BYTES_MAX + 1),)}),
 }
-"""What only a Delta frame can say."""
+"""Deltas that no batch can encode."""
 
 
 def answer_to(said: Said) -> Answer:
@@ -405,7 +405,7 @@ EXAMPLES: dict[str, tuple[list[str], list[str]]] = {
         ["1,025 clock entries", "an unsorted clock", "an origin twice in a clock"],
     ),
 }
-"""What the page's table of limits says, by how a row begins: what is within it and what is beyond."""
+"""Cases by the start of a row in the page's table of limits: those within it and those beyond."""
 
 
 def test_page_names_each_limit_with_its_code_and_field() -> None:

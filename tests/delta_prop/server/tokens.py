@@ -22,7 +22,7 @@ def table(name: str, token: str, **more: Any) -> str:
 
 
 class File:
-    """What `Access` reads; an exception in place of bytes is raised."""
+    """A token file for `Access`; an exception as content is raised."""
 
     def __init__(self, text: str) -> None:
         self.holds: str | bytes | Exception = text

@@ -1,6 +1,6 @@
-"""What one delta says, in both forms that it may be sent in, and a server in process that takes either.
+"""One delta in both forms that it may be sent in, and an in-process server that takes either.
 
-Both forms are written here byte by byte, so that they can say whatever frames can say.
+Both are encoded here byte by byte, so that invalid content can be sent too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ NUMBERED = (*SPARSE, *WHOLE, Kind.SCALE, Kind.OFFSET)
 
 @dataclass(frozen=True)
 class Said:
-    """What a delta says, as bytes where frames have bytes."""
+    """A delta's fields, as bytes where frames have bytes."""
 
     vector_id: bytes = b"v"
     namespace: bytes = b"n"
@@ -194,7 +194,7 @@ def pack_all(code: str, numbers: Sequence[int]) -> bytes:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a frame. `code` None: an Ack, or none yet where it `waits`."""
+    """The answer to a frame. `code` None: an Ack, or none yet if it `waits`."""
 
     code: ErrorCode | None = None
     field: str | None = None

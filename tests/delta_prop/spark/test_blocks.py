@@ -52,7 +52,7 @@ def fits(patch: dict[str, Any]) -> bool:
 
 
 def row_of(delta: Delta) -> dict[str, Any]:
-    """What a user's row holds for a delta."""
+    """Return a user's row for a delta."""
     operation = delta.operation
     name = operation.kind.name.lower()
     row: dict[str, Any] = {"vector_id": delta.vector_id, "namespace": delta.namespace, "op": name}

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 SPARK_S = 120.0
-"""How long Spark may take to start, or to end."""
+"""Seconds Spark may take to start, or to end."""
 
 
 @pytest.fixture
@@ -387,13 +387,13 @@ def test_a_job_that_is_interrupted_at_a_terminal_ends_in_a_word(command: Command
 
 
 def read_until(terminal: int, mark: bytes) -> bytes:
-    """What comes up to a mark, or without one until nobody writes any more."""
+    """Read up to a mark, or to the end if the mark is empty."""
     said, until = b"", time.monotonic() + SPARK_S
     while not mark or mark not in said:
         assert select.select([terminal], [], [], max(until - time.monotonic(), 0))[0], said
         try:
             said += os.read(terminal, 65_536)
-        except OSError:  # the last one has closed it
+        except OSError:  # the last writer has closed it
             break
     return said
 

@@ -1,4 +1,4 @@
-"""What is counted of a log is what a look at each of its rows counts."""
+"""Counts of a log, equal to those taken row by row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is planted in a sink's rows is found, and nothing else; what mends it makes them right."""
+"""Differences planted in a sink's rows: all found, no others; repairs correct them."""
 
 from __future__ import annotations
 

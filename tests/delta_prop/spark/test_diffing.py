@@ -49,7 +49,7 @@ def batches(deltas: DataFrame, rows: int = 500) -> list[Batch]:
 
 
 async def applied(path: Path, *stages: list[Batch]) -> dict[str, VectorState]:
-    """What a store holds after a service was given all of these."""
+    """Publish all stages; return the store's live states."""
     async with Propagator() as p:
         storage = await p.attach(StorageSink(path / "vectors.db"))
         for stage in stages:

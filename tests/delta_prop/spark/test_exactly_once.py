@@ -64,7 +64,7 @@ def save(frame: DataFrame, address: str, job: str, *, source: str = "delta_prop"
 
 
 def effects(address: str, job: str) -> Counter[str]:
-    """How often each vector of a job stands in the log."""
+    """Count each vector of a job in the log."""
     asker = RangeReader(address)
     bounds = asker.bounds()
     found: Counter[str] = Counter()

@@ -134,7 +134,7 @@ def snapshot_of(folded: Any) -> list[LoggedBatch]:
 
 
 def model(before: dict[Name, tuple[VectorState, int]], tail: list[LoggedBatch]) -> dict[Name, Any]:
-    """What compaction makes of states and what follows them."""
+    """Fold a tail onto states, as compaction does."""
     rows, folding, found = Rows.below(tail, 1 << 60), ChangeFolder(), {}
     known = {logged.offset + row: logged.known_ids for logged in tail for row in range(logged.count)}
     for name in before.keys() | rows.of.keys():

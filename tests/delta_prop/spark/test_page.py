@@ -18,14 +18,14 @@ PAGE = (Path(__file__).parents[3] / "docs" / "spark.md").read_text(encoding="utf
 
 
 def section(title: str) -> str:
-    """What stands below a title."""
+    """Return a title's section."""
     found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
     assert found, title
     return found[1]
 
 
 def first_cells(text: str) -> list[str]:
-    """What the first column of a table names."""
+    """Return names in a table's first column."""
     return [
         name
         for row in re.findall(r"^\| (`.+?) \|", text, re.MULTILINE)

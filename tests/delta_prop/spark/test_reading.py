@@ -1,4 +1,4 @@
-"""What a read is made of, without a session: ranges, filters that narrow them, batches put together."""
+"""Parts of a read, without a Spark session: ranges, filters that narrow them, batches joined."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ async def contents(p: Propagator, storage: StorageSink) -> Contents:
 
 
 async def opened(path: Path, file: Path, *more: Delta) -> tuple[int, Contents]:
-    """How far a file is when a sink opens it, and what it holds when it has gone on."""
+    """Return a file's offset when a sink opens it, and its later contents."""
     async with Propagator(data=path / "log") as p:
         storage = await p.attach(StorageSink(file), name="second")
         begun = storage.statistics().committed_offset

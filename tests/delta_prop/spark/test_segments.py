@@ -54,7 +54,7 @@ def offsets(log: segments.LogView) -> list[int]:
 
 
 def states(log: segments.LogView, buckets: int = 3) -> dict[Any, Any]:
-    """What a replay does, in this process."""
+    """Replay a log in this process."""
     blobs: list[Any] = [blob for part in log.parts for blob in spread(part.batches(), buckets, log.end)]
     found = {}
     for bucket in range(buckets):

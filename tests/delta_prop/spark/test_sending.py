@@ -40,7 +40,7 @@ SCHEMA = pa.schema(
 
 
 class Died(Exception):
-    """What ends a task."""
+    """A task's failure."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Where a stream goes on: within its log, at most so far a batch, and never past what is gone."""
+"""Positions of a stream: within its log, limited per batch, never skipping removed deltas."""
 
 from __future__ import annotations
 

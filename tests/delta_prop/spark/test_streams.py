@@ -33,7 +33,7 @@ ROWS_A_RESTART = 2_000
 WAIT_S = 120
 TRIES = 5
 NO_TIME = "Python worker failed to connect back"
-"""What Spark says where its Python takes more than ten seconds to start: the machine is very busy."""
+"""Spark's error if its Python takes over ten seconds to start: the machine is very busy."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def _sources(spark: SparkSession) -> None:
 
 
 class Stream:
-    """What comes into namespace `in` goes out into `out`."""
+    """A query copying namespace `in` to `out`."""
 
     def __init__(self, spark: SparkSession, address: str, checkpoint: Path, producer: str) -> None:
         self._spark = spark

@@ -1,4 +1,4 @@
-"""What the driver decides of a job, and what it says: one line about all of it, or why it fails."""
+"""The driver's part of a job: commit or abort, and its one-line report or the cause of failure."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def writer(service: Served, schema: StructType = SCHEMA, **options: str) -> Stag
 
 
 def staged(service: Served, made: StagedWriter, part: int, rows: pa.RecordBatch) -> PartReport:
-    """What a task does, without Spark."""
+    """Stage a part without Spark."""
     options = write_options({"url": service.address, "namespace": "docs"}, {})
     attempt = attempt_of(made._run, part)
     return PartReport(part, attempt, stage_part(iter([rows]), options, "nightly", part, attempt))

@@ -34,7 +34,7 @@ def batch(
     source: Source = Source.LOCAL,
     lamport: int | None = None,
 ) -> tuple[Any, Source, int | None]:
-    """What is appended next."""
+    """Return the next batch."""
     return encode_batch(deltas, origin=origin, base=base, clock=clock), source, lamport
 
 

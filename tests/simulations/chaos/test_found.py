@@ -1,4 +1,4 @@
-"""What the simulation found once stays mended, and its plans would find it again."""
+"""Bugs the simulation found: they stay fixed, and their plans find them again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from delta_prop_simulations.chaos.regressions import DESCRIPTIONS, SEEDS, plan_o
 from delta_prop_simulations.chaos.regressions.reverted_fixes import REVERTED_FIXES
 
 SEEDS_MAX = 100
-"""What strikes at the right moment is chance: where the code has changed, another seed of a plan may do."""
+"""Most seeds tried per plan: a strike must hit the right moment, which changes of the code shift."""
 KEPT_WHOLE_BY_OTHERS = {"forwarder-not-told-of-a-loss", "queued-before-a-hello"}
 """Plans that later mends keep whole as well: what they send or tell is kept first; a repeat in other bytes is
 compared by its rows.

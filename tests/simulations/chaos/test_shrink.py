@@ -1,4 +1,4 @@
-"""What fails is made smaller, as small as its failure allows, within the runs that are allowed."""
+"""Shrinking of failing plans: as small as the failure allows, within the allowed runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one call of an index folds is held against what there is of the vectors that it changes."""
+"""The bound on folds in one call of an index, relative to the deltas of the vectors it changes."""
 
 from __future__ import annotations
 

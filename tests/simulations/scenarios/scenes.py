@@ -30,7 +30,7 @@ def setup(text: str = TWO_SINKS, **given: float) -> Setup:
 
 
 def ran(text: str = TWO_SINKS, *, needs: RunInputs | None = None, **given: float) -> Alternative:
-    """What a run of it shows."""
+    """Run a scenario."""
     return run(setup(text, **given), needs)
 
 
@@ -40,5 +40,5 @@ def sink(result: Alternative, name: str) -> SinkResult:
 
 
 def verdict(result: Alternative, promise: str) -> bool | None:
-    """Whether a promise was kept."""
+    """True if a promise was kept."""
     return next(one.ok for one in result.verdicts if one.promise == promise)
