@@ -36,7 +36,7 @@ KINDS = {
     "counted": "covered by the watermark of a hello, but lost",
     "late": "answered after its deadline",
     "unanswered": "never answered",
-    "damage": "the log at rest is damaged",
+    "corruption": "the log at rest is corrupted",
     "stuck": "the service or a caller did not end",
 }
 """Kind of violation, by the name under which it is counted: its description."""
@@ -199,7 +199,7 @@ def judge(index: LogIndex, answers: Answers, failures: Failures) -> Verdict:
     """Compare every answer with the log at rest."""
     verdict = Verdict()
     for text in index.corruption:
-        verdict.add("damage", text)
+        verdict.add("corruption", text)
     for call in answers.calls:
         for key in call.keys:
             if len(index.offsets.get(key, ())) > 1:

@@ -169,8 +169,8 @@ def read_log(directory: Path) -> Log:
     log.segments = len(list((directory / "streams/default/0").glob("*.log")))
     try:
         log.snapshot = _read_snapshot(directory)
-    except LogCorrupted as damage:
-        log.corruption.append(str(damage))
+    except LogCorrupted as corruption:
+        log.corruption.append(str(corruption))
     return log
 
 

@@ -39,7 +39,7 @@ def read_cursors(disk: Disk, log_id: bytes, notes: list[str] | None = None) -> d
     return {name: SavedCursor(*cursor) for name, cursor in fields["cursors"].items()}
 
 
-def cursors_damage(disk: Disk) -> LogCorrupted | None:
+def cursors_corruption(disk: Disk) -> LogCorrupted | None:
     """Return the corruption of the file; None if it is valid or missing. Raises OSError."""
     body = _read(disk)
     return body if isinstance(body, LogCorrupted) else None

@@ -6,6 +6,6 @@ The public names. `delta_prop.spark` has the same for data beyond one machine.
 from delta_prop.auditing.audit import audit
 from delta_prop.auditing.contents import Lines
 from delta_prop.auditing.differences import Difference
-from delta_prop.auditing.repairing import Repaired, repair, repair_directory, repairs
+from delta_prop.auditing.repairing import RepairResult, repair, repair_directory, repairs
 
-__all__ = ["Difference", "Lines", "Repaired", "audit", "repair", "repair_directory", "repairs"]
+__all__ = ["Difference", "Lines", "RepairResult", "audit", "repair", "repair_directory", "repairs"]

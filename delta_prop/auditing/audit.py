@@ -36,15 +36,15 @@ def audit(
     data: str | PurePath,
     sink: str | PurePath | Lines | Iterable[tuple[str, str, VectorState]],
     *,
-    come: int | None = None,
+    next_offset: int | None = None,
     name: str | None = None,
     memory_bytes_max: int = RUN_BYTES_MAX,
 ) -> Iterator[Difference]:
     """Yield every difference between a sink and the log in a data directory, by key, each with its repair.
 
     `sink`: a storage sink's file, which may be in use; or another sink's rows, such as `index.rows()`, or a
-    table in JSON lines. A sink is compared with the log up to its own progress: the file's cursor, or `come`,
-    the offset after the last delta that it has applied (None: all). `name`: the name the sink is attached by:
+    table in JSON lines. A sink is compared with the log up to its own progress: the file's cursor, or
+    `next_offset`, the offset after the last delta that it has applied (None: all). `name`: the sink's name;
     vectors with deltas in its quarantine are reported as quarantined, and not repaired. `memory_bytes_max`:
     approximate memory for sorting; more is spilled to a temporary folder.
 
@@ -58,12 +58,12 @@ def audit(
             f"sink {sink!r:.60}: give a storage sink's file, Lines(PATH), or another sink's rows, as "
             "index.rows() returns them"
         )
-    if come is not None:
-        _check_number("come", come, 0)
+    if next_offset is not None:
+        _check_number("next_offset", next_offset, 0)
     _check_number("memory_bytes_max", memory_bytes_max, 1)
     if not isinstance(name, str | None):
         raise UsageError(f"name {name!r:.60}: give the name that the sink is attached by, a text")
-    return _audit(data, sink, come, name, memory_bytes_max)
+    return _audit(data, sink, next_offset, name, memory_bytes_max)
 
 
 def _check_number(field: str, value: object, least: int) -> None:
@@ -74,7 +74,7 @@ def _check_number(field: str, value: object, least: int) -> None:
 def _audit(
     data: str,
     sink: str | Lines | Iterable[tuple[str, str, VectorState]],
-    come: int | None,
+    next_offset: int | None,
     name: str | None,
     memory_bytes_max: int,
 ) -> Iterator[Difference]:
@@ -85,11 +85,11 @@ def _audit(
             rows = stored = exits.enter_context(StorageSinkFile(sink))
             # The log is opened after the rows, so it includes their deltas.
             log = exits.enter_context(open_audited_log(data))
-            come = sink_offset_of(stored, data, log.log_id)
+            next_offset = sink_offset_of(stored, data, log.log_id)
         else:
             rows = exits.enter_context(_open_sorted(sink, scratch))
             log = exits.enter_context(open_audited_log(data))
-        span = log.fold_input(come, rows)
+        span = log.fold_input(next_offset, rows)
         yield from compare(rows, span, scratch, read_quarantined_keys(data, name), memory_bytes_max)
 
 

@@ -95,7 +95,7 @@ class Difference(NamedTuple):
         if self.metadata is not None:
             repair["metadata"] = json.loads(self.metadata)
         repair["expect"] = ABSENT_TEXT if self.origin is None else f"{self.origin}:{self.counter}"
-        return fields | {"mended_by": repair}
+        return fields | {"repaired_by": repair}
 
 
 def classify(log_state: LogState | None, sink_row: SinkRow | None) -> Verdict | None:

@@ -35,13 +35,13 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Repaired:
-    """Outcome of a repair. `moved_on`: vectors that changed since the audit, left as they are; `refused`:
+class RepairResult:
+    """Outcome of a repair. `changed`: vectors that changed since the audit, left as they are; `refused`:
     deltas that were refused. `reasons`: the reasons of both, by vector, up to the first hundred.
     """
 
-    mended: int = 0
-    moved_on: int = 0
+    repaired: int = 0
+    changed: int = 0
     refused: int = 0
     reasons: list[str] = field(default_factory=list)
 
@@ -69,13 +69,13 @@ def _check_iterable(field: str, given: Iterable[T], fix: str) -> Iterable[T]:
 
 def repair_delta_of(line: dict[str, object]) -> Delta | None:
     """Return the delta that repairs the difference on a line of a report; None if it has none."""
-    repair = line.get("mended_by")
+    repair = line.get("repaired_by")
     return None if repair is None else delta_from_line(json.dumps(repair, ensure_ascii=False))
 
 
 def repair(
     deltas: Iterable[Delta], producer: SyncProducer, *, data: str | PurePath | None = None
-) -> Repaired:
+) -> RepairResult:
     """Send deltas of a repair through the service, and wait for all outcomes.
 
     `data`: the directory that was audited: nothing is sent if the service has another log.
@@ -87,15 +87,15 @@ def repair(
     data = None if data is None else check_path("data", data)
     if data is not None and connected is not None and connected != (wanted := log_id_of(data)):
         raise log_mismatch_error("the producer's service", connected, data, wanted)
-    repaired = Repaired()
+    result = RepairResult()
     waiting: deque[tuple[Delta, SyncReceipt]] = deque()
     for delta in deltas:
         waiting.append((delta, producer.offer(delta)))
         if len(waiting) > IN_FLIGHT_MAX:
-            _take_outcome(*waiting.popleft(), repaired)
+            _take_outcome(*waiting.popleft(), result)
     while waiting:
-        _take_outcome(*waiting.popleft(), repaired)
-    return repaired
+        _take_outcome(*waiting.popleft(), result)
+    return result
 
 
 def log_id_of(data: str) -> bytes:
@@ -112,7 +112,7 @@ def log_mismatch_error(name: str, log_id: bytes, data: str, expected: bytes) -> 
     )
 
 
-async def repair_directory(deltas: Iterable[Delta], data: str | PurePath) -> Repaired:
+async def repair_directory(deltas: Iterable[Delta], data: str | PurePath) -> RepairResult:
     """Write deltas of a repair into a data directory that no server uses.
 
     Raises UsageError where it holds no log; LogBusy, Refused, OSError.
@@ -121,31 +121,31 @@ async def repair_directory(deltas: Iterable[Delta], data: str | PurePath) -> Rep
 
     data, deltas = check_path("data", data), _check_iterable("deltas", deltas, _DELTAS)
     open_directory(data)  # otherwise the propagator would create it
-    repaired = Repaired()
+    result = RepairResult()
     async with Propagator(data=data) as propagator:
         for delta in deltas:
             try:
                 await propagator.publish(delta)
             except Refused as refusal:
-                _note_refusal(delta, refusal, repaired)
+                _note_refusal(delta, refusal, result)
             else:
-                repaired.mended += 1
-    return repaired
+                result.repaired += 1
+    return result
 
 
-def _take_outcome(delta: Delta, receipt: SyncReceipt, repaired: Repaired) -> None:
+def _take_outcome(delta: Delta, receipt: SyncReceipt, result: RepairResult) -> None:
     try:
         receipt.result()
     except Refused as refusal:
-        _note_refusal(delta, refusal, repaired)
+        _note_refusal(delta, refusal, result)
     else:
-        repaired.mended += 1
+        result.repaired += 1
 
 
-def _note_refusal(delta: Delta, refusal: Refused, repaired: Repaired) -> None:
+def _note_refusal(delta: Delta, refusal: Refused, result: RepairResult) -> None:
     if refusal.code is ErrorCode.CONFLICT:
-        repaired.moved_on += 1
+        result.changed += 1
     else:
-        repaired.refused += 1
-    if len(repaired.reasons) < REPORTED_MAX:
-        repaired.reasons.append(f"{delta.namespace} {delta.vector_id}: {refusal.message}")
+        result.refused += 1
+    if len(result.reasons) < REPORTED_MAX:
+        result.reasons.append(f"{delta.namespace} {delta.vector_id}: {refusal.message}")

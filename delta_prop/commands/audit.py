@@ -12,7 +12,7 @@ from delta_prop.auditing.audit import audit
 from delta_prop.auditing.audit_scope import read_known_sinks, read_quarantined_keys
 from delta_prop.auditing.contents import Lines
 from delta_prop.auditing.repairing import (
-    Repaired,
+    RepairResult,
     log_id_of,
     log_mismatch_error,
     repair,
@@ -63,7 +63,7 @@ def run_audit(options: Namespace) -> int:
         with StorageSinkFile(options.storage):
             pass  # opening the file raises if it is not a valid sink file
     sink = options.storage if options.contents is None else Lines(options.contents)
-    found = audit(options.data, sink, come=options.come, name=name)
+    found = audit(options.data, sink, next_offset=options.next_offset, name=name)
     counts: Counter[str] = Counter()
     progress = system.Progress()
     progress.report("the sink is compared with the log")
@@ -78,8 +78,8 @@ def run_audit(options: Namespace) -> int:
         note_differences(counts)
         if not counts or not options.repair:
             return FAILED if counts else OK
-        repaired = apply_repair(_read_repair_deltas(spool), options, target)
-    return note_repair(repaired, counts)
+        result = apply_repair(_read_repair_deltas(spool), options, target)
+    return note_repair(result, counts)
 
 
 def _check_local(options: Namespace) -> None:
@@ -121,8 +121,10 @@ def check_target(options: Namespace) -> Remote | None:
     """Return the service that a repair is sent to, None for the directory. Raises UsageError."""
     if options.server is not None and not options.repair:
         raise UsageError("--to: only a repair sends something; add --repair")
-    if options.come is not None and (options.contents is None or options.come < 0):
-        raise UsageError(f"--come {options.come}: give it beside --contents, an offset from 0 on")
+    if options.next_offset is not None and (options.contents is None or options.next_offset < 0):
+        raise UsageError(
+            f"--next-offset {options.next_offset}: give an offset of at least 0, together with --contents"
+        )
     return None if options.server is None else remote_of(options, "--to")
 
 
@@ -134,7 +136,7 @@ def find_sink_name(options: Namespace) -> str | None:
     return "storage" if options.storage is not None and "storage" in read_known_sinks(options.data) else None
 
 
-def apply_repair(deltas: Iterable[Delta], options: Namespace, target: Remote | None) -> Repaired:
+def apply_repair(deltas: Iterable[Delta], options: Namespace, target: Remote | None) -> RepairResult:
     """Send the deltas of a repair, or append them to the directory.
 
     Raises Refused, Unreachable, LogBusy.
@@ -153,15 +155,15 @@ def note_differences(counts: Counter[str]) -> None:
     system.note(f"{counts.total():,} differences: {kinds}" if counts else "no differences")
 
 
-def note_repair(repaired: Repaired, counts: Counter[str]) -> int:
+def note_repair(result: RepairResult, counts: Counter[str]) -> int:
     """Report the outcome of a repair; return the exit status."""
     system.note(
-        f"{repaired.mended:,} of {counts.total():,} were republished; {repaired.moved_on:,} have changed "
-        f"since, {repaired.refused:,} were refused"
+        f"{result.repaired:,} of {counts.total():,} were republished; {result.changed:,} have changed "
+        f"since, {result.refused:,} were refused"
     )
-    for line in repaired.reasons:
+    for line in result.reasons:
         system.note(line)
-    return OK if repaired.mended == counts.total() else FAILED
+    return OK if result.repaired == counts.total() else FAILED
 
 
 @contextmanager

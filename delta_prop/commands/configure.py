@@ -39,7 +39,7 @@ async def check(file: str) -> int:
         raise UsageError(f"{file}: {error}") from None
     sinks = ", ".join(one.name for one in configuration.sinks) or "none"
     gib = configuration.memory_bytes_max() / (1 << 30)
-    system.confirm(f"{file}: sound; sinks: {sinks}; memory: up to {gib:,.1f} GiB, plus the sinks' own")
+    system.confirm(f"{file}: valid; sinks: {sinks}; memory: up to {gib:,.1f} GiB, plus the sinks' own")
     return OK
 
 

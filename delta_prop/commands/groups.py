@@ -26,7 +26,7 @@ _POLL_S = 0.05
 
 
 def list_directory_groups(data: str, *, as_json: bool) -> int:
-    """List every group of a directory; return exit status 1 if a group's cursor is damaged.
+    """List every group of a directory; return exit status 1 if a group's cursor is corrupted.
 
     Raises UsageError, LogCorrupted, OSError.
     """
@@ -34,11 +34,11 @@ def list_directory_groups(data: str, *, as_json: bool) -> int:
         found = [one for one in read_sinks(disk, log) if one["kind"] == "group"]
     rows = [
         {"name": one["name"], "offset": one["offset"], "lag": one["lag"]}
-        | ({"damage": one["damage"]} if "damage" in one else {})
+        | ({"corruption": one["corruption"]} if "corruption" in one else {})
         for one in found
     ]
     _print_groups(rows, as_json=as_json)
-    return FAILED if any("damage" in one for one in rows) else OK
+    return FAILED if any("corruption" in one for one in rows) else OK
 
 
 async def list_server_groups(link: ConnectOptions, *, as_json: bool) -> int:
@@ -107,7 +107,7 @@ def _print_groups(groups: list[dict[str, Any]], *, as_json: bool) -> None:
     system.put(f"{'group':24}  {'offset':>12}  {'lag':>12}  notes")
     for one in groups:
         offset, lag = ("?" if at is None else f"{at:,}" for at in (one["offset"], one["lag"]))
-        notes = [one["damage"]] if "damage" in one else []
+        notes = [one["corruption"]] if "corruption" in one else []
         if "has_member" in one:
             notes.append("a member reads" if one["has_member"] else "nobody reads")
         if one.get("standing_by"):

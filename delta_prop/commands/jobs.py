@@ -41,7 +41,7 @@ async def list_server_jobs(link: ConnectOptions, *, as_json: bool) -> int:
 
 
 def list_directory_jobs(data: str, *, as_json: bool) -> int:
-    """Print all jobs of a directory; return exit status 1 if a decision is damaged.
+    """Print all jobs of a directory; return exit status 1 if a decision is corrupted.
 
     Raises UsageError, OSError.
     """

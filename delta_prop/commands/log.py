@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from delta_prop.commands import system
 from delta_prop.commands.log_positions import EARLIEST, LATEST, parse_position, reached_offset
 from delta_prop.commands.readonly_log import open_disk, open_readonly_log, snapshot_to_json
-from delta_prop.cursors import cursors_damage
+from delta_prop.cursors import cursors_corruption
 from delta_prop.dates import format_time
 from delta_prop_broker.log.corruption import REPAIR, LogCorrupted
 from delta_prop_broker.log.files.paths import DIRECTORY
@@ -100,11 +100,11 @@ def _control_fields(batch: Batch, row: int) -> dict[str, Any]:
     if kind is not ControlType.REFUSED:
         return {"op": "control", "type": "unknown" if kind is None else kind.name.lower()}
     code = refused_code(batch, row)
-    return {"op": "void", "error": ErrorCode(code).name if code in set(ErrorCode) else str(code)}
+    return {"op": "noop", "error": ErrorCode(code).name if code in set(ErrorCode) else str(code)}
 
 
 def _format_row(row: dict[str, Any]) -> str:
-    if row["op"] in ("void", "control"):
+    if row["op"] in ("noop", "control"):
         vector = row.get("error") or row["type"]
     else:
         vector = row.get("vector") or f"{row['namespace']} {row['vector_id']}"
@@ -125,36 +125,40 @@ def verify(data: str, *, as_json: bool) -> int:
     found = _scan_log(disk)
     if found.corruptions:  # the writer may have removed a segment meanwhile: real corruption stays
         found = _scan_log(disk)
-    fields: dict[str, Any] = {"sound": not found.corruptions, "frames": found.frames, "deltas": found.rows}
+    fields: dict[str, Any] = {"intact": not found.corruptions, "frames": found.frames, "deltas": found.rows}
     fields |= {"bytes": found.bytes, "start_offset": found.start_offset, "next_offset": found.next_offset}
-    fields |= {"torn_tail": found.torn_tail is not None, "damages": len(found.corruptions)}
+    fields |= {"torn_tail": found.torn_tail is not None, "corruptions": len(found.corruptions)}
     fields |= {"snapshots": len(found.snapshots), "snapshot_rows": sum(found.snapshots.values())}
     fields |= {"snapshot_offset": max(found.snapshots, default=None), "checkpoints": found.checkpoints}
     if as_json:
         system.put(
             json.dumps(
                 fields
-                | {"first_damage": _corruption_to_json(found.corruptions[0]) if found.corruptions else None}
+                | {
+                    "first_corruption": _corruption_to_json(found.corruptions[0])
+                    if found.corruptions
+                    else None
+                }
             )
         )
         return FAILED if found.corruptions else OK
-    state = f"{len(found.corruptions)} corruptions" if found.corruptions else "sound"
+    state = f"{len(found.corruptions)} corruptions" if found.corruptions else "intact"
     system.put(
         f"{found.rows:,} deltas in {found.frames:,} frames of {found.bytes:,} bytes, "
         f"offsets {found.start_offset} to {found.next_offset}: {state}"
     )
     for offset, rows in found.snapshots.items():
-        system.put(f"snapshot of {rows:,} rows at offset {offset}: sound")
+        system.put(f"snapshot of {rows:,} rows at offset {offset}: intact")
     if 0 < found.start_offset <= max(found.snapshots, default=0):
         system.put(f"offsets before {found.start_offset}: only the snapshot has them")
     if found.checkpoints:
-        system.put(f"checkpoints: {found.checkpoints}, sound")
+        system.put(f"checkpoints: {found.checkpoints}, intact")
     if found.torn_tail is not None:
         system.put(
             f"after them {found.torn_tail.path}, byte {found.torn_tail.position}: {found.torn_tail.reason}"
         )
-    for damage in found.corruptions[:_REPORTED_MAX]:
-        system.note(damage.description)
+    for corruption in found.corruptions[:_REPORTED_MAX]:
+        system.note(corruption.description)
     if len(found.corruptions) > _REPORTED_MAX:
         system.note(f"and {len(found.corruptions) - _REPORTED_MAX} more")
     if found.corruptions:
@@ -191,8 +195,8 @@ def _scan_log(disk: Disk) -> _VerifyReport:
             result.torn_tail = found
         else:
             result.corruptions.append(found)
-    end = max([result.next_offset, *(damage.end or 0 for damage in result.corruptions)])
-    for one in (*saved, *filter(None, [cursors_damage(disk)])):
+    end = max([result.next_offset, *(corruption.end or 0 for corruption in result.corruptions)])
+    for one in (*saved, *filter(None, [cursors_corruption(disk)])):
         if isinstance(one, LogCorrupted):
             result.corruptions.append(one)
         elif one.offset > end:

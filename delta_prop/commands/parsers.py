@@ -225,7 +225,7 @@ def _add_log(verbs: Any) -> None:
     add_json_argument(show)
     show.set_defaults(run=_show_log)
 
-    verify = add_verb_parser(below, "verify", "read and check all; 1 if damaged", "log verify --data facts")
+    verify = add_verb_parser(below, "verify", "read and check all; 1 if corrupted", "log verify --data facts")
     add_data_argument(verify)
     add_json_argument(verify)
     verify.set_defaults(run=_verify_log)
@@ -356,7 +356,7 @@ def _add_status(verbs: Any, run: Runner) -> None:
         "status",
         "the state of a data directory, or of a server",
         "status --data facts --json | delta-prop status --http localhost:7374",
-        description="Exit status 1 if a directory is damaged, or a server not ready.",
+        description="Exit status 1 if a directory is corrupted, or a server not ready.",
     )
     add_source_arguments(parser, "--http", "a server's HTTP port")
     add_json_argument(parser)

@@ -128,7 +128,7 @@ def _add_config(verbs: Any, run: Runner) -> None:
     )
     below = parser.add_subparsers(title="verbs", metavar="VERB", dest="config_verb", required=True)
     check = add_verb_parser(
-        below, "check", "print one line: sound, or the first error", "config check delta-prop.toml"
+        below, "check", "print one line: valid, or the first error", "config check delta-prop.toml"
     )
     check.add_argument("file", metavar="FILE")
     check.set_defaults(run=partial(_check_config, run))

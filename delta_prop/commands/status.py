@@ -10,7 +10,7 @@ from delta_prop.commands.quarantine import describe_quarantine, read_quarantines
 from delta_prop.commands.readonly_log import open_disk, open_readonly_log, snapshot_to_json
 from delta_prop.commands.request_client import read_pending_requests
 from delta_prop.commands.screen import format_lag
-from delta_prop.cursors import cursors_damage, read_cursors, write_cursors
+from delta_prop.cursors import cursors_corruption, read_cursors, write_cursors
 from delta_prop.dates import format_time
 from delta_prop.group_cursor import forget_group, read_groups
 from delta_prop.operator_requests import forget_requests
@@ -37,25 +37,25 @@ OK, FAILED = 0, 1
 
 
 def show_status(data: str, *, as_json: bool) -> int:
-    """Print the log's state; return exit status 1 if damage is seen. Only `log verify` reads all frames.
+    """Print the log's state; return exit status 1 if corruption is seen. Only `log verify` reads all frames.
 
     Raises UsageError, FormatUnknown, OSError.
     """
     disk = open_disk(data)
     writer = system.find_lock_holder(data, LOCK_PATH)
-    fields: dict[str, Any] = {"data": data, "health": "sound", "writer": writer}
+    fields: dict[str, Any] = {"data": data, "health": "intact", "writer": writer}
     try:
         with open_readonly_log(data) as (_, log, report):
             fields |= _status_to_json(disk, log, report)
-    except LogCorrupted as damage:
-        fields |= {"health": "damaged", "damage": str(damage)}
+    except LogCorrupted as corruption:
+        fields |= {"health": "corrupted", "corruption": str(corruption)}
     if as_json:
         system.put(json.dumps(fields))
     else:
         lags = dict(flatten({"lags": fields.pop("lags", {})}))
         lines = fields | lags if "log_id" in fields else fields
         system.put_all(f"{name:13}  {format_value(value)}" for name, value in lines.items())
-    return OK if fields["health"] == "sound" else FAILED
+    return OK if fields["health"] == "intact" else FAILED
 
 
 def _status_to_json(disk: Disk, log: DurableLog, report: RecoveryReport) -> dict[str, Any]:
@@ -63,17 +63,19 @@ def _status_to_json(disk: Disk, log: DurableLog, report: RecoveryReport) -> dict
     fields: dict[str, Any] = {"log_id": log.log_id.hex(), "epoch": log.epoch, "closed": report.clean}
     fields |= {"start_offset": log.start_offset, "next_offset": log.high_watermark}
     fields |= {"segments": report.segments, "bytes": report.bytes, "bytes_free": disk.free_bytes()}
-    fields["bytes_room"] = max(fields["bytes_free"] - log.settings.free_bytes_min, 0)  # with default settings
+    fields["bytes_until_full"] = max(
+        fields["bytes_free"] - log.settings.free_bytes_min, 0
+    )  # with default settings
     known = read_sinks(disk, log)
     fields |= {"sinks": len(known), "snapshot": None}
     fields["lags"] = lags_of(known, "name")
-    faults = [one["damage"] for one in known if "damage" in one]
-    faults += _damage_of_cursors(disk)
-    fields |= {"health": "damaged", "damage": "; ".join(faults)} if faults else {}
+    faults = [one["corruption"] for one in known if "corruption" in one]
+    faults += _corruption_of_cursors(disk)
+    fields |= {"health": "corrupted", "corruption": "; ".join(faults)} if faults else {}
     try:
         fields["snapshot"] = snapshot_to_json(log)
-    except LogCorrupted as damage:
-        fields |= {"health": "damaged", "damage": str(damage)}
+    except LogCorrupted as corruption:
+        fields |= {"health": "corrupted", "corruption": str(corruption)}
     counts = read_quarantines(disk, log.log_id, log.epoch_end)
     fields["quarantined"] = {name: len(held) for name, held in counts.items() if len(held)}
     fields["jobs"] = JobFiles(disk).count()
@@ -105,23 +107,23 @@ def format_value(value: object) -> str:
 
 
 def show_sinks(data: str, *, as_json: bool) -> int:
-    """Print every sink and group with a cursor beside the log; return exit status 1 if a cursor is damaged.
+    """Print every sink and group with a cursor beside the log; return exit status 1 if a cursor is corrupted.
 
     Raises UsageError, LogCorrupted, OSError.
     """
     with open_readonly_log(data) as (disk, log, _):
-        found, faults = read_sinks(disk, log), _damage_of_cursors(disk)
+        found, faults = read_sinks(disk, log), _corruption_of_cursors(disk)
     _put_sinks(found, as_json=as_json)
-    for damage in faults:
-        system.note(damage)
-    return FAILED if faults or any("damage" in one for one in found) else OK
+    for corruption in faults:
+        system.note(corruption)
+    return FAILED if faults or any("corruption" in one for one in found) else OK
 
 
-def _damage_of_cursors(disk: Disk) -> list[str]:
-    """Describe the damage of the cursors' file with its fix, if there is any."""
-    damage = cursors_damage(disk)
+def _corruption_of_cursors(disk: Disk) -> list[str]:
+    """Describe the corruption of the cursors' file with its fix, if there is any."""
+    corruption = cursors_corruption(disk)
     cure = "put a copy of the file from a backup in its place, or remove it, and sinks register again"
-    return [] if damage is None else [f"{damage.description}: {cure}"]
+    return [] if corruption is None else [f"{corruption.description}: {cure}"]
 
 
 def _put_sinks(found: list[dict[str, Any]], *, as_json: bool) -> None:
@@ -138,7 +140,7 @@ def _put_sinks(found: list[dict[str, Any]], *, as_json: bool) -> None:
         numbers = f"{offset:>12}  {lag:>12}  {format_lag(one['lag_s']):>8}  {one.get('quarantined', 0):>11,}"
         requested = [f"{verb} requested" for verb in one.get("asked", ())]
         states = [state for state in ("rebuilding", "paused") if one.get(state)]
-        notes = ", ".join(states + requested + ([one["damage"]] if "damage" in one else []))
+        notes = ", ".join(states + requested + ([one["corruption"]] if "corruption" in one else []))
         system.put(f"{one['name']:24}  {one['kind']:6}  {numbers}  {needed:8}  {notes}".rstrip())
 
 
@@ -162,7 +164,7 @@ def read_sinks(disk: Disk, log: DurableLog) -> list[dict[str, Any]]:
         found[-1] |= {"asked": list(dict.fromkeys(asked))} if asked else {}
     for name, offset in read_groups(disk, log.log_id).items():
         found.append({"name": name, "kind": "group", "offset": None, "required": False})
-        found[-1] |= {"damage": str(offset)} if isinstance(offset, UsageError) else {"offset": offset}
+        found[-1] |= {"corruption": str(offset)} if isinstance(offset, UsageError) else {"offset": offset}
     return [one | _measure_lag(log, one["offset"]) for one in found]
 
 

@@ -227,7 +227,7 @@ class JobFiles:
         known = corrupted.keys() | {stem_of(one.job) for one in decided}
         parts = {name.partition("-")[0] for name in self.disk.list(DIRECTORY) if name.endswith(SUFFIX)}
         counts = Counter(one.state.value for one in decided)
-        counts |= Counter({JobState.STAGING.value: len(parts - known), "damaged": len(corrupted)})
+        counts |= Counter({JobState.STAGING.value: len(parts - known), "corrupted": len(corrupted)})
         return {state: count for state, count in counts.items() if count}
 
     def write_decision(self, decision: JobDecision) -> None:

@@ -65,7 +65,7 @@ class VirtualNetwork:
         other._shared = self._shared
         return other
 
-    def set_way(self, source: str, target: str, conditions: NetworkConditions) -> None:
+    def set_path(self, source: str, target: str, conditions: NetworkConditions) -> None:
         """Set conditions of its own for the path from one host to another."""
         self._shared.own_conditions[source, target] = conditions
         self._shared.update_paths()

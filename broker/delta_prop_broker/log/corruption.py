@@ -15,7 +15,7 @@ REPAIR = (
     "`delta-prop log export --skip-corrupt` exports the readable part, a copy of the file from a backup "
     "or another machine repairs it"
 )
-CURE = f"nothing was changed; `delta-prop log verify` lists all damage, {REPAIR}"
+CURE = f"nothing was changed; `delta-prop log verify` lists all corruption, {REPAIR}"
 
 
 class LogCorrupted(DeltaPropError):
@@ -48,7 +48,7 @@ class LogCorrupted(DeltaPropError):
         where = "" if self.position is None else f", byte {self.position}"
         what = "" if self.offset is None else f", offset {self.offset}"
         what += "" if self.offset is None or self.end is None else f" to {self.end}"
-        return f"damage in {path}{where}{what}: {self.reason}"
+        return f"corruption in {path}{where}{what}: {self.reason}"
 
 
 @contextmanager

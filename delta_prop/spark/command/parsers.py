@@ -169,7 +169,10 @@ def add_audit_verb(verbs: Any) -> None:
         "or CSV; a file, or a folder of them",
     )
     parser.add_argument(
-        "--come", metavar="OFFSET", type=int, help="next offset of the sink in TABLE; default: the log's end"
+        "--next-offset",
+        metavar="OFFSET",
+        type=int,
+        help="next offset of the sink in TABLE; default: the log's end",
     )
     parser.add_argument(
         "--sink",

@@ -215,7 +215,7 @@ def run_audit(options: Namespace) -> int:
     with _open_session(options, progress) as spark:
         progress.report("the sink is compared with the log")
         sink = options.storage if options.contents is None else read_table(spark, options.contents)
-        found = audit(spark, options.data, sink, come=options.come, name=name).localCheckpoint()
+        found = audit(spark, options.data, sink, next_offset=options.next_offset, name=name).localCheckpoint()
         kinds = found.groupBy("difference").count().collect()
         counts = Counter({row.difference: row["count"] for row in kinds})
         progress.end()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from delta_prop.auditing import Repaired
+    from delta_prop.auditing import RepairResult
     from delta_prop.client import SyncProducer
     from delta_prop.spark.reads.segments import LogView
     from delta_prop_wire.delta import Delta
@@ -47,14 +47,14 @@ def audit(
     path: str,
     sink: str | DataFrame,
     *,
-    come: int | None = None,
+    next_offset: int | None = None,
     name: str | None = None,
 ) -> DataFrame:
     """Return every difference between a sink and the log in a data directory, with reason and repair.
 
     `sink`: a storage sink's file, which may be in use, or a table of another sink's contents (`contents_of`).
-    A sink is compared up to its own cursor: the file's, or `come`, the offset after the last delta that it
-    has applied (None: the log's end). `name`: the sink's name; vectors of which its quarantine holds deltas
+    A sink is compared up to its own cursor: the file's, or `next_offset`, the offset after the last delta
+    that it has applied (None: the log's end). `name`: the sink's name; vectors of which its quarantine holds deltas
     are reported as quarantined, and not repaired. The columns are `DIFFERENCES_DDL`; see `repair`.
 
     Raises UsageError if the file or the log lacks what the comparison needs; Refused, LogCorrupted, OSError.
@@ -68,7 +68,7 @@ def audit(
     if isinstance(sink, DataFrame):
         spread = _make_table_spread(buckets, metadata="metadata" in sink.columns)
         sink_blobs = normalize_columns(sink).mapInArrow(spread, BLOBS_DDL)
-        reached = log.end if come is None else come
+        reached = log.end if next_offset is None else next_offset
     else:
         reached = sink_offset_in(sink, path, log)
         # All rows are read now, in one transaction, so that the log opened after it has their deltas.
@@ -110,7 +110,7 @@ def repairs(found: DataFrame) -> Iterator[Delta]:
     return auditing.repairs(differences_in(found.where("op is not null")))
 
 
-def repair(found: DataFrame, producer: SyncProducer, *, data: str | PurePath | None = None) -> Repaired:
+def repair(found: DataFrame, producer: SyncProducer, *, data: str | PurePath | None = None) -> RepairResult:
     """Send the repairs of an audit's differences and wait for all outcomes; see `delta_prop.auditing.repair`.
 
     Raises UsageError, Refused, Unreachable.

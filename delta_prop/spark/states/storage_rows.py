@@ -24,7 +24,7 @@ _NO_INDICES = pa.array([], pa.uint32())
 
 
 def read_states(rows: SinkRows) -> Iterator[pa.Table]:
-    """Yield all rows. Raises UsageError if the file is damaged."""
+    """Yield all rows. Raises UsageError if the file is corrupted."""
     return map(_to_table, rows.read_pages())
 
 

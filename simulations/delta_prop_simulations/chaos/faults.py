@@ -100,7 +100,7 @@ class Nemesis:
             self._network.heal(*path)
         self._network.conditions = NetworkConditions()
         for path in sorted(self._slow_links):
-            self._network.set_way(*path, NetworkConditions())
+            self._network.set_path(*path, NetworkConditions())
         for host in self._hosts.values():
             host.machine.remove_disk_fault()
             host.machine.thread_faults = ThreadFaults()
@@ -209,9 +209,9 @@ class Nemesis:
     async def _slow_link(self, strike: StrikePlan) -> bool:
         here, there = strike.on.split(">")
         self._slow_links.add((here, there))
-        self._network.set_way(here, there, replace(self._network.conditions, bytes_per_s=strike.amount))
+        self._network.set_path(here, there, replace(self._network.conditions, bytes_per_s=strike.amount))
         await anyio.sleep(strike.for_s)
-        self._network.set_way(here, there, self._network.conditions)
+        self._network.set_path(here, there, self._network.conditions)
         return True
 
     # --- sinks

@@ -168,20 +168,20 @@ def check_log(history: LogHistory, internals: Internals) -> int:
         f"{who} ends at {log.next_offset}, its high watermark is {log.high_watermark}",
     )
     by_offset = {logged.offset: logged for logged in history.batches}
-    require(history.next_offset == log.next_offset, "damage", f"{who} ends at {log.next_offset}")
+    require(history.next_offset == log.next_offset, "corruption", f"{who} ends at {log.next_offset}")
     while at < log.high_watermark:
         try:
             found = log.read(at, rows_max=BATCH_ROWS_MAX, bytes_max=READ_BYTES_MAX)
         except (DeltaPropError, OSError) as error:
-            raise Violation("damage", f"{who} cannot be read at {at}: {error}") from error
-        require(bool(found) and found[-1].next_offset > at, "damage", f"{who} returns nothing at {at}")
+            raise Violation("corruption", f"{who} cannot be read at {at}: {error}") from error
+        require(bool(found) and found[-1].next_offset > at, "corruption", f"{who} returns nothing at {at}")
         for logged in found:
             same = by_offset.get(logged.offset)
             if same is None or _comparable_row(same) != _comparable_row(logged):
                 what = (
                     f"{who} holds at {logged.offset} a batch that was never appended: {logged.batch.dot(0)}"
                 )
-                raise Violation("damage", what)
+                raise Violation("corruption", what)
             rows += logged.count
         at = found[-1].next_offset
     return rows

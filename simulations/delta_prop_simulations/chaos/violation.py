@@ -26,7 +26,7 @@ CHECKS = {
     "counter": "a vector holds the sum of what each writer's acknowledged deltas added",
     "subscriber": "a subscriber gets each delta of its topics, in order, and none that it had saved",
     "quarantine": "only poison and its dependents are quarantined",
-    "damage": "the log on disk is readable, and holds what was appended",
+    "corruption": "the log on disk is readable, and holds what was appended",
     "progress": "after healing, all work is processed before a deadline",
     "work": "a call with redelivered deltas folds each vector once, however many they are",
     "hang": "no task waits for ever",

@@ -222,16 +222,16 @@ class ClusterRun:
             reset_bytes_mean=link.reset_mb_mean * 1e6 or None,
         )
         there, back = link.between
-        self.network.set_way(there, back, conditions)
-        self.network.set_way(back, there, conditions)
+        self.network.set_path(there, back, conditions)
+        self.network.set_path(back, there, conditions)
 
     async def _cut(self, link: LinkSpec, cut: Cut) -> None:
         await anyio.sleep_until(cut.begin)
         there, back = link.between
         paths = {"there": [(there, back)], "back": [(back, there)]}.get(
-            cut.way, [(there, back), (back, there)]
+            cut.direction, [(there, back), (back, there)]
         )
-        self.trace.note("cut", there, back, cut.way)
+        self.trace.note("cut", there, back, cut.direction)
         for path in paths:
             self.network.cut(*path)
         await anyio.sleep(cut.lasts)

@@ -43,11 +43,11 @@ class MachineSpec:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A time in which nothing passes: in both directions, or in one (`there`: from the first host named)."""
+    """A time in which nothing passes: in both directions, or in one (`there`: from the host named first)."""
 
     begin: float
     lasts: float
-    way: CutDirection = "both"
+    direction: CutDirection = "both"
 
     def __post_init__(self) -> None:
         _check_within("from", self.begin, 0.0, _TIME_MAX)

@@ -345,7 +345,7 @@ async def _failing_backgrounds(player: Player) -> None:
         reached = fault.calls >= number
         fault.clear()
         await _resume_delivery(player, deliveries, failure)
-        await player.deliver(grow(player, f"mended-{number}"))
+        await player.deliver(grow(player, f"repaired-{number}"))
         await player.check_view(
             "failure", f"after call {number} of the thread port failed beside background()"
         )

@@ -149,7 +149,7 @@ class _Recovery:
         if file is not None:
             file.close()
         if broken:
-            self._report.notes.append(f"{path}: {broken} of 2 slots damaged, not used")
+            self._report.notes.append(f"{path}: {broken} of 2 slots corrupted, not used")
         if point is not None:
             self._recovery_point, self._has_recovery_point = point, True
         self._report.clean = self._recovery_point.clean
@@ -191,7 +191,7 @@ class _Recovery:
             raise LogCorrupted(path, "the file is missing", offset=start, end=bases[0])
         if not self._has_recovery_point and not self._report.created:
             path = f"{self._directory}/{RECOVERY_POINT}"
-            self._report.notes.append(f"{path} is missing or damaged: only the frames show what was synced")
+            self._report.notes.append(f"{path} is missing or corrupted: only the frames show what was synced")
         self._evidence = max(self._evidence, bases[-1])
 
     def _load_sealed(self, segment: Segment, after: int) -> None:

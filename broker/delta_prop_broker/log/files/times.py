@@ -50,7 +50,7 @@ def read_times(disk: Disk, directory: str, notes: list[str]) -> Times:
         return Times()
     checksum, _, body = raw.partition(b"\n")
     if checksum != b"%08x" % crc32c(body):
-        notes.append(f"{path} is damaged and not used: all that the log holds counts as new")
+        notes.append(f"{path} is corrupted and not used: all that the log holds counts as new")
         return Times()
     fields = json.loads(body)
     return Times(

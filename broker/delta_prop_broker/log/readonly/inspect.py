@@ -164,7 +164,7 @@ def _read_recovery_point(disk: Disk, directory: str) -> tuple[RecoveryPoint | No
     finally:
         file.close()
     if broken:
-        return point, f"{broken} of its 2 slots are damaged"
+        return point, f"{broken} of its 2 slots are corrupted"
     return point, "it is empty" if point is None else None
 
 
