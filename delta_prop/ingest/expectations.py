@@ -20,7 +20,7 @@ def check_expects(batch: Batch, head_of: Callable[[str, str], Head | None], rows
 
     `head_of`: returns a vector's head before the batch, None if there is none.
     """
-    expects = dict(reversed(batch.expects))  # the first expectation of a row counts
+    expects = batch.expect_by_row
     namespaces, keys, kinds = batch.namespaces, batch.keys, batch.kinds
     named = {(namespaces[row], keys[row]) for row in expects}
     heads = dict[tuple[str, str], Head | None]()

@@ -122,11 +122,11 @@ class VectorHeads:
 
     def check(self, batch: Batch, load: Callable[[str, str], Head | None]) -> None:
         """Raise Refused for the first row that cannot apply: dimension, unknown vector, `expect`."""
-        expects = () if batch.homogeneous else batch.expects
+        expects = {} if batch.homogeneous else batch.expect_by_row
         try:
             self._check_apply(batch)
         except InvalidDelta as refusal:
-            if expects and min(row for row, _ in expects) < (refusal.row or 0):
+            if expects and min(expects) < (refusal.row or 0):
                 check_expects(batch, partial(self._head, load=load), rows=refusal.row)
             raise
         if expects:

@@ -36,7 +36,7 @@ from delta_prop_wire.delta import (
 )
 from delta_prop_wire.encode import assemble, encode_batch, encode_noop, encode_vectors
 from delta_prop_wire.errors import InvalidDelta
-from delta_prop_wire.layout import Column
+from delta_prop_wire.layout import EXPECT, Column
 from delta_prop_wire.spec import COUNTER_MAX, DELTA_BYTES_MAX, DIMENSION_MAX, METADATA_BYTES_MAX, ErrorCode
 from delta_prop_wire.validate import (
     _check,
@@ -386,3 +386,28 @@ def test_bytes_where_a_kind_has_none_or_a_name_are_not_waved_through(kind: Kind)
     assert not homogeneous_is_valid(batch)
     with pytest.raises(InvalidDelta):
         validate_batch(batch)
+
+
+BAD = Dot(1, 0)
+
+
+def expecting(*expects: Dot) -> Batch:
+    """A batch of one row that has these entries in its column of expectations."""
+    batch = encode_batch([replace(GOOD, expect=expects[0])], origin=7, base=1)
+    columns = {Column(place): batch.column(Column(place)) for place in range(len(Column))}
+    columns[Column.EXPECTS] = b"".join(EXPECT.pack(0, 0, *dot) for dot in expects)
+    return assemble(
+        {column: raw for column, raw in columns.items() if raw is not None},
+        attributes=batch.attributes, count=batch.count, origin=7, epoch=0, base=1,
+        hybrid_time=batch.hybrid_time, kinds_mask=batch.kinds_mask, dimension=batch.dimension,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("later", [BAD, ABSENT, Dot(2, 2)])
+def test_row_with_several_expectations_is_judged_by_the_first(later: Dot) -> None:
+    valid = expecting(Dot(1, 1), later)
+    validate_batch(valid)
+    assert valid.delta(0).expect == Dot(1, 1)
+    with pytest.raises(InvalidDelta) as refused:
+        validate_batch(expecting(BAD, Dot(1, 1), later))
+    assert (refused.value.field, refused.value.row) == ("expect", 0)

@@ -320,6 +320,11 @@ class Batch:
         return () if raw is None else tuple((e[0], Dot(e[2], e[3])) for e in EXPECT.iter_unpack(raw))
 
     @lazy
+    def expect_by_row(self) -> dict[int, Dot]:
+        """The dot that each such row expects: of several entries of a row, the first counts."""
+        return dict(reversed(self.expects))
+
+    @lazy
     def tags(self) -> tuple[tuple[int, str], ...]:
         """(row, custom topic) for each custom topic of a row."""
         raw = self.column(Column.TAGS)
@@ -460,7 +465,7 @@ class Batch:
             source=source,
             metadata=self.metadata(row),
             topics=self._tags_by_row.get(row, ()),
-            expect=self._expect_by_row.get(row),
+            expect=self.expect_by_row.get(row),
         )
 
     # --- helpers
@@ -473,10 +478,6 @@ class Batch:
     @lazy
     def _tags_by_row(self) -> dict[int, tuple[str, ...]]:
         return _group_by_row(self.tags)
-
-    @lazy
-    def _expect_by_row(self) -> dict[int, Dot]:
-        return dict(reversed(self.expects))  # the first of several entries of a row counts
 
     def _row_values_of(self, row: int) -> NDArray[np.float32]:
         width = self.row_values

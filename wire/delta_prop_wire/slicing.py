@@ -121,7 +121,7 @@ def deltas_of(batch: Batch, source: Source = Source.LOCAL) -> Iterator[Delta]:
     if batch.counters is not None:
         counters = batch.counters.tolist()
     parents, topics = _group_by_row(batch.parents), _group_by_row(batch.tags)
-    expects = dict(reversed(batch.expects))
+    expects = batch.expect_by_row
     changes = map(batch.metadata, range(count)) if batch.has_metadata else repeat(None, count)
     times: Iterable[int] = repeat(batch.hybrid_time, count)
     if batch.columns_mask >> Column.TIMES & 1:

@@ -265,7 +265,7 @@ def _extras_are_valid(batch: Batch, columns: int) -> bool:
         batch.clock_entries <= CLOCK_ENTRIES_MAX
         and clock_is_valid(batch.clock)
         and _parents_are_valid(batch)
-        and all(1 <= dot.counter <= COUNTER_MAX or dot == ABSENT for _, dot in batch.expects)
+        and all(1 <= dot.counter <= COUNTER_MAX or dot == ABSENT for dot in batch.expect_by_row.values())
         and _tags_are_valid(batch)
         and _metadata_is_valid(batch)
     )
@@ -323,7 +323,6 @@ def _raise_first_fault(batch: Batch) -> NoReturn:
         parents[row].append(parent)
     for row, topic in batch.tags:
         topics[row].append(topic)
-    expects = dict(batch.expects)
     positions = {row: position for row, _, position in batch.parent_positions}
     numbers, blobs = np.diff(batch.value_bounds), np.diff(batch.blob_bounds)
     metadata_sizes = _sizes(batch, Column.METADATA_ENDS)
@@ -342,7 +341,7 @@ def _raise_first_fault(batch: Batch) -> NoReturn:
                     if metadata_sizes[row]
                     else None,
                     topics=tuple(topics.get(row, ())),
-                    expect=expects.get(row),
+                    expect=batch.expect_by_row.get(row),
                 )
             )
             if row in positions:

@@ -54,7 +54,7 @@ def audit(
 
     `sink`: a storage sink's file, which may be in use, or a table of another sink's contents (`contents_of`).
     A sink is compared up to its own cursor: the file's, or `next_offset`, the offset after the last delta
-    that it has applied (None: the log's end). `name`: the sink's name; vectors of which its quarantine holds deltas
+    that it has applied (None: the log's end). `name`: the sink's name; vectors with deltas in its quarantine
     are reported as quarantined, and not repaired. The columns are `DIFFERENCES_DDL`; see `repair`.
 
     Raises UsageError if the file or the log lacks what the comparison needs; Refused, LogCorrupted, OSError.
