@@ -17,6 +17,7 @@ from delta_prop_wire.spec import ErrorCode
 if TYPE_CHECKING:
     from delta_prop.pipeline import Pipeline
     from delta_prop.server.jobs import Job
+    from delta_prop.server.staging import Attempt
     from delta_prop_wire.frames import Decide, StagedPart
 
 JOB_BYTES_MAX = 255
@@ -90,25 +91,9 @@ def _commit_parts(
     job: Job | None, parts: tuple[StagedPart, ...], owner: str, pipeline: Pipeline
 ) -> tuple[CommittedPart, ...]:
     committed, origins = [], dict[int, int]()
-    for part in sorted(parts):
-        attempt = None if job is None else job.attempts.get((part.part, part.attempt))
-        staged = 0 if attempt is None else attempt.stored_deltas
-        if staged != part.deltas:
-            raise Refused(
-                ErrorCode.UNKNOWN_JOB,
-                f"part {part.part} of job {_describe_parts(parts, part)}: attempt {part.attempt} has "
-                f"{staged} deltas here, and the decision says {part.deltas}: nothing is decided: rerun the "
-                "job, all of it against this service",
-            )
+    for part, attempt in [(part, _find_attempt(job, part, parts)) for part in sorted(parts)]:
         if attempt is None or attempt.synced_position is None:
             continue
-        if part.checksum not in (0, attempt.synced_position.content_checksum):
-            raise Refused(
-                ErrorCode.UNKNOWN_JOB,
-                f"part {part.part} of job {_describe_parts(parts, part)}: its checksum is "
-                f"{attempt.synced_position.content_checksum} here, and the decision says {part.checksum}: "
-                "nothing is decided: rerun the job",
-            )
         origin = attempt.head.origin
         pipeline.origins.check_owner(origin, owner)
         if origin in origins:
@@ -125,6 +110,29 @@ def _commit_parts(
             )
         )
     return tuple(committed)
+
+
+def _find_attempt(job: Job | None, part: StagedPart, parts: tuple[StagedPart, ...]) -> Attempt | None:
+    """Return the attempt that a part names; None for one without deltas. Raises Refused if it differs."""
+    attempt = None if job is None else job.attempts.get((part.part, part.attempt))
+    staged = 0 if attempt is None else attempt.stored_deltas
+    if staged != part.deltas:
+        raise Refused(
+            ErrorCode.UNKNOWN_JOB,
+            f"part {part.part} of job {_describe_parts(parts, part)}: attempt {part.attempt} has "
+            f"{staged} deltas here, and the decision says {part.deltas}: nothing is decided: rerun the "
+            "job, all of it against this service",
+        )
+    if attempt is None or attempt.synced_position is None:
+        return attempt
+    if part.checksum not in (0, attempt.synced_position.content_checksum):
+        raise Refused(
+            ErrorCode.UNKNOWN_JOB,
+            f"part {part.part} of job {_describe_parts(parts, part)}: its checksum is "
+            f"{attempt.synced_position.content_checksum} here, and the decision says {part.checksum}: "
+            "nothing is decided: rerun the job",
+        )
+    return attempt
 
 
 def _describe_parts(parts: tuple[StagedPart, ...], part: StagedPart) -> str:

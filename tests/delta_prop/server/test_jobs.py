@@ -225,3 +225,15 @@ def test_beside_a_log_in_memory_there_are_no_jobs() -> None:
             decide(at.address, JOB, Decision.QUERY)
         with pytest.raises(Refused, match="in memory"):
             stage(at.address, 0, 1, rows(0, 5))
+
+
+def test_commit_of_a_duplicate_part_reports_a_missing_part_first() -> None:
+    with place(SimDisk()) as at:
+        part = stage(at.address, 0, 1, rows(0, 5))
+        with pytest.raises(Refused, match="BAD_REQUEST: parts 0 and 0"):
+            decide(at.address, JOB, Decision.COMMIT, [part, part])
+        for missing in (part._replace(part=4), part._replace(part=4, checksum=7)):
+            with pytest.raises(Refused, match="UNKNOWN_JOB: part 4"):
+                decide(at.address, JOB, Decision.COMMIT, [part, part, missing])
+        decide(at.address, JOB, Decision.COMMIT, [part])
+        assert published(at.address).published == 5
