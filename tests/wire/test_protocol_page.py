@@ -173,8 +173,8 @@ CLOSING = {ErrorCode.BAD_FRAME, ErrorCode.UNSUPPORTED_VERSION, ErrorCode.UNSUPPO
 """Codes that always close the connection."""
 
 
-def test_the_table_of_where_a_code_comes() -> None:
-    section = PAGE[PAGE.index("### Where a code comes") : PAGE.index("## Limits")]
+def test_table_of_codes_shows_where_each_occurs() -> None:
+    section = PAGE[PAGE.index("### Where each code occurs") : PAGE.index("## Limits")]
     rows = re.findall(r"^\| ([A-Z_]+) \| (.+) \|$", section, re.MULTILINE)
     assert [name for name, _ in rows] == [code.name for code in ErrorCode]
     refusals = {refusal.code for table in RULES.values() for refusal in table.values() if refusal is not None}
@@ -190,7 +190,7 @@ def test_the_table_of_where_a_code_comes() -> None:
         for cell in (producer, forwarder, staged):
             assert (cell == "open") == (code in RETRYABLE and cell != "–"), (name, cell)
         assert {*requests} <= {"refused", "closes", "–"}
-        assert connection_itself in ("closes", "ends its subscriptions", "goes on", "–")
+        assert connection_itself in ("closes", "ends its subscriptions", "stays open", "–")
         if code in refusals:  # said by somebody, or at a time, that the table forbids
             assert {cell.split(", ")[-1] for cell in (producer, *requests)} == {"closes"}
 
@@ -221,7 +221,7 @@ SAID = {
     "hello": ["HELLO"],
     "Subscribe, Unsubscribe": ["SUBSCRIBE", "UNSUBSCRIBE"],
     "a decision": ["DECIDE"],
-    "a question": ["QUERY"],
+    "a query": ["QUERY"],
     "Delta or Batch, with a producer": ["DELTA", "BATCH"],
     "Batch with a forwarder": ["LOGGED_BATCH"],
     "Delta with a Lamport": ["LOGGED_DELTA", "SLICED_BATCH"],
@@ -233,8 +233,8 @@ SAID = {
 CLIENT_PHASES = (Phase.OPENING, Phase.GREETED, Phase.OPEN)
 
 
-def test_the_table_of_who_may_say_what() -> None:
-    section = PAGE[PAGE.index("### Who may say what") : PAGE.index("### Credits")]
+def test_the_table_of_allowed_messages() -> None:
+    section = PAGE[PAGE.index("### Allowed messages") : PAGE.index("### Credits")]
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| (.+?) \| (.+?) \|$", section, re.MULTILINE)[1:]
     assert len(rows) == len(SAID)
     told = []
@@ -260,7 +260,7 @@ def test_the_times_are_the_servers_defaults() -> None:
     section = PAGE[PAGE.index("### Times") : PAGE.index("### Pressure")]
     for row, wanted in (
         ("from connecting to a hello", f"{s.handshake_timeout_s:g} s"),
-        ("saying nothing", f"{s.heartbeat_interval_s:g} s"),
+        ("sending nothing", f"{s.heartbeat_interval_s:g} s"),
         ("receiving no whole frame", f"{s.peer_timeout_s:g} s"),
         ("a frame that has begun", f"{s.receive_rate_min // 1024} KiB a second; slower than that, 15 s"),
         ("a client that takes nothing", f"{s.send_timeout_s:g} s"),
