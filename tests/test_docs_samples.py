@@ -33,7 +33,7 @@ from tests.delta_prop.server.tokens import table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.delta_prop.commands.served import Places
+    from tests.delta_prop.commands.served import ServerAddresses
 
 ROOT = Path(__file__).parent.parent
 PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))} | {
@@ -84,7 +84,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Iterator[Places]:
+def places(tmp_path: Path) -> Iterator[ServerAddresses]:
     """A server with something in it, and a job that waits."""
     with served(tmp_path / "served") as found:
         stage(found.to, 0, 1, [Delta("a", create([1.0]))], job="nightly")
@@ -99,7 +99,7 @@ def shape(line: str) -> str:
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block[0][2:40])
 def test_samples_of_operating_print_what_the_page_says(
-    block: list[str], folder: Path, places: Places, capfd: pytest.CaptureFixture[str]
+    block: list[str], folder: Path, places: ServerAddresses, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if any("log migrate" in line for line in block):
         shutil.rmtree("facts")
@@ -110,7 +110,7 @@ def test_samples_of_operating_print_what_the_page_says(
         if not line.startswith("$ "):
             continue
         told.append(line)
-        text = line[2:].replace("localhost:7374", places.told_at).replace("localhost:7373", places.to)
+        text = line[2:].replace("localhost:7374", places.http_address).replace("localhost:7373", places.to)
         arguments = shlex.split(text.replace("--for 10m", "--for 1s"))[1:]
         if arguments[0] == "serve" and "log migrate" not in str(block):
             told.append(first_line(arguments))

@@ -22,15 +22,22 @@ Held = dict[Name, tuple[VectorState, int]]
 """A sink's rows: each vector's state, and the offset of its last delta."""
 
 
-def compared(
-    folder: str, held: Held, come: int, *, aside: frozenset[str] = frozenset(), memory_bytes_max: int = MIB
+def differences_of(
+    folder: str,
+    held: Held,
+    come: int,
+    *,
+    quarantined: frozenset[str] = frozenset(),
+    memory_bytes_max: int = MIB,
 ) -> list[Difference]:
     """The differences of a sink with these rows, some of which may be ahead of its cursor."""
     states = [(*name, state) for name, (state, _) in held.items()]
     rows = [(*row[:-1], held[row[0], row[1]][1]) for row in rows_of_states(states)]
     with Scratch() as scratch:
-        with scratch.open_sorted(rows, "rows") as told, open_audited_log(folder) as log:
-            found = list(compare(told, log.fold_input(come, told), scratch, aside, memory_bytes_max))
+        with scratch.open_sorted(rows, "rows") as sink_rows, open_audited_log(folder) as log:
+            found = list(
+                compare(sink_rows, log.fold_input(come, sink_rows), scratch, quarantined, memory_bytes_max)
+            )
         assert not open_below(scratch.path)
         return found
 

@@ -24,7 +24,7 @@ DOCUMENTS = 200
 KINDS = ("missing", "stale", "extra", "corrupted")
 
 
-def document(at: int) -> str:
+def document_id(at: int) -> str:
     return f"doc-{at:03}"
 
 
@@ -41,14 +41,14 @@ class Service:
         with SyncProducer(running.address, name="documents") as p:
             numbers = np.random.default_rng(7).normal(size=(DOCUMENTS, 8)).astype(np.float32)
             for at in range(DOCUMENTS):
-                p.offer(Delta(document(at), create(numbers[at]), "docs", metadata={"page": at}))
+                p.offer(Delta(document_id(at), create(numbers[at]), "docs", metadata={"page": at}))
             p.publish(Delta("row", opaque(b"bytes"), "rows"))
             self.settle()
             self.before = {row[1]: row[2] for row in self.rows()}
             self.stored_before = self.select("SELECT * FROM vectors")
             for at in range(0, DOCUMENTS, 2):
-                p.offer(Delta(document(at), sparse([at % 8], [at]), "docs"))
-            p.publish(*(Delta(document(at), delete(), "docs") for at in range(180, DOCUMENTS)))
+                p.offer(Delta(document_id(at), sparse([at % 8], [at]), "docs"))
+            p.publish(*(Delta(document_id(at), delete(), "docs") for at in range(180, DOCUMENTS)))
         self.settle()
 
     def call(self, function: Any) -> Any:
@@ -72,21 +72,23 @@ class Service:
             return {row[1]: row for row in connection.execute(statement)}
 
 
-def planted() -> dict[str, str]:
+def planted_faults() -> dict[str, str]:
     """Return faults by vector id: 25 of each kind."""
-    told = {document(at): "missing" for at in range(25)}
-    told |= {document(at): "stale" for at in range(30, 80, 2)}
-    told |= {f"never-{at}": "extra" for at in range(13)} | {document(at): "extra" for at in range(180, 192)}
-    return told | {document(at): "corrupted" for at in range(100, 125)}
+    faults = {document_id(at): "missing" for at in range(25)}
+    faults |= {document_id(at): "stale" for at in range(30, 80, 2)}
+    faults |= {f"never-{at}": "extra" for at in range(13)} | {
+        document_id(at): "extra" for at in range(180, 192)
+    }
+    return faults | {document_id(at): "corrupted" for at in range(100, 125)}
 
 
-def spoil_file(service: Service) -> None:
+def corrupt_file(service: Service) -> None:
     """Change rows behind the service's back."""
     marks = ", ".join("?" * 13)
     insert = f"INSERT OR REPLACE INTO vectors VALUES ({marks})"
     with closing(sqlite3.connect(service.file, timeout=60)) as connection, connection:
-        for name, kind in planted().items():
-            row = list(service.stored_before.get(name, service.stored_before[document(1)]))
+        for name, kind in planted_faults().items():
+            row = list(service.stored_before.get(name, service.stored_before[document_id(1)]))
             if kind == "missing":
                 connection.execute("DELETE FROM vectors WHERE vector_id = ?", [name])
             elif kind in ("stale", "extra"):
@@ -99,13 +101,13 @@ def spoil_file(service: Service) -> None:
                 connection.execute("UPDATE vectors SET value = ? WHERE vector_id = ?", [spoiled, name])
 
 
-def spoil_index(service: Service) -> None:
+def corrupt_index(service: Service) -> None:
     table = service.index.resident.tables["docs"]
-    for name, kind in planted().items():
+    for name, kind in planted_faults().items():
         if kind == "missing":
             table.release(table.slots[name])
         elif kind in ("stale", "extra"):
-            state = service.before.get(name, service.before[document(1)])
+            state = service.before.get(name, service.before[document_id(1)])
             put(table, name, state, 3)
         elif name.endswith("0"):
             table.metadata[table.slots[name]] = {"page": -1}

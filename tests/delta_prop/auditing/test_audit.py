@@ -34,8 +34,14 @@ from delta_prop_wire.errors import UsageError
 from tests.broker.durable import LOG_ID, Clock, commit
 from tests.broker.histories import Rows as HistoryRows
 from tests.broker.histories import Step, seen, steps_with_ids
-from tests.delta_prop.auditing.comparing import compared, history_states
-from tests.delta_prop.auditing.planted import Service, document, planted, spoil_file, spoil_index
+from tests.delta_prop.auditing.comparing import differences_of, history_states
+from tests.delta_prop.auditing.planted import (
+    Service,
+    corrupt_file,
+    corrupt_index,
+    document_id,
+    planted_faults,
+)
 from tests.delta_prop.client.threaded import served
 from tests.delta_prop.spark.logs import COMPACTING, write
 
@@ -46,51 +52,51 @@ MIB = 1024 * 1024
 
 
 def check(found: list[Difference]) -> list[Difference]:
-    assert {one.vector_id: one.difference for one in found} == planted()
+    assert {one.vector_id: one.difference for one in found} == planted_faults()
     assert len(found) == 100
     assert all(one.reason for one in found)
     return found
 
 
-def test_planted_differences_are_found_and_a_repair_mends_just_those(tmp_path: Path) -> None:
+def test_planted_differences_found_and_repair_mends_only_those(tmp_path: Path) -> None:
     data = str(tmp_path / "log")
     with served(propagator={"data": data}) as running:
         service = Service(running, tmp_path)
-        spoil_file(service)
+        corrupt_file(service)
         stored = service.select("SELECT * FROM vectors")
         found = check(list(audit(data, str(service.file))))
         with SyncProducer(running.address, name="repair") as p:
             assert repair(repairs(found), p) == Repaired(100)
         service.settle()
         after = service.select("SELECT * FROM vectors")
-        assert {name for name, row in after.items() if row != stored.get(name)} == set(planted())
+        assert {name for name, row in after.items() if row != stored.get(name)} == set(planted_faults())
         assert list(audit(data, str(service.file))) == []
 
-        service.call(lambda: spoil_index(service))
+        service.call(lambda: corrupt_index(service))
         held = {row[:2]: seen(row[2]) for row in service.rows()}
         found = check(list(audit(data, service.rows())))
         with SyncProducer(running.address, name="repair-index") as p:
-            p.publish(*(Delta(one, create([0.5] * 8), "docs") for one in (document(100), "never-3")))
-            outcome = repair(repairs(found), p)  # what was published meanwhile stays
+            p.publish(*(Delta(one, create([0.5] * 8), "docs") for one in (document_id(100), "never-3")))
+            outcome = repair(repairs(found), p)  # deltas published meanwhile are kept
         assert (outcome.mended, outcome.moved_on, outcome.refused) == (98, 2, 0)
         service.settle()
         after = {row[:2]: seen(row[2]) for row in service.rows()}
-        assert {name[1] for name, row in after.items() if row != held.get(name)} == set(planted())
-        (kept,) = (row[2] for row in service.rows() if row[1] == "never-3")
-        assert kept.vector is not None
-        assert kept.vector.tolist() == [0.5] * 8
+        assert {name[1] for name, row in after.items() if row != held.get(name)} == set(planted_faults())
+        (remaining,) = (row[2] for row in service.rows() if row[1] == "never-3")
+        assert remaining.vector is not None
+        assert remaining.vector.tolist() == [0.5] * 8
         assert list(audit(data, service.rows())) == []
     assert list(audit(data, str(service.file))) == []
 
 
 @given(st.lists(steps_with_ids, min_size=1, max_size=14), st.booleans(), st.data())
-def test_right_sink_has_no_differences_and_a_spoiled_row_is_one(
-    history: list[Step], aside: bool, data: st.DataObject
+def test_correct_sink_has_no_differences_but_corrupted_row_is_one(
+    history: list[Step], small_memory: bool, data: st.DataObject
 ) -> None:
     """However far the sink has come, in whatever order deltas came, rows ahead of its cursor or not."""
     with TemporaryDirectory() as folder:
         batches = write(Path(folder), history).batches
-        memory = 1 if aside else MIB
+        memory = 1 if small_memory else MIB
         rows = HistoryRows.below(batches, 1 << 60)
         come = data.draw(st.integers(0, batches[-1].next_offset))
         ends = dict.fromkeys(rows.of, come)
@@ -99,14 +105,14 @@ def test_right_sink_has_no_differences_and_a_spoiled_row_is_one(
             below = history_states(rows, {name: data.draw(st.sampled_from([come, *later]))})
             ends[name] = max(come, below[name][1] + 1 if name in below else 0)
         held = history_states(rows, ends)
-        assert compared(folder, held, come, memory_bytes_max=memory) == []
+        assert differences_of(folder, held, come, memory_bytes_max=memory) == []
         alive = sorted(name for name, (state, _) in held.items() if state.alive)
         if not alive:
             return
         name = data.draw(st.sampled_from(alive))
         state, offset = held[name]
         held[name] = (replace(state, metadata={**state.metadata, "planted": 1}), offset)
-        (found,) = compared(folder, held, come, memory_bytes_max=memory)
+        (found,) = differences_of(folder, held, come, memory_bytes_max=memory)
         assert (found.namespace, found.vector_id, found.difference) == (*name, "corrupted")
         assert found.reason.startswith("its metadata differ in 'planted'")
         delta = repair_delta_of(found.line())
@@ -117,11 +123,11 @@ def test_right_sink_has_no_differences_and_a_spoiled_row_is_one(
         assert delta.expect == Dot(*now.key[1:])
         held[name] = history_states(rows, ends)[name]
         held["n", "never made"] = held[name]
-        (extra,) = repairs(compared(folder, held, come, memory_bytes_max=memory))
+        (extra,) = repairs(differences_of(folder, held, come, memory_bytes_max=memory))
         assert (extra.vector_id, extra.operation.kind, extra.expect) == ("never made", Kind.DELETE, ABSENT)
 
 
-def test_compacted_log_tells_of_what_was_deleted(tmp_path: Path) -> None:
+def test_compacted_log_still_reports_deleted_vectors(tmp_path: Path) -> None:
     rows = [Delta(f"v{at}", create([at, 1.0]), "n") for at in range(40)]
     history = [Step([one], 1, 0) for one in rows]
     history.append(Step([Delta("v7", delete(), "n"), Delta("v8", delete(), "n")], 1, 0))
@@ -140,7 +146,7 @@ def test_compacted_log_tells_of_what_was_deleted(tmp_path: Path) -> None:
     assert found.reason == "the log has it deleted since offset 40"
 
 
-def test_memory_taken_is_bounded(tmp_path: Path) -> None:
+def test_audit_memory_is_bounded(tmp_path: Path) -> None:
     """Of a log of some 24 MiB, and of a sink that holds half as much, all of it wrong."""
     settings = LogSettings(segment_bytes_max=2 * MIB, reserve_bytes=0, free_bytes_min=0)
     log, _ = DurableLog.open(LocalDisk(tmp_path), settings=settings, draw=lambda n: LOG_ID[:n], clock=Clock())
@@ -180,38 +186,38 @@ def test_audit_leaves_no_file_open(tmp_path: Path, back: int) -> None:
         assert len(list(audit(str(tmp_path), [], come=30, name="one", memory_bytes_max=2_000))) == 20
     broken_off = audit(str(tmp_path), [], memory_bytes_max=2_000)
     next(broken_off)
-    assert len(os.listdir("/proc/self/fd")) > before + 10, "runs were set aside"
+    assert len(os.listdir("/proc/self/fd")) > before + 10, "runs were spilled"
     broken_off.close()  # type: ignore[attr-defined]
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_what_cannot_be_audited_is_told(tmp_path: Path) -> None:
+def test_unusable_log_or_sink_file_is_reported(tmp_path: Path) -> None:
     with served(propagator={"data": str(tmp_path / "log")}) as running:
         Service(running, tmp_path)
     write(tmp_path / "other", [Step([Delta("a", create([1.0]))], 1, 0)])
     file, other = str(tmp_path / "vectors.db"), str(tmp_path / "other")
 
-    def told(*arguments: Any, **more: Any) -> str:
+    def error_of(*arguments: Any, **more: Any) -> str:
         with pytest.raises(UsageError) as caught:
             list(audit(*arguments, **more))
         return str(caught.value)
 
-    assert re.search(r"is of log [0-9a-f]{32}, the log in .* is [0-9a-f]{32}", told(other, file))
-    assert "no storage file at" in told(other, str(tmp_path / "nothing.db"))
+    assert re.search(r"is of log [0-9a-f]{32}, the log in .* is [0-9a-f]{32}", error_of(other, file))
+    assert "no storage file at" in error_of(other, str(tmp_path / "nothing.db"))
     with closing(sqlite3.connect(tmp_path / "mine.db")) as connection, connection:
         connection.execute("CREATE TABLE mine (x)")
-    assert "is not a storage sink's file" in told(other, str(tmp_path / "mine.db"))
-    assert "reached offset 2, but the log ends at 1: the log lost rows" in told(other, [], come=2)
+    assert "is not a storage sink's file" in error_of(other, str(tmp_path / "mine.db"))
+    assert "reached offset 2, but the log ends at 1: the log lost rows" in error_of(other, [], come=2)
     (tmp_path / "broken.db").write_bytes((tmp_path / "vectors.db").read_bytes()[:5_000])
-    broken = told(str(tmp_path / "log"), str(tmp_path / "broken.db"))
+    broken = error_of(str(tmp_path / "log"), str(tmp_path / "broken.db"))
     assert "cannot be read" in broken
     assert "put a copy in its place, or rebuild it from the log" in broken
     (tmp_path / "dp.toml").write_text("[server]\nport = 7431\n" * 100)
-    wrong = told(str(tmp_path / "log"), str(tmp_path / "dp.toml"))
+    wrong = error_of(str(tmp_path / "log"), str(tmp_path / "dp.toml"))
     assert "dp.toml is not a storage sink's file: name the one that the storage sink writes; if it" in wrong
 
 
-def test_wrong_types_are_told_by_the_arguments_name(tmp_path: Path) -> None:
+def test_argument_of_wrong_type_is_reported_by_name(tmp_path: Path) -> None:
     write(tmp_path / "log", [Step([Delta("a", create([1.0]))], 1, 0)])
     log, wrong = str(tmp_path / "log"), cast("Any", 5)
     unopened = SyncProducer("localhost:1", name="repair")
@@ -236,7 +242,7 @@ def test_wrong_types_are_told_by_the_arguments_name(tmp_path: Path) -> None:
         "5 is not a Delta": lambda: anyio.run(repair_directory, [wrong], log),
         "is not a data directory: give": lambda: anyio.run(repair_directory, [], str(tmp_path)),
     }
-    for said, call in calls.items():
+    for message, call in calls.items():
         with pytest.raises(UsageError) as caught:
             call()
-        assert said.strip() in str(caught.value)
+        assert message.strip() in str(caught.value)

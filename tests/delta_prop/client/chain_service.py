@@ -32,7 +32,7 @@ class ChainService:
     def connect(self) -> None:
         """A new connection; what the old one had under way is gone, but not what the chain holds of it."""
         self.answers: deque[Ack | Nack] = deque()
-        self._told: set[int] = set()
+        self._answered: set[int] = set()
         self._cumulative = 0
         self._connection = object()
 
@@ -46,13 +46,13 @@ class ChainService:
 
     def lose_tail(self, offset: int) -> None:
         """The log fails and what stood from an offset on is gone."""
-        kept = [one for one in self.bench.routed if one.next_offset <= offset]
+        remaining = [one for one in self.bench.routed if one.next_offset <= offset]
         owners = {state.origin: state.epoch for state in self._grants()}
         self.bench = Bench()
-        for logged in kept:
-            again = self.bench.log.append(logged.batch, lamport=logged.lamport, source=logged.source)
-            self.bench.chain.restore(again, 0.0)
-            self.bench.routed.append(again)
+        for logged in remaining:
+            relogged = self.bench.log.append(logged.batch, lamport=logged.lamport, source=logged.source)
+            self.bench.chain.restore(relogged, 0.0)
+            self.bench.routed.append(relogged)
         for origin, epoch in owners.items():
             self.bench.chain.origins.restore(origin, epoch, 0.0)
 
@@ -68,29 +68,31 @@ class ChainService:
         batch = frame.batch
         if not (batch.kind == 4 and batch.keys[0] == "withdrawn"):
             key = (batch.origin, batch.epoch, batch.base)
-            assert self.seen.setdefault(key, batch.crc) == batch.crc or self.forgiving, "other bytes"
+            assert self.seen.setdefault(key, batch.crc) == batch.crc or self.forgiving, (
+                "the same dot came with other bytes"
+            )
         if refuse is not None:
             self._answer(frame, None, refuse)
             return
         receipt = Receipt()
         connection = self._connection
 
-        def told(done: Receipt) -> None:
+        def answer(done: Receipt) -> None:
             if connection is self._connection:
                 refusal = done.refusal()
                 self._answer(frame, None if refusal else done.result(), refusal)
 
-        receipt.add_done_callback(told)
+        receipt.add_done_callback(answer)
         self.bench.chain.offer(SequencedBatch(batch, Sender("owner"), receipt), self.bench.now)
 
     forgiving = False
-    """True if a dot may come again in other bytes, as batches built anew after a lost tail do."""
+    """True if a dot may be reused with other bytes, as batches built anew after a lost tail do."""
 
     def _answer(self, frame: BatchFrame, published: PublishAck | None, refusal: Refused | None) -> None:
-        self._told.update(range(frame.sequence, frame.sequence + frame.batch.count))
-        while self._cumulative + 1 in self._told:
+        self._answered.update(range(frame.sequence, frame.sequence + frame.batch.count))
+        while self._cumulative + 1 in self._answered:
             self._cumulative += 1
-            self._told.remove(self._cumulative)
+            self._answered.remove(self._cumulative)
         if refusal is not None:
             self.answers.append(Nack.of(frame.sequence, refusal))
             self.answers.append(Ack(self._cumulative))

@@ -44,11 +44,11 @@ class Site:
         self.propagator: Propagator
         self.service: Service
         self._scope = anyio.CancelScope()
-        self._gone = anyio.Event()
+        self._stopped = anyio.Event()
 
     async def run(self, *, task_status: Any = anyio.TASK_STATUS_IGNORED) -> None:
-        """Serve until `stop` or `kill`."""
-        self._gone = anyio.Event()
+        """Serve until `stop`, or until the task is cancelled."""
+        self._stopped = anyio.Event()
         with anyio.CancelScope() as self._scope:
             async with Propagator(self._service_settings, world=self._own_world) as self.propagator:
                 access = None if self._tokens is None else Access(self._own_world, self._tokens)
@@ -56,12 +56,12 @@ class Site:
                 async with anyio.create_task_group() as tasks:
                     await tasks.start(self.service.run)
                     task_status.started()
-        self._gone.set()
+        self._stopped.set()
 
     async def stop(self) -> None:
         """Let it drain and end."""
         self.service.stop()
-        await self._gone.wait()
+        await self._stopped.wait()
 
     def keys(self) -> list[str]:
         """The vector ids in the log, in order."""
@@ -71,7 +71,7 @@ class Site:
 
 
 def with_service(
-    story: Callable[[Site], Awaitable[None]],
+    scenario: Callable[[Site], Awaitable[None]],
     *,
     seed: int = 1,
     conditions: NetworkConditions | None = None,
@@ -87,7 +87,7 @@ def with_service(
         async with anyio.create_task_group() as tasks:
             await tasks.start(site.run)
             with anyio.fail_after(3_600):
-                await story(site)
+                await scenario(site)
             tasks.cancel_scope.cancel()
 
     run_virtual(run, backend=backend)

@@ -16,7 +16,7 @@ def names(part: int, count: int, begin: int = 0) -> list[str]:
     return [one.vector_id for one in rows(part, count, begin)]
 
 
-def test_a_block_is_told_as_one() -> None:
+def test_block_is_acknowledged_as_one() -> None:
     with served() as service, SyncProducer(service.address, name="x") as p:
         first = p.offer_block(block_of(rows(0, 300)))
         p.offer(*rows(1, 2))
@@ -31,13 +31,13 @@ def test_a_block_is_told_as_one() -> None:
         assert service.keys()[305:] == names(3, 3)
 
 
-def test_numbered_blocks_may_leap_and_are_repeats_when_they_come_again() -> None:
+def test_numbered_blocks_may_have_gaps_and_are_deduplicated() -> None:
     with served() as service:
         for offsets in ([0, 5], []):
             with SyncProducer(service.address, name="stream") as p:
-                told = [p.offer_block(block_of(rows(at, 5)), at << 32 | 1) for at in (1, 2)]
+                receipts = [p.offer_block(block_of(rows(at, 5)), at << 32 | 1) for at in (1, 2)]
                 p.flush()
-                new = [one.result() for one in told if not one.result().duplicates]
+                new = [one.result() for one in receipts if not one.result().duplicates]
                 assert [one.offset for one in new] == offsets
             assert service.keys() == names(1, 5) + names(2, 5)
         with SyncProducer(service.address, name="stream") as p:
@@ -46,7 +46,7 @@ def test_numbered_blocks_may_leap_and_are_repeats_when_they_come_again() -> None
         assert service.keys()[10:] == names(3, 1)
 
 
-def test_a_block_of_which_a_part_is_there_is_cut() -> None:
+def test_partly_stored_block_is_sliced() -> None:
     with served() as service:
         with SyncProducer(service.address, name="stream") as p:
             p.offer_block(block_of(rows(0, 5)), 1).result()
@@ -57,7 +57,7 @@ def test_a_block_of_which_a_part_is_there_is_cut() -> None:
         assert service.keys() == names(0, 15)
 
 
-def test_counters_of_blocks_rise() -> None:
+def test_counters_of_blocks_must_rise() -> None:
     with served() as service, SyncProducer(service.address, name="x") as p:
         p.offer_block(block_of(rows(0, 5)), 10)
         for counter in (10, 14, None):
@@ -66,18 +66,18 @@ def test_counters_of_blocks_rise() -> None:
         p.offer_block(block_of(rows(1, 2)), 15).result()
 
 
-def test_a_block_at_fault_leaves_those_behind_it_as_they_are() -> None:
+def test_refused_block_leaves_later_blocks_intact() -> None:
     with served() as service, SyncProducer(service.address, name="x") as p:
         bad = p.offer_block(block_of([*rows(0, 2), Delta("none", sparse([0], [1.0]))]))
         good = p.offer_block(block_of(rows(1, 2)))
         p.flush()
         assert isinstance(bad.outcome, Refused)
         assert (bad.outcome.code, bad.outcome.row) == (ErrorCode.INVALID_DELTA, 2)
-        assert good.result().offset == 3  # behind a control row
+        assert good.result().offset == 3  # after a control row
         assert service.keys() == names(1, 2)
 
 
-def test_blocks_of_two_priorities_keep_to_their_own() -> None:
+def test_blocks_and_deltas_of_two_priorities_are_all_stored() -> None:
     with served() as service, SyncProducer(service.address, name="x") as p:
         p.offer_block(block_of(rows(0, 2)))
         p.offer(Delta("0-0", opaque(b"y")))

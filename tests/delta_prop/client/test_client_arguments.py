@@ -46,7 +46,7 @@ MAKERS: dict[str, Callable[..., object]] = {
     ),
 }
 WITHOUT_SETTINGS = {"facts.get", "jobs.decide"}
-WRONG: list[tuple[dict[str, Any], str]] = [
+WRONG_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"settings": Settings()}, r"settings: a delta_prop\.config\.Settings .*ClientSettings\("),
     ({"settings": {"open_timeout_s": 1}}, r"settings: a dict .*ClientSettings\("),
     ({"tls": "ca.pem"}, r"tls: a str .*Tls\("),
@@ -57,17 +57,19 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("maker", MAKERS)
-@pytest.mark.parametrize(("given", "told"), WRONG, ids=lambda one: str(one)[:20])
-def test_a_wrong_argument_is_told_when_a_client_is_made(maker: str, given: dict[str, Any], told: str) -> None:
+@pytest.mark.parametrize(("given", "expected"), WRONG_ARGUMENTS, ids=lambda one: str(one)[:20])
+def test_wrong_argument_is_reported_when_a_client_is_made(
+    maker: str, given: dict[str, Any], expected: str
+) -> None:
     if maker in WITHOUT_SETTINGS and "settings" in given:
         pytest.skip("has no settings")
-    with pytest.raises(UsageError, match=told) as caught:
+    with pytest.raises(UsageError, match=expected) as caught:
         MAKERS[maker](**given)
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("maker", "given", "told"),
+    ("maker", "given", "expected"),
     [
         ("producer", {"log_id": "abc"}, "log id 'abc': give 16 bytes"),
         ("subscriber", {"log_id": "abc"}, "log id 'abc': give 16 bytes"),
@@ -83,12 +85,12 @@ def test_a_wrong_argument_is_told_when_a_client_is_made(maker: str, given: dict[
         ("subscriber", {"world": 5}, "world: a int"),
     ],
 )
-def test_arguments_of_one_client(maker: str, given: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_wrong_argument_of_one_client_is_reported(maker: str, given: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
         MAKERS[maker](**given)
 
 
-def test_a_propagator_wants_its_own_settings() -> None:
+def test_propagator_refuses_settings_of_other_classes() -> None:
     with pytest.raises(UsageError, match=r"settings: a .*ClientSettings .*Settings\("):
         Propagator(ClientSettings())  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"log: a .*Settings .*LogSettings\("):
@@ -98,7 +100,7 @@ def test_a_propagator_wants_its_own_settings() -> None:
 
 
 @pytest.mark.parametrize("link", ["host:7373", ("host", 7373), None])
-def test_a_forward_sink_wants_a_link(link: object) -> None:
+def test_forward_sink_refuses_a_link_of_another_type(link: object) -> None:
     with pytest.raises(UsageError, match=r"link .*: give a ForwardLink.*ForwardLink\(\"host:port\"\)"):
         ForwardSink(link)  # type: ignore[arg-type]
 
@@ -106,7 +108,7 @@ def test_a_forward_sink_wants_a_link(link: object) -> None:
 # --- failures of tasks
 
 
-class Broken:
+class BrokenNetwork:
     """A network that fails as nothing is expected to."""
 
     async def connect(self, host: str, port: int, *, tls: Tls | None = None, timeout_s: float = 10.0) -> None:
@@ -114,9 +116,9 @@ class Broken:
 
 
 @pytest.mark.parametrize("maker", ["producer", "subscriber", "spread producer", "spread subscriber"])
-def test_a_failure_comes_out_of_a_client_as_itself(maker: str) -> None:
+def test_unexpected_error_leaves_a_client_unwrapped(maker: str) -> None:
     async def run() -> None:
-        world = replace(virtual_world(), network=Broken())  # type: ignore[arg-type]
+        world = replace(virtual_world(), network=BrokenNetwork())  # type: ignore[arg-type]
         with pytest.raises(ZeroDivisionError, match="a defect"):
             async with MAKERS[maker](world=world):  # type: ignore[attr-defined]
                 await anyio.sleep(10)
@@ -128,8 +130,8 @@ def test_a_failure_comes_out_of_a_client_as_itself(maker: str) -> None:
 
 
 @pytest.mark.parametrize("level", ["memory", "MEMORY", AckLevel.MEMORY, 0])
-def test_a_level_may_be_given_by_its_name(level: Any) -> None:
-    async def story(site: Site) -> None:
+def test_ack_level_may_be_given_by_its_name(level: Any) -> None:
+    async def scenario(site: Site) -> None:
         one = Delta("a", create([1.0]))
         async with Producer(ADDRESS, name="p", ack_level=level, world=site.world) as p:
             assert (await p.publish(one)).level is AckLevel.MEMORY
@@ -139,19 +141,19 @@ def test_a_level_may_be_given_by_its_name(level: Any) -> None:
         assert (await p.offer(one, ack_level=level).wait()).level is AckLevel.MEMORY
         assert (await p.producer("x", ack_level=level).publish(one)).level is AckLevel.MEMORY
 
-    with_service(story)
+    with_service(scenario)
     with SyncPropagator() as sync:
         assert sync.publish(Delta("a", create([1.0])), ack_level=level).level is AckLevel.MEMORY
 
 
-def test_a_log_takes_its_level_by_name() -> None:
+def test_log_settings_take_a_level_by_its_name() -> None:
     assert LogSettings(read_level="logged").read_level is AckLevel.LOGGED  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("level", ["safe", 7, True, 1.0, None])
-def test_what_is_no_level_is_told(level: Any) -> None:
-    async def story(site: Site) -> None:
-        one, told = Delta("a", create([1.0])), "ack level .*: give memory, logged or durable"
+def test_invalid_level_is_refused(level: Any) -> None:
+    async def scenario(site: Site) -> None:
+        one, expected = Delta("a", create([1.0])), "ack level .*: give memory, logged or durable"
         for call in (
             lambda: Producer(ADDRESS, name="p", ack_level=level),
             lambda: SyncProducer(ADDRESS, name="p", ack_level=level),
@@ -161,20 +163,20 @@ def test_what_is_no_level_is_told(level: Any) -> None:
         ):
             if level is None and call.__code__.co_names[0] != "LogSettings":
                 continue
-            with pytest.raises(UsageError, match=told):
+            with pytest.raises(UsageError, match=expected):
                 call()
 
-    with_service(story)
+    with_service(scenario)
 
 
-# --- times to wait
+# --- timeouts
 
 
 @pytest.mark.parametrize("wrong", [-1, -0.5, float("nan"), "5", True])
-def test_a_time_to_wait_that_is_none_is_refused_everywhere(wrong: Any) -> None:
+def test_invalid_timeout_is_refused_everywhere(wrong: Any) -> None:
     one = Delta("a", create([1.0]))
 
-    async def story(site: Site) -> None:
+    async def scenario(site: Site) -> None:
         p = site.propagator
         own = p.producer("own")
         async with (
@@ -206,11 +208,11 @@ def test_a_time_to_wait_that_is_none_is_refused_everywhere(wrong: Any) -> None:
                     await call()
             assert not site.keys()
 
-    with_service(story)
+    with_service(scenario)
 
 
 @pytest.mark.parametrize("wrong", [-1, float("nan"), "5", True])
-def test_a_time_to_wait_that_is_none_is_refused_by_blocking_calls(wrong: Any) -> None:
+def test_invalid_timeout_is_refused_by_blocking_calls(wrong: Any) -> None:
     one = Delta("a", create([1.0]))
     with served() as service, SyncProducer(service.address, name="p") as p:
         receipt = p.offer(one)

@@ -17,31 +17,31 @@ from delta_prop_wire.delta import Delta, Kind, Priority, opaque
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.validate import is_opaque_only
-from tests.delta_prop.client.test_producer_state import Wire, full
+from tests.delta_prop.client.test_producer_state import Wire, queue_full
 
 
-class Asked:
+class RecordingWaker:
     """A waker whose waiter never waits: it keeps what it was told."""
 
     def __init__(self) -> None:
-        self.told: PublishAck | Refused | None = None
-        self.gone = False
+        self.outcome: PublishAck | Refused | None = None
+        self.is_cancelled = False
 
     def done(self) -> bool:
-        return self.gone or self.told is not None
+        return self.is_cancelled or self.outcome is not None
 
     def cancelled(self) -> bool:
-        return self.gone
+        return self.is_cancelled
 
     def set_result(self, result: Any) -> None:
         assert not self.done(), "settled twice"
-        self.told = result
+        self.outcome = result
 
     def result(self) -> Any:
-        return self.told
+        return self.outcome
 
     def __await__(self) -> Any:
-        raise AssertionError("nobody waits here")
+        raise AssertionError("no caller awaits the waker here")
 
 
 class Caller(Wire):
@@ -50,59 +50,61 @@ class Caller(Wire):
     def __init__(self, *, short: bool) -> None:
         super().__init__()
         self.short = short
-        self.asked: list[Asked] = []
+        self.wakers: list[RecordingWaker] = []
         self.known: list[tuple[CoalescedCalls, int] | Offer] = []
         self.notes = 0
 
     def call(self, delta: Delta) -> None:
-        waker, now = Asked(), self.service.bench.now
-        self.asked.append(waker)
+        waker, now = RecordingWaker(), self.service.bench.now
+        self.wakers.append(waker)
         assert is_opaque_only(delta)
         found = self.out.offer_call(delta, waker, now, self._note) if self.short else None
         if found is not None:
             self.known.append((found, found.count - 1))
             return
 
-        def tell(outcome: PublishAck | Refused) -> None:
+        def settle_waker(outcome: PublishAck | Refused) -> None:
             if not waker.done():
                 waker.set_result(outcome)
 
-        offer = Offer(delta.priority, [delta], tell)
+        offer = Offer(delta.priority, [delta], settle_waker)
         offer.is_awaited = True
         self.out.offer(offer, now)
         self.known.append(offer)
 
-    def give_up(self, number: int) -> bool:
-        one, waker = self.known[number], self.asked[number]
+    def cancel_call(self, number: int) -> bool:
+        one, waker = self.known[number], self.wakers[number]
         if waker.done():
             return False
-        waker.gone = True
+        waker.is_cancelled = True
         return self.out.drop_call(*one) if isinstance(one, tuple) else self.out.drop(one)
 
-    def bad(self, row: int) -> None:
+    def refuse_row(self, row: int) -> None:
         """Refuse the next batch for good at a row: its dots are void."""
         frame = self.between.pop(0)
         batch = frame.batch
-        void = Refused(ErrorCode.INVALID_DELTA, "bad", row=min(row, batch.count - 1))
+        refusal = Refused(ErrorCode.INVALID_DELTA, "bad", row=min(row, batch.count - 1))
         receipt = Receipt()
         receipt.add_done_callback(lambda done: self.service._answer(frame, None, done.refusal()))
-        work = SequencedBatch(batch, Sender("owner"), receipt, final_refusal=void)
+        work = SequencedBatch(batch, Sender("owner"), receipt, final_refusal=refusal)
         self.service.bench.chain.offer(work, self.service.bench.now)
 
     def _note(self, outcome: PublishAck | Refused) -> None:
         self.notes += 1
 
-    def ended(self) -> list[Any]:
-        return [_plain(one.told) if one.told is not None else one.gone for one in self.asked]
+    def results(self) -> list[Any]:
+        return [
+            _comparable(one.outcome) if one.outcome is not None else one.is_cancelled for one in self.wakers
+        ]
 
 
-def _plain(told: PublishAck | Refused) -> Any:
-    if isinstance(told, Refused):
-        return told.code, told.row, told.message
-    return told
+def _comparable(outcome: PublishAck | Refused) -> Any:
+    if isinstance(outcome, Refused):
+        return outcome.code, outcome.row, outcome.message
+    return outcome
 
 
-def simple(key: str, priority: Priority = Priority.NORMAL, data: bytes = b"x") -> Delta:
+def make_opaque(key: str, priority: Priority = Priority.NORMAL, data: bytes = b"x") -> Delta:
     return Delta(key, opaque(data), priority=priority)
 
 
@@ -129,19 +131,19 @@ def play(wire: Caller, steps: list[tuple[Any, ...]]) -> None:
             case ("call", priority, count):
                 for _ in range(count):
                     key += 1
-                    wire.call(simple(f"k{key % 5}", priority))
+                    wire.call(make_opaque(f"k{key % 5}", priority))
             case ("offer", priority, count):
-                wire.offer(*(simple(f"k{at}", priority) for at in range(count)))
-            case ("give up", number) if number < len(wire.asked):
-                wire.give_up(number)
+                wire.offer(*(make_opaque(f"k{at}", priority) for at in range(count)))
+            case ("give up", number) if number < len(wire.wakers):
+                wire.cancel_call(number)
             case ("send", frames):
                 wire.send(frames)
             case ("arrive",):
                 wire.arrive()
             case ("full",):
-                wire.arrive(full())
+                wire.arrive(queue_full())
             case ("bad", row) if wire.between and wire.between[0].batch.kind == Kind.OPAQUE:
-                wire.bad(row)
+                wire.refuse_row(row)
             case ("answer",):
                 wire.answer()
             case ("cut",):
@@ -156,12 +158,12 @@ def play(wire: Caller, steps: list[tuple[Any, ...]]) -> None:
                 wire.out.expire(wire.service.bench.now, 1_000.0, 0.03)
 
 
-def agree(steps: list[tuple[Any, ...]]) -> Caller:
+def check_paths_agree(steps: list[tuple[Any, ...]]) -> Caller:
     short, long = Caller(short=True), Caller(short=False)
     for wire in (short, long):
         play(wire, steps)
         wire.settle()
-    assert short.ended() == long.ended()
+    assert short.results() == long.results()
     assert short.logged() == long.logged()
     assert short.outcomes == long.outcomes
     assert short.out.in_flight_offers == short.out._unacked.bytes == long.out._unacked.bytes == 0
@@ -173,8 +175,8 @@ def agree(steps: list[tuple[Any, ...]]) -> Caller:
 
 
 @given(st.lists(STEPS, min_size=5, max_size=50))
-def test_the_short_way_and_the_long_way_agree(steps: list[tuple[Any, ...]]) -> None:
-    agree(steps)
+def test_short_and_long_path_agree(steps: list[tuple[Any, ...]]) -> None:
+    check_paths_agree(steps)
 
 
 NORMAL, HIGH = Priority.NORMAL, Priority.HIGH
@@ -197,35 +199,35 @@ CALLS, SEND, ARRIVE, ANSWER = ("call", NORMAL, 4), ("send", 1), ("arrive",), ("a
         [CALLS, SEND, ("later",), ("later",), ("expire",), ARRIVE, ANSWER],
     ],
 )
-def test_they_agree_where_one_call_is_treated_in_another_way(steps: list[tuple[Any, ...]]) -> None:
-    agree(steps)
+def test_paths_agree_if_one_call_is_treated_differently(steps: list[tuple[Any, ...]]) -> None:
+    check_paths_agree(steps)
 
 
-def test_calls_of_one_turn_are_one_offer_with_room_for_so_many() -> None:
+def test_calls_of_one_turn_share_an_offer_up_to_the_maximum() -> None:
     wire = Caller(short=True)
     for at in range(CALLS_MAX + 1):
-        wire.call(simple(f"k{at}"))
+        wire.call(make_opaque(f"k{at}"))
     gathered = [one[0] for one in wire.known if isinstance(one, tuple)]
     assert gathered[0] is gathered[CALLS_MAX - 1] is not gathered[CALLS_MAX]
     wire.settle()
-    assert wire.notes == 2, "one word for all of them"
-    assert [one.told.offset for one in wire.asked if isinstance(one.told, PublishAck)] == list(
+    assert wire.notes == 2, "one call of the note for each offer"
+    assert [one.outcome.offset for one in wire.wakers if isinstance(one.outcome, PublishAck)] == list(
         range(CALLS_MAX + 1)
     )
 
 
-def test_calls_that_are_large_late_or_behind_an_offer_stand_apart() -> None:
+def test_calls_large_late_or_after_an_offer_are_not_coalesced() -> None:
     wire = Caller(short=True)
-    wire.call(simple("a"))
-    wire.call(simple("b", data=bytes(CALLS_BYTES_MAX)))
-    wire.call(simple("c"))
-    wire.call(simple("large", data=bytes(CALLS_BYTES_MAX + 1)))
-    assert isinstance(wire.known[3], Offer), "it would keep the others waiting"
-    wire.call(simple("d"))
+    wire.call(make_opaque("a"))
+    wire.call(make_opaque("b", data=bytes(CALLS_BYTES_MAX)))
+    wire.call(make_opaque("c"))
+    wire.call(make_opaque("large", data=bytes(CALLS_BYTES_MAX + 1)))
+    assert isinstance(wire.known[3], Offer), "a large call must not delay the others"
+    wire.call(make_opaque("d"))
     wire.service.bench.now += CALLS_WINDOW_S
-    wire.call(simple("e"))
-    wire.offer(simple("f"))
-    wire.call(simple("g"))
+    wire.call(make_opaque("e"))
+    wire.offer(make_opaque("f"))
+    wire.call(make_opaque("g"))
     gathered = [one[0] if isinstance(one, tuple) else one for one in wire.known]
     a, b, c, _, d, e, g = gathered
     assert a is b
@@ -234,10 +236,12 @@ def test_calls_that_are_large_late_or_behind_an_offer_stand_apart() -> None:
     assert [key for key, _ in wire.logged().values()] == ["a", "b", "c", "large", "d", "e", "f", "g"]
 
 
-def test_a_producer_that_fails_tells_every_call() -> None:
+def test_failed_producer_fails_every_call() -> None:
     wire = Caller(short=True)
     for key in "abc":
-        wire.call(simple(key))
+        wire.call(make_opaque(key))
     wire.out.fail(Refused(ErrorCode.FENCED, "another one"))
-    assert [one.told.code for one in wire.asked if isinstance(one.told, Refused)] == [ErrorCode.FENCED] * 3
-    assert wire.out.offer_call(simple("d"), Asked(), 0.0, wire._note) is None
+    assert [one.outcome.code for one in wire.wakers if isinstance(one.outcome, Refused)] == [
+        ErrorCode.FENCED
+    ] * 3
+    assert wire.out.offer_call(make_opaque("d"), RecordingWaker(), 0.0, wire._note) is None

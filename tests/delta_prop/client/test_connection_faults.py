@@ -52,56 +52,56 @@ class Target:
     """An address with TLS and token, and parts of the expected message."""
 
     address: str
-    told: tuple[str, ...]
+    expected: tuple[str, ...]
     tls: Tls | None = None
     token: str | None = None
 
 
-# --- what is wrong
+# --- faults
 
 
 @contextmanager
 def plain_to_tls(data: Path) -> Iterator[Target]:
-    with served(data, tls=server_tls()) as places:
-        yield Target(places.to, ("speaks TLS", "--tls"))
+    with served(data, tls=server_tls()) as addresses:
+        yield Target(addresses.to, ("speaks TLS", "--tls"))
 
 
 @contextmanager
 def plain_to_http(data: Path) -> Iterator[Target]:
-    with served(data) as places:
-        yield Target(places.told_at, ("is an HTTP port", "port=…"))
+    with served(data) as addresses:
+        yield Target(addresses.http_address, ("is an HTTP port", "port=…"))
 
 
 @contextmanager
 def plain_to_http_of_tls(data: Path) -> Iterator[Target]:
-    with served(data, tls=server_tls()) as places:
-        yield Target(places.told_at, ("speaks TLS", "--tls"))
+    with served(data, tls=server_tls()) as addresses:
+        yield Target(addresses.http_address, ("speaks TLS", "--tls"))
 
 
 @contextmanager
 def tls_to_plain(data: Path) -> Iterator[Target]:
-    with served(data) as places:
-        yield Target(places.to, ("does not speak TLS", "without --tls"), trusting())
+    with served(data) as addresses:
+        yield Target(addresses.to, ("does not speak TLS", "without --tls"), trusting())
 
 
 @contextmanager
 def tls_to_http(data: Path) -> Iterator[Target]:
-    with served(data) as places:
-        yield Target(places.told_at, ("does not speak TLS, but plain HTTP", "port=…"), trusting())
+    with served(data) as addresses:
+        yield Target(addresses.http_address, ("does not speak TLS, but plain HTTP", "port=…"), trusting())
 
 
 @contextmanager
 def tls_to_http_of_tls(data: Path) -> Iterator[Target]:
-    with served(data, tls=server_tls()) as places:
-        yield Target(places.told_at, ("is an HTTP port", "port=…"), trusting())
+    with served(data, tls=server_tls()) as addresses:
+        yield Target(addresses.http_address, ("is an HTTP port", "port=…"), trusting())
 
 
 @contextmanager
 def another_authority(data: Path) -> Iterator[Target]:
     other = data.parent / "other.pem"
     trustme.CA().cert_pem.write_to_path(str(other))
-    with served(data, tls=server_tls()) as places:
-        yield Target(places.to, ("authority", "--tls-ca"), Tls(authorities=str(other)))
+    with served(data, tls=server_tls()) as addresses:
+        yield Target(addresses.to, ("authority", "--tls-ca"), Tls(authorities=str(other)))
 
 
 @contextmanager
@@ -112,34 +112,34 @@ def certificate_expired(data: Path) -> Iterator[Target]:
     one.cert_chain_pems[0].write_to_path(paths[0])
     one.private_key_pem.write_to_path(paths[1])
     authority.cert_pem.write_to_path(paths[2])
-    with served(data, tls=Tls(paths[0], paths[1])) as places:
-        yield Target(places.to, ("certificate has expired", "renew"), Tls(authorities=paths[2]))
+    with served(data, tls=Tls(paths[0], paths[1])) as addresses:
+        yield Target(addresses.to, ("certificate has expired", "renew"), Tls(authorities=paths[2]))
 
 
 @contextmanager
 def another_name(data: Path) -> Iterator[Target]:
-    with served(data, tls=server_tls()) as places:
+    with served(data, tls=server_tls()) as addresses:
         tls = replace(trusting(), server_name="other.example")
-        yield Target(places.to, ("other.example", "--tls-name"), tls)
+        yield Target(addresses.to, ("other.example", "--tls-name"), tls)
 
 
 @contextmanager
 def no_certificate(data: Path) -> Iterator[Target]:
     made = files()
-    with served(data, tls=Tls(made.server, made.server_key, made.authority)) as places:
-        yield Target(places.to, ("certificate required", "--tls-certificate"), trusting())
+    with served(data, tls=Tls(made.server, made.server_key, made.authority)) as addresses:
+        yield Target(addresses.to, ("certificate required", "--tls-certificate"), trusting())
 
 
 @contextmanager
 def no_token(data: Path) -> Iterator[Target]:
-    with served(data, tokens=tokens()) as places:
-        yield Target(places.to, ("requires a token", "--token-file"))
+    with served(data, tokens=tokens()) as addresses:
+        yield Target(addresses.to, ("requires a token", "--token-file"))
 
 
 @contextmanager
 def wrong_token(data: Path) -> Iterator[Target]:
-    with served(data, tokens=tokens()) as places:
-        yield Target(places.to, ("unknown", "expired", "delta-prop token new"), token="another")
+    with served(data, tokens=tokens()) as addresses:
+        yield Target(addresses.to, ("unknown", "expired", "delta-prop token new"), token="another")
 
 
 @contextmanager
@@ -190,7 +190,7 @@ def tokens() -> bytes:
     return table("all", TOKEN, publish=True, subscribe=True, forward=True, namespaces='["*"]').encode()
 
 
-# --- who is told
+# --- clients
 
 
 def producer(target: Target) -> None:
@@ -231,12 +231,12 @@ def forward_link(target: Target) -> None:
             try:
                 await link.wait_for_watermarks()
             except (Refused, OSError) as error:
-                told.append(error)
+                errors.append(error)
             tasks.cancel_scope.cancel()
 
-    told: list[Exception] = []
+    errors: list[Exception] = []
     anyio.run(run)
-    raise told[0]
+    raise errors[0]
 
 
 def get(target: Target) -> None:
@@ -254,7 +254,7 @@ def decide(target: Target) -> None:
 ENTRIES = [producer, subscriber, sync_producer, spread_producer, forward_link, get, ranges, decide]
 
 
-def told_soon(call: Callable[[], object]) -> str:
+def prompt_error(call: Callable[[], object]) -> str:
     """Return the error message; check that it comes at once."""
     began = time.monotonic()
     with pytest.raises((DeltaPropError, OSError)) as caught:
@@ -264,11 +264,11 @@ def told_soon(call: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda one: one.__name__)
-def test_clients_misconfigured_report_at_once_with_the_cure(fault: object, tmp_path: Path) -> None:
+def test_misconfigured_clients_report_at_once_with_the_fix(fault: object, tmp_path: Path) -> None:
     with fault(tmp_path / "facts") as target:  # type: ignore[operator]
         for entry in ENTRIES:
-            message = told_soon(lambda entry=entry: entry(target))  # type: ignore[misc]
-            for part in target.told:
+            message = prompt_error(lambda entry=entry: entry(target))  # type: ignore[misc]
+            for part in target.expected:
                 assert part in message, (entry.__name__, message)
 
 
@@ -281,7 +281,7 @@ CALLS = [
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda one: one.__name__)
-def test_commands_misconfigured_report_in_one_line(
+def test_misconfigured_commands_report_in_one_line(
     fault: object, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "lines").write_text('{"vector_id": "a", "op": "create", "vector": [1]}\n')
@@ -295,7 +295,7 @@ def test_commands_misconfigured_report_in_one_line(
             assert time.monotonic() - began < SOON_S, call
             assert status in (1, 2), call
             (line,) = capsys.readouterr().err.splitlines()
-            for part in target.told:
+            for part in target.expected:
                 assert part in line, (call, line)
 
 
@@ -315,7 +315,7 @@ WEB_FAULTS = [
 
 
 @pytest.mark.parametrize(("fault", "parts"), WEB_FAULTS, ids=lambda one: getattr(one, "__name__", ""))
-def test_questions_over_http_report_the_fault_and_its_cure(
+def test_http_requests_report_the_fault_with_its_fix(
     fault: object, parts: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with fault(tmp_path / "facts") as target:  # type: ignore[operator]
@@ -327,19 +327,19 @@ def test_questions_over_http_report_the_fault_and_its_cure(
         assert part in line, line
 
 
-def test_the_protocol_port_is_told_to_who_asks_it_over_http(
+def test_http_request_to_the_protocol_port_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with served(tmp_path / "facts") as places:
-        assert main(["status", "--http", places.to]) == 2
+    with served(tmp_path / "facts") as addresses:
+        assert main(["status", "--http", addresses.to]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "http=…" in line
     assert "0xD3" in line
 
 
-def test_one_wrong_address_of_two_does_not_end_a_client(tmp_path: Path) -> None:
-    with served(tmp_path / "facts") as places:
-        wrong_first = [places.told_at, places.to]
+def test_client_with_one_wrong_address_of_two_connects(tmp_path: Path) -> None:
+    with served(tmp_path / "facts") as addresses:
+        wrong_first = [addresses.http_address, addresses.to]
 
         async def run() -> None:
             async with Producer(wrong_first, name="p"), Subscriber(wrong_first, "*"):
@@ -352,7 +352,7 @@ def test_one_wrong_address_of_two_does_not_end_a_client(tmp_path: Path) -> None:
         assert RangeReader(wrong_first).bounds().end_offset == 0
 
 
-def test_a_server_that_starts_late_is_waited_for(tmp_path: Path) -> None:
+def test_client_waits_for_a_server_that_starts_late(tmp_path: Path) -> None:
     with closing(socket.create_server((HOST, 0))) as free:
         port = free.getsockname()[1]
     refused: list[BaseException] = []
@@ -373,20 +373,20 @@ def test_a_server_that_starts_late_is_waited_for(tmp_path: Path) -> None:
     assert not refused
 
 
-def test_a_refused_token_keeps_its_code(tmp_path: Path) -> None:
+def test_refused_token_keeps_its_error_code(tmp_path: Path) -> None:
     with wrong_token(tmp_path / "facts") as target:
         with pytest.raises(Refused) as caught:
             get(target)
         assert caught.value.code is ErrorCode.UNAUTHORIZED
 
 
-def test_what_lasts_is_wrong_use(tmp_path: Path) -> None:
+def test_permanent_fault_is_a_usage_error(tmp_path: Path) -> None:
     with plain_to_http(tmp_path / "facts") as target, pytest.raises(UsageError):
         sync_producer(target)
 
 
-def test_clients_that_were_answered_once_outlive_a_wrong_server(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(site: Site) -> None:
+def test_connected_client_survives_a_wrong_server(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(site: Site) -> None:
         async with Producer(ADDRESS, name="p", world=site.world) as p, anyio.create_task_group() as tasks:
             await p.publish(Delta("a", create([1.0])))
             await site.stop()
@@ -397,13 +397,13 @@ def test_clients_that_were_answered_once_outlive_a_wrong_server(caplog: pytest.L
             assert (await p.publish(Delta("b", create([1.0])))).offset == 0  # the log was in memory
             tasks.cancel_scope.cancel()
 
-    with_service(story)
+    with_service(scenario)
     warnings = [one for one in caplog.records if "speaks TLS" in one.getMessage()]
     assert [one.levelname for one in warnings].count("WARNING") == 1
 
 
-def test_a_client_that_comes_back_to_a_wrong_server_ends_with_its_fault() -> None:
-    async def story(site: Site) -> None:
+def test_reconnect_to_a_wrong_server_ends_with_its_fault() -> None:
+    async def scenario(site: Site) -> None:
         settings = ClientSettings(reconnect_timeout_s=30)
         async with Subscriber(ADDRESS, "*", world=site.world, settings=settings) as subscriber:
             await site.stop()
@@ -412,11 +412,11 @@ def test_a_client_that_comes_back_to_a_wrong_server_ends_with_its_fault() -> Non
                 await subscriber.next_batch()
             await other.aclose()
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_a_forwarding_link_waits_no_longer_than_it_helps() -> None:
-    async def story(site: Site) -> None:
+def test_forward_link_to_a_wrong_server_fails_at_once() -> None:
+    async def scenario(site: Site) -> None:
         await site.stop()
         await site.network.listen("server", 7373, tls=Tls("cert.pem", "key.pem"))
         link = ForwardLink(ADDRESS, world=site.world)
@@ -429,4 +429,4 @@ def test_a_forwarding_link_waits_no_longer_than_it_helps() -> None:
             assert anyio.current_time() - began < 1
             tasks.cancel_scope.cancel()
 
-    with_service(story)
+    with_service(scenario)

@@ -42,7 +42,7 @@ from delta_prop_wire.stamp import Stamp
 from delta_prop_wire.topics import ALL, Topic, TopicKind
 
 LOG = Cursor(bytes(15) + b"\7", 1, 0)
-WANTED, OTHER, VOID = "wanted", "other", "void"
+WANTED, OTHER, NOOP = "wanted", "other", "noop"
 CREDIT = Credit(8, 2_000)
 
 
@@ -56,10 +56,10 @@ class Talk:
         self.now = 0.0
         self.log = LOG
         self.requests: list[Subscription] = []
-        self.processed = 0  # as the service was told
-        self.told = False  # a first request was answered
+        self.processed = 0  # as reported to the service
+        self.answered = False  # a first request was answered
         self.refuse: dict[int, Refused] = {}
-        self.answer = "at once"  # or "standby", or "later": by the test
+        self.answer = "at once"  # or "standby", or "later": the test answers
         self.sequence = 0  # of the first request
         self.connect()
 
@@ -84,29 +84,29 @@ class Talk:
         if self.place >= end or not self.requests or not self.server.send_window.is_open:
             return
         offsets = [at for at in range(self.place, end) if self.rows[at] == WANTED]
-        if self.rows[self.place] == VOID and form == "batch":
-            void = encode_noop(origin=16, base=self.place + 1, count=1, code=ErrorCode.INVALID_DELTA)
-            self.tell(BatchFrame(self.place, void, _stamp(self.place, void.crc)))
+        if self.rows[self.place] == NOOP and form == "batch":
+            noop = encode_noop(origin=16, base=self.place + 1, count=1, code=ErrorCode.INVALID_DELTA)
+            self.push_frame(BatchFrame(self.place, noop, _stamp(self.place, noop.crc)))
             self.place += 1
             return
         if form == "delta":
             offsets = offsets[:1]
             end = offsets[0] + 1 if offsets else end
             for at in offsets:
-                self.tell(DeltaFrame(at, _delta(at), lamport=at + 100))
+                self.push_frame(DeltaFrame(at, _delta(at), lamport=at + 100))
         elif offsets:
-            whole = len(offsets) == end - self.place
+            is_contiguous = len(offsets) == end - self.place
             batch = encode_batch(
                 [_delta(at) for at in offsets],
                 origin=16,
                 base=offsets[0] + 1,
-                counters=None if whole else [at + 1 for at in offsets],
-                row_offsets=None if whole else offsets,
+                counters=None if is_contiguous else [at + 1 for at in offsets],
+                row_offsets=None if is_contiguous else offsets,
             )
-            self.tell(BatchFrame(offsets[0], batch, _stamp(offsets[0], batch.crc)))
+            self.push_frame(BatchFrame(offsets[0], batch, _stamp(offsets[0], batch.crc)))
         self.place = end
 
-    def tell(self, frame: Any) -> None:
+    def push_frame(self, frame: Any) -> None:
         self.session.connection.receive(self.server.send(frame))
         for one in self.session.frames(self.now):
             if isinstance(one, Ack) and one.welcome is not None:
@@ -119,7 +119,7 @@ class Talk:
         while (frame := self.server.next_event()) is not NEED_BYTES:
             match frame:
                 case Subscribe(sequence, Hello()):
-                    self.tell(
+                    self.push_frame(
                         Ack(
                             correlation_id=sequence,
                             response=Welcome(log=self.log._replace(next_offset=len(self.rows))),
@@ -127,14 +127,14 @@ class Talk:
                     )
                 case Subscribe(sequence, Subscription() as request):
                     self._answer(sequence, request)
-                case Ack(processed=int(told)):
-                    assert told >= self.processed
-                    self.processed = told
+                case Ack(processed=int(processed)):
+                    assert processed >= self.processed
+                    self.processed = processed
 
     def _answer(self, sequence: int, request: Subscription) -> None:
         refused = self.refuse.get(request.subscription)
         if refused is not None:
-            self.tell(Nack.of(0, refused, correlation_id=sequence))
+            self.push_frame(Nack.of(0, refused, correlation_id=sequence))
             return
         if not self.requests:
             self.sequence = sequence
@@ -148,16 +148,22 @@ class Talk:
                     self.place = self.processed
                 case StartAt.LATEST:
                     self.place = len(self.rows)
-            if request.group is not None and self.told:  # its place goes before any start
+            if (
+                request.group is not None and self.answered
+            ):  # the group's cursor takes precedence over any start
                 self.place = self.processed
-        self.told = True
+        self.answered = True
         self.requests.append(request)
         start = self.log._replace(next_offset=self.place)
         if self.answer == "standby":
-            self.tell(Ack(correlation_id=sequence, response=Subscribed(1, start, 100, 10, standby=True)))
+            self.push_frame(
+                Ack(correlation_id=sequence, response=Subscribed(1, start, 100, 10, standby=True))
+            )
         if self.answer != "at once":
             return
-        self.tell(Ack(correlation_id=sequence, response=Subscribed(request.subscription, start, 100, 10)))
+        self.push_frame(
+            Ack(correlation_id=sequence, response=Subscribed(request.subscription, start, 100, 10))
+        )
 
 
 def _delta(at: int) -> Delta:
@@ -168,7 +174,7 @@ def _stamp(offset: int, crc: int) -> Stamp:
     return Stamp(offset + 100, Source.LOCAL, body_crc=crc)
 
 
-def taken(talk: Talk) -> list[int]:
+def take_all(talk: Talk) -> list[int]:
     found = []
     while (one := talk.incoming.take_row()) is not None:
         batch, row = one
@@ -186,15 +192,17 @@ STEPS = st.one_of(
 
 
 @given(
-    st.lists(st.sampled_from([WANTED, WANTED, OTHER, VOID]), min_size=1, max_size=30),
+    st.lists(st.sampled_from([WANTED, WANTED, OTHER, NOOP]), min_size=1, max_size=30),
     st.lists(STEPS, max_size=60),
     st.booleans(),
 )
-def test_each_offset_once_in_order_within_credit(rows: list[str], steps: list[Any], grouped: bool) -> None:
+def test_each_offset_is_delivered_once_in_order_within_credit(
+    rows: list[str], steps: list[Any], grouped: bool
+) -> None:
     talk = Talk(rows, group="g" if grouped else None)
     incoming = talk.incoming
     handed: list[int] = []
-    open_from = 0  # of what was handed, what the reader has not come back from
+    open_from = 0  # index of the first handed row that the reader has not processed
 
     for step in steps:
         match step:
@@ -214,12 +222,12 @@ def test_each_offset_once_in_order_within_credit(rows: list[str], steps: list[An
                 talk.now += 0.2
                 talk.exchange()
             case ("pass",):
-                talk.tell(Heartbeat(1, processed=talk.place))
+                talk.push_frame(Heartbeat(1, processed=talk.place))
             case ("cut",):
                 talk.connect()
         assert incoming.buffered_deltas <= CREDIT.deltas + 4
         limit = handed[open_from] if open_from < len(handed) else len(rows)
-        assert talk.processed <= limit, "nothing is said to be dealt with before the reader is back"
+        assert talk.processed <= limit, "no offset is reported as processed before the reader is back"
     while talk.place < len(rows) or incoming.buffered_deltas:
         talk.deliver(4)
         while (batch := incoming.take()) is not None:
@@ -228,12 +236,12 @@ def test_each_offset_once_in_order_within_credit(rows: list[str], steps: list[An
         talk.now += 0.2
         talk.exchange()
     assert handed == [at for at, row in enumerate(rows) if row == WANTED]
-    talk.tell(Heartbeat(1, processed=len(rows)))
+    talk.push_frame(Heartbeat(1, processed=len(rows)))
     incoming.mark_all_processed()
-    assert incoming.cursor == LOG._replace(next_offset=len(rows)), "what is not for it is dealt with"
+    assert incoming.cursor == LOG._replace(next_offset=len(rows)), "rows of other topics count as processed"
 
 
-def test_the_group_hears_of_what_is_dealt_with_soon_and_in_one() -> None:
+def test_group_progress_is_reported_soon_in_one_message() -> None:
     talk = Talk([WANTED] * 6, group="g")
     talk.deliver(6)
     for expected in (0, 1, 2):
@@ -242,7 +250,7 @@ def test_the_group_hears_of_what_is_dealt_with_soon_and_in_one() -> None:
         assert one[1] == expected
         talk.incoming.mark_all_processed()
         talk.exchange()
-    assert talk.processed == 0, "not at once: it was said just now"
+    assert talk.processed == 0, "not at once: the last report is too recent"
     assert talk.incoming.wait_s(talk.now) == pytest.approx(0.1)
     talk.now += 0.11
     talk.exchange()
@@ -250,14 +258,14 @@ def test_the_group_hears_of_what_is_dealt_with_soon_and_in_one() -> None:
     assert talk.incoming.wait_s(talk.now) is None
 
 
-def test_rows_that_came_before_are_left_out_of_a_batch() -> None:
+def test_rows_delivered_before_are_left_out_of_a_batch() -> None:
     talk = Talk([WANTED] * 4)
     talk.deliver(2)
     talk.connect()
     assert talk.requests[0].start == Start(StartAt.CURSOR, LOG._replace(next_offset=2))
-    talk.place = 0  # a service that repeats
+    talk.place = 0  # a service that sends rows twice
     talk.deliver(4)
-    assert taken(talk) == [0, 1, 2, 3]
+    assert take_all(talk) == [0, 1, 2, 3]
 
 
 def test_credit_is_granted_as_the_reader_takes() -> None:
@@ -266,13 +274,13 @@ def test_credit_is_granted_as_the_reader_takes() -> None:
         talk.deliver(2)
         talk.exchange()
     assert talk.incoming.buffered_deltas == 8
-    assert taken(talk) == list(range(8))
+    assert take_all(talk) == list(range(8))
     for _ in range(3):
         talk.exchange()
-        assert talk.server.send_window.remaining == CREDIT, "once"
+        assert talk.server.send_window.remaining == CREDIT, "granted once"
 
 
-def test_what_is_added_is_asked_for_and_asked_for_again_after_a_break() -> None:
+def test_added_subscription_is_requested_on_each_connection() -> None:
     talk = Talk([WANTED] * 4)
     topic = Topic(TopicKind.NAMESPACE, "docs")
     answer = talk.incoming.add(Subscription(2, (topic,)))
@@ -283,7 +291,9 @@ def test_what_is_added_is_asked_for_and_asked_for_again_after_a_break() -> None:
     assert [one.subscription for one in talk.requests] == [1, 2]
     talk.connect()
     assert [one.subscription for one in talk.requests] == [1, 2]
-    assert [one.credit for one in talk.requests] == [Credit(0, 0), CREDIT], "nothing before all are there"
+    assert [one.credit for one in talk.requests] == [Credit(0, 0), CREDIT], (
+        "no credit until all are requested"
+    )
     assert talk.server.send_window.remaining == CREDIT
     talk.incoming.remove(1)
     talk.connect()
@@ -293,7 +303,7 @@ def test_what_is_added_is_asked_for_and_asked_for_again_after_a_break() -> None:
         talk.incoming.remove(2)
 
 
-def test_what_is_added_and_refused_is_forgotten() -> None:
+def test_refused_subscription_is_forgotten() -> None:
     talk = Talk([WANTED])
     talk.refuse[2] = Refused(ErrorCode.UNAUTHORIZED, "no")
     answer = talk.incoming.add(Subscription(2, (ALL,)))
@@ -303,7 +313,7 @@ def test_what_is_added_and_refused_is_forgotten() -> None:
     assert [one.subscription for one in talk.requests] == [1]
 
 
-def test_what_is_refused_after_a_break_takes_the_credit_with_it_so_the_connection_is_made_again() -> None:
+def test_refusal_with_the_credit_causes_another_reconnect() -> None:
     talk = Talk([WANTED] * 3)
     talk.incoming.add(Subscription(2, (ALL,)))
     talk.exchange()
@@ -313,79 +323,83 @@ def test_what_is_refused_after_a_break_takes_the_credit_with_it_so_the_connectio
     talk.connect()
     assert [(one.subscription, one.credit) for one in talk.requests] == [(1, CREDIT)]
     talk.deliver(3)
-    assert taken(talk) == [0, 1, 2]
+    assert take_all(talk) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("code", [ErrorCode.CURSOR_TOO_OLD, ErrorCode.FENCED, ErrorCode.BAD_REQUEST])
-def test_what_ends_it_ends_it(code: ErrorCode) -> None:
+def test_rows_received_before_a_final_refusal_are_readable(code: ErrorCode) -> None:
     talk = Talk([WANTED] * 3, group="g")
     talk.deliver(3)
     with pytest.raises(Refused) as caught:
-        talk.tell(Nack(0, code, "no"))
+        talk.push_frame(Nack(0, code, "no"))
     talk.incoming.fail(caught.value)
-    assert taken(talk) == [0, 1, 2]
+    assert take_all(talk) == [0, 1, 2]
 
 
-def _granted(talk: Talk, offset: int, *, standby: bool = False, resets: int = 0) -> None:
+def _answer_first_request(talk: Talk, offset: int, *, standby: bool = False, resets: int = 0) -> None:
     """The service answers the first request of this connection, once more perhaps."""
     start = talk.log._replace(next_offset=offset)
-    talk.tell(Ack(correlation_id=talk.sequence, response=Subscribed(1, start, 100, 10, standby, resets)))
+    talk.push_frame(
+        Ack(correlation_id=talk.sequence, response=Subscribed(1, start, 100, 10, standby, resets))
+    )
 
 
-def test_member_that_stands_by_drops_what_lies_unread_and_begins_where_the_group_is() -> None:
+def test_standby_drops_unread_rows_and_starts_at_the_cursor() -> None:
     talk = Talk([WANTED] * 9, group="g")
     talk.deliver(6)
-    assert taken(talk)[:2] == [0, 1]
+    assert take_all(talk)[:2] == [0, 1]
     talk.incoming.ack(1)
     talk.answer = "standby"
     talk.connect()
     assert talk.incoming.standing_by
     assert talk.incoming.started
-    assert talk.incoming.processed is None, "a heartbeat says nothing of the group"
-    assert taken(talk) == []
+    assert talk.incoming.processed is None, "a heartbeat does not report the group's progress"
+    assert take_all(talk) == []
     talk.now += 10
     talk.incoming.ack(1)
     talk.exchange()
     assert not talk.incoming.has_unacked
-    _granted(talk, 4)
+    _answer_first_request(talk, 4)
     assert not talk.incoming.standing_by
     talk.place = 4
     talk.deliver(2)
-    assert taken(talk) == [4, 5]
+    assert take_all(talk) == [4, 5]
 
 
-@pytest.mark.parametrize(("place", "resets", "comes"), [(2, 0, [4, 5]), (2, 1, [2, 3, 4, 5]), (5, 0, [5])])
-def test_place_that_others_moved_is_gone_on_from(place: int, resets: int, comes: list[int]) -> None:
+@pytest.mark.parametrize(("place", "resets", "expected"), [(2, 0, [4, 5]), (2, 1, [2, 3, 4, 5]), (5, 0, [5])])
+def test_consumer_resumes_from_a_cursor_that_others_moved(
+    place: int, resets: int, expected: list[int]
+) -> None:
     talk = Talk([WANTED] * 6, group="g")
     talk.deliver(4)
-    assert taken(talk) == [0, 1, 2, 3]
+    assert take_all(talk) == [0, 1, 2, 3]
     talk.incoming.ack(3)
     talk.answer = "later"
     talk.connect()
-    _granted(talk, place, resets=resets)
+    _answer_first_request(talk, place, resets=resets)
     talk.place = place
     talk.deliver(4)
-    assert taken(talk) == comes
+    assert take_all(talk) == expected
 
 
-def test_a_service_that_ends_is_come_back_to() -> None:
+def test_shutdown_of_the_service_causes_a_reconnect() -> None:
     talk = Talk([WANTED])
     with pytest.raises(Reconnect) as caught:
-        talk.tell(Nack(0, ErrorCode.SHUTTING_DOWN, "bye", 700))
+        talk.push_frame(Nack(0, ErrorCode.SHUTTING_DOWN, "bye", 700))
     assert caught.value.after_s == 0.7
 
 
-def test_another_log_is_not_gone_on_in() -> None:
+def test_another_log_after_a_reconnect_is_refused() -> None:
     talk = Talk([WANTED])
     talk.log = talk.log._replace(log_id=bytes(16))
     with pytest.raises(UsageError, match="cannot go on in another log"):
         talk.connect()
 
 
-def test_a_warning_is_kept_until_it_is_taken_back() -> None:
+def test_warning_lasts_until_the_level_is_ok() -> None:
     talk = Talk([WANTED])
     warning = Backpressure(1, PressureLevel.WARN, 80, 100)
-    talk.tell(warning)
+    talk.push_frame(warning)
     assert talk.incoming.warning == warning
-    talk.tell(Backpressure(2, PressureLevel.OK))
+    talk.push_frame(Backpressure(2, PressureLevel.OK))
     assert talk.incoming.warning is None

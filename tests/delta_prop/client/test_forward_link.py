@@ -37,20 +37,20 @@ class Session:
         return b"frame"
 
 
-def logged(origin: int, offset: int) -> LoggedBatch:
+def make_logged(origin: int, offset: int) -> LoggedBatch:
     return LoggedBatch(
         encode_batch([Delta("v", opaque(b"x"))], origin=origin, base=1), offset, 1 + offset, Source.LOCAL
     )
 
 
-def test_what_is_left_of_a_call_when_credit_comes_may_be_there_already() -> None:
+def test_rest_of_a_call_that_is_already_stored_is_not_sent() -> None:
     async def main() -> None:
         link, session = ForwardLink("service:7373", world=virtual_world(1)), Session()
         link.on_welcome(Welcome(origins=(OriginGrant(HAS, 1, 9),)), same_address=True)
         outcomes: list[object] = []
 
         async def forward() -> None:
-            outcomes.extend(await link.forward([logged(LACKS, 0), logged(HAS, 1)]))
+            outcomes.extend(await link.forward([make_logged(LACKS, 0), make_logged(HAS, 1)]))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(forward)
@@ -60,7 +60,7 @@ def test_what_is_left_of_a_call_when_credit_comes_may_be_there_already() -> None
             session.connection.send_window.is_open = True
             assert not link.data_to_send(session, 0.0)  # type: ignore[arg-type]
             with anyio.fail_after(1):
-                while not outcomes:  # noqa: ASYNC110 - a call tells by returning
+                while not outcomes:  # noqa: ASYNC110 - no event signals the return of a call
                     await anyio.sleep(0.01)
         assert outcomes == [None, None]
         assert len(session.sent) == 1
@@ -68,14 +68,14 @@ def test_what_is_left_of_a_call_when_credit_comes_may_be_there_already() -> None
     run_virtual(main)
 
 
-def test_an_acknowledgement_of_an_earlier_sending_says_nothing_of_a_later_one() -> None:
+def test_ack_of_an_earlier_send_does_not_settle_a_later_one() -> None:
     """The first was refused and comes again; what is told meanwhile is told of the first."""
 
     async def main() -> None:
         link, session = ForwardLink("service:7373", world=virtual_world(1)), Session()
         link.on_welcome(Welcome(), same_address=True)
-        given, outcomes = [logged(LACKS, 0)], []
-        for again in (False, True):
+        given, outcomes = [make_logged(LACKS, 0)], []
+        for is_retry in (False, True):
             async with anyio.create_task_group() as tasks:
 
                 async def forward() -> None:
@@ -86,7 +86,7 @@ def test_an_acknowledgement_of_an_earlier_sending_says_nothing_of_a_later_one() 
                 session.connection.send_window.is_open = True
                 assert link.data_to_send(session, 0.0)  # type: ignore[arg-type]
                 first, last = session.sent[0].sequence, session.sent[-1].sequence
-                if again:
+                if is_retry:
                     link.on_frame(Ack(first), 0, 0.0)
                 link.on_frame(Nack(last, ErrorCode.LOG_FULL, "no room"), 0, 0.0)
         assert [one.code for (one,) in outcomes] == [ErrorCode.LOG_FULL] * 2
@@ -94,10 +94,10 @@ def test_an_acknowledgement_of_an_earlier_sending_says_nothing_of_a_later_one() 
     run_virtual(main)
 
 
-def test_a_repeat_at_a_place_that_nobody_tells_counts_only_if_a_welcome_says_so() -> None:
+def test_duplicate_at_unknown_offset_needs_a_watermark() -> None:
     async def main() -> None:
         link, session = ForwardLink("service:7373", world=virtual_world(1)), Session()
-        given = [logged(HAS, 0), logged(LACKS, 1)]
+        given = [make_logged(HAS, 0), make_logged(LACKS, 1)]
 
         async def forward() -> None:
             with pytest.raises(ConnectionError):

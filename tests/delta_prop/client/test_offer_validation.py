@@ -32,30 +32,30 @@ FIELDS = st.sampled_from(sorted(ODD)).flatmap(
 )
 
 
-def told(deltas: list[Any]) -> object:
+def check_result(deltas: list[Any]) -> object:
     try:
         return check_deltas(deltas)
     except DeltaPropError as error:
         return type(error)
 
 
-def plain(**odd: Any) -> Delta:
+def make_delta(**odd: Any) -> Delta:
     return Delta(**{"vector_id": "k", "operation": opaque(b"x"), **odd})
 
 
 @given(st.lists(st.none() | FIELDS, min_size=1, max_size=3))
-def test_what_is_simple_is_what_the_long_way_passes(fields: list[tuple[str, Any] | None]) -> None:
-    deltas = [plain() if one is None else plain(**dict([one])) for one in fields]
-    simple = has_only_opaque(deltas)
-    if simple:
-        assert told(deltas) == deltas[0].priority
+def test_opaque_only_offer_passes_the_full_check(fields: list[tuple[str, Any] | None]) -> None:
+    deltas = [make_delta() if one is None else make_delta(**dict([one])) for one in fields]
+    is_opaque_only = has_only_opaque(deltas)
+    if is_opaque_only:
+        assert check_result(deltas) == deltas[0].priority
         assert validate(deltas) == (deltas[0].priority, True)
     if all(one is None for one in fields):
-        assert simple
+        assert is_opaque_only
 
 
-@pytest.mark.parametrize("deltas", [[], [None], ["delta"], [plain()] * (BATCH_ROWS_MAX + 1)])
-def test_what_is_no_call_is_left_to_the_long_way(deltas: list[Any]) -> None:
+@pytest.mark.parametrize("deltas", [[], [None], ["delta"], [make_delta()] * (BATCH_ROWS_MAX + 1)])
+def test_invalid_call_is_left_to_the_full_check(deltas: list[Any]) -> None:
     assert not has_only_opaque(deltas)
     with pytest.raises(DeltaPropError):
         validate(deltas)

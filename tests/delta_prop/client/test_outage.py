@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def nobody() -> Iterator[str]:
+def unreachable_address() -> Iterator[str]:
     """An address where nobody listens, as long as the test lasts."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def outage_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.name == outages.logger.name]
 
 
-def test_outage_is_told_once_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_outage_and_its_end_are_each_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     outage = Outage(["a:1", "b:2"])  # type: ignore[list-item]
     outage.ended()
     for since_s in (0.0, 2.9, 3.2, 9.0):
@@ -42,7 +42,7 @@ def test_outage_is_told_once_and_its_end(caplog: pytest.LogCaptureFixture) -> No
     outage.ended()
     outage.ended()
     outage.lasts(TimeoutError(), 4.0, 1.0)
-    assert said(caplog) == [
+    assert outage_warnings(caplog) == [
         "a:1, b:2: no answer for 3 s (refused): trying for another 27 s",
         "a:1, b:2: answers again",
         "a:1, b:2: no answer for 4 s (TimeoutError): trying for another 1 s",
@@ -51,8 +51,8 @@ def test_outage_is_told_once_and_its_end(caplog: pytest.LogCaptureFixture) -> No
 
 
 @pytest.mark.parametrize("kind", ["producer", "subscriber"])
-def test_async_clients_tell_it(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def story(site: Site) -> None:
+def test_async_clients_report_an_outage(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(site: Site) -> None:
         await site.stop()
         client = (
             Producer(ADDRESS, name="p", world=site.world)
@@ -61,44 +61,46 @@ def test_async_clients_tell_it(kind: str, caplog: pytest.LogCaptureFixture) -> N
         )
         async with anyio.create_task_group() as tasks:
 
-            async def come_back() -> None:
+            async def restart_later() -> None:
                 await anyio.sleep(2.5)
-                assert said(caplog) == []
+                assert outage_warnings(caplog) == []
                 await anyio.sleep(6)
-                assert len(said(caplog)) == 1
+                assert len(outage_warnings(caplog)) == 1
                 await tasks.start(site.run)
 
-            tasks.start_soon(come_back)
+            tasks.start_soon(restart_later)
             async with client:
-                waits, again = said(caplog)
+                waits, recovered = outage_warnings(caplog)
                 assert waits.startswith(f"{ADDRESS}: no answer for ")
                 assert "trying for another 2" in waits
-                assert again == f"{ADDRESS}: answers again"
+                assert recovered == f"{ADDRESS}: answers again"
             tasks.cancel_scope.cancel()
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_sync_producer_tells_it(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, nobody: str
+def test_sync_producer_reports_an_outage(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, unreachable_address: str
 ) -> None:
     monkeypatch.setattr(outages, "WARN_S", 0.2)
     with (
         pytest.raises(Unreachable),
-        SyncProducer(nobody, name="p", settings=ClientSettings(open_timeout_s=1.0)),
+        SyncProducer(unreachable_address, name="p", settings=ClientSettings(open_timeout_s=1.0)),
     ):
         pass
-    (waits,) = said(caplog)
-    assert waits.startswith(f"{nobody}: no answer for 0 s ([Errno 111] Connection refused): trying for ")
+    (waits,) = outage_warnings(caplog)
+    assert waits.startswith(
+        f"{unreachable_address}: no answer for 0 s ([Errno 111] Connection refused): trying for "
+    )
     caplog.clear()
     with served() as service, SyncProducer(service.address, name="p") as p:
         p.publish(Delta("a", opaque(b"a")))
         service.break_off()
         p.publish(Delta("b", opaque(b"b")))
-    assert said(caplog) == []
+    assert outage_warnings(caplog) == []
 
 
-def test_command_that_tells_it_itself_does_not_tell_it_twice(caplog: pytest.LogCaptureFixture) -> None:
+def test_outage_inside_a_wait_reporter_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def command() -> None:
         async with WaitReporter().report():
             Outage([]).lasts(None, 9.0, 9.0)
@@ -106,29 +108,29 @@ def test_command_that_tells_it_itself_does_not_tell_it_twice(caplog: pytest.LogC
     anyio.run(command)
     with WaitReporter().report_in_thread():
         Outage([]).lasts(None, 9.0, 9.0)
-    assert said(caplog) == []
+    assert outage_warnings(caplog) == []
     Outage([]).lasts(None, 9.0, 9.0)
-    assert len(said(caplog)) == 1
+    assert len(outage_warnings(caplog)) == 1
 
 
-def test_question_tells_it(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, nobody: str
+def test_fact_request_reports_an_outage(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, unreachable_address: str
 ) -> None:
     monkeypatch.setattr(outages, "WARN_S", 0.2)
     with pytest.raises(Unreachable):
-        facts.describe(nobody, timeout_s=1.0)
-    assert len(said(caplog)) == 1
+        facts.describe(unreachable_address, timeout_s=1.0)
+    assert len(outage_warnings(caplog)) == 1
 
 
-def test_program_without_logging_set_up_shows_it(nobody: str) -> None:
+def test_outage_is_printed_without_logging_set_up(unreachable_address: str) -> None:
     program = f"""
 from delta_prop.client import ClientSettings, SyncProducer, outage
 outage.WARN_S = 0.2
-SyncProducer({nobody!r}, name="p", settings=ClientSettings(open_timeout_s=1.0)).__enter__()
+SyncProducer({unreachable_address!r}, name="p", settings=ClientSettings(open_timeout_s=1.0)).__enter__()
 """
     done = subprocess.run(
         [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60
     )
     first, *_, last = done.stderr.splitlines()
-    assert first.startswith(f"{nobody}: no answer for 0 s (")
+    assert first.startswith(f"{unreachable_address}: no answer for 0 s (")
     assert "Unreachable" in last

@@ -22,7 +22,7 @@ from tests.delta_prop.client.serving import ADDRESS, Site, with_service
 from tests.delta_prop.server.tokens import File, table
 
 
-def made(key: str, **more: object) -> Delta:
+def make_delta(key: str, **more: object) -> Delta:
     return Delta(key, opaque(key.encode()), **more)  # type: ignore[arg-type]
 
 
@@ -31,13 +31,13 @@ def producer(site: Site, name: str = "orders", **more: object) -> Producer:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_published_is_logged_once_and_acknowledged_with_its_offset(
+def test_published_deltas_are_logged_once_and_acked_with_offsets(
     backend: Literal["asyncio", "trio"],
 ) -> None:
-    async def story(site: Site) -> None:
+    async def scenario(site: Site) -> None:
         async with producer(site) as p:
-            first = await p.publish(made("a"), made("b"))
-            receipt = p.offer(made("c"))
+            first = await p.publish(make_delta("a"), make_delta("b"))
+            receipt = p.offer(make_delta("c"))
             second = await receipt
             assert (first.offset, first.count, second.offset) == (0, 2, 2)
             assert first.dot is not None
@@ -47,91 +47,93 @@ def test_published_is_logged_once_and_acknowledged_with_its_offset(
             assert (matrix.offset, matrix.count) == (3, 2)
         assert site.keys() == ["a", "b", "c", "d", "e"]
 
-    with_service(story, backend=backend)
+    with_service(scenario, backend=backend)
 
 
-def test_what_one_turn_offers_goes_as_one_batch_a_priority() -> None:
-    async def story(site: Site) -> None:
+def test_offers_of_one_turn_share_a_batch_per_priority() -> None:
+    async def scenario(site: Site) -> None:
         async with producer(site) as p:
-            await p.publish(made("first"))
+            await p.publish(make_delta("first"))
             for at in range(50):
-                p.offer(made(f"n{at}"))
-                p.offer(made(f"h{at}", priority=Priority.HIGH))
+                p.offer(make_delta(f"n{at}"))
+                p.offer(make_delta(f"h{at}", priority=Priority.HIGH))
             await p.flush()
             assert p.statistics().batches == 3
             assert p.statistics().acknowledged == 101
 
-    with_service(story)
+    with_service(scenario)
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_connections_that_break_lose_and_double_nothing(seed: int) -> None:
+def test_broken_connections_lose_and_duplicate_nothing(seed: int) -> None:
     conditions = NetworkConditions(
         latency_s=0.002, jitter_s_max=0.003, chunk_bytes_max=700, reset_bytes_mean=4_000
     )
 
-    async def story(site: Site) -> None:
+    async def scenario(site: Site) -> None:
         async with producer(site) as p:
             receipts = []
             for at in range(150):
-                receipts.append(p.offer(made(f"k{at % 7}-{at}", priority=Priority(at % 4))))
+                receipts.append(p.offer(make_delta(f"k{at % 7}-{at}", priority=Priority(at % 4))))
                 if at % 3 == 0:
                     await anyio.sleep(0.002)
-            told = [await one for one in receipts]
+            acks = [await one for one in receipts]
             assert p.reconnects
-            assert not any(one.duplicates for one in told), "sent twice by itself is new to its caller"
+            assert not any(one.duplicates for one in acks), (
+                "a resend by the client is no duplicate for its caller"
+            )
         keys = site.keys()
         assert len(keys) == len(set(keys)) == 150
-        assert [keys[one.offset] for one in told if one.offset is not None] == [
+        assert [keys[one.offset] for one in acks if one.offset is not None] == [
             f"k{at % 7}-{at}" for at in range(150)
         ]
 
-    with_service(story, seed=seed, conditions=conditions)
+    with_service(scenario, seed=seed, conditions=conditions)
 
 
-def test_a_connection_that_got_on_is_made_anew_soon() -> None:
-    async def story(site: Site) -> None:
+def test_connection_lost_after_progress_is_reopened_soon() -> None:
+    async def scenario(site: Site) -> None:
         async with producer(site) as p:
             for at in range(12):
-                await p.publish(made(f"k{at}"))
+                await p.publish(make_delta(f"k{at}"))
                 site.network.reset()
         assert anyio.current_time() < 2
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_a_cut_that_heals_is_waited_out() -> None:
-    async def story(site: Site) -> None:
+def test_producer_waits_until_a_network_cut_heals() -> None:
+    async def scenario(site: Site) -> None:
         async with producer(site) as p:
-            await p.publish(made("a"))
+            await p.publish(make_delta("a"))
             site.network.cut("client", "server")
-            receipt = p.offer(made("b"))
+            receipt = p.offer(make_delta("b"))
             await anyio.sleep(40)
             assert not receipt.done
             site.network.heal("client", "server")
             assert (await receipt).offset == 1
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_a_service_that_ends_says_so_and_its_clients_come_back() -> None:
-    async def story(site: Site) -> None:
+def test_producer_reconnects_after_a_service_restart() -> None:
+    async def scenario(site: Site) -> None:
         async with producer(site) as p, anyio.create_task_group() as tasks:
-            await p.publish(made("a"))
+            await p.publish(make_delta("a"))
             await site.stop()
-            receipt = p.offer(made("b"))
+            receipt = p.offer(make_delta("b"))
             await anyio.sleep(3)
             await tasks.start(site.run)
-            assert (await receipt).offset == 0, "a log in memory begins anew"
-            assert (await p.publish(made("c"))).offset == 1
+            assert (await receipt).offset == 0, "a log in memory starts over"
+            assert (await p.publish(make_delta("c"))).offset == 1
             assert p.statistics().lost == 1
             tasks.cancel_scope.cancel()
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_credits_bound_what_is_under_way() -> None:
-    async def story(site: Site) -> None:
+def test_offers_beyond_the_credit_are_all_stored() -> None:
+    async def scenario(site: Site) -> None:
         most = 0
         async with producer(site) as p, anyio.create_task_group() as tasks:
 
@@ -146,16 +148,16 @@ def test_credits_bound_what_is_under_way() -> None:
 
             tasks.start_soon(watch)
             for at in range(400):
-                p.offer(made(f"k{at}"), made(f"l{at}"))
+                p.offer(make_delta(f"k{at}"), make_delta(f"l{at}"))
             await p.flush()
             tasks.cancel_scope.cancel()
         assert len(site.keys()) == 800
 
-    with_service(story, producer_deltas_credit=10)
+    with_service(scenario, producer_deltas_credit=10)
 
 
-def test_what_is_refused_says_why_and_the_rest_goes_on() -> None:
-    async def story(site: Site) -> None:
+def test_refused_offer_reports_why_and_others_continue() -> None:
+    async def scenario(site: Site) -> None:
         async with producer(site) as p:
             await p.publish(Delta("v", create([1.0, 2.0]), "vectors"))
             bad = p.offer(Delta("w", create([1.0]), "vectors"))
@@ -166,65 +168,65 @@ def test_what_is_refused_says_why_and_the_rest_goes_on() -> None:
             with pytest.raises(InvalidDelta):
                 p.offer(Delta("", create([1.0])))
             with pytest.raises(UsageError, match="send each in a call"):
-                p.offer(made("a"), made("b", priority=Priority.HIGH))
+                p.offer(make_delta("a"), make_delta("b", priority=Priority.HIGH))
         assert site.keys() == ["v", "x"]
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_a_second_producer_of_the_name_fences_the_first() -> None:
-    async def story(site: Site) -> None:
+def test_second_producer_of_a_name_fences_the_first() -> None:
+    async def scenario(site: Site) -> None:
         async with producer(site) as first:
-            await first.publish(made("a"))
+            await first.publish(make_delta("a"))
             async with producer(site) as second:
-                await second.publish(made("b"))
+                await second.publish(make_delta("b"))
                 with pytest.raises(Refused, match="FENCED"):
-                    await first.publish(made("c"))
+                    await first.publish(make_delta("c"))
                 with pytest.raises(Refused, match="FENCED"):
-                    first.offer(made("d"))
+                    first.offer(make_delta("d"))
         assert site.keys() == ["a", "b"]
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_numbered_lines_are_published_once_however_often_the_import_is_repeated() -> None:
-    def note(told: dict[int, PublishAck], number: int, receipt: Receipt) -> None:
-        told[number] = receipt.result()
+def test_numbered_lines_of_a_second_import_are_duplicates() -> None:
+    def note(acks: dict[int, PublishAck], number: int, receipt: Receipt) -> None:
+        acks[number] = receipt.result()
 
     async def import_(site: Site, lines: int) -> list[PublishAck]:
-        told: dict[int, PublishAck] = {}
+        acks: dict[int, PublishAck] = {}
         async with producer(site, "import") as p:
             for number in range(1, lines + 1):
                 p.offer_numbered(
                     number,
-                    made(f"line {number}"),
-                    lambda one, number=number: told.update({number: one.result()}),
+                    make_delta(f"line {number}"),
+                    lambda one, number=number: acks.update({number: one.result()}),
                 )
             await p.flush()
-        return [told[number] for number in range(1, lines + 1)]
+        return [acks[number] for number in range(1, lines + 1)]
 
-    async def story(site: Site) -> None:
+    async def scenario(site: Site) -> None:
         first = await import_(site, 100)
-        again = await import_(site, 120)
+        second = await import_(site, 120)
         assert [one.offset for one in first] == list(range(100))
-        assert [one.duplicates for one in again[:100]] == [{0: at} for at in range(100)]
-        assert [one.offset for one in again[100:]] == list(range(100, 120))
+        assert [one.duplicates for one in second[:100]] == [{0: at} for at in range(100)]
+        assert [one.offset for one in second[100:]] == list(range(100, 120))
         assert len(site.keys()) == 120
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_named_causes_come_first_across_priorities() -> None:
-    async def story(site: Site) -> None:
+def test_named_causes_precede_effects_across_priorities() -> None:
+    async def scenario(site: Site) -> None:
         async with producer(site) as p:
-            cause = p.offer(made("cause", priority=Priority.LOW))
-            effect = p.offer(made("effect", priority=Priority.CRITICAL), after=[cause])
+            cause = p.offer(make_delta("cause", priority=Priority.LOW))
+            effect = p.offer(make_delta("effect", priority=Priority.CRITICAL), after=[cause])
             await effect
-            later = await p.publish(made("later"), after=[effect, await cause])
+            later = await p.publish(make_delta("later"), after=[effect, await cause])
             assert later.offset == 2
         assert site.keys() == ["cause", "effect", "later"]
 
-    with_service(story)
+    with_service(scenario)
 
 
 # --- tokens
@@ -233,12 +235,12 @@ def test_named_causes_come_first_across_priorities() -> None:
 TOKENS = table("writer", "secret", publish=True, namespaces='["docs"]', rate=100_000, burst=100_000)
 
 
-def test_what_a_token_does_not_allow_is_refused_alone() -> None:
-    async def story(site: Site) -> None:
+def test_only_the_offer_that_a_token_forbids_is_refused() -> None:
+    async def scenario(site: Site) -> None:
         async with producer(site, token="secret") as p:
-            good = [p.offer(made(f"k{at}", namespace="docs")) for at in range(5)]
-            bad = p.offer(made("x", namespace="mail"))
-            good += [p.offer(made(f"k{at}", namespace="docs")) for at in range(5, 10)]
+            good = [p.offer(make_delta(f"k{at}", namespace="docs")) for at in range(5)]
+            bad = p.offer(make_delta("x", namespace="mail"))
+            good += [p.offer(make_delta(f"k{at}", namespace="docs")) for at in range(5, 10)]
             with pytest.raises(Refused, match="UNAUTHORIZED"):
                 await bad
             for one in good:
@@ -246,96 +248,96 @@ def test_what_a_token_does_not_allow_is_refused_alone() -> None:
             assert p.statistics().lost == 0
         assert site.keys() == [f"k{at}" for at in range(10)]
 
-    with_service(story, tokens=File(TOKENS))
+    with_service(scenario, tokens=File(TOKENS))
 
 
 @pytest.mark.parametrize("token", [None, "other"])
-def test_a_wrong_token_is_told_at_the_opening(token: str | None) -> None:
-    async def story(site: Site) -> None:
+def test_wrong_token_is_refused_when_opening(token: str | None) -> None:
+    async def scenario(site: Site) -> None:
         with pytest.raises(Refused, match="UNAUTHORIZED"):
             async with producer(site, token=token):
                 pass
 
-    with_service(story, tokens=File(TOKENS))
+    with_service(scenario, tokens=File(TOKENS))
 
 
-def test_a_token_that_is_taken_back_ends_the_producer() -> None:
+def test_revoked_token_ends_the_producer() -> None:
     file = File(TOKENS)
 
-    async def story(site: Site) -> None:
+    async def scenario(site: Site) -> None:
         async with producer(site, token="secret") as p:
-            await p.publish(made("a", namespace="docs"))
+            await p.publish(make_delta("a", namespace="docs"))
             file.holds = table("another", "else", publish=True, namespaces='["*"]')
             await anyio.sleep(5)
             with pytest.raises(Refused, match="UNAUTHORIZED"):
-                await p.publish(made("b", namespace="docs"))
+                await p.publish(make_delta("b", namespace="docs"))
 
-    with_service(story, tokens=file)
+    with_service(scenario, tokens=file)
 
 
-def test_a_rate_that_a_token_bounds_is_kept_to() -> None:
-    async def story(site: Site) -> None:
+def test_producer_keeps_to_the_rate_of_its_token() -> None:
+    async def scenario(site: Site) -> None:
         async with producer(site, token="secret") as p:
             for at in range(60):
-                p.offer(made(f"k{at}", namespace="docs"))
+                p.offer(make_delta(f"k{at}", namespace="docs"))
                 await anyio.sleep(0.001)
             await p.flush()
             assert 1 < anyio.current_time() < 20
         assert site.keys() == [f"k{at}" for at in range(60)]
 
     slow = table("writer", "secret", publish=True, namespaces='["*"]', rate=10, burst=10)
-    with_service(story, tokens=File(slow))
+    with_service(scenario, tokens=File(slow))
 
 
-# --- times and ends
+# --- timeouts and close
 
 
-def test_publish_gives_up_in_time_and_says_whether_it_may_have_happened() -> None:
-    async def story(site: Site) -> None:
+def test_publish_timeout_says_if_it_may_have_happened() -> None:
+    async def scenario(site: Site) -> None:
         async with producer(site) as p:
-            await p.publish(made("a"))
+            await p.publish(make_delta("a"))
             site.network.cut("server", "client")
             with pytest.raises(Refused, match="may have happened"):
-                await p.publish(made("b"), timeout_s=2)
+                await p.publish(make_delta("b"), timeout_s=2)
             await anyio.sleep(60)
             with pytest.raises(Refused, match="has not happened"):
-                await p.publish(made("c"), timeout_s=2)
+                await p.publish(make_delta("c"), timeout_s=2)
             site.network.heal("server", "client")
-            assert (await p.publish(made("d"))).offset == 2
+            assert (await p.publish(make_delta("d"))).offset == 2
         assert site.keys() == ["a", "b", "d"]
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_a_cancelled_publish_is_taken_back_where_it_was_not_under_way() -> None:
-    async def story(site: Site) -> None:
+def test_cancelled_publish_is_withdrawn_if_it_was_not_sent() -> None:
+    async def scenario(site: Site) -> None:
         async with producer(site) as p:
             site.network.cut("client", "server")
             await anyio.sleep(60)
             with anyio.move_on_after(1):
-                await p.publish(made("a"))
+                await p.publish(make_delta("a"))
             site.network.heal("client", "server")
-            await p.publish(made("b"))
+            await p.publish(make_delta("b"))
         assert site.keys() == ["b"]
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_offers_are_told_in_time_though_nobody_answers() -> None:
-    async def story(site: Site) -> None:
+def test_unanswered_offer_is_refused_at_the_delivery_timeout() -> None:
+    async def scenario(site: Site) -> None:
         async with producer(site, settings=ClientSettings(delivery_timeout_s=20, close_timeout_s=1)) as p:
             site.network.cut("client", "server")
-            receipt = p.offer(made("a"))
+            receipt = p.offer(make_delta("a"))
             began = anyio.current_time()
             with pytest.raises(Refused):
                 await receipt
             assert 20 <= anyio.current_time() - began <= 22
             assert p.in_flight_offers == 0
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_nobody_there_is_told_in_time() -> None:
+def test_absent_services_are_reported_at_the_open_timeout() -> None:
     async def main() -> None:
         world = virtual_world(network=VirtualNetwork())
         with pytest.raises(Unreachable, match=r"none of nowhere:1, nowhere:2 has answered for 7 s .*correct"):
@@ -348,74 +350,74 @@ def test_nobody_there_is_told_in_time() -> None:
     run_virtual(main)
 
 
-def test_a_service_that_stays_away_ends_the_producer() -> None:
-    async def story(site: Site) -> None:
+def test_service_that_stays_away_ends_the_producer() -> None:
+    async def scenario(site: Site) -> None:
         async with producer(site, settings=ClientSettings(reconnect_timeout_s=30)) as p:
-            await p.publish(made("a"))
+            await p.publish(make_delta("a"))
             await site.stop()
-            receipt = p.offer(made("b"))
+            receipt = p.offer(make_delta("b"))
             with pytest.raises(Unreachable):
                 await receipt
             with pytest.raises(Unreachable):
-                await p.publish(made("c"))
+                await p.publish(make_delta("c"))
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_the_end_of_the_block_waits_for_what_is_open() -> None:
-    async def story(site: Site) -> None:
+def test_close_waits_for_in_flight_offers() -> None:
+    async def scenario(site: Site) -> None:
         async with producer(site) as p:
-            receipts = [p.offer(made(f"k{at}")) for at in range(10)]
+            receipts = [p.offer(make_delta(f"k{at}")) for at in range(10)]
         assert all(one.state is OfferState.ACKNOWLEDGED for one in receipts)
         with pytest.raises(UsageError, match="closed"):
-            p.offer(made("late"))
+            p.offer(make_delta("late"))
         with pytest.raises(UsageError, match="closed"):
             async with p:
                 pass
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_the_end_of_the_block_is_bounded_and_tells_what_is_left() -> None:
-    async def story(site: Site) -> None:
+def test_close_is_bounded_and_reports_unacked_offers() -> None:
+    async def scenario(site: Site) -> None:
         p = await producer(site).__aenter__()
         site.network.cut("client", "server")
-        receipt = p.offer(made("a"))
+        receipt = p.offer(make_delta("a"))
         began = anyio.current_time()
         with pytest.raises(Refused, match="1 calls were not acknowledged"):
             await p.__aexit__(None, None, None)
         assert 10 <= anyio.current_time() - began < 15
         assert receipt.refusal() is not None
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_the_programs_own_error_comes_out_as_it_is() -> None:
-    async def story(site: Site) -> None:
+def test_error_of_the_program_is_raised_unchanged() -> None:
+    async def scenario(site: Site) -> None:
         with pytest.raises(KeyError):
             async with producer(site):
                 raise KeyError("x")
 
-    with_service(story)
+    with_service(scenario)
 
 
 # --- several addresses
 
 
 def test_addresses_of_one_service_are_tried_in_turn() -> None:
-    async def story(site: Site) -> None:
+    async def scenario(site: Site) -> None:
         addresses = ["elsewhere:7373", ADDRESS]
         async with Producer(addresses, name="p", world=site.world) as p:
-            await p.publish(made("a"))
+            await p.publish(make_delta("a"))
             site.network.reset()
-            await p.publish(made("b"))
+            await p.publish(make_delta("b"))
         assert site.keys() == ["a", "b"]
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_two_services_are_told_apart() -> None:
-    async def story(site: Site) -> None:
+def test_address_of_another_service_is_refused() -> None:
+    async def scenario(site: Site) -> None:
         other = Site(7, None, {})
         other.network = site.network.at("other")
         other._own_world = virtual_world(8, network=other.network)
@@ -423,23 +425,23 @@ def test_two_services_are_told_apart() -> None:
         async with anyio.create_task_group() as tasks:
             await tasks.start(other.run)
             async with Producer([ADDRESS, "other:7373"], name="p", world=site.world) as p:
-                await p.publish(made("a"))
-                receipt = p.offer(made("b"))
+                await p.publish(make_delta("a"))
+                receipt = p.offer(make_delta("b"))
                 await site.stop()
                 with pytest.raises(Refused, match="one client cannot go on in another log"):
                     await receipt
                 with pytest.raises(UsageError, match="addresses of one service"):
-                    await p.publish(made("c"))
+                    await p.publish(make_delta("c"))
             assert other.keys() == []
             tasks.cancel_scope.cancel()
 
-    with_service(story)
+    with_service(scenario)
 
 
-# --- what is given
+# --- arguments
 
 
-def test_what_is_given_wrongly_is_told_at_once() -> None:
+def test_wrong_arguments_are_refused_at_once() -> None:
     with pytest.raises(UsageError, match="host:port"):
         Producer("localhost:port", name="p")
     with pytest.raises(InvalidDelta, match="producer"):
@@ -449,18 +451,18 @@ def test_what_is_given_wrongly_is_told_at_once() -> None:
     with pytest.raises(UsageError, match="heartbeat_interval_s"):
         ClientSettings(heartbeat_interval_s=20)
     with pytest.raises(UsageError, match="not open yet"):
-        Producer("localhost", name="p").offer(made("a"))
+        Producer("localhost", name="p").offer(make_delta("a"))
 
 
-def test_an_ack_level_that_is_not_granted_is_told_at_the_opening() -> None:
-    async def story(site: Site) -> None:
+def test_unavailable_ack_level_is_refused_when_opening() -> None:
+    async def scenario(site: Site) -> None:
         with pytest.raises(Refused, match="LEVEL_UNAVAILABLE"):
             async with producer(site, ack_level=AckLevel.DURABLE):
                 pass
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_only_the_code_matters() -> None:
+def test_unreachable_has_a_code_and_a_plain_message() -> None:
     assert Unreachable("x").code is ErrorCode.SHUTTING_DOWN
     assert str(Unreachable("nobody")) == "nobody"

@@ -39,11 +39,11 @@ class Wire:
     def offer(self, *deltas: Delta, **more: Any) -> Offer:
         number = len(self.offers)
 
-        def tell(outcome: PublishAck | Refused) -> None:
-            assert number not in self.outcomes, "told twice"
+        def record(outcome: PublishAck | Refused) -> None:
+            assert number not in self.outcomes, "two outcomes for one offer"
             self.outcomes[number] = outcome
 
-        offer = Offer(deltas[0].priority, list(deltas), tell, **more)
+        offer = Offer(deltas[0].priority, list(deltas), record, **more)
         self.out.offer(offer, self.service.bench.now)
         self.offers.append(offer)
         self.rows.append(list(deltas))
@@ -99,18 +99,18 @@ class Wire:
         }
 
 
-def made(key: str, **more: Any) -> Delta:
+def make_delta(key: str, **more: Any) -> Delta:
     return Delta(key, create([1.0, 2.0]), **more)
 
 
-def full() -> Refused:
+def queue_full() -> Refused:
     return Refused(ErrorCode.QUEUE_FULL, "full", retry_after_ms=5)
 
 
 def check(wire: Wire) -> None:
     """Every offer has one outcome and the log is what the outcomes say, each acknowledged row once."""
     logged = wire.logged()
-    told: dict[int, str] = {}
+    acknowledged: dict[int, str] = {}
     assert set(wire.outcomes) == set(range(len(wire.offers)))
     for number, outcome in wire.outcomes.items():
         if isinstance(outcome, Refused):
@@ -123,9 +123,9 @@ def check(wire: Wire) -> None:
                 delta.vector_id,
                 (outcome.dot.origin, outcome.dot.counter + row),
             )
-            assert outcome.offset + row not in told
-            told[outcome.offset + row] = delta.vector_id
-    assert set(told) == set(logged), "what is in the log was acknowledged, and nothing else"
+            assert outcome.offset + row not in acknowledged
+            acknowledged[outcome.offset + row] = delta.vector_id
+    assert set(acknowledged) == set(logged), "the log has exactly the acknowledged rows"
 
 
 STEPS = st.one_of(
@@ -142,18 +142,18 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=60))
-def test_every_delta_has_one_outcome_and_one_place_in_order(steps: list[tuple[Any, ...]]) -> None:
+def test_every_delta_has_one_outcome_and_one_offset_in_order(steps: list[tuple[Any, ...]]) -> None:
     wire = Wire()
     for step in steps:
         match step:
             case ("offer", priority, keys):
-                wire.offer(*(made(key, priority=priority) for key in keys))
+                wire.offer(*(make_delta(key, priority=priority) for key in keys))
             case ("send", frames):
                 wire.send(frames)
             case ("arrive",):
                 wire.arrive()
             case ("full",):
-                wire.arrive(full())
+                wire.arrive(queue_full())
             case ("answer",):
                 wire.answer()
             case ("cut",):

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import LoggedBatch
 
 QUICK = ClientSettings(open_timeout_s=0.3)
-TOLD_EACH_S = 20.0
+PROGRESS_INTERVAL_S = 20.0
 """The interval of progress reports, long enough to show that nothing waits for one."""
 
 
-def made(key: str, **more: Any) -> Delta:
+def make_delta(key: str, **more: Any) -> Delta:
     return Delta(key, opaque(key.encode()), **more)
 
 
@@ -53,7 +53,7 @@ def publish(address: str, counts: list[int], namespaces: tuple[str, ...] = ("doc
             batch = [f"k{len(keys) + row}" for row in range(count)]
             p.publish(
                 *(
-                    made(key, namespace=namespaces[(len(keys) + row) % len(namespaces)])
+                    make_delta(key, namespace=namespaces[(len(keys) + row) % len(namespaces)])
                     for row, key in enumerate(batch)
                 )
             )
@@ -61,34 +61,34 @@ def publish(address: str, counts: list[int], namespaces: tuple[str, ...] = ("doc
     return keys
 
 
-def test_a_range_is_read_exactly_wherever_it_is_cut() -> None:
+def test_range_is_read_exactly_for_any_bounds() -> None:
     with served() as service:
         keys = publish(service.address, [3, 1, 4, 5])
-        asker = RangeReader(service.address)
-        bounds = asker.bounds()
+        reader = RangeReader(service.address)
+        bounds = reader.bounds()
         assert (bounds.start_offset, bounds.end_offset) == (0, 13)
         log = (bounds.log_id, bounds.epoch)
         for start in range(13):
             for end in range(start, 14):
-                found = rows_of(list(asker.read(start, end, log=log)))
+                found = rows_of(list(reader.read(start, end, log=log)))
                 assert found == [(at, at + 1, keys[at]) for at in range(start, end)]
 
 
-def test_topics_leave_rows_out_and_the_end_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_handler, "_PROGRESS_INTERVAL_S", TOLD_EACH_S)
+def test_topics_select_rows_and_the_end_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_handler, "_PROGRESS_INTERVAL_S", PROGRESS_INTERVAL_S)
     with served() as service:
         keys = publish(service.address, [10, 20], ("docs", "rows", "rows"))
-        asker = RangeReader(service.address)
+        reader = RangeReader(service.address)
         began = time.monotonic()
         topics = [Topic.parse("ns:docs"), Topic.parse("v:k4")]
-        found = rows_of(list(asker.read(2, 29, topics)))
-        wanted = [at for at in range(2, 29) if at % 3 == 0 or at == 4]
-        assert found == [(at, at + 1, keys[at]) for at in wanted]
-        assert list(asker.read(0, 30, [Topic.parse("ns:nobody's")])) == []
-        assert time.monotonic() - began < TOLD_EACH_S, "it waited for what is told now and then"
+        found = rows_of(list(reader.read(2, 29, topics)))
+        expected = [at for at in range(2, 29) if at % 3 == 0 or at == 4]
+        assert found == [(at, at + 1, keys[at]) for at in expected]
+        assert list(reader.read(0, 30, [Topic.parse("ns:nobody's")])) == []
+        assert time.monotonic() - began < PROGRESS_INTERVAL_S, "it waited for a progress report"
 
 
-def test_connections_that_break_lose_and_double_nothing() -> None:
+def test_broken_connections_lose_and_duplicate_nothing() -> None:
     with served() as service:
         keys = publish(service.address, [5] * 40)
         found: list[LoggedBatch] = []
@@ -99,7 +99,7 @@ def test_connections_that_break_lose_and_double_nothing() -> None:
         assert rows_of(found) == [(at, at + 1, keys[at]) for at in range(2, 199)]
 
 
-def test_what_is_not_read_is_not_sent() -> None:
+def test_rows_beyond_the_credit_are_not_sent_unread() -> None:
     with served() as service, SyncProducer(service.address, name="big") as p:
         matrix = np.zeros((200, 1_000), np.float32)
         for at in range(40):
@@ -114,78 +114,78 @@ def test_what_is_not_read_is_not_sent() -> None:
         assert sum(one.count for one in reading) == 7_800
 
 
-def test_a_place_that_is_gone_and_one_that_never_was() -> None:
+def test_removed_future_or_foreign_offsets_are_refused() -> None:
     settings = Settings(log_deltas_max=100)
     with served(propagator={"settings": settings}) as service:
         publish(service.address, [50] * 6)
-        asker = RangeReader(service.address, settings=QUICK)
-        bounds = asker.bounds()
+        reader = RangeReader(service.address, settings=QUICK)
+        bounds = reader.bounds()
         assert bounds.start_offset > 0
         with pytest.raises(Refused, match=f"CURSOR_TOO_OLD: offset 0: .* starts at {bounds.start_offset}"):
-            list(asker.read(0, 10))
+            list(reader.read(0, 10))
         with pytest.raises(Refused, match="offsets up to 500: the log ends at 300"):
-            list(asker.read(250, 500))
+            list(reader.read(250, 500))
         with pytest.raises(UsageError, match="this place belongs to log 0101"):
-            list(asker.read(250, 300, log=(bytes([1]) * 16, bounds.epoch)))
+            list(reader.read(250, 300, log=(bytes([1]) * 16, bounds.epoch)))
 
 
-def test_what_is_void_in_the_log_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_handler, "_PROGRESS_INTERVAL_S", TOLD_EACH_S)
+def test_noops_of_the_log_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_handler, "_PROGRESS_INTERVAL_S", PROGRESS_INTERVAL_S)
     with served() as service, SyncProducer(service.address, name="test") as p:
         p.publish(Delta("a", create([1.0]), "n"))
         with pytest.raises(Refused, match="INVALID_DELTA"):
             p.publish(Delta("b", create([1.0, 2.0]), "n"))
         began = time.monotonic()
         assert rows_of(list(RangeReader(service.address).read(0, 2))) == [(0, 1, "a")]
-        assert time.monotonic() - began < TOLD_EACH_S
+        assert time.monotonic() - began < PROGRESS_INTERVAL_S
 
 
-def test_times_are_places(tmp_path: Path) -> None:
+def test_time_is_resolved_to_its_offset(tmp_path: Path) -> None:
     with served(propagator={"data": str(tmp_path / "data")}) as service:
         publish(service.address, [3])
         time.sleep(0.01)
         between = datetime.now(UTC)
         publish(service.address, [2])
-        asker = RangeReader(service.address)
-        assert asker.offset_at(round(between.timestamp() * 1e6)) == 3
-        assert asker.offset_at(0) == 0
+        reader = RangeReader(service.address)
+        assert reader.offset_at(round(between.timestamp() * 1e6)) == 3
+        assert reader.offset_at(0) == 0
 
 
-def test_a_watermark_is_told_and_its_holder_not_disturbed() -> None:
+def test_watermark_is_read_without_fencing_its_producer() -> None:
     origin = make_origin(producer_id_of("job"), Priority.NORMAL)
     with served() as service, SyncProducer(service.address, name="job") as p:
-        p.publish(made("a"), made("b"))
-        asker = RangeReader(service.address)
-        assert asker.watermark(origin, 1) == 2
-        p.publish(made("c"))
-        assert asker.watermark(origin, 1) == 3
+        p.publish(make_delta("a"), make_delta("b"))
+        reader = RangeReader(service.address)
+        assert reader.watermark(origin, 1) == 2
+        p.publish(make_delta("c"))
+        assert reader.watermark(origin, 1) == 3
         with SyncProducer(service.address, name="job"):
             with pytest.raises(Refused, match="FENCED"):
-                asker.watermark(origin, 1)
-            assert asker.watermark(origin, 2) == 3
+                reader.watermark(origin, 1)
+            assert reader.watermark(origin, 2) == 3
 
 
-def test_a_service_that_is_not_there() -> None:
+def test_absent_service_is_unreachable() -> None:
     with served() as service:
         pass
     began = time.monotonic()
-    gone = RangeReader(service.address, settings=QUICK)
+    unreachable = RangeReader(service.address, settings=QUICK)
     with pytest.raises(Unreachable, match=r"has answered for 0\.3 s"):
-        gone.bounds()
+        unreachable.bounds()
     with pytest.raises(Unreachable, match=r"has answered for 0\.3 s"):
-        list(gone.read(0, 1))
+        list(unreachable.read(0, 1))
     assert time.monotonic() - began < 20
 
 
 def test_another_address_of_the_service_is_tried() -> None:
-    with served() as gone:
+    with served() as stopped:
         pass
     with served() as service:
         publish(service.address, [2])
-        assert len(rows_of(list(RangeReader([gone.address, service.address]).read(0, 2)))) == 2
+        assert len(rows_of(list(RangeReader([stopped.address, service.address]).read(0, 2)))) == 2
 
 
-def test_over_tls() -> None:
+def test_bounds_are_read_over_tls() -> None:
     made_files = files()
     server = Tls(made_files.server, made_files.server_key, made_files.authority)
     client = Tls(made_files.client, made_files.client_key, made_files.authority)

@@ -21,7 +21,7 @@ TRIES_S = 0.3
 
 
 @pytest.fixture
-def nobody() -> str:
+def unreachable_address() -> str:
     """An address that refuses connections, as nothing listens there."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return f"127.0.0.1:{free.getsockname()[1]}"
@@ -32,23 +32,25 @@ def open_producer(address: str) -> None:
         pass
 
 
-def ask_for_a_range(address: str) -> None:
+def request_range(address: str) -> None:
     RangeReader(address, settings=ClientSettings(open_timeout_s=TRIES_S)).bounds()
 
 
-def ask_for_a_fact(address: str) -> None:
+def request_fact(address: str) -> None:
     facts.get(address, "v", timeout_s=TRIES_S)
 
 
-@pytest.mark.parametrize("call", [open_producer, ask_for_a_range, ask_for_a_fact])
-def test_tries_in_vain_take_no_number_of_the_programs(call: Callable[[str], None], nobody: str) -> None:
+@pytest.mark.parametrize("call", [open_producer, request_range, request_fact])
+def test_failed_connects_leave_the_global_rng_unchanged(
+    call: Callable[[str], None], unreachable_address: str
+) -> None:
     before = random.getstate()
     with pytest.raises(Unreachable):
-        call(nobody)
+        call(unreachable_address)
     assert random.getstate() == before
 
 
-def test_a_producer_that_publishes_takes_none_either() -> None:
+def test_publish_leaves_the_global_rng_unchanged() -> None:
     before = random.getstate()
     with served() as service, SyncProducer(service.address, name="p") as p:
         p.publish(Delta("a", create([1.0])))

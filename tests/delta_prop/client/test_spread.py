@@ -59,7 +59,7 @@ class Group:
 
 
 def with_services(
-    story: Callable[[Group], Awaitable[None]], backend: Literal["asyncio", "trio"] = "asyncio"
+    scenario: Callable[[Group], Awaitable[None]], backend: Literal["asyncio", "trio"] = "asyncio"
 ) -> None:
     async def run() -> None:
         group = Group()
@@ -67,17 +67,17 @@ def with_services(
             for one in group.members:
                 await tasks.start(one.run)
             with anyio.fail_after(3_600):
-                await story(group)
+                await scenario(group)
             tasks.cancel_scope.cancel()
 
     run_virtual(run, backend=backend)
 
 
-def made(key: str, **more: Any) -> Delta:
+def make_delta(key: str, **more: Any) -> Delta:
     return Delta(key, opaque(key.encode()), **more)
 
 
-def at(place: int, count: int = 1, namespace: str = "default") -> list[str]:
+def keys_at(place: int, count: int = 1, namespace: str = "default") -> list[str]:
     """Names of vectors that are at a place."""
     names = (f"k{number}" for number in range(10_000))
     return list(islice((name for name in names if partition_of(namespace, name, 3) == place), count))
@@ -88,14 +88,14 @@ async def read(s: SpreadSubscriber, count: int) -> list[SpreadDelivered]:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_each_vector_is_at_its_place_and_comes_from_there_in_order(
+def test_each_vector_is_at_one_service_and_read_in_order(
     backend: Literal["asyncio", "trio"],
 ) -> None:
-    async def story(group: Group) -> None:
+    async def scenario(group: Group) -> None:
         names = [f"k{number % 20}" for number in range(60)]
         async with group.producer() as p, group.subscriber() as s:
-            told = [await p.publish(made(name)) for name in names[:30]]
-            together = await p.publish(*(made(name) for name in names[30:]))
+            acks = [await p.publish(make_delta(name)) for name in names[:30]]
+            together = await p.publish(*(make_delta(name) for name in names[30:]))
             came = await read(s, 60)
             assert s.log_ids == p.log_ids
             assert [one.deltas for one in p.statistics()] == [len(one) for one in group.logged()]
@@ -106,7 +106,7 @@ def test_each_vector_is_at_its_place_and_comes_from_there_in_order(
             assert mine == [name for name in names if partition_of("default", name, 3) == place]
             assert [one.delta.vector_id for one in came if one.place == place] == mine
             assert [one.offset for one in came if one.place == place] == list(range(len(mine)))
-        for name, one in zip(names, told, strict=False):
+        for name, one in zip(names, acks, strict=False):
             (part,) = one.parts
             assert part.published.offset is not None
             assert keys[part.place][part.published.offset] == name
@@ -116,32 +116,32 @@ def test_each_vector_is_at_its_place_and_comes_from_there_in_order(
             assert first is not None
             assert keys[part.place][first : first + len(part.rows)] == [names[30 + row] for row in part.rows]
 
-    with_services(story, backend)
+    with_services(scenario, backend)
 
 
-def test_columns_are_cut_into_one_call_a_service() -> None:
-    async def story(group: Group) -> None:
+def test_columns_are_split_into_one_call_per_service() -> None:
+    async def scenario(group: Group) -> None:
         ids = [f"k{number}" for number in range(100)]
         async with group.producer() as p:
-            told = await p.publish_many(ids, [[float(n), 1.0] for n in range(100)])
+            ack = await p.publish_many(ids, [[float(n), 1.0] for n in range(100)])
             assert [p.place_of(one) for one in ids] == [partition_of("default", one, 3) for one in ids]
-            assert sorted(row for part in told.parts for row in part.rows) == list(range(100))
-            assert (told.at(0), told.at(9)) == (told.parts[0].published, None)
-        assert group.logged() == [[ids[row] for row in part.rows] for part in told.parts]
+            assert sorted(row for part in ack.parts for row in part.rows) == list(range(100))
+            assert (ack.at(0), ack.at(9)) == (ack.parts[0].published, None)
+        assert group.logged() == [[ids[row] for row in part.rows] for part in ack.parts]
 
-    with_services(story)
+    with_services(scenario)
 
 
-def test_a_reader_goes_on_from_a_cursor_a_service() -> None:
-    async def story(group: Group) -> None:
+def test_reader_resumes_from_one_cursor_per_service() -> None:
+    async def scenario(group: Group) -> None:
         async with group.producer() as p:
-            await p.publish(*(made(f"k{number}") for number in range(30)))
+            await p.publish(*(make_delta(f"k{number}") for number in range(30)))
             async with group.subscriber(start="earliest") as s:
                 first = await read(s, 30)
                 with anyio.move_on_after(1):
                     await anext(s)
                 cursors = s.cursors
-            await p.publish(*(made(f"l{number}") for number in range(30)))
+            await p.publish(*(make_delta(f"l{number}") for number in range(30)))
             async with group.subscriber(start=cursors) as s:
                 then = await read(s, 30)
                 assert {one.delta.vector_id[0] for one in then} == {"l"}
@@ -156,59 +156,59 @@ def test_a_reader_goes_on_from_a_cursor_a_service() -> None:
                 group.subscriber(start=cursors[:2])
             assert log_ids == p.log_ids
 
-    with_services(story)
+    with_services(scenario)
 
 
-def test_each_service_remembers_a_groups_place() -> None:
-    async def story(group: Group) -> None:
+def test_each_service_stores_the_cursor_of_a_group() -> None:
+    async def scenario(group: Group) -> None:
         async with group.producer() as p:
             async with group.subscriber(group="readers", ack="manual") as s:
-                await p.publish(*(made(f"k{number}") for number in range(20)))
+                await p.publish(*(make_delta(f"k{number}") for number in range(20)))
                 for one in await read(s, 20):
                     if one.place != 1:
                         s.ack(one.place, one.offset)
                 with pytest.raises(UsageError, match="give one from 0 to 2"):
                     s.ack(3, 0)
             async with group.subscriber(group="readers") as s:
-                again = await read(s, len(group.logged()[1]))
-                assert {one.place for one in again} == {1}, "what was not acknowledged comes again"
+                redelivered = await read(s, len(group.logged()[1]))
+                assert {one.place for one in redelivered} == {1}, "unacknowledged rows are redelivered"
 
-    with_services(story)
+    with_services(scenario)
 
 
-def test_one_service_that_is_away_holds_up_its_own_vectors_alone() -> None:
-    async def story(group: Group) -> None:
+def test_absent_service_delays_only_its_own_vectors() -> None:
+    async def scenario(group: Group) -> None:
         async with group.producer() as p, group.subscriber() as s:
             group.network.cut("client", "two")
             done: list[str] = []
 
             async def publish(name: str) -> None:
-                await p.publish(made(name), timeout_s=100)
+                await p.publish(make_delta(name), timeout_s=100)
                 done.append(name)
 
             async with anyio.create_task_group() as tasks:
-                for name in (*at(1, 2), *at(0, 2), *at(2, 2)):
+                for name in (*keys_at(1, 2), *keys_at(0, 2), *keys_at(2, 2)):
                     tasks.start_soon(publish, name)
                 came = await read(s, 4)
                 await anyio.sleep(20)
                 assert {one.place for one in came} == {0, 2}
-                assert sorted(done) == sorted([*at(0, 2), *at(2, 2)])
+                assert sorted(done) == sorted([*keys_at(0, 2), *keys_at(2, 2)])
                 group.network.heal("client", "two")
-            assert sorted(done) == sorted([*at(0, 2), *at(1, 2), *at(2, 2)])
+            assert sorted(done) == sorted([*keys_at(0, 2), *keys_at(1, 2), *keys_at(2, 2)])
             assert [one.place for one in await read(s, 2)] == [1, 1]
 
-    with_services(story)
+    with_services(scenario)
 
 
-def test_clients_open_while_one_service_is_away_and_not_while_all_are() -> None:
-    async def story(group: Group) -> None:
+def test_clients_open_unless_all_services_are_away() -> None:
+    async def scenario(group: Group) -> None:
         group.network.cut("client", "three")
         async with group.producer() as p, group.subscriber(start="earliest") as s:
             assert anyio.current_time() < 10
             assert p.log_ids[2] is s.log_ids[2] is s.cursors[2] is None
-            await p.publish(made(*at(0)))
+            await p.publish(make_delta(*keys_at(0)))
             assert (await anext(s)).place == 0
-            late = p.offer(made(*at(2)))
+            late = p.offer(make_delta(*keys_at(2)))
             group.network.heal("client", "three")
             assert (await late).parts[0].place == 2
             assert (await anext(s)).place == 2
@@ -220,20 +220,20 @@ def test_clients_open_while_one_service_is_away_and_not_while_all_are() -> None:
                 async with client:
                     pass
 
-    with_services(story)
+    with_services(scenario)
 
 
-def test_what_must_come_first_at_another_service_is_acknowledged_before() -> None:
-    async def story(group: Group) -> None:
-        (parent,), (child,), (sibling,) = at(0), at(1), at(0, 2)[1:]
+def test_cause_at_another_service_is_acked_before_its_effect() -> None:
+    async def scenario(group: Group) -> None:
+        (parent,), (child,), (sibling,) = keys_at(0), keys_at(1), keys_at(0, 2)[1:]
         async with group.producer() as p:
             group.network.cut("client", "one")
-            cause = p.offer(made(parent))
-            near = p.offer(made(sibling), after=[cause])
+            cause = p.offer(make_delta(parent))
+            near = p.offer(make_delta(sibling), after=[cause])
             with pytest.raises(UsageError, match="use publish"):
-                p.offer(made(child), after=[cause])
+                p.offer(make_delta(child), after=[cause])
             with pytest.raises(Refused) as refused:
-                await p.publish(made(child), after=[cause], timeout_s=5)
+                await p.publish(make_delta(child), after=[cause], timeout_s=5)
             assert refused.value.code is ErrorCode.DEP_TIMEOUT
             assert group.logged()[1] == []
 
@@ -244,62 +244,62 @@ def test_what_must_come_first_at_another_service_is_acknowledged_before() -> Non
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(heal)
-                told = await p.publish(made(child), after=[cause])
+                ack = await p.publish(make_delta(child), after=[cause])
             assert cause.done
             assert (await near).parts[0].published.offset == 1
             assert group.logged() == [[parent, sibling], [child], []]
-            dot = told.parts[0].published.dot
+            dot = ack.parts[0].published.dot
             assert isinstance(dot, Dot)
-            for named in (told, told.parts[0].published, dot, cause):
-                await p.publish(made(parent, parents=(dot,)), made(child), after=[named])
+            for named in (ack, ack.parts[0].published, dot, cause):
+                await p.publish(make_delta(parent, parents=(dot,)), make_delta(child), after=[named])
             with pytest.raises(UsageError, match="an id does not show"):
-                await p.publish(made(child), after=[bytes(16)])
+                await p.publish(make_delta(child), after=[bytes(16)])
 
-    with_services(story)
+    with_services(scenario)
 
 
-def test_each_part_has_its_own_fate_and_rows_are_the_callers() -> None:
-    async def story(group: Group) -> None:
+def test_each_part_has_its_own_outcome_with_the_callers_rows() -> None:
+    async def scenario(group: Group) -> None:
         async with group.producer() as p:
-            await p.publish(Delta(at(0)[0], create([1.0, 2.0])))
-            wrong = Delta(at(0)[0], create([1.0]))
+            await p.publish(Delta(keys_at(0)[0], create([1.0, 2.0])))
+            wrong = Delta(keys_at(0)[0], create([1.0]))
             with pytest.raises(SpreadRefused) as refused:
-                await p.publish(Delta(at(1)[0], create([1.0])), wrong)
+                await p.publish(Delta(keys_at(1)[0], create([1.0])), wrong)
             assert (refused.value.code, refused.value.row) == (ErrorCode.INVALID_DELTA, 1)
             assert [part.rows for part in refused.value.acknowledged] == [[0]]
-            with pytest.raises(Refused) as alone:
+            with pytest.raises(Refused) as single:
                 await p.publish(wrong)
-            assert not isinstance(alone.value, SpreadRefused)
+            assert not isinstance(single.value, SpreadRefused)
             receipt = p.offer(wrong)
             with pytest.raises(Refused):
                 await receipt
 
-    with_services(story)
+    with_services(scenario)
 
 
-def test_a_cancelled_call_is_taken_back_at_each_service() -> None:
-    async def story(group: Group) -> None:
+def test_cancelled_call_is_withdrawn_at_each_service() -> None:
+    async def scenario(group: Group) -> None:
         async with group.producer() as p:
             for host in HOSTS:
                 group.network.cut("client", host)
             await anyio.sleep(60)
             with anyio.move_on_after(1):
-                await p.publish(*(made(f"k{number}") for number in range(9)))
-            receipt = p.offer(*(made(f"l{number}") for number in range(9)))
+                await p.publish(*(make_delta(f"k{number}") for number in range(9)))
+            receipt = p.offer(*(make_delta(f"l{number}") for number in range(9)))
             with anyio.move_on_after(1):
                 await receipt
             assert p.in_flight_offers == 0
             for host in HOSTS:
                 group.network.heal("client", host)
-            await p.publish(*(made(f"m{number}", priority=Priority.HIGH) for number in range(9)))
+            await p.publish(*(make_delta(f"m{number}", priority=Priority.HIGH) for number in range(9)))
             await p.flush()
             assert {key[0] for key in chain(*group.logged())} == {"m"}
 
-    with_services(story)
+    with_services(scenario)
 
 
 def test_services_in_another_order_or_number_are_refused() -> None:
-    async def story(group: Group) -> None:
+    async def scenario(group: Group) -> None:
         async with group.producer() as p:
             log_ids = p.log_ids
         async with group.producer(log_ids=log_ids):
@@ -318,11 +318,11 @@ def test_services_in_another_order_or_number_are_refused() -> None:
             with pytest.raises(UsageError, match="3 log ids for 2 services"):
                 client(hosts=("one", "two"), log_ids=log_ids)
 
-    with_services(story)
+    with_services(scenario)
 
 
 @pytest.mark.parametrize(
-    ("services", "told"),
+    ("services", "expected"),
     [
         ("one:1", "give a list"),
         ([], "0 services"),
@@ -330,11 +330,11 @@ def test_services_in_another_order_or_number_are_refused() -> None:
         ([f"s{at}:1" for at in range(65)], "65 services"),
     ],
 )
-def test_services_are_given_once_each_in_a_list(services: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_wrong_list_of_services_is_refused(services: Any, expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
         parse_services(services)
 
 
-def test_one_service_under_two_addresses_is_found_out() -> None:
+def test_one_service_under_two_addresses_is_refused() -> None:
     with pytest.raises(UsageError, match=r"services 0 and 1: .* one"):
         check_distinct_logs(1, {0: b"a", 1: b"a"})

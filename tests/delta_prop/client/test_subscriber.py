@@ -33,27 +33,27 @@ async def read(s: Subscriber, count: int) -> list[tuple[int, str]]:
     return [(one.offset, one.delta.vector_id) for one in [await anext(s) for _ in range(count)]]
 
 
-def keys(count: int, first: int = 0) -> list[tuple[int, str]]:
+def expected_rows(count: int, first: int = 0) -> list[tuple[int, str]]:
     return [(at, f"k{at}") for at in range(first, first + count)]
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_what_is_published_comes_in_order(backend: Literal["asyncio", "trio"]) -> None:
-    async def story(site: Site) -> None:
+def test_published_deltas_are_read_in_order(backend: Literal["asyncio", "trio"]) -> None:
+    async def scenario(site: Site) -> None:
         await publish(site, 3)
         async with subscriber(site, start="earliest") as early, subscriber(site) as late:
             await publish(site, 3, first=3)
-            assert await read(early, 6) == keys(6)
-            assert await read(late, 3) == keys(3, first=3)
+            assert await read(early, 6) == expected_rows(6)
+            assert await read(late, 3) == expected_rows(3, first=3)
             one = early.cursor
         assert one is not None
-        assert one.next_offset == 5, "what is in hand is not done with"
+        assert one.next_offset == 5, "the delta in hand is not processed yet"
 
-    with_service(story, backend=backend)
+    with_service(scenario, backend=backend)
 
 
-def test_batches_come_as_their_producer_made_them() -> None:
-    async def story(site: Site) -> None:
+def test_batches_arrive_as_they_were_published() -> None:
+    async def scenario(site: Site) -> None:
         await site.propagator.publish(*(Delta(f"k{at}", opaque(b"x")) for at in range(5)))
         await publish(site, 1, first=5)
         async with subscriber(site, start="earliest") as s:
@@ -68,60 +68,60 @@ def test_batches_come_as_their_producer_made_them() -> None:
                 assert batch.row(0).lamport == 6
                 break
 
-    with_service(story)
+    with_service(scenario)
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_connections_that_break_lose_and_double_nothing(seed: int) -> None:
+def test_broken_connections_lose_and_duplicate_nothing(seed: int) -> None:
     conditions = NetworkConditions(
         latency_s=0.002, jitter_s_max=0.003, chunk_bytes_max=900, reset_bytes_mean=5_000
     )
 
-    async def story(site: Site) -> None:
+    async def scenario(site: Site) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(publish, site, 200)
-            # What is under way when a connection breaks is lost: more than that at once would never arrive.
+            # Bytes in flight when a connection breaks are lost: with a larger credit no batch might arrive.
             async with subscriber(site, start=0, credit=(20, 4_000)) as s:
-                assert await read(s, 200) == keys(200)
+                assert await read(s, 200) == expected_rows(200)
                 assert s.reconnects
 
-    with_service(story, seed=seed, conditions=conditions)
+    with_service(scenario, seed=seed, conditions=conditions)
 
 
-def test_a_reader_that_rests_holds_no_more_than_its_credit() -> None:
-    async def story(site: Site) -> None:
+def test_idle_reader_buffers_no_more_than_its_credit() -> None:
+    async def scenario(site: Site) -> None:
         await publish(site, 400, size=1_000)
         async with subscriber(site, start="earliest", credit=(50, 1 << 20)) as s:
             await anyio.sleep(30)
             assert 40 <= s._consumer_state.buffered_deltas <= 50
-            assert await read(s, 400) == keys(400)
+            assert await read(s, 400) == expected_rows(400)
         async with subscriber(site, start="earliest", credit=(1_000_000, 20_000)) as s:
             await anyio.sleep(30)
             assert 10 <= s._consumer_state.buffered_deltas <= 20
-            assert await read(s, 400) == keys(400)
+            assert await read(s, 400) == expected_rows(400)
         async with subscriber(site, start="earliest", credit=(1, 1)) as s:
-            assert await read(s, 20) == keys(20)
+            assert await read(s, 20) == expected_rows(20)
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_a_service_that_ends_and_comes_back_with_another_log_is_told_apart() -> None:
-    async def story(site: Site) -> None:
+def test_service_restarted_with_another_log_is_refused() -> None:
+    async def scenario(site: Site) -> None:
         await publish(site, 3)
         async with anyio.create_task_group() as tasks, subscriber(site, start="earliest") as s:
-            assert await read(s, 2) == keys(2)
+            assert await read(s, 2) == expected_rows(2)
             await site.stop()
             await tasks.start(site.run)
-            assert await read(s, 1) == keys(1, first=2)
+            assert await read(s, 1) == expected_rows(1, first=2)
             with pytest.raises(UsageError, match="another log"):
                 await anext(s)
             tasks.cancel_scope.cancel()
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_a_cursor_goes_on_where_it_stopped_and_another_logs_is_refused() -> None:
-    async def story(site: Site) -> None:
+def test_cursor_resumes_where_it_stopped_but_not_in_another_log() -> None:
+    async def scenario(site: Site) -> None:
         await publish(site, 5)
         async with subscriber(site, start="earliest") as s:
             await read(s, 3)
@@ -129,38 +129,38 @@ def test_a_cursor_goes_on_where_it_stopped_and_another_logs_is_refused() -> None
             cursor = s.cursor
         assert cursor is not None
         async with subscriber(site, start=cursor) as s:
-            assert await read(s, 2) == keys(2, first=3)
+            assert await read(s, 2) == expected_rows(2, first=3)
         with pytest.raises(Refused):
             async with subscriber(site, start=Cursor(bytes(16), 0, 3)):
                 pass
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_a_group_goes_on_where_its_reader_stopped() -> None:
-    async def story(site: Site) -> None:
+def test_group_resumes_where_its_reader_stopped() -> None:
+    async def scenario(site: Site) -> None:
         await publish(site, 6)
         async with subscriber(site, group="g") as s:
-            assert await read(s, 3) == keys(3), "a new group begins at the beginning"
+            assert await read(s, 3) == expected_rows(3), "a new group starts at the earliest offset"
         async with subscriber(site, group="g", ack="manual") as s:
-            assert await read(s, 3) == keys(3, first=2), "what was in hand comes again"
+            assert await read(s, 3) == expected_rows(3, first=2), "the delta in hand is redelivered"
             s.ack(3)
         async with subscriber(site, group="g") as s:
-            assert await read(s, 2) == keys(2, first=4)
+            assert await read(s, 2) == expected_rows(2, first=4)
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_second_reader_of_a_group_stands_by_until_the_first_has_gone() -> None:
-    async def story(site: Site) -> None:
+def test_second_reader_of_a_group_stands_by_until_the_first_ends() -> None:
+    async def scenario(site: Site) -> None:
         await publish(site, 4)
 
         async def read_for_a_minute(*, task_status: TaskStatus[None]) -> None:
             async with subscriber(site, group="g") as first:
-                assert await read(first, 2) == keys(2)
+                assert await read(first, 2) == expected_rows(2)
                 task_status.started()
                 await anyio.sleep(60)
-                assert await read(first, 1) == keys(1, first=2)
+                assert await read(first, 1) == expected_rows(1, first=2)
 
         async with anyio.create_task_group() as tasks:
             await tasks.start(read_for_a_minute)
@@ -169,83 +169,83 @@ def test_second_reader_of_a_group_stands_by_until_the_first_has_gone() -> None:
                 await anyio.sleep(59)
                 assert second.standing_by
                 assert not second._consumer_state.buffered_deltas
-                assert await read(second, 2) == keys(2, first=2), "what was in hand comes again"
+                assert await read(second, 2) == expected_rows(2, first=2), "the delta in hand is redelivered"
                 assert not second.standing_by
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_half_open_first_reader_gives_way_within_the_silence_time() -> None:
-    async def story(site: Site) -> None:
+def test_half_open_reader_is_replaced_within_the_peer_timeout() -> None:
+    async def scenario(site: Site) -> None:
         await publish(site, 4)
         async with subscriber(site, group="g") as first:
-            assert await read(first, 3) == keys(3)
+            assert await read(first, 3) == expected_rows(3)
             await anyio.sleep(1)
             site.network.cut("client", "server")
             other = virtual_world(9, network=site.network.at("other"))
             async with Subscriber(ADDRESS, "*", group="g", world=other) as second:
                 assert second.standing_by
                 with anyio.fail_after(16.1):
-                    assert await read(second, 2) == keys(2, first=2)
+                    assert await read(second, 2) == expected_rows(2, first=2)
                 await anyio.sleep(60)
                 site.network.heal("client", "server")
                 await anyio.sleep(10)
                 assert first.standing_by
                 await publish(site, 1, first=4)
-                assert await read(second, 1) == keys(1, first=4)
+                assert await read(second, 1) == expected_rows(1, first=4)
                 assert first._consumer_state.take_row() is None
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_reader_that_connects_again_has_its_group_at_once() -> None:
-    async def story(site: Site) -> None:
+def test_reader_that_reconnects_has_its_group_at_once() -> None:
+    async def scenario(site: Site) -> None:
         await publish(site, 4)
         async with subscriber(site, group="g") as s:
-            assert await read(s, 2) == keys(2)
+            assert await read(s, 2) == expected_rows(2)
             site.network.cut("client", "server")
             await anyio.sleep(12)
             site.network.heal("client", "server")
             await publish(site, 2, first=4)
             with anyio.fail_after(8):
-                assert await read(s, 4) == keys(4, first=2), "each once"
+                assert await read(s, 4) == expected_rows(4, first=2), "each is delivered once"
             assert not s.standing_by
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_start_is_where_a_new_group_begins_and_nothing_else() -> None:
-    async def story(site: Site) -> None:
+def test_start_applies_only_to_a_new_group() -> None:
+    async def scenario(site: Site) -> None:
         await publish(site, 6)
         async with subscriber(site, group="g", start=2) as s:
-            assert await read(s, 2) == keys(2, first=2)
+            assert await read(s, 2) == expected_rows(2, first=2)
         for start in (0, "earliest", "latest"):
             async with subscriber(site, group="g", start=start) as s:
-                assert await read(s, 1) == keys(1, first=3), "the one in hand comes again"
+                assert await read(s, 1) == expected_rows(1, first=3), "the delta in hand is redelivered"
         async with subscriber(site, group="new", start="latest") as s:
             await publish(site, 1, first=6)
-            assert await read(s, 1) == keys(1, first=6)
+            assert await read(s, 1) == expected_rows(1, first=6)
         async with subscriber(site, group="new", start="latest") as s:
-            assert await read(s, 1) == keys(1, first=6)
+            assert await read(s, 1) == expected_rows(1, first=6)
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_a_filter_that_matches_nothing_still_moves_the_group() -> None:
-    async def story(site: Site) -> None:
+def test_topic_that_matches_nothing_still_advances_the_group() -> None:
+    async def scenario(site: Site) -> None:
         async with subscriber(site, "ns:none", group="g") as s:
             await publish(site, 10)
             await anyio.sleep(5)
             assert s.received == 10
         async with subscriber(site, group="g") as s:
             await publish(site, 1, first=10)
-            assert await read(s, 1) == keys(1, first=10)
+            assert await read(s, 1) == expected_rows(1, first=10)
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_filters_topics_and_single_deltas() -> None:
-    async def story(site: Site) -> None:
+def test_topics_priorities_and_single_deltas_select_rows() -> None:
+    async def scenario(site: Site) -> None:
         p = site.propagator
         await p.publish(Delta("a", opaque(b"1"), "docs"), Delta("b", opaque(b"2"), "mail"))
         await p.publish(Delta("c", opaque(b"3"), "docs", priority=Priority.HIGH))
@@ -269,21 +269,21 @@ def test_filters_topics_and_single_deltas() -> None:
             with pytest.raises(UsageError, match="one must stay"):
                 await docs.remove(1)
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_an_offset_that_is_gone_is_told() -> None:
-    async def story(site: Site) -> None:
+def test_removed_start_offset_is_refused() -> None:
+    async def scenario(site: Site) -> None:
         await publish(site, 30)
         with pytest.raises(Refused, match="CURSOR_TOO_OLD"):
             async with subscriber(site, start=1):
                 pass
 
-    with_service(story, log_deltas_max=20)
+    with_service(scenario, log_deltas_max=20)
 
 
-def test_only_what_was_delivered_can_be_acknowledged() -> None:
-    async def story(site: Site) -> None:
+def test_only_delivered_offsets_can_be_acknowledged() -> None:
+    async def scenario(site: Site) -> None:
         await publish(site, 2)
         async with subscriber(site, start="earliest", ack="manual") as s:
             await read(s, 1)
@@ -297,24 +297,24 @@ def test_only_what_was_delivered_can_be_acknowledged() -> None:
             s.ack(0)
             await read(s, 1)
             assert s.cursor is not None
-            assert s.cursor.next_offset == 1, "nothing is acknowledged by itself"
+            assert s.cursor.next_offset == 1, "no delta is acknowledged automatically"
 
-    with_service(story)
+    with_service(scenario)
 
 
 def test_heartbeats_keep_an_idle_connection() -> None:
-    async def story(site: Site) -> None:
+    async def scenario(site: Site) -> None:
         async with subscriber(site) as s:
             await anyio.sleep(300)
             assert s.reconnects == 0
             await publish(site, 1)
-            assert await read(s, 1) == keys(1)
+            assert await read(s, 1) == expected_rows(1)
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_a_silent_service_is_left_after_its_time() -> None:
-    async def story(site: Site) -> None:
+def test_reader_reconnects_after_a_silent_service() -> None:
+    async def scenario(site: Site) -> None:
         async with subscriber(site) as s:
             site.network.cut("server", "client")
             site.network.cut("client", "server")
@@ -322,26 +322,26 @@ def test_a_silent_service_is_left_after_its_time() -> None:
             site.network.heal("server", "client")
             site.network.heal("client", "server")
             await publish(site, 1)
-            assert await read(s, 1) == keys(1)
+            assert await read(s, 1) == expected_rows(1)
             assert s.reconnects >= 1
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_a_reader_can_be_cancelled_and_go_on() -> None:
-    async def story(site: Site) -> None:
+def test_cancelled_reader_can_continue_until_closed() -> None:
+    async def scenario(site: Site) -> None:
         async with subscriber(site) as s:
             with anyio.move_on_after(5):
                 await anext(s)
             await publish(site, 1)
-            assert await read(s, 1) == keys(1)
+            assert await read(s, 1) == expected_rows(1)
         with pytest.raises(UsageError, match="closed"):
             await anext(s)
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_what_is_given_wrongly_is_told_at_once() -> None:
+def test_wrong_arguments_are_refused_at_once() -> None:
     for wrong in ({"ack": "later"}, {"start": "somewhere"}, {"start": -1}, {"credit": (0, 1)}):
         with pytest.raises(UsageError):
             Subscriber("localhost", "*", **wrong)  # type: ignore[arg-type]

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     pass
 
 
-def made(key: str, **more: Any) -> Delta:
+def make_delta(key: str, **more: Any) -> Delta:
     return Delta(key, opaque(key.encode()), **more)
 
 
-def test_it_publishes_offers_and_waits() -> None:
+def test_sync_producer_publishes_offers_and_flushes() -> None:
     with served() as service, SyncProducer(service.address, name="job") as p:
-        first = p.publish(made("a"), made("b"))
+        first = p.publish(make_delta("a"), make_delta("b"))
         assert (first.offset, first.count, first.level) == (0, 2, AckLevel.MEMORY)
-        receipts = [p.offer(made(f"k{at}")) for at in range(2_500)]
-        cause = p.offer(made("cause", priority=Priority.LOW))
-        effect = p.offer(made("effect", priority=Priority.CRITICAL), after=[cause])
+        receipts = [p.offer(make_delta(f"k{at}")) for at in range(2_500)]
+        cause = p.offer(make_delta("cause", priority=Priority.LOW))
+        effect = p.offer(make_delta("effect", priority=Priority.CRITICAL), after=[cause])
         assert p.publish_many(["x", "y"], [[1, 2], [3, 4]], namespace="vectors").count == 2
         p.flush()
         assert [one.result().offset for one in receipts] == list(range(2, 2_502))
@@ -42,27 +42,27 @@ def test_it_publishes_offers_and_waits() -> None:
             p.publish(Delta("v", create([1.0, 2.0]), "n"))
 
 
-def test_connections_that_break_lose_and_double_nothing() -> None:
+def test_broken_connections_lose_and_duplicate_nothing() -> None:
     with served() as service:
         with SyncProducer(service.address, name="job") as p:
             for at in range(60):
-                p.offer(made(f"k{at}"))
+                p.offer(make_delta(f"k{at}"))
                 if at % 20 == 10:
                     p.flush()
-                    p.offer(made(f"then {at}"))
+                    p.offer(make_delta(f"then {at}"))
                     service.break_off()
-            p.publish(made("last"))
+            p.publish(make_delta("last"))
         keys = service.keys()
         assert len(keys) == len(set(keys)) == 64
 
 
-def test_the_end_of_the_block_waits_and_tells_what_is_left() -> None:
+def test_close_waits_for_offers_and_open_has_a_timeout() -> None:
     with served() as service:
         with SyncProducer(service.address, name="job") as p:
-            receipt = p.offer(made("a"))
+            receipt = p.offer(make_delta("a"))
         assert receipt.result().offset == 0
         with pytest.raises(UsageError, match="closed"):
-            p.publish(made("b"))
+            p.publish(make_delta("b"))
     settings = ClientSettings(open_timeout_s=0.3)
     began = time.monotonic()
     with (
@@ -73,39 +73,39 @@ def test_the_end_of_the_block_waits_and_tells_what_is_left() -> None:
     assert time.monotonic() - began < 20
 
 
-def test_a_service_that_went_away_is_told_in_time() -> None:
+def test_lost_service_is_reported_within_the_timeouts() -> None:
     with served() as service:
         p = SyncProducer(service.address, name="job", settings=ClientSettings(close_timeout_s=0.2))
         p.__enter__()
-        p.publish(made("a"))
+        p.publish(make_delta("a"))
     with pytest.raises(Refused, match="has not happened"):
-        p.publish(made("b"), timeout_s=0.3)
-    p.offer(made("c"))
+        p.publish(make_delta("b"), timeout_s=0.3)
+    p.offer(make_delta("c"))
     with pytest.raises(Refused, match="1 calls were not acknowledged"):
         p.__exit__(None, None, None)
 
 
-def test_a_second_one_of_the_name_fences_the_first() -> None:
+def test_second_producer_of_a_name_fences_the_first() -> None:
     with served() as service, SyncProducer(service.address, name="job") as first:
-        first.publish(made("a"))
+        first.publish(make_delta("a"))
         with SyncProducer(service.address, name="job") as second:
-            second.publish(made("b"))
+            second.publish(make_delta("b"))
         for _ in range(2):
             with pytest.raises(Refused, match="FENCED"):
-                first.publish(made("c"))
+                first.publish(make_delta("c"))
 
 
-def test_numbered_deltas_are_answered_again() -> None:
+def test_numbered_deltas_of_a_second_run_are_duplicates() -> None:
     with served() as service:
         for _ in range(2):
             with SyncProducer(service.address, name="import") as p:
-                told = [p.offer_numbered(at, made(f"line {at}")) for at in range(1, 50)]
+                receipts = [p.offer_numbered(at, make_delta(f"line {at}")) for at in range(1, 50)]
                 p.flush()
-        assert [one.result().duplicates for one in told] == [{0: at} for at in range(49)]
+        assert [one.result().duplicates for one in receipts] == [{0: at} for at in range(49)]
         assert len(service.keys()) == 49
 
 
-def test_it_speaks_tls_and_shows_a_certificate() -> None:
+def test_sync_producer_connects_with_tls_and_a_certificate() -> None:
     made_files = files()
     server = Tls(made_files.server, made_files.server_key, made_files.authority)
     client = Tls(made_files.client, made_files.client_key, made_files.authority)
@@ -113,12 +113,12 @@ def test_it_speaks_tls_and_shows_a_certificate() -> None:
         with SyncProducer(service.address, name="job", tls=client) as p:
             for at in range(300):
                 p.offer(Delta(f"k{at}", opaque(bytes(2_000))))
-            assert p.publish(made("last")).offset == 300
+            assert p.publish(make_delta("last")).offset == 300
         quickly = ClientSettings(open_timeout_s=0.3)
-        stranger = SyncProducer(
+        without_certificate = SyncProducer(
             service.address, name="x", tls=Tls(authorities=made_files.authority), settings=quickly
         )
-        with pytest.raises(Misconfigured, match="certificate required"), stranger:
+        with pytest.raises(Misconfigured, match="certificate required"), without_certificate:
             pass
         with (
             pytest.raises(Misconfigured, match="speaks TLS"),
@@ -127,7 +127,7 @@ def test_it_speaks_tls_and_shows_a_certificate() -> None:
             pass
 
 
-def test_it_imports_no_event_loop() -> None:
+def test_sync_producer_imports_no_event_loop() -> None:
     program = "import sys; from delta_prop.client import SyncProducer; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())

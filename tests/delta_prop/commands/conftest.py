@@ -26,5 +26,5 @@ def either(command: Command, request: pytest.FixtureRequest) -> Iterator[Command
     if request.param == "directory":
         yield command
     else:
-        with served(command.data) as command.places:
+        with served(command.data) as command.addresses:
             yield command

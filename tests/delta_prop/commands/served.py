@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 
 
-class Places(NamedTuple):
+class ServerAddresses(NamedTuple):
     """Ports of a running server."""
 
     port: int
@@ -38,16 +38,16 @@ class Places(NamedTuple):
         return f"{HOST}:{self.port}"
 
     @property
-    def told_at(self) -> str:
+    def http_address(self) -> str:
         return f"{HOST}:{self.http}"
 
 
 @contextmanager
 def served(
     data: Path, *, tokens: bytes | None = None, tls: Tls | None = None, port: int = 0
-) -> Iterator[Places]:
+) -> Iterator[ServerAddresses]:
     """A server until the block ends."""
-    found: list[Places] = []
+    found: list[ServerAddresses] = []
     ready, stop = threading.Event(), threading.Event()
 
     async def run() -> None:
@@ -64,7 +64,7 @@ def served(
             http = HttpPort(world.network, world, overview, access=access, tls=tls)
             _, http_port = await tasks.start(http.run)
             address = await tasks.start(service.run)
-            found.append(Places(address.port, http_port))
+            found.append(ServerAddresses(address.port, http_port))
             ready.set()
             await anyio.to_thread.run_sync(stop.wait)
             service.stop()

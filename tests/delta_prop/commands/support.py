@@ -15,14 +15,14 @@ from tests.open_files import open_below
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.delta_prop.commands.served import Places
+    from tests.delta_prop.commands.served import ServerAddresses
 
 
 OVER_0XD3 = {"publish": "--to", "subscribe": "--from"}
 
 
 @dataclass
-class Done:
+class VerbResult:
     """A verb's result."""
 
     status: int
@@ -35,30 +35,30 @@ class Done:
 
 
 class Command:
-    """The command on one data directory; where `places` is set, on the server that has it."""
+    """The command on one data directory; where `addresses` is set, on the server that has it."""
 
-    places: Places | None = None
+    addresses: ServerAddresses | None = None
 
     def __init__(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.data = tmp_path / "facts"
         self._input = tmp_path / "in.jsonl"
         self._capsys = capsys
 
-    def __call__(self, *arguments: object) -> Done:
+    def __call__(self, *arguments: object) -> VerbResult:
         self._capsys.readouterr()
         place = ["--data", str(self.data)]
-        if self.places is not None and arguments[0] in OVER_0XD3:
-            place = [OVER_0XD3[str(arguments[0])], self.places.to]
+        if self.addresses is not None and arguments[0] in OVER_0XD3:
+            place = [OVER_0XD3[str(arguments[0])], self.addresses.to]
         folder = self._input.parent
         before = open_below(folder)
         status = main([*map(str, arguments), *place])
-        alone = threading.current_thread() is threading.main_thread()  # else the test opens files meanwhile
-        if alone and not any(one.name == "server" for one in threading.enumerate()):
+        on_main_thread = threading.current_thread() is threading.main_thread()  # other threads open files too
+        if on_main_thread and not any(one.name == "server" for one in threading.enumerate()):
             assert len(open_below(folder)) <= len(before), "a verb left files open"
         shown = self._capsys.readouterr()
-        return Done(status, shown.out, shown.err)
+        return VerbResult(status, shown.out, shown.err)
 
-    def publish(self, lines: list[str], *arguments: str) -> Done:
+    def publish(self, lines: list[str], *arguments: str) -> VerbResult:
         self._input.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
         return self("publish", self._input, *arguments)
 
@@ -68,9 +68,9 @@ class Command:
         return path
 
 
-def created(key: str, *values: float, **more: Any) -> str:
+def create_line(key: str, *values: float, **more: Any) -> str:
     return json.dumps({"vector_id": key, "op": "create", "vector": list(values) or [1.0], **more})
 
 
-def many(count: int) -> list[str]:
-    return [created(f"v{n}", float(n)) for n in range(count)]
+def create_lines(count: int) -> list[str]:
+    return [create_line(f"v{n}", float(n)) for n in range(count)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.delta_prop.commands.support import created, many
+from tests.delta_prop.commands.support import create_line, create_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,20 +32,20 @@ HUGE = "9" * 5000
         ("quarantine", "replay", "odd\udcff", "1"),
     ],
 )
-def test_a_wrong_argument_is_told_in_one_line(arguments: tuple[str, ...], command: Command) -> None:
-    command.publish(many(3))
+def test_wrong_argument_is_reported_in_one_line(arguments: tuple[str, ...], command: Command) -> None:
+    command.publish(create_lines(3))
     done = command(*arguments)
     assert done.status == 2
     assert done.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("verb", ["status", "publish", "sinks", "log verify", "sinks forget audit"])
-def test_an_empty_name_is_not_the_current_directory(
+def test_empty_name_is_not_the_current_directory(
     verb: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     lines = tmp_path / "lines"
-    lines.write_text(created("v1"))
+    lines.write_text(create_line("v1"))
     command.data = ""  # type: ignore[assignment]  # a variable of a script that is not set
     done = command(*verb.split(), *([lines] if verb == "publish" else []))
     assert done.status == 2
@@ -53,8 +53,8 @@ def test_an_empty_name_is_not_the_current_directory(
     assert [one.name for one in tmp_path.iterdir()] == ["lines"]
 
 
-def test_a_copy_may_be_named_with_a_slash_at_its_end(command: Command, tmp_path: Path) -> None:
-    command.publish(many(3))
+def test_backup_path_may_end_with_a_slash(command: Command, tmp_path: Path) -> None:
+    command.publish(create_lines(3))
     done = command("log", "export", "--to", f"{tmp_path}/backup/")
     assert (done.status, done.err) == (0, "")
     command.data = tmp_path / "backup"
@@ -62,22 +62,22 @@ def test_a_copy_may_be_named_with_a_slash_at_its_end(command: Command, tmp_path:
     assert not list(tmp_path.glob("**/*.partial"))
 
 
-def test_what_is_printed_is_utf8_whatever_the_locale(
+def test_output_is_utf8_in_any_locale(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command.data = tmp_path / "odd\udcff"  # bytes that are not UTF-8
-    command.publish([created("smile-\U0001f600")])
+    command.publish([create_line("smile-\U0001f600")])
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
     for arguments in (("status",), ("get", "smile-\U0001f600"), ("get", "v", "--namespace", "n\udcff")):
         command(*arguments)
-    told = raw.getvalue().decode()
-    assert "odd\\udcff" in told
-    assert '"smile-\U0001f600"' in told
-    assert '"n\\udcff"' in told
+    text = raw.getvalue().decode()
+    assert "odd\\udcff" in text
+    assert '"smile-\U0001f600"' in text
+    assert '"n\\udcff"' in text
 
 
-def run_closed(*arguments: object) -> subprocess.CompletedProcess[str]:
+def run_with_closed_streams(*arguments: object) -> subprocess.CompletedProcess[str]:
     """The command, whose standard input and output are closed."""
     verb = [sys.executable, "-m", "delta_prop", *map(str, arguments)]
     shell = ["sh", "-c", 'exec "$@" <&- >&-', "sh"]
@@ -94,22 +94,22 @@ def run_closed(*arguments: object) -> subprocess.CompletedProcess[str]:
         "status",
     ],
 )
-def test_what_prints_fails_where_standard_output_is_closed(verb: str, command: Command) -> None:
-    command.publish(many(3))
-    done = run_closed(*verb.split(), *([] if verb.startswith("token") else ["--data", command.data]))
+def test_printing_verb_fails_if_standard_output_is_closed(verb: str, command: Command) -> None:
+    command.publish(create_lines(3))
+    done = run_with_closed_streams(
+        *verb.split(), *([] if verb.startswith("token") else ["--data", command.data])
+    )
     assert (done.returncode, done.stderr) == (
         1,
         "delta-prop: standard output is closed, so nothing was written: open it, or redirect it to a file\n",
     )
 
 
-def test_what_need_not_print_works_where_standard_streams_are_closed(
-    command: Command, tmp_path: Path
-) -> None:
+def test_silent_verb_works_if_standard_streams_are_closed(command: Command, tmp_path: Path) -> None:
     lines = tmp_path / "lines"
-    lines.write_text(created("v1"))
+    lines.write_text(create_line("v1"))
     for verb in (("publish",), ("publish", lines), ("log", "export", "--to", tmp_path / "backup")):
-        done = run_closed(*verb, "--data", command.data)
+        done = run_with_closed_streams(*verb, "--data", command.data)
         assert (done.returncode, done.stderr) == (0, "")
     assert len(command("log", "show", "--json").lines) == 1
     assert command("log", "verify").status == 0

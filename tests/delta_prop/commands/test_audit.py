@@ -26,7 +26,7 @@ from delta_prop_sinks import StorageSink
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import UsageError
 from tests.delta_prop.client.threaded import served
-from tests.delta_prop.commands.support import created
+from tests.delta_prop.commands.support import create_line
 
 if TYPE_CHECKING:
     from tests.delta_prop.commands.support import Command
@@ -42,7 +42,7 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def file(command: Command, tmp_path: Path) -> Path:
     """A storage sink's file beside its log: 30 vectors and a deleted one."""
-    lines = [created(f"v{at}", float(at), 0.5, namespace="n", metadata={"at": at}) for at in range(30)]
+    lines = [create_line(f"v{at}", float(at), 0.5, namespace="n", metadata={"at": at}) for at in range(30)]
     assert command.publish([*lines, '{"vector_id": "v1", "namespace": "n", "op": "delete"}']).status == 0
     path = tmp_path / "vectors.db"
     store(command, path)
@@ -66,19 +66,19 @@ def execute(path: Path, *statements: str) -> None:
             connection.execute(statement)
 
 
-SPOIL = (
+CORRUPTION = (
     "DELETE FROM vectors WHERE vector_id = 'v7'",
     "UPDATE vectors SET metadata = '{}' WHERE vector_id = 'v9'",
 )
 
 
-def test_right_file_has_no_differences(command: Command, file: Path) -> None:
+def test_correct_file_has_no_differences(command: Command, file: Path) -> None:
     done = command("audit", "--storage", file)
     assert (done.status, done.out, done.err) == (0, "", "delta-prop: no differences\n")
     assert command("audit", "--storage", file, "--repair").status == 0
 
 
-def test_nothing_of_spark_is_loaded_and_no_java_is_looked_for(command: Command, file: Path) -> None:
+def test_audit_without_spark_loads_no_spark_and_needs_no_java(command: Command, file: Path) -> None:
     program = (
         "import sys; sys.modules.update(dict.fromkeys(['pyspark', 'py4j', 'pyarrow', 'pandas'])); "
         "from delta_prop.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -88,10 +88,8 @@ def test_nothing_of_spark_is_loaded_and_no_java_is_looked_for(command: Command, 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "delta-prop: no differences\n")
 
 
-def test_differences_are_shown_written_and_mended_in_the_directory(
-    command: Command, file: Path, tmp_path: Path
-) -> None:
-    execute(file, *SPOIL)
+def test_differences_are_shown_written_and_repaired(command: Command, file: Path, tmp_path: Path) -> None:
+    execute(file, *CORRUPTION)
     shown = command("audit", "--storage", file)
     assert shown.status == 1
     assert shown.err == "delta-prop: 2 differences: 1 corrupted, 1 missing\n"
@@ -117,10 +115,10 @@ def test_differences_are_shown_written_and_mended_in_the_directory(
         assert [json.loads(one) for (one,) in connection.execute(ask)] == [{"at": 7}, {"at": 9}]
 
 
-def test_repair_goes_to_the_service_that_has_the_directory(
+def test_repair_is_sent_to_the_service_of_the_directory(
     command: Command, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    execute(file, *SPOIL)
+    execute(file, *CORRUPTION)
     audit = ["audit", "--data", str(command.data), "--storage", str(file), "--repair"]
     with served(propagator={"data": str(command.data)}) as running:
         assert main(audit) == 2
@@ -131,7 +129,7 @@ def test_repair_goes_to_the_service_that_has_the_directory(
     assert command("audit", "--storage", file).status == 0
 
 
-def test_repair_does_not_go_to_the_service_of_another_log(
+def test_repair_to_the_service_of_another_log_is_refused(
     command: Command, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     execute(file, "UPDATE vectors SET vector_id = 'ghost' WHERE vector_id = 'v7'")
@@ -143,25 +141,25 @@ def test_repair_does_not_go_to_the_service_of_another_log(
     ):
         p.publish(Delta("ghost", create([1.0]), "n"))
         assert main([*audited, "--to", other.address]) == 2
-        told = capsys.readouterr().err.splitlines()[-1]
+        error_line = capsys.readouterr().err.splitlines()[-1]
         with pytest.raises(UsageError) as caught:
             repair(repairs(found), p, data=str(command.data))
         assert p.log_id is not None
         ids = [p.log_id.hex(), log_id_of(str(command.data)).hex()]
         tail = f" has log {ids[0]}, {str(command.data)!r} has log {ids[1]}: name the server of that directory"
-        assert told.endswith(other.address + tail)
+        assert error_line.endswith(other.address + tail)
         assert str(caught.value).endswith(tail)
         assert other.keys() == ["ghost"]
 
 
-def test_differences_are_told_before_an_absent_service_is_waited_for(
+def test_differences_are_printed_before_waiting_for_a_service(
     command: Command, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wait_reporter, "REPORT_AFTER_S", 0.5)
     monkeypatch.setattr(
         ClientSettings, "__init__", partialmethod(ClientSettings.__init__, open_timeout_s=1.5)
     )
-    execute(file, *SPOIL)
+    execute(file, *CORRUPTION)
     done = command("audit", "--storage", file, "--repair", "--to", "127.0.0.1:1")
     assert done.status == 1
     assert [line.split()[0] for line in done.out.splitlines()] == ["difference", "missing", "corrupted"]
@@ -175,18 +173,18 @@ def test_differences_are_told_before_an_absent_service_is_waited_for(
 def test_contents_in_json_lines_are_compared(command: Command, file: Path, tmp_path: Path) -> None:
     held = tmp_path / "held"
     held.mkdir()
-    facts = [json.loads(created(f"v{at}", float(at), 0.5, namespace="n")) for at in range(30) if at != 1]
+    facts = [json.loads(create_line(f"v{at}", float(at), 0.5, namespace="n")) for at in range(30) if at != 1]
     (held / "part-1.jsonl").write_text("\n".join(map(json.dumps, facts[:20])) + "\n")
     (held / "part-2.jsonl").write_text("\n".join(map(json.dumps, facts[20:])) + "\n")
     assert command("audit", "--contents", held / "part-1.jsonl").err.count("9 missing") == 1
     named = held.rename(tmp_path / "held.json")
-    assert command("audit", "--contents", named).status == 0, "metadata that no line tells do not count"
+    assert command("audit", "--contents", named).status == 0, "absent metadata are not compared"
     table = tmp_path / "held.jsonl"
     facts[0]["metadata"] = {"at": 0}
     facts[3]["vector"] = [4.0, 0.25]
     table.write_text("\n".join(map(json.dumps, facts)))
     lines = command("audit", "--contents", table, "--json").lines
-    assert len(lines) == 28, "now that one line tells metadata, those of the others are missing"
+    assert len(lines) == 28, "once one line has metadata, absent metadata of others differ"
     (vector,) = (one for one in lines if "number" in one["reason"])
     assert vector["reason"] == "number 1 is 0.25, not 0.5; it has the delta at offset 4"
     before = command("audit", "--contents", table, "--come", "10", "--json").lines
@@ -194,7 +192,7 @@ def test_contents_in_json_lines_are_compared(command: Command, file: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ("--storage y --to localhost:1", "--to: only a repair sends something; add --repair"),
         ("--storage y --come 3", "--come 3: give it beside --contents, an offset from 0 on"),
@@ -211,10 +209,10 @@ def test_contents_in_json_lines_are_compared(command: Command, file: Path, tmp_p
         ("--spark --storage y", "pyspark is not installed: pip install 'delta-prop[spark]'"),
     ],
 )
-def test_mistake_is_told_in_one_line(
-    command: Command, arguments: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_mistake_is_reported_in_one_line(
+    command: Command, arguments: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert command.publish([created("a")]).status == 0
+    assert command.publish([create_line("a")]).status == 0
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("delta_prop.spark.java._PACKAGES", ("pyspark",))
     (tmp_path / "odd.jsonl").write_text(
@@ -222,25 +220,25 @@ def test_mistake_is_told_in_one_line(
     )
     done = command("audit", *arguments.split())
     assert done.status == 2
-    assert said in done.err
+    assert message in done.err
     assert len(done.err.splitlines()) == 1
 
 
-def test_vector_in_the_quarantine_is_told_and_left_alone(command: Command, file: Path) -> None:
-    execute(file, *SPOIL)
+def test_audit_of_a_named_sink_needs_a_known_sink(command: Command, file: Path) -> None:
+    execute(file, *CORRUPTION)
     done = command("audit", "--storage", file, "--sink", "storage", "--json")
     assert [one["difference"] for one in done.lines] == ["missing", "corrupted"]
     done = command("audit", "--storage", file, "--sink", "other")
     assert (done.status, done.err.count("give one of these: storage\n")) == (2, 1)
 
 
-def test_sample_of_the_page_is_what_is_printed(
+def test_page_sample_matches_the_output(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (Path(__file__).parents[3] / "docs" / "operating.md").read_text()
     (block,) = re.findall(r"```console\n\$ delta-prop audit (.*?)```", text, re.DOTALL)
     first, second = block.split("$ delta-prop audit ")
-    lines = [created(f"doc-{at}", 0, 0, 0.25, namespace="docs") for at in range(10)]
+    lines = [create_line(f"doc-{at}", 0, 0, 0.25, namespace="docs") for at in range(10)]
     assert command.publish(lines).status == 0
     file = tmp_path / "vectors.db"
     store(command, file)

@@ -11,7 +11,7 @@ from delta_prop import LogSettings, Propagator
 from delta_prop_sinks import CallbackSink, StorageSink
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import Refused
-from tests.delta_prop.commands.support import created, many
+from tests.delta_prop.commands.support import create_line, create_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SMALL = LogSettings(segment_bytes_max=4096, bytes_max=1 << 20, retention_bytes=1 << 19)
 
 
-def test_a_directory_that_is_served_is_exported_restored_and_served(command: Command, tmp_path: Path) -> None:
+def test_served_directory_is_exported_restored_and_served(command: Command, tmp_path: Path) -> None:
     seen: list[int] = []
 
     async def publish(propagator: Propagator, count: int) -> None:
@@ -41,29 +41,31 @@ def test_a_directory_that_is_served_is_exported_restored_and_served(command: Com
             await publish(p, 5)
             await p.wait_visible(55)
 
-    async def serve_again() -> None:
+    async def serve_restored() -> None:
         async with Propagator(data=str(command.data), log=SMALL) as p:
             assert p.recovery is not None
             assert (p.recovery.clean, p.recovery.next_offset) == (True, 50)
-            with pytest.raises(Refused, match="up to 50"):  # it has applied what the copy has not
+            with pytest.raises(Refused, match="up to 50"):  # its cursor is ahead of the copy
                 await p.attach(StorageSink(tmp_path / "store.db"))
             await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="audit"))
             await publish(p, 2)
             await p.wait_visible(52)
 
     anyio.run(serve)
-    assert command("log", "restore", "--from", tmp_path / "backup").status == 2, "it is not empty"
+    assert command("log", "restore", "--from", tmp_path / "backup").status == 2, (
+        "the data directory is not empty"
+    )
     command.data = tmp_path / "restored"
     done = command("log", "restore", "--from", tmp_path / "backup")
     assert (done.status, done.err) == (0, "")
     assert command("log", "verify").status == 0
     assert command("get", "v7", "--namespace", "default").lines[0]["vector"] == [7.0]
-    anyio.run(serve_again)
-    assert seen == [*range(55), 50, 51], "the cursor was kept with the copy"
+    anyio.run(serve_restored)
+    assert seen == [*range(55), 50, 51], "the copy has the cursor"
 
 
-def test_an_export_changes_nothing_and_takes_no_lock(command: Command, tmp_path: Path) -> None:
-    command.publish(many(5))
+def test_export_changes_no_file_of_the_directory(command: Command, tmp_path: Path) -> None:
+    command.publish(create_lines(5))
     before = {path: path.read_bytes() for path in command.data.rglob("*") if path.is_file()}
     assert command("log", "export", "--to", tmp_path / "backup").status == 0
     assert {path: path.read_bytes() for path in command.data.rglob("*") if path.is_file()} == before
@@ -71,7 +73,7 @@ def test_an_export_changes_nothing_and_takes_no_lock(command: Command, tmp_path:
 
 
 @pytest.mark.parametrize("source", ["nosuch", "."])
-def test_what_is_restored_from_is_a_copy(
+def test_restore_from_a_non_backup_is_refused(
     source: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -81,13 +83,13 @@ def test_what_is_restored_from_is_a_copy(
     assert "publish" not in done.err
 
 
-def test_mistakes_have_one_line_with_the_cure(command: Command, tmp_path: Path) -> None:
+def test_mistake_is_reported_in_one_line_with_its_fix(command: Command, tmp_path: Path) -> None:
     backup, full = tmp_path / "backup", tmp_path / "full"
     full.mkdir()
     (full / "mine").write_text("x")
     nothing = command("log", "export", "--to", backup)
     assert (nothing.status, nothing.err.count("\n")) == (2, 1)
-    command.publish([created("a")])
+    command.publish([create_line("a")])
     for to, why in ((full, "not empty: name a new directory"), (command.data, "not empty")):
         done = command("log", "export", "--to", to)
         assert (done.status, done.err.count("\n")) == (2, 1)
@@ -99,12 +101,12 @@ def test_mistakes_have_one_line_with_the_cure(command: Command, tmp_path: Path) 
     done = command("log", "export", "--to", backup)
     assert (done.status, "interrupted copy: remove it first" in done.err) == (2, True)
     (tmp_path / "backup.partial").rmdir()
-    backup.mkdir()  # an empty one may be there
+    backup.mkdir()  # an empty directory is accepted
     assert command("log", "export", "--to", backup).status == 0
 
 
-def test_a_damaged_log_leaves_no_copy(command: Command, tmp_path: Path) -> None:
-    command.publish(many(5))
+def test_export_of_a_corrupted_log_leaves_no_copy(command: Command, tmp_path: Path) -> None:
+    command.publish(create_lines(5))
     path = command.segment()
     raw = bytearray(path.read_bytes())
     raw[200] ^= 1

@@ -16,7 +16,7 @@ def no_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DELTA_PROP_SERVER__PORT", raising=False)
 
 
-def test_a_sound_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_accepts_a_valid_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "dp.toml"
     file.write_text("[[sinks]]\nkind = 'cache'")
     assert main(["config", "check", str(file)]) == 0
@@ -24,7 +24,7 @@ def test_a_sound_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (b"server.port = 'x'", 'server.port: "x" is not a number'),
         (b"[[sinks]]\nkind = 'cache'\nbytes_max = 0", "sinks[0].bytes_max"),
@@ -32,18 +32,20 @@ def test_a_sound_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (None, "cannot be read (No such file or directory)"),
     ],
 )
-def test_a_mistake(text: bytes | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_a_mistake_in_one_line(
+    text: bytes | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "dp.toml"
     if text is not None:
         file.write_bytes(text)
     assert main(["config", "check", str(file)]) == 2
     shown = capsys.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1)
-    assert said in shown.err
+    assert message in shown.err
     assert str(file) in shown.err
 
 
-def test_the_defaults_are_shown_and_the_environment_counts(
+def test_show_prints_defaults_and_applies_the_environment(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["config", "show"]) == 0
@@ -53,7 +55,7 @@ def test_the_defaults_are_shown_and_the_environment_counts(
     assert json.loads(capsys.readouterr().out)["server"]["port"] == 99
 
 
-def test_files_count_from_where_the_configuration_lies(
+def test_file_paths_resolve_from_the_configuration_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "below").mkdir()
@@ -63,11 +65,11 @@ def test_files_count_from_where_the_configuration_lies(
     assert json.loads(capsys.readouterr().out)["data"] == str(tmp_path / "below" / "facts")
 
 
-def test_the_files_that_a_server_would_read_are_tried(
+def test_check_reads_the_files_that_serve_would_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "dp.toml"
-    for text, said in (
+    for text, message in (
         ("access.tokens = 'none'", f"access.tokens: '{tmp_path}/none' cannot be read"),
         ("access.tokens = 'dp.toml'", f"access.tokens: '{file}': access: "),
         ("tls = { certificate = 'none', key = 'none' }", "tls: "),
@@ -75,5 +77,5 @@ def test_the_files_that_a_server_would_read_are_tried(
         file.write_text(text)
         assert main(["config", "check", str(file)]) == 2
         shown = capsys.readouterr()
-        assert shown.err.startswith(f"delta-prop: {file}: {said}"), shown.err
+        assert shown.err.startswith(f"delta-prop: {file}: {message}"), shown.err
         assert shown.err.count("\n") == 1

@@ -23,7 +23,7 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 
-def linked(*arguments: str) -> ConnectOptions:
+def parse_connect_options(*arguments: str) -> ConnectOptions:
     parser = ArgumentParser()
     add_server_arguments(parser, "--to", "a server")
     return connect_options_of(parser.parse_args(["--to", "h:1", *arguments]))
@@ -39,14 +39,14 @@ def linked(*arguments: str) -> ConnectOptions:
         (["--tls-certificate", "c", "--tls-key", "k"], Tls("c", "k")),
     ],
 )
-def test_any_option_of_tls_means_tls(arguments: list[str], tls: Tls | None) -> None:
-    assert linked(*arguments).tls == tls
-    assert linked("--to", "h:2", *arguments).addresses == ("h:1", "h:2")
+def test_any_tls_option_enables_tls(arguments: list[str], tls: Tls | None) -> None:
+    assert parse_connect_options(*arguments).tls == tls
+    assert parse_connect_options("--to", "h:2", *arguments).addresses == ("h:1", "h:2")
 
 
-def test_a_line_waits_for_room_and_other_refusals_end_it() -> None:
+def test_line_is_retried_on_queue_full_and_fails_on_fenced() -> None:
     refusals = [Refused(ErrorCode.QUEUE_FULL, "full")] * 3
-    told: list[LineAck | Refused] = []
+    outcomes: list[LineAck | Refused] = []
 
     class Producer:
         def offer_numbered(self, counter: int, delta: Delta, then: Any) -> None:
@@ -58,16 +58,16 @@ def test_a_line_waits_for_room_and_other_refusals_end_it() -> None:
 
     async def main() -> None:
         sender = RemotePublisher(cast("Any", Producer()))
-        await sender.send(1, Delta("v", create([1.0])), told.append)
+        await sender.send(1, Delta("v", create([1.0])), outcomes.append)
         refusals.append(Refused(ErrorCode.FENCED, "another one"))
         with pytest.raises(Refused, match="FENCED"):
-            await sender.send(2, Delta("v", create([1.0])), told.append)
+            await sender.send(2, Delta("v", create([1.0])), outcomes.append)
 
     run_virtual(main)
-    assert told == [LineAck(17, False)]
+    assert outcomes == [LineAck(17, False)]
 
 
-def test_without_follow_it_ends_where_the_log_ended_whatever_comes_meanwhile(
+def test_subscribe_without_follow_ends_at_the_initial_log_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lines: list[str] = []

@@ -16,7 +16,7 @@ from delta_prop_wire.errors import UsageError
         ([OSError("same"), OSError("same")], 1, ["delta-prop: same"]),
     ],
 )
-def test_each_is_told_once(
+def test_each_failure_is_printed_once(
     failures: list[Exception], status: int, lines: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     nested = ExceptionGroup("outer", [ExceptionGroup("inner", failures)])
@@ -24,6 +24,6 @@ def test_each_is_told_once(
     assert capsys.readouterr().err.splitlines() == lines
 
 
-def test_a_defect_is_no_line() -> None:
+def test_unexpected_error_is_raised_and_not_printed() -> None:
     with pytest.raises(ExceptionGroup):
         cli._report_error(ExceptionGroup("outer", [OSError("one"), ValueError("a defect")]))

@@ -13,8 +13,8 @@ import anyio
 from delta_prop.client import Subscriber
 from delta_prop.group_cursor import GroupCursor, read_position
 from delta_prop_broker.local_disk import LocalDisk
-from tests.delta_prop.commands.served import Places, served
-from tests.delta_prop.commands.support import many
+from tests.delta_prop.commands.served import ServerAddresses, served
+from tests.delta_prop.commands.support import create_lines
 from tests.page_samples import alike, sample
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from tests.delta_prop.commands.support import Command
 
 
-def test_reset_refuses_what_cannot_be_and_says_where_it_goes_on(command: Command) -> None:
-    command.publish(many(5))
+def test_reset_refuses_bad_targets_and_reports_the_new_offset(command: Command) -> None:
+    command.publish(create_lines(5))
     assert command("subscribe", "--group", "g", "--count", "3").status == 0
     assert command("groups", "list", "--json").lines == [{"name": "g", "offset": 3, "lag": 2}]
     for arguments, cure in [
@@ -43,7 +43,7 @@ def test_reset_refuses_what_cannot_be_and_says_where_it_goes_on(command: Command
 
 
 def test_second_process_of_a_group_stands_by_and_takes_over(command: Command) -> None:
-    command.publish(many(5))
+    command.publish(create_lines(5))
     assert command("subscribe", "--group", "g", "--count", "2").status == 0
     disk = LocalDisk(command.data)
     log_id = command("status", "--json").lines[0]["log_id"]
@@ -64,66 +64,68 @@ def test_second_process_of_a_group_stands_by_and_takes_over(command: Command) ->
     assert "reading for group 'g' now" in err
 
 
-def test_group_of_a_server_is_moved_under_its_member(command: Command) -> None:
-    command.publish(many(5))
-    with served(command.data) as places:
+def test_forced_reset_moves_a_group_that_is_being_read(command: Command) -> None:
+    command.publish(create_lines(5))
+    with served(command.data) as addresses:
         seen: list[int] = []
         end = threading.Event()
-        member = threading.Thread(target=anyio.run, args=(_read, places, seen, end))
+        member = threading.Thread(target=anyio.run, args=(_read, addresses, seen, end))
         member.start()
         try:
-            _until(lambda: len(seen) == 5)
-            _until(lambda: command("groups", "list", "--json").lines != [])  # its place is written soon
-            (told,) = command("groups", "list", "--json").lines
-            assert told["name"] == "g"
-            assert "a member reads, 1 standing by" in _of_server(command, places, "groups", "list")
-            assert "1 standing by" in _of_server(command, places, "top", "--once")
+            _wait_until(lambda: len(seen) == 5)
+            _wait_until(
+                lambda: command("groups", "list", "--json").lines != []
+            )  # the cursor is written with a delay
+            (group,) = command("groups", "list", "--json").lines
+            assert group["name"] == "g"
+            assert "a member reads, 1 standing by" in _run_on_server(command, addresses, "groups", "list")
+            assert "1 standing by" in _run_on_server(command, addresses, "top", "--once")
             refused = command("groups", "reset", "g", "--to", "3")
             assert (refused.status, "end that member, or give --force" in refused.err) == (2, True)
             done = command("groups", "reset", "g", "--to", "3", "--force")
             assert done.out == "done: group 'g' goes on at offset 3\n"
-            _until(lambda: seen[5:] == [3, 4])
+            _wait_until(lambda: seen[5:] == [3, 4])
         finally:
             end.set()
             member.join(20)
-    place = read_position(
+    position = read_position(
         LocalDisk(command.data), "g", bytes.fromhex(command("status", "--json").lines[0]["log_id"])
     )
-    assert place is not None
-    assert place.resets == 1
+    assert position is not None
+    assert position.resets == 1
 
 
-def test_sample_of_the_page_is_what_is_printed(command: Command) -> None:
-    command.publish(many(5))
-    block, told = sample("delta-prop groups list"), list[str]()
-    with served(command.data) as places:
+def test_page_sample_matches_the_output(command: Command) -> None:
+    command.publish(create_lines(5))
+    block, printed = sample("delta-prop groups list"), list[str]()
+    with served(command.data) as addresses:
         seen: list[int] = []
         end = threading.Event()
-        member = threading.Thread(target=anyio.run, args=(_read, places, seen, end, "indexer"))
+        member = threading.Thread(target=anyio.run, args=(_read, addresses, seen, end, "indexer"))
         member.start()
         try:
-            _until(lambda: "1 standing by" in _of_server(command, places, "groups", "list"))
+            _wait_until(lambda: "1 standing by" in _run_on_server(command, addresses, "groups", "list"))
             for line in (one for one in block if one.startswith("$ ")):
-                told.append(line)
+                printed.append(line)
                 _, *words = shlex.split(line[2:])
                 if "--http" in words:
-                    told += _of_server(command, places, *words[:2]).splitlines()
+                    printed += _run_on_server(command, addresses, *words[:2]).splitlines()
                     continue
                 done = command(*words[: words.index("--data")])
-                told += (done.out + done.err).splitlines()
-                end.set()  # which is the cure that the page goes on with
+                printed += (done.out + done.err).splitlines()
+                end.set()  # the fix that the page shows next
                 member.join(20)
         finally:
             end.set()
             member.join(20)
-    assert [alike(line) for line in told] == [alike(line) for line in block]
+    assert [alike(line) for line in printed] == [alike(line) for line in block]
 
 
-async def _read(places: Places, seen: list[int], end: threading.Event, group: str = "g") -> None:
+async def _read(addresses: ServerAddresses, seen: list[int], end: threading.Event, group: str = "g") -> None:
     """Two members, which note what they get."""
 
     async def read() -> None:
-        async with Subscriber(places.to, "*", group=group) as s:
+        async with Subscriber(addresses.to, "*", group=group) as s:
             async for one in s:
                 seen.append(one.offset)
 
@@ -134,18 +136,18 @@ async def _read(places: Places, seen: list[int], end: threading.Event, group: st
         tasks.cancel_scope.cancel()
 
 
-def _of_server(command: Command, places: Places, *verb: str) -> str:
+def _run_on_server(command: Command, addresses: ServerAddresses, *verb: str) -> str:
     from delta_prop.cli import main
 
     command._capsys.readouterr()
-    assert main([*verb, "--http", places.told_at]) == 0
+    assert main([*verb, "--http", addresses.http_address]) == 0
     return command._capsys.readouterr().out
 
 
-def _until(holds: Callable[[], bool]) -> None:
+def _wait_until(condition: Callable[[], bool]) -> None:
     from time import monotonic, sleep
 
-    until = monotonic() + 20
-    while not holds():
-        assert monotonic() < until
+    deadline = monotonic() + 20
+    while not condition():
+        assert monotonic() < deadline
         sleep(0.02)

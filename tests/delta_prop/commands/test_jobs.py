@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert main(["jobs", "abort", "two", "--to", at]) == 0
         assert main(["jobs", "abort", "over", "--to", at]) == 1
         assert main(["jobs", "show", "one", "--to", at, "--json"]) == 0
-        assert main(["jobs", "abort", "one", "--data", str(data)]) == 1, "its server has it"
+        assert main(["jobs", "abort", "one", "--data", str(data)]) == 1, "the server has locked the directory"
     return data
 
 
@@ -44,16 +44,16 @@ def command(command: Command, folder: Path) -> Command:
     return command
 
 
-def test_a_directory_tells_its_jobs(command: Command) -> None:
+def test_list_shows_the_jobs_of_a_directory(command: Command) -> None:
     done = command("jobs", "list", "--json")
     assert done.status == 0
-    told = {one["job"]: one for one in done.lines}
-    assert {name: (one["state"], one["deltas"]) for name, one in told.items()} == {
+    jobs = {one["job"]: one for one in done.lines}
+    assert {name: (one["state"], one["deltas"]) for name, one in jobs.items()} == {
         "over": ("published", 5),
         "one": ("staging", 8),
     }
-    assert (told["over"]["published"], told["over"]["refused"]) == (4, 1)
-    assert told["one"]["bytes"] > 0
+    assert (jobs["over"]["published"], jobs["over"]["refused"]) == (4, 1)
+    assert jobs["one"]["bytes"] > 0
     lines = command("jobs", "list").out.splitlines()
     assert lines[0].split()[:3] == ["job", "state", "deltas"]
     assert len(lines) == 3
@@ -61,7 +61,7 @@ def test_a_directory_tells_its_jobs(command: Command) -> None:
     assert status["jobs"] == {"published": 1, "staging": 1}
 
 
-def test_one_is_shown_and_an_unknown_one_told(command: Command) -> None:
+def test_show_prints_a_job_and_refuses_an_unknown_one(command: Command) -> None:
     assert json.loads(command("jobs", "show", "over", "--json").out)["published"] == 4
     shown = command("jobs", "show", "over").out
     assert "published  4\n" in shown
@@ -77,7 +77,7 @@ def test_one_is_shown_and_an_unknown_one_told(command: Command) -> None:
     assert done.err.startswith("delta-prop: UNKNOWN_JOB: job 'other': not staged here")
 
 
-def test_a_staged_one_is_dropped_and_a_published_one_not(command: Command) -> None:
+def test_abort_drops_a_staged_job_but_not_a_published_one(command: Command) -> None:
     done = command("jobs", "abort", "over")
     assert (done.status, "JOB_DECIDED" in done.err) == (1, True)
     done = command("jobs", "abort", "one")

@@ -11,7 +11,7 @@ import pytest
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.retention.compaction import run_to_end
 from tests.broker.durable import SMALL, Clock, Writer, commit, open_log
-from tests.delta_prop.commands.support import created, many
+from tests.delta_prop.commands.support import create_line, create_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,10 +26,10 @@ LATER = b'{"format": 3, "made_by": "later"}'
 def publish_frames(command: Command) -> None:
     """Publish frames of one size, each of several rows: an import's lines share one."""
     for _ in range(FRAMES):
-        command.publish(same_size(ROWS))
+        command.publish(same_size_lines(ROWS))
 
 
-def spoil(command: Command, number: int) -> int:
+def corrupt_frame(command: Command, number: int) -> int:
     """Change one byte in the body of a frame of `publish_frames`; return where that frame begins."""
     path = command.segment()
     raw = bytearray(path.read_bytes())
@@ -39,13 +39,13 @@ def spoil(command: Command, number: int) -> int:
     return position
 
 
-def same_size(count: int) -> list[str]:
-    return [created(f"v{n:03}", float(n)) for n in range(count)]
+def same_size_lines(count: int) -> list[str]:
+    return [create_line(f"v{n:03}", float(n)) for n in range(count)]
 
 
-def test_show_has_a_line_a_delta_voids_too(command: Command) -> None:
+def test_show_prints_a_line_per_delta_and_noop(command: Command) -> None:
     wrong = json.dumps({"vector_id": "a", "op": "sparse", "indices": [9], "values": [1]})
-    command.publish([created("a"), created("b", namespace="docs"), wrong])
+    command.publish([create_line("a"), create_line("b", namespace="docs"), wrong])
     rows = command("log", "show", "--json").lines
     assert [(row["offset"], row["lamport"], row["op"]) for row in rows] == [
         (0, 1, "create"),
@@ -59,21 +59,26 @@ def test_show_has_a_line_a_delta_voids_too(command: Command) -> None:
     assert "INVALID_DELTA" in table[2]
 
 
-def test_verify_finds_a_sound_log_sound_beside_a_writer_too(command: Command) -> None:
-    command.publish(many(5))
+def test_verify_accepts_a_valid_log_beside_a_writer(command: Command) -> None:
+    command.publish(create_lines(5))
     lock = LocalDisk(command.data).lock("lock")
     done = command("log", "verify", "--json")
     assert done.status == 0
-    told = done.lines[0]
-    assert told["sound"] is True
-    assert (told["deltas"], told["start_offset"], told["next_offset"], told["damages"]) == (5, 0, 5, 0)
-    assert told["bytes"] == command.segment().stat().st_size
+    report = done.lines[0]
+    assert report["sound"] is True
+    assert (report["deltas"], report["start_offset"], report["next_offset"], report["damages"]) == (
+        5,
+        0,
+        5,
+        0,
+    )
+    assert report["bytes"] == command.segment().stat().st_size
     assert "offsets 0 to 5: sound\n" in command("log", "verify").out
     lock.release()
 
 
-def test_a_torn_tail_that_was_never_synced_is_no_damage(command: Command) -> None:
-    command.publish(many(5))
+def test_verify_accepts_a_torn_tail_that_was_never_synced(command: Command) -> None:
+    command.publish(create_lines(5))
     with command.segment().open("ab") as file:
         file.write(b"\xd3" + b"half a frame")
     done = command("log", "verify", "--json")
@@ -81,9 +86,9 @@ def test_a_torn_tail_that_was_never_synced_is_no_damage(command: Command) -> Non
     assert "never synced" in command("log", "verify").out
 
 
-def test_damage_is_told_with_file_and_offsets(command: Command) -> None:
+def test_corruption_is_reported_with_file_and_offsets(command: Command) -> None:
     publish_frames(command)
-    position = spoil(command, 2)
+    position = corrupt_frame(command, 2)
     done = command("log", "verify", "--json")
     assert done.status == 1
     damage = done.lines[0]["first_damage"]
@@ -95,18 +100,18 @@ def test_damage_is_told_with_file_and_offsets(command: Command) -> None:
     assert "--skip-corrupt" in done.err
     assert "log verify" not in done.err
     assert command("status").status == 1
-    refused = command.publish(same_size(1))
+    refused = command.publish(same_size_lines(1))
     assert refused.status == 1
     assert "log verify" in refused.err
     assert refused.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("content", [b"5", b"[]", b"null", b'{"format": "x"}', b"", b"\xff"])
-def test_a_damaged_format_file_hides_neither_the_log_nor_the_cure(
+def test_corrupted_format_file_prevents_neither_verify_nor_export(
     command: Command, tmp_path: Path, content: bytes
 ) -> None:
     publish_frames(command)
-    sound = (command.data / "format").read_bytes()
+    intact = (command.data / "format").read_bytes()
     (command.data / "format").write_bytes(content)
     refused = command("status")
     assert refused.status == 1
@@ -116,34 +121,34 @@ def test_a_damaged_format_file_hides_neither_the_log_nor_the_cure(
     assert (done.status, done.lines[0]["damages"], done.lines[0]["deltas"]) == (1, 1, FRAMES * ROWS)
     assert command("log", "export", "--skip-corrupt", "--output", tmp_path / "out").status == 0
     assert len((tmp_path / "out").read_text().splitlines()) == FRAMES * ROWS
-    (command.data / "format").write_bytes(sound)
+    (command.data / "format").write_bytes(intact)
     assert command("log", "verify").status == 0
 
 
 @pytest.mark.parametrize("verb", [("status",), ("log", "show"), ("publish", "/dev/null")])
-def test_what_is_wrong_with_a_directory_names_it(verb: tuple[str, ...], command: Command) -> None:
-    command.publish(many(3))
+def test_corruption_report_names_the_corrupted_file(verb: tuple[str, ...], command: Command) -> None:
+    command.publish(create_lines(3))
     mark = command.data / "streams/default/0/log"
-    sound = mark.read_bytes()
+    intact = mark.read_bytes()
     mark.write_bytes(bytes(8))
     done = command(*verb)
     assert f"damage in {mark}: its 8 bytes do not fit their checksum" in done.out + done.err
-    mark.write_bytes(sound)
+    mark.write_bytes(intact)
     segment = command.segment()
     segment.write_bytes(segment.read_bytes()[:30] + b"?" + segment.read_bytes()[31:])
     if verb == ("log", "show"):
         assert f"damage in {segment}, byte " in command(*verb).err
-    for format_, said in (
+    for format_, message in (
         (b"{}", f"damage in {command.data}/format: "),
         (LATER, f"{command.data}/format has"),
     ):
         (command.data / "format").write_bytes(format_)
-        assert said in command(*verb).err
+        assert message in command(*verb).err
 
 
-def test_export_goes_around_damage_when_it_is_told_to(command: Command, tmp_path: Path) -> None:
+def test_export_with_skip_corrupt_leaves_out_corrupted_rows(command: Command, tmp_path: Path) -> None:
     publish_frames(command)
-    spoil(command, 2)
+    corrupt_frame(command, 2)
     refused = command("log", "export", "--output", tmp_path / "a")
     assert refused.status == 1
     assert "offset 8 to 12" in refused.err
@@ -155,8 +160,8 @@ def test_export_goes_around_damage_when_it_is_told_to(command: Command, tmp_path
     assert [line["offset"] for line in lines] == [*range(8), *range(12, FRAMES * ROWS)]
 
 
-def test_an_export_can_be_published_again(command: Command, tmp_path: Path) -> None:
-    command.publish(many(6))
+def test_exported_lines_can_be_published(command: Command, tmp_path: Path) -> None:
+    command.publish(create_lines(6))
     out = tmp_path / "saved.jsonl"
     assert command("log", "export", "--output", out, "--start", "1", "--count", "4").status == 0
     done = command("publish", out, "--acks")
@@ -165,14 +170,14 @@ def test_an_export_can_be_published_again(command: Command, tmp_path: Path) -> N
     assert [row["vector_id"] for row in rows[6:]] == ["v1", "v2", "v3", "v4"]
 
 
-def test_frames_are_exported_as_they_lie_in_the_log(command: Command, tmp_path: Path) -> None:
-    command.publish(many(6))
+def test_exported_frames_equal_the_bytes_of_the_log(command: Command, tmp_path: Path) -> None:
+    command.publish(create_lines(6))
     assert command("log", "export", "--format", "frames", "--output", tmp_path / "f").status == 0
     assert (tmp_path / "f").read_bytes() == command.segment().read_bytes()
 
 
-def test_no_file_is_overwritten(command: Command, tmp_path: Path) -> None:
-    command.publish(many(1))
+def test_export_overwrites_no_file(command: Command, tmp_path: Path) -> None:
+    command.publish(create_lines(1))
     (tmp_path / "mine").write_text("precious")
     done = command("log", "export", "--output", tmp_path / "mine")
     assert (done.status, done.err.count("\n")) == (2, 1)
@@ -180,30 +185,28 @@ def test_no_file_is_overwritten(command: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["latest", "now", "99"])
-def test_nothing_is_exported_from_behind_the_end(place: str, command: Command, tmp_path: Path) -> None:
-    command.publish(many(2))
+def test_export_from_beyond_the_end_is_empty(place: str, command: Command, tmp_path: Path) -> None:
+    command.publish(create_lines(2))
     assert command("log", "export", "--start", place, "--output", tmp_path / "e").status == 0
     assert (tmp_path / "e").read_bytes() == b""
 
 
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("place", "message"),
     [("99", "--start 99: the log ends at offset 2: give that, or latest"), ("-1", "--start '-1'")],
 )
-def test_show_from_no_place_of_the_log_is_refused_before_it_prints(
-    place: str, said: str, command: Command
-) -> None:
-    command.publish(many(2))
+def test_show_from_an_invalid_start_is_refused(place: str, message: str, command: Command) -> None:
+    command.publish(create_lines(2))
     done = command("log", "show", f"--start={place}")
     assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)
-    assert said in done.err
-    assert command("log", "show", "--start=2").status == 0  # the place of the next one
+    assert message in done.err
+    assert command("log", "show", "--start=2").status == 0  # the next offset
 
 
-# --- a log that let go of what it had
+# --- a compacted log
 
 
-def compacted(command: Command, *, whole: bool) -> int:
+def make_compacted_log(command: Command, *, all_segments: bool) -> int:
     """Make a log whose older segments, or all of them, went into a snapshot; return where it starts now."""
     settings = replace(SMALL, compact=True, segment_bytes_max=600, retention_s=1.0, segment_s_max=1.0)
     clock = Clock()
@@ -213,7 +216,7 @@ def compacted(command: Command, *, whole: bool) -> int:
         writer.append()
         commit(log)
     clock.wait(60)
-    if whole:
+    if all_segments:
         assert log.roll()
         commit(log)
     compaction = log.take_compaction()
@@ -222,17 +225,17 @@ def compacted(command: Command, *, whole: bool) -> int:
     assert log.retain()
     commit(log, sync=True)
     start = log.start_offset
-    assert (start == log.next_offset == 24) is whole
+    assert (start == log.next_offset == 24) is all_segments
     log.close()
     return start
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_verify_compacted_log_reports_its_range_and_who_holds_the_rest(command: Command, whole: bool) -> None:
-    start = compacted(command, whole=whole)
-    told = command("log", "verify", "--json").lines[0]
-    assert (told["sound"], told["start_offset"], told["next_offset"]) == (True, start, 24)
-    assert (told["snapshots"], told["snapshot_offset"], told["snapshot_rows"]) == (1, start, start)
+@pytest.mark.parametrize("all_segments", [False, True])
+def test_verify_compacted_log_reports_its_range_and_snapshot(command: Command, all_segments: bool) -> None:
+    start = make_compacted_log(command, all_segments=all_segments)
+    report = command("log", "verify", "--json").lines[0]
+    assert (report["sound"], report["start_offset"], report["next_offset"]) == (True, start, 24)
+    assert (report["snapshots"], report["snapshot_offset"], report["snapshot_rows"]) == (1, start, start)
     out = command("log", "verify").out
     assert f"offsets {start} to 24: sound\n" in out
     assert f"snapshot of {start} rows at offset {start}: sound\n" in out
@@ -240,8 +243,8 @@ def test_verify_compacted_log_reports_its_range_and_who_holds_the_rest(command: 
     assert command("status", "--json").lines[0]["start_offset"] == start
 
 
-def test_verify_damaged_snapshot_reports_the_file(command: Command) -> None:
-    compacted(command, whole=True)
+def test_verify_corrupted_snapshot_reports_the_file(command: Command) -> None:
+    make_compacted_log(command, all_segments=True)
     (path,) = command.data.glob("streams/default/0/*.snapshot")
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 1
@@ -251,8 +254,8 @@ def test_verify_damaged_snapshot_reports_the_file(command: Command) -> None:
     assert done.lines[0]["first_damage"]["file"].endswith(path.name)
 
 
-def test_verify_snapshot_beyond_the_end_is_damage(command: Command) -> None:
-    compacted(command, whole=True)
+def test_verify_snapshot_beyond_the_end_is_corruption(command: Command) -> None:
+    make_compacted_log(command, all_segments=True)
     (segment,) = command.data.glob("streams/default/0/*.log")
     segment.unlink()
     (command.data / "streams/default/0/mark").unlink()
@@ -264,7 +267,7 @@ def test_verify_snapshot_beyond_the_end_is_damage(command: Command) -> None:
 
 @pytest.mark.parametrize("spoiled", ["checkpoint", "part", "removed"])
 def test_verify_reads_checkpoints_and_their_parts(command: Command, spoiled: str) -> None:
-    command.publish(many(5))
+    command.publish(create_lines(5))
     assert command("log", "verify", "--json").lines[0]["checkpoints"] == 1
     assert "checkpoints: 1, sound\n" in command("log", "verify").out
     suffix = "checkpoint" if spoiled == "checkpoint" else "part"
@@ -279,19 +282,19 @@ def test_verify_reads_checkpoints_and_their_parts(command: Command, spoiled: str
     assert done.lines[0]["first_damage"]["file"].endswith(path.name)
 
 
-def test_export_tells_what_only_a_snapshot_holds(command: Command, tmp_path: Path) -> None:
-    start = compacted(command, whole=True)
-    told = f"left out: offsets 0 to {start}, which the log has removed"
+def test_export_reports_offsets_held_only_by_a_snapshot(command: Command, tmp_path: Path) -> None:
+    start = make_compacted_log(command, all_segments=True)
+    expected = f"left out: offsets 0 to {start}, which the log has removed"
     for number, more in enumerate(((), ("--skip-corrupt",), ("--start", "5"))):
         out = tmp_path / f"out{number}"
         done = command("log", "export", "--output", out, *more)
         assert (done.status, out.read_bytes()) == (0, b"")
-        assert (told.replace("offsets 0", "offsets 5") if "--start" in more else told) in done.err
+        assert (expected.replace("offsets 0", "offsets 5") if "--start" in more else expected) in done.err
     assert command("log", "export", "--start", start, "--output", tmp_path / "rest").err == ""
 
 
-def test_show_from_what_the_log_has_let_go_tells_so(command: Command) -> None:
-    start = compacted(command, whole=False)
+def test_show_from_removed_offsets_reports_them_left_out(command: Command) -> None:
+    start = make_compacted_log(command, all_segments=False)
     done = command("log", "show", "--start", "2", "--json")
     assert done.lines[0]["offset"] == start
     assert f"left out: offsets 2 to {start}, which the log has removed" in done.err

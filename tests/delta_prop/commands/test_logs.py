@@ -27,17 +27,17 @@ def test_json_lines_hold_the_fields_of_a_record() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("always")
             warnings.warn("old", stacklevel=1)
-    told = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert [one["message"].partition(":")[0] for one in told][:2] == ["refused a\nb", "broke"]
-    first = told[0]
+    records = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [one["message"].partition(":")[0] for one in records][:2] == ["refused a\nb", "broke"]
+    first = records[0]
     assert first["time"].endswith("Z")
     assert (first["level"], first["logger"]) == ("warning", "delta_prop.audit")
     assert (first["peer"], first["code"], first["what"]) == ("1.2.3.4:5", 6, "{1}")
-    assert "ValueError: odd" in told[1]["exception"]
-    assert "old" in told[2]["message"]
+    assert "ValueError: odd" in records[1]["exception"]
+    assert "old" in records[2]["message"]
 
 
-def test_text_is_one_line_whatever_a_client_wrote() -> None:
+def test_text_record_is_one_line_for_any_client_text() -> None:
     out = io.StringIO()
     with write_logs_to(out, level="warning", format_="text"):
         LOGGER.warning("refused", extra={"token": "x\n2026 error \x1b[2J"})
@@ -46,7 +46,7 @@ def test_text_is_one_line_whatever_a_client_wrote() -> None:
     assert line.endswith("warning refused token=x\\n2026 error \\x1b[2J")
 
 
-def test_nothing_stays_behind() -> None:
+def test_logging_setup_is_undone_at_the_end() -> None:
     root, before = logging.getLogger(), logging.getLogger().handlers[:]
     threads = threading.active_count()
     with write_logs_to(io.StringIO(), level="debug", format_="json"):
@@ -55,7 +55,7 @@ def test_nothing_stays_behind() -> None:
     assert logging.getLogger("delta_prop").level == logging.NOTSET
 
 
-class _Stuck(io.StringIO):
+class _BlockedStream(io.StringIO):
     """Nobody reads it until `go` is set."""
 
     def __init__(self) -> None:
@@ -68,8 +68,8 @@ class _Stuck(io.StringIO):
         return super().write(text)
 
 
-def test_nobody_waits_for_a_log_that_is_not_read_and_what_is_lost_is_counted() -> None:
-    out = _Stuck()
+def test_unread_log_blocks_nobody_and_lost_lines_are_counted() -> None:
+    out = _BlockedStream()
     handler = LineHandler(out, lines_max=4)
     handler.setFormatter(TextFormatter())
 
@@ -77,7 +77,7 @@ def test_nobody_waits_for_a_log_that_is_not_read_and_what_is_lost_is_counted() -
         handler.emit(logging.makeLogRecord({"msg": f"line {number}", "levelname": "INFO"}))
 
     log(0)
-    assert out.asked.wait(10)  # the thread holds it, and waits
+    assert out.asked.wait(10)  # the thread has taken the line, and blocks
     for number in range(1, 8):
         log(number)
     out.go.set()
@@ -85,13 +85,13 @@ def test_nobody_waits_for_a_log_that_is_not_read_and_what_is_lost_is_counted() -
         threading.Event().wait(0.001)
     log(8)
     handler.close()
-    told = [line.partition(" ")[2].split(maxsplit=1)[1] for line in out.getvalue().splitlines()]
-    assert told[:5] == [f"line {n}" for n in range(5)]
-    assert told[5].endswith("standard error is read too slowly lines=3")
-    assert told[6:] == ["line 8"]
+    lines = [line.partition(" ")[2].split(maxsplit=1)[1] for line in out.getvalue().splitlines()]
+    assert lines[:5] == [f"line {n}" for n in range(5)]
+    assert lines[5].endswith("standard error is read too slowly lines=3")
+    assert lines[6:] == ["line 8"]
 
 
-def test_a_reader_that_went_away_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_to_a_broken_pipe_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     out, tried = io.StringIO(), []
 
     def broken(text: str) -> int:

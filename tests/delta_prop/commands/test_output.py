@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Failed(Exception):
+class WriteFailure(Exception):
     """Error while writing."""
 
 
-def test_a_file_that_could_not_be_finished_is_gone(tmp_path: Path) -> None:
+def test_unfinished_atomic_output_is_removed(tmp_path: Path) -> None:
     name = tmp_path / "out.jsonl"
 
     def fail() -> None:
@@ -28,9 +28,9 @@ def test_a_file_that_could_not_be_finished_is_gone(tmp_path: Path) -> None:
             out.write(b"one\n")
             out.flush()
             assert not name.exists()
-            raise Failed
+            raise WriteFailure
 
-    with pytest.raises(Failed):
+    with pytest.raises(WriteFailure):
         fail()
     assert not list(tmp_path.iterdir())
     with system.open_atomic_output(str(name)) as out:
@@ -39,13 +39,13 @@ def test_a_file_that_could_not_be_finished_is_gone(tmp_path: Path) -> None:
     assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("out.jsonl", b"one\n")]
 
 
-def test_a_file_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     name = tmp_path / "out.jsonl"
-    told = "out.jsonl' exists and is not overwritten: name a new file"
-    with pytest.raises(UsageError, match=told), system.open_atomic_output(str(name)):
+    expected = "out.jsonl' exists and is not overwritten: name a new file"
+    with pytest.raises(UsageError, match=expected), system.open_atomic_output(str(name)):
         name.write_text("of somebody else")
     for kind in (system.open_output, system.open_atomic_output):
-        with pytest.raises(UsageError, match=told), kind(str(name)):
+        with pytest.raises(UsageError, match=expected), kind(str(name)):
             pass
         with (
             pytest.raises(UsageError, match=r"a/b' cannot be created \(No such file"),
@@ -56,7 +56,7 @@ def test_a_file_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [system.open_output, system.open_atomic_output])
-def test_a_program_that_has_put_something_else_in_the_place_of_standard_output(
+def test_output_goes_to_a_replaced_standard_output(
     kind: Callable[[str | None], AbstractContextManager[system.Output]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = io.BytesIO()

@@ -21,7 +21,7 @@ from delta_prop.commands.http_client import HttpClient
 from delta_prop.commands.log_positions import parse_position
 from delta_prop_wire.errors import InvalidDelta, UsageError
 from tests.delta_prop.commands.served import served
-from tests.delta_prop.commands.support import Command, many
+from tests.delta_prop.commands.support import Command, create_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("2026-13-41", "is not a time, month must be in 1..12: give earliest"),
         ("2026-02-30", "is not a time, day is out of range for month: give "),
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
         ("monday", "'monday': give earliest"),
     ],
 )
-def test_what_is_wrong_with_a_time_is_said(text: str, said: str) -> None:
+def test_wrong_time_is_reported_with_its_problem(text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_position("--start", text, 0)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @contextmanager
-def mute() -> Iterator[str]:
+def silent_port() -> Iterator[str]:
     """A port that takes connections and says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("verb", ["subscribe", "record", "jobs", "status", "jobs list", "groups"])
-def test_each_command_that_connects_says_soon_what_it_waits_for(
+def test_connecting_verb_soon_reports_what_it_waits_for(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(wait_reporter, "REPORT_AFTER_S", 0.3)
@@ -64,7 +64,7 @@ def test_each_command_that_connects_says_soon_what_it_waits_for(
     real = jobs.decide
     monkeypatch.setattr("delta_prop.commands.jobs.decide", lambda *a, **k: real(*a, **k, timeout_s=1.0))
     monkeypatch.setattr("delta_prop.commands.top.HttpClient", partial(HttpClient, timeout_s=1.0))
-    with mute() as address:
+    with silent_port() as address:
         arguments = {
             "subscribe": ["subscribe", "--from", address],
             "record": ["trace", "record", "--from", address, "--to", str(tmp_path / "out")],
@@ -82,20 +82,20 @@ def test_each_command_that_connects_says_soon_what_it_waits_for(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [("h:99999", "a port from 1 to 65535"), ("http://h:1/", "such as 127.0.0.1:7374")],
 )
-def test_an_address_has_its_bound_and_the_usual_port(text: str, said: str) -> None:
+def test_wrong_address_is_reported_with_bound_or_example(text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         Address.parse(text, 7374)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("verb", [["publish", "--to"], ["subscribe", "--from"]])
-def test_what_cannot_work_is_told_once(command: Command, verb: list[str]) -> None:
-    with served(command.data) as places:
+def test_connecting_to_the_http_port_is_reported_once(command: Command, verb: list[str]) -> None:
+    with served(command.data) as addresses:
         done = subprocess.run(
-            [sys.executable, "-m", "delta_prop", *verb, places.told_at],
+            [sys.executable, "-m", "delta_prop", *verb, addresses.http_address],
             input="",
             capture_output=True,
             text=True,
@@ -105,8 +105,8 @@ def test_what_cannot_work_is_told_once(command: Command, verb: list[str]) -> Non
     assert (done.returncode, done.stderr.count("is an HTTP port")) == (2, 1), done.stderr
 
 
-def test_what_is_wrong_with_standard_output_is_said(command: Command) -> None:
-    assert command.publish(many(3)).status == 0
+def test_full_standard_output_is_reported(command: Command) -> None:
+    assert command.publish(create_lines(3)).status == 0
     for verb in (["log", "show"], ["log", "export"], ["status"], ["subscribe", "--start", "earliest"]):
         with open("/dev/full", "wb") as full:
             done = subprocess.run(
@@ -117,13 +117,13 @@ def test_what_is_wrong_with_standard_output_is_said(command: Command) -> None:
                 timeout=60,
                 check=False,
             )
-        said = (
+        message = (
             "standard output cannot be written (No space left on device): free disk space, or write elsewhere"
         )
-        assert (done.returncode, done.stderr) == (FAILED, f"delta-prop: {said}\n"), verb
+        assert (done.returncode, done.stderr) == (FAILED, f"delta-prop: {message}\n"), verb
 
 
-def test_a_file_of_which_nothing_else_is_known_gets_a_cure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_permission_error_is_reported_with_a_fix(capsys: pytest.CaptureFixture[str]) -> None:
     _report_error(PermissionError(13, "Permission denied", "d1"))
     assert capsys.readouterr().err == (
         "delta-prop: 'd1' cannot be used (Permission denied): grant this process's user access, or "
@@ -131,20 +131,20 @@ def test_a_file_of_which_nothing_else_is_known_gets_a_cure(capsys: pytest.Captur
     )
 
 
-def test_publish_beside_a_server_names_it_as_the_way(command: Command) -> None:
+def test_publish_beside_a_server_suggests_the_to_option(command: Command) -> None:
     with served(command.data):
-        assert "publish to that server with --to HOST:PORT" in command.publish(many(1)).err
+        assert "publish to that server with --to HOST:PORT" in command.publish(create_lines(1)).err
 
 
-def test_a_job_that_is_not_there_is_to_be_looked_up(command: Command) -> None:
-    assert command.publish(many(1)).status == 0
+def test_abort_of_an_unknown_job_suggests_listing_jobs(command: Command) -> None:
+    assert command.publish(create_lines(1)).status == 0
     assert "see `delta-prop jobs list`, or rerun it" in command("jobs", "abort", "nosuch").err
 
 
-def test_a_directory_that_cannot_be_read_gets_a_cure(
+def test_unreadable_directory_is_reported_with_a_fix(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert command.publish(many(1)).status == 0
+    assert command.publish(create_lines(1)).status == 0
     monkeypatch.setattr(path_checks, "_has_access", lambda place, what: False)
     for verb in (["status"], ["log", "verify"], ["get", "a"], ["sinks", "pause", "s"]):
         done = command(*verb)
@@ -156,7 +156,7 @@ def test_a_directory_that_cannot_be_read_gets_a_cure(
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "loop", "/dev/null", "/proc"])
-def test_what_is_no_data_directory_gets_a_cure(command: Command, name: str, tmp_path: Path) -> None:
+def test_invalid_data_directory_is_reported_with_a_fix(command: Command, name: str, tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     command.data = tmp_path / name
     for verb in (["status"], ["log", "show"]):
@@ -166,8 +166,8 @@ def test_what_is_no_data_directory_gets_a_cure(command: Command, name: str, tmp_
         assert "Errno" not in done.err
 
 
-def test_a_copy_does_not_lie_in_what_it_copies(command: Command, tmp_path: Path) -> None:
-    assert command.publish(many(1)).status == 0
+def test_copy_inside_its_source_is_refused(command: Command, tmp_path: Path) -> None:
+    assert command.publish(create_lines(1)).status == 0
     (tmp_path / "link").symlink_to(command.data)
     for to in (command.data / "sub", tmp_path / "link" / "sub"):
         done = command("log", "export", "--to", to)
@@ -177,7 +177,7 @@ def test_a_copy_does_not_lie_in_what_it_copies(command: Command, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["sinks", "pause", "s", "--http", "localhost:1"], "pause works on a directory"),
         (["trace", "record", "--data", "d", "--to", "t", "--for", "-5s"], "begins with - as OPTION=VALUE"),
@@ -194,14 +194,14 @@ def test_a_copy_does_not_lie_in_what_it_copies(command: Command, tmp_path: Path)
         (["trace", "record", "--data", "d", "--to", "t", "--start", "1h", "--until", "2h"], "nothing lies"),
     ],
 )
-def test_what_has_no_effect_is_refused(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_option_without_effect_is_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_bounds_are_named(command: Command) -> None:
+def test_refusal_names_the_bound(command: Command) -> None:
     line = '{"op":"sparse","vector_id":"a","indices":[99999999999999],"values":[1.0]}'
     assert "to 4294967295" in command.publish([line]).err
     for length in (65, 300):
@@ -209,13 +209,13 @@ def test_bounds_are_named(command: Command) -> None:
             Subscriber("h:1", "*", group="g" * length)
 
 
-@pytest.mark.parametrize(("vector_id", "said"), [("", "0 bytes"), ("v" * 513, "513 bytes")])
-def test_get_of_an_id_that_none_can_have_is_refused_with_the_bound(
-    vector_id: str, said: str, command: Command
+@pytest.mark.parametrize(("vector_id", "message"), [("", "0 bytes"), ("v" * 513, "513 bytes")])
+def test_get_of_an_invalid_id_is_refused_with_the_bound(
+    vector_id: str, message: str, command: Command
 ) -> None:
-    command.publish(many(1))
+    command.publish(create_lines(1))
     done = command("get", vector_id)
     assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)
     assert "vector_id" in done.err
-    assert said in done.err
+    assert message in done.err
     assert "must be 1 to 512" in done.err

@@ -23,7 +23,7 @@ from delta_prop_wire.codec import NEED_BYTES, Decoder
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.jsonlines import LINE_BYTES_MAX
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.commands.support import created, many
+from tests.delta_prop.commands.support import create_line, create_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from tests.delta_prop.commands.support import Command, Done
+    from tests.delta_prop.commands.support import Command, VerbResult
 
 
-def acks(done: Done) -> dict[int, dict[str, Any]]:
+def acks(done: VerbResult) -> dict[int, dict[str, Any]]:
     found = {ack["line"]: ack for ack in done.lines[:-1]}
     assert len(found) == len(done.lines) - 1
     return found
 
 
-def test_each_line_is_answered_and_totals_end_it(either: Command) -> None:
-    done = either.publish(many(3), "--acks")
+def test_each_line_is_acked_and_totals_are_printed_last(either: Command) -> None:
+    done = either.publish(create_lines(3), "--acks")
     assert done.status == 0
     assert done.lines[:-1] == [{"line": n + 1, "offset": n, "duplicate": False} for n in range(3)]
     totals = done.lines[-1]
@@ -59,23 +59,23 @@ def test_each_line_is_answered_and_totals_end_it(either: Command) -> None:
 
 
 def test_without_acks_only_totals_are_printed(either: Command) -> None:
-    done = either.publish(many(3))
+    done = either.publish(create_lines(3))
     assert [line["acknowledged"] for line in done.lines] == [3]
 
 
 def test_lines_without_a_producer_are_new_each_time(either: Command) -> None:
-    either.publish(many(2))
-    assert either.publish(many(2), "--acks").lines[0]["offset"] == 2
+    either.publish(create_lines(2))
+    assert either.publish(create_lines(2), "--acks").lines[0]["offset"] == 2
 
 
-def test_the_same_lines_under_the_same_name_have_one_effect(either: Command) -> None:
-    first = acks(either.publish(many(5), "--producer", "import", "--acks"))
-    again = either.publish(many(8), "--producer", "import", "--acks")
-    told = acks(again)
-    assert [told[n]["offset"] for n in range(1, 9)] == list(range(8))
-    assert [told[n]["duplicate"] for n in range(1, 9)] == [True] * 5 + [False] * 3
-    assert [told[n]["offset"] for n in first] == [first[n]["offset"] for n in first]
-    assert again.lines[-1]["duplicates"] == 5
+def test_same_lines_of_one_producer_have_one_effect(either: Command) -> None:
+    first = acks(either.publish(create_lines(5), "--producer", "import", "--acks"))
+    second = either.publish(create_lines(8), "--producer", "import", "--acks")
+    answers = acks(second)
+    assert [answers[n]["offset"] for n in range(1, 9)] == list(range(8))
+    assert [answers[n]["duplicate"] for n in range(1, 9)] == [True] * 5 + [False] * 3
+    assert [answers[n]["offset"] for n in first] == [first[n]["offset"] for n in first]
+    assert second.lines[-1]["duplicates"] == 5
     shown = either("log", "show", "--json").lines
     assert [row["vector_id"] for row in shown] == [f"v{n}" for n in range(8)]
     assert {row["dot"].partition(":")[2] for row in shown} == {str(n) for n in range(1, 9)}
@@ -83,20 +83,20 @@ def test_the_same_lines_under_the_same_name_have_one_effect(either: Command) -> 
 
 MIXED = [
     "no JSON",
-    created("a", 1.0),
+    create_line("a", 1.0),
     "",
-    created("a", 2.0, priority="high"),
+    create_line("a", 2.0, priority="high"),
     json.dumps({"vector_id": "a", "op": "sparse", "indices": [9], "values": [1]}),
     json.dumps({"vector_id": "a", "op": "transform", "name": "t"}),
     json.dumps({"vector_id": "a", "op": "scale", "factor": 3, "source": "replica"}),
 ]
 
 
-def test_a_bad_line_is_refused_alone_and_again_when_it_is_repeated(either: Command) -> None:
+def test_only_bad_lines_are_refused_and_a_second_run_agrees(either: Command) -> None:
     done = either.publish(MIXED, "--producer", "mixed", "--acks")
     assert done.status == 1
-    told = acks(done)
-    assert {n: told[n].get("error", "") for n in told} == {
+    answers = acks(done)
+    assert {n: answers[n].get("error", "") for n in answers} == {
         1: "INVALID_DELTA",
         2: "",
         4: "",
@@ -104,27 +104,27 @@ def test_a_bad_line_is_refused_alone_and_again_when_it_is_repeated(either: Comma
         6: "INVALID_DELTA",
         7: "",
     }
-    assert all(told[n]["message"] for n in (1, 5, 6))
+    assert all(answers[n]["message"] for n in (1, 5, 6))
     assert done.lines[-1]["refused"] == 3
-    again = either.publish(MIXED, "--producer", "mixed", "--acks")
-    repeated = acks(again)
-    assert again.status == 1
-    for n, ack in told.items():
-        assert repeated[n].get("error") == ack.get("error")
-        assert repeated[n].get("offset") == ack.get("offset")
-        assert repeated[n].get("duplicate") in (None, True)
+    second = either.publish(MIXED, "--producer", "mixed", "--acks")
+    second_answers = acks(second)
+    assert second.status == 1
+    for n, ack in answers.items():
+        assert second_answers[n].get("error") == ack.get("error")
+        assert second_answers[n].get("offset") == ack.get("offset")
+        assert second_answers[n].get("duplicate") in (None, True)
 
 
-def test_a_line_that_was_left_out_is_not_taken_for_one_that_was_kept(either: Command) -> None:
-    either.publish(["no JSON", created("a")], "--producer", "corrected")
-    done = either.publish([created("b"), created("a")], "--producer", "corrected", "--acks")
-    told = acks(done)
-    assert told[1]["error"] == "DOT_REUSED"
-    assert "another producer name" in told[1]["message"]
-    assert told[2]["duplicate"] is True
+def test_line_replacing_a_refused_one_is_refused_as_dot_reused(either: Command) -> None:
+    either.publish(["no JSON", create_line("a")], "--producer", "corrected")
+    done = either.publish([create_line("b"), create_line("a")], "--producer", "corrected", "--acks")
+    answers = acks(done)
+    assert answers[1]["error"] == "DOT_REUSED"
+    assert "another producer name" in answers[1]["message"]
+    assert answers[2]["duplicate"] is True
 
 
-def test_lines_by_the_names_of_the_delta_map_have_the_same_effect(either: Command) -> None:
+def test_lines_with_delta_map_field_names_have_the_same_effect(either: Command) -> None:
     fields: list[dict[str, Any]] = [
         {"op": "create", "values": [1.0, 2.0]},
         {"op": "scale", "values": [3]},
@@ -133,65 +133,65 @@ def test_lines_by_the_names_of_the_delta_map_have_the_same_effect(either: Comman
     ]
     done = either.publish([json.dumps({"vector_id": "v"} | one) for one in fields], "--acks")
     assert done.status == 1
-    told = acks(done)
-    assert [told[line].get("error") for line in (1, 2, 3, 4)] == [None, None, "INVALID_DELTA", None]
-    assert "values: 2 numbers" in told[3]["message"]
+    answers = acks(done)
+    assert [answers[line].get("error") for line in (1, 2, 3, 4)] == [None, None, "INVALID_DELTA", None]
+    assert "values: 2 numbers" in answers[3]["message"]
     assert either("get", "v").lines[0]["vector"] == [4.0, 7.0]
 
 
-def test_without_acks_refused_lines_are_told_on_standard_error(either: Command) -> None:
-    done = either.publish(["no JSON", created("a")])
+def test_refused_lines_without_acks_go_to_standard_error(either: Command) -> None:
+    done = either.publish(["no JSON", create_line("a")])
     assert done.status == 1
     assert done.err.startswith("delta-prop: line 1: INVALID_DELTA")
     assert done.err.count("\n") == 1
 
 
-def test_ids_that_were_accepted_before_are_answered_with_their_first_offset(either: Command) -> None:
-    line = created("a", id="00" * 16)
+def test_duplicate_id_is_acked_with_its_first_offset(either: Command) -> None:
+    line = create_line("a", id="00" * 16)
     either.publish([line])
     done = either.publish([line], "--acks")
     assert done.lines[0] == {"line": 1, "offset": 0, "duplicate": True}
 
 
-def test_more_lines_than_are_in_flight_at_once(either: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_lines_than_the_in_flight_maximum_are_acked(
+    either: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(publish, "IN_FLIGHT_MAX", 3)
-    assert either.publish(many(50)).lines[-1]["acknowledged"] == 50
+    assert either.publish(create_lines(50)).lines[-1]["acknowledged"] == 50
 
 
 def test_several_files_are_one_stream_of_lines(either: Command, tmp_path: Path) -> None:
-    (tmp_path / "a").write_text(created("a"))  # no end of line
-    (tmp_path / "b").write_text(created("b") + "\r\n" + created("c"))
+    (tmp_path / "a").write_text(create_line("a"))  # no end of line
+    (tmp_path / "b").write_text(create_line("b") + "\r\n" + create_line("c"))
     done = either("publish", tmp_path / "a", tmp_path / "b", "--acks")
     assert [ack["line"] for ack in done.lines[:-1]] == [1, 2, 3]
 
 
-def test_a_line_that_is_too_long_is_refused_and_passed_over(
-    either: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_long_line_is_refused_and_skipped(either: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delta_prop.commands.system.LINE_BYTES_MAX", 200)
     monkeypatch.setattr("delta_prop_wire.jsonlines.LINE_BYTES_MAX", 200)
     monkeypatch.setattr("delta_prop.commands.system._CHUNK_BYTES", 64)
-    done = either.publish(["x" * 1000, created("a")], "--acks")
-    told = acks(done)
-    assert "split" in told[1]["message"]
-    assert told[2]["offset"] == 0
+    done = either.publish(["x" * 1000, create_line("a")], "--acks")
+    answers = acks(done)
+    assert "split" in answers[1]["message"]
+    assert answers[2]["offset"] == 0
 
 
-def test_a_line_that_is_too_long_is_told_with_its_bound_alone(command: Command) -> None:
-    told = acks(command.publish(["x" * (LINE_BYTES_MAX + 2_000_000)], "--acks"))
-    assert told[1]["message"] == f"line: more than {LINE_BYTES_MAX} bytes: split the delta"
+def test_too_long_line_is_reported_with_its_bound(command: Command) -> None:
+    answers = acks(command.publish(["x" * (LINE_BYTES_MAX + 2_000_000)], "--acks"))
+    assert answers[1]["message"] == f"line: more than {LINE_BYTES_MAX} bytes: split the delta"
 
 
-def test_a_file_that_cannot_be_read_is_named(command: Command) -> None:
-    done = command("publish", "/proc/self/mem")  # opens, and fails at its first page
+def test_unreadable_file_is_named(command: Command) -> None:
+    done = command("publish", "/proc/self/mem")  # it opens, but reading its first page fails
     assert done.status == 1
     assert "'/proc/self/mem' cannot be used (Input/output error)" in done.err
 
 
-def test_a_directory_in_use_is_refused_in_one_line(command: Command) -> None:
-    command.publish(many(1))
+def test_directory_in_use_is_refused_in_one_line(command: Command) -> None:
+    command.publish(create_lines(1))
     lock = LocalDisk(command.data).lock("lock")
-    for done in (command.publish(many(1)), command("sinks", "forget", "a")):
+    for done in (command.publish(create_lines(1)), command("sinks", "forget", "a")):
         assert done.status == 1
         assert done.err.count("\n") == 1
         assert f"locked by process {os.getpid()}: stop that one, or name another" in done.err
@@ -202,7 +202,7 @@ def test_a_directory_in_use_is_refused_in_one_line(command: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["publish", "/nowhere/at/all"], "cannot be read"),
         (["publish", "/"], "directory"),
@@ -210,10 +210,10 @@ def test_a_directory_in_use_is_refused_in_one_line(command: Command) -> None:
         (["publish", "/dev/null", "--producer", ""], "producer: 0 bytes"),
     ],
 )
-def test_a_mistake_gets_one_line(arguments: list[str], said: str, command: Command) -> None:
+def test_mistake_is_reported_in_one_line(arguments: list[str], message: str, command: Command) -> None:
     done = command(*arguments)
     assert done.status == 2
-    assert said in done.err
+    assert message in done.err
     assert done.err.count("\n") == 1
 
 
@@ -221,7 +221,7 @@ def test_a_mistake_gets_one_line(arguments: list[str], said: str, command: Comma
 
 
 def test_import_makes_few_frames(either: Command, tmp_path: Path) -> None:
-    lines = [created(f"v{n % 5_000}", float(n), 1.0) for n in range(20_000)]
+    lines = [create_line(f"v{n % 5_000}", float(n), 1.0) for n in range(20_000)]
     done = either.publish(lines, "--producer", "import")
     assert done.lines[-1]["acknowledged"] == 20_000
     frames, size = frames_of(either, tmp_path / "frames")
@@ -230,18 +230,18 @@ def test_import_makes_few_frames(either: Command, tmp_path: Path) -> None:
     assert size <= 40 * 20_000
 
 
-def test_refused_lines_keep_no_other_from_its_place(either: Command, tmp_path: Path) -> None:
+def test_refused_lines_do_not_change_other_offsets(either: Command, tmp_path: Path) -> None:
     lines = [
         json.dumps({"vector_id": "v0", "op": "sparse", "indices": [9], "values": [1]})
         if n % 250 == 17
-        else created(f"v{n % 50}", float(n))
+        else create_line(f"v{n % 50}", float(n))
         for n in range(1_000)
     ]
     for _ in range(2):
         done = either.publish(lines, "--producer", "import", "--acks")
-        told = acks(done)
-        assert [n for n, ack in told.items() if "error" in ack] == [18, 268, 518, 768]
-        assert [ack["offset"] for ack in told.values() if "offset" in ack] == [
+        answers = acks(done)
+        assert [n for n, ack in answers.items() if "error" in ack] == [18, 268, 518, 768]
+        assert [ack["offset"] for ack in answers.values() if "offset" in ack] == [
             n for n in range(1_000) if n % 250 != 17
         ]
     frames, _ = frames_of(either, tmp_path / "frames")
@@ -250,9 +250,9 @@ def test_refused_lines_keep_no_other_from_its_place(either: Command, tmp_path: P
 
 def frames_of(command: Command, path: Path) -> tuple[int, int]:
     """Return the number of frames in a command's log, and their bytes."""
-    places, command.places = command.places, None
+    addresses, command.addresses = command.addresses, None
     assert command("log", "export", "--format", "frames", "--output", path).status == 0
-    command.places = places
+    command.addresses = addresses
     raw, decoder, frames = path.read_bytes(), Decoder(), 0
     for start in range(0, len(raw), 1 << 20):
         decoder.receive(raw[start : start + (1 << 20)])
@@ -261,7 +261,7 @@ def frames_of(command: Command, path: Path) -> tuple[int, int]:
     return frames, len(raw)
 
 
-# --- a log without room
+# --- a full log
 
 
 async def import_into_a_full_log(
@@ -274,7 +274,7 @@ async def import_into_a_full_log(
         seen: list[str] = []
         ended: ErrorCode | None = None
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(free, p, release)
+            tasks.start_soon(release_later, p, release)
             await p.attach(
                 CallbackSink(lambda offset, delta: seen.append(delta.vector_id)),
                 start="earliest",
@@ -291,7 +291,7 @@ async def import_into_a_full_log(
         return seen, running.totals, ended
 
 
-async def free(p: Propagator, release: bool) -> None:
+async def release_later(p: Propagator, release: bool) -> None:
     await anyio.sleep(0.15)
     if release:
         p._log.release("slow")
@@ -299,12 +299,12 @@ async def free(p: Propagator, release: bool) -> None:
 
 def lines_file(tmp_path: Path, count: int) -> Path:
     path = tmp_path / "in"
-    path.write_text("\n".join(many(count)))
+    path.write_text("\n".join(create_lines(count)))
     return path
 
 
-@pytest.mark.parametrize("count", [11, 30])  # of 11 the last is refused, and no other comes behind it
-def test_lines_wait_for_room_and_keep_their_order(
+@pytest.mark.parametrize("count", [11, 30])  # of 11 lines only the last is refused, with none after it
+def test_lines_wait_for_capacity_and_keep_their_order(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(producer_state, "BATCH_DELTAS_MAX", 3)
@@ -314,7 +314,7 @@ def test_lines_wait_for_room_and_keep_their_order(
     assert (totals.acknowledged, totals.refused, ended) == (count, 0, None)
 
 
-def test_an_import_that_gets_nowhere_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_import_ends_with_log_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishers, "STALL_TIMEOUT_S", 0.2)
     monkeypatch.setattr(producer_state, "BATCH_DELTAS_MAX", 1)
     source = lines_file(tmp_path, 30)
@@ -326,7 +326,7 @@ def test_an_import_that_gets_nowhere_ends(tmp_path: Path, monkeypatch: pytest.Mo
 # --- real processes
 
 
-def started(command: Command, *arguments: str) -> subprocess.Popen[bytes]:
+def start_publish(command: Command, *arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "delta_prop", "publish", "--data", str(command.data), *arguments],
         stdin=subprocess.PIPE,
@@ -335,98 +335,98 @@ def started(command: Command, *arguments: str) -> subprocess.Popen[bytes]:
     )
 
 
-def test_an_import_that_is_killed_and_repeated_has_one_effect_a_line(command: Command) -> None:
+def test_killed_and_restarted_import_has_one_effect_per_line(command: Command) -> None:
     """Killed after some acknowledgements, with more lines on their way; twice, then it runs to its end."""
-    lines = many(400)
+    lines = create_lines(400)
     known: dict[int, int] = {}
     for kill_after in (1, 150):
-        with started(command, "--producer", "import", "--acks") as process:
+        with start_publish(command, "--producer", "import", "--acks") as process:
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write("".join(line + "\n" for line in lines[: kill_after + 100]).encode())
-            process.stdin.flush()  # and left open: it cannot come to its end
+            process.stdin.flush()  # standard input stays open, so the import cannot end
             for _ in range(kill_after):
-                note(known, json.loads(process.stdout.readline()))
+                check_offset(known, json.loads(process.stdout.readline()))
             process.kill()
             for line in process.stdout.read().splitlines():
-                note(known, json.loads(line))
+                check_offset(known, json.loads(line))
         assert process.returncode < 0
     done = command.publish(lines, "--producer", "import", "--acks")
     assert done.status == 0
     for ack in done.lines[:-1]:
-        note(known, ack)
+        check_offset(known, ack)
     assert known == {n + 1: n for n in range(400)}
     shown = command("log", "show", "--json").lines
     assert [row["vector_id"] for row in shown] == [f"v{n}" for n in range(400)]
     assert done.lines[-1]["duplicates"] >= 150
-    print(f"{done.lines[-1]['duplicates']} of 400 lines were kept before")
+    print(f"{done.lines[-1]['duplicates']} of 400 lines were stored before")
 
 
-def note(known: dict[int, int], ack: dict[str, Any]) -> None:
+def check_offset(known: dict[int, int], ack: dict[str, Any]) -> None:
     assert known.setdefault(ack["line"], ack["offset"]) == ack["offset"]
 
 
-def test_lines_that_trickle_in_are_acknowledged_as_they_come(command: Command) -> None:
-    with started(command, "--acks") as process:
+def test_lines_that_trickle_in_are_acked_one_by_one(command: Command) -> None:
+    with start_publish(command, "--acks") as process:
         assert process.stdin is not None
         assert process.stdout is not None
         for n in range(3):
-            process.stdin.write(created(f"v{n}").encode() + b"\n")
+            process.stdin.write(create_line(f"v{n}").encode() + b"\n")
             process.stdin.flush()
             assert json.loads(process.stdout.readline())["offset"] == n
-        process.stdin.write(created("last").encode())
+        process.stdin.write(create_line("last").encode())
         process.stdin.close()
         assert json.loads(process.stdout.readline())["line"] == 4
         assert json.loads(process.stdout.readline())["acknowledged"] == 4
     assert process.returncode == 0
 
 
-def test_lines_of_a_terminal_are_asked_for(command: Command) -> None:
-    terminal, there = os.openpty()
+def test_reading_from_a_terminal_prints_a_prompt(command: Command) -> None:
+    terminal, process_end = os.openpty()
     arguments = ["publish", "--data", str(command.data)]
     with subprocess.Popen(
         [sys.executable, "-m", "delta_prop", *arguments],
-        stdin=there,
+        stdin=process_end,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
-        os.close(there)
-        os.write(terminal, created("v").encode() + b"\n\x04")
+        os.close(process_end)
+        os.write(terminal, create_line("v").encode() + b"\n\x04")
         out, err = process.communicate(timeout=60)
     os.close(terminal)
     assert err == b"delta-prop: reading deltas from standard input; end with Ctrl-D\n"
     assert json.loads(out)["acknowledged"] == 1
 
 
-def test_a_reader_who_goes_away_gets_no_traceback(command: Command) -> None:
-    with started(command, "--acks") as process:
+def test_closed_standard_output_gives_no_traceback(command: Command) -> None:
+    with start_publish(command, "--acks") as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        process.stdin.write(created("v").encode() + b"\n")
+        process.stdin.write(create_line("v").encode() + b"\n")
         process.stdin.flush()
         process.stdout.readline()
         process.stdout.close()
-        process.stdin.write(created("v").encode() + b"\n")
+        process.stdin.write(create_line("v").encode() + b"\n")
         process.stdin.flush()
         assert process.stderr.read() == b""
     assert process.returncode == 1
 
 
-def test_a_disk_too_full_to_open_the_directory_is_told_in_a_sentence(
+def test_disk_too_full_to_open_is_reported_in_one_sentence(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command.publish(many(2))
+    command.publish(create_lines(2))
     write = LocalFile.write
 
     def full(self: LocalFile, at: int, parts: Sequence[Buffer]) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(LocalFile, "write", full)
-    done = command.publish(many(2))
+    done = command.publish(create_lines(2))
     assert done.status == 1
     assert done.err.startswith("delta-prop: the disk is full: No space left on device")
     assert "free some MB" in done.err
     assert "Errno" not in done.err
     monkeypatch.setattr(LocalFile, "write", write)
-    assert command.publish(many(2)).status == 0
+    assert command.publish(create_lines(2)).status == 0

@@ -34,7 +34,7 @@ class World:
 
         anyio.run(run)
 
-    def set_aside(self) -> None:
+    def quarantine_deltas(self) -> None:
         async def main(p: Propagator) -> None:
             await p.publish(Delta("a", create([1.0])))
             await p.publish(Delta("a", sparse_add([0], [7.0])), Delta("b", create([7.0])))
@@ -47,11 +47,11 @@ class World:
 @pytest.fixture
 def world(command: Command) -> World:
     made = World(command)
-    made.set_aside()
+    made.quarantine_deltas()
     return made
 
 
-def test_what_is_set_aside_is_listed_and_shown(world: World) -> None:
+def test_quarantined_deltas_are_listed_and_shown(world: World) -> None:
     command = world.command
     rows = command("quarantine", "list", "--json").lines
     assert [
@@ -70,15 +70,15 @@ def test_what_is_set_aside_is_listed_and_shown(world: World) -> None:
     assert (shown["delta"]["op"], shown["delta"]["values"]) == ("sparse_add", [10.0])
     assert shown["blocked_by"] == 1
     assert shown["dot"]
-    told = command("quarantine", "show", "adds", "1").out
-    assert "reason      7 is bad" in told
+    text = command("quarantine", "show", "adds", "1").out
+    assert "reason      7 is bad" in text
     status = command("status", "--json").lines[0]
     assert status["quarantined"] == {"adds": 3}
     assert "quarantined    adds 3" in command("status").out
     assert command("sinks", "--json").lines[0]["quarantined"] == 3
 
 
-def test_a_mistake_is_told_with_its_cure(world: World) -> None:
+def test_mistake_is_reported_with_its_fix(world: World) -> None:
     command = world.command
     for arguments, cure in [
         (("show", "adds", "9"), "name one of its offsets (1, 2, 3)"),
@@ -94,7 +94,7 @@ def test_a_mistake_is_told_with_its_cure(world: World) -> None:
         assert done.err.count("\n") == 1
 
 
-def test_what_is_asked_for_is_done_by_the_next_service(world: World) -> None:
+def test_requests_are_executed_by_the_next_service(world: World) -> None:
     command = world.command
     done = command("quarantine", "drop", "adds", "1")
     assert done.status == 0
@@ -105,76 +105,74 @@ def test_what_is_asked_for_is_done_by_the_next_service(world: World) -> None:
     assert [row["asked"] for row in rows] == ["drop", "replay", "replay"]
     world.bad.clear()
 
-    world.serve(until_left(0))
+    world.serve(wait_until_left(0))
     assert world.store.sums == {"a": 11.0, "b": 7.0}
     assert command("quarantine", "list", "--json").lines == []
     assert not list((command.data / "requests").glob("*.json"))
 
-    async def again(p: Propagator) -> None:  # nothing comes a second time
+    async def publish_later(p: Propagator) -> None:  # nothing is applied twice
         await p.publish(Delta("a", sparse_add([0], [100.0])))
         await p._sinks.feed("adds").wait(5)
 
-    world.serve(again)
+    world.serve(publish_later)
     assert world.store.sums == {"a": 111.0, "b": 7.0}
 
 
-def test_a_served_directory_is_acted_on(world: World) -> None:
+def test_replay_in_a_served_directory_is_done_at_once(world: World) -> None:
     command = world.command
     world.bad.clear()
-    said: list[str] = []
+    message: list[str] = []
 
     async def main(p: Propagator) -> None:
         done = await anyio.to_thread.run_sync(lambda: command("quarantine", "replay", "adds", "--all"))
-        said.append(done.out)
+        message.append(done.out)
         assert p.quarantine("adds") == []
 
     world.serve(main)
-    assert said == ["done: replay for sink 'adds' (rejected: 2, blocked by them: 1)\n"]
+    assert message == ["done: replay for sink 'adds' (rejected: 2, blocked by them: 1)\n"]
     assert world.store.sums == {"a": 18.0, "b": 7.0}
     assert "nothing to drop" in command("quarantine", "drop", "adds", "--all").out
 
 
-def test_what_cannot_be_done_now_stays(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_stays_until_its_sink_is_attached(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_client, "WAIT_S", 1.5)
     command = world.command
-    said: list[str] = []
+    message: list[str] = []
 
     async def absent() -> None:
         async with Propagator(data=command.data):
             done = await anyio.to_thread.run_sync(lambda: command("quarantine", "replay", "adds", "1"))
-            said.append(done.out)
+            message.append(done.out)
 
     anyio.run(absent)
-    assert "has not done it within 1.5 s" in said[0]
+    assert "has not done it within 1.5 s" in message[0]
     assert command("quarantine", "list", "--json").lines[0]["asked"] == "replay"
     world.bad.clear()
-    world.serve(until_left(1))
+    world.serve(wait_until_left(1))
     assert world.store.sums == {"a": 18.0}
 
 
-def until_left(count: int) -> Callable[[Propagator], Awaitable[None]]:
+def wait_until_left(count: int) -> Callable[[Propagator], Awaitable[None]]:
     async def main(p: Propagator) -> None:
         with anyio.fail_after(60):
-            while len(p.quarantine("adds")) > count:  # noqa: ASYNC110 - no event tells of it
+            while len(p.quarantine("adds")) > count:  # noqa: ASYNC110 - no event signals it
                 await anyio.sleep(0.05)
 
     return main
 
 
-def test_a_forgotten_sink_takes_its_quarantine_along(world: World) -> None:
+def test_forgetting_a_sink_removes_its_quarantine(world: World) -> None:
     command = world.command
     command("quarantine", "replay", "adds", "1")
     done = command("sinks", "forget", "adds")
-    told = "done: sink 'adds' is forgotten; its quarantine held 2 rejected deltas and 1 blocked by them\n"
-    assert (done.status, done.out) == (0, told)
+    expected = "done: sink 'adds' is forgotten; its quarantine held 2 rejected deltas and 1 blocked by them\n"
+    assert (done.status, done.out) == (0, expected)
     assert command("quarantine", "list", "--json").lines == []
     assert not list((command.data / "quarantine").iterdir())
     assert not list((command.data / "requests").iterdir())
 
 
-def test_a_file_that_is_no_request_is_removed_and_told(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_invalid_request_file_is_removed_and_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
     directory = world.command.data / "requests"
     directory.mkdir()
     (directory / "00000000000000000001.json").write_text("what?")

@@ -108,11 +108,11 @@ class Machine:
             return [line.rstrip("\n")]
         self._server = None
         assert server.stderr is not None
-        told = server.stderr.read()
+        errors = server.stderr.read()
         server.wait(WAIT_S)
         server.stdout.close()
         server.stderr.close()
-        return told.splitlines()
+        return errors.splitlines()
 
     def _here(self, text: str) -> str:
         return text.replace("7373", str(self.ports[0])).replace("7374", str(self.ports[1]))
@@ -123,14 +123,14 @@ async def publish(port: int, first: int, count: int) -> None:
         await producer.publish(*[Delta(f"v{n}", create([float(n)])) for n in range(first, first + count)])
 
 
-def stored(path: Path) -> dict[str, list[float]]:
+def stored_vectors(path: Path) -> dict[str, list[float]]:
     """The vectors in a store's file."""
     with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
         rows = connection.execute("SELECT vector_id, value FROM vectors").fetchall()
     return {key: np.frombuffer(raw, "<f4").tolist() for key, raw in rows}
 
 
-def logged(machine: Machine) -> dict[str, list[float]]:
+def logged_vectors(machine: Machine) -> dict[str, list[float]]:
     """The vectors that the log's deltas make."""
     lines = machine.run(Step("delta-prop log export --data facts", []))
     rows = [json.loads(line) for line in lines]
@@ -154,11 +154,11 @@ def lose_all_but_a_backup(machine: Machine) -> list[Step]:
     assert [alike(line) for line in machine.run(backup)] == machine.expected(backup)
     anyio.run(publish, port, 50, 5)
     machine.end()
-    assert len(stored(machine.folder / "facts.db")) == 55, "the store outlives the directory"
+    assert len(stored_vectors(machine.folder / "facts.db")) == 55, "the store's file is outside the directory"
     return after
 
 
-def until_rebuilt(machine: Machine, step: Step) -> list[str]:
+def run_until_rebuilt(machine: Machine, step: Step) -> list[str]:
     printed = machine.run(step)
     while "rebuilding" in "".join(printed):
         printed = machine.run(step)
@@ -168,19 +168,19 @@ def until_rebuilt(machine: Machine, step: Step) -> list[str]:
 EXPECTED = {f"v{n}": [float(n)] for n in range(50)}
 
 
-def test_the_runbook_leads_from_a_backup_to_serving(tmp_path: Path) -> None:
+def test_runbook_leads_from_a_backup_to_serving(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     configure(machine)
     with machine.server():
         for step in lose_all_but_a_backup(machine):
             shown = "sinks --http" in step.command
-            printed = until_rebuilt(machine, step) if shown else machine.run(step)
+            printed = run_until_rebuilt(machine, step) if shown else machine.run(step)
             assert [alike(line) for line in printed] == machine.expected(step), step.command
-    assert logged(machine) == EXPECTED
-    assert stored(tmp_path / "facts.db") == EXPECTED
+    assert logged_vectors(machine) == EXPECTED
+    assert stored_vectors(tmp_path / "facts.db") == EXPECTED
 
 
-def test_the_runbook_works_for_every_kind_of_sink_at_once(tmp_path: Path) -> None:
+def test_runbook_works_for_all_kinds_of_sinks_at_once(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     configure(
         machine,
@@ -189,7 +189,9 @@ def test_the_runbook_works_for_every_kind_of_sink_at_once(tmp_path: Path) -> Non
     )
     with machine.server():
         for step in lose_all_but_a_backup(machine):
-            printed = until_rebuilt(machine, step) if "sinks --http" in step.command else machine.run(step)
+            printed = (
+                run_until_rebuilt(machine, step) if "sinks --http" in step.command else machine.run(step)
+            )
             if "is ahead" in "".join(printed):
                 assert printed[0].endswith(
                     f"if this is the right directory, move {tmp_path / 'lines'} away, as sink 'jsonlines' "
@@ -200,8 +202,8 @@ def test_the_runbook_works_for_every_kind_of_sink_at_once(tmp_path: Path) -> Non
             elif "sinks --http" in step.command:
                 names = ("storage", "index", "cache", "jsonlines")
                 assert [line.split()[:4] for line in printed[1:]] == [[n, "idle", "50", "0"] for n in names]
-    assert logged(machine) == EXPECTED
-    assert stored(tmp_path / "facts.db") == EXPECTED
+    assert logged_vectors(machine) == EXPECTED
+    assert stored_vectors(tmp_path / "facts.db") == EXPECTED
     lines = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
     assert {row["vector_id"] for row in lines} == set(EXPECTED)
     assert len(lines) == 50
@@ -213,18 +215,18 @@ def test_no_sink_is_rebuilt_while_another_cannot_start(tmp_path: Path) -> None:
     with machine.server():
         for step in lose_all_but_a_backup(machine)[:3]:
             machine.run(step)
-        told = machine.run(Step("delta-prop serve --config delta-prop.toml --rebuild storage", []))
-    assert len(told) == 1
-    assert told[0].endswith(
+        errors = machine.run(Step("delta-prop serve --config delta-prop.toml --rebuild storage", []))
+    assert len(errors) == 1
+    assert errors[0].endswith(
         f"if this is the right directory, move {tmp_path / 'lines'} away, as sink 'jsonlines' cannot be "
         "rebuilt but can start empty, then start with `delta-prop serve --config delta-prop.toml --rebuild "
         "storage`"
     )
-    assert len(stored(tmp_path / "facts.db")) == 55, "the store is as it was"
+    assert len(stored_vectors(tmp_path / "facts.db")) == 55, "the store is unchanged"
 
 
 @pytest.mark.parametrize("sink", ["storage", "jsonlines"])
-def test_data_of_another_log_are_not_taken_by_an_empty_one(tmp_path: Path, sink: str) -> None:
+def test_empty_log_refuses_a_sink_with_data_of_another_log(tmp_path: Path, sink: str) -> None:
     machine = Machine(tmp_path)
     port, http_port = machine.ports
     (tmp_path / "delta-prop.toml").write_text(
@@ -235,12 +237,12 @@ def test_data_of_another_log_are_not_taken_by_an_empty_one(tmp_path: Path, sink:
         anyio.run(publish, port, 0, 5)
         machine.end()
         held = (tmp_path / "held").read_bytes()
-        told = machine.run(Step("delta-prop serve --config delta-prop.toml --data fcats", []))
-        assert "holds data of another log (" in told[0]
-        assert "which is empty: nothing was rebuilt; if this is the right directory, " in told[0]
+        errors = machine.run(Step("delta-prop serve --config delta-prop.toml --data fcats", []))
+        assert "holds data of another log (" in errors[0]
+        assert "which is empty: nothing was rebuilt; if this is the right directory, " in errors[0]
         assert (tmp_path / "held").read_bytes() == held
         assert not (tmp_path / "fcats").exists()
         if sink == "storage":
             command = "delta-prop serve --config delta-prop.toml --data fcats --rebuild storage"
-            assert f"start with `{command}`, which replaces" in told[0]
+            assert f"start with `{command}`, which replaces" in errors[0]
             assert machine.run(Step(command, [])) == [f"ready port={port} http={http_port}"]

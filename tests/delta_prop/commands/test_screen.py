@@ -12,7 +12,7 @@ from delta_prop.commands.screen import StatusSample, format_bytes, format_durati
 
 
 def sink(name: str, applied: int, lag: int, **more: Any) -> dict[str, Any]:
-    told = {
+    row = {
         "name": name,
         "state": "idle",
         "applied_offset": applied,
@@ -20,17 +20,17 @@ def sink(name: str, applied: int, lag: int, **more: Any) -> dict[str, Any]:
         "quarantined": 0,
         "reason": None,
     }
-    return told | {"lag_s": 57.2 if lag else 0.0} | more
+    return row | {"lag_s": 57.2 if lag else 0.0} | more
 
 
 def peer(client: str | None, processed: int | None, **more: Any) -> dict[str, Any]:
-    told: dict[str, Any] = {"client": client, "address": "127.0.0.1:5", "token": None, "seconds": 3.2}
-    told |= {"pending_frames": 1, "subscribed": processed is not None, "processed": processed}
-    late = {"lag": None, "lag_s": None} if processed is None else {"lag": 1500 - processed, "lag_s": 1.6}
-    return told | {"catching_up": False} | late | more
+    row: dict[str, Any] = {"client": client, "address": "127.0.0.1:5", "token": None, "seconds": 3.2}
+    row |= {"pending_frames": 1, "subscribed": processed is not None, "processed": processed}
+    lags = {"lag": None, "lag_s": None} if processed is None else {"lag": 1500 - processed, "lag_s": 1.6}
+    return row | {"catching_up": False} | lags | more
 
 
-def shot(at_s: float, deltas: int, *, sinks: Any = (), peers: Any = (), **more: Any) -> StatusSample:
+def make_sample(at_s: float, deltas: int, *, sinks: Any = (), peers: Any = (), **more: Any) -> StatusSample:
     server = {"deltas_in": deltas, "deltas_out": 2 * deltas, "bytes_in": 1024 * deltas, "bytes_out": 0}
     status: dict[str, Any] = {
         "version": "1.2.3",
@@ -56,17 +56,17 @@ def shot(at_s: float, deltas: int, *, sinks: Any = (), peers: Any = (), **more: 
     return StatusSample(at_s, status | more, list(sinks))
 
 
-def drawn(
+def draw(
     now: StatusSample, before: StatusSample | None = None, *, width: int = 120, height: int = 40
 ) -> list[str]:
     return render(now, before, name="h:1", width=width, height=height)
 
 
-def test_a_whole_screen() -> None:
-    before = shot(10, 1000, sinks=[sink("a", 900, 100)])
+def test_full_screen_shows_log_sinks_and_connections() -> None:
+    before = make_sample(10, 1000, sinks=[sink("a", 900, 100)])
     sinks = [sink("a", 1100, 400, quarantined=2, state="retrying", reason="the disk is full")]
     peers = [peer("importer", None, token="imp"), peer(None, 1400, catching_up=True)]
-    assert drawn(shot(12, 1500, sinks=sinks, peers=peers), before) == [
+    assert draw(make_sample(12, 1500, sinks=sinks, peers=peers), before) == [
         "delta-prop 1.2.3 at h:1, up 2 h: ready",
         "log      offsets 0 to 1,500, high watermark 1,500; 2.0 KiB of 4.0 KiB",
         "in             250 deltas/s  250.0 KiB/s  accepted 1,500  duplicates 1  refused 0",
@@ -84,12 +84,12 @@ def test_a_whole_screen() -> None:
     ]
 
 
-def test_groups_are_drawn_where_there_are_any() -> None:
+def test_groups_are_drawn_if_there_are_any() -> None:
     groups = [
         {"name": "indexer", "offset": 1400, "has_member": True, "lag": 100, "lag_s": 7.4},
         {"name": "away", "offset": 0, "has_member": False, "lag": 1500, "lag_s": 7300.0},
     ]
-    lines = drawn(shot(12, 1500, sinks=[sink("a", 1100, 400)], groups=groups))
+    lines = draw(make_sample(12, 1500, sinks=[sink("a", 1100, 400)], groups=groups))
     at = lines.index("group                 read for              offset          lag  lag time")
     assert lines[at + 1 : at + 3] == [
         "indexer               yes                    1,400          100       7 s",
@@ -97,31 +97,31 @@ def test_groups_are_drawn_where_there_are_any() -> None:
     ]
     for height in range(1, 30):
         assert (
-            len(drawn(shot(12, 1500, sinks=[sink("a", 1, 2)] * 5, groups=groups * 9), height=height))
+            len(draw(make_sample(12, 1500, sinks=[sink("a", 1, 2)] * 5, groups=groups * 9), height=height))
             <= height
         )
 
 
-def test_what_is_full_stands_below_the_title() -> None:
+def test_full_disk_is_shown_below_the_title() -> None:
     full = {"what": "disk", "reason": "the disk has 0 bytes left: make room"}
-    told = drawn(
-        shot(12, 1500, full=full, reason="the disk is full since 9:00, for 57 s: deltas are refused")
+    lines = draw(
+        make_sample(12, 1500, full=full, reason="the disk is full since 9:00, for 57 s: deltas are refused")
     )
-    assert told[0].endswith("not ready: the disk is full since 9:00, for 57 s: deltas are refused")
-    assert told[1] == "full     the disk has 0 bytes left: make room"
+    assert lines[0].endswith("not ready: the disk is full since 9:00, for 57 s: deltas are refused")
+    assert lines[1] == "full     the disk has 0 bytes left: make room"
 
 
-def test_the_first_look_has_no_rates_and_a_restart_no_negative_ones() -> None:
-    assert "- deltas/s" in drawn(shot(1, 5))[2]
-    assert drawn(shot(2, 5), shot(1, 1000))[2].split()[1] == "0"
+def test_first_sample_has_no_rates_and_restart_no_negative_ones() -> None:
+    assert "- deltas/s" in draw(make_sample(1, 5))[2]
+    assert draw(make_sample(2, 5), make_sample(1, 1000))[2].split()[1] == "0"
 
 
 @pytest.mark.parametrize("more", [{}, {"log": {}}])
-def test_a_server_that_starts_says_why_it_is_not_ready(more: dict[str, Any]) -> None:
+def test_starting_server_shows_why_it_is_not_ready(more: dict[str, Any]) -> None:
     status: dict[str, Any] = {"version": "1", "reason": "it is starting", "server": None, "connections": []}
     starting = StatusSample(1, status | more, [])
-    assert drawn(starting) == ["delta-prop 1 at h:1: not ready: it is starting"]
-    assert drawn(shot(2, 5), starting)[0].endswith("ready")
+    assert draw(starting) == ["delta-prop 1 at h:1: not ready: it is starting"]
+    assert draw(make_sample(2, 5), starting)[0].endswith("ready")
 
 
 @settings(max_examples=25)
@@ -132,21 +132,23 @@ def test_a_server_that_starts_says_why_it_is_not_ready(more: dict[str, Any]) -> 
     height=st.integers(12, 60),
     name=st.text(max_size=30),
 )
-def test_nothing_leaves_the_screen(sinks: int, peers: int, width: int, height: int, name: str) -> None:
-    now = shot(
+def test_screen_never_exceeds_its_width_and_height(
+    sinks: int, peers: int, width: int, height: int, name: str
+) -> None:
+    now = make_sample(
         2,
         1000,
         sinks=[sink(f"{name}{n}", 0, n) for n in range(sinks)],
         peers=[peer(name, n) for n in range(peers)],
     )
-    lines = drawn(now, shot(1, 0), width=width, height=height)
+    lines = draw(now, make_sample(1, 0), width=width, height=height)
     assert len(lines) <= height
     assert all(len(line) <= width and line.isprintable() for line in lines)
 
 
-def test_of_too_many_those_that_are_furthest_behind_are_shown() -> None:
+def test_rows_with_most_lag_are_shown_if_too_many() -> None:
     sinks = [sink(f"s{n}", 0, n) for n in range(30)]
-    lines = drawn(shot(2, 1000, sinks=sinks, peers=[peer(f"p{n}", n) for n in range(30)]), height=24)
+    lines = draw(make_sample(2, 1000, sinks=sinks, peers=[peer(f"p{n}", n) for n in range(30)]), height=24)
     assert any(line.startswith("s29 ") for line in lines)
     assert not any(line.startswith("s0 ") for line in lines)
     assert any(line.startswith("p0 ") for line in lines)
@@ -156,7 +158,7 @@ def test_of_too_many_those_that_are_furthest_behind_are_shown() -> None:
     ]
 
 
-def test_units() -> None:
+def test_bytes_and_durations_are_formatted_with_units() -> None:
     assert [format_bytes(size) for size in (0, 1023, 1536, 5 * 2**40, 2**60)] == [
         "0 B",
         "1,023 B",

@@ -50,12 +50,12 @@ class Server:
 @asynccontextmanager
 async def serving(configuration: Configuration, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
     """A server in this process; at the end it is asked to end, and must."""
-    asks, asked = anyio.create_memory_object_stream[int](10)
+    asks, signal_stream = anyio.create_memory_object_stream[int](10)
     server, ready = Server(asks.send_nowait), anyio.Event()
 
     @contextmanager
     def signals() -> Iterator[AsyncIterator[int]]:
-        yield asked
+        yield signal_stream
 
     def put(line: str) -> None:
         server.lines.append(line)
@@ -64,25 +64,25 @@ async def serving(configuration: Configuration, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(system, "receive_signals", signals)
     monkeypatch.setattr(system, "put", put)
     monkeypatch.setattr(system, "exit_by_signal", server.ended_at_once.append)
-    with asks, asked, anyio.fail_after(30):
+    with asks, signal_stream, anyio.fail_after(30):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(serve.serve, configuration)
             await ready.wait()
             (line,) = server.lines
-            told = re.fullmatch(r"ready port=(\d+) http=(\d+)", line)
-            assert told
-            server.ports = int(told[1]), int(told[2])
+            match = re.fullmatch(r"ready port=(\d+) http=(\d+)", line)
+            assert match
+            server.ports = int(match[1]), int(match[2])
             yield server
             server.send(signal.SIGTERM)
     assert len(server.lines) == 1
 
 
-def configured(tmp_path: Path, text: str = "") -> Configuration:
+def make_configuration(tmp_path: Path, text: str = "") -> Configuration:
     top = f"data = '{tmp_path}/facts'\nserver = {{ port = 0, http_port = 0, drain_timeout_s = 1 }}\n"
     return read_configuration(top + text, folder=str(tmp_path))
 
 
-async def published(address: Address, count: int) -> None:
+async def publish(address: Address, count: int) -> None:
     """So many more."""
     async with connected(address) as producer:
         welcome = (await producer.hello(ORIGIN)).welcome
@@ -92,7 +92,7 @@ async def published(address: Address, count: int) -> None:
         await producer.told(watermark + count)
 
 
-async def asked(server: Server, path: str) -> tuple[int, Any]:
+async def http_get(server: Server, path: str) -> tuple[int, Any]:
     """Send an HTTP GET."""
     async with await anyio.connect_tcp(HOST, server.ports[1]) as stream:
         await stream.send(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
@@ -102,18 +102,18 @@ async def asked(server: Server, path: str) -> tuple[int, Any]:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_what_is_published_reaches_the_sinks_and_is_there_after_a_restart(
+def test_published_deltas_reach_sinks_and_survive_a_restart(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = configured(tmp_path, "[[sinks]]\nkind = 'jsonlines'\npath = 'lines'")
+    configuration = make_configuration(tmp_path, "[[sinks]]\nkind = 'jsonlines'\npath = 'lines'")
 
     async def test() -> None:
         for end in (2, 4):
-            async with serving(wanted, monkeypatch) as server:
-                assert (await asked(server, "/readyz"))[0] == 200
-                await published(server.address, 2)
-                status, told = await asked(server, "/api/status")
-                assert (status, told["log"]["next_offset"]) == (200, end)
+            async with serving(configuration, monkeypatch) as server:
+                assert (await http_get(server, "/readyz"))[0] == 200
+                await publish(server.address, 2)
+                status, body = await http_get(server, "/api/status")
+                assert (status, body["log"]["next_offset"]) == (200, end)
                 async with connected(server.address) as subscriber:
                     await subscriber.hello()
                     await subscriber.subscribe()
@@ -124,33 +124,36 @@ def test_what_is_published_reaches_the_sinks_and_is_there_after_a_restart(
     assert [json.loads(line)["offset"] for line in lines] == [0, 1, 2, 3]
 
 
-def test_until_the_log_is_closed_http_says_that_it_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[tuple[int, Any]] = []
+def test_http_reports_ending_until_the_log_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[tuple[int, Any]] = []
 
     class Closing(Propagator):
         async def __aexit__(self, *error: Any) -> bool | None:
-            told.extend([await asked(served[0], path) for path in ("/readyz", "/api/status", "/api/sinks")])
+            answers.extend(
+                [await http_get(served[0], path) for path in ("/readyz", "/api/status", "/api/sinks")]
+            )
             return await super().__aexit__(*error)
 
     served: list[Server] = []
     monkeypatch.setattr(serve, "Propagator", Closing)
 
     async def test() -> None:
-        async with serving(configured(tmp_path), monkeypatch) as server:
+        async with serving(make_configuration(tmp_path), monkeypatch) as server:
             served.append(server)
 
     anyio.run(test)
-    assert [status for status, _ in told] == [503, 200, 200]
-    assert told[0][1]["reason"] == told[1][1]["reason"] == "it is ending"
+    assert [status for status, _ in answers] == [503, 200, 200]
+    assert answers[0][1]["reason"] == answers[1][1]["reason"] == "it is ending"
 
 
-def test_an_end_tells_clients_and_a_second_signal_does_not_wait(
+def test_shutdown_notifies_clients_and_second_signal_is_immediate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test() -> None:
-        async with serving(configured(tmp_path), monkeypatch) as server, connected(server.address) as one:
+        async with (
+            serving(make_configuration(tmp_path), monkeypatch) as server,
+            connected(server.address) as one,
+        ):
             await one.hello(ORIGIN)
             server.send(signal.SIGINT)
             nack = await one.until(Nack)
@@ -161,7 +164,7 @@ def test_an_end_tells_clients_and_a_second_signal_does_not_wait(
     anyio.run(test)
 
 
-def test_a_signal_before_it_is_ready_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_before_ready_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def signals() -> Iterator[AsyncIterator[int]]:
         asks, received = anyio.create_memory_object_stream[int](1)
@@ -171,10 +174,10 @@ def test_a_signal_before_it_is_ready_ends_it(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(system, "receive_signals", signals)
     monkeypatch.setattr(system, "put", pytest.fail)
-    assert anyio.run(serve.serve, configured(tmp_path)) == 0
+    assert anyio.run(serve.serve, make_configuration(tmp_path)) == 0
 
 
-def test_tokens_are_read_anew_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sighup_reloads_the_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = tmp_path / "tokens.toml"
 
     def write(*names: str) -> None:
@@ -190,15 +193,15 @@ def test_tokens_are_read_anew_when_asked(tmp_path: Path, monkeypatch: pytest.Mon
     async def test() -> None:
         monkeypatch.setattr(access, "POLL_INTERVAL_S", 3_600.0)
         write("first")
-        wanted = configured(tmp_path, "[access]\ntokens = 'tokens.toml'")
-        async with serving(wanted, monkeypatch) as server:
-            assert (await asked(server, "/api/status"))[0] == 401
+        configuration = make_configuration(tmp_path, "[access]\ntokens = 'tokens.toml'")
+        async with serving(configuration, monkeypatch) as server:
+            assert (await http_get(server, "/api/status"))[0] == 401
             async with connected(server.address) as one, connected(server.address) as other:
                 assert await welcome(one, "first")
                 assert not await welcome(other, "second")
             write("first", "second")
             server.send(signal.SIGHUP)
-            with anyio.fail_after(60):  # long before it would look by itself
+            with anyio.fail_after(60):  # much less than the polling interval
                 while True:
                     async with connected(server.address) as one:
                         if await welcome(one, "second"):
@@ -225,7 +228,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "message"),
     [
         (
             ["--port", "TAKEN"],
@@ -249,10 +252,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
     ],
 )
-def test_what_cannot_be_served_is_told_in_one_line(
+def test_serve_mistake_is_reported_in_one_line(
     arguments: list[str],
     status: int,
-    said: str,
+    message: str,
     folder: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -263,15 +266,15 @@ def test_what_cannot_be_served_is_told_in_one_line(
         assert main(["serve", "--data", "facts", *usual, *given]) == status
     shown = capfd.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1), shown
-    assert said in shown.err
+    assert message in shown.err
 
 
-def test_without_a_directory_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_without_a_directory_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve"]) == 2
     assert "no data directory: give --data DIR" in capsys.readouterr().err
 
 
-def test_options_say_more_than_the_environment_and_that_more_than_the_file(
+def test_options_override_environment_which_overrides_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "dp.toml"
@@ -287,19 +290,19 @@ def test_options_say_more_than_the_environment_and_that_more_than_the_file(
 # --- a process of its own
 
 
-def test_a_process_of_its_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_serve_process_ends_cleanly_on_sigterm(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     data = str(tmp_path / "facts")
     verb = [sys.executable, "-m", "delta_prop", "serve", "--data", data, "--port", "0", "--http-port", "0"]
     with subprocess.Popen(verb, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            told = re.fullmatch(r"ready port=(\d+) http=(\d+)\n", process.stdout.readline())
-            assert told
+            match = re.fullmatch(r"ready port=(\d+) http=(\d+)\n", process.stdout.readline())
+            assert match
             assert main(verb[3:]) == 1
-            said = f"process {process.pid}: stop that one, or name another directory"
-            assert said in capfd.readouterr().err
+            message = f"process {process.pid}: stop that one, or name another directory"
+            assert message in capfd.readouterr().err
             process.send_signal(signal.SIGHUP)
-            anyio.run(published, Address(HOST, int(told[1])), 5)
+            anyio.run(publish, Address(HOST, int(match[1])), 5)
             process.send_signal(signal.SIGTERM)
             out, err = process.communicate(timeout=60)
         finally:

@@ -66,7 +66,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_reads_works_beside_the_process_that_writes(
+def test_reading_verb_works_beside_the_writer_process(
     arguments: list[str],
     shown: str,
     served: tuple[Path, int],
@@ -78,7 +78,7 @@ def test_what_reads_works_beside_the_process_that_writes(
     done = command(*[str(tmp_path / "out") if one == "OUT" else one for one in arguments])
     assert (done.status, done.err) == (0, "")
     assert shown in done.out
-    if "--to" in arguments:  # the copy is nobody's: it is written to at once
+    if "--to" in arguments:  # no process has locked the copy, so it can be written
         command.data = tmp_path / "out"
         assert command.publish(['{"vector_id": "v7", "op": "create", "vector": [8]}']).status == 0
         assert command("get", "v7").lines[0]["vector"] == [8.0]
@@ -87,7 +87,7 @@ def test_what_reads_works_beside_the_process_that_writes(
 
 
 @pytest.mark.parametrize("arguments", [["publish"], ["sinks", "forget", "audit"]], ids=" ".join)
-def test_what_writes_is_refused_in_one_line_that_names_the_process(
+def test_writing_verb_is_refused_and_names_the_process(
     arguments: list[str], served: tuple[Path, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = Command(tmp_path, capsys)

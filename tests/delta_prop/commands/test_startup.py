@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from delta_prop.cli import main
-from tests.delta_prop.commands.support import created
+from tests.delta_prop.commands.support import create_line
 from tests.delta_prop.server.process import served
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def everything(folder: Path) -> set[str]:
+def all_paths(folder: Path) -> set[str]:
     """Return all paths below it."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
-WRONG = [
+WRONG_CONFIGURATIONS = [
     ("server = { host = '0.0.0.0', port = 0 }\ndata = 'new'", 2, "server.host '0.0.0.0': others can connect"),
     ("server = { host = '127.0.0.1.example.com' }\ndata = 'new'", 2, "server.host '127.0.0.1.example.com'"),
     ("server = { host = 'no.invalid' }\ndata = 'new'", 2, "server.host 'no.invalid' is not known here"),
@@ -102,21 +102,21 @@ WRONG = [
 
 
 @pytest.mark.parametrize("verb", ["check", "serve"])
-@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong[2][:50])
-def test_both_refuse_the_same_in_one_line(
+@pytest.mark.parametrize("wrong", WRONG_CONFIGURATIONS, ids=lambda wrong: wrong[2][:50])
+def test_check_and_serve_refuse_the_same_in_one_line(
     verb: str, wrong: tuple[str, int, str], folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    text, status, said = wrong
+    text, status, message = wrong
     outdate(folder / "outdated")
     (folder / "dp.toml").write_text(text)
-    before = everything(folder)
+    before = all_paths(folder)
     arguments = {"check": ["config", "check"], "serve": ["serve", "--log-level", "error", "--config"]}
     assert main([*arguments[verb], "dp.toml"]) == status
     shown = capfd.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1), shown.err
-    assert said.replace("FOLDER", str(folder)) in shown.err
+    assert message.replace("FOLDER", str(folder)) in shown.err
     assert "server: server" not in shown.err
-    assert everything(folder) == before
+    assert all_paths(folder) == before
 
 
 def outdate(directory: Path) -> None:
@@ -151,7 +151,7 @@ def closed_folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    ("data", "more", "said"),
+    ("data", "more", "message"),
     [
         (
             "new",
@@ -164,10 +164,10 @@ def closed_folder() -> Iterator[Path]:
         ("/tmp", f"{LINES}'FOLDER/lines'", "sinks[0].path: 'FOLDER/lines' cannot be read and written: grant"),
     ],
 )
-def test_what_this_user_may_not_write_to_is_told(
-    data: str, more: str, said: str, closed_folder: Path, capfd: pytest.CaptureFixture[str]
+def test_path_without_write_access_is_reported(
+    data: str, more: str, message: str, closed_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    before = everything(closed_folder)
+    before = all_paths(closed_folder)
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(f"data = '{closed_folder / data}'\n{more.replace('FOLDER', str(closed_folder))}")
         file.flush()
@@ -175,12 +175,12 @@ def test_what_this_user_may_not_write_to_is_told(
             assert main([*arguments, file.name]) == 2
             shown = capfd.readouterr()
             assert (shown.out, shown.err.count("\n")) == ("", 1), shown.err
-            assert said.replace("FOLDER", str(closed_folder)) in shown.err
-    assert everything(closed_folder) == before
+            assert message.replace("FOLDER", str(closed_folder)) in shown.err
+    assert all_paths(closed_folder) == before
 
 
 @pytest.mark.parametrize("name", ["folder", "none", "latin", "zeros"])
-def test_a_configuration_that_is_no_text_is_told(
+def test_configuration_that_is_not_text_is_refused(
     name: str, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "latin").write_bytes("data = 'é'".encode("latin-1"))
@@ -192,36 +192,36 @@ def test_a_configuration_that_is_no_text_is_told(
         assert f"the configuration '{name}' cannot be read (" in shown.err
 
 
-def test_a_forward_to_another_server_is_sound(folder: Path) -> None:
+def test_forward_to_another_server_is_accepted(folder: Path) -> None:
     for to in ("127.0.0.1:7002", "127.0.0.2:7001", "another.invalid:7001"):
         (folder / "dp.toml").write_text(f"{ITSELF}'{to}'")
         assert main(["config", "check", "dp.toml"]) == 0, to
 
 
-def test_an_endless_configuration_is_not_read_to_its_end(capfd: pytest.CaptureFixture[str]) -> None:
+def test_endless_configuration_is_refused_by_size(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "check", "/dev/zero"]) == 2
     assert "it is larger than 1,048,576 bytes" in capfd.readouterr().err
 
 
-def test_a_mark_of_the_byte_order_is_passed_over(folder: Path) -> None:
+def test_byte_order_mark_is_skipped(folder: Path) -> None:
     (folder / "dp.toml").write_bytes(b"\xef\xbb\xbfdata = 'facts'\n")
     assert main(["config", "check", "dp.toml"]) == 0
 
 
-# --- what a start that fails leaves behind
+# --- files after a failed start
 
 
 @pytest.mark.parametrize("data", ["new", "a/b/new", "folder"])
 @pytest.mark.parametrize("broken", ["port", "sink"])
-def test_a_start_that_fails_leaves_nothing_behind(
+def test_failed_start_leaves_no_file(
     broken: str, data: str, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    before = everything(folder)
+    before = all_paths(folder)
     arguments = ["serve", "--data", data, "--port", "0", "--http-port", "0", "--log-level", "error"]
     with socket.create_server((HOST, 0)) as taken:
         if broken == "port":
             arguments += ["--port", str(taken.getsockname()[1])]
-        else:  # which only its own opening tells
+        else:  # found only when the sink opens its file
             sqlite3.connect(folder / "other").execute("CREATE TABLE one (two)")
             (folder / "dp.toml").write_text(f"{STORAGE}'other'")
             before |= {"other", "other-lock"}
@@ -230,10 +230,10 @@ def test_a_start_that_fails_leaves_nothing_behind(
         assert main(arguments) != 0
     shown = capfd.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1), shown.err
-    assert everything(folder) == before
+    assert all_paths(folder) == before
 
 
-def test_a_start_works_once_what_was_wrong_is_mended(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_start_works_after_the_mistake_is_corrected(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     sqlite3.connect(folder / "other").execute("CREATE TABLE one (two)")
     usual = ["--config", "dp.toml", "--http-port", "0", "--log-level", "error"]
     first = f"{STORAGE}'first.db'\nname = 'first'\n"
@@ -245,8 +245,8 @@ def test_a_start_works_once_what_was_wrong_is_mended(folder: Path, capfd: pytest
         assert (folder / "facts" / "format").exists()
 
 
-def test_a_start_that_fails_leaves_what_was_there(folder: Path, command: Command) -> None:
-    command.publish([created("a")])
+def test_failed_start_keeps_the_existing_log(folder: Path, command: Command) -> None:
+    command.publish([create_line("a")])
     sqlite3.connect(folder / "other").execute("CREATE TABLE one (two)")
     (folder / "dp.toml").write_text(f"{STORAGE}'other'")
     failed = command("serve", "--config", "dp.toml", "--port", "0", "--http-port", "0")

@@ -9,7 +9,7 @@ import anyio
 
 from delta_prop.embedded import Propagator
 from delta_prop_sinks import CallbackSink
-from tests.delta_prop.commands.support import created, many
+from tests.delta_prop.commands.support import create_line, create_lines
 from tests.delta_prop.server.process import served
 
 if TYPE_CHECKING:
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
     from tests.delta_prop.commands.support import Command
 
-STORY = [
-    created("a", 1.0, 2.0, metadata={"k": 1}),
+HISTORY_LINES = [
+    create_line("a", 1.0, 2.0, metadata={"k": 1}),
     json.dumps({"vector_id": "a", "op": "scale", "factor": 3}),
-    created("other", 1.0, 1.0),
+    create_line("other", 1.0, 1.0),
     json.dumps({"vector_id": "a", "op": "metadata", "metadata": {"l": 2}}),
     json.dumps({"vector_id": "a", "op": "delete"}),
     json.dumps({"vector_id": "docs:a", "op": "opaque", "data": "AAEC"}),
 ]
 
 
-def test_a_vector_now_and_at_each_offset(command: Command) -> None:
-    command.publish(STORY)
+def test_get_returns_a_vector_now_and_at_each_offset(command: Command) -> None:
+    command.publish(HISTORY_LINES)
     expected = {
         0: ([1.0, 2.0], {"k": 1}, 1, 0),
         1: ([3.0, 6.0], {"k": 1}, 2, 1),
@@ -49,36 +49,36 @@ def test_a_vector_now_and_at_each_offset(command: Command) -> None:
                 "last_offset": last,
             }
         ]
-    gone = command("get", "a")
-    assert (gone.status, gone.lines[0]["alive"], gone.lines[0]["deltas"]) == (1, False, 4)
+    deleted = command("get", "a")
+    assert (deleted.status, deleted.lines[0]["alive"], deleted.lines[0]["deltas"]) == (1, False, 4)
     assert command("get", "a", "--at", "2020-01-01").lines[0]["deltas"] == 0
-    assert command("get", "a", "--at", "now").lines == gone.lines
+    assert command("get", "a", "--at", "now").lines == deleted.lines
     assert command("get", "docs:a").lines[0]["data"] == "AAEC"
     assert command("get", "docs:a", "--namespace", "docs").status == 0
     assert command("get", "docs:a", "--namespace", "default").status == 1
     assert command("get", "a", "--at", "never").status == 2
 
 
-def test_status_says_how_a_directory_is(command: Command) -> None:
-    command.publish(many(3))
-    told = command("status", "--json").lines[0]
-    assert {name: told[name] for name in ("health", "writer", "epoch", "closed", "sinks")} == {
+def test_status_reports_the_state_of_a_directory(command: Command) -> None:
+    command.publish(create_lines(3))
+    status = command("status", "--json").lines[0]
+    assert {name: status[name] for name in ("health", "writer", "epoch", "closed", "sinks")} == {
         "health": "sound",
         "writer": None,
         "epoch": 1,
         "closed": True,
         "sinks": 0,
     }
-    assert (told["start_offset"], told["next_offset"], told["segments"]) == (0, 3, 1)
-    assert told["bytes"] == command.segment().stat().st_size
-    assert told["bytes_room"] == max(told["bytes_free"] - 64 * 2**20, 0)
+    assert (status["start_offset"], status["next_offset"], status["segments"]) == (0, 3, 1)
+    assert status["bytes"] == command.segment().stat().st_size
+    assert status["bytes_room"] == max(status["bytes_free"] - 64 * 2**20, 0)
     shown = dict(line.split(maxsplit=1) for line in command("status").out.splitlines())
     assert shown["next_offset"] == "3"
     assert shown["writer"] == "none"
 
 
-def test_a_sink_is_listed_and_forgotten(command: Command) -> None:
-    command.publish(many(3))
+def test_sink_is_listed_and_forgotten(command: Command) -> None:
+    command.publish(create_lines(3))
 
     async def attach() -> None:
         async with Propagator(data=command.data) as p:
@@ -86,10 +86,10 @@ def test_a_sink_is_listed_and_forgotten(command: Command) -> None:
             await p.wait_visible(3)
 
     anyio.run(attach)
-    command.publish(many(2))
-    (told,) = command("sinks", "--json").lines
-    assert 0 < told.pop("lag_s") < 60
-    assert [told] == [
+    command.publish(create_lines(2))
+    (row,) = command("sinks", "--json").lines
+    assert 0 < row.pop("lag_s") < 60
+    assert [row] == [
         {
             "name": "audit",
             "kind": "sink",
@@ -118,12 +118,12 @@ def test_a_sink_is_listed_and_forgotten(command: Command) -> None:
     assert "'audit': there is no such sink or group" in done.err
 
 
-def test_one_damaged_place_of_a_group_hides_nothing_else(command: Command) -> None:
-    command.publish(many(3))
+def test_corrupted_group_cursor_hides_no_other_row(command: Command) -> None:
+    command.publish(create_lines(3))
     for name in ("good", "spoilt"):
         assert command("subscribe", "--group", name, "--no-follow").status == 0
-    place = command.data / "groups" / "spoilt.cursor"
-    place.write_bytes(place.read_bytes()[:-1] + b"?")
+    cursor = command.data / "groups" / "spoilt.cursor"
+    cursor.write_bytes(cursor.read_bytes()[:-1] + b"?")
     done = command("sinks", "--json")
     assert done.status == 1
     good, spoilt = done.lines
@@ -137,39 +137,39 @@ def test_one_damaged_place_of_a_group_hides_nothing_else(command: Command) -> No
     assert rows[1].split()[:4] == ["spoilt", "group", "?", "?"]
     assert "corrupted" in rows[1]
     done = command("status", "--json")
-    told = done.lines[0]
-    assert (done.status, told["health"], told["next_offset"], told["sinks"]) == (1, "damaged", 3, 2)
-    assert "spoilt" in told["damage"]
+    status = done.lines[0]
+    assert (done.status, status["health"], status["next_offset"], status["sinks"]) == (1, "damaged", 3, 2)
+    assert "spoilt" in status["damage"]
     done = command("sinks", "forget", "spoilt")
     assert (done.status, done.out) == (0, "done: group 'spoilt' is forgotten\n")
     assert command("status").status == command("sinks").status == 0
 
 
-def test_damaged_cursors_are_told_by_whoever_looks_and_serve_warns(command: Command, tmp_path: Path) -> None:
-    command.publish(many(3))
+def test_corrupted_cursors_are_reported_and_serve_warns(command: Command, tmp_path: Path) -> None:
+    command.publish(create_lines(3))
     assert command("log", "verify").err == ""
     (command.data / "cursors").write_bytes(b"garbage\n")
-    what = "its 8 bytes do not fit their checksum, so it is not used: sinks without a cursor of their own"
-    told = command("status", "--json")
-    assert (told.status, told.lines[0]["health"], told.lines[0]["next_offset"]) == (1, "damaged", 3)
-    assert what in told.lines[0]["damage"]
+    expected = "its 8 bytes do not fit their checksum, so it is not used: sinks without a cursor of their own"
+    status = command("status", "--json")
+    assert (status.status, status.lines[0]["health"], status.lines[0]["next_offset"]) == (1, "damaged", 3)
+    assert expected in status.lines[0]["damage"]
     for arguments in (["sinks"], ["sinks", "--json"], ["log", "verify"]):
         done = command(*arguments)
-        assert (done.status, what in done.err) == (1, True), (arguments, done)
+        assert (done.status, expected in done.err) == (1, True), (arguments, done)
         assert "a copy of the file from a backup" in done.err
     assert command("log", "verify", "--json").lines[0]["first_damage"]["file"] == "cursors"
     with served(command.data, errors=tmp_path / "errors"):
         pass
-    (line,) = [line for line in (tmp_path / "errors").read_text().splitlines() if what in line]
+    (line,) = [line for line in (tmp_path / "errors").read_text().splitlines() if expected in line]
     assert json.loads(line)["level"] == "warning"
     (command.data / "cursors").unlink()
     assert command("log", "verify").status == command("sinks").status == command("status").status == 0
 
 
-def test_a_place_beyond_the_end_is_answered_with_the_present_and_a_word(command: Command) -> None:
-    command.publish(STORY)
+def test_get_beyond_the_end_returns_the_present_with_a_note(command: Command) -> None:
+    command.publish(HISTORY_LINES)
     present = command("get", "docs:a")
-    assert command("get", "docs:a", "--at", 5).err == present.err == ""  # the last one there is
+    assert command("get", "docs:a", "--at", 5).err == present.err == ""  # the last offset of the log
     done = command("get", "docs:a", "--at", 6)
     assert (done.status, done.lines) == (0, present.lines)
     assert done.err == "delta-prop: --at 6: the log ends before offset 6: this is the present state\n"

@@ -17,7 +17,7 @@ from delta_prop.embedded import Propagator
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_wire.delta import Delta, create
 from tests.delta_prop.commands.served import served
-from tests.delta_prop.commands.support import Command, created, many
+from tests.delta_prop.commands.support import Command, create_line, create_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,7 @@ def offsets(command: Command, *arguments: object) -> list[int]:
 
 
 def test_lines_come_back_as_they_were_published(either: Command) -> None:
-    either.publish([created("a", 1.5, topics=["t"], metadata={"k": [1]}), created("b", 2.0)])
+    either.publish([create_line("a", 1.5, topics=["t"], metadata={"k": [1]}), create_line("b", 2.0)])
     lines = either("subscribe", *ALL).lines
     assert lines[0] == {
         "offset": 0,
@@ -44,21 +44,21 @@ def test_lines_come_back_as_they_were_published(either: Command) -> None:
         "topics": ["t"],
         "dot": lines[0]["dot"],
     }
-    again = Command(either.data.parent / "other", either._capsys)
-    again._input.parent.mkdir()
-    again.publish([json.dumps(line) for line in lines])
-    assert [line["vector"] for line in again("subscribe", *ALL).lines] == [[1.5], [2.0]]
+    other = Command(either.data.parent / "other", either._capsys)
+    other._input.parent.mkdir()
+    other.publish([json.dumps(line) for line in lines])
+    assert [line["vector"] for line in other("subscribe", *ALL).lines] == [[1.5], [2.0]]
 
 
-def test_topics_choose_lines(either: Command) -> None:
-    either.publish([*many(3), created("x", namespace="docs"), created("y", topics=["hot"])])
+def test_topics_select_lines(either: Command) -> None:
+    either.publish([*create_lines(3), create_line("x", namespace="docs"), create_line("y", topics=["hot"])])
     assert offsets(either, *ALL, "--topic", "v:v1") == [1]
     assert offsets(either, *ALL, "--topic", "ns:docs", "--topic", "c:hot") == [3, 4]
     assert offsets(either, *ALL, "--topic", "op:delete") == []
 
 
-def test_places_to_start_and_how_many(either: Command) -> None:
-    either.publish(many(5))
+def test_start_and_count_select_the_offsets(either: Command) -> None:
+    either.publish(create_lines(5))
     assert offsets(either, "--start", "3", "--no-follow") == [3, 4]
     assert offsets(either, "--start", "1", "--count", "2") == [1, 2]
     assert offsets(either, "--start", "latest", "--no-follow") == []
@@ -68,8 +68,8 @@ def test_places_to_start_and_how_many(either: Command) -> None:
 
 
 @pytest.mark.parametrize("lost", ["missing", "empty"])
-def test_a_log_whose_mark_is_lost_is_no_empty_one(lost: str, command: Command) -> None:
-    command.publish(many(5))
+def test_log_without_its_recovery_point_is_not_read_as_empty(lost: str, command: Command) -> None:
+    command.publish(create_lines(5))
     (mark,) = command.data.glob("streams/default/0/mark")
     mark.unlink() if lost == "missing" else mark.write_bytes(b"")
     shown = [line["offset"] for line in command("log", "show", "--json").lines]
@@ -82,7 +82,7 @@ def test_a_log_whose_mark_is_lost_is_no_empty_one(lost: str, command: Command) -
     )
 
 
-def test_a_batch_may_be_read_in_parts(command: Command) -> None:
+def test_batch_may_be_read_in_parts(command: Command) -> None:
     async def publish_many() -> None:
         async with Propagator(data=command.data) as p:
             await p.publish_many([f"v{n}" for n in range(6)], [[1.0]] * 6)
@@ -94,58 +94,58 @@ def test_a_batch_may_be_read_in_parts(command: Command) -> None:
     assert offsets(command, "--group", "g", "--no-follow") == [3, 4, 5]
 
 
-def test_voids_are_passed_over(either: Command) -> None:
+def test_noops_are_skipped(either: Command) -> None:
     wrong = json.dumps({"vector_id": "a", "op": "sparse", "indices": [9], "values": [1]})
-    either.publish([created("a"), wrong, created("b")])
+    either.publish([create_line("a"), wrong, create_line("b")])
     assert offsets(either, *ALL) == [0, 2]
 
 
-def test_a_group_goes_on_where_it_stopped(command: Command) -> None:
-    command.publish(many(5))
+def test_group_resumes_at_its_cursor(command: Command) -> None:
+    command.publish(create_lines(5))
     group = ("--group", "a/.. b", "--no-follow")
     assert offsets(command, *group, "--count", "2") == [0, 1]
     assert offsets(command, *group, "--count", "1") == [2]
     assert offsets(command, *group, "--topic", "v:v3") == [3]
     assert offsets(command, *group) == []
-    command.publish(many(1))
-    (kept,) = command("sinks", "--json").lines
-    assert 0 < kept.pop("lag_s") < 600
-    assert kept == {"name": "a/.. b", "kind": "group", "offset": 5, "required": False, "lag": 1}
+    command.publish(create_lines(1))
+    (row,) = command("sinks", "--json").lines
+    assert 0 < row.pop("lag_s") < 600
+    assert row == {"name": "a/.. b", "kind": "group", "offset": 5, "required": False, "lag": 1}
     assert offsets(command, *group) == [5]
-    assert offsets(command, *group, "--start", "4") == [], "that is for a new group"
+    assert offsets(command, *group, "--start", "4") == [], "the start applies to a new group only"
     assert command("groups", "reset", "a/.. b", "--to", "4").status == 0
     assert offsets(command, *group) == [4, 5]
     assert command("sinks", "forget", "a/.. b").status == 0
     assert offsets(command, *group) == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_group_of_a_server_goes_on_where_it_stopped(either: Command) -> None:
-    either.publish(many(5))
+def test_group_resumes_at_its_cursor_on_a_server_too(either: Command) -> None:
+    either.publish(create_lines(5))
     group = ("--group", "a/.. b", "--no-follow")
     assert offsets(either, *group, "--count", "2") == [0, 1]
     assert offsets(either, *group, "--count", "1") == [2]
     assert offsets(either, *group, "--topic", "v:v3") == [3]
     assert offsets(either, *group) == []
-    either.publish(many(1))
+    either.publish(create_lines(1))
     assert offsets(either, *group) == [5]
-    assert offsets(either, *group, "--start", "4") == [], "that is for a new group"
+    assert offsets(either, *group, "--start", "4") == [], "the start applies to a new group only"
     assert either("groups", "reset", "a/.. b", "--to", "earliest").status == 0
     assert offsets(either, *group, "--count", "1") == [0]
     assert offsets(either, *group) == [1, 2, 3, 4, 5]
     assert offsets(either, "--group", "new", "--start", "4", "--no-follow") == [4, 5]
 
 
-def test_a_group_of_another_log_begins_anew(command: Command) -> None:
-    command.publish(many(2))
+def test_group_of_another_log_starts_over(command: Command) -> None:
+    command.publish(create_lines(2))
     assert offsets(command, "--group", "g", "--no-follow") == [0, 1]
     for path in sorted(command.data.glob("streams/**/*"), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()
-    command.publish(many(3))
+    command.publish(create_lines(3))
     assert offsets(command, "--group", "g", "--no-follow") == [0, 1, 2]
 
 
-def test_group_that_is_read_is_not_forgotten(command: Command) -> None:
-    command.publish(many(1))
+def test_group_that_is_being_read_cannot_be_forgotten(command: Command) -> None:
+    command.publish(create_lines(1))
     assert offsets(command, "--group", "g", "--no-follow") == [0]
     lock = LocalDisk(command.data).lock("groups/g.cursor.lock")
     done = command("sinks", "forget", "g")
@@ -155,8 +155,8 @@ def test_group_that_is_read_is_not_forgotten(command: Command) -> None:
     lock.release()
 
 
-def test_a_damaged_place_is_not_guessed(command: Command) -> None:
-    command.publish(many(1))
+def test_corrupted_group_cursor_is_refused(command: Command) -> None:
+    command.publish(create_lines(1))
     offsets(command, "--group", "g", "--no-follow")
     path = command.data / "groups" / "g.cursor"
     path.write_bytes(path.read_bytes().replace(b"1", b"0"))
@@ -168,7 +168,7 @@ def test_a_damaged_place_is_not_guessed(command: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--start", "soon"], "give earliest, latest, an offset, a time like"),
         (["--start", "7"], "the log ends at offset 1"),
@@ -177,15 +177,15 @@ def test_a_damaged_place_is_not_guessed(command: Command) -> None:
         (["--group", "x" * 65], "group: 65 bytes"),
     ],
 )
-def test_a_mistake_gets_one_line(arguments: list[str], said: str, either: Command) -> None:
-    either.publish(many(1))
+def test_mistake_is_reported_in_one_line(arguments: list[str], message: str, either: Command) -> None:
+    either.publish(create_lines(1))
     done = either("subscribe", *arguments)
     assert done.status == 2
-    assert said in done.err
+    assert message in done.err
     assert done.err.count("\n") == 1
 
 
-def test_a_directory_that_is_none_is_told(command: Command) -> None:
+def test_missing_data_directory_is_reported(command: Command) -> None:
     for verb in (["subscribe"], ["status"], ["sinks"], ["log", "verify"], ["log", "show"], ["get", "a"]):
         done = command(*verb)
         assert done.status == 2
@@ -195,8 +195,8 @@ def test_a_directory_that_is_none_is_told(command: Command) -> None:
     assert list(command.data.iterdir()) == []
 
 
-def test_lines_come_as_they_are_published_by_others(command: Command) -> None:
-    command.publish(many(1))
+def test_follow_prints_lines_as_others_publish_them(command: Command) -> None:
+    command.publish(create_lines(1))
     arguments = ["subscribe", "--data", str(command.data), "--start", "earliest", "--group", "g"]
     with subprocess.Popen(
         [sys.executable, "-m", "delta_prop", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -204,7 +204,7 @@ def test_lines_come_as_they_are_published_by_others(command: Command) -> None:
         assert process.stdout is not None
         for n in range(3):
             assert json.loads(process.stdout.readline())["offset"] == n
-            command.publish(many(1))
+            command.publish(create_lines(1))
         assert json.loads(process.stdout.readline())["offset"] == 3
         process.send_signal(2)
         process.wait(10)
@@ -212,14 +212,14 @@ def test_lines_come_as_they_are_published_by_others(command: Command) -> None:
     assert offsets(command, "--group", "g", "--no-follow") == []
 
 
-def test_lines_of_a_server_come_as_they_are_published(
+def test_follow_on_a_server_prints_lines_as_they_are_published(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with served(tmp_path / "facts") as places, SyncProducer(places.to, name="others") as others:
+    with served(tmp_path / "facts") as addresses, SyncProducer(addresses.to, name="others") as others:
         others.publish(Delta("v0", create([1.0])))
         later = threading.Timer(0.2, lambda: others.publish(Delta("v1", create([1.0]))))
         later.start()
-        assert main(["subscribe", "--from", places.to, "--start", "earliest", "--count", "2"]) == 0
+        assert main(["subscribe", "--from", addresses.to, "--start", "earliest", "--count", "2"]) == 0
         later.join()
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(one["offset"], one["vector_id"]) for one in told] == [(0, "v0"), (1, "v1")]
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["offset"], one["vector_id"]) for one in rows] == [(0, "v0"), (1, "v1")]

@@ -19,14 +19,14 @@ from delta_prop.spark.options import read_options
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import UsageError
 from tests.delta_prop.client.serving import ADDRESS, Site, with_service
-from tests.delta_prop.commands.support import Command, created
+from tests.delta_prop.commands.support import Command, create_line
 
 NOW = datetime(2026, 3, 15, 12, 30, 15, tzinfo=UTC)
 NOW_US = (NOW - EPOCH) // US
 
 
 @pytest.mark.parametrize(
-    ("text", "meant"),
+    ("text", "expected"),
     [
         ("now", NOW),
         ("today", datetime(2026, 3, 15, tzinfo=UTC)),
@@ -43,16 +43,16 @@ NOW_US = (NOW - EPOCH) // US
         ("2026-01-31", datetime(2026, 1, 31, tzinfo=UTC)),
     ],
 )
-def test_times_are_read(text: str, meant: datetime) -> None:
-    assert parse_time(text, NOW_US) == (meant - EPOCH) // US
+def test_times_are_read(text: str, expected: datetime) -> None:
+    assert parse_time(text, NOW_US) == (expected - EPOCH) // US
 
 
 @pytest.mark.parametrize("text", ["", "h", "1y", "-1h", "1 h", "nan h", "1e3s", "soon", "9" * 30 + "d", "١h"])
-def test_what_is_no_time_is_none(text: str) -> None:
+def test_invalid_time_is_none(text: str) -> None:
     assert parse_time(text, NOW_US) is None
 
 
-def test_the_future_is_told() -> None:
+def test_time_in_the_future_is_refused() -> None:
     check_past("--at", "now", NOW_US, NOW_US)
     check_past("--at", "a little later", NOW_US + 30_000_000, NOW_US)  # two clocks are never the same
     with pytest.raises(UsageError, match=r"--at '2026-03-15T14.*in the future.*2026-03-15T12:30:15.*latest"):
@@ -69,7 +69,7 @@ VERBS: list[list[str]] = [
 ]
 
 
-def sink_at_work(command: Command) -> None:
+def attach_sink_once(command: Command) -> None:
     """Leave a log, and a sink that is remembered."""
 
     async def work() -> None:
@@ -82,10 +82,10 @@ def sink_at_work(command: Command) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: " ".join(verb[:2]))
-def test_each_verb_that_takes_a_time_understands_words_and_tells_the_future(
+def test_verb_with_a_time_takes_words_and_refuses_the_future(
     verb: list[str], command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sink_at_work(command)
+    attach_sink_once(command)
 
     def run(place: str, name: str) -> tuple[int, str]:
         arguments = [str(tmp_path / name) if one == "OUT" else one for one in verb]
@@ -93,24 +93,24 @@ def test_each_verb_that_takes_a_time_understands_words_and_tells_the_future(
         return done.status, done.err
 
     for number, place in enumerate(("1h", "yesterday", "today", "2d", "1h ago")):
-        status, told = run(place, f"words-{number}")
+        status, message = run(place, f"words-{number}")
         # Before the first delta there was no vector.
-        assert status == (1 if verb[0] == "get" else 0), (place, told)
-    status, told = run("2099-01-01", "future")
+        assert status == (1 if verb[0] == "get" else 0), (place, message)
+    status, message = run("2099-01-01", "future")
     assert status == 2
-    assert "in the future" in told
-    status, told = run("soon", "none")
+    assert "in the future" in message
+    status, message = run("soon", "none")
     assert status == 2
-    assert "2026-01-31T12:00:00Z" in told
-    assert "1h" in told
+    assert "2026-01-31T12:00:00Z" in message
+    assert "1h" in message
 
 
-def test_a_recording_may_end_in_the_future(command: Command, tmp_path: Path) -> None:
-    command.publish([created("v")])
+def test_recording_may_end_in_the_future(command: Command, tmp_path: Path) -> None:
+    command.publish([create_line("v")])
     assert command("trace", "record", "--to", tmp_path / "out", "--until", "2099-01-01").status == 0
 
 
-def test_a_token_expires_after_a_span(capsys: pytest.CaptureFixture[str]) -> None:
+def test_token_expires_after_a_span(capsys: pytest.CaptureFixture[str]) -> None:
     before = system.wall_us()
     assert main(["token", "new", "a", "--subscribe", "--namespace", "*", "--expires", "30d"]) == 0
     (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("expires")]
@@ -121,7 +121,7 @@ def test_a_token_expires_after_a_span(capsys: pytest.CaptureFixture[str]) -> Non
         assert "has passed" in capsys.readouterr().err
 
 
-def test_options_of_spark_take_words() -> None:
+def test_spark_options_take_time_words() -> None:
     found = read_options({"url": "a:1", "start": "1h", "end": "10m"}, {}, NOW_US)
     assert (found.start.time_us, found.end.time_us) == (NOW_US - 3_600_000_000, NOW_US - 600_000_000)
     with pytest.raises(UsageError, match=r"option start .*in the future"):
@@ -129,15 +129,15 @@ def test_options_of_spark_take_words() -> None:
 
 
 @pytest.mark.parametrize("start", ["soon", "", "2099-01-01", datetime(2099, 1, 1, tzinfo=UTC)])
-def test_a_subscriber_tells_what_is_no_time_or_not_yet(start: Any) -> None:
-    async def story(site: Site) -> None:
+def test_subscriber_refuses_an_invalid_or_future_start(start: Any) -> None:
+    async def scenario(site: Site) -> None:
         with pytest.raises(UsageError, match=r"in the future|give earliest, latest"):
             async with Subscriber(ADDRESS, "*", start=start, world=site.world):
                 await anyio.sleep(1)
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_a_subscriber_starts_at_a_word() -> None:
+def test_subscriber_accepts_a_span_as_start() -> None:
     asked = Subscriber(ADDRESS, "*", start="1h")
     assert asked is not None

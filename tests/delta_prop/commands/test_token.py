@@ -11,7 +11,7 @@ from delta_prop.server.permissions import Permissions
 from delta_prop.server.tokens import TokenDefaults, digest_of, parse_tokens
 
 
-def test_the_lines_know_the_token(capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_lines_match_the_printed_token(capsys: pytest.CaptureFixture[str]) -> None:
     rights = [
         "--publish",
         "--namespace",
@@ -41,26 +41,26 @@ def test_the_lines_know_the_token(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["token", "new", "ops", "--admin"]) == OK
     both = shown.out + capsys.readouterr().out
     assert [one.permissions.name for one in parse_tokens(both, TokenDefaults())] == ["importer", "ops"], (
-        "to be appended"
+        "the lines of both can be in one file"
     )
 
 
-def test_as_json_both_are_one_object_and_no_two_tokens_are_alike(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_holds_lines_and_a_unique_token(capsys: pytest.CaptureFixture[str]) -> None:
     tokens = set()
     for _ in range(2):
         assert main(["token", "new", "west", "--publish", "--forward", "--namespace", "*", "--json"]) == OK
         shown = capsys.readouterr()
-        told = json.loads(shown.out)
-        (found,) = parse_tokens(told["toml"], TokenDefaults())
-        assert found.digest == digest_of(told["token"])
+        fields = json.loads(shown.out)
+        (found,) = parse_tokens(fields["toml"], TokenDefaults())
+        assert found.digest == digest_of(fields["token"])
         assert found.permissions.forward
         assert shown.err == ""
-        tokens.add(told["token"])
+        tokens.add(fields["token"])
     assert len(tokens) == 2
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["importer"], "'importer': it may do nothing: give --publish, --subscribe, --forward or --admin"),
         (["importer", "--publish"], "--namespace: give the namespaces that it may use, like --namespace d"),
@@ -83,12 +83,12 @@ def test_as_json_both_are_one_object_and_no_two_tokens_are_alike(capsys: pytest.
         (["a", "--publish", "--namespace", "x", "--operation", "drop"], "--operation: 'drop': give one"),
     ],
 )
-def test_a_mistake_shows_no_token(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_mistake_prints_no_token(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["token", "new", *arguments]) == WRONG_USE
     shown = capsys.readouterr()
-    assert said in shown.err
+    assert message in shown.err
     assert shown.err.count("\n") == 1
     assert shown.out == ""
     assert "dp_" not in shown.err

@@ -11,7 +11,7 @@ from delta_prop.cli import main
 from delta_prop.commands import trace_record
 from delta_prop.recorded_traffic import RecordedTraffic
 from tests.delta_prop.commands.served import served
-from tests.delta_prop.commands.support import Command, created, many
+from tests.delta_prop.commands.support import Command, create_line, create_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,45 +19,47 @@ if TYPE_CHECKING:
     from delta_prop.recorded_traffic import RecordedBatch
 
 
-def recorded(path: Path) -> list[RecordedBatch]:
+def read_recording(path: Path) -> list[RecordedBatch]:
     found = RecordedTraffic(lambda: [path.read_bytes()])
     batches = list(found.batches())
     assert found.fault is None
     return batches
 
 
-def rows(batches: list[RecordedBatch]) -> int:
+def count_deltas(batches: list[RecordedBatch]) -> int:
     return sum(batch.count for batch in batches)
 
 
-def test_a_directory_is_recorded_without_names_and_content(command: Command, tmp_path: Path) -> None:
-    command.publish([created("secret-1", 0.5, 0.25, namespace="hidden"), *many(300)], "--producer", "hushed")
+def test_recording_of_a_directory_holds_no_names_or_content(command: Command, tmp_path: Path) -> None:
+    command.publish(
+        [create_line("secret-1", 0.5, 0.25, namespace="hidden"), *create_lines(300)], "--producer", "hushed"
+    )
     to = tmp_path / "a.trace"
     done = command("trace", "record", "--to", to)
     assert (done.status, done.err) == (0, "")
-    assert done.lines[0]["deltas"] == rows(recorded(to)) == 301
+    assert done.lines[0]["deltas"] == count_deltas(read_recording(to)) == 301
     assert done.lines[0]["bytes"] == to.stat().st_size
     for name in (b"secret", b"hidden", b"hushed"):
         assert name not in to.read_bytes()
 
 
-def test_what_a_server_takes_from_now_on_is_recorded(command: Command, tmp_path: Path) -> None:
-    command.publish(many(5))
+def test_recording_of_a_server_starts_now_or_at_start(command: Command, tmp_path: Path) -> None:
+    command.publish(create_lines(5))
     to = tmp_path / "a.trace"
-    with served(command.data) as places:
-        at = ["--from", places.to, "--to", str(to)]
+    with served(command.data) as addresses:
+        at = ["--from", addresses.to, "--to", str(to)]
         assert main(["trace", "record", *at, "--for", "0.1s"]) == 0
-        assert rows(recorded(to)) == 0
+        assert count_deltas(read_recording(to)) == 0
         to.unlink()
         assert main(["trace", "record", *at, "--start", "earliest", "--until", "latest"]) == 0
-    batches = recorded(to)
-    assert rows(batches) == 5
+    batches = read_recording(to)
+    assert count_deltas(batches) == 5
     assert all(batch.time_us > 10**15 for batch in batches)
 
 
-def test_a_part_ends_where_it_was_said(command: Command, tmp_path: Path) -> None:
+def test_recording_covers_only_the_requested_part(command: Command, tmp_path: Path) -> None:
     for n in range(3):
-        command.publish([created(f"v{n}")])
+        command.publish([create_line(f"v{n}")])
     times = [row["time"] for row in command("log", "show", "--json").lines]
     for arguments, expected in (
         (["--start", "1"], 2),
@@ -69,25 +71,25 @@ def test_a_part_ends_where_it_was_said(command: Command, tmp_path: Path) -> None
     ):
         to = tmp_path / "-".join(arguments).replace("/", "")
         assert command("trace", "record", "--to", to, *arguments).status == 0
-        assert rows(recorded(to)) == expected, arguments
+        assert count_deltas(read_recording(to)) == expected, arguments
 
 
-def test_show_tells_it_in_numbers(command: Command, tmp_path: Path) -> None:
-    command.publish([*many(300), *many(10)])
+def test_show_prints_the_numbers_of_a_recording(command: Command, tmp_path: Path) -> None:
+    command.publish([*create_lines(300), *create_lines(10)])
     to = tmp_path / "a.trace"
     command("trace", "record", "--to", to)
     capsys = command._capsys
     capsys.readouterr()
     assert main(["trace", "show", str(to), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["deltas"], told["vectors"], told["operations"]) == (310, 300, {"create": 310})
-    assert (told["whole"], told["busiest_second"] > 100) == (True, True)
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["deltas"], summary["vectors"], summary["operations"]) == (310, 300, {"create": 310})
+    assert (summary["whole"], summary["busiest_second"] > 100) == (True, True)
     assert main(["trace", "show", str(to)]) == 0
     assert "310 deltas in" in capsys.readouterr().out
 
 
-def test_a_recording_that_was_broken_off_is_shown_as_such(command: Command, tmp_path: Path) -> None:
-    command.publish(many(10))
+def test_truncated_recording_is_shown_with_a_warning(command: Command, tmp_path: Path) -> None:
+    command.publish(create_lines(10))
     to = tmp_path / "a.trace"
     command("trace", "record", "--to", to)
     to.write_bytes(to.read_bytes()[:-1])
@@ -98,10 +100,10 @@ def test_a_recording_that_was_broken_off_is_shown_as_such(command: Command, tmp_
     assert "truncated" in shown.err
 
 
-def test_an_interrupted_recording_is_whole(
+def test_interrupted_recording_is_complete(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command.publish(many(10))
+    command.publish(create_lines(10))
     to = tmp_path / "a.trace"
 
     def interrupted(*_: object) -> None:
@@ -109,7 +111,7 @@ def test_an_interrupted_recording_is_whole(
 
     monkeypatch.setattr(trace_record.system.Progress, "report", interrupted)
     assert command("trace", "record", "--to", to).status == 130
-    assert recorded(to)  # what had come, and that it ended well
+    assert read_recording(to)  # the batches so far, and a proper end
 
 
 @pytest.mark.parametrize(
@@ -122,35 +124,35 @@ def test_an_interrupted_recording_is_whole(
         (["record", "--to", "no/such/folder"], "cannot be created"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(
+def test_mistake_is_reported_in_one_line(
     arguments: list[str], why: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command.publish(many(3))
+    command.publish(create_lines(3))
     done = command("trace", *arguments)
     assert (done.status, done.err.count("\n")) == (2, 1)
     assert why in done.err
     assert not (tmp_path / "x").exists()
 
 
-def test_what_is_no_recording_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_recording_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a").write_text("{}")
     for path, why in (("a", "not a traffic recording"), ("b", "cannot be read")):
         assert main(["trace", "show", str(tmp_path / path)]) == 2
         assert why in capsys.readouterr().err
 
 
-def test_the_rate_is_that_of_the_time_that_is_shown(
+def test_rate_covers_only_the_span_that_is_shown(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command.publish(many(300))
+    command.publish(create_lines(300))
     to = tmp_path / "a.trace"
     hour_later = trace_record.system.wall_us() + 3_600_000_000
     monkeypatch.setattr(trace_record.system, "wall_us", lambda: hour_later)
     command("trace", "record", "--to", to)
     command._capsys.readouterr()
     assert main(["trace", "show", str(to), "--json"]) == 0
-    told = json.loads(command._capsys.readouterr().out)
-    assert told["span_s"] < 60
-    assert told["deltas_per_s"] == round(300 / max(told["span_s"], 1.0), 1)
-    assert told["ended"] > told["last"]
+    summary = json.loads(command._capsys.readouterr().out)
+    assert summary["span_s"] < 60
+    assert summary["deltas_per_s"] == round(300 / max(summary["span_s"], 1.0), 1)
+    assert summary["ended"] > summary["last"]

@@ -12,7 +12,7 @@ from delta_prop.commands.wait_reporter import WaitReporter
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.commands.support import many
+from tests.delta_prop.commands.support import create_lines
 from tests.page_samples import alike, printed_in, sample
 
 if TYPE_CHECKING:
@@ -23,26 +23,24 @@ if TYPE_CHECKING:
 FULL = Refused(ErrorCode.LOG_FULL, "the disk is full", retry_after_ms=1000)
 
 
-def test_publish_says_what_it_waits_for_and_that_it_goes_on(
-    either: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_publish_reports_the_wait_and_its_end(either: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     full, real, note = [False], LocalDisk.free_bytes, system.note
 
-    def told(line: str) -> None:
-        full[0] = full[0] and "LOG_FULL" not in line  # until somebody knows
+    def note_and_free_disk(line: str) -> None:
+        full[0] = full[0] and "LOG_FULL" not in line  # the disk has space again once the wait is reported
         note(line)
 
     monkeypatch.setattr(LocalDisk, "free_bytes", lambda disk: 0 if full[0] else real(disk))
-    monkeypatch.setattr(system, "note", told)
+    monkeypatch.setattr(system, "note", note_and_free_disk)
     monkeypatch.setattr(wait_reporter, "REPORT_AFTER_S", 0.5)
-    either.publish(many(1))
+    either.publish(create_lines(1))
     full[0] = True
     time.sleep(0.2)
-    if either.places is not None:
-        either.publish(many(1))  # how much is left is asked with a commit, ten times a second at most
-    done = either.publish(many(20))
+    if either.addresses is not None:
+        either.publish(create_lines(1))  # free space is checked at a commit, up to ten times per second
+    done = either.publish(create_lines(20))
     assert (done.status, done.lines[-1]["acknowledged"]) == (0, 20)
-    *_, waits, goes_on = done.err.splitlines()  # on a busy machine the connection is waited for as well
+    *_, waits, goes_on = done.err.splitlines()  # on a busy machine a wait for the connection is reported too
     assert waits.startswith("delta-prop: waiting, no answer for ")
     assert ": LOG_FULL: the disk has 0 bytes left, " in waits
     assert goes_on.startswith("delta-prop: goes on after ")
@@ -51,7 +49,7 @@ def test_publish_says_what_it_waits_for_and_that_it_goes_on(
     assert alike(done.out).startswith(alike(page[2].partition("…")[0]))
 
 
-def told(
+def report_lines(
     steps: list[tuple[float, str]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -74,31 +72,31 @@ def told(
     return capsys.readouterr().err.splitlines()
 
 
-def test_what_is_waited_for_is_told_once_and_again_now_and_then(
+def test_wait_is_reported_once_and_then_periodically(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     steps = [(1.0, "moved"), (3.5, "look"), (4.1, "look"), (10.0, "look"), (34.2, "look"), (40.0, "moved")]
-    assert told([*steps, (42.0, "look"), (42.5, "moved")], monkeypatch, capsys) == [
+    assert report_lines([*steps, (42.0, "look"), (42.5, "moved")], monkeypatch, capsys) == [
         "delta-prop: waiting, no answer for 3 s: LOG_FULL: the disk is full",
         "delta-prop: waiting, no answer for 33 s: LOG_FULL: the disk is full",
         "delta-prop: goes on after 39 s",
     ]
 
 
-def test_another_cause_is_told_at_once(
+def test_new_cause_is_reported_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     causes = iter([None, ConnectionRefusedError(111, "Connection refused"), FULL, None])
     steps = [(4.0, "look"), (4.2, "look"), (4.4, "look"), (4.6, "look")]
-    assert told(steps, monkeypatch, capsys, lambda: next(causes)) == [
+    assert report_lines(steps, monkeypatch, capsys, lambda: next(causes)) == [
         "delta-prop: waiting, no answer for 4 s: no answer has come yet",
         "delta-prop: waiting, no answer for 4 s: no connection ([Errno 111] Connection refused), retrying",
         "delta-prop: waiting, no answer for 4 s: LOG_FULL: the disk is full",
     ]
 
 
-def test_nothing_is_told_while_lines_are_waited_for_that_have_not_come(
+def test_waiting_for_input_is_not_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     steps = [(0.0, "rest"), (50.0, "look"), (51.0, "work"), (52.0, "look")]
-    assert told(steps, monkeypatch, capsys) == []
+    assert report_lines(steps, monkeypatch, capsys) == []

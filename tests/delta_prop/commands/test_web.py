@@ -28,7 +28,7 @@ def answer(body: bytes) -> bytes:
     return OK % (len(body), body)
 
 
-class Scripted:
+class ScriptedHttpPort:
     """An HTTP port that answers with these bytes, one connection after the other; None closes it."""
 
     def __init__(self, *connections: list[bytes | None]) -> None:
@@ -48,8 +48,10 @@ class Scripted:
         await stream.aclose()
 
 
-def ask(scripted: Scripted, *paths: str, token: str | None = None, host: str = "10.0.0.9:7374") -> list[Any]:
-    told: list[Any] = []
+def ask(
+    scripted: ScriptedHttpPort, *paths: str, token: str | None = None, host: str = "10.0.0.9:7374"
+) -> list[Any]:
+    answers: list[Any] = []
     failures: list[Exception] = []
 
     async def main() -> None:
@@ -65,7 +67,7 @@ def ask(scripted: Scripted, *paths: str, token: str | None = None, host: str = "
             tasks.start_soon(accept)
             try:
                 async with HttpClient(network, ConnectOptions((host,), token)) as one:
-                    told.extend([await one.get(path) for path in paths])
+                    answers.extend([await one.get(path) for path in paths])
             except (NoAnswer, UsageError) as failure:  # the task group would wrap it
                 failures.append(failure)
             tasks.cancel_scope.cancel()
@@ -73,31 +75,31 @@ def ask(scripted: Scripted, *paths: str, token: str | None = None, host: str = "
     run_virtual(main)
     for failure in failures:
         raise failure
-    return told
+    return answers
 
 
-def test_answers_come_over_one_connection_in_pieces_too() -> None:
+def test_answers_come_over_one_connection() -> None:
     first = answer(b'{"a": 1}')
-    scripted = Scripted([first, answer(b"[2]")])
+    scripted = ScriptedHttpPort([first, answer(b"[2]")])
     assert ask(scripted, "/api/status", "/api/sinks", token="t-1") == [{"a": 1}, [2]]
     assert scripted.asked[0].startswith(b"GET /api/status HTTP/1.1\r\nHost: 10.0.0.9:7374\r\n")
     assert b"Authorization: Bearer t-1\r\n" in scripted.asked[0]
     assert scripted.asked[1].startswith(b"GET /api/sinks ")
 
 
-def test_the_port_is_7374_where_none_is_named() -> None:
-    assert ask(Scripted([answer(b"[]")]), "/", host="10.0.0.9") == [[]]
+def test_default_port_is_7374() -> None:
+    assert ask(ScriptedHttpPort([answer(b"[]")]), "/", host="10.0.0.9") == [[]]
 
 
-def test_a_connection_that_was_let_go_is_made_again_once() -> None:
-    scripted = Scripted([answer(b"[1]"), None], [answer(b"[2]")])
+def test_closed_connection_is_reopened_once() -> None:
+    scripted = ScriptedHttpPort([answer(b"[1]"), None], [answer(b"[2]")])
     assert ask(scripted, "/", "/") == [[1], [2]]
     last = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 3\r\n\r\n[1]"
-    assert ask(Scripted([last], [answer(b"[2]")]), "/", "/") == [[1], [2]]
+    assert ask(ScriptedHttpPort([last], [answer(b"[2]")]), "/", "/") == [[1], [2]]
 
 
 @pytest.mark.parametrize(
-    ("connections", "said"),
+    ("connections", "message"),
     [
         ([[b"HTTP/1.1 401 X\r\nContent-Length: 0\r\n\r\n"]], "an admin's token: give --token-file"),
         ([[b'HTTP/1.1 503 X\r\nContent-Length: 14\r\n\r\n{"error":"no"}']], "with status 503: no"),
@@ -109,28 +111,28 @@ def test_a_connection_that_was_let_go_is_made_again_once() -> None:
         ([[answer(b"[%s]" % (b" " * 100))]], "more than 50 bytes"),
     ],
 )
-def test_what_is_no_answer_is_told_in_a_sentence(
-    connections: list[list[bytes | None]], said: str, monkeypatch: pytest.MonkeyPatch
+def test_invalid_answer_is_reported_in_one_sentence(
+    connections: list[list[bytes | None]], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_client, "BODY_BYTES_MAX", 50)
-    with pytest.raises((NoAnswer, Misconfigured)) as told:
-        ask(Scripted(*connections), "/")
-    assert said in str(told.value)
-    assert str(told.value).startswith("10.0.0.9:7374 ")
+    with pytest.raises((NoAnswer, Misconfigured)) as error:
+        ask(ScriptedHttpPort(*connections), "/")
+    assert message in str(error.value)
+    assert str(error.value).startswith("10.0.0.9:7374 ")
 
 
-def test_who_gave_a_token_that_is_none_is_told_so() -> None:
+def test_unknown_token_is_reported() -> None:
     with pytest.raises(
         NoAnswer, match=r"the given one is unknown there or not an admin's.* `token new NAME --admin`"
     ):
-        ask(Scripted([b"HTTP/1.1 401 X\r\nContent-Length: 0\r\n\r\n"]), "/", token="t")
+        ask(ScriptedHttpPort([b"HTTP/1.1 401 X\r\nContent-Length: 0\r\n\r\n"]), "/", token="t")
 
 
-def test_nobody_there() -> None:
+def test_absent_server_is_reported() -> None:
     with pytest.raises(NoAnswer, match=r"name the HTTP port that `serve` prints as http=…"):
-        ask(Scripted(), "/", host="10.0.0.9:1")
+        ask(ScriptedHttpPort(), "/", host="10.0.0.9:1")
 
 
-def test_an_address_that_is_none() -> None:
+def test_invalid_address_is_refused() -> None:
     with pytest.raises(UsageError, match="give host:port"):
-        ask(Scripted(), "/", host="http://x")
+        ask(ScriptedHttpPort(), "/", host="http://x")

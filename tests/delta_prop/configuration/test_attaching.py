@@ -29,19 +29,19 @@ SINKS: dict[str, type[Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_defaults_are_the_sinks_own(kind: str) -> None:
-    terms, sink = KINDS[kind], inspect.signature(SINKS[kind]).parameters
+def test_sink_defaults_match_the_sink_signatures(kind: str) -> None:
+    config, sink = KINDS[kind], inspect.signature(SINKS[kind]).parameters
     resident = inspect.signature(ResidentVectors).parameters
     attach = inspect.signature(Propagator.attach).parameters
     common = {one.name for one in dataclasses.fields(SinkConfig)}
-    for one in dataclasses.fields(terms):
+    for one in dataclasses.fields(config):
         if one.name in ("path", "topics", "vectors", "to", "authorities", "server_name"):
             continue
         known = attach if one.name in common - {"name"} else sink if one.name in sink else resident
         assert one.default == known[one.name].default, one.name
 
 
-def test_every_sink_is_made_with_what_its_terms_say(tmp_path: Path) -> None:
+def test_sinks_are_made_with_configured_values(tmp_path: Path) -> None:
     text = f"""
         [[sinks]]
         kind = "storage"
@@ -66,28 +66,28 @@ def test_every_sink_is_made_with_what_its_terms_say(tmp_path: Path) -> None:
         to = ["127.0.0.1:7373"]
     """
     made = [one.sink for one in make_sinks(read_configuration(text).sinks)]
-    storage, index, alone, cache, lines, forward = made
+    storage, index, own_index, cache, lines, forward = made
     assert isinstance(forward, ForwardSink)
     assert isinstance(storage, StorageSink)
     assert storage.flush_s == 0.5
     assert isinstance(index, IndexSink)
     assert index.resident is storage.resident
-    assert isinstance(alone, IndexSink)
-    assert alone.resident is not storage.resident
-    assert (alone.name, alone.resident.resident_bytes_max) == ("alone", 1000)
+    assert isinstance(own_index, IndexSink)
+    assert own_index.resident is not storage.resident
+    assert (own_index.name, own_index.resident.resident_bytes_max) == ("alone", 1000)
     assert isinstance(cache, CacheSink)
     assert cache.entries_max == 7
     assert isinstance(lines, JsonLinesSink)
     assert lines.fsync
 
 
-def test_what_a_sink_refuses_is_told_with_its_place() -> None:
-    terms = read_configuration("[[sinks]]\nkind = 'cache'\nentries_max = 0").sinks
+def test_value_refused_by_sink_is_reported_with_its_path() -> None:
+    config = read_configuration("[[sinks]]\nkind = 'cache'\nentries_max = 0").sinks
     with pytest.raises(UsageError, match=r"^sinks\[0\].entries_max 0"):
-        make_sinks(terms)
+        make_sinks(config)
 
 
-def test_everything_that_the_terms_say_is_handed_on() -> None:
+def test_all_attach_options_are_passed_on() -> None:
     text = """
         [[sinks]]
         kind = "cache"
@@ -101,15 +101,15 @@ def test_everything_that_the_terms_say_is_handed_on() -> None:
         linger_ms = 2.5
         rebuild = true
     """
-    told: dict[str, Any] = {}
+    received: dict[str, Any] = {}
 
-    class Attaching:
-        async def attach(self, sink: object, **terms: Any) -> None:
-            told.update(terms)
+    class FakePropagator:
+        async def attach(self, sink: object, **options: Any) -> None:
+            received.update(options)
 
     (attachment,) = make_sinks(read_configuration(text).sinks)
-    run_virtual(lambda: attachment.attach(cast("Any", Attaching()), ()))
-    assert told == {
+    run_virtual(lambda: attachment.attach(cast("Any", FakePropagator()), ()))
+    assert received == {
         "name": "hot",
         "topics": ("ns:a", "v:b"),
         "start": "latest",
@@ -123,10 +123,10 @@ def test_everything_that_the_terms_say_is_handed_on() -> None:
 
 
 @pytest.mark.parametrize(("remembered", "lines"), [(set[str](), 1), ({"jsonlines"}, 3)])
-def test_start_counts_for_a_sink_that_is_not_remembered(
+def test_start_applies_only_to_a_sink_not_remembered(
     remembered: set[str], lines: int, tmp_path: Path
 ) -> None:
-    terms = read_configuration(
+    config = read_configuration(
         f"[[sinks]]\nkind = 'jsonlines'\npath = '{tmp_path}/lines'\nstart = 'latest'"
     ).sinks
 
@@ -134,7 +134,7 @@ def test_start_counts_for_a_sink_that_is_not_remembered(
         async with Propagator(world=virtual_world()) as p:
             for number in range(2):
                 await p.publish(Delta(f"v{number}", create([1.0])))
-            (attachment,) = make_sinks(terms)
+            (attachment,) = make_sinks(config)
             await attachment.attach(p, remembered)
             await p.wait_visible(await p.publish(Delta("v", create([1.0]))))
 
@@ -142,7 +142,7 @@ def test_start_counts_for_a_sink_that_is_not_remembered(
     assert len((tmp_path / "lines").read_text().splitlines()) == lines
 
 
-def test_sinks_attached_together_get_nothing_where_one_fails(tmp_path: Path) -> None:
+def test_sinks_attached_together_get_nothing_if_one_fails(tmp_path: Path) -> None:
     async def main() -> None:
         world = virtual_world()
         async with Propagator(world=world) as p:
@@ -160,7 +160,7 @@ def test_sinks_attached_together_get_nothing_where_one_fails(tmp_path: Path) -> 
                 await attach_twice()
             assert p.statistics().sinks["cache"].applied_offset == 0
             before = world.clock.now()
-        assert world.clock.now() - before < 1, "nobody waits for what never began"
+        assert world.clock.now() - before < 1, "the close does not wait for sinks that never started"
 
         async with Propagator(world=virtual_world()) as p:
             await p.publish(Delta("v", create([1.0])))

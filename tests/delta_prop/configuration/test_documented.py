@@ -19,7 +19,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 OPERATING = (DOCS / "operating.md").read_text()
 
 
-def test_every_key_is_described() -> None:
+def test_every_key_is_documented() -> None:
     described = OPERATING + (DOCS / "architecture.md").read_text()
     for section in SECTIONS:
         names = [one.name for one in dataclasses.fields(section)]
@@ -38,7 +38,7 @@ def _value(text: str) -> object:
     return float(found[1].replace(",", "")) * {None: 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[found[2]]
 
 
-def test_the_defaults_of_connections_and_sinks_are_as_described() -> None:
+def test_documented_defaults_match_the_code() -> None:
     known: dict[str, set[object]] = {}
     for section in (ServerSettings, Hnsw, *KINDS.values()):
         for one in dataclasses.fields(section):
@@ -46,8 +46,8 @@ def test_the_defaults_of_connections_and_sinks_are_as_described() -> None:
     checked = set()
     for line in OPERATING.splitlines():
         cells = [cell.strip() for cell in line.split("|")]
-        for cell, beside in itertools.pairwise(cells):
-            names, values = re.findall(r"`(\w+)`", cell), [_value(one) for one in beside.split("; ")]
+        for cell, next_cell in itertools.pairwise(cells):
+            names, values = re.findall(r"`(\w+)`", cell), [_value(one) for one in next_cell.split("; ")]
             if len(names) == len(values) and set(names) <= known.keys():
                 for name, value in zip(names, values, strict=True):
                     assert value is None or value in known[name], (name, value, known[name])
@@ -55,7 +55,7 @@ def test_the_defaults_of_connections_and_sinks_are_as_described() -> None:
     assert len(checked) > 40
 
 
-def test_the_example_is_a_configuration() -> None:
+def test_documented_example_is_a_valid_configuration() -> None:
     (example,) = re.findall(r"```toml\n(.*?)```", OPERATING, re.DOTALL)
     read = read_configuration(example)
     assert [one.sink.name for one in make_sinks(read.sinks)] == ["storage", "index", "audit"]

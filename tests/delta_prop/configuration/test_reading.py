@@ -31,7 +31,7 @@ from delta_prop_sinks.hnsw_builder import Hnsw
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import UsageError
 
-WHOLE = """
+FULL_TEXT = """
 data = "facts"
 [server]
 port = 0
@@ -65,12 +65,12 @@ pacing = true
 """
 
 
-def test_nothing_is_all_defaults() -> None:
+def test_empty_configuration_has_all_defaults() -> None:
     assert read_configuration() == Configuration()
 
 
 def test_every_section_is_read() -> None:
-    assert read_configuration(WHOLE, folder="/etc/dp") == Configuration(
+    assert read_configuration(FULL_TEXT, folder="/etc/dp") == Configuration(
         data="/etc/dp/facts",
         server=ServerSettings(port=0, heartbeat_interval_s=3.0),
         settings=Settings(batch_deltas=50),
@@ -86,13 +86,13 @@ def test_every_section_is_read() -> None:
     )
 
 
-def test_a_certificate_makes_it_tls() -> None:
-    assert read_configuration(WHOLE).served_tls == Tls("/etc/cert.pem", "key.pem")
+def test_certificate_enables_tls() -> None:
+    assert read_configuration(FULL_TEXT).served_tls == Tls("/etc/cert.pem", "key.pem")
     assert read_configuration().served_tls is None
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('server.heartbeat_interval_s = "x"', 'server.heartbeat_interval_s: "x" is not a number'),
         ("server.heartbeat_interval_s = true", "server.heartbeat_interval_s: true is not a number"),
@@ -149,15 +149,15 @@ def test_a_certificate_makes_it_tls() -> None:
         ("'a.b' = 1", "'a.b': unknown key"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_with_the_path_of_its_key(text: str, said: str) -> None:
-    with pytest.raises(UsageError) as told:
+def test_mistake_is_reported_with_the_path_of_its_key(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
         read_configuration(text)
-    assert str(told.value).startswith(said)
-    assert "\n" not in str(told.value)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
 
 
-def test_the_worst_case_of_memory_counts_every_part() -> None:
-    plain = Configuration()
+def test_memory_bound_counts_every_part() -> None:
+    defaults = Configuration()
     for text, more in (
         ("server.receiving_bytes_max = 1_268_435_456", 1_000_000_000),
         ("settings.queue_bytes_max = 1_268_435_456", 1_000_000_000),
@@ -165,13 +165,13 @@ def test_the_worst_case_of_memory_counts_every_part() -> None:
         ("log.unwritten_bytes_max = 167_108_864", 100_000_000),
         ("log.compact_memory_bytes_max = 167_108_864", 100_000_000),
     ):
-        assert read_configuration(text).memory_bytes_max() - plain.memory_bytes_max() == more, text
+        assert read_configuration(text).memory_bytes_max() - defaults.memory_bytes_max() == more, text
 
 
 # --- the environment
 
 
-def test_the_environment_overrides_the_file() -> None:
+def test_environment_overrides_the_file() -> None:
     environment = {
         "DELTA_PROP_DATA": "not looked at",
         "DELTA_PROP_TOKEN": "not looked at",
@@ -199,7 +199,7 @@ def test_the_environment_overrides_the_file() -> None:
     assert (cache.topics, index.hnsw) == (("ns:c",), False)
 
 
-def test_sinks_of_the_environment_come_in_the_order_of_their_numbers() -> None:
+def test_environment_sinks_are_ordered_by_number() -> None:
     environment = {f"DELTA_PROP_SINKS__{n}__KIND": "cache" for n in range(11)}
     environment |= {f"DELTA_PROP_SINKS__{n}__NAME": f"c{n}" for n in range(11)}
     assert [one.name for one in read_configuration(environment=environment).sinks] == [
@@ -208,7 +208,7 @@ def test_sinks_of_the_environment_come_in_the_order_of_their_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "said"),
+    ("variable", "value", "message"),
     [
         ("SERVER__PORT", "x", 'server.port (DELTA_PROP_SERVER__PORT): "x" is not a number'),
         ("SERVER__PORT", "0.5", "server.port (DELTA_PROP_SERVER__PORT)"),
@@ -232,17 +232,17 @@ def test_sinks_of_the_environment_come_in_the_order_of_their_numbers() -> None:
         ("__", "x", ""),
     ],
 )
-def test_a_mistake_in_the_environment_names_its_variable(variable: str, value: str, said: str) -> None:
-    with pytest.raises(UsageError) as told:
+def test_mistake_in_environment_names_its_variable(variable: str, value: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
         read_configuration("server.port = 1", environment={f"DELTA_PROP_{variable}": value})
-    assert said in str(told.value)
+    assert message in str(error.value)
 
 
-# --- shown
+# --- output
 
 
-def test_what_is_shown_reads_back_as_the_same() -> None:
-    for read in (Configuration(), read_configuration(WHOLE, folder="/etc/dp")):
+def test_shown_configuration_reads_back_unchanged() -> None:
+    for read in (Configuration(), read_configuration(FULL_TEXT, folder="/etc/dp")):
         shown = to_toml(read)
         assert read_configuration(shown) == read
         assert json.loads(to_json(read))["server"] == tomllib.loads(shown)["server"]
@@ -250,7 +250,7 @@ def test_what_is_shown_reads_back_as_the_same() -> None:
 
 @settings(max_examples=40)
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1))
-def test_any_text_reads_back(text: str) -> None:
+def test_any_data_path_reads_back_unchanged(text: str) -> None:
     read = Configuration(data=text)
     assert read_configuration(to_toml(read)) == read
 
@@ -264,20 +264,20 @@ def test_every_key_is_shown() -> None:
         assert [name for name in names if f"\n{name} = " not in shown] == []
 
 
-# --- names of files
+# --- keys of files
 
 
 def _holds_a_file(kind: Any) -> bool:
     return kind == File or any(map(_holds_a_file, get_args(kind)))
 
 
-def test_every_name_of_a_file_counts_from_the_folder_of_the_configuration() -> None:
+def test_every_file_key_is_resolved_from_the_folder() -> None:
     for section, kind in {"": Configuration, **get_type_hints(Configuration)}.items():
         if dataclasses.is_dataclass(kind):
             hints = get_type_hints(kind, include_extras=True)
             assert tuple(name for name, hint in hints.items() if _holds_a_file(hint)) == _PATH_KEYS.get(
                 section, ()
             )
-    for terms in KINDS.values():
-        hints = get_type_hints(terms, include_extras=True)
+    for config in KINDS.values():
+        hints = get_type_hints(config, include_extras=True)
         assert {name for name, hint in hints.items() if _holds_a_file(hint)} <= set(_SINK_PATH_KEYS)

@@ -38,14 +38,14 @@ DIGITS = "9" * 5000
 HEX = "0x" + "f" * 5000
 """The same, which Python reads and does not print."""
 
-TEXTS = ["7", "true", "[]", "{a = 1}", "1979-05-27", "''"]
-TRUTHS = ["'x'", "1", "[]", "{a = 1}"]
-NUMBERS = [
+WRONG_TEXTS = ["7", "true", "[]", "{a = 1}", "1979-05-27", "''"]
+WRONG_BOOLEANS = ["'x'", "1", "[]", "{a = 1}"]
+WRONG_NUMBERS = [
     "'5'", "true", "[]", "[1]", "{}", "{a = 1}", "07:32:00", "inf", "-inf", "nan",
     "-1", "-1.0", "1e300", "1000000000000001", HUGE, HEX,
 ]  # fmt: skip
-CHOICES = ["'x'", "''", "1", "[]", "{a = 1}"]
-LISTS = ["7", "[]", "[7]", "[{}]", "{a = 1}", "''", "['']"]
+WRONG_CHOICES = ["'x'", "''", "1", "[]", "{a = 1}"]
+WRONG_LISTS = ["7", "[]", "[7]", "[{}]", "{a = 1}", "''", "['']"]
 
 MAY_BE_ZERO = {
     "server.port", "server.http_port", "server.vector_rate", "settings.linger_ms", "settings.retries",
@@ -53,7 +53,7 @@ MAY_BE_ZERO = {
     "sinks[0].image_s", "sinks[0].hnsw.drift_share_max", "sinks[0].resident_bytes_max",
 }  # fmt: skip
 ANY_TEXT = {"log.made_by"}
-CURES = (
+FIXES = (
     "give ", "leave ", "write ", "at least ", "above 0", "at most ", "end at ", "is not a table",
     "is none of", "use one of ", "must rise", "is not from ", "is below ", "did you mean ",
 )  # fmt: skip
@@ -78,8 +78,8 @@ def keys() -> Iterator[Key]:
                 yield Key(f"{section}.{name}", hint, f"{section}.{name} = ")
         else:
             yield Key(section, kind, f"{section} = ")
-    for kind, terms in KINDS.items():
-        for name, hint in get_type_hints(terms, include_extras=True).items():
+    for kind, config in KINDS.items():
+        for name, hint in get_type_hints(config, include_extras=True).items():
             needed = NEEDED.get(kind, "")
             needed = "" if needed.startswith(f"{name} ") else needed
             if name != "kind":
@@ -95,17 +95,17 @@ def wrong_values(key: Key, hint: Any) -> list[str]:
     if get_origin(hint) in (Union, UnionType):
         return wrong_values(key, kinds[0]) if len(kinds) == 1 else ["'x'", "1", "[]", "{metrik = 1}"]
     if hint == ReadLevel:
-        return CHOICES
+        return WRONG_CHOICES
     if get_origin(hint) is Annotated or hint is str:
-        return [one for one in TEXTS if one != "''" or key.path not in ANY_TEXT]
+        return [one for one in WRONG_TEXTS if one != "''" or key.path not in ANY_TEXT]
     if get_origin(hint) is Literal:
-        return CHOICES
+        return WRONG_CHOICES
     if get_origin(hint) is tuple:
-        return LISTS
+        return WRONG_LISTS
     if hint is bool:
-        return TRUTHS
+        return WRONG_BOOLEANS
     zero = [] if key.path in MAY_BE_ZERO else ["0"]
-    return NUMBERS + zero + (["1.5"] if hint is int else [])
+    return WRONG_NUMBERS + zero + (["1.5"] if hint is int else [])
 
 
 KEYS = list(keys())
@@ -121,29 +121,29 @@ def refusal_of(text: str) -> str | None:
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: f"{key.path} {key.before[18:26].strip()}")
-def test_a_wrong_value_is_told_with_its_key_and_bound(key: Key) -> None:
+def test_wrong_value_is_reported_with_its_key_and_bound(key: Key) -> None:
     for value in wrong_values(key, key.hint):
         text = f"{key.before}{value}{key.after}"
-        said = refusal_of(text)
-        assert said, f"{text[:200]} was taken"
-        assert "\n" not in said
-        assert len(said) < 400, said
-        assert said.startswith(key.path), f"{value[:40]}: {said}"
-        assert any(cure in said for cure in CURES), said
+        message = refusal_of(text)
+        assert message, f"{text[:200]} was accepted"
+        assert "\n" not in message
+        assert len(message) < 400, message
+        assert message.startswith(key.path), f"{value[:40]}: {message}"
+        assert any(fix in message for fix in FIXES), message
 
 
 @pytest.mark.parametrize(
     "key", [key for key in KEYS if key.hint in (int, float, bool)], ids=lambda key: key.path
 )
-def test_a_wrong_value_of_the_environment_names_its_variable(key: Key) -> None:
+def test_wrong_environment_value_names_its_variable(key: Key) -> None:
     name = "DELTA_PROP_" + re.sub(r"\W+", "__", key.path).upper()
     kind = re.search(r"kind = '(\w+)'", key.before)
     sink = {"DELTA_PROP_SINKS__0__KIND": kind[1]} if kind else {}
     for value in ("", "x", "1 2", DIGITS if key.hint is not bool else "1", "nan"):
-        with pytest.raises(UsageError) as told:
+        with pytest.raises(UsageError) as error:
             read_configuration(environment=sink | {name: value})
-        assert str(told.value).startswith(f"{key.path} ({name}): "), str(told.value)[:200]
-        assert len(str(told.value)) < 300
+        assert str(error.value).startswith(f"{key.path} ({name}): "), str(error.value)[:200]
+        assert len(str(error.value)) < 300
 
 
 LEAVES = st.one_of(
@@ -167,9 +167,9 @@ VALUES = st.recursive(
 
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from(KEYS), VALUES)
-def test_any_value_is_taken_or_refused_in_one_line(key: Key, value: str) -> None:
-    said = refusal_of(f"{key.before}{value}{key.after}")
-    assert said is None or ("\n" not in said and len(said) < 400), said
+def test_any_value_is_accepted_or_refused_in_one_line(key: Key, value: str) -> None:
+    message = refusal_of(f"{key.before}{value}{key.after}")
+    assert message is None or ("\n" not in message and len(message) < 400), message
 
 
 def test_every_key_is_tried() -> None:
@@ -178,13 +178,13 @@ def test_every_key_is_tried() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(MAY_BE_ZERO))
-def test_zero_is_taken_where_it_means_something(path: str) -> None:
+def test_zero_is_accepted_where_it_is_meaningful(path: str) -> None:
     (key, *_) = [one for one in KEYS if one.path == path]
     make_sinks(read_configuration(f"{key.before}0{key.after}").sinks)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[data]", 'data: {} is not a text: write data = "…" instead of [data]'),
         ("[data]\npath = 'x'", "data: {'path': 'x'} is not a text"),
@@ -211,9 +211,9 @@ def test_zero_is_taken_where_it_means_something(path: str) -> None:
     ],
     ids=lambda text: text[:30].replace("\n", " "),
 )
-def test_a_hostile_text_is_told_in_one_short_line(text: str, said: str) -> None:
+def test_hostile_text_is_refused_in_one_short_line(text: str, message: str) -> None:
     refused = refusal_of(text)
     assert refused
-    assert refused.startswith(said)
+    assert refused.startswith(message)
     assert "\n" not in refused
     assert len(refused) < 400

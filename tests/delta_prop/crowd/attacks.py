@@ -20,37 +20,37 @@ GOLDEN = Path(__file__).parents[3] / "docs" / "protocol-golden.json"
 
 
 @contextmanager
-def visitor(port: int, raw: bytes, *, greets: bool) -> Iterator[None]:
+def attacking_connection(port: int, raw: bytes, *, greets: bool) -> Iterator[None]:
     """Somebody who sends this, behind a hello or without one, and goes once the server is done with it."""
     hello = encode(Subscribe(1, Hello())) if greets else b""
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=60) as one:
         one.sendall(hello + raw)
         yield
         one.shutdown(socket.SHUT_WR)
-        one.settimeout(0.1)  # what was mutated may be a subscription, which goes on
+        one.settimeout(0.1)  # a mutated frame may be a subscription, which continues
         while one.recv(65_536):
             pass
 
 
-def mutated(chance: random.Random, count: int) -> Iterator[bytes]:
+def mutated_frames(rng: random.Random, count: int) -> Iterator[bytes]:
     """Golden frames with bits turned, parts cut out or put in, lengths that lie, others behind them."""
-    sound = [bytes.fromhex(one["hex"]) for one in json.loads(GOLDEN.read_text())["frames"]]
+    valid_frames = [bytes.fromhex(one["hex"]) for one in json.loads(GOLDEN.read_text())["frames"]]
     for _ in range(count):
-        raw = bytearray(chance.choice(sound))
-        for _ in range(chance.choice((1, 1, 2, 8))):
-            _mutate(chance, raw, sound)
+        raw = bytearray(rng.choice(valid_frames))
+        for _ in range(rng.choice((1, 1, 2, 8))):
+            _mutate(rng, raw, valid_frames)
         yield bytes(raw)
 
 
-def _mutate(chance: random.Random, raw: bytearray, golden: list[bytes]) -> None:
-    kind, at = chance.randrange(5), chance.randrange(len(raw))
+def _mutate(rng: random.Random, raw: bytearray, golden: list[bytes]) -> None:
+    kind, at = rng.randrange(5), rng.randrange(len(raw))
     if kind == 0:
-        raw[at] ^= 1 << chance.randrange(8)
+        raw[at] ^= 1 << rng.randrange(8)
     elif kind == 1:
         del raw[max(at, 1) :]
     elif kind == 2:
-        raw[at:at] = chance.randbytes(chance.randrange(1, 64))
+        raw[at:at] = rng.randbytes(rng.randrange(1, 64))
     elif kind == 3 and len(raw) >= 16:
-        raw[12:16] = struct.pack(">I", chance.choice((0, 1, 1 << 20, 16 << 20, 0xFFFFFFFF)))
+        raw[12:16] = struct.pack(">I", rng.choice((0, 1, 1 << 20, 16 << 20, 0xFFFFFFFF)))
     else:
-        raw += chance.choice(golden)
+        raw += rng.choice(golden)

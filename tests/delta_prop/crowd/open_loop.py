@@ -73,7 +73,7 @@ class Client:
         self.socket.close()
 
 
-class Frames:
+class BatchSubscriber:
     """A subscriber's side: which batches came, by their headers alone."""
 
     def __init__(self, port: int) -> None:
@@ -84,7 +84,7 @@ class Frames:
         self._rest = b""
         self.rows = 0
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Say that it is there."""
         self.socket.send(encode(Heartbeat(1)))
 
@@ -110,7 +110,7 @@ class Frames:
 
 
 @dataclass(slots=True)
-class Run:
+class LoadResult:
     """Results of a run."""
 
     frames: int = 0
@@ -135,7 +135,7 @@ class Load:
         self._credit = welcome.credit.deltas
         self._origin, self._epoch, self._next = origin, grant.epoch, grant.watermark + 1
         self._level = level
-        self.subscribers = [Frames(port) for _ in range(subscribers)]
+        self.subscribers = [BatchSubscriber(port) for _ in range(subscribers)]
         self.publisher.socket.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self.publisher.socket, selectors.EVENT_READ, None)
@@ -148,9 +148,9 @@ class Load:
         self._beat_at = time.perf_counter()
         self._decoder = self.publisher._decoder
 
-    def run(self, seconds: float, frames_per_s: float | None) -> Run:
+    def run(self, seconds: float, frames_per_s: float | None) -> LoadResult:
         """Publish for so long, at this rate or as fast as credit lets; return when all is delivered."""
-        run, began = Run(), time.perf_counter()
+        run, began = LoadResult(), time.perf_counter()
         due, outstanding = 0, 0
         prepared = self._prepared
         while True:
@@ -205,14 +205,14 @@ class Load:
             sent = 0
         self._unsent = self._unsent[sent:]
 
-    def _pump(self, run: Run, wait_s: float) -> int:
+    def _pump(self, run: LoadResult, wait_s: float) -> int:
         if self._unsent:
             self._flush()
         now = time.perf_counter()
         if now - self._beat_at > 3:
             self._beat_at = now
             for one in self.subscribers:
-                one.beat()
+                one.send_heartbeat()
         came = 0
         for key, _ in self._selector.select(0 if self._unsent else wait_s):
             if key.data is None:

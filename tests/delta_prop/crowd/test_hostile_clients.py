@@ -18,8 +18,8 @@ import pytest
 from delta_prop_wire.codec import encode
 from delta_prop_wire.delta import AckLevel, make_origin
 from delta_prop_wire.frames import Ack, Hello, Nack, Subscribe
-from tests.delta_prop.crowd.attacks import mutated, visitor
-from tests.delta_prop.crowd.open_loop import Client, Frames, median_ratio
+from tests.delta_prop.crowd.attacks import attacking_connection, mutated_frames
+from tests.delta_prop.crowd.open_loop import BatchSubscriber, Client, median_ratio
 from tests.delta_prop.server.process import served
 from tests.delta_prop.server.raw import opaque_batch
 
@@ -41,13 +41,13 @@ ENVIRONMENT = {
 }
 
 
-class Honest:
+class HonestClient:
     """A producer and a subscriber: each batch is sent, acknowledged and delivered before the next one."""
 
     def __init__(self, port: int, producer_id: int) -> None:
         self.origin = make_origin(producer_id, 2)
         self.producer = Client(port, self.origin)
-        self.subscriber = Frames(port)
+        self.subscriber = BatchSubscriber(port)
         self.subscriber.socket.setblocking(True)
         assert isinstance(self.producer.welcome, Ack)
         assert self.producer.welcome.welcome is not None
@@ -55,12 +55,12 @@ class Honest:
         self.next = 1
         self.latencies_s: list[float] = []
 
-    def go(self, count: int) -> list[float]:
+    def exchange(self, count: int) -> list[float]:
         """So many batches, one after the other; how long each took to be delivered."""
-        taken: list[float] = []
+        durations: list[float] = []
         for _ in range(count):
             if self.next % (10 * ROWS) == 1:
-                self.subscriber.beat()
+                self.subscriber.send_heartbeat()
             began = time.perf_counter()
             level, origin = AckLevel.LOGGED, self.origin
             self.producer.send(opaque_batch(self.next, ROWS, level=level, origin=origin, epoch=self.epoch))
@@ -73,9 +73,9 @@ class Honest:
                     break
             while not self.subscriber.receive():
                 pass
-            taken.append(time.perf_counter() - began)
+            durations.append(time.perf_counter() - began)
             time.sleep(0.001)
-        return taken
+        return durations
 
     def close(self) -> None:
         self.producer.close()
@@ -83,89 +83,89 @@ class Honest:
 
 
 @pytest.mark.alone
-def test_mutated_frames_hurt_nobody(tmp_path: Path, full: bool) -> None:
+def test_mutated_frames_do_not_slow_honest_clients(tmp_path: Path, full: bool) -> None:
     """Judged by the processor time that an honest batch may have to wait for, beside a stranger each."""
     frames = 20_000 if full else 1_000
     with (
         served(tmp_path / "data", "--read-level", "logged", env=ENVIRONMENT) as server,
-        closing(Honest(server.port, 5)) as honest,
+        closing(HonestClient(server.port, 5)) as honest,
     ):
-        honest.go(100)
+        honest.exchange(100)
         files, memory = server.files(), server.rss_bytes()
         pairs: list[tuple[float, float]] = []
         while len(pairs) < ROUNDS * TRIES and (not pairs or median_ratio(pairs) > CPU_RATIO_MAX):
             for number in range(len(pairs), len(pairs) + ROUNDS):
                 pairs.append(one_round(server, frames // ROUNDS, number, honest))
         settle(lambda: server.files() <= files)
-        told = ", ".join(f"{a * 1e3:.1f} -> {b * 1e3:.1f}" for a, b in pairs)
+        summary = ", ".join(f"{a * 1e3:.1f} -> {b * 1e3:.1f}" for a, b in pairs)
         print(
             f"{frames * len(pairs) // ROUNDS} mutated frames: CPU p99 x {median_ratio(pairs):.2f}, "
-            f"{told} ms, memory +"
+            f"{summary} ms, memory +"
             f"{(server.rss_bytes() - memory) / 2**20:.0f} MiB, files {files} -> {server.files()}"
         )
         assert server.process.poll() is None
         assert server.rss_bytes() - memory <= MEMORY_BYTES_MAX
         assert server.files() <= files
-        assert median_ratio(pairs) <= CPU_RATIO_MAX, told
+        assert median_ratio(pairs) <= CPU_RATIO_MAX, summary
 
 
-def one_round(server: Served, frames: int, seed: int, honest: Honest) -> tuple[float, float]:
+def one_round(server: Served, frames: int, seed: int, honest: HonestClient) -> tuple[float, float]:
     """The 99th percentile of what a stranger and an honest batch cost the server together: of strangers who
     say hello and are silent then, and of those who send mutated frames, in turn.
     """
-    chance = random.Random(seed)
-    taken: tuple[list[float], list[float]] = [], []
-    for raw in mutated(chance, frames):
-        visits = (b"", True), (raw, chance.random() < 0.8)
-        for costs, (sent, greets) in zip(taken, visits, strict=True):
+    rng = random.Random(seed)
+    durations: tuple[list[float], list[float]] = [], []
+    for raw in mutated_frames(rng, frames):
+        visits = (b"", True), (raw, rng.random() < 0.8)
+        for costs, (sent, greets) in zip(durations, visits, strict=True):
             before = server.loop_cpu_s()
-            with visitor(server.port, sent, greets=greets):
-                honest.go(1)
+            with attacking_connection(server.port, sent, greets=greets):
+                honest.exchange(1)
             costs.append(server.loop_cpu_s() - before)
-    return p99(taken[0]), p99(taken[1])
+    return p99(durations[0]), p99(durations[1])
 
 
 @pytest.mark.alone
-def test_connections_that_say_nothing_end(tmp_path: Path) -> None:
+def test_half_open_connections_end_and_slow_nobody(tmp_path: Path) -> None:
     with (
         served(tmp_path / "data", "--read-level", "logged", env=ENVIRONMENT) as server,
-        closing(Honest(server.port, 6)) as honest,
+        closing(HonestClient(server.port, 6)) as honest,
     ):
-        honest.go(100)
+        honest.exchange(100)
         files, memory = server.files(), server.rss_bytes()
         pairs: list[tuple[float, float]] = []
         while len(pairs) < ROUNDS * TRIES and (not pairs or median_ratio(pairs) > P99_RATIO_MAX):
             pairs += [half_open(server.port, honest) for _ in range(ROUNDS)]
         settle(lambda: server.files() <= files)
-        told = ", ".join(f"{a * 1e3:.1f} -> {b * 1e3:.1f}" for a, b in pairs)
+        summary = ", ".join(f"{a * 1e3:.1f} -> {b * 1e3:.1f}" for a, b in pairs)
         print(
-            f"half-open: p99 x {median_ratio(pairs):.2f} ({told} ms), memory "
+            f"half-open: p99 x {median_ratio(pairs):.2f} ({summary} ms), memory "
             f"+{(server.rss_bytes() - memory) / 2**20:.0f} MiB, files {files} -> {server.files()}"
         )
         assert server.files() <= files
         assert server.rss_bytes() - memory <= MEMORY_BYTES_MAX
-        assert median_ratio(pairs) <= P99_RATIO_MAX, told
+        assert median_ratio(pairs) <= P99_RATIO_MAX, summary
 
 
-def half_open(port: int, honest: Honest) -> tuple[float, float]:
+def half_open(port: int, honest: HonestClient) -> tuple[float, float]:
     """The 99th percentile alone, and while connections hang half open or dribble, in seconds."""
-    alone = honest.go(200)
+    baseline = honest.exchange(200)
     hello = encode(Subscribe(1, Hello()))
     huge = struct.pack(">BBBBQI", 0xD3, 1, 1, 9, 1, 16 * 1024 * 1024)
     opening = (b"", hello[:7], hello[:-1], hello + huge, hello + huge + bytes(5000), hello + b"\xd3")
     sockets: list[socket.socket] = []
-    beside: list[float] = []
-    for turn in range(200):  # each comes and dribbles in its own time; of every other six none dribbles
+    under_attack: list[float] = []
+    for turn in range(200):  # half of the connections dribble, each at its own turns
         if turn % 5 == 0 and len(sockets) < 36:
             sockets.append(connect(port, opening[len(sockets) % len(opening)]))
-        beside += honest.go(1)
+        under_attack += honest.exchange(1)
         dribbling = [one for number, one in enumerate(sockets) if number // len(opening) % 2]
         for one in dribbling[turn % 10 :: 10]:
             with suppress(OSError):
-                one.send(b"\x00")  # a byte now and then keeps no connection
+                one.send(b"\x00")  # an occasional byte does not keep a connection open
     for one in sockets:
         one.close()
-    return p99(alone), p99(beside)
+    return p99(baseline), p99(under_attack)
 
 
 def connect(port: int, first: bytes) -> socket.socket:

@@ -12,7 +12,7 @@ import pytest
 
 from delta_prop_wire.delta import AckLevel, make_origin
 from delta_prop_wire.frames import BatchFrame, Start, StartAt
-from tests.delta_prop.crowd.open_loop import ROWS, Client, Load, Run, median_ratio
+from tests.delta_prop.crowd.open_loop import ROWS, Client, Load, LoadResult, median_ratio
 from tests.delta_prop.server.process import served
 
 if TYPE_CHECKING:
@@ -28,69 +28,69 @@ MEMORY_BYTES_MAX = 64 * 1024 * 1024
 SAMPLES_MIN = 10_000
 
 
-class Side(NamedTuple):
-    run: Run
+class Measurement(NamedTuple):
+    run: LoadResult
     cpu_us: float
 
 
 @pytest.mark.alone
-def test_one_that_stops_reading_disturbs_nobody_and_gets_everything(tmp_path: Path, full: bool) -> None:
+def test_stalled_subscriber_slows_nobody_and_gets_everything(tmp_path: Path, full: bool) -> None:
     seconds = 6.0 if full else 0.7
     with served(tmp_path / "data", "--read-level", "logged") as server:
         load = Load(server.port, make_origin(41, 2), SUBSCRIBERS, AckLevel.LOGGED)
         peak = load.run(1.0, None)
         rate = peak.frames / peak.seconds / 2
-        measured(server, load, seconds, rate)
+        measure(server, load, seconds, rate)
         before = server.rss_bytes()
-        pairs: list[tuple[Side, Side]] = []
+        pairs: list[tuple[Measurement, Measurement]] = []
         while len(pairs) < PAIRS * TRIES or samples(pairs) < SAMPLES_MIN:
             pairs += [one_pair(server, load, seconds, rate) for _ in range(PAIRS)]
-            if within(pairs) and samples(pairs) >= SAMPLES_MIN:
+            if is_within_bounds(pairs) and samples(pairs) >= SAMPLES_MIN:
                 break
         grown = server.rss_bytes() - before
-        print(told(pairs, rate, grown))
-        assert within(pairs), told(pairs, rate, grown)
+        print(format_results(pairs, rate, grown))
+        assert is_within_bounds(pairs), format_results(pairs, rate, grown)
         assert grown <= MEMORY_BYTES_MAX
         assert samples(pairs) >= SAMPLES_MIN
         load.close()
 
 
-def one_pair(server: Served, load: Load, seconds: float, rate: float) -> tuple[Side, Side]:
-    without = measured(server, load, seconds, rate)
+def one_pair(server: Served, load: Load, seconds: float, rate: float) -> tuple[Measurement, Measurement]:
+    without = measure(server, load, seconds, rate)
     stalled = Client(server.port)
     stalled.subscribe(Start(StartAt.LATEST))
-    beside = measured(server, load, seconds, rate)
+    with_stalled = measure(server, load, seconds, rate)
     offsets: list[int] = []
-    while len(offsets) < beside.run.frames:
+    while len(offsets) < with_stalled.run.frames:
         frame = stalled.next()
         if isinstance(frame, BatchFrame):
             offsets.append(frame.sequence)
-    assert offsets == list(range(offsets[0], offsets[0] + ROWS * beside.run.frames, ROWS))
+    assert offsets == list(range(offsets[0], offsets[0] + ROWS * with_stalled.run.frames, ROWS))
     stalled.close()
-    return without, beside
+    return without, with_stalled
 
 
-def measured(server: Served, load: Load, seconds: float, rate: float) -> Side:
+def measure(server: Served, load: Load, seconds: float, rate: float) -> Measurement:
     before = server.loop_cpu_s()
     run = load.run(seconds, rate)
-    return Side(run, (server.loop_cpu_s() - before) * 1e6 / (run.frames * ROWS))
+    return Measurement(run, (server.loop_cpu_s() - before) * 1e6 / (run.frames * ROWS))
 
 
-def samples(pairs: list[tuple[Side, Side]]) -> int:
+def samples(pairs: list[tuple[Measurement, Measurement]]) -> int:
     return sum(len(one.run.latencies_s) for pair in pairs for one in pair)
 
 
-def within(pairs: list[tuple[Side, Side]]) -> bool:
+def is_within_bounds(pairs: list[tuple[Measurement, Measurement]]) -> bool:
     p99, cpu = ratios(pairs)
     return p99 <= P99_RATIO_MAX and cpu <= CPU_RATIO_MAX
 
 
-def ratios(pairs: list[tuple[Side, Side]]) -> tuple[float, float]:
+def ratios(pairs: list[tuple[Measurement, Measurement]]) -> tuple[float, float]:
     p99 = median_ratio([(a.run.p99_s, b.run.p99_s) for a, b in pairs])
     return p99, median_ratio([(a.cpu_us, b.cpu_us) for a, b in pairs])
 
 
-def told(pairs: list[tuple[Side, Side]], rate: float, grown: int) -> str:
+def format_results(pairs: list[tuple[Measurement, Measurement]], rate: float, grown: int) -> str:
     p99, cpu = ratios(pairs)
     rows = [
         f"p99 {a.run.p99_s * 1e3:.1f} / {b.run.p99_s * 1e3:.1f} ms, CPU {a.cpu_us:.2f} / {b.cpu_us:.2f} us"

@@ -22,7 +22,7 @@ from delta_prop_broker.log.log_clock import ClockJump
 from delta_prop_simulations.clock import ClockFaults, FaultyClock
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import Delta, create
-from tests.delta_prop.commands.support import Command, many
+from tests.delta_prop.commands.support import Command, create_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -163,7 +163,7 @@ def test_log_time_never_falls_whatever_the_clock_does() -> None:
 
 def test_status_tells_the_last_jump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = Command(tmp_path, capsys)
-    command.publish(many(1))
+    command.publish(create_lines(1))
     assert command("status", "--json").lines[0]["clock_jump"] is None
     disk = LocalDisk(command.data)
     jump = ClockJump(EPOCH_US, EPOCH_US + 20 * 86_400_000_000)

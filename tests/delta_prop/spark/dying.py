@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-def die_once() -> None:
+def kill_first_attempt() -> None:
     """kill -9 of the Python process of the first attempt of each task."""
     context = TaskContext.get()
     assert context is not None
@@ -32,25 +32,25 @@ def die_once() -> None:
 class DyingStaged(StagedWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartReport:
         written = super().write(iterator)
-        die_once()
+        kill_first_attempt()
         return written
 
 
 class DyingDirect(DirectWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartReport:
         written = super().write(iterator)
-        die_once()
+        kill_first_attempt()
         return written
 
 
 class DyingStream(StreamWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartReport:
         written = super().write(iterator)
-        die_once()
+        kill_first_attempt()
         return written
 
 
-class TasksDie(DeltaPropSource):
+class KilledTaskSource(DeltaPropSource):
     """Each task has sent all, and dies before it has said so."""
 
     @classmethod
@@ -65,7 +65,7 @@ class TasksDie(DeltaPropSource):
         return DyingStream(write_options(self.options, {}, stream=True), schema)
 
 
-class DriverDies(DeltaPropSource):
+class KilledDriverSource(DeltaPropSource):
     """The driver, with all its processes, dies when it is about to commit."""
 
     @classmethod
@@ -73,10 +73,10 @@ class DriverDies(DeltaPropSource):
         return "driver_dies"
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        return _DriverDies(write_options(self.options, {}), schema)
+        return _KilledDriverWriter(write_options(self.options, {}), schema)
 
 
-class _DriverDies(StagedWriter):
+class _KilledDriverWriter(StagedWriter):
     def commit(self, messages: list[PartReport | None]) -> None:
         assert all(one is not None and one.result.deltas for one in messages)
         for process in driver_processes():
@@ -87,6 +87,6 @@ def driver_processes() -> list[int]:
     """The driver, its Java, and what leads to this process, which is the last one."""
     found, leader = [os.getpid()], os.getsid(0)
     while found[0] != leader:
-        told = Path(f"/proc/{found[0]}/stat").read_text().rpartition(")")[2].split()
-        found.insert(0, int(told[1]))
+        fields = Path(f"/proc/{found[0]}/stat").read_text().rpartition(")")[2].split()
+        found.insert(0, int(fields[1]))
     return found

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Session:
+class FakeSession:
     """Stands where Spark is not reached."""
 
     def range(self, *_: object) -> Any:
@@ -38,7 +38,7 @@ def facts(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("wrong", [None, "local", 5])
-def test_what_is_no_session_is_told(wrong: Any, facts: Path) -> None:
+def test_wrong_session_is_refused(wrong: Any, facts: Path) -> None:
     calls: list[Callable[[], object]] = [
         lambda: spark.replay(wrong, facts),
         lambda: spark.stats(wrong, facts),
@@ -54,15 +54,15 @@ def test_what_is_no_session_is_told(wrong: Any, facts: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 5, "", b"facts"])
-def test_what_is_no_place_is_told(wrong: Any, facts: Path) -> None:
+def test_wrong_path_is_refused(wrong: Any, facts: Path) -> None:
     calls: list[Callable[[], object]] = [
-        lambda: spark.replay(Session(), wrong),
-        lambda: spark.stats(Session(), wrong),
-        lambda: spark.audit(Session(), wrong, "store.db"),
-        lambda: spark.audit(Session(), facts, wrong),
-        lambda: spark.rebuild(Session(), wrong, "store.db"),
-        lambda: spark.rebuild(Session(), facts, wrong),
-        lambda: spark.deltas_of(Session(), wrong),
+        lambda: spark.replay(FakeSession(), wrong),
+        lambda: spark.stats(FakeSession(), wrong),
+        lambda: spark.audit(FakeSession(), wrong, "store.db"),
+        lambda: spark.audit(FakeSession(), facts, wrong),
+        lambda: spark.rebuild(FakeSession(), wrong, "store.db"),
+        lambda: spark.rebuild(FakeSession(), facts, wrong),
+        lambda: spark.deltas_of(FakeSession(), wrong),
     ]
     for call in calls:
         with pytest.raises(UsageError, match=r"(place|path|sink|file) .*: give a "):
@@ -70,20 +70,20 @@ def test_what_is_no_place_is_told(wrong: Any, facts: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["soon", -1, True, 1.5, "2099-01-01", datetime(2099, 1, 1, tzinfo=UTC)])
-def test_what_is_no_place_in_a_log_is_told(wrong: Any, facts: Path) -> None:
+def test_wrong_log_position_is_refused(wrong: Any, facts: Path) -> None:
     calls: list[Callable[[], object]] = [
-        lambda: spark.replay(Session(), facts, wrong),
-        lambda: spark.rebuild(Session(), facts, "store.db", at=wrong),
-        lambda: spark.stats(Session(), facts, start=wrong),
-        lambda: spark.stats(Session(), facts, end=wrong),
-        lambda: spark.deltas_of(Session(), facts, start=wrong),
+        lambda: spark.replay(FakeSession(), facts, wrong),
+        lambda: spark.rebuild(FakeSession(), facts, "store.db", at=wrong),
+        lambda: spark.stats(FakeSession(), facts, start=wrong),
+        lambda: spark.stats(FakeSession(), facts, end=wrong),
+        lambda: spark.deltas_of(FakeSession(), facts, start=wrong),
     ]
     for call in calls:
         with pytest.raises(UsageError, match=r"(at|start|end) .*(in the future|: give .*an offset)"):
             call()
 
 
-def test_what_is_no_table_is_told() -> None:
+def test_wrong_table_is_refused() -> None:
     for call in (
         lambda: spark.diff(None, None),
         lambda: spark.to_deltas("facts.parquet"),
@@ -93,9 +93,9 @@ def test_what_is_no_table_is_told() -> None:
             call()
 
 
-def test_words_and_paths_are_taken(facts: Path) -> None:
+def test_words_and_paths_are_accepted(facts: Path) -> None:
     for at in ("now", 0, None):
         with pytest.raises(AssertionError, match="asked for nothing"):
-            spark.replay(Session(), facts, at)
+            spark.replay(FakeSession(), facts, at)
     with pytest.raises(AssertionError, match="asked for nothing"):
-        spark.deltas_of(Session(), str(facts), start="earliest", end="latest")
+        spark.deltas_of(FakeSession(), str(facts), start="earliest", end="latest")

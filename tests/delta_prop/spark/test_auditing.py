@@ -25,7 +25,14 @@ from delta_prop_sinks import CallbackSink, RejectDelta
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import Refused, UsageError
 from tests.broker.histories import seen
-from tests.delta_prop.auditing.planted import KINDS, Service, document, planted, spoil_file, spoil_index
+from tests.delta_prop.auditing.planted import (
+    KINDS,
+    Service,
+    corrupt_file,
+    corrupt_index,
+    document_id,
+    planted_faults,
+)
 from tests.delta_prop.client.threaded import served
 
 if TYPE_CHECKING:
@@ -37,12 +44,12 @@ if TYPE_CHECKING:
     from delta_prop.auditing import Difference
 
 
-def check(found: DataFrame, here: Iterable[Difference]) -> DataFrame:
-    """`here`: what an audit on this machine finds, which is the same, row by row."""
+def check(found: DataFrame, local: Iterable[Difference]) -> DataFrame:
+    """`local`: what an audit on this machine finds, which is the same, row by row."""
     rows = found.collect()
     lines = sorted((one.line() for one in differences_in(found)), key=itemgetter("namespace", "vector_id"))
-    assert lines == [one.line() for one in here]
-    assert {row.vector_id: row.difference for row in rows} == planted()
+    assert lines == [one.line() for one in local]
+    assert {row.vector_id: row.difference for row in rows} == planted_faults()
     assert len(rows) == 100
     assert [sum(row.difference == kind for row in rows) for kind in KINDS] == [25] * 4
     assert all(row.reason for row in rows)
@@ -50,41 +57,44 @@ def check(found: DataFrame, here: Iterable[Difference]) -> DataFrame:
 
 
 @pytest.mark.spark
-def test_what_is_planted_is_found_and_a_repair_mends_just_that(spark: SparkSession, tmp_path: Path) -> None:
+def test_planted_differences_found_and_repair_mends_only_those(spark: SparkSession, tmp_path: Path) -> None:
     data = str(tmp_path / "log")
     with served(propagator={"data": data}) as running:
         service = Service(running, tmp_path)
-        spoil_file(service)
+        corrupt_file(service)
         stored = service.select("SELECT * FROM vectors")
         found = check(audit(spark, data, str(service.file)), auditing.audit(data, str(service.file)))
         with SyncProducer(running.address, name="repair") as p:
             assert repair(found, p) == Repaired(100)
         service.settle()
         after = service.select("SELECT * FROM vectors")
-        assert {name for name, row in after.items() if row != stored.get(name)} == set(planted())
+        assert {name for name, row in after.items() if row != stored.get(name)} == set(planted_faults())
         assert audit(spark, data, str(service.file)).collect() == []
 
-        service.call(lambda: spoil_index(service))
+        service.call(lambda: corrupt_index(service))
         held = {row[:2]: seen(row[2]) for row in service.rows()}
         found = check(
             audit(spark, data, contents_of(spark, service.rows())), auditing.audit(data, service.rows())
         )
         with SyncProducer(running.address, name="repair-index") as p:
-            p.publish(*(Delta(one, create([0.5] * 8), "docs") for one in (document(100), "never-3")))
-            outcome = repair(found, p)  # what was published meanwhile stays
+            p.publish(*(Delta(one, create([0.5] * 8), "docs") for one in (document_id(100), "never-3")))
+            outcome = repair(found, p)  # deltas published meanwhile are kept
         assert (outcome.mended, outcome.moved_on, outcome.refused) == (98, 2, 0)
-        assert {line.split(": ")[0] for line in outcome.reasons} == {f"docs {document(100)}", "docs never-3"}
+        assert {line.split(": ")[0] for line in outcome.reasons} == {
+            f"docs {document_id(100)}",
+            "docs never-3",
+        }
         service.settle()
         after = {row[:2]: seen(row[2]) for row in service.rows()}
-        assert {name[1] for name, row in after.items() if row != held.get(name)} == set(planted())
+        assert {name[1] for name, row in after.items() if row != held.get(name)} == set(planted_faults())
         assert audit(spark, data, contents_of(spark, service.rows())).collect() == []
-        told = replay(spark, f"delta://{running.address}", at=150).collect()
-        assert sorted(told) == sorted(replay(spark, data, at=150).collect())
+        replayed = replay(spark, f"delta://{running.address}", at=150).collect()
+        assert sorted(replayed) == sorted(replay(spark, data, at=150).collect())
     assert audit(spark, data, str(service.file)).collect() == []
 
 
 @pytest.mark.spark
-def test_what_cannot_be_audited_is_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_unusable_log_or_sink_file_is_reported(spark: SparkSession, tmp_path: Path) -> None:
     with served(propagator={"data": str(tmp_path / "log")}) as running:
         Service(running, tmp_path)
     with (
@@ -104,7 +114,9 @@ def test_what_cannot_be_audited_is_told(spark: SparkSession, tmp_path: Path) -> 
     with pytest.raises(UsageError, match="column vector_id is missing"):
         audit(spark, other, spark.createDataFrame([], "id string, vector array<float>"))
     foreign = spark.createDataFrame([("a", [1.0]), ("b", [2.0])], "vector_id string, vector array<double>")
-    (row,) = audit(spark, other, foreign).collect()  # of another system's index, which tells no deltas
+    (row,) = audit(
+        spark, other, foreign
+    ).collect()  # an index of another system, without the last deltas of rows
     assert (row.vector_id, row.difference, row.op) == ("b", "extra", "delete")
     with pytest.raises(UsageError, match="the sink has reached offset 2, but the log ends at 1"):
         audit(spark, other, foreign, come=2)
@@ -116,7 +128,7 @@ def test_what_cannot_be_audited_is_told(spark: SparkSession, tmp_path: Path) -> 
         list(read_states(broken))
 
 
-def test_vectors_in_a_sinks_quarantine_are_known(tmp_path: Path) -> None:
+def test_quarantined_keys_of_a_sink_are_read(tmp_path: Path) -> None:
     def reject(offset: int, _: Delta) -> None:
         if offset == 1:
             raise RejectDelta(offset, "not this one")

@@ -21,7 +21,7 @@ from delta_prop_wire.delta import Delta, Priority, Source, namespace_of  # noqa:
 from delta_prop_wire.encode import encode_batch  # noqa: E402
 from delta_prop_wire.errors import InvalidDelta  # noqa: E402
 
-SENT = pa.schema([SCHEMA.field(name) for name in SCHEMA.names if name not in ("offset",)])
+WRITE_SCHEMA = pa.schema([SCHEMA.field(name) for name in SCHEMA.names if name not in ("offset",)])
 NUMBERS = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=4)
 OPERATIONS = st.one_of(
     st.builds(d.create, NUMBERS),
@@ -69,47 +69,47 @@ def row_of(delta: Delta) -> dict[str, Any]:
     return row
 
 
-def arrow(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+def arrow_batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     names = {name for row in rows for name in row}
-    schema = pa.schema([SENT.field(name) for name in SENT.names if name in names])
+    schema = pa.schema([WRITE_SCHEMA.field(name) for name in WRITE_SCHEMA.names if name in names])
     return pa.RecordBatch.from_pylist(rows, schema=schema)
 
 
 @given(DELTAS, st.integers(0, 2))
 def test_rows_become_the_bytes_of_their_deltas(deltas: list[Delta], skipped: int) -> None:
-    rows = arrow([row_of(delta) for delta in deltas])
+    rows = arrow_batch([row_of(delta) for delta in deltas])
     skipped = min(skipped, len(deltas) - 1)
     block = to_block(rows.slice(skipped), namespace="docs")
-    wanted = encode_batch(deltas[skipped:], origin=3, base=1)
-    assert bytes(block.encode(origin=3, base=1).raw) == bytes(wanted.raw)
+    expected = encode_batch(deltas[skipped:], origin=3, base=1)
+    assert bytes(block.encode(origin=3, base=1).raw) == bytes(expected.raw)
 
 
 @given(DELTAS)
-def test_what_was_read_is_what_was_written(deltas: list[Delta]) -> None:
+def test_batch_read_as_arrow_equals_its_deltas(deltas: list[Delta]) -> None:
     batch = encode_batch(deltas, origin=0xAB, base=9, priority=Priority.HIGH)
     rows = to_arrow(LoggedBatch(batch, 100, 50, Source.IMPORT))
     assert rows.schema == SCHEMA
     found = rows.to_pylist()
     for row, delta in enumerate(deltas):
-        wanted = dict.fromkeys(SCHEMA.names) | row_of(delta)
-        wanted |= {"offset": 100 + row, "counter": 9 + row, "lamport": 50 + row, "origin": f"{0xAB:016x}"}
-        wanted |= {"priority": "high", "source": "import"}
-        if wanted["metadata"] is not None:
-            assert json.loads(found[row].pop("metadata")) == json.loads(wanted.pop("metadata"))
-        assert {name: found[row][name] for name in wanted if name in found[row]} == {
-            name: value for name, value in wanted.items() if name in found[row]
+        expected = dict.fromkeys(SCHEMA.names) | row_of(delta)
+        expected |= {"offset": 100 + row, "counter": 9 + row, "lamport": 50 + row, "origin": f"{0xAB:016x}"}
+        expected |= {"priority": "high", "source": "import"}
+        if expected["metadata"] is not None:
+            assert json.loads(found[row].pop("metadata")) == json.loads(expected.pop("metadata"))
+        assert {name: found[row][name] for name in expected if name in found[row]} == {
+            name: value for name, value in expected.items() if name in found[row]
         }
 
 
-def test_what_a_row_leaves_out() -> None:
-    block = to_block(arrow([{"vector_id": "a", "vector": [1.0]}]), namespace="docs")
-    wanted = encode_batch([Delta("a", d.create([1.0]), "docs")], origin=1, base=1)
-    assert bytes(block.encode(origin=1, base=1).raw) == bytes(wanted.raw)
-    block = to_block(arrow([{"vector_id": "a", "data": b"x"}]), namespace="docs")
+def test_columns_left_out_get_their_defaults() -> None:
+    block = to_block(arrow_batch([{"vector_id": "a", "vector": [1.0]}]), namespace="docs")
+    expected = encode_batch([Delta("a", d.create([1.0]), "docs")], origin=1, base=1)
+    assert bytes(block.encode(origin=1, base=1).raw) == bytes(expected.raw)
+    block = to_block(arrow_batch([{"vector_id": "a", "data": b"x"}]), namespace="docs")
     assert block.encode(origin=1, base=1).delta(0).operation == d.opaque(b"x")
 
 
-def test_doubles_and_long_indices_are_taken() -> None:
+def test_doubles_and_long_indices_are_accepted() -> None:
     schema = pa.schema(
         {
             "vector_id": pa.large_string(),
@@ -126,7 +126,7 @@ def test_doubles_and_long_indices_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "expected"),
     [
         ({"op": "create"}, "vector: of vector_id 'bad': 0 numbers; create has 1 to 65536"),
         (
@@ -159,37 +159,39 @@ def test_doubles_and_long_indices_are_taken() -> None:
         ({"vector": [1.0], "topics": [""]}, "topics: of vector_id 'bad': 0 bytes"),
     ],
 )
-def test_a_bad_row_is_told_by_its_vector_id(row: dict[str, Any], told: str) -> None:
+def test_bad_row_is_reported_by_its_vector_id(row: dict[str, Any], expected: str) -> None:
     good = {"vector_id": "ok", "vector": [1.0]}
     rows = [good, {"vector_id": "bad", **row}]
     names = {name for one in rows for name in one}
     wide = {"vector": pa.list_(pa.float64()), "indices": pa.list_(pa.int64())}
     schema = pa.schema(
-        [(name, wide.get(name, SENT.field(name).type)) for name in SENT.names if name in names]
+        [
+            (name, wide.get(name, WRITE_SCHEMA.field(name).type))
+            for name in WRITE_SCHEMA.names
+            if name in names
+        ]
     )
     with pytest.raises(InvalidDelta) as error:
         to_block(pa.RecordBatch.from_pylist(rows, schema=schema), namespace="docs")
-    assert error.value.message.startswith(told)
+    assert error.value.message.startswith(expected)
 
 
 @pytest.mark.parametrize(
-    ("ids", "told"),
+    ("ids", "expected"),
     [
         (["a", None], "row 7,001 of its partition, counted from 0, after vector_id 'a': show such rows with"),
         ([None, "b"], "row 7,000 of its partition, counted from 0, before vector_id 'b': "),
         ([None, None], "row 7,000 of its partition, counted from 0: show such rows with df.where"),
     ],
 )
-def test_a_row_without_a_vector_id_is_told_by_its_place_and_its_neighbour(
-    ids: list[str | None], told: str
-) -> None:
-    rows = arrow([{"vector_id": one, "vector": [1.0]} for one in ids])
+def test_row_without_vector_id_is_reported_by_row_and_neighbour(ids: list[str | None], expected: str) -> None:
+    rows = arrow_batch([{"vector_id": one, "vector": [1.0]} for one in ids])
     with pytest.raises(InvalidDelta) as error:
         to_block(rows, namespace="docs", before=7_000)
-    assert error.value.message.startswith(f"vector_id: missing in {told}")
+    assert error.value.message.startswith(f"vector_id: missing in {expected}")
 
 
-def test_a_namespace_that_nobody_names_is_what_the_vector_id_begins_with() -> None:
+def test_default_namespace_is_the_prefix_of_the_vector_id() -> None:
     ids = ["docs:1", "plain", ":odd", "rows:a:b", "docs:2"]
     rows = pa.record_batch({"vector_id": ids, "op": ["delete"] * 5})
     batch = to_block(rows.slice(1), namespace=None).encode(origin=1, base=1)

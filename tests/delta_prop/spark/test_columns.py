@@ -34,7 +34,7 @@ def columns(**types: DataType) -> StructType:
 TEXT, NUMBERS = StringType(), ArrayType(DoubleType())
 
 
-def test_what_a_read_gives_is_what_arrow_brings() -> None:
+def test_read_schema_equals_the_arrow_schema() -> None:
     assert to_arrow_schema(READ_SCHEMA, timezone="UTC").equals(SCHEMA)
 
 
@@ -47,12 +47,12 @@ def test_what_a_read_gives_is_what_arrow_brings() -> None:
         StructType([field for field in READ_SCHEMA.fields if field.name in WRITABLE_COLUMNS]),
     ],
 )
-def test_what_a_write_takes(schema: StructType) -> None:
+def test_valid_write_schema_is_accepted(schema: StructType) -> None:
     check_write_schema(schema)
 
 
 @pytest.mark.parametrize(
-    ("schema", "told"),
+    ("schema", "expected"),
     [
         (columns(vector=NUMBERS), r'column vector_id is missing: .*df.withColumn\("vector_id"'),
         (columns(vector_id=TEXT), "columns vector, data and op are missing"),
@@ -100,12 +100,12 @@ def test_what_a_write_takes(schema: StructType) -> None:
         (columns(vector_id=TEXT, op=TEXT).add("op", TEXT), "column op is there 2 times"),
     ],
 )
-def test_what_a_write_refuses(schema: StructType, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_wrong_write_schema_is_refused(schema: StructType, expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
         check_write_schema(schema)
 
 
-def test_some_columns_of_a_read() -> None:
+def test_read_schema_may_have_only_some_columns() -> None:
     check_read_schema(READ_SCHEMA)
     check_read_schema(columns(vector_id=TEXT, offset=LongType()))
     with pytest.raises(

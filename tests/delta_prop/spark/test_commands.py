@@ -29,7 +29,7 @@ from delta_prop_wire.errors import UsageError
 from delta_prop_wire.jsonlines import delta_from_line
 from tests.broker.histories import Step
 from tests.delta_prop.client.threaded import served
-from tests.delta_prop.commands.support import Command, created
+from tests.delta_prop.commands.support import Command, create_line
 from tests.delta_prop.spark.logs import write
 
 if TYPE_CHECKING:
@@ -49,14 +49,14 @@ def on_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSessi
     real = verbs._open_session
 
     @contextmanager
-    def kept(*given: Any) -> Iterator[SparkSession]:
+    def shared_session(*given: Any) -> Iterator[SparkSession]:
         with monkeypatch.context() as patched:
             patched.setattr("delta_prop.spark.sessions.session", lambda *_, **__: spark)
             patched.setattr(type(spark), "stop", lambda _: None)
             with real(*given) as found:
                 yield found
 
-    monkeypatch.setattr(verbs, "_open_session", kept)
+    monkeypatch.setattr(verbs, "_open_session", shared_session)
     return spark
 
 
@@ -66,10 +66,10 @@ def command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Command:
 
 
 @pytest.mark.spark
-def test_a_directory_is_replayed_compared_rebuilt_audited_and_counted(
+def test_verbs_replay_diff_rebuild_audit_and_count_a_directory(
     on_spark: SparkSession, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = [created(f"v{at}", float(at), 0.5, namespace="n", metadata={"at": at}) for at in range(30)]
+    lines = [create_line(f"v{at}", float(at), 0.5, namespace="n", metadata={"at": at}) for at in range(30)]
     assert command.publish([*lines, '{"vector_id": "v1", "namespace": "n", "op": "delete"}']).status == 0
 
     shown = command("spark", "replay", "--alive")
@@ -91,7 +91,9 @@ def test_a_directory_is_replayed_compared_rebuilt_audited_and_counted(
 
     held = tmp_path / "held.jsonl"
     assert command("spark", "replay", "--alive", "--output", held).status == 0
-    assert command("audit", "--spark", "--contents", held).status == 0, "what it told is what it takes"
+    assert command("audit", "--spark", "--contents", held).status == 0, (
+        "an audit accepts the output of a replay"
+    )
 
     new = on_spark.read.parquet(str(then)).where("alive and vector_id != 'v2'")
     new = new.selectExpr("vector_id", "vector", "offset as at").where("at != 3")
@@ -108,8 +110,8 @@ def test_a_directory_is_replayed_compared_rebuilt_audited_and_counted(
     starts = "Spark is starting, which takes some seconds"
     assert (steps[:2], steps[-1]) == ([starts, "the log is read"], "30 rows")
     assert made.out == f"{file}: 30 rows, 29 of them alive; its sink goes on from offset 31\n"
-    again = command("spark", "rebuild", "--storage", file, "--replace", "--json").lines
-    assert again == [{"storage": str(file), "rows": 30, "alive": 29, "next_offset": 31}]
+    second = command("spark", "rebuild", "--storage", file, "--replace", "--json").lines
+    assert second == [{"storage": str(file), "rows": 30, "alive": 29, "next_offset": 31}]
     assert command("spark", "rebuild", "--storage", file).status == 2
     steps.clear()
     clean = command("audit", "--spark", "--storage", file)
@@ -126,14 +128,14 @@ def test_a_directory_is_replayed_compared_rebuilt_audited_and_counted(
     assert mended.lines[0]["mended_by"]["op"] == "create"
     assert "1 of 1 were republished; 0 have changed since, 0 were refused" in mended.err
 
-    (told,) = command("spark", "stats", "--top", "1", "--json").lines
-    assert [(row["op"], row["deltas"]) for row in told["traffic"]] == [("create", 31), ("delete", 1)]
-    assert [row["deltas"] for row in told["vectors"]] == [2]
+    (summary,) = command("spark", "stats", "--top", "1", "--json").lines
+    assert [(row["op"], row["deltas"]) for row in summary["traffic"]] == [("create", 31), ("delete", 1)]
+    assert [row["deltas"] for row in summary["vectors"]] == [2]
     assert "32 deltas" in command("spark", "stats").out
 
 
 @pytest.mark.spark
-def test_a_table_goes_to_a_server_once_however_often_it_is_imported(
+def test_table_imported_twice_is_stored_once(
     on_spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     table = tmp_path / "table.csv"
@@ -141,8 +143,8 @@ def test_a_table_goes_to_a_server_once_however_often_it_is_imported(
     with served(propagator={"data": str(tmp_path / "log")}) as running:
         job = ["spark", "import", str(table), "--key", "key", "--to", running.address, "--producer", "one"]
         assert [main(job), main([*job, "--json"])] == [0, 0]
-        told = json.loads(capsys.readouterr().out)
-        assert told == {"producer": "one", "state": "published", "deltas": 2} | {
+        summary = json.loads(capsys.readouterr().out)
+        assert summary == {"producer": "one", "state": "published", "deltas": 2} | {
             "published": 2,
             "duplicates": 0,
             "refused": 0,
@@ -157,7 +159,7 @@ def test_a_table_goes_to_a_server_once_however_often_it_is_imported(
     (tmp_path / "odd.csv").write_text("key,x,y\na,1,1e300\n")
     assert main([*odd, "--output", str(tmp_path / "out.parquet")]) == 1
     assert "a: number 1.0E300 does not fit in float32" in capsys.readouterr().err
-    assert not list(tmp_path.glob("out*")), "nothing stays of what failed"
+    assert not list(tmp_path.glob("out*")), "a failed import leaves no output"
     assert main(["spark", "import", str(table), "--key", "key"]) == 0
     assert [json.loads(line)["vector_id"] for line in capsys.readouterr().out.splitlines()] == ["x", "y"]
     assert main(["spark", "import", str(table)]) == 2
@@ -165,7 +167,7 @@ def test_a_table_goes_to_a_server_once_however_often_it_is_imported(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["diff", "one.parquet"], "tables: 1 given: name the old and the new one"),
         (
@@ -196,17 +198,17 @@ def test_a_table_goes_to_a_server_once_however_often_it_is_imported(
         ),
     ],
 )
-def test_a_mistake_is_told_before_spark_starts(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_mistake_is_reported_before_spark_starts(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verbs, "_open_session", None)
     monkeypatch.setattr(verbs, "check_spark", None)
     assert main(["spark", *arguments]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.fixture
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a log, a storage sink's file that is full, tables, and something else; no Spark."""
     write(tmp_path / "facts", [Step([Delta("a", create([1.0, 2.0])), Delta("b", create([1.0, 2.0]))], 1, 0)])
     (tmp_path / "other").mkdir()
@@ -224,7 +226,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ("replay --data none", "no data directory at 'none': give the one that `publish --data DIR` created"),
         ("replay --data other", "'other' is not a data directory: give the one that"),
@@ -287,42 +289,40 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
     ],
 )
-def test_what_is_not_as_it_should_be_is_told_before_spark_starts(
-    arguments: str, said: str, places: Path, capsys: pytest.CaptureFixture[str]
+def test_unusable_input_is_reported_before_spark_starts(
+    arguments: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = arguments.split(" ")
     assert main(given if given[0] == "audit" else ["spark", *given]) == 2
     err = capsys.readouterr().err
-    assert said in err
+    assert message in err
     assert len(err.splitlines()) == 1
-    assert sorted(one.name for one in places.glob("x*")) == []
+    assert sorted(one.name for one in folder.glob("x*")) == []
 
 
-def test_what_is_not_on_this_machine_is_left_to_spark(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_not_on_this_machine_are_left_to_spark(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for arguments in (
         "import s3://there/table.csv --output s3://there/x.parquet",
         "import /none.csv --master yarn --output /none/x.parquet",
         "import none*.csv",
-        f"import file://{places}/table.csv --output x[1].jsonl",
+        f"import file://{folder}/table.csv --output x[1].jsonl",
     ):
-        with pytest.raises(TypeError, match="'NoneType' object is not callable"):  # it comes to Spark
+        with pytest.raises(TypeError, match="'NoneType' object is not callable"):  # Spark would start
             main(["spark", *arguments.split()])
     monkeypatch.setenv("HADOOP_CONF_DIR", "/etc/hadoop")
     with pytest.raises(TypeError, match="'NoneType' object is not callable"):
         main(["spark", "import", "/none.csv"])
 
 
-def test_a_log_that_a_service_writes_is_not_repaired_behind_its_back(
-    places: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_repair_of_a_served_log_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with served(propagator={"data": "facts"}):
         assert main(["audit", "--spark", "--data", "facts", "--storage", "full.db", "--repair"]) == 2
     assert "'facts' is in use by process " in (err := capsys.readouterr().err)
     assert "send the repair to that service with --to HOST:PORT" in err
 
 
-def test_a_service_that_takes_no_jobs_is_told_before_spark_starts(
-    places: Path, capsys: pytest.CaptureFixture[str]
+def test_service_without_jobs_is_reported_before_spark_starts(
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with served() as in_memory:
         job = ["import", "table.csv", "--to", in_memory.address, "--producer", "p"]
@@ -330,7 +330,7 @@ def test_a_service_that_takes_no_jobs_is_told_before_spark_starts(
     assert "the service has no jobs: keep its log in a directory" in capsys.readouterr().err
 
 
-def test_a_storage_file_in_use_is_told(places: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_storage_file_in_use_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     used = StorageFile("full.db", wal_bytes_max=1 << 20)
     used.connect(bytes(16))
     assert main(["spark", "rebuild", "--data", "facts", "--storage", "full.db", "--replace"]) == 2
@@ -338,18 +338,18 @@ def test_a_storage_file_in_use_is_told(places: Path, capsys: pytest.CaptureFixtu
     used.close()
 
 
-def test_without_its_packages_one_line_says_what_brings_them(
+def test_missing_packages_are_reported_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delta_prop.spark.java._PACKAGES", ("pyspark_that_is_not_there",))
     for module in ("delta_prop.spark.jobs.replaying", "pyarrow", "pyspark"):
         monkeypatch.setitem(sys.modules, module, None)
     assert main(["spark", "replay", "--data", "facts"]) == 2
-    told = "delta-prop: pyspark_that_is_not_there is not installed: pip install 'delta-prop[spark]'\n"
-    assert capsys.readouterr().err == told
+    expected = "delta-prop: pyspark_that_is_not_there is not installed: pip install 'delta-prop[spark]'\n"
+    assert capsys.readouterr().err == expected
 
 
-def test_without_java_one_line_says_what_brings_it(
+def test_missing_java_is_reported_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
@@ -362,60 +362,60 @@ def test_without_java_one_line_says_what_brings_it(
 
 
 @pytest.mark.spark
-def test_a_job_that_is_interrupted_at_a_terminal_ends_in_a_word(command: Command) -> None:
-    command.publish([created(f"v{at}", 1.0) for at in range(30)])
-    terminal, there = os.openpty()
+def test_job_interrupted_at_a_terminal_prints_one_line(command: Command) -> None:
+    command.publish([create_line(f"v{at}", 1.0) for at in range(30)])
+    terminal, process_end = os.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "delta_prop", "spark", "stats", "--data", str(command.data)],
         stdout=subprocess.DEVNULL,
-        stderr=there,
+        stderr=process_end,
         env=os.environ | {"TERM": "xterm"},
         start_new_session=True,
     )
-    os.close(there)
+    os.close(process_end)
     try:
-        said = read_until(terminal, b"seconds\r\x1b[K")  # it has started
+        message = read_until(terminal, b"seconds\r\x1b[K")  # Spark has started
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        said = read_until(terminal, b"")
+        message = read_until(terminal, b"")
         assert process.wait(SPARK_S) == 130
     finally:
         process.kill()
         process.wait()
         os.close(terminal)
-    assert said.rpartition(b"\x1b[K")[2] == b"interrupted\r\n"
-    assert said.count(b"\n") == 1
+    assert message.rpartition(b"\x1b[K")[2] == b"interrupted\r\n"
+    assert message.count(b"\n") == 1
 
 
 def read_until(terminal: int, mark: bytes) -> bytes:
     """Read up to a mark, or to the end if the mark is empty."""
-    said, until = b"", time.monotonic() + SPARK_S
-    while not mark or mark not in said:
-        assert select.select([terminal], [], [], max(until - time.monotonic(), 0))[0], said
+    message, until = b"", time.monotonic() + SPARK_S
+    while not mark or mark not in message:
+        assert select.select([terminal], [], [], max(until - time.monotonic(), 0))[0], message
         try:
-            said += os.read(terminal, 65_536)
+            message += os.read(terminal, 65_536)
         except OSError:  # the last writer has closed it
             break
-    return said
+    return message
 
 
-def test_what_spark_writes_is_kept_from_people_but_our_lines(capfd: pytest.CaptureFixture[str]) -> None:
+def test_only_lines_of_delta_prop_are_shown_from_the_spark_log(capfd: pytest.CaptureFixture[str]) -> None:
     lines = ["Setting default log level", "delta_prop: job x: 3 deltas", "Error: no room", "\tat y"]
     program = "import sys; print(*sys.argv[1:], '\\r[Stage 1]\\r', sep='\\n', end='', file=sys.stderr)"
-    for shown, wanted in ((False, lines[1:2]), (True, lines)):
+    for shown, expected in ((False, lines[1:2]), (True, lines)):
         log = SparkLog(shown=shown)
         with log.capture():
             subprocess.run([sys.executable, "-c", program, *lines], check=True)
         log.drain()
-        err = capfd.readouterr().err.replace("\r[Stage 1]\r", "")  # how far it is
-        assert err.splitlines() == wanted
+        err = capfd.readouterr().err.replace("\r[Stage 1]\r", "")  # Spark's progress bar
+        assert err.splitlines() == expected
         assert log.last_line() == "Error: no room"
     why = translate_error(Exception("[JAVA_GATEWAY_EXITED] Java gateway process exited"), log.last_line())
     assert str(why) == "Spark did not start: Error: no room"
 
 
-def test_what_a_task_said_is_told_and_not_its_traceback() -> None:
-    said = "delta_prop_wire.errors.InvalidDelta: INVALID_DELTA: old"
-    text = f"[PYTHON_EXCEPTION] An exception was thrown\n  File x\n{said}\n at y"
+def test_error_of_a_task_is_reported_without_its_traceback() -> None:
+    message = "delta_prop_wire.errors.InvalidDelta: INVALID_DELTA: old"
+    text = f"[PYTHON_EXCEPTION] An exception was thrown\n  File x\n{message}\n at y"
     assert str(translate_error(Exception(text))) == "INVALID_DELTA: old"
     assert isinstance(
         translate_error(Exception("x\ndelta_prop_wire.errors.UsageError: name another\n")), UsageError

@@ -87,7 +87,7 @@ def state(content: Any, metadata: dict[str, Any]) -> VectorState:
     return apply(VectorState(), operation, metadata)
 
 
-def applied(old: dict[Name, Any], rows: list[dict[str, Any]]) -> dict[Name, VectorState]:
+def apply_deltas(old: dict[Name, Any], rows: list[dict[str, Any]]) -> dict[Name, VectorState]:
     found = {name: state(*fact) for name, fact in old.items()}
     for row in rows:
         kind, name = Kind[row["op"].upper()], (row["namespace"], row["vector_id"])
@@ -109,15 +109,15 @@ def applied(old: dict[Name, Any], rows: list[dict[str, Any]]) -> dict[Name, Vect
 
 
 @given(TABLES, TABLES, st.booleans(), st.sampled_from([1, 2, 100]))
-def test_the_deltas_make_the_new_table_of_the_old_one(
+def test_deltas_turn_the_old_table_into_the_new_one(
     old: dict[Name, Any], new: dict[Name, Any], columns: bool, size: int
 ) -> None:
     rows = deltas(rows_of(old, new, columns=columns, size=size))
-    found = applied(old, rows)
+    found = apply_deltas(old, rows)
     assert {name: one.content for name, one in found.items()} == {
         name: state(*fact).content for name, fact in new.items()
     }
-    assert len({(row["namespace"], row["vector_id"]) for row in rows}) == len(rows), "one delta a fact"
+    assert len({(row["namespace"], row["vector_id"]) for row in rows}) == len(rows), "one delta per fact"
     same = [
         name for name in old.keys() & new.keys() if state(*old[name]).content == state(*new[name]).content
     ]
@@ -125,13 +125,13 @@ def test_the_deltas_make_the_new_table_of_the_old_one(
 
 
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=9), st.sampled_from([0.0, 0.4, 1.0, 1e30]))
-def test_noise_below_the_threshold_is_no_change_and_the_rest_the_new_number(
+def test_only_numbers_changed_above_the_threshold_are_sent(
     pairs: list[tuple[float, float]], threshold: float
 ) -> None:
     old, new = (np.array(one, np.float32) for one in zip(*pairs, strict=True))
     rows = deltas(rows_of({("n", "a"): (old.tolist(), {})}, {("n", "a"): (new.tolist(), {})}), threshold)
     changed = np.abs(new.astype(float) - old) > threshold if threshold else old.view("u4") != new.view("u4")
-    found = applied({("n", "a"): (old.tolist(), {})}, rows)["n", "a"].vector
+    found = apply_deltas({("n", "a"): (old.tolist(), {})}, rows)["n", "a"].vector
     assert found is not None
     assert found.tobytes() == np.where(changed, new, old).tobytes()
     count = int(changed.sum())
@@ -139,7 +139,7 @@ def test_noise_below_the_threshold_is_no_change_and_the_rest_the_new_number(
     assert [row["op"] for row in rows] == kind
 
 
-def test_what_each_delta_holds() -> None:
+def test_each_delta_holds_only_what_changed() -> None:
     old = {
         ("n", "a"): ([1, 2, 3, 4, 5], {"t": "x", "u": 1}),
         ("n", "b"): ([1], {}),
@@ -177,7 +177,7 @@ OBJECTS = st.dictionaries(st.sampled_from("ab"), JSON, max_size=2)
 
 
 @given(OBJECTS, OBJECTS)
-def test_a_patch_makes_the_one_object_of_the_other(old: dict[str, Any], new: dict[str, Any]) -> None:
+def test_patch_turns_one_object_into_the_other(old: dict[str, Any], new: dict[str, Any]) -> None:
     patch = diff_metadata(old, new)
     before, after, made = (json.dumps(one, sort_keys=True) for one in (old, new, merge(old, patch)))
     assert made == after
@@ -198,22 +198,20 @@ BAD = [
 
 
 @pytest.mark.parametrize(
-    ("side", "change", "told"),
+    ("side", "change", "expected"),
     [(side, *bad) for side in (OLD, NEW) for bad in BAD if side == NEW or "metadata" not in bad[0]],
 )
-def test_what_is_wrong_is_told_with_its_table_and_its_row(
-    side: int, change: dict[str, Any], told: str
-) -> None:
+def test_bad_row_is_reported_with_its_table_and_key(side: int, change: dict[str, Any], expected: str) -> None:
     good = {"namespace": "n", "vector_id": "a", "side": side, "vector": [1.0]}
     bad = {"namespace": "n", "vector_id": "b", "side": side, "vector": [2.0]} | change
     batches = pa.Table.from_pylist([good, bad], schema=SCHEMA).to_batches()
     with pytest.raises(
-        InvalidDelta, match=f"{('old', 'new')[side]} table: vector_id {bad['vector_id']!r}: {told}"
+        InvalidDelta, match=f"{('old', 'new')[side]} table: vector_id {bad['vector_id']!r}: {expected}"
     ):
         list(compare(batches))
 
 
-def test_nothing_gives_nothing() -> None:
+def test_empty_tables_give_no_deltas() -> None:
     assert list(compare([])) == []
     assert list(compare([pa.RecordBatch.from_pylist([], schema=SCHEMA)])) == []
     assert tuple(SCHEMA.names) == FACTS

@@ -17,7 +17,7 @@ from delta_prop.spark.jobs.counting import COUNTS, COUNTS_DDL, count, stats  # n
 from delta_prop_wire.topics import kind_name  # noqa: E402
 from tests.broker.histories import Step, changes, steps  # noqa: E402
 from tests.delta_prop.spark.logs import write  # noqa: E402
-from tests.delta_prop.spark.test_folding import written  # noqa: E402
+from tests.delta_prop.spark.test_folding import log_batches  # noqa: E402
 from tests.delta_prop.spark.test_replaying import HISTORY  # noqa: E402
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def looked_at(batches: list[Any], begin: int, end: int) -> tuple[Counter[Any], Counter[Any]]:
+def count_row_by_row(batches: list[Any], begin: int, end: int) -> tuple[Counter[Any], Counter[Any]]:
     vectors: Counter[Any] = Counter()
     kinds: Counter[Any] = Counter()
     for name, (_, offset, operation, _) in changes(batches):
@@ -37,26 +37,26 @@ def looked_at(batches: list[Any], begin: int, end: int) -> tuple[Counter[Any], C
 
 
 @given(st.lists(steps, min_size=1, max_size=10), st.integers(0, 20), st.integers(0, 40))
-def test_counts_are_those_of_the_rows(history: list[Step], begin: int, end: int) -> None:
-    batches = written(history)
+def test_counts_equal_those_taken_row_by_row(history: list[Step], begin: int, end: int) -> None:
+    batches = log_batches(history)
     rows = [row for some in count(batches, begin, end) for row in some.cast(COUNTS).to_pylist()]
     vectors = Counter(
         {(row["namespace"], row["vector_id"]): row["deltas"] for row in rows if row["vector_id"]}
     )
     kinds = Counter({(row["namespace"], row["op"]): row["deltas"] for row in rows if row["op"]})
-    assert (vectors, kinds) == looked_at(batches, begin, end)
+    assert (vectors, kinds) == count_row_by_row(batches, begin, end)
     sizes = [sum(row["bytes"] for row in rows if row[one]) for one in ("op", "vector_id")]
     assert sizes[0] == sizes[1]
 
 
 @pytest.mark.spark
-def test_a_log_is_counted(spark: SparkSession, tmp_path: Path) -> None:
+def test_stats_of_a_log_equal_counts_of_its_rows(spark: SparkSession, tmp_path: Path) -> None:
     from pyspark.sql.pandas.types import from_arrow_schema
     from pyspark.sql.types import StructType
 
     batches = write(tmp_path, HISTORY).batches
     found = stats(spark, str(tmp_path), start=position_of(20))
-    vectors, kinds = looked_at(batches, 20, 1 << 60)
+    vectors, kinds = count_row_by_row(batches, 20, 1 << 60)
     assert (found.start_offset, found.next_offset, found.sinks) == (20, 240, [])
     assert {(row.namespace, row.op): row.deltas for row in found.traffic.collect()} == kinds
     hot = [((row.namespace, row.vector_id), row.deltas) for row in found.vectors.limit(3).collect()]

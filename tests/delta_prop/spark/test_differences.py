@@ -24,29 +24,29 @@ from delta_prop_wire import delta as d  # noqa: E402
 from delta_prop_wire.algebra import VectorState, apply  # noqa: E402
 from delta_prop_wire.delta import Delta, Kind, Operation  # noqa: E402
 from tests.broker.histories import Name, Rows, Step, seen, steps_with_ids  # noqa: E402
-from tests.delta_prop.auditing.comparing import compared, history_states  # noqa: E402
+from tests.delta_prop.auditing.comparing import differences_of, history_states  # noqa: E402
 from tests.delta_prop.spark.logs import write  # noqa: E402
-from tests.delta_prop.spark.test_folding import states, table, written  # noqa: E402
+from tests.delta_prop.spark.test_folding import log_batches, states, table  # noqa: E402
 
 Held = dict[Name, tuple[VectorState, int]]
 
 
-def audited(batches: list[Any], held: Held, come: int, aside: Any = ()) -> list[dict[str, Any]]:
+def find_in_one_bucket(
+    batches: list[Any], held: Held, come: int, quarantined: Any = ()
+) -> list[dict[str, Any]]:
     """The differences that are found in one bucket."""
     rows = states_of([FoldedVector("\0".join(name), *one) for name, one in held.items()])
     blobs = [spread_sink_states(rows, 1), *spread(batches, 1)]
     assert blobs[0].column(1).to_pylist() in ([HELD], [])
     blobs = pa.Table.from_batches(blobs).sort_by("first").to_batches()
-    found = [row for batch in find_differences(blobs, come, aside) for row in batch.to_pylist()]
+    found = [row for batch in find_differences(blobs, come, quarantined) for row in batch.to_pylist()]
     assert all(batch.schema == DIFFERENCES for batch in find_differences(blobs, come))
     return found
 
 
 @given(st.lists(steps_with_ids, min_size=1, max_size=14), st.data())
-def test_a_sink_that_is_right_has_no_differences_however_far_it_has_come(
-    history: list[Step], data: st.DataObject
-) -> None:
-    batches = written(history)
+def test_correct_sink_at_any_cursor_has_no_differences(history: list[Step], data: st.DataObject) -> None:
+    batches = log_batches(history)
     come = data.draw(st.integers(0, batches[-1].next_offset))
     held: Held = states(fold(table(batches, come)))
     rows = Rows.below(batches, 1 << 60)
@@ -56,7 +56,7 @@ def test_a_sink_that_is_right_has_no_differences_however_far_it_has_come(
             ahead = data.draw(st.sampled_from(later))
             state, _ = states(fold(table(batches, ahead + 1)))[name]
             held[name] = (state, ahead)
-    assert audited(batches, held, come) == []
+    assert find_in_one_bucket(batches, held, come) == []
 
 
 LOG = [
@@ -67,8 +67,8 @@ LOG = [
 ]
 
 
-def planted() -> tuple[list[Any], Held]:
-    batches = written(LOG)
+def batches_and_sink_rows() -> tuple[list[Any], Held]:
+    batches = log_batches(LOG)
     return batches, states(fold(table(batches)))
 
 
@@ -76,25 +76,25 @@ def name(vector_id: str) -> Name:
     return ("default", vector_id)
 
 
-def changed(state: VectorState, **more: Any) -> VectorState:
-    told = {
+def with_changes(state: VectorState, **more: Any) -> VectorState:
+    fields = {
         field: getattr(state, field) for field in ("alive", "vector", "data", "metadata", "ignored", "key")
     }
-    return VectorState(**(told | more))
+    return VectorState(**(fields | more))
 
 
-def test_every_kind_of_difference_is_told_with_its_reason() -> None:
-    batches, held = planted()
+def test_every_kind_of_difference_is_reported_with_its_reason() -> None:
+    batches, held = batches_and_sink_rows()
     before = states(fold(table(batches, 8)))
     del held[name("v2")]
     held[name("v0")] = before[name("v0")]
     held[name("v5")] = before[name("v4")]
     held[name("w")] = before[name("v4")]
     state, offset = held[name("v3")]
-    held[name("v3")] = (changed(state, vector=state.vector + np.float32([0, 1, 1])), offset)
+    held[name("v3")] = (with_changes(state, vector=state.vector + np.float32([0, 1, 1])), offset)
     state, offset = held[name("v4")]
-    held[name("v4")] = (changed(state, metadata={"at": 4, "more": 1}), offset)
-    found = {row["vector_id"]: row for row in audited(batches, held, 10)}
+    held[name("v4")] = (with_changes(state, metadata={"at": 4, "more": 1}), offset)
+    found = {row["vector_id"]: row for row in find_in_one_bucket(batches, held, 10)}
     assert {one: (row["difference"], row["reason"]) for one, row in found.items()} == {
         "v2": ("missing", "the log has it since offset 2, the sink has no row"),
         "v0": ("stale", "number 2 is 2, not 9; it lacks the delta at offset 8"),
@@ -141,46 +141,50 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("change", "difference", "reason"), FORMS)
-def test_what_is_wrong_with_a_row_is_told(change: dict[str, Any], difference: str, reason: str) -> None:
-    batches, held = planted()
+def test_fault_of_a_row_is_reported_with_its_reason(
+    change: dict[str, Any], difference: str, reason: str
+) -> None:
+    batches, held = batches_and_sink_rows()
     state, offset = held[name("v2")]
-    held[name("v2")] = (changed(state, **change), offset)
-    (row,) = audited(batches, held, 10)
+    held[name("v2")] = (with_changes(state, **change), offset)
+    (row,) = find_in_one_bucket(batches, held, 10)
     assert row["difference"] == difference
     assert row["reason"].startswith(reason)
     assert (row["op"], row["vector"]) == ("create", [2, 1, 2])
 
 
-def test_bytes_are_mended_with_their_metadata_and_what_is_too_much_goes() -> None:
-    batches, held = planted()
+def test_repair_of_bytes_restores_data_and_metadata() -> None:
+    batches, held = batches_and_sink_rows()
     state, offset = held[name("b")]
-    held[name("b")] = (changed(state, data=b"other", metadata={"y": 2, "x": 1}), offset)
-    (row,) = audited(batches, held, 10)
+    held[name("b")] = (with_changes(state, data=b"other", metadata={"y": 2, "x": 1}), offset)
+    (row,) = find_in_one_bucket(batches, held, 10)
     assert row["reason"] == "its 5 bytes are not the 3 of the log; it has the delta at offset 6"
     assert (row["op"], row["data"], json.loads(row["metadata"])) == ("opaque", b"one", {"x": 1, "y": None})
 
 
-def test_a_sink_that_lags_is_mended_with_what_the_log_makes_of_the_vector_now() -> None:
-    batches, _ = planted()
+def test_repair_of_a_lagging_sink_uses_the_current_state() -> None:
+    batches, _ = batches_and_sink_rows()
     held = states(fold(table(batches, 8)))
     state, offset = held[name("v1")]
-    held[name("v1")] = (changed(state, vector=np.zeros(3, np.float32)), offset)
-    (row,) = audited(batches, held, 8)
+    held[name("v1")] = (with_changes(state, vector=np.zeros(3, np.float32)), offset)
+    (row,) = find_in_one_bucket(batches, held, 8)
     assert row["reason"] == "number 0 is 0, not 1, and 2 more; it has the delta at offset 1"
     assert (row["vector"], row["counter"]) == ([1, 1, 9], 10)
 
 
-def test_the_order_of_metadata_does_not_count() -> None:
-    batches = written([Step([Delta("a", d.create([1.0]), metadata={"x": 1, "y": {"b": 1, "a": 2}})], 1, 0)])
+def test_order_of_metadata_keys_is_ignored() -> None:
+    batches = log_batches(
+        [Step([Delta("a", d.create([1.0]), metadata={"x": 1, "y": {"b": 1, "a": 2}})], 1, 0)]
+    )
     held = states(fold(table(batches)))
     state, offset = held[name("a")]
-    held[name("a")] = (changed(state, metadata={"y": {"a": 2, "b": 1}, "x": 1}), offset)
-    assert audited(batches, held, 1) == []
+    held[name("a")] = (with_changes(state, metadata={"y": {"a": 2, "b": 1}, "x": 1}), offset)
+    assert find_in_one_bucket(batches, held, 1) == []
 
 
 @given(st.lists(steps_with_ids, min_size=2, max_size=12), st.data())
-def test_what_mends_a_row_makes_it_right_whatever_it_was(history: list[Step], data: st.DataObject) -> None:
-    batches = written(history)
+def test_repair_of_any_row_makes_it_correct(history: list[Step], data: st.DataObject) -> None:
+    batches = log_batches(history)
     held = states(fold(table(batches)))
     names = sorted(held)
     if not names:
@@ -188,9 +192,9 @@ def test_what_mends_a_row_makes_it_right_whatever_it_was(history: list[Step], da
     one = data.draw(st.sampled_from(names))
     other = data.draw(st.sampled_from([VectorState(key=(1, 9, 9)), *(state for state, _ in held.values())]))
     state, offset = held[one]
-    held[one] = (changed(other, key=state.key), offset)
-    found = audited(batches, held, batches[-1].next_offset)
-    if seen(changed(other, key=state.key, ignored=0)) == seen(changed(state, ignored=0)):
+    held[one] = (with_changes(other, key=state.key), offset)
+    found = find_in_one_bucket(batches, held, batches[-1].next_offset)
+    if seen(with_changes(other, key=state.key, ignored=0)) == seen(with_changes(state, ignored=0)):
         assert found == []
         return
     (row,) = found
@@ -201,17 +205,17 @@ def test_what_mends_a_row_makes_it_right_whatever_it_was(history: list[Step], da
         assert apply(before, operation, patch).content == state.content
 
 
-def test_what_waits_in_the_quarantine_is_told_and_not_mended() -> None:
-    batches, held = planted()
+def test_quarantined_row_is_reported_but_not_repaired() -> None:
+    batches, held = batches_and_sink_rows()
     del held[name("v2")]
-    (row,) = audited(batches, held, 10, aside={"default\0v2"})
+    (row,) = find_in_one_bucket(batches, held, 10, quarantined={"default\0v2"})
     assert row["difference"] == "quarantined"
     assert row["reason"].endswith("the sink has no row; deltas of it wait in the quarantine")
     assert row["op"] is None
 
 
 @given(st.lists(steps_with_ids, min_size=1, max_size=12), st.data())
-def test_report_is_that_of_an_audit_without_spark(history: list[Step], data: st.DataObject) -> None:
+def test_report_equals_that_of_an_audit_without_spark(history: list[Step], data: st.DataObject) -> None:
     """Of a sink in whatever state: the rows of some vectors changed, exchanged, lost."""
     with TemporaryDirectory() as folder:
         batches = write(Path(folder), history).batches
@@ -225,8 +229,10 @@ def test_report_is_that_of_an_audit_without_spark(history: list[Step], data: st.
             key = data.draw(st.sampled_from([state.key, other.key]))
             where = data.draw(st.sampled_from([name, ("n", "new"), None]))
             if where is not None:
-                held[where] = (changed(other, key=key), offset)
-        aside = frozenset(data.draw(st.sets(st.sampled_from(["n\0a", "n\0b", "n\0new"]))))
-        on_spark = sorted(audited(batches, held, come, aside), key=itemgetter("namespace", "vector_id"))
-        here = compared(folder, held, come, aside=aside)
-        assert [one.line() for one in here] == [Difference(**row).line() for row in on_spark]
+                held[where] = (with_changes(other, key=key), offset)
+        quarantined = frozenset(data.draw(st.sets(st.sampled_from(["n\0a", "n\0b", "n\0new"]))))
+        on_spark = sorted(
+            find_in_one_bucket(batches, held, come, quarantined), key=itemgetter("namespace", "vector_id")
+        )
+        local = differences_of(folder, held, come, quarantined=quarantined)
+        assert [one.line() for one in local] == [Difference(**row).line() for row in on_spark]

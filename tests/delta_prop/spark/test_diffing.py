@@ -48,7 +48,7 @@ def batches(deltas: DataFrame, rows: int = 500) -> list[Batch]:
     return [block.encode(origin=1, base=1) for block in blocks]
 
 
-async def applied(path: Path, *stages: list[Batch]) -> dict[str, VectorState]:
+async def publish_and_read(path: Path, *stages: list[Batch]) -> dict[str, VectorState]:
     """Publish all stages; return the store's live states."""
     async with Propagator() as p:
         storage = await p.attach(StorageSink(path / "vectors.db"))
@@ -74,7 +74,7 @@ def table_of(documents: list[Document], weights: Embedding) -> Any:
 
 
 @pytest.mark.spark
-def test_documents_before_and_after_an_edit(spark: SparkSession, tmp_path: Path) -> None:
+def test_diff_of_edited_documents_is_exact_and_small(spark: SparkSession, tmp_path: Path) -> None:
     documents = [
         one
         for module in MODULES
@@ -91,17 +91,17 @@ def test_documents_before_and_after_an_edit(spark: SparkSession, tmp_path: Path)
     count = sum(batch.count for batch in changes)
     assert len(documents) > 500
     assert count == len(range(0, len(documents), 20))
-    found = anyio.run(applied, tmp_path, creates, changes)
-    wanted = {row["vector_id"]: row for row in after.to_pylist()}
-    assert found.keys() == wanted.keys()
+    found = anyio.run(publish_and_read, tmp_path, creates, changes)
+    expected = {row["vector_id"]: row for row in after.to_pylist()}
+    assert found.keys() == expected.keys()
     for name, state in found.items():
-        row = wanted[name]
+        row = expected[name]
         assert state.vector is not None
         assert state.vector.tobytes() == np.array(row["vector"], np.float32).tobytes()
         assert state.metadata == {"title": row["title"], "words": row["words"], "tags": row["tags"]}
     sent, full = (sum(batch.size for batch in some) for some in (changes, creates))
-    told = f"{sent:,} bytes for {full:,}, {full / sent:.0f} times fewer"
-    print(f"{count} of {len(documents)} documents changed: {told}")
+    summary = f"{sent:,} bytes for {full:,}, {full / sent:.0f} times fewer"
+    print(f"{count} of {len(documents)} documents changed: {summary}")
     assert full >= 10 * sent
 
 
@@ -109,9 +109,7 @@ ROWS = "id long, name string, price double, at struct<x int, y int>"
 
 
 @pytest.mark.spark
-def test_rows_are_sent_whole_as_json_and_columns_of_numbers_are_a_vector(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_rows_become_json_and_number_columns_a_vector(spark: SparkSession, tmp_path: Path) -> None:
     old = spark.createDataFrame(
         [(1, "a", 1.5, (1, 2)), (2, "b", None, None), (3, "c", 0.1, (0, None)), (4, "gone", 1.0, None)], ROWS
     )
@@ -136,8 +134,10 @@ def test_rows_are_sent_whole_as_json_and_columns_of_numbers_are_a_vector(
     assert set(rows) == {"2", "3", "4", "5"}
     path = tmp_path / "table.csv"
     path.write_text('key,vector,colour\nx,"[1, 0.5]",red\ny,"[2, 1]",\n')
-    told = to_deltas(read_table(spark, str(path)), key="key", namespace="n").orderBy("vector_id").collect()
-    assert [(row.op, row.vector, row.metadata) for row in told] == [
+    imported = (
+        to_deltas(read_table(spark, str(path)), key="key", namespace="n").orderBy("vector_id").collect()
+    )
+    assert [(row.op, row.vector, row.metadata) for row in imported] == [
         ("create", [1.0, 0.5], '{"colour":"red"}'),
         ("create", [2.0, 1.0], None),
     ]
@@ -160,12 +160,12 @@ def test_rows_are_sent_whole_as_json_and_columns_of_numbers_are_a_vector(
 
 
 @pytest.mark.spark
-def test_what_cannot_be_compared_is_refused_before_anything_runs(spark: SparkSession) -> None:
+def test_incomparable_tables_are_refused_before_a_job_runs(spark: SparkSession) -> None:
     def empty(columns: str) -> DataFrame:
         return spark.createDataFrame([], columns)
 
     vectors = "vector_id int, vector array<float>"
-    for columns, more, told in (
+    for columns, more, expected in (
         ("id int, vector array<float>", {}, "column vector_id, the key, is missing"),
         ("vector_id int, vector int", {}, "column vector is int, but must be an array of numbers: convert"),
         ("vector_id int, v array<float>", {"vector": "w"}, "column w, for the vector, is missing"),
@@ -174,7 +174,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(spark: SparkSes
         (f"{vectors}, metadata string, offset long", {}, r"leave it out with select\(\*CONTENT"),
         (vectors, {"threshold": -1.0}, "threshold -1.0: give a number from 0 on"),
     ):
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=expected):
             diff(empty(columns), empty(columns), **more)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="its name has no known suffix"):
         read_table(spark, "table")

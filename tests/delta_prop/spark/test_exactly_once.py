@@ -29,10 +29,10 @@ PARTS = 2
 DRIVER = """
 import sys
 from delta_prop.spark import session
-from tests.delta_prop.spark.dying import DriverDies
+from tests.delta_prop.spark.dying import KilledDriverSource
 from tests.delta_prop.spark.test_exactly_once import deltas, save
 spark = session("dies", master="local[2]")
-spark.dataSource.register(DriverDies)
+spark.dataSource.register(KilledDriverSource)
 save(deltas(spark), sys.argv[1], "crashed", source="driver_dies")
 """
 
@@ -46,10 +46,10 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _sources(spark: SparkSession) -> None:
-    from tests.delta_prop.spark.dying import TasksDie
+    from tests.delta_prop.spark.dying import KilledTaskSource
 
     register(spark)
-    spark.dataSource.register(TasksDie)
+    spark.dataSource.register(KilledTaskSource)
 
 
 def deltas(spark: SparkSession) -> DataFrame:
@@ -65,29 +65,31 @@ def save(frame: DataFrame, address: str, job: str, *, source: str = "delta_prop"
 
 def effects(address: str, job: str) -> Counter[str]:
     """Count each vector of a job in the log."""
-    asker = RangeReader(address)
-    bounds = asker.bounds()
+    reader = RangeReader(address)
+    bounds = reader.bounds()
     found: Counter[str] = Counter()
-    for one in asker.read(bounds.start_offset, bounds.end_offset, [Topic.parse(f"ns:{job}")]):
+    for one in reader.read(bounds.start_offset, bounds.end_offset, [Topic.parse(f"ns:{job}")]):
         found.update(one.batch.keys)
     return found
 
 
-def once() -> Counter[str]:
+def each_once() -> Counter[str]:
     return Counter(f"doc-{at}" for at in range(ROWS))
 
 
-def test_the_same_job_twice(spark: SparkSession, address: str) -> None:
+def test_job_run_twice_has_one_effect(spark: SparkSession, address: str) -> None:
     for _ in range(2):
         save(deltas(spark), address, "twice")
-        assert effects(address, "twice") == once()
+        assert effects(address, "twice") == each_once()
     for _ in range(2):
         save(deltas(spark), address, "direct", staged="false")
-        assert effects(address, "direct") == once()
+        assert effects(address, "direct") == each_once()
 
 
 @pytest.mark.parametrize("staged", ["true", "false"])
-def test_two_attempts_of_a_part_at_once(spark: SparkSession, address: str, staged: str) -> None:
+def test_two_concurrent_attempts_of_a_part_have_one_effect(
+    spark: SparkSession, address: str, staged: str
+) -> None:
     """As with speculation, for which Spark wants a second machine: here two jobs of one name do it."""
 
     def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -97,7 +99,9 @@ def test_two_attempts_of_a_part_at_once(spark: SparkSession, address: str, stage
 
     def run() -> None:
         java = spark._jvm.org.apache.spark.sql.classic.SparkSession
-        java.setActiveSession(spark._jsparkSession)  # Spark knows a data source in a thread that has one
+        java.setActiveSession(
+            spark._jsparkSession
+        )  # Spark finds data sources only in a thread with an active session
         save(slow, address, job, staged=staged)
 
     job, frame = f"at-once-{staged}", deltas(spark).coalesce(1)
@@ -106,17 +110,17 @@ def test_two_attempts_of_a_part_at_once(spark: SparkSession, address: str, stage
         both = [threads.submit(run) for _ in range(2)]
         for one in both:
             one.result(60)
-    assert effects(address, job) == once()
+    assert effects(address, job) == each_once()
 
 
 @pytest.mark.parametrize("staged", ["true", "false"])
-def test_tasks_that_are_killed_when_they_have_sent(spark: SparkSession, address: str, staged: str) -> None:
+def test_tasks_killed_after_sending_have_one_effect(spark: SparkSession, address: str, staged: str) -> None:
     job = f"killed-{staged}"
     save(deltas(spark), address, job, source="tasks_die", staged=staged)
-    assert effects(address, job) == once()
+    assert effects(address, job) == each_once()
 
 
-def test_a_job_that_fails_for_good_has_no_effect_and_is_run_again(spark: SparkSession, address: str) -> None:
+def test_failed_job_has_no_effect_and_can_be_rerun(spark: SparkSession, address: str) -> None:
     def fails_late(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             yield batch
@@ -128,10 +132,10 @@ def test_a_job_that_fails_for_good_has_no_effect_and_is_run_again(spark: SparkSe
         save(frame.mapInArrow(fails_late, frame.schema), address, "failed")
     assert effects(address, "failed") == Counter()
     save(frame, address, "failed")
-    assert effects(address, "failed") == once()
+    assert effects(address, "failed") == each_once()
 
 
-def test_a_driver_that_is_killed_between_write_and_commit(spark: SparkSession, address: str) -> None:
+def test_job_of_a_killed_driver_has_no_effect_and_can_be_rerun(spark: SparkSession, address: str) -> None:
     child = subprocess.run(
         [sys.executable, "-c", DRIVER, address],
         start_new_session=True,
@@ -143,18 +147,18 @@ def test_a_driver_that_is_killed_between_write_and_commit(spark: SparkSession, a
     assert child.returncode == -signal.SIGKILL, child.stderr[-2_000:]
     assert effects(address, "crashed") == Counter()
     save(deltas(spark), address, "crashed")
-    assert effects(address, "crashed") == once()
+    assert effects(address, "crashed") == each_once()
 
 
-def test_what_does_not_fit_is_told_on_the_driver(spark: SparkSession, address: str) -> None:
+def test_wrong_columns_and_options_are_refused_on_the_driver(spark: SparkSession, address: str) -> None:
     frame = deltas(spark)
-    for bad, told in (
+    for bad, expected in (
         (frame.withColumnRenamed("vector", "vec"), 'withColumnRenamed("vec", "vector")'),
         (frame.selectExpr("1 AS vector_id", "vector"), "vector_id is int, but must be string"),
     ):
         with pytest.raises(Exception, match="UsageError") as refused:
             save(bad, address, "bad")
-        assert told in str(refused.value)
+        assert expected in str(refused.value)
     with pytest.raises(Exception, match="option producer is missing: name the job"):
         frame.write.format("delta_prop").option("url", address).mode("append").save()
     with pytest.raises(Exception, match="a log cannot be overwritten"):
@@ -162,7 +166,7 @@ def test_what_does_not_fit_is_told_on_the_driver(spark: SparkSession, address: s
     assert effects(address, "bad") == Counter()
 
 
-def test_a_bad_value_fails_the_job_and_names_the_row(spark: SparkSession, address: str) -> None:
+def test_bad_value_fails_the_job_and_names_the_row(spark: SparkSession, address: str) -> None:
     frame = deltas(spark).selectExpr(
         "vector_id", "if(vector_id = 'doc-77', array(float('nan'), 0.5F), vector) AS vector"
     )
@@ -171,14 +175,14 @@ def test_a_bad_value_fails_the_job_and_names_the_row(spark: SparkSession, addres
     assert effects(address, "nan") == Counter()
 
 
-def test_rows_that_the_service_refuses_are_named_by_the_driver(spark: SparkSession, address: str) -> None:
+def test_rows_refused_by_the_service_are_named_by_the_driver(spark: SparkSession, address: str) -> None:
     frame = deltas(spark).selectExpr(
         "vector_id", "if(vector_id = 'doc-77', array(1F, 2F, 3F), vector) AS vector"
     )
-    told = (
+    expected = (
         f"job refused, written directly: 1 of {ROWS:,} deltas were refused and have no effect, .*: "
         "vector_id 'doc-77', row 77 of part 0: INVALID_DELTA: vector: 3 numbers, but "
     )
-    with pytest.raises(Exception, match=told):
+    with pytest.raises(Exception, match=expected):
         save(frame, address, "refused", staged="false")
-    assert effects(address, "refused") == once() - Counter(["doc-77"])
+    assert effects(address, "refused") == each_once() - Counter(["doc-77"])

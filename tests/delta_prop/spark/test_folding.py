@@ -51,7 +51,7 @@ TURNS = st.builds(
 )
 
 
-def written(history: list[Step]) -> list[LoggedBatch]:
+def log_batches(history: list[Step]) -> list[LoggedBatch]:
     writer = Writer(MemoryLog(bytes(16)))  # type: ignore[arg-type]
     for step in history:
         writer.append(step)
@@ -66,13 +66,13 @@ def states(folded: Any) -> dict[Name, tuple[VectorState, int]]:
     folded.validate(full=True)
     namespaces, ids = split_keys(folded.column("key").combine_chunks())
     names = list(zip(namespaces.to_pylist(), ids.to_pylist(), strict=True))
-    assert len(set(names)) == len(names), "one row a vector"
+    assert len(set(names)) == len(names), "one row per vector"
     rows = folded.to_pylist()
     return {name: (state_of_row(row), row["offset"]) for name, row in zip(names, rows, strict=True)}
 
 
 def check(history: list[Step], end: int | None = None) -> None:
-    batches = written(history)
+    batches = log_batches(history)
     rows = Rows.below(batches, 1 << 60 if end is None else end)
     found = states(fold(table(batches, end)))
     assert {name: seen(state) for name, (state, _) in found.items()} == {
@@ -83,32 +83,30 @@ def check(history: list[Step], end: int | None = None) -> None:
 
 
 @given(st.lists(steps_with_ids, max_size=20))
-def test_it_is_the_fold_of_the_log(history: list[Step]) -> None:
+def test_columnar_fold_equals_the_fold_of_the_log(history: list[Step]) -> None:
     check(history)
 
 
 @given(st.lists(HARD, max_size=12) | st.lists(TURNS, min_size=1, max_size=4))
-def test_numbers_at_the_ends_of_their_range_saturate_alike(history: list[Step]) -> None:
+def test_numbers_at_the_limits_of_their_range_saturate_equally(history: list[Step]) -> None:
     check(history)
 
 
 @given(st.lists(HARD, max_size=8), st.integers(1, 3))
-def test_a_vector_that_is_changed_in_turns_again_and_again_is_folded_alike(
-    history: list[Step], rounds_max: int
-) -> None:
+def test_vector_changed_in_many_turns_is_folded_equally(history: list[Step], rounds_max: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(folding_numbers, "ROUNDS_MAX", rounds_max)
         check(history)
 
 
 @given(st.lists(steps, min_size=1, max_size=8), st.integers(0, 30))
-def test_what_stands_from_an_offset_on_does_not_count(history: list[Step], end: int) -> None:
+def test_fold_ignores_rows_from_its_end_offset_on(history: list[Step], end: int) -> None:
     check(history, end)
 
 
 @given(st.lists(steps_with_ids, min_size=2, max_size=16) | st.lists(TURNS, min_size=2, max_size=5), st.data())
-def test_it_goes_on_from_states_as_if_nothing_was_left_out(history: list[Step], data: st.DataObject) -> None:
-    batches = written(history)
+def test_fold_of_a_tail_onto_states_equals_compaction(history: list[Step], data: st.DataObject) -> None:
+    batches = log_batches(history)
     cut = data.draw(st.integers(0, len(batches)))
     below = fold(table(batches[:cut]))
     logged = snapshot_of(below)
@@ -116,15 +114,15 @@ def test_it_goes_on_from_states_as_if_nothing_was_left_out(history: list[Step], 
     assert {name: (seen(one), at) for name, (one, at) in found.items()} == model(states(below), batches[cut:])
 
 
-def test_golden_histories_come_to_the_golden_bytes() -> None:
+def test_golden_histories_fold_to_the_golden_states() -> None:
     for name, changes in histories():
         log = FakeLog()
         for one in changes:
             if refused_field(one) is None:
                 log.forward(batch_of([one]), one.lamport)
-        told = {vector_id: told_of_state(state) for vector_id, state in states_of(changes).items()}
+        expected = {vector_id: told_of_state(state) for vector_id, state in states_of(changes).items()}
         found = states(fold(table(log.batches))) if log.batches else {}
-        assert {key: told_of_state(state) for (_, key), (state, _) in found.items()} == told, name
+        assert {key: told_of_state(state) for (_, key), (state, _) in found.items()} == expected, name
 
 
 def snapshot_of(folded: Any) -> list[LoggedBatch]:
@@ -141,21 +139,21 @@ def model(before: dict[Name, tuple[VectorState, int]], tail: list[LoggedBatch]) 
         changes = []
         for key, offset, operation, patch in sorted(rows.of.get(name, ()), key=lambda row: row[0]):
             one = rows.ids.get(offset)
-            twin = None if one is None else IdentifiedDelta(one, key, offset, known[offset])
-            changes.append(Change("", key, offset, 0, operation, patch, twin))
+            identified = None if one is None else IdentifiedDelta(one, key, offset, known[offset])
+            changes.append(Change("", key, offset, 0, operation, patch, identified))
         state, offset = folding.fold(changes, *before.get(name, (VectorState(), 0)))
         found[name] = (seen(state), offset)
     return found
 
 
-def test_repeats_have_one_effect() -> None:
-    batches = written([Step([Delta("a", d.create([1, 2])), Delta("a", d.sparse_add([0], [1]))], 1, 0)])
+def test_duplicate_rows_have_one_effect() -> None:
+    batches = log_batches([Step([Delta("a", d.create([1, 2])), Delta("a", d.sparse_add([0], [1]))], 1, 0)])
     folded = fold(pa.concat_tables([table(batches), table(batches)]))
     assert folded.column("values").to_pylist() == [[2.0, 2.0]]
     assert fold(CHANGES.empty_table()).num_rows == 0
 
 
-def test_many_vectors_are_folded_without_a_call_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_vectors_are_folded_without_a_call_per_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delta_prop.spark.states.folding.fold_rows", None)
     numbers = np.random.default_rng(1).normal(size=(500, 8)).astype(np.float32)
     rows = [Delta(f"v{row:03}", d.create(numbers[row])) for row in range(500)]
@@ -167,7 +165,7 @@ def test_many_vectors_are_folded_without_a_call_a_row(monkeypatch: pytest.Monkey
 
 
 @given(st.lists(st.tuples(st.text(min_size=1, max_size=9), st.text(min_size=1, max_size=9)), max_size=9))
-def test_a_vector_is_in_one_bucket_by_its_name_alone(names: list[Name]) -> None:
+def test_bucket_of_a_vector_depends_only_on_its_name(names: list[Name]) -> None:
     names = [(a.replace("\0", "0"), b.replace("\0", "0")) for a, b in names]
     columns = [pa.array([one[at] for one in names], pa.string()) for at in (0, 1)]
     keys = join_keys(*columns)
@@ -178,25 +176,25 @@ def test_a_vector_is_in_one_bucket_by_its_name_alone(names: list[Name]) -> None:
         assert buckets_of(keys.slice(at, 1), 7).tolist() == [found[at]]
 
 
-def test_buckets_are_about_as_full() -> None:
+def test_buckets_are_filled_evenly() -> None:
     keys = join_keys(pa.array(["ns"] * 8_000), pa.array([f"doc-{number}" for number in range(8_000)]))
     counts = np.bincount(buckets_of(keys, 16), minlength=16)
     assert counts.min() > 400
     assert counts.max() < 600
 
 
-def test_control_rows_are_no_changes() -> None:
-    batches = written([Step(None, 1, 0), Step([Delta("a", d.create([1.0]))], 1, 0)])
+def test_control_rows_are_not_changes() -> None:
+    batches = log_batches([Step(None, 1, 0), Step([Delta("a", d.create([1.0]))], 1, 0)])
     assert table(batches).column("offset").to_pylist() == [2]
 
 
-def test_what_sorts_before_a_state_is_late_and_only_counts() -> None:
+def test_changes_older_than_a_state_are_only_counted() -> None:
     def one(value: float, origin: int, back: int) -> Step:
         return Step([Delta("a", d.create([value])), Delta("a", d.offset(1))], origin, back)
 
-    batches = written([one(1, 1, 0), one(2, 1, 0), one(3, 2, 4), one(4, 2, 0)])
-    for cut, late in ((0, 0), (1, 1), (2, 2), (3, 0)):
+    batches = log_batches([one(1, 1, 0), one(2, 1, 0), one(3, 2, 4), one(4, 2, 0)])
+    for cut, ignored in ((0, 0), (1, 1), (2, 2), (3, 0)):
         below = fold(table(batches[:cut]))
         found = fold(pa.concat_tables([table(batches[cut:]), table(snapshot_of(below))]))
         assert found.column("values").to_pylist() == [[5.0]]
-        assert found.column("ignored").to_pylist() == [late]
+        assert found.column("ignored").to_pylist() == [ignored]

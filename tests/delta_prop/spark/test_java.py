@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def stand_in(folder: Path, text: str) -> str:
+def make_fake_java(folder: Path, text: str) -> str:
     """A java that says this to `-version`; returns the folder that is its JAVA_HOME."""
     path = folder / "bin" / "java"
     path.parent.mkdir()
@@ -26,10 +26,10 @@ def stand_in(folder: Path, text: str) -> str:
 @pytest.mark.parametrize(
     ("version", "release"), [("17.0.15", 17), ("21", 21), ("24-ea", 24), ("11.0.2", 11), ("1.8.0_392", 8)]
 )
-def test_the_release_of_a_java(
+def test_release_of_java_is_read_and_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, release: int
 ) -> None:
-    home = stand_in(tmp_path, f"""echo 'openjdk version "{version}" 2025-04-15' >&2""")
+    home = make_fake_java(tmp_path, f"""echo 'openjdk version "{version}" 2025-04-15' >&2""")
     monkeypatch.setenv("JAVA_HOME", home)
     if release >= java.RELEASE_MIN:
         assert java.check_java() == release
@@ -38,42 +38,44 @@ def test_the_release_of_a_java(
         java.check_java()
 
 
-def test_a_java_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAVA_HOME", stand_in(tmp_path, "exit 1"))
+def test_java_that_prints_no_release_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", make_fake_java(tmp_path, "exit 1"))
     with pytest.raises(UsageError, match="does not print its release"):
         java.check_java()
 
 
 @pytest.mark.parametrize(
-    ("manager", "cure"),
+    ("manager", "fix"),
     [
         ("apt-get", "sudo apt-get install -y openjdk-17-jre-headless"),
         ("brew", "brew install openjdk@17"),
         (None, "install a Java from adoptium.net"),
     ],
 )
-def test_no_java_at_all(monkeypatch: pytest.MonkeyPatch, manager: str | None, cure: str) -> None:
+def test_missing_java_is_reported_with_its_installation(
+    monkeypatch: pytest.MonkeyPatch, manager: str | None, fix: str
+) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr(system, "find_java", lambda: None)
     monkeypatch.setattr(system, "find_installer", lambda: manager)
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as error:
         java.check_java()
-    assert str(told.value) == f"Spark needs Java 17 or later, but no java was found on the PATH: {cure}"
+    assert str(error.value) == f"Spark needs Java 17 or later, but no java was found on the PATH: {fix}"
 
 
-def test_a_home_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_home_without_java_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setattr(system, "find_installer", lambda: "dnf")
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as error:
         java.check_java()
-    assert str(told.value).endswith(
+    assert str(error.value).endswith(
         f"JAVA_HOME={tmp_path} holds no bin/java: sudo dnf install -y java-17-openjdk-headless, "
         "and unset JAVA_HOME or set it to that one"
     )
 
 
 @pytest.mark.parametrize(
-    ("gone", "told"),
+    ("missing", "expected"),
     [
         ({"pyarrow"}, "pyarrow is not installed: pip install 'delta-prop[spark]'"),
         (
@@ -82,8 +84,10 @@ def test_a_home_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ),
     ],
 )
-def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch, gone: set[str], told: str) -> None:
-    monkeypatch.setattr(java, "find_spec", lambda name: None if name in gone else importlib.util)
+def test_missing_packages_are_reported(
+    monkeypatch: pytest.MonkeyPatch, missing: set[str], expected: str
+) -> None:
+    monkeypatch.setattr(java, "find_spec", lambda name: None if name in missing else importlib.util)
     with pytest.raises(UsageError) as error:
         java.check_packages()
-    assert str(error.value) == told
+    assert str(error.value) == expected

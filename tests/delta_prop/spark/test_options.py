@@ -14,7 +14,7 @@ from delta_prop_wire.delta import Priority
 from delta_prop_wire.errors import UsageError
 
 NOW_US = 1_900_000_000_000_000
-"""Behind every time that the tests name."""
+"""After all times in the tests."""
 
 URL = {"url": "delta://one:7373"}
 
@@ -35,11 +35,11 @@ def write(**options: str) -> WriteOptions:
         ("delta://one:1/, delta://two:2,[::1]:3", ("one:1", "two:2", "[::1]:3")),
     ],
 )
-def test_addresses(url: str, addresses: tuple[str, ...]) -> None:
+def test_url_is_parsed_into_addresses(url: str, addresses: tuple[str, ...]) -> None:
     assert read(url=url).remote.addresses == addresses
 
 
-def test_what_the_environment_says_where_the_options_do_not() -> None:
+def test_options_override_the_environment() -> None:
     environment = {"DELTA_PROP_URL": "delta://there:1", "DELTA_PROP_TOKEN": "hush"}
     found = read_options({}, environment, NOW_US).remote
     assert (found.addresses, found.token) == (("there:1",), "hush")
@@ -47,7 +47,7 @@ def test_what_the_environment_says_where_the_options_do_not() -> None:
     assert (given.addresses, given.token) == (("here:2",), "mine")
 
 
-def test_all_that_a_read_can_say() -> None:
+def test_batch_read_takes_all_its_options() -> None:
     found = read(
         start="17",
         end="2026-01-31T12:00:00Z",
@@ -66,7 +66,7 @@ def test_all_that_a_read_can_say() -> None:
     assert found.remote.settings == ClientSettings(open_timeout_s=2)
 
 
-def test_what_a_stream_can_say_more() -> None:
+def test_stream_options_and_batch_options_are_not_mixed() -> None:
     assert read_options(URL | {"maxoffsetspertrigger": "100"}, {}, NOW_US, stream=True).offsets_max == 100
     with pytest.raises(
         UsageError, match="option end belongs to a batch read: leave it out of this stream read"
@@ -75,29 +75,29 @@ def test_what_a_stream_can_say_more() -> None:
     with pytest.raises(
         UsageError, match="option maxOffsetsPerTrigger belongs to a stream read: leave it out"
     ):
-        read(maxoffsetspertrigger="9")  # as Spark hands it over
+        read(maxoffsetspertrigger="9")  # in lower case, as Spark passes it
     with pytest.raises(
         UsageError, match="option staged belongs to a batch write: leave it out of this stream wr"
     ):
         write_options(URL | {"staged": "true"}, {}, stream=True)
 
 
-def test_what_is_so_where_nothing_is_said() -> None:
+def test_options_have_their_defaults() -> None:
     found = read()
     assert (found.start, found.end) == (LogPosition(earliest=True), LogPosition())
     assert (found.topics, found.partitions, found.offsets_max, found.pushdown) == (("*",), None, None, False)
     assert found.remote.tls is None
-    wanted = WriteOptions(found.remote)
-    assert write() == wanted
-    assert (wanted.staged, wanted.waits, wanted.fails_on_refused) == (True, True, True)
+    expected = WriteOptions(found.remote)
+    assert write() == expected
+    assert (expected.staged, expected.waits, expected.fails_on_refused) == (True, True, True)
 
 
-def test_topics_with_commas_and_a_namespace() -> None:
+def test_topics_are_read_from_a_json_list_or_namespace() -> None:
     assert read(topics='["v:a,b", "ns:docs"]').topics == ("v:a,b", "ns:docs")
     assert read(namespace="docs").topics == ("ns:docs",)
 
 
-def test_all_that_a_write_can_say() -> None:
+def test_batch_write_takes_all_its_options() -> None:
     found = write(
         producer="nightly",
         namespace="docs",
@@ -118,12 +118,12 @@ def test_all_that_a_write_can_say() -> None:
     assert found.remote.tls == Tls()
 
 
-def test_what_spark_adds_for_itself_is_passed_over() -> None:
+def test_options_that_spark_adds_are_ignored() -> None:
     assert write(checkpointLocation="/x", queryName="q") == write()
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({"url": ""}, "option url and variable DELTA_PROP_URL are missing"),
         (
@@ -177,13 +177,13 @@ def test_what_spark_adds_for_itself_is_passed_over() -> None:
         ),
     ],
 )
-def test_what_a_read_refuses(options: dict[str, str], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_wrong_option_of_a_read_is_refused(options: dict[str, str], expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
         read(**options)
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({"start": "earliest"}, "option start belongs to a batch read and a stream read: leave it out"),
         ({"priority": "urgent"}, "option priority 'urgent': give critical, high, normal, low"),
@@ -197,23 +197,23 @@ def test_what_a_read_refuses(options: dict[str, str], told: str) -> None:
         ({"stagd": "true"}, r"option stagd is not an option of a batch write: did you mean staged\?"),
     ],
 )
-def test_what_a_write_refuses(options: dict[str, str], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_wrong_option_of_a_write_is_refused(options: dict[str, str], expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
         write(**options)
 
 
-def test_a_variable_that_names_no_address_is_named() -> None:
+def test_wrong_address_in_the_environment_names_its_variable() -> None:
     with pytest.raises(
         UsageError, match="variable DELTA_PROP_URL 'nonsense' is not an address: give host:port"
     ):
         read_options({}, {"DELTA_PROP_URL": "nonsense"}, NOW_US)
 
 
-def test_a_time_before_all_is_the_first_one() -> None:
+def test_time_before_the_epoch_is_the_epoch() -> None:
     assert read(start="1960-01-01").start == LogPosition(time_us=0)
 
 
-def test_the_token_is_never_told() -> None:
+def test_token_is_never_shown() -> None:
     found = write(token="hush-hush")
     assert "hush" not in repr(found)
     assert pickle.loads(pickle.dumps(found)).remote.token == "hush-hush"

@@ -33,7 +33,7 @@ def first_cells(text: str) -> list[str]:
     ]
 
 
-def test_every_option_is_told_and_no_other() -> None:
+def test_page_documents_every_option_and_no_other() -> None:
     known = {
         *options._CONNECTING,
         *options._TIMES,
@@ -42,13 +42,13 @@ def test_every_option_is_told_and_no_other() -> None:
     assert sorted(first_cells(section("Options"))) == sorted(known)
 
 
-def test_every_column_is_told_and_no_other() -> None:
+def test_page_documents_every_column_and_no_other() -> None:
     rows = pytest.importorskip("delta_prop.spark.reads.rows", exc_type=ImportError)
     assert sorted(first_cells(section("Columns"))) == sorted(rows.SCHEMA.names)
 
 
 @pytest.mark.spark
-def test_its_programs_run(
+def test_programs_of_the_page_run(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     programs = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)

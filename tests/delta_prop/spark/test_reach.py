@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NOW_US = 1_900_000_000_000_000
-"""Behind every time that the tests name."""
+"""After all times in the tests."""
 
 URL = "delta://127.0.0.1:1"
-WRITTEN = StructType().add("vector_id", StringType()).add("op", StringType())
+WRITE_SCHEMA = StructType().add("vector_id", StringType()).add("op", StringType())
 
 
 @pytest.fixture
@@ -39,43 +39,43 @@ def unknown_hosts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Nobody knows a name; the number of the error stands in this list."""
     numbers = [socket.EAI_NONAME]
 
-    def look_up(host: str, _: object) -> list[object]:
+    def resolve(host: str, _: object) -> list[object]:
         if host.startswith("127."):
             return []
         raise socket.gaierror(numbers[0], "Name or service not known")
 
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     return numbers
 
 
-def test_a_host_that_nobody_knows_is_told_on_the_driver(unknown_hosts: list[int]) -> None:
-    told = "option url 'nonsense:7373': host 'nonsense' is unknown here .Name or service not known"
+def test_unknown_host_is_reported_on_the_driver(unknown_hosts: list[int]) -> None:
+    expected = "option url 'nonsense:7373': host 'nonsense' is unknown here .Name or service not known"
     for call in (
         lambda source: source.reader(READ_SCHEMA),
         lambda source: source.streamReader(READ_SCHEMA),
         lambda source: source.writer(READ_SCHEMA, overwrite=False),
         lambda source: source.streamWriter(READ_SCHEMA, overwrite=False),
     ):
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=expected):
             call(DeltaPropSource({"url": "delta://nonsense:7373"}))
     check_on_driver(read_options({"url": "nonsense:7373,127.0.0.1:7373"}, {}, NOW_US).remote)
-    unknown_hosts[0] = socket.EAI_AGAIN  # nobody can tell for now
+    unknown_hosts[0] = socket.EAI_AGAIN  # a temporary failure of name resolution
     check_on_driver(read_options({"url": "nonsense:7373"}, {}, NOW_US).remote)
 
 
-def test_a_name_that_no_host_can_have() -> None:
+def test_invalid_host_name_is_refused() -> None:
     with pytest.raises(UsageError, match="it is not a valid host name"):
         check_on_driver(read_options({"url": "x" * 64 + ".org:7373"}, {}, NOW_US).remote)
 
 
-def test_files_of_tls_are_looked_at_on_the_driver(tmp_path: Path) -> None:
+def test_tls_files_are_checked_on_the_driver(tmp_path: Path) -> None:
     (tmp_path / "odd.pem").write_text("no certificate")
-    for option, name, told in (
+    for option, name, expected in (
         ("tlsCa", "none.pem", "none.pem': No such file or directory: name a file that exists on the dr"),
         ("tlsCa", "", "Is a directory: name a file"),
         ("tlsCa", "a\0b", "embedded null byte: name a file"),
     ):
-        with pytest.raises(UsageError, match=f"option {option} '.*{told}"):
+        with pytest.raises(UsageError, match=f"option {option} '.*{expected}"):
             DeltaPropSource({"url": URL, option: f"{tmp_path}/{name}"}).reader(READ_SCHEMA)
     with pytest.raises(
         UsageError, match=r"option tlsCa: TLS cannot use .*odd.pem: .*: give certificates and keys"
@@ -90,9 +90,9 @@ def test_files_of_tls_are_looked_at_on_the_driver(tmp_path: Path) -> None:
         DeltaPropSource(known | {"tlsKey": made.server_key}).reader(READ_SCHEMA)
 
 
-def test_a_service_that_cannot_commit_is_told_before_a_task_stages() -> None:
+def test_service_without_jobs_is_reported_before_a_task_stages() -> None:
     def write(**options: str) -> None:
-        DeltaPropSource({"producer": "p", **options}).writer(WRITTEN, overwrite=False)
+        DeltaPropSource({"producer": "p", **options}).writer(WRITE_SCHEMA, overwrite=False)
 
     with served() as in_memory:
         with pytest.raises(UsageError, match="the service has no jobs: keep its log in a directory"):
@@ -107,12 +107,12 @@ TOKENS = table("reader", "reads", subscribe=True, namespaces=["*"]) + table(
 )
 
 
-def test_a_token_that_may_not_write_is_told_before_a_task_starts(tmp_path: Path) -> None:
+def test_token_without_publish_is_refused_before_a_task_starts(tmp_path: Path) -> None:
     with served(propagator={"data": str(tmp_path)}, tokens=TOKENS) as service:
 
         def make(kind: str, **options: str) -> None:
             source = DeltaPropSource({"producer": "p", "url": service.address, **options})
-            (source.streamWriter if kind == "stream" else source.writer)(WRITTEN, overwrite=False)
+            (source.streamWriter if kind == "stream" else source.writer)(WRITE_SCHEMA, overwrite=False)
 
         for kind, more in (("staged", {}), ("direct", {"staged": "false"}), ("stream", {})):
             with pytest.raises(Refused, match="UNAUTHORIZED: this token may read, not publish: give"):
@@ -123,15 +123,17 @@ def test_a_token_that_may_not_write_is_told_before_a_task_starts(tmp_path: Path)
             make(kind, token="writes", **more)
 
 
-def test_a_stream_starts_while_its_service_is_away() -> None:
+def test_stream_starts_while_its_service_is_away() -> None:
     source = DeltaPropSource({"producer": "p", "url": URL, "openTimeoutSeconds": "0.2"})
-    source.streamWriter(WRITTEN, overwrite=False)
+    source.streamWriter(WRITE_SCHEMA, overwrite=False)
 
 
-def test_a_file_that_only_the_driver_has_is_told_by_the_task(tmp_path: Path) -> None:
+def test_file_missing_on_a_worker_is_reported_by_the_task(tmp_path: Path) -> None:
     given = {"url": URL, "tlsCa": str(tmp_path / "gone.pem")}
-    told = f"option tlsCa '.*gone.pem': No such file or directory on the worker {system.HOST}, while the dr"
-    with pytest.raises(UsageError, match=told):
+    expected = (
+        f"option tlsCa '.*gone.pem': No such file or directory on the worker {system.HOST}, while the dr"
+    )
+    with pytest.raises(UsageError, match=expected):
         Reader(read_options(given, {}, NOW_US), READ_SCHEMA).read(OffsetRange(0, 1, bytes(16), 1))
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=expected):
         producer_of(write_options(given, {}), "job/0")

@@ -35,14 +35,14 @@ from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.topics import ALL, Topic
 
 NOW_US = 1_900_000_000_000_000
-"""Behind every time that the tests name."""
+"""After all times in the tests."""
 
 BOUNDS = LogBounds(bytes(16), 3, 0, 1_000_000)
 NEWS = (Topic.parse("c:news"),)
 
 
 @pytest.mark.parametrize(
-    ("start", "end", "partitions", "wanted"),
+    ("start", "end", "partitions", "expected"),
     [
         (0, 10, 3, [(0, 3), (3, 6), (6, 10)]),
         (5, 7, 9, [(5, 6), (6, 7)]),
@@ -51,29 +51,29 @@ NEWS = (Topic.parse("c:news"),)
         (0, 200_001, None, [(0, 66_667), (66_667, 133_334), (133_334, 200_001)]),
     ],
 )
-def test_a_range_in_partitions(
-    start: int, end: int, partitions: int | None, wanted: list[tuple[int, int]]
+def test_range_is_split_into_partitions(
+    start: int, end: int, partitions: int | None, expected: list[tuple[int, int]]
 ) -> None:
     found = split_range(start, end, BOUNDS, partitions)
-    assert [(one.start, one.end) for one in found] == wanted
+    assert [(one.start, one.end) for one in found] == expected
     assert {(one.log_id, one.epoch) for one in found} == {(bytes(16), 3)}
     assert pickle.loads(pickle.dumps(found)) == found
 
 
-def test_a_huge_range_has_a_bounded_number_of_partitions() -> None:
+def test_huge_range_has_a_bounded_number_of_partitions() -> None:
     assert len(split_range(0, 10**12, BOUNDS, None)) == reading.PARTITIONS_DEFAULT_MAX
 
 
-def logged(count: int, offset: int) -> LoggedBatch:
+def make_logged(count: int, offset: int) -> LoggedBatch:
     deltas = [Delta(f"k{offset + row}", create([1.0, 2.0]), "n") for row in range(count)]
     return LoggedBatch(encode_batch(deltas, origin=1, base=offset + 1), offset, offset + 1, Source.LOCAL)
 
 
-def test_small_batches_go_on_together_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_batches_are_merged_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "MERGE_ROWS", 10)
     sizes = [4, 4, 4, 12, 1, 9, 1]
     offsets = [sum(sizes[:at]) for at in range(len(sizes))]
-    found = list(merge_batches(logged(*one) for one in zip(sizes, offsets, strict=True)))
+    found = list(merge_batches(make_logged(*one) for one in zip(sizes, offsets, strict=True)))
     assert [one.num_rows for one in found] == [8, 4, 12, 10, 1]
     assert [at for one in found for at in one.column("offset").to_pylist()] == list(range(sum(sizes)))
     assert all(one.schema == SCHEMA for one in found)
@@ -97,18 +97,18 @@ def test_small_batches_go_on_together_in_order(monkeypatch: pytest.MonkeyPatch) 
         ([GreaterThan(("counter",), 4)], ("*",), 0, None),
     ],
 )
-def test_what_filters_leave_out(
+def test_filters_narrow_topics_and_offsets(
     filters: list[Filter], topics: tuple[str, ...], first: int, end: int | None
 ) -> None:
     assert narrow(ReadFilter((ALL,)), filters) == ReadFilter(tuple(map(Topic.parse, topics)), first, end)
 
 
-def test_topics_that_the_user_named_are_not_widened() -> None:
+def test_topics_of_the_user_are_not_changed_by_filters() -> None:
     assert narrow(ReadFilter(NEWS), [EqualTo(("vector_id",), "a")]).topics == NEWS
 
 
 @pytest.mark.parametrize(
-    ("first", "end", "wanted"),
+    ("first", "end", "expected"),
     [
         (0, None, (5, 9)),
         (6, None, (6, 9)),
@@ -118,11 +118,11 @@ def test_topics_that_the_user_named_are_not_widened() -> None:
         (8, 6, (8, 8)),
     ],
 )
-def test_what_is_left_of_a_range(first: int, end: int | None, wanted: tuple[int, int]) -> None:
-    assert ReadFilter((ALL,), first, end).clip(5, 9) == wanted
+def test_range_is_clipped_by_a_filter(first: int, end: int | None, expected: tuple[int, int]) -> None:
+    assert ReadFilter((ALL,), first, end).clip(5, 9) == expected
 
 
-def test_a_reader_travels_without_a_connection() -> None:
+def test_reader_is_pickled_without_a_connection() -> None:
     options = read_options({"url": "delta://nowhere:1", "namespace": "docs"}, {}, NOW_US)
     there = pickle.loads(pickle.dumps(Reader(options, READ_SCHEMA)))
     assert there._filter.topics == (Topic.parse("ns:docs"),)

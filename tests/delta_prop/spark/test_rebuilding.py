@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Contents = dict[tuple[str, str], "Any"]
 
 
-async def written(path: Path, begin: int, count: int) -> Contents:
+async def publish_and_read(path: Path, begin: int, count: int) -> Contents:
     """Publish beside a storage sink; what it holds then."""
     async with Propagator(data=path / "log") as p:
         storage = await p.attach(StorageSink(path / "first.db"))
@@ -44,7 +44,7 @@ async def contents(p: Propagator, storage: StorageSink) -> Contents:
     return {row[:2]: seen(row[2]) async for row in storage.rows()}
 
 
-async def opened(path: Path, file: Path, *more: Delta) -> tuple[int, Contents]:
+async def open_and_read(path: Path, file: Path, *more: Delta) -> tuple[int, Contents]:
     """Return a file's offset when a sink opens it, and its later contents."""
     async with Propagator(data=path / "log") as p:
         storage = await p.attach(StorageSink(file), name="second")
@@ -55,21 +55,22 @@ async def opened(path: Path, file: Path, *more: Delta) -> tuple[int, Contents]:
 
 
 @pytest.mark.spark
-def test_a_sink_goes_on_from_a_file_made_of_the_log(spark: SparkSession, tmp_path: Path) -> None:
-    first = anyio.run(written, tmp_path, 0, 40)
+def test_sink_continues_from_a_file_rebuilt_from_the_log(spark: SparkSession, tmp_path: Path) -> None:
+    first = anyio.run(publish_and_read, tmp_path, 0, 40)
     made = rebuild(spark, str(tmp_path / "log"), str(tmp_path / "second.db"))
     assert made.rows == len(first)
     assert made.alive == sum(row[0] for row in first.values())
     with pytest.raises(UsageError, match="holds vectors already: name a new file"):
         rebuild(spark, str(tmp_path / "log"), str(tmp_path / "second.db"))
-    told: list[int] = []
+    progress: list[int] = []
     earlier = rebuild(
-        spark, str(tmp_path / "log"), str(tmp_path / "third.db"), at=50, on_progress=told.append
+        spark, str(tmp_path / "log"), str(tmp_path / "third.db"), at=50, on_progress=progress.append
     )
-    assert (earlier.next_offset, told[-1]) == (51, earlier.rows)
-    assert anyio.run(opened, tmp_path, tmp_path / "second.db") == (made.next_offset, first)
-    assert anyio.run(opened, tmp_path, tmp_path / "third.db") == (51, first)
-    now = anyio.run(written, tmp_path, 40, 5)
+    assert (earlier.next_offset, progress[-1]) == (51, earlier.rows)
+    assert anyio.run(open_and_read, tmp_path, tmp_path / "second.db") == (made.next_offset, first)
+    assert anyio.run(open_and_read, tmp_path, tmp_path / "third.db") == (51, first)
+    now = anyio.run(publish_and_read, tmp_path, 40, 5)
     assert (
-        anyio.run(opened, tmp_path, tmp_path / "second.db", Delta("v2", scale(0.5)))[1].keys() == now.keys()
+        anyio.run(open_and_read, tmp_path, tmp_path / "second.db", Delta("v2", scale(0.5)))[1].keys()
+        == now.keys()
     )

@@ -55,7 +55,7 @@ HISTORY = [
 ]
 
 
-def shown(state: VectorState) -> tuple[Any, ...]:
+def state_values(state: VectorState) -> tuple[Any, ...]:
     assert state.key is not None
     vector = None if state.vector is None else state.vector.tolist()
     lamport, origin, counter = state.key
@@ -63,7 +63,7 @@ def shown(state: VectorState) -> tuple[Any, ...]:
     return (state.alive, vector, state.data, metadata, lamport, f"{origin:016x}", counter, state.ignored)
 
 
-def told(row: Row) -> tuple[Any, ...]:
+def row_values(row: Row) -> tuple[Any, ...]:
     data = None if row.data is None else bytes(row.data)
     metadata = {} if row.metadata is None else json.loads(row.metadata)
     return (row.alive, row.vector, data, metadata, row.lamport, row.origin, row.counter, row.ignored)
@@ -71,8 +71,8 @@ def told(row: Row) -> tuple[Any, ...]:
 
 def check(found: list[Row], writer: Writer, end: int = 1 << 60) -> None:
     rows = Rows.below(writer.batches, end)
-    assert {(row.namespace, row.vector_id): told(row) for row in found} == {
-        name: shown(state) for name, state in rows.fold().items()
+    assert {(row.namespace, row.vector_id): row_values(row) for row in found} == {
+        name: state_values(state) for name, state in rows.fold().items()
     }
     assert len(found) == len(rows.of)
     for row in found:
@@ -80,7 +80,7 @@ def check(found: list[Row], writer: Writer, end: int = 1 << 60) -> None:
 
 
 @pytest.mark.spark
-def test_every_vector_comes_as_the_log_tells_it(
+def test_replay_of_every_vector_equals_the_fold_of_the_log(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments, "PART_BYTES", 2_000)
@@ -95,7 +95,7 @@ def test_every_vector_comes_as_the_log_tells_it(
 
 
 @pytest.mark.spark
-def test_the_deltas_of_a_directory_are_a_table(spark: SparkSession, tmp_path: Path) -> None:
+def test_deltas_of_a_directory_are_read_as_a_table(spark: SparkSession, tmp_path: Path) -> None:
     writer = write(tmp_path, HISTORY)
     rows = deltas_of(spark, str(tmp_path)).orderBy("offset").collect()
     assert [row.offset for row in rows] == list(range(writer.batches[-1].next_offset))
@@ -112,7 +112,7 @@ def test_the_deltas_of_a_directory_are_a_table(spark: SparkSession, tmp_path: Pa
     assert from_arrow_schema(STATES) == StructType.fromDDL(STATES_DDL)
 
 
-def test_a_place_is_an_offset_or_a_time() -> None:
+def test_position_is_an_offset_or_a_time() -> None:
     assert position_of(None) == (None, None, False)
     assert position_of(7).offset == 7
     assert position_of(datetime(1970, 1, 2)).time_us == 86_400_000_000

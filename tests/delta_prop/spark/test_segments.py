@@ -31,14 +31,14 @@ from tests.delta_prop.spark.logs import COMPACTING, TINY, write  # noqa: E402
 if TYPE_CHECKING:
     from pathlib import Path
 
-PLAIN = [
+HISTORY = [
     Step([Delta(f"v{(number * 3 + row) % 11}", d.create([number, row])) for row in range(4)], 1, 0)
     for number in range(40)
 ]
 
 
 @pytest.fixture(autouse=True)
-def a_segment_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_segment_per_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "PART_BYTES", 1)
 
 
@@ -71,21 +71,21 @@ def states(log: segments.LogView, buckets: int = 3) -> dict[Any, Any]:
     return found
 
 
-def wanted(writer: Writer, end: int = 1 << 60) -> dict[Any, Any]:
+def expected_states(writer: Writer, end: int = 1 << 60) -> dict[Any, Any]:
     return {name: seen(state) for name, state in Rows.below(writer.batches, end).fold().items()}
 
 
-def test_a_whole_log_is_read_from_its_segments(tmp_path: Path) -> None:
-    writer = write(tmp_path, PLAIN)
+def test_full_log_is_read_from_its_segments(tmp_path: Path) -> None:
+    writer = write(tmp_path, HISTORY)
     log = log_of(str(tmp_path))
     assert (log.begin, log.end, log.is_complete) == (0, 160, True)
     assert len(log.parts) > 5
     assert offsets(log) == list(range(160))
-    assert states(states_of(str(tmp_path))) == wanted(writer)
+    assert states(states_of(str(tmp_path))) == expected_states(writer)
 
 
 def test_small_segments_are_read_by_one_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, PLAIN)
+    write(tmp_path, HISTORY)
     monkeypatch.setattr(segments, "PART_BYTES", 1 << 20)
     log = log_of(str(tmp_path))
     assert len(log.parts) == 1
@@ -93,54 +93,54 @@ def test_small_segments_are_read_by_one_task(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 1), (3, 150), (41, 43), (159, 160), (100, 100), (160, 200)])
-def test_a_range_is_read_and_no_more(tmp_path: Path, start: int, end: int) -> None:
-    write(tmp_path, PLAIN)
+def test_only_the_requested_range_is_read(tmp_path: Path, start: int, end: int) -> None:
+    write(tmp_path, HISTORY)
     log = log_of(str(tmp_path), start=LogPosition(offset=start), end=LogPosition(offset=end))
     assert offsets(log) == list(range(start, min(end, 160)))
 
 
-def test_a_range_that_begins_beyond_the_end_is_told(tmp_path: Path) -> None:
-    write(tmp_path, PLAIN)
+def test_range_that_starts_beyond_the_end_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, HISTORY)
     with pytest.raises(
         UsageError, match=r"offset 161 is after the end of the log .its last delta has offset 15"
     ):
         log_of(str(tmp_path), start=LogPosition(offset=161))
 
 
-def test_the_state_at_an_offset_counts_what_stands_there(tmp_path: Path) -> None:
-    writer = write(tmp_path, PLAIN)
+def test_state_at_an_offset_includes_that_offset(tmp_path: Path) -> None:
+    writer = write(tmp_path, HISTORY)
     for at in (0, 1, 57, 159):
-        assert states(states_of(str(tmp_path), at=LogPosition(offset=at))) == wanted(writer, at + 1)
+        assert states(states_of(str(tmp_path), at=LogPosition(offset=at))) == expected_states(writer, at + 1)
     with pytest.raises(UsageError, match="offset 160 is after the end of the log: give an offset below 160"):
         states_of(str(tmp_path), at=LogPosition(offset=160))
 
 
-def test_the_state_at_a_time_counts_what_was_appended_then(tmp_path: Path) -> None:
-    writer = write(tmp_path, PLAIN)
+def test_state_at_a_time_includes_rows_appended_by_then(tmp_path: Path) -> None:
+    writer = write(tmp_path, HISTORY)
     begun = 1_700_000_000_000_000
     for seconds in (0, 5, 20, 1_000):
         log = states_of(str(tmp_path), at=LogPosition(time_us=begun + seconds * 1_000_000))
-        assert states(log) == wanted(writer, log.end)
+        assert states(log) == expected_states(writer, log.end)
         assert log.end % 4 == 0
     assert states_of(str(tmp_path), at=LogPosition(time_us=1)).end == 0
 
 
 @given(st.lists(steps_with_ids, min_size=4, max_size=20))
-def test_whatever_the_log_holds_its_parts_give_its_fold(
+def test_parts_of_any_log_give_its_fold(
     tmp_path_factory: pytest.TempPathFactory, history: list[Step]
 ) -> None:
     path = tmp_path_factory.mktemp("log")
     writer = write(path, history)
-    assert states(states_of(str(path))) == wanted(writer)
+    assert states(states_of(str(path))) == expected_states(writer)
 
 
-def test_a_log_that_has_lost_its_beginning_begins_with_its_snapshot(tmp_path: Path) -> None:
-    writer = write(tmp_path, PLAIN, COMPACTING)
+def test_compacted_log_starts_with_its_snapshot(tmp_path: Path) -> None:
+    writer = write(tmp_path, HISTORY, COMPACTING)
     log = states_of(str(tmp_path))
     assert log.begin > 0
     assert log.is_complete
-    assert states(log) == wanted(writer)
-    assert states(states_of(str(tmp_path), at=LogPosition(offset=log.begin + 2))) == wanted(
+    assert states(log) == expected_states(writer)
+    assert states(states_of(str(tmp_path), at=LogPosition(offset=log.begin + 2))) == expected_states(
         writer, log.begin + 3
     )
     with pytest.raises(Refused, match="the log holds single deltas from offset"):
@@ -151,8 +151,8 @@ def test_a_log_that_has_lost_its_beginning_begins_with_its_snapshot(tmp_path: Pa
 
 
 def test_planning_leaves_no_file_open(tmp_path: Path) -> None:
-    write(tmp_path, PLAIN)
-    write(tmp_path / "compacted", PLAIN, COMPACTING)
+    write(tmp_path, HISTORY)
+    write(tmp_path / "compacted", HISTORY, COMPACTING)
     before = len(os.listdir("/proc/self/fd"))
     log_to_count(str(tmp_path), EARLIEST, LATEST)
     for path in (tmp_path, tmp_path / "compacted"):
@@ -164,8 +164,8 @@ def test_planning_leaves_no_file_open(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_log_without_a_snapshot_is_not_whole(tmp_path: Path) -> None:
-    write(tmp_path, PLAIN, COMPACTING)
+def test_compacted_log_without_a_snapshot_is_incomplete(tmp_path: Path) -> None:
+    write(tmp_path, HISTORY, COMPACTING)
     for snapshot in (tmp_path / SEGMENTS).glob("*.snapshot"):
         snapshot.unlink()
     log = states_of(str(tmp_path))
@@ -174,7 +174,7 @@ def test_a_log_without_a_snapshot_is_not_whole(tmp_path: Path) -> None:
     assert states(log)
 
 
-def test_compressed_segments_are_read_alike(tmp_path: Path) -> None:
+def test_compressed_segments_are_read_like_others(tmp_path: Path) -> None:
     pytest.importorskip("lz4")
     numbers = [float(one % 7) for one in range(64)]
     long = [
@@ -183,12 +183,12 @@ def test_compressed_segments_are_read_alike(tmp_path: Path) -> None:
     larger = replace(TINY, segment_bytes_max=4_500)
     writer = write(tmp_path / "packed", long, replace(larger, compress="lz4"))
     write(tmp_path / "plain", long, larger)
-    assert states(states_of(str(tmp_path / "packed"))) == wanted(writer)
+    assert states(states_of(str(tmp_path / "packed"))) == expected_states(writer)
     assert states_of(str(tmp_path / "packed")).bytes < states_of(str(tmp_path / "plain")).bytes * 0.8
 
 
-def test_what_goes_while_it_is_read_is_told(tmp_path: Path) -> None:
-    write(tmp_path, PLAIN, COMPACTING)
+def test_snapshot_removed_while_reading_is_reported(tmp_path: Path) -> None:
+    write(tmp_path, HISTORY, COMPACTING)
     log = states_of(str(tmp_path))
     for snapshot in (tmp_path / SEGMENTS).glob("*.snapshot"):
         snapshot.unlink()
@@ -196,8 +196,8 @@ def test_what_goes_while_it_is_read_is_told(tmp_path: Path) -> None:
         states(log)
 
 
-def test_damage_is_told_and_not_stepped_over(tmp_path: Path) -> None:
-    write(tmp_path, PLAIN)
+def test_corruption_is_reported_and_not_skipped(tmp_path: Path) -> None:
+    write(tmp_path, HISTORY)
     log = states_of(str(tmp_path))
     path = sorted((tmp_path / SEGMENTS).glob("*.log"))[2]
     raw = bytearray(path.read_bytes())
@@ -207,7 +207,7 @@ def test_damage_is_told_and_not_stepped_over(tmp_path: Path) -> None:
         states(log)
 
 
-def test_what_is_in_order_is_folded_as_it_comes_and_what_is_not_at_the_end(
+def test_ordered_rows_are_folded_early_and_others_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delta_prop.spark.states.buckets._HELD_BYTES", 1)
@@ -215,15 +215,17 @@ def test_what_is_in_order_is_folded_as_it_comes_and_what_is_not_at_the_end(
     monkeypatch.setattr(
         "delta_prop.spark.states.buckets.fold", lambda changes: (folds.append(1), fold(changes))[1]
     )
-    writer = write(tmp_path / "ordered", PLAIN)
-    assert states(states_of(str(tmp_path / "ordered")), 1) == wanted(writer)
+    writer = write(tmp_path / "ordered", HISTORY)
+    assert states(states_of(str(tmp_path / "ordered")), 1) == expected_states(writer)
     assert len(folds) > 4
     folds.clear()
-    back = [replace(step, back=3 * (number % 2), origin=1 + number % 2) for number, step in enumerate(PLAIN)]
+    back = [
+        replace(step, back=3 * (number % 2), origin=1 + number % 2) for number, step in enumerate(HISTORY)
+    ]
     writer = write(tmp_path / "forwarded", back)
-    assert states(states_of(str(tmp_path / "forwarded")), 1) == wanted(writer)
+    assert states(states_of(str(tmp_path / "forwarded")), 1) == expected_states(writer)
     assert len(folds) == 1
 
 
-def test_a_large_log_is_spread_over_more_buckets() -> None:
+def test_large_log_is_spread_over_more_buckets() -> None:
     assert [buckets_for(size) for size in (0, 1 << 20, 1 << 30, 1 << 50)] == [1, 1, 32, 10_000]

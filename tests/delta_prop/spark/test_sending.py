@@ -39,7 +39,7 @@ SCHEMA = pa.schema(
 )
 
 
-class Died(Exception):
+class TaskDied(Exception):
     """A task's failure."""
 
 
@@ -62,7 +62,7 @@ def rows(keys: Sequence[str | None], *, dies_after: int | None = None) -> Iterat
     """Batches of 7 rows; a key that begins with - changes a part of a vector that is not there."""
     for at in range(0, len(keys), 7):
         if dies_after is not None and at >= dies_after:
-            raise Died
+            raise TaskDied
         yield pa.RecordBatch.from_pylist([row(key) for key in keys[at : at + 7]], schema=SCHEMA)
 
 
@@ -72,44 +72,44 @@ def row(key: str | None) -> dict[str, Any]:
     return {"vector_id": key, "op": "create", "vector": [1.0, 2.0]}
 
 
-def in_log(service: Served) -> list[str]:
-    asker = RangeReader(service.address)
-    bounds = asker.bounds()
-    found = asker.read(bounds.start_offset, bounds.end_offset)
+def keys_in_log(service: Served) -> list[str]:
+    reader = RangeReader(service.address)
+    bounds = reader.bounds()
+    found = reader.read(bounds.start_offset, bounds.end_offset)
     return [delta.vector_id for one in found for delta in deltas_of(one.batch)]
 
 
 KEYS = [f"k{at}" for at in range(95)]
 
-# --- into the log at once
+# --- direct writes
 
 
-def test_a_part_in_order_once(service: Served) -> None:
+def test_part_is_stored_once_in_order(service: Served) -> None:
     assert NumberedPart(options(service), "job/0").send(rows(KEYS)).deltas == 95
-    assert in_log(service) == KEYS
-    again = NumberedPart(options(service), "job/0").send(rows(KEYS))
-    assert (again.deltas, again.refused) == (95, 0)
-    assert in_log(service) == KEYS
+    assert keys_in_log(service) == KEYS
+    second = NumberedPart(options(service), "job/0").send(rows(KEYS))
+    assert (second.deltas, second.refused) == (95, 0)
+    assert keys_in_log(service) == KEYS
     assert NumberedPart(options(service), "job/1").send(rows([])) == PartResult()
 
 
 @pytest.mark.parametrize("dies_after", [7, 21, 60, 91])
-def test_a_task_that_died_is_gone_on_with(service: Served, dies_after: int) -> None:
-    with pytest.raises(Died):
+def test_next_attempt_continues_where_a_dead_task_stopped(service: Served, dies_after: int) -> None:
+    with pytest.raises(TaskDied):
         NumberedPart(options(service), "job/0").send(rows(KEYS, dies_after=dies_after))
-    there = len(in_log(service))
-    assert 0 < there < 95 or dies_after == 7
-    assert NumberedPart(options(service), "job/0").send(rows(KEYS)).processed_before == there
-    assert in_log(service) == KEYS
+    stored_count = len(keys_in_log(service))
+    assert 0 < stored_count < 95 or dies_after == 7
+    assert NumberedPart(options(service), "job/0").send(rows(KEYS)).processed_before == stored_count
+    assert keys_in_log(service) == KEYS
     assert NumberedPart(options(service), "job/0").send(rows(KEYS)).processed_before == 95
 
 
-def test_one_row_alone_and_another_priority(service: Served) -> None:
+def test_single_row_of_another_priority_is_stored_once(service: Served) -> None:
     for _ in range(2):
         assert NumberedPart(options(service, priority="low"), "job/0").send(rows(["a"])).deltas == 1
     (found,) = list(RangeReader(service.address).read(0, 1))
     assert (found.batch.priority, found.batch.namespace) == (Priority.LOW, "docs")
-    assert in_log(service) == ["a"]
+    assert keys_in_log(service) == ["a"]
 
 
 BAD = [*KEYS[:13], "-x", *KEYS[13:40], "-y", "-z", *KEYS[40:]]
@@ -119,8 +119,8 @@ REFUSED = [(13, "-x"), (41, "-y"), (42, "-z")]
 
 
 @pytest.mark.parametrize("refused", ["fail", "skip"])
-def test_refused_rows_alone_have_no_effect_and_are_told_each_time(service: Served, refused: str) -> None:
-    known(service)
+def test_only_refused_rows_have_no_effect_and_are_reported(service: Served, refused: str) -> None:
+    make_namespace_known(service)
     for why in ("vector_id: '-.' in namespace 'docs' is unknown", "refused when it was", "refused when"):
         sent = NumberedPart(options(service, onRefused=refused), "job/4").send(rows(BAD))
         assert (sent.deltas, sent.refused) == (98, 3)
@@ -128,14 +128,14 @@ def test_refused_rows_alone_have_no_effect_and_are_told_each_time(service: Serve
         for one in sent.refused_rows:
             assert (one.part, one.code) == (4, ErrorCode.INVALID_DELTA)
             assert re.match(why.replace("-.", one.vector_id), one.text)
-        assert Counter(in_log(service)) == Counter(["first", *KEYS])
+        assert Counter(keys_in_log(service)) == Counter(["first", *KEYS])
 
 
-def test_a_job_that_runs_again_leaves_nothing_in_the_audit(
+def test_second_run_of_a_job_adds_nothing_to_the_audit_log(
     service: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
-    known(service)
-    keys = [*KEYS, *(f"more-{at}" for at in range(800))]  # more blocks than the service keeps checksums of
+    make_namespace_known(service)
+    keys = [*KEYS, *(f"more-{at}" for at in range(800))]  # more blocks than the service has checksums for
     for _ in range(3):
         assert not NumberedPart(options(service), "job/0").send(rows(keys)).refused
         assert not NumberedPart(options(service), "one/0").send(rows(["alone"])).refused
@@ -148,24 +148,24 @@ def test_a_job_that_runs_again_leaves_nothing_in_the_audit(
     assert not [one for one in caplog.records if one.name == "delta_prop.audit"]
 
 
-def test_of_many_refused_rows_the_first_ones_are_told(service: Served) -> None:
-    known(service)
+def test_only_the_first_of_many_refused_rows_are_reported(service: Served) -> None:
+    make_namespace_known(service)
     sent = NumberedPart(options(service), "job/0").send(rows([*KEYS[:4], *(f"-{at}" for at in range(20))]))
     assert (sent.refused, len(sent.refused_rows)) == (20, direct.REASONS_MAX)
 
 
-def test_a_last_row_that_is_refused_is_told_each_time(service: Served) -> None:
-    known(service)
+def test_refused_last_row_is_reported_each_time(service: Served) -> None:
+    make_namespace_known(service)
     for _ in range(2):
         sent = NumberedPart(options(service), "job/0").send(rows([*KEYS[:4], "-last"]))
         assert [(one.row, one.vector_id) for one in sent.refused_rows] == [(4, "-last")]
-    assert Counter(in_log(service)) == Counter(["first", *KEYS[:4]])
+    assert Counter(keys_in_log(service)) == Counter(["first", *KEYS[:4]])
 
 
-def test_a_task_that_died_while_refused_blocks_were_sent_again(
+def test_rows_survive_a_death_while_refused_blocks_are_resent(
     service: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known(service)
+    make_namespace_known(service)
     sent, real = [0], direct.offer_rows
 
     def dying(producer: SyncProducer, block: pa.RecordBatch, *args: Any) -> Any:
@@ -173,39 +173,37 @@ def test_a_task_that_died_while_refused_blocks_were_sent_again(
             sent[0] += 1
             if sent[0] == 6:
                 producer.flush()
-                raise Died
+                raise TaskDied
         return real(producer, block, *args)
 
     monkeypatch.setattr(direct, "offer_rows", dying)
-    with pytest.raises(Died):
+    with pytest.raises(TaskDied):
         NumberedPart(options(service, onRefused="skip"), "job/0").send(rows(BAD))
     monkeypatch.setattr(direct, "offer_rows", real)
     assert NumberedPart(options(service, onRefused="skip"), "job/0").send(rows(BAD)).refused == 3
-    assert Counter(in_log(service)) == Counter(["first", *KEYS])
+    assert Counter(keys_in_log(service)) == Counter(["first", *KEYS])
 
 
-def test_two_tasks_at_once(service: Served) -> None:
+def test_two_concurrent_tasks_store_each_row_once(service: Served) -> None:
     slow, quick = NumberedPart(options(service), "job/0"), NumberedPart(options(service), "job/0")
-    told: list[PartResult] = []
+    results: list[PartResult] = []
 
-    def overtaken() -> Iterator[pa.RecordBatch]:
+    def rows_overtaken() -> Iterator[pa.RecordBatch]:
         for at, batch in enumerate(rows(KEYS)):
             if at == 6:
-                told.append(quick.send(rows(KEYS)))
+                results.append(quick.send(rows(KEYS)))
             yield batch
 
-    assert slow.send(overtaken()).deltas == 95
-    assert told[0].deltas == 95
-    assert in_log(service) == KEYS
+    assert slow.send(rows_overtaken()).deltas == 95
+    assert results[0].deltas == 95
+    assert keys_in_log(service) == KEYS
 
 
 @pytest.mark.parametrize("bad", [[*KEYS[3:], "-x"], ["-x", *KEYS[3:]]])
-def test_a_task_that_was_overtaken_leaves_what_was_refused_to_the_next_try(
-    service: Served, bad: list[str]
-) -> None:
-    known(service)
+def test_overtaken_task_leaves_refused_rows_to_the_next_try(service: Served, bad: list[str]) -> None:
+    make_namespace_known(service)
 
-    def overtaken() -> Iterator[pa.RecordBatch]:
+    def rows_overtaken() -> Iterator[pa.RecordBatch]:
         for at, batch in enumerate(rows(bad)):
             if at == 6:
                 assert NumberedPart(options(service), "job/0").send(rows(bad)).refused == 1
@@ -214,33 +212,33 @@ def test_a_task_that_was_overtaken_leaves_what_was_refused_to_the_next_try(
     with pytest.raises(
         UsageError, match="another attempt took over job/0, and rows of it were refused: this one"
     ):
-        NumberedPart(options(service), "job/0").send(overtaken())
-    (told,) = NumberedPart(options(service), "job/0").send(rows(bad)).refused_rows
-    assert told.vector_id == "-x"
-    assert Counter(in_log(service)) == Counter(["first", *KEYS[3:]])
+        NumberedPart(options(service), "job/0").send(rows_overtaken())
+    (refused_row,) = NumberedPart(options(service), "job/0").send(rows(bad)).refused_rows
+    assert refused_row.vector_id == "-x"
+    assert Counter(keys_in_log(service)) == Counter(["first", *KEYS[3:]])
 
 
-def test_a_task_that_was_overtaken_by_one_that_stands(service: Served) -> None:
-    def overtaken() -> Iterator[pa.RecordBatch]:
+def test_task_overtaken_by_one_that_stopped_is_refused(service: Served) -> None:
+    def rows_overtaken() -> Iterator[pa.RecordBatch]:
         for at, batch in enumerate(rows(KEYS)):
             if at == 6:
-                with pytest.raises(Died):
+                with pytest.raises(TaskDied):
                     NumberedPart(options(service), "job/0").send(rows(KEYS, dies_after=60))
             yield batch
 
     with pytest.raises(UsageError, match=r"another attempt took over job/0 and stopped at row \d+ of 95"):
-        NumberedPart(options(service, deliveryTimeoutSeconds="0.5"), "job/0").send(overtaken())
+        NumberedPart(options(service, deliveryTimeoutSeconds="0.5"), "job/0").send(rows_overtaken())
     NumberedPart(options(service), "job/0").send(rows(KEYS))
-    assert in_log(service) == KEYS
+    assert keys_in_log(service) == KEYS
 
 
-def test_a_part_that_is_not_the_same_when_it_comes_again(service: Served) -> None:
+def test_part_with_fewer_rows_than_before_is_refused(service: Served) -> None:
     NumberedPart(options(service), "job/0").send(rows(KEYS))
     with pytest.raises(UsageError, match="job/0 has 90 rows, but 95 were written under its name before"):
         NumberedPart(options(service), "job/0").send(rows(KEYS[:90]))
 
 
-def test_micro_batches_of_a_stream(service: Served) -> None:
+def test_each_micro_batch_of_a_stream_is_stored_once(service: Served) -> None:
     def send(batch: int, keys: list[str]) -> None:
         NumberedPart(options(service), "q/0", (batch + 1) * COUNTERS_PER_BATCH).send(rows(keys))
 
@@ -249,69 +247,75 @@ def test_micro_batches_of_a_stream(service: Served) -> None:
     send(1, KEYS[20:21])
     send(4, KEYS[21:60])
     send(4, KEYS[21:60])
-    assert in_log(service) == KEYS[:60]
-    told = "q/0 has written micro-batch 4, but this is micro-batch 1, so the checkpoint was lost or reset"
-    with pytest.raises(UsageError, match=told):
+    assert keys_in_log(service) == KEYS[:60]
+    expected = "q/0 has written micro-batch 4, but this is micro-batch 1, so the checkpoint was lost or reset"
+    with pytest.raises(UsageError, match=expected):
         send(1, KEYS[20:21])
 
 
-def test_a_stream_without_its_checkpoint_is_told_in_a_partition_that_it_never_wrote(service: Served) -> None:
+def test_lost_checkpoint_is_reported_in_a_new_partition_too(service: Served) -> None:
     def send(batch: int, part: int) -> None:
         NumberedPart(options(service), f"q/{part}", (batch + 1) * COUNTERS_PER_BATCH).send(rows([f"k{part}"]))
 
-    send(0, 3)  # before the first part has written
+    send(0, 3)  # before part 0 has written anything
     send(0, 0)
     send(5, 0)
     send(5, 7)
     for batch, part in ((0, 0), (0, 3), (0, 9), (1, 9)):
-        told = f"q/0 has written micro-batch 5, but this is micro-batch {batch}, so the checkpoint was lost"
-        with pytest.raises(UsageError, match=told):
+        expected = (
+            f"q/0 has written micro-batch 5, but this is micro-batch {batch}, so the checkpoint was lost"
+        )
+        with pytest.raises(UsageError, match=expected):
             send(batch, part)
-    assert in_log(service) == ["k3", "k0", "k0", "k7"]
+    assert keys_in_log(service) == ["k3", "k0", "k0", "k7"]
     send(6, 9)
     send(6, 7)
-    assert in_log(service)[4:] == ["k9", "k7"]
+    assert keys_in_log(service)[4:] == ["k9", "k7"]
 
 
-def test_a_part_asks_for_its_stream_only_where_it_did_not_write_the_micro_batch_before(
+def test_part_rereads_the_watermark_only_after_a_gap(
     service: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
-    looked = direct._read_watermark
-    monkeypatch.setattr(direct, "_read_watermark", lambda *args: (asked.append(1), looked(*args))[1])
+    calls: list[int] = []
+    real = direct._read_watermark
+    monkeypatch.setattr(direct, "_read_watermark", lambda *args: (calls.append(1), real(*args))[1])
     for batch in (0, 1, 2, 2, 3):
         NumberedPart(options(service), "q/1", (batch + 1) * COUNTERS_PER_BATCH).send(rows(KEYS))
-    assert len(asked) == 2
+    assert len(calls) == 2
 
 
-def test_a_row_without_a_vector_id_is_told_by_its_row_of_the_part(service: Served) -> None:
+def test_row_without_vector_id_is_reported_by_its_row(service: Served) -> None:
     keys = [*KEYS[:34], None, *KEYS[35:]]
-    told = "vector_id: missing in row 34 of its partition, counted from 0, after vector_id 'k33': show such"
-    with pytest.raises(Refused, match=told):
+    expected = (
+        "vector_id: missing in row 34 of its partition, counted from 0, after vector_id 'k33': show such"
+    )
+    with pytest.raises(Refused, match=expected):
         NumberedPart(options(service), "job/0").send(rows(keys))
-    with pytest.raises(Refused, match=told):
+    with pytest.raises(Refused, match=expected):
         stage_part(rows(keys), options(service), "nightly", 0, 17)
-    told = "vector_id: missing in row 94 of its partition, counted from 0, after vector_id 'k93': show such"
-    with pytest.raises(Refused, match=told):
+    expected = (
+        "vector_id: missing in row 94 of its partition, counted from 0, after vector_id 'k93': show such"
+    )
+    with pytest.raises(Refused, match=expected):
         NumberedPart(options(service), "job/1").send(rows([*KEYS[:94], None]))
 
 
-def test_a_bad_value_is_told_before_its_block_is_sent(service: Served) -> None:
+def test_bad_value_is_reported_before_its_block_is_sent(service: Served) -> None:
     bad = pa.RecordBatch.from_pylist(
         [row("a"), {"vector_id": "b", "op": "create", "vector": [float("nan")]}], schema=SCHEMA
     )
     with pytest.raises(Refused, match="vector: of vector_id 'b': number 0 is nan"):
         NumberedPart(options(service), "job/0").send(iter([bad]))
-    assert in_log(service) == []
+    assert keys_in_log(service) == []
 
 
-def known(service: Served) -> None:
+def make_namespace_known(service: Served) -> None:
     """The service knows the namespace, so that it tells which of its vectors are not there."""
     with SyncProducer(service.address, name="known") as p:
         p.publish(Delta("first", create([1.0, 2.0]), "docs"))
 
 
-# --- kept aside
+# --- staged writes
 
 
 def commit(service: Served, job: str, parts: list[tuple[int, int, PartResult]]) -> JobState:
@@ -326,47 +330,47 @@ def commit(service: Served, job: str, parts: list[tuple[int, int, PartResult]]) 
     return state
 
 
-def test_a_job_is_seen_once_it_is_committed(service: Served) -> None:
+def test_job_is_visible_only_after_its_commit(service: Served) -> None:
     first = stage_part(rows(KEYS[:60]), options(service), "nightly", 0, 17)
-    with pytest.raises(Died):
+    with pytest.raises(TaskDied):
         stage_part(rows(KEYS[60:], dies_after=20), options(service), "nightly", 1, 18)
     second = stage_part(rows(KEYS[60:]), options(service), "nightly", 1, 19)
     empty = stage_part(rows([]), options(service), "nightly", 2, 20)
     assert [one.deltas for one in (first, second, empty)] == [60, 35, 0]
-    assert in_log(service) == []
+    assert keys_in_log(service) == []
     assert commit(service, "nightly", [(0, 17, first), (1, 19, second), (2, 20, empty)]) is JobState.PUBLISHED
-    assert in_log(service) == KEYS
+    assert keys_in_log(service) == KEYS
     for attempt in (0, 18):
         sent = stage_part(rows(KEYS[60:]), options(service), "nightly", 1, attempt)
         assert sent == PartResult(35, was_decided=True, checksum=second.checksum)
     assert commit(service, "nightly", [(0, 1, first), (1, 2, second)]) is JobState.PUBLISHED
-    assert in_log(service) == KEYS
+    assert keys_in_log(service) == KEYS
     with pytest.raises(Refused, match="JOB_DECIDED"):
         commit(service, "nightly", [(0, 1, first)])
 
 
-def test_as_many_other_rows_under_a_name_that_was_committed_are_refused(service: Served) -> None:
+def test_other_rows_under_a_committed_name_are_refused(service: Served) -> None:
     first = stage_part(rows(KEYS[:60]), options(service), "nightly", 0, 17)
     assert commit(service, "nightly", [(0, 17, first)]) is JobState.PUBLISHED
     other = stage_part(rows(KEYS[1:61]), options(service), "nightly", 0, 18)
     assert (other.deltas, other.was_decided) == (first.deltas, True)
     with pytest.raises(Refused, match="JOB_DECIDED"):
         commit(service, "nightly", [(0, 18, other)])
-    assert in_log(service) == KEYS[:60]
+    assert keys_in_log(service) == KEYS[:60]
 
 
-def test_a_part_that_says_something_else_than_its_task_knows_is_not_committed(service: Served) -> None:
+def test_part_with_another_checksum_is_not_committed(service: Served) -> None:
     sent = stage_part(rows(KEYS[:60]), options(service), "nightly", 0, 17)
     sent.checksum ^= 1
     with pytest.raises(Refused, match=r"UNKNOWN_JOB.*nothing is decided"):
         commit(service, "nightly", [(0, 17, sent)])
-    assert in_log(service) == []
+    assert keys_in_log(service) == []
 
 
-def test_a_job_that_was_dropped_is_run_again_under_its_name(service: Served) -> None:
+def test_aborted_job_can_be_rerun_under_its_name(service: Served) -> None:
     stage_part(rows(KEYS), options(service), "nightly", 0, 1)
     decide(service.address, "nightly", Decision.ABORT)
     sent = stage_part(rows(KEYS), options(service), "nightly", 0, 2)
     assert not sent.was_decided
     commit(service, "nightly", [(0, 2, sent)])
-    assert in_log(service) == KEYS
+    assert keys_in_log(service) == KEYS

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-def test_workers_are_this_python(spark: SparkSession) -> None:
+def test_workers_run_this_python(spark: SparkSession) -> None:
     found = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect()
     assert found == [sys.executable]
 
 
-def test_session_finds_the_format_where_its_python_is_in_a_path_with_a_space(tmp_path: Path) -> None:
+def test_session_finds_the_format_if_the_python_path_has_a_space(tmp_path: Path) -> None:
     python = tmp_path / "new folder" / "python"
     python.parent.mkdir()
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')

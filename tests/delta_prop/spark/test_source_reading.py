@@ -41,7 +41,7 @@ def read(spark: SparkSession, url: str, **options: Any) -> DataFrame:
     return spark.read.format("delta_prop").options(url=url, **options).load()
 
 
-def test_all_columns_of_all_rows(spark: SparkSession, url: str) -> None:
+def test_read_returns_all_columns_of_all_rows(spark: SparkSession, url: str) -> None:
     found = read(spark, url, partitions=3)
     assert found.rdd.getNumPartitions() == 3
     rows = found.orderBy("offset").collect()
@@ -59,7 +59,7 @@ def test_all_columns_of_all_rows(spark: SparkSession, url: str) -> None:
     )
 
 
-def test_sql_and_options_that_narrow(spark: SparkSession, url: str) -> None:
+def test_sql_and_options_select_rows(spark: SparkSession, url: str) -> None:
     spark.sql(
         f"CREATE OR REPLACE TEMPORARY VIEW deltas USING delta_prop OPTIONS (url '{url}', namespace 'docs')"
     )
@@ -69,13 +69,13 @@ def test_sql_and_options_that_narrow(spark: SparkSession, url: str) -> None:
     assert [row.offset for row in some] == [5, 7]
 
 
-def test_some_columns_alone(spark: SparkSession, url: str) -> None:
+def test_schema_selects_columns(spark: SparkSession, url: str) -> None:
     schema = "vector_id string, offset long"
     found = spark.read.format("delta_prop").schema(schema).option("url", url).load().filter("offset = 7")
     assert [tuple(row) for row in found.collect()] == [("row-6", 7)]
 
 
-def test_filters_that_are_pushed_down_change_nothing_but_what_is_sent(spark: SparkSession, url: str) -> None:
+def test_pushed_down_filters_return_the_same_rows(spark: SparkSession, url: str) -> None:
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
         found = read(spark, url, pushdown="true").filter("vector_id = 'doc-3' AND offset > 3")
@@ -84,17 +84,17 @@ def test_filters_that_are_pushed_down_change_nothing_but_what_is_sent(spark: Spa
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
 
 
-def test_what_is_wrong_is_told_before_anything_runs(spark: SparkSession, url: str) -> None:
-    for options, told in (
+def test_wrong_options_are_refused_before_a_job_runs(spark: SparkSession, url: str) -> None:
+    for options, expected in (
         ({"strat": "1"}, "option strat is not an option of a batch read: did you mean start?"),
         ({"start": ROWS + 5}, f"option start {ROWS + 5} is after the end of the log (its last delta has "),
     ):
         with pytest.raises(Exception, match="UsageError") as refused:
             read(spark, url, **options).collect()
-        assert told in str(refused.value)
+        assert expected in str(refused.value)
 
 
-def test_a_stream_in_bounded_batches_that_ends_and_goes_on(
+def test_stream_in_bounded_batches_resumes_at_its_checkpoint(
     spark: SparkSession, url: str, tmp_path: Path
 ) -> None:
     def run(**options: Any) -> list[int]:
@@ -119,7 +119,7 @@ def test_a_stream_in_bounded_batches_that_ends_and_goes_on(
     assert sorted(offsets) == list(range(1, ROWS + 11))
 
 
-def test_the_environment_names_the_service_where_no_option_does(spark: SparkSession) -> None:
+def test_missing_url_names_the_option_and_the_variable(spark: SparkSession) -> None:
     assert "DELTA_PROP_URL" not in os.environ
     with pytest.raises(Exception, match="option url and variable DELTA_PROP_URL are missing"):
         spark.read.format("delta_prop").load().collect()

@@ -45,10 +45,10 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _sources(spark: SparkSession) -> None:
-    from tests.delta_prop.spark.dying import TasksDie
+    from tests.delta_prop.spark.dying import KilledTaskSource
 
     register(spark)
-    spark.dataSource.register(TasksDie)
+    spark.dataSource.register(KilledTaskSource)
 
 
 class Stream:
@@ -62,11 +62,11 @@ class Stream:
 
     def start(self, *, sink: str = "delta_prop", ends: bool = False) -> StreamingQuery:
         read = self._spark.readStream.format("delta_prop")
-        came = read.options(
+        source_rows = read.options(
             url=self._address, namespace="in", maxOffsetsPerTrigger=1_000, partitions=2
         ).load()
-        goes = came.selectExpr("vector_id", "vector", "'out' AS namespace")
-        write = goes.writeStream.format(sink).options(url=self._address, producer=self._producer)
+        result_rows = source_rows.selectExpr("vector_id", "vector", "'out' AS namespace")
+        write = result_rows.writeStream.format(sink).options(url=self._address, producer=self._producer)
         write = write.option("checkpointLocation", self._checkpoint)
         return (write.trigger(availableNow=True) if ends else write).start()
 
@@ -92,50 +92,50 @@ def feed(address: str, rounds: int) -> Counter[str]:
     return Counter(keys)
 
 
-def out(address: str) -> Counter[str]:
-    asker = RangeReader(address)
-    bounds = asker.bounds()
+def copied_keys(address: str) -> Counter[str]:
+    reader = RangeReader(address)
+    bounds = reader.bounds()
     found: Counter[str] = Counter()
-    for one in asker.read(bounds.start_offset, bounds.end_offset, [Topic.parse("ns:out")]):
+    for one in reader.read(bounds.start_offset, bounds.end_offset, [Topic.parse("ns:out")]):
         found.update(one.batch.keys)
     return found
 
 
-def test_a_stream_that_is_stopped_at_random(
+def test_stream_stopped_at_random_copies_each_row_once(
     spark: SparkSession, address: str, tmp_path: Path, full: bool
 ) -> None:
     restarts = RESTARTS_FULL if full else RESTARTS
-    chance = random.Random() if full else random.Random(4)
-    wanted = feed(address, restarts)
+    rng = random.Random() if full else random.Random(4)
+    expected = feed(address, restarts)
     stream = Stream(spark, address, tmp_path / "checkpoint", "copies")
     seen = []
     for turn in range(restarts):
         query = stream.start(sink="tasks_die" if turn % 3 == 1 else "delta_prop")
-        batches, deadline = chance.randrange(3), time.monotonic() + WAIT_S
+        batches, deadline = rng.randrange(3), time.monotonic() + WAIT_S
         while sum(p["numInputRows"] > 0 for p in query.recentProgress) < batches:
             if not query.isActive and NO_TIME in str(query.exception()):
-                break  # a stop as good as any other
+                break  # this failure counts as a random stop
             assert query.isActive, query.exception()
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        time.sleep(chance.random())
+        time.sleep(rng.random())
         query.stop()
-        seen.append(sum(out(address).values()))
+        seen.append(sum(copied_keys(address).values()))
     stream.finish()
-    assert out(address) == wanted
-    print(f"{restarts} restarts, {len(wanted):,} rows; written when it was stopped: {seen}")
+    assert copied_keys(address) == expected
+    print(f"{restarts} restarts, {len(expected):,} rows; written when it was stopped: {seen}")
 
 
-def test_a_stream_that_has_lost_its_checkpoint(
+def test_stream_without_its_checkpoint_is_refused(
     spark: SparkSession, address: str, tmp_path: Path, full: bool
 ) -> None:
     if not full:
-        pytest.skip("two streams more; what the writer says is tested without Spark")
+        pytest.skip("two streams more; the writer's error is tested without Spark")
     stream = Stream(spark, address, tmp_path / "checkpoint", "lost")
     feed(address, 1)
     stream.finish()
-    before = out(address)
-    told = r"lost/[01] has written micro-batch \d+, but this is micro-batch 0, so the checkpoint was lost"
-    with pytest.raises(Exception, match=told):
+    before = copied_keys(address)
+    expected = r"lost/[01] has written micro-batch \d+, but this is micro-batch 0, so the checkpoint was lost"
+    with pytest.raises(Exception, match=expected):
         Stream(spark, address, tmp_path / "another checkpoint", "lost").finish()
-    assert out(address) == before
+    assert copied_keys(address) == before

@@ -10,7 +10,7 @@ from delta_prop.recorded_traffic import SALT_BYTES, TrafficWriter
 from delta_prop_wire.delta import Delta, Source, opaque
 from delta_prop_wire.encode import encode_batch
 from tests.delta_prop.commands.served import served
-from tests.delta_prop.commands.support import Command, many
+from tests.delta_prop.commands.support import Command, create_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,9 +32,9 @@ def test_what_a_server_took_is_replayed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = Command(tmp_path, capsys)
-    with served(command.data) as command.places:
-        command.publish(many(120))
-        at = ["--from", command.places.to, "--start", "earliest", "--until", "latest"]
+    with served(command.data) as command.addresses:
+        command.publish(create_lines(120))
+        at = ["--from", command.addresses.to, "--start", "earliest", "--until", "latest"]
         assert main(["trace", "record", *at, "--to", str(tmp_path / "real.trace")]) == 0
     capsys.readouterr()
     monkeypatch.chdir(tmp_path)

@@ -9,12 +9,12 @@ import pytest
 
 from delta_prop import LogSettings, Propagator
 from delta_prop_wire.delta import Delta, create
-from tests.delta_prop.commands.support import Command, created, many
+from tests.delta_prop.commands.support import Command, create_line, create_lines
 
 
 @pytest.mark.parametrize("place", ["/proc/x", "/dev/null/x", "x" * 300, "a\0b"])
-def test_a_copy_that_cannot_be_made_is_told_with_its_cure(place: str, command: Command) -> None:
-    command.publish(many(1))
+def test_impossible_copy_is_reported_with_its_fix(place: str, command: Command) -> None:
+    command.publish(create_lines(1))
     for verb in (("log", "export", "--to", place), ("log", "restore", "--from", command.data)):
         to_restore = verb[1] == "restore"
         command.data, before = (Path(place), command.data) if to_restore else (command.data, command.data)
@@ -26,25 +26,29 @@ def test_a_copy_that_cannot_be_made_is_told_with_its_cure(place: str, command: C
         assert "name a new directory" in done.err
 
 
-def test_an_import_of_refused_lines_tells_where_the_log_ends(command: Command) -> None:
+def test_totals_of_refused_lines_name_the_log_end(command: Command) -> None:
     assert command.publish(["nonsense"]).lines[-1]["next_offset"] == 0
-    command.publish(many(3))
+    command.publish(create_lines(3))
     done = command.publish(["nonsense", "{}"])
     assert (done.status, done.lines[-1]["acknowledged"]) == (1, 0)
     assert done.lines[-1]["next_offset"] == 3
     assert command.publish([]).lines[-1]["next_offset"] == 3
 
 
-def test_a_server_that_acknowledged_nothing_told_no_offset(command: Command) -> None:
+def test_totals_from_a_server_without_acks_name_no_offset(command: Command) -> None:
     from tests.delta_prop.commands.served import served
 
-    with served(command.data) as command.places:
+    with served(command.data) as command.addresses:
         assert command.publish(["nonsense"]).lines[-1]["next_offset"] is None
 
 
 def test_get_names_the_namespaces_that_have_the_id(command: Command) -> None:
     command.publish(
-        [created("a", namespace="docs"), created("a", namespace="other"), created("b", namespace="docs")]
+        [
+            create_line("a", namespace="docs"),
+            create_line("a", namespace="other"),
+            create_line("b", namespace="docs"),
+        ]
     )
     done = command("get", "a")
     assert (done.status, done.lines[0]["alive"]) == (1, False)
@@ -52,11 +56,11 @@ def test_get_names_the_namespaces_that_have_the_id(command: Command) -> None:
     assert "--namespace" in done.err
     assert command("get", "a", "--namespace", "docs").err == ""
     assert command("get", "c").err == ""
-    command.publish([created("d", namespace=f"n{at}") for at in range(9)])
+    command.publish([create_line("d", namespace=f"n{at}") for at in range(9)])
     assert "and 4 more" in command("get", "d").err
 
 
-def test_get_names_namespaces_that_only_a_snapshot_knows(command: Command) -> None:
+def test_get_names_namespaces_known_only_to_a_snapshot(command: Command) -> None:
     small = LogSettings(
         segment_bytes_max=4096,
         bytes_max=1 << 20,

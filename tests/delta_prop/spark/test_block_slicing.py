@@ -18,15 +18,15 @@ ROWS = [{"vector_id": f"doc-{at}", "vector": [float(at)] * (at % 7)} for at in r
 
 def batches(cuts: list[int]) -> list[pa.RecordBatch]:
     bounds = sorted({0, len(ROWS), *cuts})
-    whole = pa.RecordBatch.from_pylist(
+    all_rows = pa.RecordBatch.from_pylist(
         ROWS,
         schema=pa.schema([("vector_id", pa.string()), ("vector", pa.list_(pa.float32()))]),
     )
-    return [whole.slice(one, two - one) for one, two in pairwise(bounds)]
+    return [all_rows.slice(one, two - one) for one, two in pairwise(bounds)]
 
 
 @given(st.lists(st.integers(0, 200), max_size=8))
-def test_where_blocks_end_depends_on_rows_alone(cuts: list[int]) -> None:
+def test_ends_of_blocks_depend_only_on_the_rows(cuts: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slicing, "BLOCK_ROWS", 30)
         patch.setattr(slicing, "BLOCK_BYTES", 400)
@@ -37,12 +37,12 @@ def test_where_blocks_end_depends_on_rows_alone(cuts: list[int]) -> None:
     assert max(sizes) <= 30
 
 
-def test_a_row_that_is_larger_than_a_block_goes_alone() -> None:
+def test_row_larger_than_a_block_gets_its_own_block() -> None:
     rows = pa.record_batch({"data": pa.array([b"x", b"y" * 5_000_000, b"z"], pa.binary())})
     assert [one.num_rows for one in slice_blocks([rows])] == [1, 1, 1]
 
 
-def test_what_comes_in_the_usual_batches_is_not_copied() -> None:
+def test_batches_of_the_usual_size_are_not_copied() -> None:
     rows = pa.record_batch({"vector": pa.array([[1.0]] * 10_000, pa.list_(pa.float32()))})
     found = list(slice_blocks([rows, rows.slice(0, 7)]))
     assert [one.num_rows for one in found] == [5_000, 5_000, 7]
@@ -50,6 +50,6 @@ def test_what_comes_in_the_usual_batches_is_not_copied() -> None:
     assert {one.column(0).buffers()[3].address for one in found} == {address}
 
 
-def test_nothing_makes_no_block() -> None:
+def test_empty_batches_make_no_block() -> None:
     assert list(slice_blocks([])) == []
     assert list(slice_blocks(batches([])[0].slice(0, 0) for _ in range(2))) == []

@@ -22,7 +22,7 @@ from delta_prop_wire.errors import Refused, UsageError
 from tests.delta_prop.client.threaded import Served, served
 
 NOW_US = 1_900_000_000_000_000
-"""Behind every time that the tests name."""
+"""After all times in the tests."""
 
 ALL_THERE_IS = ReadAllAvailable()
 
@@ -39,24 +39,24 @@ def publish(service: Served, count: int) -> None:
             p.publish(*(Delta(f"k{at + row}", opaque(b"x")) for row in range(min(50, count - at))))
 
 
-def offset(place: dict[str, Any]) -> int:
-    return int(place["0"])
+def offset(position: dict[str, Any]) -> int:
+    return int(position["0"])
 
 
-def test_it_goes_on_by_so_many_offsets_until_there_is_nothing_new() -> None:
+def test_stream_advances_by_its_limit_up_to_the_log_end() -> None:
     with served() as service:
         publish(service, 120)
         reader = stream(service, maxOffsetsPerTrigger="50", partitions="2")
         limit = reader.getDefaultReadLimit()
         assert limit == ReadMaxRows(50)
-        places = [reader.initialOffset()]
-        while (latest := reader.latestOffset(places[-1], limit)) != places[-1]:
-            places.append(latest)
-        assert list(map(offset, places)) == [0, 50, 100, 120]
-        ranges = reader.partitions(places[0], places[1])
+        positions = [reader.initialOffset()]
+        while (latest := reader.latestOffset(positions[-1], limit)) != positions[-1]:
+            positions.append(latest)
+        assert list(map(offset, positions)) == [0, 50, 100, 120]
+        ranges = reader.partitions(positions[0], positions[1])
         assert [(one.start, one.end) for one in ranges] == [(0, 25), (25, 50)]
         assert sum(rows.num_rows for one in ranges for rows in reader.read(one)) == 50
-        assert reader.partitions(places[1], places[1]) == []
+        assert reader.partitions(positions[1], positions[1]) == []
         assert offset(reader.reportLatestOffset()) == 120
 
 
@@ -67,30 +67,30 @@ def test_available_now_ends_where_the_log_ended() -> None:
         assert reader.getDefaultReadLimit() == ALL_THERE_IS
         reader.prepareForTriggerAvailableNow()
         publish(service, 50)
-        place = reader.latestOffset(reader.initialOffset(), ALL_THERE_IS)
-        assert offset(place) == 100
-        assert reader.latestOffset(place, ALL_THERE_IS) == place
-        beyond = place | {"0": 120}
+        position = reader.latestOffset(reader.initialOffset(), ALL_THERE_IS)
+        assert offset(position) == 100
+        assert reader.latestOffset(position, ALL_THERE_IS) == position
+        beyond = position | {"0": 120}
         assert reader.latestOffset(beyond, ALL_THERE_IS) == beyond
 
 
-@pytest.mark.parametrize(("start", "wanted"), [("earliest", 0), ("latest", 7), ("5", 5)])
-def test_where_a_new_stream_begins(start: str, wanted: int) -> None:
+@pytest.mark.parametrize(("start", "expected"), [("earliest", 0), ("latest", 7), ("5", 5)])
+def test_start_option_sets_the_initial_offset(start: str, expected: int) -> None:
     with served() as service:
         publish(service, 7)
-        assert offset(stream(service, start=start).initialOffset()) == wanted
+        assert offset(stream(service, start=start).initialOffset()) == expected
 
 
-def test_a_place_outside_the_log_is_told_on_the_driver() -> None:
+def test_start_beyond_the_log_is_refused_on_the_driver() -> None:
     with served() as service:
         publish(service, 7)
-        told = (
+        expected = (
             "option start 8 is after the end of the log .its last delta has offset 6, the next one will "
             "have 7.: give an offset up to 7, earliest or latest"
         )
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=expected):
             stream(service, start="8").initialOffset()
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=expected):
             Reader(read_options({"url": service.address, "start": "8"}, {}, NOW_US), READ_SCHEMA).partitions()
         with pytest.raises(UsageError, match="offset 8 is after the end of the log"):
             served_range(
@@ -101,36 +101,36 @@ def test_a_place_outside_the_log_is_told_on_the_driver() -> None:
 def test_another_log_is_refused_and_not_skipped() -> None:
     with served() as service:
         publish(service, 7)
-        place = stream(service).initialOffset()
+        position = stream(service).initialOffset()
     with served() as other:
         publish(other, 50)
         reader = stream(other)
         for call in (reader.latestOffset, reader.partitions):
             with pytest.raises(
-                UsageError, match=f"of log {place['log']}, but the log here is .* give the url"
+                UsageError, match=f"of log {position['log']}, but the log here is .* give the url"
             ):
-                call(place, ALL_THERE_IS)
+                call(position, ALL_THERE_IS)
 
 
-def test_what_the_log_has_let_go_of_is_told() -> None:
+def test_offsets_removed_from_the_log_are_reported() -> None:
     with served(propagator={"settings": Settings(log_deltas_max=100)}) as service:
         publish(service, 50)
         reader = stream(service)
-        place = reader.initialOffset()
-        (early,) = reader.partitions(place, place | {"0": 10})
+        position = reader.initialOffset()
+        (early,) = reader.partitions(position, position | {"0": 10})
         publish(service, 300)
         first = reader._range_reader().bounds().start_offset
-        gone = f"option start 3: the log has removed the offsets before {first}: give that one, a later"
-        with pytest.raises(UsageError, match=gone):
+        removed = f"option start 3: the log has removed the offsets before {first}: give that one, a later"
+        with pytest.raises(UsageError, match=removed):
             stream(service, start="3").initialOffset()
-        told = f"at offset 0, but the log has removed the offsets before {first}, so {first} are lost"
-        with pytest.raises(UsageError, match=told):
-            reader.latestOffset(place, ALL_THERE_IS)
-        with pytest.raises(Refused, match="CURSOR_TOO_OLD"):  # between the plan and the read
+        expected = f"at offset 0, but the log has removed the offsets before {first}, so {first} are lost"
+        with pytest.raises(UsageError, match=expected):
+            reader.latestOffset(position, ALL_THERE_IS)
+        with pytest.raises(Refused, match="CURSOR_TOO_OLD"):  # removed between the plan and the read
             list(reader.read(early))
 
 
-def test_a_log_that_is_shorter_than_the_checkpoint() -> None:
+def test_log_shorter_than_the_checkpoint_is_refused() -> None:
     with served() as service:
         publish(service, 7)
         reader = stream(service)
