@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from delta_prop.spark.java import find_missing
-from tests.quiet import in_the_room
+from tests.quiet import hold_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ settings.register_profile(
 settings.register_profile("full", max_examples=1_000, deadline=None, print_blob=True)
 
 
-TOLD = "told"
+PRINTED = "told"
 """The property of a report whose value is printed."""
 SPARK = "delta_prop/spark/"
 """The folder of tests that start Spark."""
@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if lacking is not None:
         for item in with_spark:
             item.add_marker(pytest.mark.skip(reason=lacking))
-    items.sort(key=lambda item: (_alone(item), SPARK not in item.nodeid))
+    items.sort(key=lambda item: (_runs_exclusively(item), SPARK not in item.nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -95,7 +95,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
     for report in reports:
         for name, value in getattr(report, "user_properties", ()):
-            if name == TOLD and report.when == "call":
+            if name == PRINTED and report.when == "call":
                 terminalreporter.write_line(value)
     skipped = terminalreporter.stats.get("skipped", [])
     count = sum("spark" in getattr(report, "keywords", ()) for report in skipped)
@@ -106,18 +106,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Keep the machine quiet for the tests that judge time."""
-    with in_the_room(alone=_alone(item)):
+    with hold_machine(exclusive=_runs_exclusively(item)):
         return (yield)
 
 
-def _alone(item: pytest.Item) -> bool:
+def _runs_exclusively(item: pytest.Item) -> bool:
     return item.get_closest_marker("alone") is not None
 
 
 @pytest.fixture
-def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+def print_at_end(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
     """Has a line printed at the end of the run."""
-    return partial(record_property, TOLD)
+    return partial(record_property, PRINTED)
 
 
 @pytest.fixture(scope="session")
@@ -132,7 +132,7 @@ def spark() -> Iterator[SparkSession]:
     from delta_prop.spark.sessions import session
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its own code, beside a Python that is newer than it
+        warnings.simplefilter("ignore")  # Spark's own code warns on newer versions of Python
         found = session("tests")
         yield found
         found.stop()

@@ -16,6 +16,6 @@ def open_below(folder: Path) -> list[str]:
     """The open files in a folder, those that were removed too; none where the system does not tell."""
     found = []
     for number in os.listdir(_DESCRIPTORS) if os.path.isdir(_DESCRIPTORS) else ():
-        with suppress(OSError):  # closed meanwhile
+        with suppress(OSError):  # the file was closed meanwhile
             found.append(os.readlink(f"{_DESCRIPTORS}/{number}"))
     return [name for name in found if name.startswith(f"{folder}/")]

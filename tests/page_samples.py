@@ -20,6 +20,6 @@ def printed_in(block: list[str]) -> list[str]:
     return [line for line in block if not line.startswith("$ ")]
 
 
-def alike(line: str) -> str:
+def mask_numbers(line: str) -> str:
     """A line without its numbers, and the blanks that depend on them."""
     return re.sub(r"\s+", " ", re.sub(r"[\d,]*\d", "N", line)).strip()

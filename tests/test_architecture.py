@@ -34,12 +34,12 @@ FILE_BYTES_MAX = 1 << 20
 DOCSTRING = '"""A planted file. It does nothing."""\n'
 
 
-def test_the_checkout_keeps_its_rules() -> None:
+def test_checkout_has_no_violation() -> None:
     assert [str(one) for one in violations(ROOT)] == []
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the tree was copied without its history")
-def test_nothing_was_committed_by_mistake() -> None:
+def test_committed_files_are_expected_and_small() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, timeout=60, check=True)
     paths = [Path(name) for name in listed.stdout.decode().split("\0") if name]
     assert {path.parts[0] for path in paths} == TOP_LEVEL
@@ -47,7 +47,7 @@ def test_nothing_was_committed_by_mistake() -> None:
     assert [path for path in present if (ROOT / path).stat().st_size > FILE_BYTES_MAX] == []
 
 
-def test_a_forbidden_import_in_the_real_tree_is_found(tmp_path: Path) -> None:
+def test_forbidden_import_in_real_tree_is_found(tmp_path: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     folder = FOLDERS["delta_prop_wire"]
     shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -59,7 +59,7 @@ def test_a_forbidden_import_in_the_real_tree_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "text", "rule"),
+    ("relative_path", "text", "rule"),
     [
         ("wire/delta_prop_wire/a.py", "import delta_prop_broker", "arrow"),
         ("wire/delta_prop_wire/a.py", "import delta_prop", "arrow"),
@@ -110,16 +110,16 @@ def test_a_forbidden_import_in_the_real_tree_is_found(tmp_path: Path) -> None:
         ("tests/a.py", "class C:\n    async def f(self):\n" + "        x = 1\n" * 70, "length"),
     ],
 )
-def test_each_rule_bites(tmp_path: Path, place: str, text: str, rule: str) -> None:
-    assert {one.rule for one in planted(tmp_path, place, DOCSTRING + text)} >= {rule}
+def test_planted_violation_is_found(tmp_path: Path, relative_path: str, text: str, rule: str) -> None:
+    assert {one.rule for one in violations_of_file(tmp_path, relative_path, DOCSTRING + text)} >= {rule}
 
 
-def test_a_file_opens_by_saying_what_it_is(tmp_path: Path) -> None:
-    assert [one.rule for one in planted(tmp_path, "tests/a.py", "x = 1\n")] == ["docstring"]
+def test_file_without_docstring_is_found(tmp_path: Path) -> None:
+    assert [one.rule for one in violations_of_file(tmp_path, "tests/a.py", "x = 1\n")] == ["docstring"]
 
 
 @pytest.mark.parametrize(
-    ("place", "text"),
+    ("relative_path", "text"),
     [
         ("broker/delta_prop_broker/a.py", "from delta_prop_wire.batch import Batch"),
         ("simulations/delta_prop_simulations/a.py", "import delta_prop, delta_prop_sinks"),
@@ -140,25 +140,27 @@ def test_a_file_opens_by_saying_what_it_is(tmp_path: Path) -> None:
         ("tests/a.py", "import time, socket"),
     ],
 )
-def test_what_is_allowed_passes(tmp_path: Path, place: str, text: str) -> None:
-    assert planted(tmp_path, place, DOCSTRING + text) == []
+def test_allowed_code_passes(tmp_path: Path, relative_path: str, text: str) -> None:
+    assert violations_of_file(tmp_path, relative_path, DOCSTRING + text) == []
 
 
-def test_no_pattern_is_left_over() -> None:
-    places = [path.relative_to(ROOT).as_posix() for path in source_files(ROOT)]
+def test_every_pattern_matches_a_file() -> None:
+    relative_paths = [path.relative_to(ROOT).as_posix() for path in source_files(ROOT)]
     unmatched = [
-        pattern for pattern in (*PURE, *SYSTEM) if not any(matches(place, [pattern]) for place in places)
+        pattern
+        for pattern in (*PURE, *SYSTEM)
+        if not any(matches(relative_path, [pattern]) for relative_path in relative_paths)
     ]
     assert unmatched == []
 
 
-def test_ruff_bans_the_same_at_the_same_places() -> None:
+def test_ruff_bans_same_names_in_same_files() -> None:
     lint = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]
     mirrored = BANNED_NAMES - {"builtins.open"}  # ruff cannot ban a builtin
     assert set(lint["flake8-tidy-imports"]["banned-api"]) == BANNED_MODULES | mirrored
-    lifted = {place for place, rules in lint["per-file-ignores"].items() if "TID251" in rules}
-    assert {place for place in lifted if not place.endswith("/**")} == set(SYSTEM)
-    assert {place for place in lifted if place.endswith("/**")} == {
+    lifted = {pattern for pattern, rules in lint["per-file-ignores"].items() if "TID251" in rules}
+    assert {pattern for pattern in lifted if not pattern.endswith("/**")} == set(SYSTEM)
+    assert {pattern for pattern in lifted if pattern.endswith("/**")} == {
         "tests/**",
         "benchmarks/**",
         "examples/**",
@@ -166,10 +168,10 @@ def test_ruff_bans_the_same_at_the_same_places() -> None:
     }
 
 
-def planted(root: Path, place: str, text: str) -> list[Violation]:
+def violations_of_file(root: Path, relative_path: str, text: str) -> list[Violation]:
     """Return the violations found in a tree of one file."""
     shutil.copy(ROOT / "pyproject.toml", root)
-    path = root / place
+    path = root / relative_path
     path.parent.mkdir(parents=True)
     path.write_text(text)
     return violations(root)

@@ -22,17 +22,17 @@ PAGES = sorted([ROOT / "README.md", ROOT / "LICENSES.md", *(ROOT / "docs").rglob
 
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as the usual viewers make them."""
-    heads = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_point_to_existing_targets(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if target.startswith(("http:", "https:")):
             continue
-        place, _, anchor = target.partition("#")
-        other = (page.parent / place).resolve() if place else page
+        file_name, _, anchor = target.partition("#")
+        other = (page.parent / file_name).resolve() if file_name else page
         assert other.exists(), f"{page.name}: {target}"
         if anchor and other.suffix == ".md":
             assert anchor in anchors(other), f"{page.name}: {target}"
@@ -58,30 +58,30 @@ def check_program(program: str, printed: str, directory: Path) -> None:
     assert done.stdout == printed
 
 
-def test_the_programs_of_the_readme_run_and_print_what_it_says(tmp_path: Path) -> None:
+def test_readme_programs_print_shown_output(tmp_path: Path) -> None:
     for program, printed in programs(ROOT / "README.md"):
         check_program(program, printed, tmp_path)
 
 
-def test_the_program_for_notebooks_does(tmp_path: Path) -> None:
+def test_notebook_program_prints_shown_output(tmp_path: Path) -> None:
     for program, printed in programs(ROOT / "docs" / "running.md"):
         check_program(program, printed, tmp_path)
 
 
-def test_the_programs_of_the_page_on_clients_do(tmp_path: Path) -> None:
-    with served() as service:  # one after the other, as a reader runs them
+def test_client_page_programs_print_shown_output(tmp_path: Path) -> None:
+    with served() as service:  # one service for all programs, as a reader has
         service.store(tmp_path / "vectors.db")
         for program, printed in programs(ROOT / "docs" / "client.md"):
             check_program(program.replace("127.0.0.1:7373", service.address), printed, tmp_path)
 
 
-def test_every_setting_of_a_client_is_described() -> None:
+def test_every_client_setting_is_described() -> None:
     text = (ROOT / "docs" / "client.md").read_text()
     names = [field.name for field in dataclasses.fields(ClientSettings)]
     assert [name for name in names if f"`{name}`" not in text] == []
 
 
-def test_the_reference_has_every_verb_of_run() -> None:
+def test_reference_lists_every_run_verb() -> None:
     shown = set(re.findall(r"\./run ([a-z-]+)", (ROOT / "docs" / "reference.md").read_text()))
     readme = set(re.findall(r"\./run ([a-z-]+)", (ROOT / "README.md").read_text()))
     done = subprocess.run([ROOT / "run", "help"], capture_output=True, text=True, check=True)
@@ -102,12 +102,12 @@ def test_every_setting_is_described() -> None:
     assert [name for name in names if f"`{name}`" not in text] == []
 
 
-def test_every_setting_of_the_server_is_described() -> None:
+def test_every_server_setting_is_described() -> None:
     text = (ROOT / "docs" / "operating.md").read_text()
     names = [field.name for field in dataclasses.fields(ServerSettings)]
     assert [name for name in names if f"`{name}`" not in text] == []
 
 
-def test_every_decision_has_its_number_once() -> None:
+def test_decision_numbers_are_unique() -> None:
     numbers = [page.name[:4] for page in (ROOT / "docs" / "decisions").glob("*.md")]
     assert len(numbers) == len(set(numbers)), sorted(numbers)

@@ -39,7 +39,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))} | {
     "README.md": (ROOT / "README.md").read_text()
 }
-FAILS = {"delta-prop serve --data facts": 1}  # in the block on directories of an earlier format
+FAILS = {"delta-prop serve --data facts": 1}  # the sample shows that an earlier format is refused
 
 
 def blocks(page: str) -> list[list[str]]:
@@ -91,38 +91,38 @@ def places(tmp_path: Path) -> Iterator[ServerAddresses]:
         yield found
 
 
-def shape(line: str) -> str:
+def mask_numbers(line: str) -> str:
     """A line without its numbers, and without the s of a plural."""
     line = re.sub(r"\b(\d[\d,.]*)\b", "#", line)
     return re.sub(r"\b(segment|batche?|row|file)s?\b", r"\1", line).rstrip()
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block[0][2:40])
-def test_samples_of_operating_print_what_the_page_says(
+def test_operating_page_samples_print_shown_output(
     block: list[str], folder: Path, places: ServerAddresses, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if any("log migrate" in line for line in block):
         shutil.rmtree("facts")
         with tarfile.open(ROOT / "tests" / "golden" / "0.1.0-all.tar.gz") as old:
             old.extractall("facts")
-    told: list[str] = []
+    printed: list[str] = []
     for line in block:
         if not line.startswith("$ "):
             continue
-        told.append(line)
+        printed.append(line)
         text = line[2:].replace("localhost:7374", places.http_address).replace("localhost:7373", places.to)
         arguments = shlex.split(text.replace("--for 10m", "--for 1s"))[1:]
         if arguments[0] == "serve" and "log migrate" not in str(block):
-            told.append(first_line(arguments))
+            printed.append(first_line(arguments))
             continue
         assert main(arguments) == FAILS.get(line[2:], 0), (line, capfd.readouterr())
         shown = capfd.readouterr()
-        if any(not one.startswith("$ ") for one in answer(block, line)):
-            told += [*shown.err.splitlines(), *shown.out.splitlines()]
-    assert list(map(shape, told)) == list(map(shape, block))
+        if any(not one.startswith("$ ") for one in line_below(block, line)):
+            printed += [*shown.err.splitlines(), *shown.out.splitlines()]
+    assert list(map(mask_numbers, printed)) == list(map(mask_numbers, block))
 
 
-def answer(block: list[str], command: str) -> list[str]:
+def line_below(block: list[str], command: str) -> list[str]:
     """Return the line below a command."""
     below = block[block.index(command) + 1 :]
     return below[:1]
@@ -142,13 +142,13 @@ def first_line(arguments: list[str]) -> str:
         server.communicate(timeout=30)
 
 
-def test_no_block_of_the_page_is_left_out() -> None:
+def test_every_block_is_run_here_or_listed_elsewhere() -> None:
     assert all(block[0].startswith("$ delta-prop ") for block in BLOCKS)
     assert len(BLOCKS) + len(ELSEWHERE) == len(blocks("operating.md"))
     assert all((ROOT / test).exists() for test in ELSEWHERE.values())
 
 
-# --- what pages name
+# --- names on pages
 
 
 def named_commands() -> list[tuple[str, str]]:
@@ -162,7 +162,7 @@ def named_commands() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("page", "command"), named_commands())
-def test_each_command_that_a_page_names_exists(page: str, command: str) -> None:
+def test_named_command_exists(page: str, command: str) -> None:
     words = []
     for word in command.split()[1:]:
         if not re.fullmatch(r"[a-z]+", word):
@@ -181,7 +181,7 @@ def test_each_command_that_a_page_names_exists(page: str, command: str) -> None:
 HOLDERS = (delta_prop, Propagator, Producer, Subscriber, facts, Refused, delta_prop.Receipt)
 
 
-def test_each_call_that_the_page_of_errors_names_exists() -> None:
+def test_calls_named_on_errors_page_exist() -> None:
     text = PAGES["errors.md"]
     calls = set(re.findall(r"`([a-z_.]+)\(", text))
     calls |= set(re.findall(r"In Python, `([a-z_]+)`", text))

@@ -56,14 +56,14 @@ def format_example(error: Refused | ProtocolError) -> str:
     return "\n".join([str(error), *shown]) + "\n"
 
 
-def raised(call: Callable[[], object]) -> Refused | ProtocolError:
+def error_raised_by(call: Callable[[], object]) -> Refused | ProtocolError:
     with pytest.raises((Refused, ProtocolError)) as caught:
         call()
     assert isinstance(caught.value, Refused | ProtocolError)
     return caught.value
 
 
-def embedded(last: Delta) -> Refused | ProtocolError:
+def embedded_refusal(last: Delta) -> Refused | ProtocolError:
     """Return how a propagator refuses a delta after two others."""
 
     async def run() -> None:
@@ -73,7 +73,7 @@ def embedded(last: Delta) -> Refused | ProtocolError:
             await producer.publish(Delta("doc-1", sparse([2], [0.4]), namespace="docs", id=ID))
             await producer.publish(last)
 
-    return raised(partial(anyio.run, run))
+    return error_raised_by(partial(anyio.run, run))
 
 
 def batch(base: int = 1, count: int = 1) -> Batch:
@@ -103,7 +103,7 @@ def old_start() -> None:
     check_in_log(3, cast("Log", SimpleNamespace(start_offset=30)))
 
 
-def pending(refuse: Callable[..., Refused], *facts: object) -> Refused:
+def pending_refusal(refuse: Callable[..., Refused], *facts: object) -> Refused:
     lacking = missing.MissingDependencies((missing.DotRange(ORIGIN, 4, 7),), ())
     return refuse(lacking, *facts)
 
@@ -122,19 +122,19 @@ EXAMPLES: dict[str, Callable[[], object]] = {
     "UNKNOWN_TOPIC": wrong_topic,
     "QUEUE_FULL": full_queue,
     "RATE_LIMITED": too_many_connections,
-    "DEP_TIMEOUT": partial(pending, missing.timed_out, 30.0, None),
+    "DEP_TIMEOUT": partial(pending_refusal, missing.timed_out, 30.0, None),
     "FENCED": partial(fenced_by, ORIGIN, 6, 7),
     "CURSOR_TOO_OLD": old_start,
     "PROCESSING_FAILED": partial(sink_paused, "storage", 1200),
-    "INVALID_DELTA": partial(embedded, Delta("doc-1", create([0.1, 0.9]), namespace="docs")),
+    "INVALID_DELTA": partial(embedded_refusal, Delta("doc-1", create([0.1, 0.9]), namespace="docs")),
     "SHUTTING_DOWN": server_closing,
     "DOT_REUSED": partial(pipeline_refusals.dot_reused, batch(), 7),
     "UNKNOWN_ORIGIN": partial(Origins().require, batch(), "orders"),
     "CONFLICT": partial(
-        embedded, Delta("doc-1", sparse([2], [0.5]), namespace="docs", expect=Dot(ORIGIN, 1))
+        embedded_refusal, Delta("doc-1", sparse([2], [0.5]), namespace="docs", expect=Dot(ORIGIN, 1))
     ),
     "PENDING_FULL": partial(
-        pending, missing.pending_full, Shortage("deltas of this producer pending", 1000, 1000)
+        pending_refusal, missing.pending_full, Shortage("deltas of this producer pending", 1000, 1000)
     ),
     "LOG_FULL": partial(
         log_refusals.log_full,
@@ -150,7 +150,7 @@ EXAMPLES: dict[str, Callable[[], object]] = {
     "BAD_REQUEST": partial(unknown_request, UnknownRequest("compact", 1)),
     "UNKNOWN_JOB": partial(unknown_job, "nightly"),
     "JOB_DECIDED": partial(already_decided, "nightly", JobState.PUBLISHED),
-    "ID_REUSED": partial(embedded, Delta("doc-1", sparse([2], [0.5]), namespace="docs", id=ID)),
+    "ID_REUSED": partial(embedded_refusal, Delta("doc-1", sparse([2], [0.5]), namespace="docs", id=ID)),
     "OUTCOME_UNKNOWN": partial(pipeline_refusals.outcome_unknown, batch(2, 2)),
     "WRONG_PARTITION": partial(check_origin, ORIGIN, 0, 3),
     "UNKNOWN_STREAM": partial(check_stream, 7),

@@ -54,7 +54,7 @@ WAIT_S_MAX = 180.0
 NODE = Path(__file__).parent.parent / "examples" / "node"
 GOLDEN = NODE.parent.parent / "docs" / "protocol-golden.json"
 FOLDS = GOLDEN.with_name("protocol-golden-folds.json")
-STAMPED = "d301010a000000000000001100000188282656c00000000000000000"  # a header, and where its stamp begins
+STAMPED = "d301010a000000000000001100000188282656c00000000000000000"  # a header and the start of its stamp
 CONFIGURATION = """
 [settings]
 queue_deltas_max = 200
@@ -78,32 +78,32 @@ def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_each_golden_frame_is_read_and_written_to_equal_bytes(tmp_path: Path) -> None:
+def test_golden_frames_round_trip_to_equal_bytes(tmp_path: Path) -> None:
     done = node("golden.mjs", GOLDEN)
     count = len(json.loads(GOLDEN.read_text())["frames"])
     assert done.stdout == f"{count} of {count} golden frames read and written\n", done.stderr
-    bent = tmp_path / "bent.json"
-    bent.write_text(GOLDEN.read_text().replace('"lamport": 900', '"lamport": 901', 1))
-    assert node("golden.mjs", bent).returncode == 1
-    bent.write_text(GOLDEN.read_text().replace(STAMPED, STAMPED[:-1] + "1", 1))
-    assert "the stamp's checksum is another" in node("golden.mjs", bent).stderr
+    altered = tmp_path / "bent.json"
+    altered.write_text(GOLDEN.read_text().replace('"lamport": 900', '"lamport": 901', 1))
+    assert node("golden.mjs", altered).returncode == 1
+    altered.write_text(GOLDEN.read_text().replace(STAMPED, STAMPED[:-1] + "1", 1))
+    assert "the stamp's checksum is another" in node("golden.mjs", altered).stderr
 
 
-def test_each_golden_history_is_folded_to_equal_bytes(tmp_path: Path) -> None:
+def test_golden_histories_fold_to_equal_bytes(tmp_path: Path) -> None:
     done = node("golden_folds.mjs", FOLDS)
     assert done.stdout == "200 of 200 golden histories folded\n", done.stderr
-    bent = tmp_path / "bent.json"
-    for told, other in (
+    altered = tmp_path / "bent.json"
+    for original, other in (
         ('"ignored": 1', '"ignored": 2'),
         ('"values": "00009040', '"values": "00009140'),
         ('"refused"', '"odd"'),
     ):
-        bent.write_text(FOLDS.read_text().replace(told, other, 1))
-        done = node("golden_folds.mjs", bent)
+        altered.write_text(FOLDS.read_text().replace(original, other, 1))
+        done = node("golden_folds.mjs", altered)
         assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "199 of 200 golden histories folded")
 
 
-# --- a real server, behind a wire that is cut
+# --- a real server, over connections that are cut
 
 
 @pytest.fixture(scope="module")
@@ -136,11 +136,11 @@ def cut_wire(port: int, budgets: Sequence[tuple[int, int]]) -> Iterator[int]:
                 client, _ = listener.accept()
             except OSError:
                 return
-            ends.append(client)  # closed at the end, whatever becomes of the other side
-            behind = socket.create_connection(("127.0.0.1", port))
-            ends.append(behind)
+            ends.append(client)  # closed at the end even if the upstream connection fails
+            upstream = socket.create_connection(("127.0.0.1", port))
+            ends.append(upstream)
             up, down = budgets[number] if number < len(budgets) else (1e9, 1e9)
-            for arguments in ((client, behind, up), (behind, client, down)):
+            for arguments in ((client, upstream, up), (upstream, client, down)):
                 threads.append(threading.Thread(target=carry, args=arguments))
                 threads[-1].start()
 
@@ -172,7 +172,7 @@ def facts(namespace: str, count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("form", "origin"), [("batch", 0x1002), ("delta", 0x2002)])
-def test_each_line_has_one_effect_and_arrives_once_through_cuts(
+def test_each_line_arrives_once_through_connection_cuts(
     server: Served, tmp_path: Path, form: str, origin: int
 ) -> None:
     sent = facts(form, 200)
@@ -185,25 +185,36 @@ def test_each_line_has_one_effect_and_arrives_once_through_cuts(
     counts = json.loads(published.stderr)
     assert counts["connections"] == 4
     assert counts["resent"] > 0
-    assert lines(node(*publish, "--port", server.port)) == [], "all of it is done with"
+    assert lines(node(*publish, "--port", server.port)) == [], "every line was published before"
 
-    place = ("--topic", f"ns:{form}", "--form", form, "--cursor", tmp_path / "place.json", "--credit", 30)
+    subscription = (
+        "--topic",
+        f"ns:{form}",
+        "--form",
+        form,
+        "--cursor",
+        tmp_path / "place.json",
+        "--credit",
+        30,
+    )
     with cut_wire(server.port, [(9_999_999, 2_000), (9_999_999, 3_001), (9_999_999, 100)]) as port:
-        first = node("subscribe.mjs", "--port", port, *place, "--count", 85)
-    heard = lines(first) + lines(node("subscribe.mjs", "--port", server.port, *place, "--count", 115))
+        first = node("subscribe.mjs", "--port", port, *subscription, "--count", 85)
+    received = lines(first) + lines(
+        node("subscribe.mjs", "--port", server.port, *subscription, "--count", 115)
+    )
     assert json.loads(first.stderr)["connections"] == 3
-    assert [line["dot"] for line in heard] == [[str(origin), n + 1] for n in range(200)]
-    for fact, line in zip(sent, heard, strict=True):
+    assert [line["dot"] for line in received] == [[str(origin), n + 1] for n in range(200)]
+    for fact, line in zip(sent, received, strict=True):
         fact.pop("metadata", None)
         assert fact == {key: line[key] for key in fact}
-    offsets = [line["offset"] for line in heard]
+    offsets = [line["offset"] for line in received]
     assert offsets == sorted(set(offsets))
-    assert [line["lamport"] for line in heard] == [
-        offset + heard[0]["lamport"] - offsets[0] for offset in offsets
+    assert [line["lamport"] for line in received] == [
+        offset + received[0]["lamport"] - offsets[0] for offset in offsets
     ]
 
 
-def test_metadata_with_a_key_twice_stops_no_subscriber(server: Served) -> None:
+def test_duplicate_metadata_key_stops_no_subscriber(server: Served) -> None:
     async def forward() -> None:
         async with connected(Address("127.0.0.1", server.port)) as forwarder:
             await forwarder.hello(source=Source.REPLICA)
@@ -229,7 +240,7 @@ def test_metadata_with_a_key_twice_stops_no_subscriber(server: Served) -> None:
 
 
 @pytest.mark.parametrize("deltas", ["false", "true"])
-def test_what_a_subscriber_yields_is_folded_to_the_states_of_the_algebra(server: Served, deltas: str) -> None:
+def test_subscribed_deltas_fold_to_states_of_algebra(server: Served, deltas: str) -> None:
     changes = [
         *(create([0.1, -0.0]), sparse([], []), scale(0.3), sparse_add([0, 0], [0.1, 0.2]), offset(1e-3)),
         *(sparse([1], [-0.0]), metadata_only(), transform("t"), Operation(40, data=b"later"), delete()),
@@ -237,7 +248,7 @@ def test_what_a_subscriber_yields_is_folded_to_the_states_of_the_algebra(server:
     ]
     namespace, origin = f"fold-{deltas}", 0x5002 if deltas == "true" else 0x6002
     rows = [
-        (Delta(f"v{cut}", one, namespace), packed({"n": at, "o": {"a": at}}) if at % 3 == 0 else None)
+        (Delta(f"v{cut}", one, namespace), pack({"n": at, "o": {"a": at}}) if at % 3 == 0 else None)
         for cut in range(1, len(changes) + 1)
         for at, one in enumerate(changes[:cut])
     ]
@@ -299,33 +310,31 @@ def content_of(state: VectorState) -> list[Any]:
     return [int(kind), numbers, raw, metadata.hex(), state.key[0], state.key[2], state.ignored]
 
 
-def test_a_delta_that_is_refused_for_good_costs_itself_alone(server: Served) -> None:
+def test_final_refusal_affects_only_its_delta(server: Served) -> None:
     script = """
         import { Producer } from "./delta_prop.mjs";
         const producer = await Producer.open({ port: PORT });
         const publish = (...values) => producer.publish([
           { vectorId: "one", namespace: "refused", op: 0, values: Float32Array.from(values) },
         ]);
-        const told = await Promise.allSettled([publish(1), publish(NaN), publish(3)]);
-        const codes = told.map(({ reason }) => [reason?.code, reason?.field, reason?.row]);
-        console.log(JSON.stringify({ codes, counter: Number(told[2].value.counter) }));
+        const results = await Promise.allSettled([publish(1), publish(NaN), publish(3)]);
+        const codes = results.map(({ reason }) => [reason?.code, reason?.field, reason?.row]);
+        console.log(JSON.stringify({ codes, counter: Number(results[2].value.counter) }));
         producer.close();
     """
     done = node("--input-type=module", "--eval", script.replace("PORT", str(server.port)))
     assert lines(done) == [{"codes": [[None] * 3, ["INVALID_DELTA", "vector", 0], [None] * 3], "counter": 3}]
 
 
-# --- a peer of a few lines, that sees what the client sends and when
+# --- a scripted peer that sees each frame of the client and its time
 
 
-def packed(value: Any) -> bytes:
+def pack(value: Any) -> bytes:
     """As much msgpack as its answers need."""
     if isinstance(value, dict):
-        return bytes([0x80 | len(value)]) + b"".join(
-            packed(key) + packed(item) for key, item in value.items()
-        )
+        return bytes([0x80 | len(value)]) + b"".join(pack(key) + pack(item) for key, item in value.items())
     if isinstance(value, list):
-        return bytes([0x90 | len(value)]) + b"".join(map(packed, value))
+        return bytes([0x90 | len(value)]) + b"".join(map(pack, value))
     if isinstance(value, str):
         return bytes([0xA0 | len(value)]) + value.encode()
     if isinstance(value, bytes):
@@ -339,7 +348,7 @@ class Peer:
     def __init__(self, listener: socket.socket, welcome: dict[str, Any], credit: list[int]) -> None:
         self._socket, _ = listener.accept()
         self._socket.settimeout(WAIT_S_MAX)
-        assert self.frame()[0] == 6, "a hello"
+        assert self.frame()[0] == 6, "the first frame is a hello"
         self.answer(
             2,
             {
@@ -351,17 +360,17 @@ class Peer:
         )
 
     def answer(self, kind: int, fields: dict[str, Any], sequence: int = 0) -> None:
-        self.send(sealed(FrameType(kind), packed(fields), sequence=sequence))
+        self.send(sealed(FrameType(kind), pack(fields), sequence=sequence))
 
     def send(self, frame: bytes) -> None:
         self._socket.sendall(frame)
 
     def frame(self) -> tuple[int, int, bytes]:
         """The next frame: type, sequence, payload."""
-        _, _, kind, _, sequence, size = struct.unpack(">BBBBQI", self._exactly(16))
-        return kind, sequence, self._exactly(size)
+        _, _, kind, _, sequence, size = struct.unpack(">BBBBQI", self._read_exactly(16))
+        return kind, sequence, self._read_exactly(size)
 
-    def silent(self, seconds: float) -> bool:
+    def is_silent(self, seconds: float) -> bool:
         """True if nothing comes for so long."""
         self._socket.settimeout(seconds)
         try:
@@ -372,11 +381,11 @@ class Peer:
             self._socket.settimeout(WAIT_S_MAX)
         return False
 
-    def _exactly(self, size: int) -> bytes:
+    def _read_exactly(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
             part = self._socket.recv(size - len(data))
-            assert part, "the client has gone"
+            assert part, "the client has closed the connection"
             data += part
         return data
 
@@ -405,43 +414,43 @@ PUBLISHES = """
 """
 
 
-def test_a_producer_keeps_to_credit_backpressure_and_heartbeats() -> None:
+def test_producer_obeys_credit_backpressure_and_heartbeats() -> None:
     with client(PUBLISHES) as (listener, _process):
         peer = Peer(listener, {"origins": [[18, 1, 0]]}, [3, 1_000_000])
         try:
             assert [peer.frame()[:2] for _ in range(3)] == [(1, 1), (1, 2), (1, 3)]
-            assert peer.silent(0.2), "the credit is used up"
+            assert peer.is_silent(0.2), "the credit is used up"
             peer.answer(2, {"ranges": [[1, 3, 0, 0]], "credit": [2, 1_000]}, 3)
             assert [peer.frame()[:2] for _ in range(2)] == [(1, 4), (1, 5)]
-            asked = time.monotonic()  # before it is said: what is late on a busy machine is no earlier for it
+            asked_at = time.monotonic()  # before the send, so that a busy machine can only lengthen the time
             peer.answer(4, {"level": 3, "retry_after_ms": 300}, 1)
             peer.answer(2, {"credit": [1, 1_000_000]}, 3)
             assert peer.frame()[:2] == (1, 6)
-            assert time.monotonic() - asked > 0.25, "nothing before the time that Backpressure said"
+            assert time.monotonic() - asked_at > 0.25, "no frame before the delay of Backpressure has passed"
 
-            asked = time.monotonic()
+            asked_at = time.monotonic()
             peer.answer(4, {"level": 2, "rate": 10}, 2)
             peer.answer(2, {"credit": [3, 1_000_000]}, 3)
             assert peer.frame()[:2] == (1, 7)
             assert [peer.frame()[:2] for _ in range(2)] == [(1, 8), (1, 9)]
-            assert time.monotonic() - asked > 0.15, "ten a second"
+            assert time.monotonic() - asked_at > 0.15, "at most ten frames per second"
 
-            asked = time.monotonic()
+            asked_at = time.monotonic()
             peer.answer(3, {"code": 8, "text": "full", "retry_after_ms": 150}, 8)
             peer.answer(4, {"level": 0}, 3)
             peer.answer(2, {"credit": [9, 1_000_000]}, 3)
-            again = [peer.frame() for _ in range(4)]
-            assert time.monotonic() - asked > 0.1, "nothing before the time that the refusal said"
-            assert [sequence for _, sequence, _ in again] == [10, 11, 12, 13]
-            base = 88 - 16  # of a batch's body, without the header
-            counters = [struct.unpack_from("<Q", payload, base)[0] for _, _, payload in again]
-            assert counters == [8, 10, 11, 12], "what was refused, before what is new"
-            assert peer.frame()[:2] == (5, 1), "a heartbeat after silence"
+            resent = [peer.frame() for _ in range(4)]
+            assert time.monotonic() - asked_at > 0.1, "no frame before the delay of the refusal has passed"
+            assert [sequence for _, sequence, _ in resent] == [10, 11, 12, 13]
+            base = 88 - 16  # position of a batch's first counter, without the header
+            counters = [struct.unpack_from("<Q", payload, base)[0] for _, _, payload in resent]
+            assert counters == [8, 10, 11, 12], "refused rows are resent before new ones"
+            assert peer.frame()[:2] == (5, 1), "the client sends a heartbeat when idle"
         finally:
             peer.close()
 
 
-def test_a_producer_told_to_stop_goes_on_at_another_level() -> None:
+def test_stopped_producer_resumes_at_another_level() -> None:
     with client(PUBLISHES) as (listener, _process):
         peer = Peer(listener, {"origins": [[18, 1, 0]]}, [1, 1_000_000])
         try:
@@ -449,37 +458,37 @@ def test_a_producer_told_to_stop_goes_on_at_another_level() -> None:
             for number, level in enumerate((0, 1, 2)):
                 peer.answer(4, {"level": 3} | ({"retry_after_ms": 30_000} if level == 1 else {}), 2 * number)
                 peer.answer(2, {"credit": [1, 1_000_000]}, number)
-                assert peer.silent(0.3), "nothing as long as the stop holds"
+                assert peer.is_silent(0.3), "no frame while the stop holds"
                 peer.answer(4, {"level": level}, 2 * number + 1)
                 assert peer.frame()[:2] == (1, 2 + number)
         finally:
             peer.close()
 
 
-TELLS = """
+PRINTS_OUTCOMES = """
     import { Producer } from "./delta_prop.mjs";
     const producer = await Producer.open({ port: PORT, origin: 18n });
     const rows = (...names) => names.map((vectorId) => ({ vectorId, op: 6 }));
-    const told = await Promise.allSettled(
+    const results = await Promise.allSettled(
       [rows("a"), rows("b", "c"), rows("d"), rows("e")].map((one) => producer.publish(one)),
     );
-    console.log(JSON.stringify(told.map(({ value, reason }) => reason?.code ?? Number(value.offset))));
+    console.log(JSON.stringify(results.map(({ value, reason }) => reason?.code ?? Number(value.offset))));
     producer.close();
 """
 
 
-def test_a_repeat_of_which_nobody_knows_the_place_is_no_acknowledgement() -> None:
-    nowhere = (1 << 63) - 1
-    with client(TELLS) as (listener, process):
+def test_duplicate_without_offset_is_not_acknowledged() -> None:
+    no_offset = (1 << 63) - 1
+    with client(PRINTS_OUTCOMES) as (listener, process):
         peer = Peer(listener, {"origins": [[18, 1, 0]]}, [100, 1_000_000])
         try:
             assert [peer.frame()[1] for _ in range(4)] == [1, 2, 4, 5]
-            peer.answer(2, {"ranges": [[1, 1, 7, 1], [2, 2, nowhere, 1], [3, 3, 9, 1]]}, 3)
+            peer.answer(2, {"ranges": [[1, 1, 7, 1], [2, 2, no_offset, 1], [3, 3, 9, 1]]}, 3)
             peer.answer(3, {"code": 28, "text": "let go of"}, 4)
             peer.answer(2, {"ranges": [[5, 5, 10, 0]]}, 5)
             assert process.stdout is not None
-            told = json.loads(process.stdout.readline())
-            assert told == [7, "OUTCOME_UNKNOWN", "OUTCOME_UNKNOWN", 10]
+            outcomes = json.loads(process.stdout.readline())
+            assert outcomes == [7, "OUTCOME_UNKNOWN", "OUTCOME_UNKNOWN", 10]
         finally:
             peer.close()
 
@@ -493,7 +502,7 @@ SUBSCRIBES = """
 """
 
 
-def test_a_subscriber_reads_cut_frames_passes_over_control_rows_and_goes_on_behind_them() -> None:
+def test_subscriber_reads_slices_and_resumes_after_noops() -> None:
     golden = {
         frame["name"]: bytes.fromhex(frame["hex"]) for frame in json.loads(GOLDEN.read_text())["frames"]
     }
@@ -502,22 +511,26 @@ def test_a_subscriber_reads_cut_frames_passes_over_control_rows_and_goes_on_behi
         assert process.stdout is not None
         peer = Peer(listener, {}, [1, 1])
         kind, sequence, request = peer.frame()
-        assert (kind, packed("earliest") in request) == (6, True)
+        assert (kind, pack("earliest") in request) == (6, True)
         response = granted | {"start": [bytes(16), 1, 0]}
         peer.answer(2, {"correlation_id": sequence, "request": "subscribe", "response": response})
-        cut, void = golden["batch cut by a filter"], golden["batch of void dots"]
-        peer.send(cut + void)
+        sliced, noops = golden["batch cut by a filter"], golden["batch of void dots"]
+        peer.send(sliced + noops)
         assert [json.loads(process.stdout.readline()) for _ in range(2)] == [[17, 900, 5], [19, 902, 7]]
-        for end, frame in ((20, cut), (22, void)):
+        for end, frame in ((20, sliced), (22, noops)):
             kind, _, payload = peer.frame()
             assert kind == 2
             assert b"\xa9processed" + bytes([end]) in payload
-            assert payload[:-4].endswith(bytes([len(frame) & 0xFF])), "credit for as many bytes"
+            assert payload[:-4].endswith(bytes([len(frame) & 0xFF])), (
+                "the client grants credit for as many bytes"
+            )
             assert b"\xa6credit\x92\x02" in payload
         peer.close()
 
-        peer = Peer(listener, {}, [1, 1])  # the same client, come back
-        assert b"\xa6cursor\x93\xc4\x10" + bytes(16) + b"\x01\x16" in peer.frame()[2], "from offset 22 on"
+        peer = Peer(listener, {}, [1, 1])  # the same client reconnects
+        assert b"\xa6cursor\x93\xc4\x10" + bytes(16) + b"\x01\x16" in peer.frame()[2], (
+            "it resumes at offset 22"
+        )
         peer.close()
         process.kill()
-        assert process.stdout.read() == "", "no row that only fills a place"
+        assert process.stdout.read() == "", "no-op rows are not printed"

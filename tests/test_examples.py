@@ -62,19 +62,19 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_it_runs_and_prints(name: str) -> None:
+def test_example_prints_expected_output(name: str) -> None:
     done = run(str(EXAMPLES / f"{name}.py"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == PRINTED[name]
 
 
-def test_the_test_of_a_users_program_passes() -> None:
+def test_fixture_example_passes() -> None:
     done = run("-m", "pytest", "-p", "no:cacheprovider", str(EXAMPLES / "test_with_fixture.py"))
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout
 
 
-def test_no_example_is_left_out() -> None:
+def test_every_example_is_tested() -> None:
     others = {"asgi_service", "web_worker", "test_with_fixture"}
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PRINTED, *others}
 
@@ -94,7 +94,7 @@ class Server:
         with self._to_app, self._messages, self._answers, self._from_app:
             await self.app({"type": "lifespan"}, self._messages.receive, self._answers.send)
 
-    async def tell(self, event: str) -> None:
+    async def send_event(self, event: str) -> None:
         await self._to_app.send({"type": f"lifespan.{event}"})
         assert (await self._from_app.receive())["type"] == f"lifespan.{event}.complete"
 
@@ -124,14 +124,14 @@ def example(name: str) -> Any:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_the_service_answers_what_was_just_posted(backend: str) -> None:
+def test_asgi_service_finds_posted_vectors(backend: str) -> None:
     module = example("asgi_service")
 
     async def main() -> None:
         server = Server(module.app)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.live)
-            await server.tell("startup")
+            await server.send_event("startup")
             for number, vector in enumerate(([1, 0], [0, 1], [1, 1])):
                 line = json.dumps({"vector_id": f"v{number}", "op": "create", "vector": vector})
                 assert await server.request("POST", "/deltas", line.encode()) == (
@@ -150,12 +150,12 @@ def test_the_service_answers_what_was_just_posted(backend: str) -> None:
             assert (await server.request("GET", "/nearest", query="vector=a"))[0] == 400
             assert (await server.request("POST", "/deltas", b" " * 2_000_000))[0] == 400
             assert (await server.request("PUT", "/"))[0] == 404
-            await server.tell("shutdown")
+            await server.send_event("shutdown")
 
     anyio.run(main, backend=backend)
 
 
-def test_what_one_worker_has_acknowledged_every_worker_reads(
+def test_acknowledged_fact_is_readable_at_every_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each worker is a module of its own here, as it is a process of its own behind a web server."""
@@ -164,25 +164,25 @@ def test_what_one_worker_has_acknowledged_every_worker_reads(
     with served(tmp_path / "facts", "--config", str(config)) as service:
         monkeypatch.setenv("DELTA_PROP_SERVICE", f"127.0.0.1:{service.port}")
         monkeypatch.setenv("WORKER_SEATS", str(tmp_path))
-        anyio.run(_two_workers)
+        anyio.run(_check_two_workers)
 
 
-async def _two_workers() -> None:
+async def _check_two_workers() -> None:
     first, second, third = (Server(example("web_worker").app) for _ in range(3))
     line = json.dumps({"vector_id": "apple", "op": "create", "vector": [1, 0]}).encode()
     async with anyio.create_task_group() as tasks:
         for worker in (first, second):
             tasks.start_soon(worker.live)
-            await worker.tell("startup")
+            await worker.send_event("startup")
         assert await first.request("POST", "/facts", line) == (200, {"offset": 0, "worker": "web-0"})
         found = await second.request("GET", "/facts/apple")
         assert found == (200, {"vector": [1.0, 0.0], "worker": "web-1"})
         assert (await second.request("GET", "/facts/pear"))[0] == 404
         assert (await second.request("POST", "/facts", b'{"vector_id": "v", "op": "scale"}'))[0] == 422
-        await first.tell("shutdown")
-        tasks.start_soon(third.live)  # takes the seat that is free, and goes on under its name
-        await third.tell("startup")
-        again = line.replace(b"create", b"dense")
-        assert await third.request("POST", "/facts", again) == (200, {"offset": 1, "worker": "web-0"})
-        await second.tell("shutdown")
-        await third.tell("shutdown")
+        await first.send_event("shutdown")
+        tasks.start_soon(third.live)  # takes the free seat and continues under its name
+        await third.send_event("startup")
+        second_line = line.replace(b"create", b"dense")
+        assert await third.request("POST", "/facts", second_line) == (200, {"offset": 1, "worker": "web-0"})
+        await second.send_event("shutdown")
+        await third.send_event("shutdown")

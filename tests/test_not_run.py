@@ -25,14 +25,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_without_java_they_do_not_run_and_it_is_said_what_cures_that() -> None:
+def test_spark_tests_without_java_are_skipped_with_cure() -> None:
     done = run()
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"2 tests with Spark did not run: {CURE}" in done.stdout
     assert "2 skipped" in done.stdout
 
 
-def test_asked_for_alone_they_fail() -> None:
+def test_spark_option_without_java_fails() -> None:
     done = run("--spark")
     assert done.returncode != 0
     assert CURE in done.stdout + done.stderr

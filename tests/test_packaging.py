@@ -34,7 +34,7 @@ PACKAGES = {
     "delta_prop_sinks",
     "delta_prop_wire",
 }
-# What extras bring, now or later, and GPL packages that must never come in by the back door.
+# Packages of extras, now or later, and GPL packages that must never become dependencies.
 HEAVY = {"aiostream", "lz4", "pyspark", "sqlalchemy", "textual", "trio", "usearch", "uvloop", "zstandard"}
 
 
@@ -47,7 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_wheel_holds_the_five_typed_packages_and_nothing_else(wheel: Path) -> None:
+def test_wheel_holds_only_the_typed_packages(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {*PACKAGES, "pyspark_delta_prop.py"}
@@ -55,7 +55,7 @@ def test_the_wheel_holds_the_five_typed_packages_and_nothing_else(wheel: Path) -
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
-def test_the_wheel_lives_beside_foreign_packages_of_the_folders_names(wheel: Path, tmp_path: Path) -> None:
+def test_wheel_coexists_with_packages_named_as_folders(wheel: Path, tmp_path: Path) -> None:
     site, python = fresh_environment(tmp_path)
     for name in ("broker", "sinks", "wire", "simulations"):
         (site / name).mkdir()
@@ -71,7 +71,7 @@ def test_the_wheel_lives_beside_foreign_packages_of_the_folders_names(wheel: Pat
     assert (python.parent / "delta-prop").exists()
 
 
-def test_spark_finds_the_data_source_of_an_installed_wheel(wheel: Path, tmp_path: Path) -> None:
+def test_spark_finds_data_source_of_installed_wheel(wheel: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     site, python = fresh_environment(tmp_path)
     install_wheel(wheel, site, python)
@@ -86,7 +86,7 @@ def test_spark_finds_the_data_source_of_an_installed_wheel(wheel: Path, tmp_path
     assert Path(file).is_relative_to(site)
 
 
-def test_importing_the_product_loads_no_extra_and_nothing_under_the_gpl(tmp_path: Path) -> None:
+def test_import_loads_no_extra_and_no_gpl_module(tmp_path: Path) -> None:
     program = """
         import json, sys
         import delta_prop
@@ -102,7 +102,7 @@ def test_importing_the_product_loads_no_extra_and_nothing_under_the_gpl(tmp_path
     assert {name for name in distributions if is_gpl(metadata.metadata(name))} == set()
 
 
-def test_no_core_dependency_however_deep_is_under_the_gpl() -> None:
+def test_no_transitive_dependency_is_under_gpl() -> None:
     waiting, seen = [Requirement(one).name for one in PROJECT["dependencies"]], set[str]()
     while waiting:
         name = canonical_name(waiting.pop())
@@ -126,13 +126,13 @@ def test_no_core_dependency_however_deep_is_under_the_gpl() -> None:
         ("License-Expression", "MIT", False),
     ],
 )
-def test_the_gpl_is_told_from_the_lgpl(field: str, text: str, expected: bool) -> None:
+def test_is_gpl_distinguishes_gpl_from_lgpl(field: str, text: str, expected: bool) -> None:
     described = Message()
     described[field] = text
     assert is_gpl(described) is expected
 
 
-def test_every_extra_is_in_the_wheel_and_no_other(wheel: Path) -> None:
+def test_wheel_declares_exactly_our_extras(wheel: Path) -> None:
     text = next(
         zipfile.ZipFile(wheel).read(n).decode()
         for n in zipfile.ZipFile(wheel).namelist()
@@ -142,7 +142,7 @@ def test_every_extra_is_in_the_wheel_and_no_other(wheel: Path) -> None:
     assert extras == set(PROJECT["optional-dependencies"])
 
 
-def test_every_locked_package_stands_in_the_list_of_licences() -> None:
+def test_licence_list_holds_every_locked_package() -> None:
     listed = set(re.findall(r"(?m)^\| ([a-z0-9-]+) \|", (ROOT / "LICENSES.md").read_text()))
     assert listed - {"package"} == {
         name
@@ -162,7 +162,7 @@ def fresh_environment(folder: Path) -> tuple[Path, Path]:
 
 def install_wheel(wheel: Path, site: Path, python: Path) -> None:
     """Install a wheel like pip, without pip: an environment made by uv has none."""
-    places = {
+    scheme = {
         "purelib": str(site),
         "platlib": str(site),
         "headers": str(site),
@@ -170,7 +170,7 @@ def install_wheel(wheel: Path, site: Path, python: Path) -> None:
         "data": str(site),
     }
     with WheelFile.open(wheel) as source:
-        destination = SchemeDictionaryDestination(places, interpreter=str(python), script_kind="posix")
+        destination = SchemeDictionaryDestination(scheme, interpreter=str(python), script_kind="posix")
         install(source, destination, additional_metadata={})
 
 
@@ -191,7 +191,7 @@ def extra_modules() -> set[str]:
 def is_gpl(described: metadata.PackageMetadata | Message) -> bool:
     """True if a package's metadata puts it under the GPL or the AGPL, not the LGPL."""
     fields = ("License-Expression", "License", "Classifier")
-    told = " ".join(
+    declared = " ".join(
         line for field in fields for text in described.get_all(field) or [] for line in text.splitlines()[:1]
     )
-    return re.search(r"(?<!L)GPL|GNU (Affero )?General Public", told) is not None
+    return re.search(r"(?<!L)GPL|GNU (Affero )?General Public", declared) is not None

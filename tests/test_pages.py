@@ -28,7 +28,7 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def stands_in(block: str, lines: list[str]) -> bool:
+def appears_in(block: str, lines: list[str]) -> bool:
     """True if these lines stand in a file, one behind the other, however far to the right."""
     wanted = textwrap.dedent(block).splitlines()
     return any(
@@ -37,27 +37,27 @@ def stands_in(block: str, lines: list[str]) -> bool:
     )
 
 
-def test_the_programs_of_the_page_on_sinks_run_and_print_what_it_says(tmp_path: Path) -> None:
+def test_sinks_page_programs_print_shown_output(tmp_path: Path) -> None:
     for program, printed in programs(SINKS):
         check_program(program, printed, tmp_path)
 
 
-def test_the_other_code_of_the_page_is_that_of_the_example_or_its_test() -> None:
+def test_other_code_of_page_is_in_example_or_its_test() -> None:
     run = {program for program, _ in programs(SINKS)}
     files = [EXAMPLE, ROOT / "tests" / "sinks" / "test_table_sink.py"]
     lines = [file.read_text().splitlines() for file in files]
     shown = [block for block in blocks(SINKS, "python") if block not in run]
     assert len(shown) >= 5
     for block in shown:
-        assert any(stands_in(block, file) for file in lines), block
+        assert any(appears_in(block, file) for file in lines), block
 
 
-def test_what_the_example_prints_stands_on_the_page() -> None:
+def test_page_shows_output_of_example() -> None:
     (console,) = blocks(SINKS, "console")
     assert console.splitlines() == ["$ python examples/table_sink.py", *PRINTED["table_sink"]]
 
 
-def test_a_sink_needs_public_names_alone() -> None:
+def test_sink_examples_import_only_public_names() -> None:
     public = {"delta_prop": delta_prop.__all__, "delta_prop.sinks": delta_prop.sinks.__all__}
     for example in (EXAMPLE, EXAMPLE.with_name("own_sink.py")):
         imported = [
@@ -70,7 +70,7 @@ def test_a_sink_needs_public_names_alone() -> None:
         assert [one for one in imported if one[1] not in public.get(one[0], ())] == []
 
 
-def test_the_contract_fits_on_one_screen() -> None:
+def test_contract_fits_on_one_screen() -> None:
     first = SINKS.read_text().partition("\n## The smallest")[0]
     rows = [" ".join(cell.strip() for cell in line.split("|")) for line in first.splitlines()]
     wrapped = [part for row in rows for part in textwrap.wrap(row, SCREEN_COLUMNS) or [""]]
@@ -80,7 +80,7 @@ def test_the_contract_fits_on_one_screen() -> None:
     assert len(docstring.splitlines()) <= SCREEN_LINES
 
 
-def test_the_contract_of_the_page_and_of_the_docstring_name_the_same() -> None:
+def test_page_and_docstring_contracts_name_same_terms() -> None:
     page = SINKS.read_text().partition("\n## The smallest")[0]
     docstring = inspect.getdoc(Sink) or ""
     exceptions = ("TryAgain", "RejectDelta", "StopSink")
@@ -91,7 +91,7 @@ def test_the_contract_of_the_page_and_of_the_docstring_name_the_same() -> None:
         assert name.lower() in docstring.lower(), name
 
 
-def test_every_rule_of_the_kit_and_every_optional_part_is_on_the_page() -> None:
+def test_page_names_every_rule_and_optional_protocol() -> None:
     text = SINKS.read_text()
     kit = text.partition("## The conformance kit")[2]
     assert [part for part in RULES if f"`{part}`" not in kit] == []

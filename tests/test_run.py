@@ -77,7 +77,7 @@ def checkout(tmp_path: Path) -> Checkout:
     return checkout
 
 
-def test_it_sets_up_once_and_says_nothing_of_its_own(checkout: Checkout) -> None:
+def test_run_sets_up_once_and_prints_nothing_itself(checkout: Checkout) -> None:
     for _ in range(2):
         done = checkout.run("python", "a", "b c")
         assert (done.returncode, done.stdout, done.stderr) == (0, "ran a b c\n", "")
@@ -85,7 +85,7 @@ def test_it_sets_up_once_and_says_nothing_of_its_own(checkout: Checkout) -> None
 
 
 @pytest.mark.parametrize("name", ["requirements.lock", "tools/set_up.py"])
-def test_what_is_installed_from_a_changed_file_is_set_up_again(checkout: Checkout, name: str) -> None:
+def test_changed_set_up_file_causes_new_set_up(checkout: Checkout, name: str) -> None:
     checkout.run("python")
     with (checkout.root / name).open("a") as file:
         file.write("# another\n")
@@ -93,7 +93,7 @@ def test_what_is_installed_from_a_changed_file_is_set_up_again(checkout: Checkou
     assert checkout.set_ups == 2
 
 
-def test_settings_of_tools_do_not_set_up_again_but_dependencies_do(checkout: Checkout) -> None:
+def test_only_changed_dependencies_cause_new_set_up(checkout: Checkout) -> None:
     checkout.run("python")
     project = checkout.root / "pyproject.toml"
     project.write_text(project.read_text().replace("line-length = 110", "line-length = 100"))
@@ -104,14 +104,14 @@ def test_settings_of_tools_do_not_set_up_again_but_dependencies_do(checkout: Che
     assert checkout.set_ups == 2
 
 
-def test_a_moved_checkout_is_set_up_again(checkout: Checkout) -> None:
+def test_moved_checkout_causes_new_set_up(checkout: Checkout) -> None:
     checkout.run("python")
     checkout.root = checkout.root.rename(checkout.root.with_name("moved"))
     assert checkout.run("python").returncode == 0
     assert checkout.set_ups == 2
 
 
-def test_a_set_up_that_failed_is_tried_again(checkout: Checkout) -> None:
+def test_failed_set_up_is_retried(checkout: Checkout) -> None:
     (checkout.root / "broken").touch()
     assert checkout.run("python").returncode == 1
     (checkout.root / "broken").unlink()
@@ -120,9 +120,7 @@ def test_a_set_up_that_failed_is_tried_again(checkout: Checkout) -> None:
 
 
 @pytest.mark.parametrize("given", [["x"], ["-1"], [""], [], ["1.5"]])
-def test_a_first_seed_that_is_none_is_told_before_anything_is_installed(
-    checkout: Checkout, given: list[str]
-) -> None:
+def test_invalid_first_seed_is_reported_before_installing(checkout: Checkout, given: list[str]) -> None:
     done = checkout.run("test", "tests/wire", "--first-seed", *given)
     assert (done.returncode, done.stdout, checkout.set_ups) == (2, "", 0)
     assert done.stderr.count("\n") == 1
@@ -132,7 +130,7 @@ def test_a_first_seed_that_is_none_is_told_before_anything_is_installed(
 
 
 @pytest.mark.parametrize(("release", "wanted"), [("17.0.15", 1), ("21", 1), ("11.0.2", 0), ("1.8.0_392", 0)])
-def test_spark_is_installed_once_for_tests_where_there_is_a_java_that_runs_it(
+def test_spark_is_installed_once_for_tests_if_java_suits(
     checkout: Checkout, release: str, wanted: int
 ) -> None:
     version = f"#!/bin/sh\necho 'openjdk version \"{release}\" 2025-04-15' >&2\n"
@@ -154,7 +152,7 @@ def test_help_installs_no_spark(checkout: Checkout, arguments: list[str]) -> Non
     assert checkout.set_ups == 2
 
 
-def test_spark_that_cannot_be_installed_is_told_and_hinders_nothing(checkout: Checkout) -> None:
+def test_failed_spark_install_is_reported_and_tests_run(checkout: Checkout) -> None:
     checkout.add_command("java", "#!/bin/sh\necho 'openjdk version \"17.0.1\"' >&2\n")
     checkout.run("python")
     (checkout.root / "broken").touch()
@@ -175,7 +173,7 @@ def test_spark_that_cannot_be_installed_is_told_and_hinders_nothing(checkout: Ch
         ("Darwin", [], True, "curl -LsSf https://astral.sh/uv/install.sh | sh"),
     ],
 )
-def test_without_a_python_one_line_cures_it(
+def test_missing_python_is_reported_with_one_line_cure(
     tmp_path: Path, system: str, managers: list[str], too_old: bool, cure: str
 ) -> None:
     checkout = Checkout(tmp_path)
@@ -188,7 +186,7 @@ def test_without_a_python_one_line_cures_it(
     assert done.stderr == f"./run: no Python >= 3.11 was found; this brings one: {cure}\n"
 
 
-def test_help_names_every_verb_and_another_is_refused(checkout: Checkout) -> None:
+def test_help_names_every_verb_and_unknown_verb_is_refused(checkout: Checkout) -> None:
     verbs = re.findall(r"(?m)^    ([a-z-]+)\)", (ROOT / "run").read_text())
     assert {"demo", "test", "check", "bench", "delta-prop"} <= set(verbs)
     shown = checkout.run("help").stdout
@@ -198,7 +196,7 @@ def test_help_names_every_verb_and_another_is_refused(checkout: Checkout) -> Non
     assert checkout.set_ups == 0
 
 
-def test_bench_names_the_benchmarks_that_exist() -> None:
+def test_unknown_benchmark_error_lists_known_ones() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "nothing"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -218,20 +216,20 @@ def test_ci_runs_both_parts_and_fails_with_either(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_a_lock_names_no_registry_and_hashes_everything(name: str) -> None:
+def test_lock_names_no_registry_and_hashes_everything(name: str) -> None:
     assert re.search(r"://|--(extra-)?index|--find-links|\.(org|com|net|io)\b", LOCKS[name]) is None
     blocks = set_up.locked_blocks(LOCKS[name])
     assert blocks
     assert all("--hash=sha256:" in block for block in blocks.values())
 
 
-def test_what_spark_adds_is_locked_once() -> None:
+def test_spark_lock_shares_no_package_with_base_lock() -> None:
     base, spark = (set(set_up.locked_blocks(text)) for text in LOCKS.values())
     assert "pyspark" in spark
     assert not base & spark
 
 
-def test_the_locks_hold_what_the_project_asks_for() -> None:
+def test_locks_satisfy_project_requirements() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     groups = [*project["project"]["optional-dependencies"].values(), *project["dependency-groups"].values()]
     asked = [*project["project"]["dependencies"], *(one for group in groups for one in group)]
@@ -242,22 +240,22 @@ def test_the_locks_hold_what_the_project_asks_for() -> None:
         assert all(requirement.specifier.contains(version) for version in versions), requirement
 
 
-def test_two_set_ups_keep_apart_and_the_second_gives_up_at_its_deadline(tmp_path: Path) -> None:
-    lock, late = tmp_path / "lock", pytest.raises(set_up.SetUpError, match=r"has held \S+ for 0 s")
-    with set_up.hold_lock(lock), late, set_up.hold_lock(lock, 0.0):
+def test_concurrent_set_up_fails_at_its_deadline(tmp_path: Path) -> None:
+    lock, deadline_error = tmp_path / "lock", pytest.raises(set_up.SetUpError, match=r"has held \S+ for 0 s")
+    with set_up.hold_lock(lock), deadline_error, set_up.hold_lock(lock, 0.0):
         pass
     with set_up.hold_lock(lock, 0.0):
         pass
 
 
-def test_a_set_up_that_finds_its_work_done_leaves_it_alone(tmp_path: Path) -> None:
+def test_finished_set_up_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / "stamp").write_text("the recipe")
     assert set_up.main(tmp_path, "the recipe") == 0
     assert sorted(path.name for path in (tmp_path / ".venv").iterdir()) == ["stamp"]
 
 
-def test_a_set_up_that_fails_leaves_no_stamp_and_says_why(
+def test_failed_set_up_leaves_no_stamp_and_reports_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copy(ROOT / "requirements.lock", tmp_path)
@@ -268,13 +266,13 @@ def test_a_set_up_that_fails_leaves_no_stamp_and_says_why(
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert set_up.main(tmp_path, "the recipe") == 1
     assert not (tmp_path / ".venv" / "stamp").exists()
-    first, told = capsys.readouterr().err.splitlines(keepends=True)
+    first, reason = capsys.readouterr().err.splitlines(keepends=True)
     assert re.fullmatch(r"\./run: installing [0-9]+ packages into \.venv, which takes a minute .*\n", first)
-    assert told.startswith("./run: this Python has no ensurepip")
-    assert told.endswith("sudo apt-get install -y python3-venv\n")
+    assert reason.startswith("./run: this Python has no ensurepip")
+    assert reason.endswith("sudo apt-get install -y python3-venv\n")
 
 
-def test_mending_in_place_that_fails_leaves_no_stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_update_in_place_leaves_no_stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "stamp").write_text(f"an older recipe\n{tmp_path}")
     (tmp_path / ".venv" / "bin" / "python").symlink_to("/bin/true")
@@ -292,51 +290,51 @@ def test_mending_in_place_that_fails_leaves_no_stamp(tmp_path: Path, monkeypatch
     assert not (tmp_path / ".venv" / "stamp").exists()
 
 
-def test_adding_spark_is_told_before_it_begins(
+def test_adding_spark_is_reported_before_installing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / ".venv").mkdir()
     lock = "pyspark==4 --hash=sha256:00\npy4j==1 --hash=sha256:00\n"
     (tmp_path / "requirements-spark.lock").write_text(lock)
-    told: list[str] = []
-    monkeypatch.setattr(set_up.SetUp, "_call", lambda *_: told.append(capsys.readouterr().err))
+    printed: list[str] = []
+    monkeypatch.setattr(set_up.SetUp, "_call", lambda *_: printed.append(capsys.readouterr().err))
     assert set_up.main(tmp_path, "the recipe", "spark") == 0
-    assert told == ["./run: installing 2 packages for spark into .venv, which takes a minute or so\n"]
+    assert printed == ["./run: installing 2 packages for spark into .venv, which takes a minute or so\n"]
 
 
-def test_the_registry_that_the_user_named_is_the_one_in_use(tmp_path: Path) -> None:
-    told = {
+def test_registry_named_by_user_is_used(tmp_path: Path) -> None:
+    given = {
         "PIP_INDEX_URL": "file:///mirror",
         "PIP_FIND_LINKS": f"{tmp_path} {tmp_path / 'gone'} file:///wheels",
         "PIP_TARGET": "/elsewhere",
         "PYTHONPATH": "/elsewhere",
     }
-    for_pip = set_up.pip_environ(told)
+    for_pip = set_up.pip_environ(given)
     assert {for_pip["PIP_INDEX_URL"], for_pip["PIP_FIND_LINKS"]} == {
-        told["PIP_INDEX_URL"],
-        told["PIP_FIND_LINKS"],
+        given["PIP_INDEX_URL"],
+        given["PIP_FIND_LINKS"],
     }
     assert not {"PIP_TARGET", "PYTHONPATH"} & set(for_pip)
-    for_uv = set_up.uv_environ(told)
+    for_uv = set_up.uv_environ(given)
     assert for_uv["UV_INDEX_URL"] == "file:///mirror"
     assert for_uv["UV_FIND_LINKS"] == f"{tmp_path},file:///wheels"
-    assert set_up.uv_environ({**told, "UV_INDEX_URL": "file:///own"})["UV_INDEX_URL"] == "file:///own"
+    assert set_up.uv_environ({**given, "UV_INDEX_URL": "file:///own"})["UV_INDEX_URL"] == "file:///own"
 
 
-def test_a_failure_is_told_by_the_line_that_says_most() -> None:
+def test_failure_reason_is_most_specific_line() -> None:
     log = "Collecting a\nERROR: No matching distribution found for a==1\n\n[notice] a new release of pip\n"
     assert set_up.failure_reason(log) == "ERROR: No matching distribution found for a==1"
     assert set_up.failure_reason("") == "the set-up failed"
 
 
-def test_the_interpreter_is_named_by_its_version() -> None:
+def test_interpreter_path_is_resolved_and_executable() -> None:
     path = Path(set_up.interpreter_path())
     assert path == path.resolve()
     assert os.access(path, os.X_OK)
 
 
 @pytest.mark.parametrize(
-    ("others", "taken"),
+    ("others", "chosen"),
     [
         ({}, ""),
         ({"python3": "echo 0.02 quick"}, "quick"),
@@ -345,18 +343,16 @@ def test_the_interpreter_is_named_by_its_version() -> None:
         ({"python3": "exit 1", "python": "echo 0.04 slow"}, ""),
     ],
 )
-def test_of_the_pythons_on_the_path_the_quickest_is_taken(
-    tmp_path: Path, others: dict[str, str], taken: str
-) -> None:
+def test_quickest_python_on_path_is_chosen(tmp_path: Path, others: dict[str, str], chosen: str) -> None:
     own = str(tmp_path / "own")
-    for name, said in {"own": f"echo 0.03 {own}", **others}.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{said}\n")
+    for name, command in {"own": f"echo 0.03 {own}", **others}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{command}\n")
         (tmp_path / name).chmod(0o755)
     path = {"PATH": f"{tmp_path / 'gone'}{os.pathsep}{tmp_path}"}
-    assert set_up.quickest_python(own, path) == (taken or own)
+    assert set_up.quickest_python(own, path) == (chosen or own)
 
 
-def test_a_python_that_lacks_what_an_environment_needs_gives_way_to_another(tmp_path: Path) -> None:
+def test_unusable_python_is_replaced_by_another(tmp_path: Path) -> None:
     (tmp_path / "python3").write_text("#!/bin/sh\necho 0.03 whole\n")
     (tmp_path / "python3").chmod(0o755)
     assert set_up.quickest_python("/bin/false", {"PATH": str(tmp_path)}) == "whole"
@@ -364,11 +360,11 @@ def test_a_python_that_lacks_what_an_environment_needs_gives_way_to_another(tmp_
     assert set_up.quickest_python("/bin/false", {"PATH": str(tmp_path), "PYTHON": "false"}) == "/bin/false"
 
 
-def test_a_real_python_is_probed() -> None:
+def test_real_python_is_probed() -> None:
     assert set_up.quickest_python(set_up.interpreter_path(), {"PATH": ""}) == set_up.interpreter_path()
 
 
-def test_the_python_that_is_named_is_the_one_in_use(checkout: Checkout) -> None:
+def test_named_python_is_used(checkout: Checkout) -> None:
     checkout.add_command("mine", STAND_IN)
     checkout.add_command("python3", "#!/bin/sh\nexit 1\n")
     done = subprocess.run(
@@ -381,7 +377,7 @@ def test_the_python_that_is_named_is_the_one_in_use(checkout: Checkout) -> None:
     assert (done.returncode, done.stdout) == (0, "ran a\n")
 
 
-def test_a_named_python_that_is_none_is_told(checkout: Checkout) -> None:
+def test_invalid_named_python_is_reported(checkout: Checkout) -> None:
     done = subprocess.run(
         [checkout.root / "run", "demo"],
         env={"PATH": str(checkout.commands), "HERE": str(checkout.root), "PYTHON": "gone"},

@@ -58,7 +58,7 @@ class Machine:
         for folder in ("work", "opt", "etc", "var", "backups"):
             (self.root / folder).mkdir(parents=True)
         (self.root / "work" / "delta-prop").symlink_to(ROOT)
-        self.places = {
+        self.replacements = {
             "/opt/delta-prop": str(self.root / "opt" / "delta-prop"),
             "/etc/delta-prop": str(self.root / "etc"),
             "/var/lib/delta-prop": str(self.root / "var"),
@@ -68,13 +68,13 @@ class Machine:
             "sudo -u delta-prop ": "",
         }
 
-    def here(self, text: str) -> str:
+    def localize(self, text: str) -> str:
         """Return a text with the paths and ports of this machine."""
-        return re.sub("|".join(self.places), lambda found: self.places[found[0]], text)
+        return re.sub("|".join(self.replacements), lambda found: self.replacements[found[0]], text)
 
-    def command_here(self, command: str) -> str:
+    def localize_command(self, command: str) -> str:
         """The same for a command, which may meet folders with spaces here."""
-        return re.sub("|".join(self.places), lambda found: quoted(self.places[found[0]]), command)
+        return re.sub("|".join(self.replacements), lambda found: quote(self.replacements[found[0]]), command)
 
     @property
     def env(self) -> dict[str, str]:
@@ -84,7 +84,7 @@ class Machine:
             "HOME": str(self.root),
             "PIP_NO_INDEX": "1",
             "PIP_NO_DEPS": "1",
-            "PIP_NO_BUILD_ISOLATION": "0",  # which means without
+            "PIP_NO_BUILD_ISOLATION": "0",  # 0 disables build isolation
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
             "DELTA_PROP_SERVER__PORT": str(self.ports[0]),
             "DELTA_PROP_SERVER__HTTP_PORT": str(self.ports[1]),
@@ -93,7 +93,7 @@ class Machine:
     def run(self, command: str, text: str = "") -> list[str]:
         """Run a command; return stdout and stderr."""
         done = subprocess.run(
-            ["bash", "-c", self.command_here(command)],
+            ["bash", "-c", self.localize_command(command)],
             cwd=self.root / "work",
             env=self.env,
             input=text,
@@ -108,14 +108,14 @@ class Machine:
 
     def _lend_dependencies(self) -> None:
         """Have an environment that was made see the packages of this one, which pip may not fetch here."""
-        lend_dependencies(self.places["/opt/delta-prop"])
+        lend_dependencies(self.replacements["/opt/delta-prop"])
 
     @contextmanager
     def serving(self, command: str) -> Iterator[subprocess.Popen[str]]:
         """A server by the command of a file, and its end by SIGTERM, in time and in order."""
         with open(self.root / "journal", "a") as journal:
             process = subprocess.Popen(
-                shlex.split(self.command_here(command)),
+                shlex.split(self.localize_command(command)),
                 cwd=self.root / "var",
                 env=self.env,
                 stdout=subprocess.PIPE,
@@ -124,7 +124,9 @@ class Machine:
             )
         try:
             assert process.stdout is not None
-            assert process.stdout.readline() == self.here("ready port=7373 http=7374\n"), journal_of(self)
+            assert process.stdout.readline() == self.localize("ready port=7373 http=7374\n"), read_journal(
+                self
+            )
             yield process
             process.send_signal(signal.SIGTERM)
             assert process.wait(START_S_MAX) == 0
@@ -134,7 +136,7 @@ class Machine:
             process.stdout.close()
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     return text and shlex.quote(text)
 
 
@@ -144,7 +146,7 @@ def lend_dependencies(environment: str) -> None:
         (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
 
-def with_pip(folder: Path) -> Path:
+def folder_with_pip(folder: Path) -> Path:
     """Return the folder of a Python with pip that sees our packages: uv installs no pip."""
     if find_spec("pip") is not None:
         return Path(sys.executable).parent
@@ -153,11 +155,11 @@ def with_pip(folder: Path) -> Path:
     return folder / "bin"
 
 
-def journal_of(machine: Machine) -> str:
+def read_journal(machine: Machine) -> str:
     return (machine.root / "journal").read_text()
 
 
-def console(block: str) -> list[tuple[str, list[str]]]:
+def parse_console(block: str) -> list[tuple[str, list[str]]]:
     """The commands of a block, each with the lines that it prints."""
     commands: list[tuple[str, list[str]]] = []
     for line in block.splitlines():
@@ -168,36 +170,36 @@ def console(block: str) -> list[tuple[str, list[str]]]:
     return commands
 
 
-def is_like(line: str, shown: str) -> bool:
+def matches_shown(line: str, shown: str) -> bool:
     """True if a line says what the page shows, whatever the numbers."""
     pattern = re.sub(r"\d(?:[\d.,]*\d)?", lambda _: r"\d[\d.,]*", re.escape(shown).replace(r"\.", "."))
     return re.fullmatch(pattern.replace("…", ".*"), line) is not None
 
 
-def test_the_commands_of_the_page_do_what_it_shows(tmp_path: Path) -> None:
-    pytest.importorskip("ensurepip", reason="`python3 -m venv`, of the page, does not work on this machine")
-    machine = Machine(tmp_path, tools=with_pip(tmp_path / "with pip"))
-    ran = 0
+def test_page_commands_print_shown_output(tmp_path: Path) -> None:
+    pytest.importorskip("ensurepip", reason="the page's `python3 -m venv` does not work on this machine")
+    machine = Machine(tmp_path, tools=folder_with_pip(tmp_path / "with pip"))
+    commands_run = 0
     with ExitStack() as services:
         for language, block in BLOCKS:
             if language == "toml":
                 assert block == CONFIG.read_text()
-                (machine.root / "etc" / "delta-prop.toml").write_text(machine.here(block))
+                (machine.root / "etc" / "delta-prop.toml").write_text(machine.localize(block))
             elif language == "sh" and "systemctl enable --now delta-prop" in block:
                 services.enter_context(machine.serving(unit()["Service"]["ExecStart"]))
                 lines = '{"vector_id": "apple", "op": "create", "values": [1, 0]}\n' * 3
                 machine.run("/opt/delta-prop/bin/delta-prop publish --to localhost:7373", lines)
             elif language == "console":
-                for command, shown in console(block):
+                for command, shown in parse_console(block):
                     printed = machine.run(command)
-                    expected = [machine.here(line) for line in shown]
-                    assert len(printed) == len(expected), (command, printed, journal_of(machine))
-                    assert all(map(is_like, printed, expected)), (command, printed, expected)
-                    ran += 1
-    assert ran >= 12
+                    expected = [machine.localize(line) for line in shown]
+                    assert len(printed) == len(expected), (command, printed, read_journal(machine))
+                    assert all(map(matches_shown, printed, expected)), (command, printed, expected)
+                    commands_run += 1
+    assert commands_run >= 12
 
 
-def test_the_commands_that_do_not_run_here_are_spelt_right() -> None:
+def test_commands_not_run_have_valid_syntax_and_paths() -> None:
     shown = [block for language, block in BLOCKS if language == "sh"]
     assert len(shown) >= 3
     for block in shown:
@@ -227,7 +229,7 @@ def unit() -> dict[str, dict[str, str]]:
     return sections
 
 
-def test_the_unit_leaves_room_for_what_the_defaults_allow() -> None:
+def test_unit_limits_cover_default_settings() -> None:
     service, server = unit()["Service"], ServerSettings()
     assert set(unit()) == {"Unit", "Service", "Install"}
     assert int(service["TimeoutStopSec"]) > server.drain_timeout_s + Settings().close_timeout_s
@@ -237,19 +239,19 @@ def test_the_unit_leaves_room_for_what_the_defaults_allow() -> None:
     assert service["RestartPreventExitStatus"] == "2"
 
 
-@pytest.mark.parametrize("spoilt", [False, True])
-def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path, spoilt: bool) -> None:
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_systemd_verify_accepts_only_valid_unit(tmp_path: Path, is_broken: bool) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not on this machine: the unit was read by this test alone")
-    text = UNIT.read_text().replace("/opt/delta-prop/bin/delta-prop", "/bin/true")  # it has to be there
+    text = UNIT.read_text().replace("/opt/delta-prop/bin/delta-prop", "/bin/true")  # the program must exist
     file = tmp_path / UNIT.name
-    file.write_text(text.replace("RestartSec=", "RestartSecs=") if spoilt else text)
+    file.write_text(text.replace("RestartSec=", "RestartSecs=") if is_broken else text)
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(file)], capture_output=True, text=True, check=False
     )
-    told = [line for line in done.stderr.splitlines() if UNIT.name in line]
-    assert bool(told) is spoilt, done.stderr
-    assert spoilt or done.returncode == 0, done.stderr
+    complaints = [line for line in done.stderr.splitlines() if UNIT.name in line]
+    assert bool(complaints) is is_broken, done.stderr
+    assert is_broken or done.returncode == 0, done.stderr
 
 
 # --- the container file
@@ -265,19 +267,19 @@ def exec_form(text: str) -> list[str]:
     return re.findall(r'"([^"]*)"', text)
 
 
-@pytest.mark.parametrize("spoilt", [False, True])
-def test_the_linter_finds_nothing_wrong_with_the_container_file(tmp_path: Path, spoilt: bool) -> None:
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_hadolint_accepts_only_valid_container_file(tmp_path: Path, is_broken: bool) -> None:
     linter = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if linter is None:
         pytest.skip("hadolint is not built for this machine: the container file was read by this test alone")
     file = tmp_path / CONTAINER.name
     text = CONTAINER.read_text()
-    file.write_text(text.replace("python:3.13-slim", "python:latest") if spoilt else text)
+    file.write_text(text.replace("python:3.13-slim", "python:latest") if is_broken else text)
     done = subprocess.run([linter, str(file)], capture_output=True, text=True, check=False)
-    assert (done.returncode != 0) is spoilt, done.stdout + done.stderr
+    assert (done.returncode != 0) is is_broken, done.stdout + done.stderr
 
 
-def test_what_the_container_copies_is_enough_for_its_commands(tmp_path: Path) -> None:
+def test_container_files_suffice_to_build_and_serve(tmp_path: Path) -> None:
     """Docker is not run: the files are copied, the wheel is built of them, and serves by the same words."""
     checkout = tmp_path / "checkout"
     checkout.mkdir()
@@ -301,12 +303,12 @@ def test_what_the_container_copies_is_enough_for_its_commands(tmp_path: Path) ->
     site, python = fresh_environment(tmp_path)
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     install_wheel(wheel, site, python)
-    serve_as_the_container_does(tmp_path, python)
+    serve_like_container(tmp_path, python)
 
 
-def serve_as_the_container_does(folder: Path, python: Path) -> None:
+def serve_like_container(folder: Path, python: Path) -> None:
     machine = Machine(folder / "machine")
-    said = dict(instructions())  # of each, the last one
+    instruction = dict(instructions())  # the last instruction of each name
     delta_prop, data = str(python.parent / "delta-prop"), folder / "machine" / "var"
     tokens = subprocess.run(
         [delta_prop, "token", "new", "app", "--publish", "--namespace", "*"],
@@ -315,12 +317,17 @@ def serve_as_the_container_does(folder: Path, python: Path) -> None:
         check=True,
     )
     (folder / "machine" / "etc" / "tokens.toml").write_text(tokens.stdout)
-    words = [*exec_form(said["ENTRYPOINT"]), *exec_form(said["CMD"])]
+    words = [*exec_form(instruction["ENTRYPOINT"]), *exec_form(instruction["CMD"])]
     assert words[0] == "delta-prop"
-    places = {"/data": str(data), "0.0.0.0": "127.0.0.1"}  # the test listens for itself alone
-    words = [re.sub("^/data|^0.0.0.0$", lambda at: places[at[0]], word) for word in words[1:]]
-    with machine.serving(shlex.join([delta_prop, *map(machine.here, words)])):
-        health = [machine.here(word) for word in exec_form(said["HEALTHCHECK"].partition("CMD")[2])]
+    replacements = {
+        "/data": str(data),
+        "0.0.0.0": "127.0.0.1",
+    }  # the test listens on the loopback interface only
+    words = [re.sub("^/data|^0.0.0.0$", lambda at: replacements[at[0]], word) for word in words[1:]]
+    with machine.serving(shlex.join([delta_prop, *map(machine.localize, words)])):
+        health = [
+            machine.localize(word) for word in exec_form(instruction["HEALTHCHECK"].partition("CMD")[2])
+        ]
         assert health[0] == "python"
         subprocess.run([str(python), *health[1:]], check=True, timeout=START_S_MAX)
     done = subprocess.run([str(python), *health[1:]], check=False, capture_output=True, timeout=START_S_MAX)
@@ -330,7 +337,7 @@ def serve_as_the_container_does(folder: Path, python: Path) -> None:
 # --- formats
 
 
-def test_a_directory_of_a_later_format_is_refused_as_the_page_says(tmp_path: Path) -> None:
+def test_later_format_is_refused_with_shown_error(tmp_path: Path) -> None:
     data = tmp_path / "facts"
     data.mkdir()
     (data / "format").write_text('{"format": 3, "made_by": "a later version"}')
@@ -338,7 +345,7 @@ def test_a_directory_of_a_later_format_is_refused_as_the_page_says(tmp_path: Pat
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     (shown,) = (block for language, block in BLOCKS if language == "text" and "format 3" in block)
     assert done.returncode == 1
-    assert is_like(done.stderr.strip(), shown.strip()), done.stderr
+    assert matches_shown(done.stderr.strip(), shown.strip()), done.stderr
     assert [path.name for path in data.iterdir()] == ["format"]
     for number in (
         f"format {FORMAT}, in the file `format`",
@@ -348,5 +355,5 @@ def test_a_directory_of_a_later_format_is_refused_as_the_page_says(tmp_path: Pat
         assert f" {number} |" in PAGE
 
 
-def test_the_error_of_a_second_process_is_where_the_page_says() -> None:
+def test_page_names_error_of_second_process() -> None:
     assert f"`{LogBusy.__module__}.{LogBusy.__qualname__}`" in PAGE

@@ -21,7 +21,7 @@ root kept
 root let_go
 stays kept_before a key of saved files
 """
-SOUND = '''"""The stock of a shop."""
+VALID_MODULE = '''"""The stock of a shop."""
 
 class Stock:
     """The goods, by name."""
@@ -51,18 +51,21 @@ def test_checkout_has_no_violation() -> None:
         ({}, None),
         ({"delta_prop/old_module.py": ""}, "delta_prop.old_module was renamed"),
         (
-            {"delta_prop/stock.py": SOUND + "\n\nclass OldStock:\n    pass\n"},
+            {"delta_prop/stock.py": VALID_MODULE + "\n\nclass OldStock:\n    pass\n"},
             "delta_prop.stock.OldStock was renamed",
         ),
         (
-            {"delta_prop/stock.py": SOUND + "        self.old_count = 1\n"},
+            {"delta_prop/stock.py": VALID_MODULE + "        self.old_count = 1\n"},
             "delta_prop.stock.Stock.old_count was renamed",
         ),
         ({"docs/page.md": "Set `old_setting` to 5.\n"}, "docs/page.md:1: old_setting was renamed"),
         ({"changes/first.md": "`old_setting` is new.\n"}, None),
         ({"delta_prop/more.py": "def is_told() -> bool: ...\n"}, "is_told has a part to avoid"),
         ({"delta_prop/more.py": "letGo = let_go_now = 1\n"}, "let_go_now has a part to avoid"),
-        ({"delta_prop/stock.py": SOUND.replace("kept_before", "before")}, "kept_before stands nowhere"),
+        (
+            {"delta_prop/stock.py": VALID_MODULE.replace("kept_before", "before")},
+            "kept_before stands nowhere",
+        ),
         ({"delta_prop/more.py": '"""Whether it is so."""\n'}, "1 docstrings open with a question word"),
         ({"tests/test_more.py": '"""Whether it is so."""\n'}, "1 docstrings open with a question word"),
         ({"delta_prop/more.py": "# it is told\n"}, "lines say told"),
@@ -76,7 +79,7 @@ def test_violation_is_found_and_named(
     monkeypatch.setattr(words, "LISTS", lists)
     monkeypatch.setattr(words, "RIDDLES_MAX", 0)
     monkeypatch.setattr(words, "TOLD_MAX", 0)
-    lines = violations(checkout(tmp_path / "checkout", {"delta_prop/stock.py": SOUND} | files))
+    lines = violations(checkout(tmp_path / "checkout", {"delta_prop/stock.py": VALID_MODULE} | files))
     if found is None:
         assert lines == []
     else:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.files.frames import LoggedBatch
 
 
-def whole(log: Log) -> list[LoggedBatch]:
+def read_all(log: Log) -> list[LoggedBatch]:
     """Every batch up to `visible`, in order."""
     found: list[LoggedBatch] = []
     offset = log.start_offset

@@ -20,25 +20,25 @@ WRITING = [name for name in NAMES if name not in ("compare", "controllers", "rep
 SCENES = [scene.name for scene in pipeline.SCENES]
 
 
-def refused(
+def refusal_line(
     name: str, *arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> str:
     """The one line that a benchmark refuses with."""
     monkeypatch.setattr(sys, "argv", ["bench", *arguments])
     with pytest.raises(SystemExit) as ended:
         import_module(f"benchmarks.{name}").main()
-    told = capsys.readouterr()
-    assert (ended.value.code, told.out) == (2, "")
-    (line,) = told.err.splitlines()
+    printed = capsys.readouterr()
+    assert (ended.value.code, printed.out) == (2, "")
+    (line,) = printed.err.splitlines()
     assert line.startswith(f"./run bench {name}: ")
     return line
 
 
 @pytest.mark.parametrize("name", WRITING)
-def test_a_file_that_cannot_be_written_is_refused_at_the_start(
+def test_unwritable_file_is_refused_at_start(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = refused(name, *MISSING, monkeypatch=monkeypatch, capsys=capsys)
+    line = refusal_line(name, *MISSING, monkeypatch=monkeypatch, capsys=capsys)
     assert "/nonexistent" in line
 
 
@@ -52,15 +52,15 @@ def test_a_file_that_cannot_be_written_is_refused_at_the_start(
         *(("scale", "--rounds"), ("memory", "--rounds"), ("crash", "--producers")),
     ],
 )
-def test_an_odd_number_is_refused_with_its_bounds(
+def test_invalid_number_is_refused_with_its_bounds(
     name: str, option: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = refused(name, option, value, monkeypatch=monkeypatch, capsys=capsys)
+    line = refusal_line(name, option, value, monkeypatch=monkeypatch, capsys=capsys)
     assert f"argument {option}: {value} is not a" in line
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "told"),
+    ("name", "arguments", "message"),
     [
         ("peers", ("--scenes", "nope"), "no name contains 'nope': choose from publish to "),
         ("peers", ("--peers", "nope"), "'nope' is not a peer: choose from jetstream, redis"),
@@ -83,25 +83,25 @@ def test_an_odd_number_is_refused_with_its_bounds(
         ("report", ("--keep", "/dev/null/x"), "/dev/null/x cannot be created"),
     ],
 )
-def test_what_is_not_there_is_refused(
+def test_invalid_argument_is_refused_with_message(
     name: str,
     arguments: tuple[str, ...],
-    told: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert told in refused(name, *arguments, monkeypatch=monkeypatch, capsys=capsys)
+    assert message in refusal_line(name, *arguments, monkeypatch=monkeypatch, capsys=capsys)
 
 
-def test_a_directory_is_no_file(
+def test_directory_as_output_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = refused("mix", "--json", str(tmp_path), monkeypatch=monkeypatch, capsys=capsys)
+    line = refusal_line("mix", "--json", str(tmp_path), monkeypatch=monkeypatch, capsys=capsys)
     assert f"{tmp_path} is a directory" in line
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("pattern", "found"),
     [
         ("", SCENES),
         ("batch 1", ["batch 1"]),
@@ -111,55 +111,57 @@ def test_a_directory_is_no_file(
         ("geo,batch 1,", None),
     ],
 )
-def test_an_exact_name_wins_over_parts(asked: str, found: list[str] | None) -> None:
+def test_exact_name_wins_over_parts(pattern: str, found: list[str] | None) -> None:
     if found is None:
         with pytest.raises(Exception, match="no name contains ''"):
-            select_names(SCENES)(asked)
+            select_names(SCENES)(pattern)
     else:
-        assert select_names(SCENES)(asked) == found
+        assert select_names(SCENES)(pattern) == found
 
 
-def test_a_name_with_a_comma_can_be_asked_for() -> None:
+def test_name_with_comma_can_be_selected() -> None:
     scenes = [scene.name for scene in peers.SCENES]
     assert select_names(scenes)("2,000 a second") == ["2,000 a second"]
     assert select_names(scenes)("2,000") == ["2,000 a second"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_benchmark_tells_what_its_exit_status_means(
+def test_help_explains_exit_status(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["bench", "--help"])
     with pytest.raises(SystemExit) as ended:
         import_module(f"benchmarks.{name}").main()
     assert ended.value.code == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert told.startswith(f"usage: ./run bench {name} ")
-    assert "exit status: 0; 1: " in told
+    help_text = " ".join(capsys.readouterr().out.split())
+    assert help_text.startswith(f"usage: ./run bench {name} ")
+    assert "exit status: 0; 1: " in help_text
 
 
-def test_every_benchmark_of_the_page_can_be_quick(
+def test_every_reported_benchmark_accepts_quick(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in import_module("benchmarks.report").BENCHES:
-        assert "/nonexistent" in refused(name, "--quick", *MISSING, monkeypatch=monkeypatch, capsys=capsys)
+        assert "/nonexistent" in refusal_line(
+            name, "--quick", *MISSING, monkeypatch=monkeypatch, capsys=capsys
+        )
 
 
-def test_a_quick_start_is_of_little(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked = []
+def test_quick_restart_uses_small_amounts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    built = []
 
-    class Enough(Exception):
+    class Stop(Exception):
         pass
 
-    def built(terms: object) -> float:
-        asked.append(terms)
-        raise Enough
+    def fake_build(options: object) -> float:
+        built.append(options)
+        raise Stop
 
-    monkeypatch.setattr(restart, "build_directory", built)
+    monkeypatch.setattr(restart, "build_directory", fake_build)
     for more in ([], ["--vectors", "5000"]):
-        with pytest.raises(Enough):
+        with pytest.raises(Stop):
             restart.main(["--quick", "--keep", str(tmp_path), *more])
-    assert [(one.vectors, one.changes) for one in asked] == [(100_000, 10_000), (5_000, 5_000)]  # type: ignore[attr-defined]
+    assert [(one.vectors, one.changes) for one in built] == [(100_000, 10_000), (5_000, 5_000)]  # type: ignore[attr-defined]
 
 
 # --- ./run bench
@@ -170,29 +172,33 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_help_names_each_with_the_first_line_of_what_it_is() -> None:
+def test_help_lists_benchmarks_with_first_docstring_line() -> None:
     done = run("--help")
     assert (done.returncode, done.stderr) == (0, "")
     for name in NAMES:
         first = (import_module(f"benchmarks.{name}").__doc__ or "").splitlines()[0]
         assert f"  {name:12} {first}\n" in done.stdout
-    asked_nothing = run()
-    assert (asked_nothing.returncode, asked_nothing.stdout, asked_nothing.stderr) == (2, "", done.stdout)
+    without_arguments = run()
+    assert (without_arguments.returncode, without_arguments.stdout, without_arguments.stderr) == (
+        2,
+        "",
+        done.stdout,
+    )
 
 
-def test_a_benchmark_runs_under_its_own_name_so_that_its_processes_find_it(
+def test_benchmark_runs_under_its_importable_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = []
     scale = import_module("benchmarks.scale")
-    monkeypatch.setattr(bench.signal, "signal", lambda *_: None)  # the tests keep their own
+    monkeypatch.setattr(bench.signal, "signal", lambda *_: None)  # the tests keep their own handlers
     monkeypatch.setattr(scale, "main", lambda: seen.append((scale._BarrierPeer.__module__, sys.argv)) or 3)
     monkeypatch.setattr(sys, "argv", [])
     assert bench.main(["scale", "--quick"]) == 3
     assert seen == [("benchmarks.scale", ["./run bench scale", "--quick"])]
 
 
-def test_an_interruption_is_told_in_one_line(
+def test_interruption_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def main() -> int:
@@ -205,13 +211,13 @@ def test_an_interruption_is_told_in_one_line(
     assert capsys.readouterr().err == "./run bench mix: interrupted\n"
 
 
-def test_stages_tell_what_runs_before_it_is_measured(
+def test_stages_announce_work_before_measuring(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def begun(_size: int, _count: int) -> list[object]:
+    def interrupt(_size: int, _count: int) -> list[object]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stages, "_batches", begun)
+    monkeypatch.setattr(stages, "_batches", interrupt)
     with pytest.raises(KeyboardInterrupt):
         stages.main(["--quick"])
     assert capsys.readouterr().err == "stages, batches of 1: 5 rounds\n"

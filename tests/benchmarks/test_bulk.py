@@ -17,23 +17,23 @@ def frame(offset: int, counter: int, rows: int) -> bytes:
 
 
 @pytest.mark.parametrize("cut", [1, 7, 16, 33, 100, 1_000])
-def test_a_walk_counts_rows_wherever_the_stream_is_cut(cut: int) -> None:
+def test_scanner_counts_rows_wherever_stream_is_cut(cut: int) -> None:
     stream = frame(50, 1, 3) + encode(Heartbeat(1, sent_us=5)) + frame(53, 4, 1) + frame(54, 5, 10)
-    walk = FrameScanner(50)
+    scanner = FrameScanner(50)
     for at in range(0, len(stream), cut):
-        walk.take(memoryview(stream)[at : at + cut])
-        assert walk.rows <= 14
-    assert walk.rows == 14
-    assert not walk.is_unfinished
+        scanner.take(memoryview(stream)[at : at + cut])
+        assert scanner.rows <= 14
+    assert scanner.rows == 14
+    assert not scanner.is_unfinished
 
 
-def test_a_frame_that_is_not_whole_is_unfinished() -> None:
-    walk = FrameScanner(0)
-    walk.take(memoryview(frame(0, 1, 4))[:-1])
-    assert (walk.rows, walk.is_unfinished) == (4, True)
+def test_incomplete_frame_is_unfinished() -> None:
+    scanner = FrameScanner(0)
+    scanner.take(memoryview(frame(0, 1, 4))[:-1])
+    assert (scanner.rows, scanner.is_unfinished) == (4, True)
 
 
 @pytest.mark.parametrize(("offset", "counter"), [(51, 1), (50, 2)])
-def test_a_gap_is_told(offset: int, counter: int) -> None:
+def test_gap_is_reported(offset: int, counter: int) -> None:
     with pytest.raises(RuntimeError, match=f"offset {offset}, counter {counter}"):
         FrameScanner(50).take(memoryview(frame(offset, counter, 3)))

@@ -37,41 +37,43 @@ class Scene:
     def __init__(self) -> None:
         self.now = 0.0
         self.answers = Answers(lambda: self.now)
-        self.places = LogIndex(rows=10)
+        self.log_index = LogIndex(rows=10)
         for offset in range(10):
-            self.places.offsets[f"k{offset}"].append(offset)
-            self.places.counters[ORIGIN].add(offset + 1)
+            self.log_index.offsets[f"k{offset}"].append(offset)
+            self.log_index.counters[ORIGIN].add(offset + 1)
         call = self.answers.call
-        self.answers.note_published(call("publish", ["k0", "k1"], DURABLE, TIMEOUT_S), published(0, 2))
-        self.answers.note_published(call("ids", ["k2"], DURABLE), published(None, 1, {0: 2}))
+        self.answers.note_published(call("publish", ["k0", "k1"], DURABLE, TIMEOUT_S), publish_ack(0, 2))
+        self.answers.note_published(call("ids", ["k2"], DURABLE), publish_ack(None, 1, {0: 2}))
         self.answers.note_acknowledged(call("bare", ["k3", "k4"], DURABLE), [3, 4], duplicate=True)
-        self.answers.note_refused(call("refused", ["gone"], DURABLE, TIMEOUT_S), failed())
-        self.again = call("again", ["k5"], DURABLE)
-        self.answers.note_refused(self.again, failed())
+        self.answers.note_refused(call("refused", ["gone"], DURABLE, TIMEOUT_S), log_failed())
+        self.resent = call("again", ["k5"], DURABLE)
+        self.answers.note_refused(self.resent, log_failed())
         self.now = 1.0
-        self.answers.note_resent(self.again)
-        self.answers.note_acknowledged(self.again, [5], duplicate=True)
-        self.doubt = call("doubt", ["k6"], DURABLE, 0.01)
-        self.answers.note_refused(self.doubt, unknown())
-        self.doubt.asked.append(6)
+        self.answers.note_resent(self.resent)
+        self.answers.note_acknowledged(self.resent, [5], duplicate=True)
+        self.uncertain = call("doubt", ["k6"], DURABLE, 0.01)
+        self.answers.note_refused(self.uncertain, outcome_unknown())
+        self.uncertain.asked.append(6)
         call("broken", ["nobody knows"], DURABLE).excused = True
         for at_s, watermark in ((0.0, 0), (1.0, 7), (2.0, 10)):
             self.now = at_s
             self.answers.note_welcome("bare", ORIGIN, watermark)
 
     def verdict(self, failures: Failures | None = None) -> Verdict:
-        return judge(self.places, self.answers, failures or Failures())
+        return judge(self.log_index, self.answers, failures or Failures())
 
 
-def published(offset: int | None, count: int, duplicates: dict[int, int | None] | None = None) -> PublishAck:
+def publish_ack(
+    offset: int | None, count: int, duplicates: dict[int, int | None] | None = None
+) -> PublishAck:
     return PublishAck(offset, DOT, count, DURABLE, duplicates or {})
 
 
-def failed() -> Refused:
+def log_failed() -> Refused:
     return Refused(ErrorCode.LOG_FAILED, "it was recovered without it", retry_after_ms=1000)
 
 
-def unknown(dot: Dot | None = DOT) -> Refused:
+def outcome_unknown(dot: Dot | None = DOT) -> Refused:
     details = {} if dot is None else {"dot": dot}
     return Refused(ErrorCode.OUTCOME_UNKNOWN, "it may have happened", details=details)
 
@@ -85,150 +87,150 @@ def test_true_answers_pass() -> None:
 
 
 def lose(scene: Scene) -> None:
-    del scene.places.offsets["k1"]
+    del scene.log_index.offsets["k1"]
 
 
 def move(scene: Scene) -> None:
-    scene.places.offsets["k4"] = [40]
+    scene.log_index.offsets["k4"] = [40]
 
 
-def forget_the_place(scene: Scene) -> None:
+def forget_offset(scene: Scene) -> None:
     scene.answers.note_acknowledged(scene.answers.call("one", ["k8"], DURABLE), [None], duplicate=True)
 
 
 def log_twice(scene: Scene) -> None:
-    scene.places.offsets["k0"].append(11)
+    scene.log_index.offsets["k0"].append(11)
 
 
-def let_it_happen(scene: Scene) -> None:
-    scene.places.offsets["gone"].append(10)
+def store_refused_delta(scene: Scene) -> None:
+    scene.log_index.offsets["gone"].append(10)
 
 
 def refuse_wrongly(scene: Scene) -> None:
-    scene.answers.note_refused(scene.again, failed())
+    scene.answers.note_refused(scene.resent, log_failed())
 
 
-def raise_another_error(scene: Scene) -> None:
+def raise_unexpected_error(scene: Scene) -> None:
     scene.answers.note_refused(scene.answers.call("one", ["k8"], DURABLE), UsageError("it is closed"))
 
 
-def doubt_too_soon(scene: Scene) -> None:
-    scene.answers.note_refused(scene.answers.call("one", ["k8"], DURABLE, TIMEOUT_S), unknown())
+def report_unknown_too_soon(scene: Scene) -> None:
+    scene.answers.note_refused(scene.answers.call("one", ["k8"], DURABLE, TIMEOUT_S), outcome_unknown())
 
 
-def doubt_without_a_deadline(scene: Scene) -> None:
-    scene.answers.note_refused(scene.answers.call("one", ["k8"], DURABLE), unknown())
+def report_unknown_without_deadline(scene: Scene) -> None:
+    scene.answers.note_refused(scene.answers.call("one", ["k8"], DURABLE), outcome_unknown())
 
 
-def doubt_without_a_dot(scene: Scene) -> None:
-    scene.answers.note_refused(scene.answers.call("one", ["k8"], DURABLE, 0.0), unknown(None))
+def report_unknown_without_dot(scene: Scene) -> None:
+    scene.answers.note_refused(scene.answers.call("one", ["k8"], DURABLE, 0.0), outcome_unknown(None))
 
 
-def deny_by_the_dot(scene: Scene) -> None:
-    scene.doubt.asked.append(-1)
+def deny_stored_dot(scene: Scene) -> None:
+    scene.uncertain.asked.append(-1)
 
 
-def find_another_by_the_dot(scene: Scene) -> None:
-    scene.doubt.asked.append(7)
+def find_wrong_offset(scene: Scene) -> None:
+    scene.uncertain.asked.append(7)
 
 
-def count_less_than_before(scene: Scene) -> None:
+def lower_watermark(scene: Scene) -> None:
     scene.now = 3.0
     scene.answers.note_welcome("bare", ORIGIN, 9)
 
 
-def count_what_is_lost(scene: Scene) -> None:
+def count_lost_delta(scene: Scene) -> None:
     scene.answers.note_welcome("bare", OTHER, 1)
 
 
 def answer_late(scene: Scene) -> None:
     call = scene.answers.call("one", ["k8"], DURABLE, 1.0)
     scene.now += 2.0
-    scene.answers.note_published(call, published(8, 1))
+    scene.answers.note_published(call, publish_ack(8, 1))
 
 
 def answer_never(scene: Scene) -> None:
     scene.answers.call("one", ["k8"], DURABLE)
 
 
-def damage(scene: Scene) -> None:
-    scene.places.corruption.append("a frame is torn")
+def report_corruption(scene: Scene) -> None:
+    scene.log_index.corruption.append("a frame is torn")
 
 
 @pytest.mark.parametrize(
-    ("spoil", "kind"),
+    ("plant_fault", "kind"),
     [
         (lose, "lost"),
         (move, "moved"),
-        (forget_the_place, "nowhere"),
+        (forget_offset, "nowhere"),
         (log_twice, "twice"),
-        (let_it_happen, "happened"),
+        (store_refused_delta, "happened"),
         (refuse_wrongly, "happened"),
-        (raise_another_error, "happened"),
-        (doubt_too_soon, "vague"),
-        (doubt_without_a_deadline, "vague"),
-        (doubt_without_a_dot, "nameless"),
-        (deny_by_the_dot, "outcome"),
-        (find_another_by_the_dot, "outcome"),
-        (count_less_than_before, "counted"),
-        (count_what_is_lost, "counted"),
+        (raise_unexpected_error, "happened"),
+        (report_unknown_too_soon, "vague"),
+        (report_unknown_without_deadline, "vague"),
+        (report_unknown_without_dot, "nameless"),
+        (deny_stored_dot, "outcome"),
+        (find_wrong_offset, "outcome"),
+        (lower_watermark, "counted"),
+        (count_lost_delta, "counted"),
         (answer_late, "late"),
         (answer_never, "unanswered"),
-        (damage, "damage"),
+        (report_corruption, "damage"),
     ],
 )
-def test_a_wrong_answer_is_found_by_its_name(spoil: Callable[[Scene], None], kind: str) -> None:
+def test_each_wrong_answer_is_found_and_named(plant_fault: Callable[[Scene], None], kind: str) -> None:
     scene = Scene()
-    spoil(scene)
+    plant_fault(scene)
     assert scene.verdict().counts == {kind: 1}
     assert kind in KINDS
 
 
-def test_doubt_at_a_deadline_is_wrong_only_where_the_log_was_back_long_before() -> None:
+def test_unknown_outcome_at_deadline_is_wrong_if_log_was_back() -> None:
     scene = Scene()
     call = scene.answers.call("one", ["k8"], DURABLE, 10.0)
     scene.now += 10.0
-    scene.answers.note_refused(call, unknown())
+    scene.answers.note_refused(call, outcome_unknown())
     deadline = call.deadline_s
     assert deadline is not None
     assert scene.verdict(Failures(decided_s=deadline - 0.5)).examples == []
     assert scene.verdict(Failures(decided_s=deadline - 5.0)).counts == {"vague": 1}
 
 
-def test_doubt_is_allowed_where_the_log_was_closed_undecided() -> None:
+def test_unknown_outcome_is_allowed_if_log_closed_undecided() -> None:
     scene = Scene()
     call = scene.answers.call("one", ["k8"], DURABLE, TIMEOUT_S)
-    scene.answers.note_refused(call, unknown())
-    scene.answers.note_refused(call, failed())  # of a second sending, which decides nothing about the first
+    scene.answers.note_refused(call, outcome_unknown())
+    scene.answers.note_refused(call, log_failed())  # a second sending decides nothing about the first
     assert scene.verdict(Failures(undecided=True)).examples == []
 
 
-def test_a_level_that_the_failure_does_not_spare_may_be_lost() -> None:
+def test_delta_below_spared_level_may_be_lost() -> None:
     scene = Scene()
     call = scene.answers.call("logged", ["lost"], AckLevel.LOGGED)
-    scene.answers.note_published(call, published(10, 1))
+    scene.answers.note_published(call, publish_ack(10, 1))
     assert scene.verdict(Failures(spared=AckLevel.DURABLE)).examples == []
     assert scene.verdict().counts == {"lost": 1}
 
 
-def test_a_record_goes_through_json_unchanged() -> None:
+def test_answers_round_trip_through_json() -> None:
     scene, other = Scene(), Answers(lambda: 0.0)
     other.merge(json.loads(json.dumps(scene.answers.to_json())))
     assert (other.calls, other.welcomes) == (scene.answers.calls, scene.answers.welcomes)
 
 
-def test_places_are_read_from_the_files_of_a_log(tmp_path: Path) -> None:
+def test_log_index_is_read_from_log_files(tmp_path: Path) -> None:
     log, _ = DurableLog.open(LocalDisk(tmp_path), settings=LogSettings(), draw=bytes, clock=Clock())
     for base in (1, 3):
         deltas = [Delta(f"k{base + row}", opaque(b"x")) for row in range(2)]
         log.append(encode_batch(deltas, origin=ORIGIN, base=base), lamport=base, source=Source.LOCAL)
     log.close()
-    places = read_log_index(LocalDisk(tmp_path))
-    assert dict(places.offsets) == {"k1": [0], "k2": [1], "k3": [2], "k4": [3]}
-    assert (places.counters[ORIGIN], places.rows, places.corruption) == ({1, 2, 3, 4}, 4, [])
+    log_index = read_log_index(LocalDisk(tmp_path))
+    assert dict(log_index.offsets) == {"k1": [0], "k2": [1], "k3": [2], "k4": [3]}
+    assert (log_index.counters[ORIGIN], log_index.rows, log_index.corruption) == ({1, 2, 3, 4}, 4, [])
     path = next(tmp_path.glob("streams/default/0/*.log"))
     raw = bytearray(path.read_bytes())
     raw[100] ^= 1
     path.write_bytes(raw)
-    found = replace(read_log_index(LocalDisk(tmp_path)), rows=0)
-    assert len(found.corruption) == 1
+    corrupted = replace(read_log_index(LocalDisk(tmp_path)), rows=0)
+    assert len(corrupted.corruption) == 1

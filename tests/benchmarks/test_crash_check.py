@@ -41,7 +41,7 @@ NAMES = ("p0", "p1")
 LINES = 3 * KEYS
 
 
-def right() -> tuple[Log, History]:
+def correct_log() -> tuple[Log, History]:
     """Two producers, line by line in turn, all acknowledged but the last of each."""
     log, history = Log(), History()
     for line in range(1, LINES + 1):
@@ -58,8 +58,10 @@ def acknowledge(
 ) -> Verdict:
     verdict = Verdict()
     at = "null" if offset is None else offset
-    told = f'{{"producer": "{name}", "line": {line}, "offset": {at}, "duplicate": {str(duplicate).lower()}}}'
-    history.note([told + "\n", '{"producer": "p0", "li'], verdict)
+    record = (
+        f'{{"producer": "{name}", "line": {line}, "offset": {at}, "duplicate": {str(duplicate).lower()}}}'
+    )
+    history.note([record + "\n", '{"producer": "p0", "li'], verdict)
     return verdict
 
 
@@ -67,61 +69,61 @@ def kinds(verdict: Verdict) -> set[str]:
     return set(verdict.counts)
 
 
-def test_what_is_right_passes() -> None:
-    log, history = right()
+def test_correct_log_passes() -> None:
+    log, history = correct_log()
     assert check_log(log, history, NAMES).total == 0
     assert acknowledge(history, "p0", 1, 0, duplicate=True).total == 0
     assert (history.acks, history.duplicates) == (2 * LINES - 1, 1)
 
 
-def move(log: Log, places: list[int]) -> None:
+def reorder(log: Log, order: list[int]) -> None:
     """Rows in another order, numbered anew."""
-    log.rows = [replace(log.rows[place], offset=offset) for offset, place in enumerate(places)]
+    log.rows = [replace(log.rows[index], offset=offset) for offset, index in enumerate(order)]
 
 
-def test_a_lost_tail_is_found() -> None:
-    log, history = right()
+def test_lost_tail_is_found() -> None:
+    log, history = correct_log()
     del log.rows[-4:]
     verdict = check_log(log, history, NAMES)
     assert verdict.counts == {"lost": 2}
 
 
-def test_a_row_missing_in_the_middle_is_found() -> None:
-    log, history = right()
-    move(log, [place for place in range(2 * LINES) if place != 40])
+def test_row_missing_in_the_middle_is_found() -> None:
+    log, history = correct_log()
+    reorder(log, [index for index in range(2 * LINES) if index != 40])
     assert kinds(check_log(log, history, NAMES)) == {"lost", "hole", "moved"}
 
 
-def test_a_delta_twice_is_found() -> None:
-    log, history = right()
+def test_duplicate_delta_is_found() -> None:
+    log, history = correct_log()
     log.rows.append(replace(log.rows[6], offset=len(log.rows)))
     assert check_log(log, history, NAMES).counts == {"duplicate": 1}
 
 
 def test_lines_out_of_order_are_found() -> None:
-    log, history = right()
-    places = list(range(2 * LINES))
-    places[-1], places[-3] = places[-3], places[-1]
-    move(log, places)
+    log, history = correct_log()
+    order = list(range(2 * LINES))
+    order[-1], order[-3] = order[-3], order[-1]
+    reorder(log, order)
     history.acked = {}
     assert kinds(check_log(log, history, NAMES)) == {"order", "hole"}
 
 
-def test_offsets_that_leave_one_out_are_found() -> None:
-    log, history = right()
+def test_skipped_offset_is_found() -> None:
+    log, history = correct_log()
     log.rows[-1] = replace(log.rows[-1], offset=len(log.rows))
     assert check_log(log, history, NAMES).counts == {"order": 1}
 
 
 @pytest.mark.parametrize("line", [2, LINES])
-def test_another_delta_than_was_sent_is_found(line: int) -> None:
-    log, history = right()
+def test_altered_delta_is_found(line: int) -> None:
+    log, history = correct_log()
     log.rows[2 * line - 2] = replace(log.rows[2 * line - 2], delta=make_delta("p0", line + KEYS))
     assert check_log(log, history, NAMES).counts == {"corrupt": 1}
 
 
-def test_a_delta_that_nobody_sent_is_found() -> None:
-    log, history = right()
+def test_delta_of_unknown_producer_is_found() -> None:
+    log, history = correct_log()
     log.rows.append(Row(len(log.rows), origin_of("stranger"), 1, make_delta("p0", 1)))
     assert check_log(log, history, NAMES).counts == {"corrupt": 1}
 
@@ -129,19 +131,19 @@ def test_a_delta_that_nobody_sent_is_found() -> None:
 @pytest.mark.parametrize(
     ("line", "offset", "duplicate"), [(5, 99, True), (5, None, True), (5, 8, False)], ids=str
 )
-def test_a_second_answer_that_differs_is_found(line: int, offset: int | None, duplicate: bool) -> None:
-    _, history = right()
+def test_differing_second_answer_is_found(line: int, offset: int | None, duplicate: bool) -> None:
+    _, history = correct_log()
     assert acknowledge(history, "p0", line, offset, duplicate).counts == {"given twice": 1}
 
 
-def test_a_refusal_is_found() -> None:
+def test_refusal_is_found() -> None:
     verdict = Verdict()
     History().note(['{"line": 2, "error": "QUEUE_FULL", "message": "full"}\n'], verdict)
     assert verdict.counts == {"refused": 1}
 
 
-def test_a_service_that_knows_less_than_its_log_is_found() -> None:
-    log, _ = right()
+def test_service_knowing_less_than_its_log_is_found() -> None:
+    log, _ = correct_log()
     ready = {"watermarks": {"p0": LINES, "p1": LINES}, "next_offset": 2 * LINES}
     assert check_service(ready, log, NAMES).total == 0
     assert check_service({**ready, "watermarks": {"p0": 3, "p1": LINES}}, log, NAMES).counts == {
@@ -153,7 +155,7 @@ def test_a_service_that_knows_less_than_its_log_is_found() -> None:
 # --- files
 
 
-def write(folder: Path, rounds: int = 4) -> None:
+def write_log(folder: Path, rounds: int = 4) -> None:
     """A log on this disk, as a service would have left it."""
     settings = LogSettings(segment_bytes_max=4096)
     log, _ = DurableLog.open(LocalDisk(folder), settings=settings, draw=bytes, clock=Clock())
@@ -167,8 +169,8 @@ def write(folder: Path, rounds: int = 4) -> None:
     log.close()
 
 
-def test_files_are_read_as_they_are_and_a_flipped_bit_is_found(tmp_path: Path) -> None:
-    write(tmp_path)
+def test_valid_files_pass_and_flipped_bit_is_found(tmp_path: Path) -> None:
+    write_log(tmp_path)
     log = read_log(tmp_path)
     assert log.ends(NAMES) == dict.fromkeys(NAMES, LINES)
     assert log.segments > 1
@@ -180,8 +182,8 @@ def test_files_are_read_as_they_are_and_a_flipped_bit_is_found(tmp_path: Path) -
     assert "corrupt" in kinds(check_log(read_log(tmp_path), History(), NAMES))
 
 
-def test_a_file_that_was_cut_is_found(tmp_path: Path) -> None:
-    write(tmp_path)
+def test_truncated_file_is_found(tmp_path: Path) -> None:
+    write_log(tmp_path)
     log, history = read_log(tmp_path), History()
     for row in log.rows:
         acknowledge(history, {origin_of(name): name for name in NAMES}[row.origin], row.line, row.offset)
@@ -190,9 +192,9 @@ def test_a_file_that_was_cut_is_found(tmp_path: Path) -> None:
     assert {"lost", "corrupt"} <= kinds(check_log(read_log(tmp_path), history, NAMES))
 
 
-def compacted(folder: Path) -> tuple[Log, History]:
-    """The log of `write`, its older part in a snapshot; every line was acknowledged."""
-    write(folder)
+def compacted_log(folder: Path) -> tuple[Log, History]:
+    """The log of `write_log`, its older part in a snapshot; every line was acknowledged."""
+    write_log(folder)
     history = History()
     for row in read_log(folder).rows:
         acknowledge(history, {origin_of(name): name for name in NAMES}[row.origin], row.line, row.offset)
@@ -206,23 +208,23 @@ def compacted(folder: Path) -> tuple[Log, History]:
     return read_log(folder), history
 
 
-def test_what_is_in_a_snapshot_counts_as_there(tmp_path: Path) -> None:
-    log, history = compacted(tmp_path)
+def test_rows_in_snapshot_count_as_stored(tmp_path: Path) -> None:
+    log, history = compacted_log(tmp_path)
     assert log.snapshot is not None
     assert log.rows[0].offset == log.snapshot.offset > 0
     assert check_log(log, history, NAMES).total == 0
     assert log.ends(NAMES) == dict.fromkeys(NAMES, LINES)
 
 
-def test_a_snapshot_that_is_missing_or_wrong_is_found(tmp_path: Path) -> None:
-    log, history = compacted(tmp_path)
-    kept = log.snapshot
-    assert kept is not None
+def test_missing_or_wrong_snapshot_is_found(tmp_path: Path) -> None:
+    log, history = compacted_log(tmp_path)
+    snapshot = log.snapshot
+    assert snapshot is not None
     log.snapshot = None
     assert "lost" in kinds(check_log(log, history, NAMES))
-    log.snapshot = replace(kept, vectors=kept.vectors | {"p0/3": np.zeros(16, np.float32)})
+    log.snapshot = replace(snapshot, vectors=snapshot.vectors | {"p0/3": np.zeros(16, np.float32)})
     assert kinds(check_log(log, history, NAMES)) == {"corrupt"}
-    log.snapshot = replace(kept, lines=kept.lines | {origin_of("p1"): 1})
+    log.snapshot = replace(snapshot, lines=snapshot.lines | {origin_of("p1"): 1})
     assert {"lost", "hole"} <= kinds(check_log(log, history, NAMES))
 
 
@@ -240,14 +242,14 @@ def table_of(log: Log, cursor: int, ahead: int = 0) -> Table:
 
 
 @pytest.mark.parametrize(("cursor", "ahead"), [(0, 0), (30, 0), (30, 7), (2 * LINES, 0)])
-def test_a_table_that_is_the_fold_passes(cursor: int, ahead: int) -> None:
-    log, _ = right()
+def test_table_equal_to_fold_passes(cursor: int, ahead: int) -> None:
+    log, _ = correct_log()
     verdict = check_table(table_of(log, cursor, ahead), log, finished=cursor == 2 * LINES)
     assert verdict.examples == []
 
 
-def test_a_delta_applied_twice_or_not_at_all_is_found() -> None:
-    log, _ = right()
+def test_delta_applied_twice_or_never_is_found() -> None:
+    log, _ = correct_log()
     first, second, third = (row for row in log.rows if row.delta.vector_id == "p0/3")
     for steps in ([first, second, second, third], [first, third]):
         wrong = fold(steps, third.offset)
@@ -259,50 +261,50 @@ def test_a_delta_applied_twice_or_not_at_all_is_found() -> None:
         assert check_table(Table(table.cursor, vectors), log).counts == {"table": 1}
 
 
-def test_a_cursor_and_data_that_disagree_are_found() -> None:
-    log, _ = right()
-    behind = table_of(log, 30)
-    assert check_table(Table(60, behind.vectors), log).counts["table"] > 0
+def test_cursor_and_data_mismatch_is_found() -> None:
+    log, _ = correct_log()
+    table = table_of(log, 30)
+    assert check_table(Table(60, table.vectors), log).counts["table"] > 0
     assert check_table(Table(2 * LINES + 1, table_of(log, 2 * LINES).vectors), log).counts == {"table": 1}
-    assert check_table(behind, log, finished=True).counts == {"table": 1}
-    stranger = {**behind.vectors, "other": (0, np.zeros(DIMENSION, np.float32))}
+    assert check_table(table, log, finished=True).counts == {"table": 1}
+    stranger = {**table.vectors, "other": (0, np.zeros(DIMENSION, np.float32))}
     assert check_table(Table(30, stranger), log).counts == {"table": 1}
 
 
 # --- real processes
 
 
-def story_of(directory: Path, terms: DirectoryOptions) -> CrashRun:
-    return CrashRun(directory, terms, Totals(), random.Random(1), life_s=(0.2, 0.2), start_share=0.0)
+def crash_run(directory: Path, options: DirectoryOptions) -> CrashRun:
+    return CrashRun(directory, options, Totals(), random.Random(1), life_s=(0.2, 0.2), start_share=0.0)
 
 
 @pytest.mark.alone
 def test_one_kill_is_survived(tmp_path: Path) -> None:
-    story = story_of(tmp_path / "data", DirectoryOptions(storage=True, producers=NAMES))
-    while not story.totals.acks and story.totals.rounds < 10:  # it may be killed before it answers
-        assert story.round()
-    story.end()
-    assert story.totals.acks > 0
-    assert story.totals.verdict.examples == []
+    run = crash_run(tmp_path / "data", DirectoryOptions(storage=True, producers=NAMES))
+    while not run.totals.acks and run.totals.rounds < 10:  # the service may be killed before it answers
+        assert run.round()
+    run.end()
+    assert run.totals.acks > 0
+    assert run.totals.verdict.examples == []
 
 
-def test_an_acknowledgement_before_its_time_is_caught(tmp_path: Path) -> None:
-    story = story_of(tmp_path / "data", DirectoryOptions(level="memory", producers=NAMES))
-    assert story.round()
-    assert kinds(story.judge(read_log(story.directory / "log"))) == {"lost"}
+def test_premature_acknowledgement_is_found(tmp_path: Path) -> None:
+    run = crash_run(tmp_path / "data", DirectoryOptions(level="memory", producers=NAMES))
+    assert run.round()
+    assert kinds(run.judge(read_log(run.directory / "log"))) == {"lost"}
 
 
-def test_where_nothing_can_be_mounted_it_is_said_and_is_not_a_pass(
+def test_unmountable_images_are_reported_and_not_a_pass(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert powercut.main(["--rounds", "1"]) == 77
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert all(f"NOT RUN on {kind}: " in told.err for kind in powercut.KINDS)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert all(f"NOT RUN on {kind}: " in printed.err for kind in powercut.KINDS)
 
 
-def test_a_report_of_nothing_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_incomplete_or_violated_report_fails(capsys: pytest.CaptureFixture[str]) -> None:
     totals = Totals(rounds=3, acks=3000, restarts_s=[0.5], opens_s=[0.1])
     assert crash.report("kills", {"log": totals}, None) == 0
     assert crash.report("kills", {"log": replace(totals, acks=2)}, None) == 1
@@ -314,7 +316,7 @@ def test_a_report_of_nothing_is_a_failure(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("counts", "status"), [({}, 1), ({"lost": 3}, 0), ({"lost": 3, "corrupt": 1}, 1)], ids=str
 )
-def test_cuts_that_lose_nothing_prove_nothing(counts: dict[str, int], status: int) -> None:
+def test_power_cuts_without_losses_fail_the_run(counts: dict[str, int], status: int) -> None:
     totals = Totals(rounds=3, acks=10)
     for kind, count in counts.items():
         for _ in range(count):
@@ -322,10 +324,10 @@ def test_cuts_that_lose_nothing_prove_nothing(counts: dict[str, int], status: in
     assert powercut._report_logged("ext4", totals) == status
 
 
-def test_a_report_can_be_written_for_programs(tmp_path: Path) -> None:
+def test_report_is_written_as_json(tmp_path: Path) -> None:
     totals = Totals(rounds=1, acks=5, opens_s=[0.1], restarts_s=[0.2])
     totals.under_way["compaction"] += 2
     totals.verdict.add("lost", "one")
     assert crash.report("a run", {"service": totals}, str(tmp_path / "figures.json")) == 1
-    told = json.loads((tmp_path / "figures.json").read_text())["service"]
-    assert (told["under_way"], told["verdict"]["counts"]) == ({"compaction": 2}, {"lost": 1})
+    figures = json.loads((tmp_path / "figures.json").read_text())["service"]
+    assert (figures["under_way"], figures["verdict"]["counts"]) == ({"compaction": 2}, {"lost": 1})

@@ -33,7 +33,7 @@ from benchmarks._disk_faults import (
     draw_failure,
 )
 from benchmarks._images import UnusableError, check_usable, mount_image
-from tests.benchmarks.test_ending import ROOT, members, until
+from tests.benchmarks.test_ending import ROOT, group_processes, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +45,7 @@ CHILD = """
 import os, sys
 from delta_prop_broker.local_disk import LocalDisk
 disk = LocalDisk(sys.argv[1])
-def told(call):
+def call_or_errno(call):
     try:
         return call()
     except OSError as error:
@@ -55,10 +55,11 @@ file = disk.open("a/one", create=True)
 elsewhere = LocalDisk(sys.argv[2]).open("one", create=True)
 print("ready", flush=True)
 sys.stdin.readline()
-said = [told(lambda: file.write(0, [b"x" * 100])) for _ in range(4)]
-said += [told(file.sync) for _ in range(2)]
-said += [told(lambda: disk.rename("a/one", "a/two")), told(lambda: elsewhere.write(0, [b"x" * 100]))]
-print(said)
+results = [call_or_errno(lambda: file.write(0, [b"x" * 100])) for _ in range(4)]
+results += [call_or_errno(file.sync) for _ in range(2)]
+results.append(call_or_errno(lambda: disk.rename("a/one", "a/two")))
+results.append(call_or_errno(lambda: elsewhere.write(0, [b"x" * 100])))
+print(results)
 """
 
 
@@ -70,7 +71,7 @@ def library(tmp_path: Path) -> Path:
         pytest.skip(f"NOT RUN: {reason}")
 
 
-def said(library: Path, folder: Path, *rules: Rule) -> tuple[list[int | None], int]:
+def results_with_faults(library: Path, folder: Path, *rules: Rule) -> tuple[list[int | None], int]:
     """Return the errors of a process of four writes, two syncs, a rename, and a write elsewhere."""
     below, elsewhere = folder / "data", folder / "elsewhere"
     elsewhere.mkdir(exist_ok=True)
@@ -92,18 +93,27 @@ def said(library: Path, folder: Path, *rules: Rule) -> tuple[list[int | None], i
     return found, struck
 
 
-def test_the_calls_fail_that_were_asked_for_and_no_others(library: Path, tmp_path: Path) -> None:
+def test_only_requested_calls_fail(library: Path, tmp_path: Path) -> None:
     eio, full = errno.EIO, errno.ENOSPC
-    well = [100, 100, 100, 100, None, None, None, 100]
-    assert said(library, tmp_path, Rule(WRITES, 1, 2, full)) == ([100, full, full, *well[3:]], 2)
-    assert said(library, tmp_path, Rule(SYNCS, 1, ALWAYS, eio)) == ([*well[:5], eio, None, 100], 1)
-    assert said(library, tmp_path, Rule(NAMES, 0, 1, eio)) == ([*well[:6], eio, 100], 1)
+    unharmed = [100, 100, 100, 100, None, None, None, 100]
+    assert results_with_faults(library, tmp_path, Rule(WRITES, 1, 2, full)) == (
+        [100, full, full, *unharmed[3:]],
+        2,
+    )
+    assert results_with_faults(library, tmp_path, Rule(SYNCS, 1, ALWAYS, eio)) == (
+        [*unharmed[:5], eio, None, 100],
+        1,
+    )
+    assert results_with_faults(library, tmp_path, Rule(NAMES, 0, 1, eio)) == ([*unharmed[:6], eio, 100], 1)
     short, then = Rule(WRITES, 1, 1, 0), Rule(WRITES | SYNCS, 1, 2, eio)
-    assert said(library, tmp_path, short, then) == ([100, 50, 100, eio, eio, None, None, 100], 3)
-    assert said(library, tmp_path, NO_RULE) == (well, 0)
+    assert results_with_faults(library, tmp_path, short, then) == (
+        [100, 50, 100, eio, eio, None, None, 100],
+        3,
+    )
+    assert results_with_faults(library, tmp_path, NO_RULE) == (unharmed, 0)
 
 
-def test_a_compiler_that_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "/nowhere/cc")
     with pytest.raises(UnusableError, match="/nowhere/cc cannot be run"):
         build(tmp_path)
@@ -113,30 +123,30 @@ def test_a_compiler_that_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.
         build(tmp_path)
 
 
-def test_where_nothing_can_fail_it_is_said_and_is_not_a_pass(
+def test_unavailable_faults_are_reported_and_not_a_pass(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CC", "/nowhere/cc")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert crash.main(["--disk-faults", "--rounds", "1"]) == 77
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert [line.split(":")[:2] for line in told.err.splitlines()] == [
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert [line.split(":")[:2] for line in printed.err.splitlines()] == [
         ["NOT RUN", " calls that fail"],
         ["NOT RUN", " full file systems"],
     ]
 
 
-def test_what_belongs_to_kills_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_kills_option_with_disk_faults_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         crash.main(["--disk-faults", "--plant", "cut-log"])
     assert ended.value.code == 2
     assert "--plant works with kills only" in capsys.readouterr().err
 
 
-def test_every_kind_is_drawn_with_what_it_needs() -> None:
-    chance = random.Random(1)
-    failures: list[Failure] = [draw_failure(kind, chance, 1.0) for kind in (*CALLS, FULL) for _ in range(50)]
+def test_every_failure_kind_is_drawn_with_its_rules() -> None:
+    rng = random.Random(1)
+    failures: list[Failure] = [draw_failure(kind, rng, 1.0) for kind in (*CALLS, FULL) for _ in range(50)]
     for failure in failures:
         assert 0 < failure.after_s < 1
         assert (failure.kind == FULL) == (failure.rules == (NO_RULE, NO_RULE))
@@ -145,7 +155,7 @@ def test_every_kind_is_drawn_with_what_it_needs() -> None:
     assert any(failure.rules[1].classes == WRITES | SYNCS | NAMES for failure in failures)
 
 
-def test_a_report_of_nothing_is_a_failure(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_incomplete_or_violated_report_fails(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     totals = Totals(rounds=4, failures=3)
     totals.answers["acknowledged"] = 4_000
     assert report("disks", {EMBEDDED: totals}, [], None) == 0
@@ -172,7 +182,7 @@ def image(tmp_path: Path) -> Iterator[Path]:
         yield made.mount
 
 
-def test_a_ballast_leaves_no_room_and_gives_it_back(image: Path) -> None:
+def test_ballast_fills_disk_and_frees_it(image: Path) -> None:
     ballast = Ballast(image / "ballast")
     ballast.fill()
     with pytest.raises(OSError, match="No space left"):
@@ -186,18 +196,20 @@ def test_a_ballast_leaves_no_room_and_gives_it_back(image: Path) -> None:
 
 @pytest.mark.alone
 def test_one_round_ends_with_true_answers(library: Path, tmp_path: Path) -> None:
-    totals, chance = Totals(), random.Random(1)
-    place = DiskSetup(tmp_path / "data", tmp_path, library, ["sync"])
-    while not totals.failures and totals.rounds < ROUNDS_MAX:  # a slow machine may be done before it strikes
-        EmbeddedDirectory(place, totals, chance).live(range(1, 2), 1)
+    totals, rng = Totals(), random.Random(1)
+    setup = DiskSetup(tmp_path / "data", tmp_path, library, ["sync"])
+    while (
+        not totals.failures and totals.rounds < ROUNDS_MAX
+    ):  # on a slow machine the round may end before the fault
+        EmbeddedDirectory(setup, totals, rng).live(range(1, 2), 1)
     assert totals.verdict.examples == []
     assert totals.failures == 1
     assert totals.answers["acknowledged"] > 100
 
 
 @pytest.mark.alone
-@pytest.mark.skipif(not Path("/proc/self/mounts").exists(), reason="reads what is mounted from /proc")
-def test_nothing_stays_behind_when_it_is_ended(library: Path, tmp_path: Path) -> None:
+@pytest.mark.skipif(not Path("/proc/self/mounts").exists(), reason="reads the mounts from /proc")
+def test_terminated_benchmark_leaves_no_mount_or_file(library: Path, tmp_path: Path) -> None:
     folder = tmp_path / "tmp"
     folder.mkdir()
     process = subprocess.Popen(
@@ -210,12 +222,12 @@ def test_nothing_stays_behind_when_it_is_ended(library: Path, tmp_path: Path) ->
         start_new_session=True,
     )
     try:
-        until(lambda: list(folder.glob("*/*/log/streams/default/0/*.log")) or process.poll() is not None)
+        wait_until(lambda: list(folder.glob("*/*/log/streams/default/0/*.log")) or process.poll() is not None)
         time.sleep(0.5)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
         assert process.returncode == 143
-        until(lambda: not members(process.pid))
+        wait_until(lambda: not group_processes(process.pid))
         assert str(folder) not in Path("/proc/self/mounts").read_text()
         assert not list(folder.iterdir())
     finally:

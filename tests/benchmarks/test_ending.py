@@ -25,36 +25,36 @@ WAIT_S = 60.0
 
 
 @pytest.fixture(autouse=True)
-def _as_in_the_foreground() -> Iterator[None]:
+def _restored_interrupt_handler() -> Iterator[None]:
     """Restore Ctrl-C, which background processes ignore."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-def until(true: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     began = time.monotonic()
-    while not true():
+    while not condition():
         assert time.monotonic() < began + WAIT_S
         time.sleep(0.02)
 
 
-def members(group: int) -> list[str]:
+def group_processes(group: int) -> list[str]:
     """The processes of a group that live."""
     found = []
-    for place in Path("/proc").glob("[0-9]*/stat"):
+    for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            text = place.read_text()
+            text = path.read_text()
         except OSError:
             continue
-        state, _, of = text.rpartition(")")[2].split()[:3]
-        if int(of) == group and state not in "ZX":
+        state, _, process_group = text.rpartition(")")[2].split()[:3]
+        if int(process_group) == group and state not in "ZX":
             found.append(text)
     return found
 
 
 @pytest.mark.parametrize(
-    ("said", "number", "status", "said_then"),
+    ("awaited_file", "signum", "status", "expected_output"),
     [
         ("*/geo/serve/output", signal.SIGTERM, 143, ""),
         ("*/geo/link/output", signal.SIGINT, 130, "./run bench pipeline: interrupted\n"),
@@ -62,9 +62,9 @@ def members(group: int) -> list[str]:
     ],
     ids=["replica starts", "link starts", "service runs"],
 )
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads what lives from /proc")
-def test_nothing_stays_behind_wherever_a_signal_strikes(
-    said: str, number: signal.Signals, status: int, said_then: str, tmp_path: Path
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the processes from /proc")
+def test_signalled_benchmark_leaves_no_process_or_file(
+    awaited_file: str, signum: signal.Signals, status: int, expected_output: str, tmp_path: Path
 ) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks", "pipeline", "--only", "geo", "--quick"],
@@ -76,20 +76,20 @@ def test_nothing_stays_behind_wherever_a_signal_strikes(
         start_new_session=True,
     )
     try:
-        until(lambda: list(tmp_path.glob(said)) or process.poll() is not None)
-        if number == signal.SIGINT:
-            os.killpg(process.pid, number)  # as a terminal does
+        wait_until(lambda: list(tmp_path.glob(awaited_file)) or process.poll() is not None)
+        if signum == signal.SIGINT:
+            os.killpg(process.pid, signum)  # as a terminal does
         else:
-            process.send_signal(number)
-        told = process.communicate(timeout=WAIT_S)[0]
-        assert (process.returncode, told) == (status, said_then)
-        until(lambda: not members(process.pid))
+            process.send_signal(signum)
+        output = process.communicate(timeout=WAIT_S)[0]
+        assert (process.returncode, output) == (status, expected_output)
+        wait_until(lambda: not group_processes(process.pid))
         assert not list(tmp_path.iterdir())
     finally:
         end(process)
 
 
-def test_a_process_of_its_own_does_not_hear_ctrl_c_and_ends_in_order() -> None:
+def test_child_process_ignores_interrupt_and_ends_in_order() -> None:
     service = Service(Holdings("few", vectors=1_000))
     try:
         process = service._process
@@ -98,10 +98,10 @@ def test_a_process_of_its_own_does_not_hear_ctrl_c_and_ends_in_order() -> None:
         assert service.cpu_us(Kind.DENSE, 100) > 0
     finally:
         service.stop()
-    assert process.exitcode == 0, "it has put its directory away"
+    assert process.exitcode == 0, "it has removed its directory"
 
 
-def test_an_interruption_waits_until_what_starts_is_known() -> None:
+def test_interrupt_is_deferred_until_process_is_known() -> None:
     known = []
 
     def start() -> None:
@@ -116,12 +116,12 @@ def test_an_interruption_waits_until_what_starts_is_known() -> None:
         """It comes once."""
 
 
-def test_ctrl_c_that_another_thread_takes_waits_too() -> None:
+def test_interrupt_taken_by_other_thread_is_deferred() -> None:
     known = []
 
     def start() -> None:
         with ignore_interrupts():
-            signal.raise_signal(signal.SIGINT)  # blocked here
+            signal.raise_signal(signal.SIGINT)  # this thread blocks it
             other = threading.Thread(
                 target=signal.pthread_sigmask, args=(signal.SIG_UNBLOCK, {signal.SIGINT})
             )
@@ -135,7 +135,7 @@ def test_ctrl_c_that_another_thread_takes_waits_too() -> None:
     assert known
 
 
-def test_what_is_started_apart_is_a_matter_of_its_start_alone() -> None:
+def test_interrupt_stays_blocked_only_in_started_child() -> None:
     with ignore_interrupts():
         script = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))"
         process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)

@@ -16,7 +16,7 @@ GATE = 3
 
 
 @pytest.mark.parametrize(("traffic", "turns"), [(ONE[0], 50), (ONE[3], 50), (BY_ROW, 300)])
-def test_a_delta_inside_a_program_costs_what_it_did(traffic: Traffic, turns: int) -> None:
+def test_embedded_publish_cost_stays_below_gate(traffic: Traffic, turns: int) -> None:
     def cost() -> float:
         turn_ns = calibration_ns()
         return 1e9 / anyio.run(mix.measure_embedded, traffic, 6_000) / turn_ns

@@ -14,18 +14,22 @@ from delta_prop.embedded import Propagator
 from delta_prop_wire.delta import Kind
 
 
-def test_a_service_holds_what_it_is_to_hold() -> None:
-    held = Holdings("some", vectors=1_500, subscriptions=3, sinks=2, pending=20, heads_max=1_000)
+def test_service_holds_configured_load() -> None:
+    holdings = Holdings("some", vectors=1_500, subscriptions=3, sinks=2, pending=20, heads_max=1_000)
 
     async def play() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            async with Propagator(settings_of(held), data=folder) as propagator:
-                load = Load(propagator, held.vectors)
+            async with Propagator(settings_of(holdings), data=folder) as propagator:
+                load = Load(propagator, holdings.vectors)
                 await load.build()
                 async with anyio.create_task_group() as tasks:
-                    await hold(propagator, held, tasks)
-                    told = propagator.statistics()
-                    assert (told.accepted, told.pending.pending_deltas, len(told.sinks)) == (1_500, 20, 5)
+                    await hold(propagator, holdings, tasks)
+                    statistics = propagator.statistics()
+                    assert (
+                        statistics.accepted,
+                        statistics.pending.pending_deltas,
+                        len(statistics.sinks),
+                    ) == (1_500, 20, 5)
                     for kind in (Kind.DENSE, Kind.SPARSE):
                         assert await load.measure(kind, 3 * ROWS) > 0
                     assert propagator.statistics().accepted == 1_500 + 6 * ROWS
@@ -35,15 +39,15 @@ def test_a_service_holds_what_it_is_to_hold() -> None:
     anyio.run(play)
 
 
-def test_a_service_that_cannot_be_built_says_why() -> None:
-    here, there = multiprocessing.Pipe()
-    _growth_service._run(Holdings("none", vectors=1, heads_max=-1), there)
-    said = here.recv()
-    assert said.startswith("none: ")
-    assert "heads_max" in said
+def test_failed_service_build_reports_reason() -> None:
+    receiver, sender = multiprocessing.Pipe()
+    _growth_service._run(Holdings("none", vectors=1, heads_max=-1), sender)
+    message = receiver.recv()
+    assert message.startswith("none: ")
+    assert "heads_max" in message
 
 
-def test_goals_are_of_the_service_that_holds_most() -> None:
+def test_goals_use_largest_service() -> None:
     costs = {(BASE, Kind.DENSE): [1.0, 2.0, 4.0], (LARGE, Kind.DENSE): [1.5, 3.0, 20.0]}
     results = growth.report(costs)
     (goal,) = results.goals

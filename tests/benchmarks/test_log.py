@@ -13,7 +13,7 @@ ROUND = Round(
 )  # fmt: skip
 
 
-def test_ratios_are_of_the_same_round() -> None:
+def test_ratios_use_figures_of_same_round() -> None:
     slow = replace(ROUND, disk=50.0, publish=10.0, ack_us=2_000.0)
     results = log.report({FULL: [ROUND, slow, slow], SPARSE: [ROUND]})
     found = {goal["what"]: (goal["found"]["median"], goal["verdict"]) for goal in results.goals}

@@ -26,7 +26,7 @@ def batches(traffic: Traffic, first: int) -> list[tuple[set[str], set[int]]]:
     return found
 
 
-def test_a_mixture_has_every_pair_by_row_or_by_batch() -> None:
+def test_mixture_has_every_pair_by_row_or_by_batch() -> None:
     by_row = batches(BY_ROW, 3)
     assert all((len(spaces), len(kinds)) == (NAMESPACES, 4) for spaces, kinds in by_row)
     by_batch = batches(BY_BATCH, TEMPLATES)
@@ -36,25 +36,25 @@ def test_a_mixture_has_every_pair_by_row_or_by_batch() -> None:
 
 
 @pytest.mark.parametrize("traffic", TRAFFICS, ids=lambda one: one.name)
-def test_its_frames_are_sound_and_its_vectors_are_there_first(traffic: Traffic) -> None:
-    there = {(one.namespace, one.vector_id) for one in traffic.first("t")}
-    assert len(there) == KEYS
+def test_frames_are_valid_and_vectors_exist_first(traffic: Traffic) -> None:
+    created = {(one.namespace, one.vector_id) for one in traffic.first("t")}
+    assert len(created) == KEYS
     template = next(iter(traffic.batches("t", 80, 16, AckLevel.LOGGED, 1)))
     batch = parse_batch(bytes(with_counter(encode(BatchFrame(1, template)), 321).body))
     validate_batch(batch)
     assert (batch.base, batch.count) == (321, 80)
     for one in (batch.delta(row) for row in range(batch.count)):
         if one.operation.kind != Kind.OPAQUE:
-            assert (one.namespace, one.vector_id) in there
+            assert (one.namespace, one.vector_id) in created
         values, indices = one.operation.values, one.operation.indices
         size = len(one.operation.data) if values is None else values.nbytes
         assert size + (0 if indices is None else indices.nbytes) == 4 * DIMENSION
 
 
-def test_shares_are_of_the_mean_of_one_of_each() -> None:
-    rates = {(place, one.name): [2.0, 4.0, 4.0] for place in (SERVER, EMBEDDED) for one in ONE}
+def test_shares_are_relative_to_mean_of_single_kinds() -> None:
+    rates = {(target, one.name): [2.0, 4.0, 4.0] for target in (SERVER, EMBEDDED) for one in ONE}
     rates |= {
-        (place, one.name): [1.0, 3.0, 4.0] for place in (SERVER, EMBEDDED) for one in (BY_ROW, BY_BATCH)
+        (target, one.name): [1.0, 3.0, 4.0] for target in (SERVER, EMBEDDED) for one in (BY_ROW, BY_BATCH)
     }
     results = mix._report(rates, lost=0)
     assert [goal["found"]["median"] for goal in results.goals] == [0.75] * 4

@@ -80,12 +80,12 @@ def ours(wire: Wire) -> Consumer:
     return consumer
 
 
-def said_by_nats() -> bytes:
+def nats_stream() -> bytes:
     messages = [b"MSG t 1 $JS.ACK.%d %d\r\n%b\r\n" % (i, len(one), one) for i, one in enumerate(PAYLOADS)]
     return b"PING\r\n" + b"".join(messages[:3]) + b"PONG\r\n" + b"".join(messages[3:])
 
 
-def said_by_redis() -> bytes:
+def redis_stream() -> bytes:
     def answer(ones: list[bytes]) -> bytes:
         entries = b"".join(
             b"*2\r\n$4\r\n1-%02d\r\n*2\r\n$1\r\nd\r\n$%d\r\n%b\r\n" % (i, len(one), one)
@@ -96,7 +96,7 @@ def said_by_redis() -> bytes:
     return b"*-1\r\n" + answer(PAYLOADS[:2]) + b":2\r\n" + answer(PAYLOADS[2:])
 
 
-def said_by_us() -> bytes:
+def our_stream() -> bytes:
     first, rest = ([Delta("k", opaque(one)) for one in some] for some in (PAYLOADS[:1], PAYLOADS[1:]))
     frames = [
         BatchFrame(at, encode_batch(some, origin=1, base=at + 1)) for at, some in ((0, first), (1, rest))
@@ -107,31 +107,31 @@ def said_by_us() -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("client", "said", "answer"),
+    ("client", "stream", "answer"),
     [
-        (nats, said_by_nats(), b"PONG\r\nPUB $JS.ACK.4 4\r\n+ACK\r\n"),
-        (redis, said_by_redis(), b"READ" + 2 * (b"*%d\r\n$4\r\nXACK" % 5)),
-        (ours, said_by_us(), encode(Ack(0, cursor=Cursor(bytes(16), 1, 5)))),
+        (nats, nats_stream(), b"PONG\r\nPUB $JS.ACK.4 4\r\n+ACK\r\n"),
+        (redis, redis_stream(), b"READ" + 2 * (b"*%d\r\n$4\r\nXACK" % 5)),
+        (ours, our_stream(), encode(Ack(0, cursor=Cursor(bytes(16), 1, 5)))),
     ],
 )
-def test_a_consumer_sees_each_payload_wherever_the_bytes_are_cut(
-    client: Callable[[Wire], Consumer], said: bytes, answer: bytes, pair: tuple[socket.socket, Wire]
+def test_consumer_reads_payloads_wherever_stream_is_cut(
+    client: Callable[[Wire], Consumer], stream: bytes, answer: bytes, pair: tuple[socket.socket, Wire]
 ) -> None:
     server, wire = pair
-    for step in (len(said), 1, 7, 50):
+    for step in (len(stream), 1, 7, 50):
         consumer, found = client(wire), b""
-        for at in range(0, len(said), step):
-            server.sendall(said[at : at + step])
+        for at in range(0, len(stream), step):
+            server.sendall(stream[at : at + step])
             found += consumer.receive()
         assert found == STAMPS
         assert not wire.unread
-        told = server.recv(1 << 16)
-        if step == len(said) and client is not redis:
-            assert told == answer
-        assert told.startswith(answer[:4])
+        reply = server.recv(1 << 16)
+        if step == len(stream) and client is not redis:
+            assert reply == answer
+        assert reply.startswith(answer[:4])
 
 
-def test_our_raw_frames_are_sound_and_say_what_was_given() -> None:
+def test_our_raw_frames_are_valid_and_hold_given_fields() -> None:
     origin = make_origin(7, 2)
     frames = Frames("topic", OriginGrant(origin, 3, 0), AckLevel.LOGGED, (5, len(PAYLOADS[0])))
     keys = set()
@@ -148,7 +148,7 @@ def test_our_raw_frames_are_sound_and_say_what_was_given() -> None:
     assert 5 < len(keys) <= KEYS
 
 
-def test_our_consumer_tells_a_gap_and_a_row_of_another_size() -> None:
+def test_our_consumer_reports_gap_and_wrong_row_size() -> None:
     batch = encode_batch([Delta("k", opaque(one)) for one in PAYLOADS], origin=1, base=6)
     assert stamps_of(batch, SIZE, 6) == STAMPS
     for size, counter in ((SIZE, 7), (SIZE, 5), (SIZE - 8, 6)):
@@ -157,13 +157,13 @@ def test_our_consumer_tells_a_gap_and_a_row_of_another_size() -> None:
 
 
 @pytest.mark.parametrize("module", [_peers_nats, _peers_redis])
-def test_what_a_server_refuses_is_told(module: ModuleType) -> None:
+def test_server_error_is_raised(module: ModuleType) -> None:
     assert module.acks_in(b"") == 0
     with pytest.raises(RuntimeError, match="no"):
         module.acks_in(b"-ERR no\r\n")
 
 
-def test_calls_are_answered_in_turn_and_bounded() -> None:
+def test_single_calls_respect_window_and_raise_failures() -> None:
     async def play() -> None:
         open_calls, most = 0, 0
 
@@ -188,11 +188,11 @@ def test_calls_are_answered_in_turn_and_bounded() -> None:
     asyncio.run(play())
 
 
-def test_a_raw_connection_counts_answers_behind_the_greeting() -> None:
+def test_raw_connection_counts_answers_after_greeting() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b'INFO {"x":1}\r\n')
-        said = await reader.readexactly(len(b"HELLO" + b"one two "))
-        assert said == b"HELLOone two "
+        received = await reader.readexactly(len(b"HELLO" + b"one two "))
+        assert received == b"HELLOone two "
         writer.write(b"PING\r\n{")
         assert await reader.readexactly(6) == b"PONG\r\n"
         writer.write(b"{")
@@ -208,7 +208,7 @@ def test_a_raw_connection_counts_answers_behind_the_greeting() -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         async with raw_calls(
-            port, lambda one: one + b" ", lambda said: said.count(b"{"), hello=b"HELLO"
+            port, lambda one: one + b" ", lambda received: received.count(b"{"), hello=b"HELLO"
         ) as call:
             await asyncio.wait_for(asyncio.gather(call(b"one"), call(b"two")), 5)
         await asyncio.wait_for(ended.wait(), 5)
@@ -217,7 +217,7 @@ def test_a_raw_connection_counts_answers_behind_the_greeting() -> None:
     asyncio.run(play())
 
 
-def measured(rate: float, p50_us: float, lost: int = 0) -> Measurement:
+def measurement(rate: float, p50_us: float, lost: int = 0) -> Measurement:
     counters = {
         'delta_prop_duplicate_deltas_total{lane="normal"}': 7.0,
         "delta_prop_nacks_total": 1.0,
@@ -229,7 +229,7 @@ def measured(rate: float, p50_us: float, lost: int = 0) -> Measurement:
 
 def rounds(**figures: tuple[float, float]) -> Rounds:
     return {
-        (scene.name, name.replace("_", "-")): {number: measured(*figure) for number in range(3)}
+        (scene.name, name.replace("_", "-")): {number: measurement(*figure) for number in range(3)}
         for scene in (FLOW, FAN_OUT, RATE, BULK)
         for name, figure in figures.items()
     }
@@ -239,9 +239,9 @@ def ratios(found: Rounds, limits: Limits | None = None) -> dict[str, list[float]
     return {goal.what: some for goal, some in judge(found, limits or {}, 1_000_000).items()}
 
 
-def test_a_ratio_is_of_rounds_that_both_played() -> None:
+def test_ratio_uses_rounds_of_both_peers() -> None:
     found = rounds(ours=(8.0, 3.0), jetstream=(2.0, 2.0))
-    found[FLOW.name, "ours"][1] = measured(10.0, 3.0)
+    found[FLOW.name, "ours"][1] = measurement(10.0, 3.0)
     del found[FLOW.name, "jetstream"][2]
     by_goal = ratios(found, {0: {"tcp": 16.0}, 2: {"tcp": 32.0}})
     assert by_goal["publish to receive, rate: ours / jetstream"] == [4.0, 5.0]
@@ -249,43 +249,43 @@ def test_a_ratio_is_of_rounds_that_both_played() -> None:
     assert by_goal["2,000 a second, p99: ours / jetstream"] == [1.5] * 3
     assert by_goal["publish to receive, rate: ours / redis"] == []
     assert by_goal["bulk to one receiver, rate: ours / best loopback TCP"] == [0.5, 0.25]
-    assert not any(what.startswith("single") for what in by_goal), "was not played"
+    assert not any(what.startswith("single") for what in by_goal), "the scene was not played"
 
 
-def test_goals_are_played_by_those_who_are_compared() -> None:
+def test_compared_peers_play_each_goal_scene() -> None:
     assert peers_for(FLOW) == {"ours", "jetstream", "redis", "ours-durable", "redis-always"}
     assert {scene.name for scene in SCENES} == {one.scene.name for one in COMPARISONS}
     peers_and_limits = {*peers.PEERS, *LIMITS, ""}
     assert {one.theirs for one in COMPARISONS} <= peers_and_limits
 
 
-def told(found: Rounds, limits: Limits | None = None) -> Results:
+def report_rounds(found: Rounds, limits: Limits | None = None) -> Results:
     results = Results("peers", calibration_ns=50.0)
     report(results, found, limits or {}, {name: peers.PEERS[name]() for name in ("ours", "jetstream")}, 128)
     return results
 
 
-def test_what_is_lost_or_far_from_its_goal_is_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
-    fine = told(rounds(ours=(14.0, 0.1), jetstream=(2.0, 2.0)), {0: {"tcp": 1e-3, "sync": 1.0}})
+def test_exit_status_reflects_losses_and_missed_goals(capsys: pytest.CaptureFixture[str]) -> None:
+    fine = report_rounds(rounds(ours=(14.0, 0.1), jetstream=(2.0, 2.0)), {0: {"tcp": 1e-3, "sync": 1.0}})
     assert fine.finish(None) == 0
-    said = capsys.readouterr().out
-    assert "delta-prop raw: published 1,200, lost 0, duplicates 84\n" in said
+    printed = capsys.readouterr().out
+    assert "delta-prop raw: published 1,200, lost 0, duplicates 84\n" in printed
     assert re.search(
-        r"3  publish to receive, rate: ours / jetstream +>= 7 × +>= 12 × +7 \(7-7\) +reached", said
+        r"3  publish to receive, rate: ours / jetstream +>= 7 × +>= 12 × +7 \(7-7\) +reached", printed
     )
-    assert re.search(r"tcp +0.001 \(0.001-0.001\)", said)
-    short = told(rounds(ours=(13.0, 0.1), jetstream=(2.0, 2.0)))
+    assert re.search(r"tcp +0.001 \(0.001-0.001\)", printed)
+    short = report_rounds(rounds(ours=(13.0, 0.1), jetstream=(2.0, 2.0)))
     assert short.finish(None) == 0
     assert "short" in capsys.readouterr().out
-    far = told(rounds(ours=(2.0, 0.1), jetstream=(2.0, 2.0)))
+    far = report_rounds(rounds(ours=(2.0, 0.1), jetstream=(2.0, 2.0)))
     assert far.finish(None) == 1
     lossy = rounds(ours=(14.0, 0.1))
-    lossy[FLOW.name, "ours"][0] = measured(14.0, 0.1, lost=1)
-    assert told(lossy).finish(None) == 1
+    lossy[FLOW.name, "ours"][0] = measurement(14.0, 0.1, lost=1)
+    assert report_rounds(lossy).finish(None) == 1
     assert "FAILED: 1 deltas were lost" in capsys.readouterr().out
 
 
-def test_a_peer_that_is_not_installed_is_named(
+def test_missing_peer_is_named_and_skipped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(_peers_nats.JetStream, "program", "no-such-program")
@@ -293,21 +293,19 @@ def test_a_peer_that_is_not_installed_is_named(
     assert "JetStream raw is skipped: no-such-program is not installed" in capsys.readouterr().err
 
 
-def test_a_server_off_the_path_is_found_where_administrators_have_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_is_found_in_administrator_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = tmp_path / "nats-server"
     server.write_text("#!/bin/sh\necho started $*\n")
     monkeypatch.setattr(_peers_contract, "PATHS", str(tmp_path))
     monkeypatch.setenv("PATH", "/nonexistent")
     peer = _peers_nats.JetStream()
-    assert peer.missing() == "nats-server", "it is no program"
+    assert peer.missing() == "nats-server", "the file is not executable"
     server.chmod(0o755)
     assert peer.missing() is None
     assert peer.spawn([peer.program, "-c", "x"], tmp_path).wait(20) == 0
     assert (tmp_path / "output").read_text() == "started -c x\n"
 
 
-def test_scenes_that_are_timed_know_it() -> None:
+def test_timed_scenes_are_marked() -> None:
     assert [scene.name for scene in SCENES if scene.is_timed] == [RATE.name, "idle to idle"]
     assert Scene("s", 1, rate=1.0).is_timed

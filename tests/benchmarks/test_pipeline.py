@@ -24,19 +24,19 @@ def few_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 10])
-def test_each_call_is_told_when_it_was_acknowledged_and_visible(size: int) -> None:
+def test_each_call_records_ack_and_visible_times(size: int) -> None:
     async def main() -> None:
         async with Bench("storage", "index", "cache", "callback") as bench:
             for level in (AckLevel.LOGGED, AckLevel.DURABLE):
                 before = bench.propagator.statistics().log.next_offset
-                sent = await bench.closed_loop(size, level, in_flight=3, seconds=0.01)
-                late = await bench.open_loop(size, level, rate=1e6, calls=5, in_flight=2)
-                assert late.deltas == 5 * size
-                for one in (sent, late):
+                closed = await bench.closed_loop(size, level, in_flight=3, seconds=0.01)
+                paced = await bench.open_loop(size, level, rate=1e6, calls=5, in_flight=2)
+                assert paced.deltas == 5 * size
+                for one in (closed, paced):
                     assert len(one.acknowledged) == len(one.visible) == one.deltas // size
                     assert min(one.visible) > 0
                 after = bench.propagator.statistics().log.next_offset
-                assert after - before == sent.deltas + late.deltas
+                assert after - before == closed.deltas + paced.deltas
 
     anyio.run(main)
 

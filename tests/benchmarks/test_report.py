@@ -21,7 +21,7 @@ FAST = Goal("1", "rate: ours / theirs", 5.0, 10.0)
 SLOW = Goal("8", "p99: ours / theirs", 1.0, 0.8, less=True)
 
 
-def saved(path: Path, bench: str, rate: list[float], p99: list[float]) -> Path:
+def save_results(path: Path, bench: str, rate: list[float], p99: list[float]) -> Path:
     results = Results(bench, calibration_ns=50.0)
     results.figure("publish: ours", rate, "deltas/s")
     results.figure("p99", p99, "µs", less=True)
@@ -44,11 +44,11 @@ def saved(path: Path, bench: str, rate: list[float], p99: list[float]) -> Path:
         (None, "not measured"),
     ],
 )
-def test_a_goal_is_judged_by_its_median(rates: list[float] | None, verdict: str) -> None:
+def test_goal_is_judged_by_its_median(rates: list[float] | None, verdict: str) -> None:
     assert Results("b", calibration_ns=1.0).goal(FAST, rates) == verdict
 
 
-def test_less_is_better_where_it_is_said() -> None:
+def test_less_is_better_if_goal_says_so() -> None:
     results = Results("b", calibration_ns=1.0)
     assert [results.goal(SLOW, [one]) for one in (0.8, 1.0, 2.9, 3.1)] == [
         "far beyond",
@@ -59,8 +59,8 @@ def test_less_is_better_where_it_is_said() -> None:
     assert results.has_failed
 
 
-def test_what_a_benchmark_wrote_in_pieces_is_put_together(tmp_path: Path) -> None:
-    saved(tmp_path / "a.json", "peers", [5.0], [1.0])
+def test_partial_results_of_benchmark_are_merged(tmp_path: Path) -> None:
+    save_results(tmp_path / "a.json", "peers", [5.0], [1.0])
     second = Results("peers", calibration_ns=50.0)
     second.goal(FAST, [7.0])
     second.goal(Goal("2", "other", 1.0), [1.0])
@@ -77,23 +77,23 @@ def test_what_a_benchmark_wrote_in_pieces_is_put_together(tmp_path: Path) -> Non
         read([tmp_path / "c.json"])
 
 
-def test_a_change_is_told_only_beyond_the_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    old = saved(tmp_path / "old.json", "peers", [90.0, 100.0, 110.0], [10.0, 11.0, 12.0])
-    new = saved(tmp_path / "new.json", "peers", [105.0, 120.0, 130.0], [8.0, 9.0, 9.5])
+def test_change_is_reported_only_beyond_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = save_results(tmp_path / "old.json", "peers", [90.0, 100.0, 110.0], [10.0, 11.0, 12.0])
+    new = save_results(tmp_path / "new.json", "peers", [105.0, 120.0, 130.0], [8.0, 9.0, 9.5])
     found = {one.name: (round(one.ratio, 2), one.verdict) for one in changes(read([old]), read([new]))}
     assert found == {"publish: ours": (1.2, ""), "p99": (1.22, "better")}
     assert compare.main([str(old), str(new)]) == 0
     assert "2 figures in both, 1 of them within the noise" in capsys.readouterr().out
     assert compare.main([str(new), str(old)]) == 0
     assert "worse" in capsys.readouterr().out
-    far = saved(tmp_path / "far.json", "peers", [30.0, 30.0, 30.0], [10.0, 11.0, 12.0])
+    far = save_results(tmp_path / "far.json", "peers", [30.0, 30.0, 30.0], [10.0, 11.0, 12.0])
     assert compare.main([str(old), str(far), "--all"]) == 1
     assert "far worse" in capsys.readouterr().out
 
 
-def test_the_page_tells_goals_what_is_short_and_why(tmp_path: Path) -> None:
-    saved(tmp_path / "p.json", "peers", [4.0], [0.5])
-    saved(tmp_path / "s.json", "sustained", [6.0], [0.9])
+def test_page_shows_goals_shortfalls_and_reasons(tmp_path: Path) -> None:
+    save_results(tmp_path / "p.json", "peers", [4.0], [0.5])
+    save_results(tmp_path / "s.json", "sustained", [6.0], [0.9])
     shorts = [
         {
             "title": "The rate",
@@ -122,14 +122,14 @@ def test_the_page_tells_goals_what_is_short_and_why(tmp_path: Path) -> None:
         ET.parse(tmp_path / plot)
 
 
-def test_a_run_that_failed_is_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_run_sets_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "BENCHES", ("sustained",))
     calls = []
 
     class Failed:
         def __init__(self, command: list[str]) -> None:
             calls.append(command)
-            saved(tmp_path / "sustained.json", "sustained", [6.0], [0.9])
+            save_results(tmp_path / "sustained.json", "sustained", [6.0], [0.9])
 
         def wait(self, timeout_s: float) -> int:
             return 1
@@ -156,12 +156,12 @@ def test_bars_begin_at_one_on_a_logarithmic_axis() -> None:
     assert json.dumps(text)
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_a_page_of_nothing_is_refused_in_a_line(
-    there: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("folder_exists", [False, True])
+def test_page_without_results_is_refused_in_one_line(
+    folder_exists: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "results"
-    if there:
+    if folder_exists:
         folder.mkdir()
     with pytest.raises(SystemExit, match="2"):
         report.main(["--from", str(folder), "--to", str(tmp_path / "page.md")])
@@ -169,17 +169,17 @@ def test_a_page_of_nothing_is_refused_in_a_line(
     assert not (tmp_path / "page.md").exists()
 
 
-def test_a_verdict_is_judged_anew_when_it_is_read(tmp_path: Path) -> None:
-    path = saved(tmp_path / "a.json", "peers", [5.0], [9.0])
-    told = json.loads(path.read_text())
-    for goal in told["goals"]:
+def test_verdict_is_recomputed_when_read(tmp_path: Path) -> None:
+    path = save_results(tmp_path / "a.json", "peers", [5.0], [9.0])
+    data = json.loads(path.read_text())
+    for goal in data["goals"]:
         goal["verdict"] = "a word of another version"
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps(data))
     assert [goal["verdict"] for goal in read([path])["peers"]["goals"]] == ["reached", "far short"]
 
 
 @pytest.mark.parametrize(
-    ("place", "value"),
+    ("key_path", "value"),
     [
         (("format",), 2),
         (("bench",), 7),
@@ -205,41 +205,41 @@ def test_a_verdict_is_judged_anew_when_it_is_read(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_file_with_something_else_in_it_is_refused_by_its_name(
-    place: tuple[str | int, ...], value: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_malformed_results_file_is_refused_and_named(
+    key_path: tuple[str | int, ...], value: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    good, bad = (saved(tmp_path / f"{name}.json", "peers", [4.0], [0.5]) for name in ("good", "bad"))
-    told = one = json.loads(bad.read_text())
-    for step in place[:-1]:
-        one = one[step]
-    one[place[-1]] = value
-    bad.write_text(json.dumps(told))
+    good, bad = (save_results(tmp_path / f"{name}.json", "peers", [4.0], [0.5]) for name in ("good", "bad"))
+    data = node = json.loads(bad.read_text())
+    for step in key_path[:-1]:
+        node = node[step]
+    node[key_path[-1]] = value
+    bad.write_text(json.dumps(data))
     for arguments in ([str(good), str(bad)], [str(bad), str(good)]):
-        refused(compare, arguments, f"{bad} cannot be read: ", capsys)
+        check_refused(compare, arguments, f"{bad} cannot be read: ", capsys)
     arguments = ["--from", str(tmp_path), "--to", str(tmp_path / "page.md")]
-    refused(report, arguments, f"{bad} cannot be read: ", capsys)
+    check_refused(report, arguments, f"{bad} cannot be read: ", capsys)
     assert not (tmp_path / "page.md").exists()
 
 
-def refused(module: ModuleType, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def check_refused(
+    module: ModuleType, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         module.main(arguments)
     (line,) = capsys.readouterr().err.splitlines()
-    assert told in line
+    assert message in line
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "5", "{}", '{"figures": 5}', '"text"', "\x00"])
-def test_a_file_of_another_program_is_refused(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    good, other = saved(tmp_path / "good.json", "peers", [4.0], [0.5]), tmp_path / "other"
+def test_foreign_file_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, other = save_results(tmp_path / "good.json", "peers", [4.0], [0.5]), tmp_path / "other"
     other.write_text(text)
-    refused(compare, [str(good), str(other)], str(other), capsys)
-    refused(report, ["--from", str(other), "--to", str(tmp_path / "page.md")], str(other), capsys)
+    check_refused(compare, [str(good), str(other)], str(other), capsys)
+    check_refused(report, ["--from", str(other), "--to", str(tmp_path / "page.md")], str(other), capsys)
 
 
 def test_runs_of_two_benchmarks_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, other = (saved(tmp_path / f"{name}.json", name, [4.0], [0.5]) for name in ("peers", "scale"))
-    refused(compare, [str(one), str(other)], f"{one} is of peers, {other} of scale", capsys)
+    one, other = (save_results(tmp_path / f"{name}.json", name, [4.0], [0.5]) for name in ("peers", "scale"))
+    check_refused(compare, [str(one), str(other)], f"{one} is of peers, {other} of scale", capsys)
     assert compare.main([str(tmp_path), str(one)]) == 0
     assert capsys.readouterr().err == f"scale is skipped: only {tmp_path} has it\n"

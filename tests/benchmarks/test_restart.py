@@ -19,49 +19,49 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def terms(tmp_path: Path) -> LifeOptions:
+def options(tmp_path: Path) -> LifeOptions:
     found = LifeOptions(str(tmp_path), "vectors", vectors=3_500, origins=8, changes=1_000)
     anyio.run(build, found)
     return found
 
 
-def life(
-    terms: LifeOptions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def run_life(
+    options: LifeOptions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> dict[str, Any]:
     monkeypatch.setattr("sys.stdin", io.StringIO("close\n"))
-    anyio.run(start, terms)
-    told: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    return told
+    anyio.run(start, options)
+    figures: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return figures
 
 
-def test_a_start_is_measured_and_its_search_checked(
-    terms: LifeOptions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_start_is_measured_and_its_search_checked(
+    options: LifeOptions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = life(terms, monkeypatch, capsys)
+    first = run_life(options, monkeypatch, capsys)
     assert first["right"]
     assert first["vectors"] >= 3_500
     assert first["image"] == "loaded, with 0 rows that were written later"
     assert 0 < first["open_s"] <= first["accepted_s"] <= first["storage_s"] <= first["searched_s"]
-    second = life(replace(terms, life=1), monkeypatch, capsys)
-    assert second["right"], "what the first life changed is known to the check"
+    second = run_life(replace(options, life=1), monkeypatch, capsys)
+    assert second["right"], "the check knows the changes of the first life"
     real = _restart_service.nearest
     monkeypatch.setattr(_restart_service, "nearest", lambda *given: [*real(*given)[1:], "another"])
-    assert not life(replace(terms, life=2), monkeypatch, capsys)["right"]
+    assert not run_life(replace(options, life=2), monkeypatch, capsys)["right"]
 
 
-def test_the_check_follows_what_lives_have_changed() -> None:
-    terms = LifeOptions("", "vectors", vectors=3_500, changes=1_000)
-    built, changed = terms.rows_of(1, 0), terms.rows_of(1, 2)
-    assert list(terms.changed_batches(1)) == [1]
+def test_search_check_knows_changes_of_earlier_lives() -> None:
+    options = LifeOptions("", "vectors", vectors=3_500, changes=1_000)
+    built, changed = options.rows_of(1, 0), options.rows_of(1, 2)
+    assert list(options.changed_batches(1)) == [1]
     assert not np.array_equal(built[1], changed[1])
-    assert np.array_equal(replace(terms, life=1).rows(1)[1], built[1])
-    assert np.array_equal(replace(terms, life=2).rows(1)[1], changed[1])
+    assert np.array_equal(replace(options, life=1).rows(1)[1], built[1])
+    assert np.array_equal(replace(options, life=2).rows(1)[1], changed[1])
     query = changed[1][7]
-    assert nearest(replace(terms, life=2), query)[0] == "vector-00001007"
-    assert nearest(replace(terms, life=1), query)[0] != "vector-00001007"
+    assert nearest(replace(options, life=2), query)[0] == "vector-00001007"
+    assert nearest(replace(options, life=1), query)[0] != "vector-00001007"
 
 
-def test_a_missed_target_and_a_wrong_search_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missed_target_and_wrong_search_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     good = {
         **{f"{step}_{unit}": 1.0 for _, step in restart.STEPS for unit in ("s", "rss_mb", "peak_mb")},
         **dict.fromkeys(("imported_s", "search_s", "changes_s", "changes_applied_s", "end_s", "cpu_s"), 1.0),
@@ -76,8 +76,8 @@ def test_a_missed_target_and_a_wrong_search_are_told(capsys: pytest.CaptureFixtu
     }
     given = restart.parser().parse_args(["--vectors", "10"])
 
-    def failed(**spoilt: object) -> bool:
-        kinds = {restart.CLOSED: [good], restart.KILLED: [{**good, **spoilt}]}
+    def failed(**changed: object) -> bool:
+        kinds = {restart.CLOSED: [good], restart.KILLED: [{**good, **changed}]}
         results = restart.report({"vectors": kinds, "plain": kinds}, given)
         print(results.text())
         return results.has_failed
@@ -92,5 +92,5 @@ def test_a_missed_target_and_a_wrong_search_are_told(capsys: pytest.CaptureFixtu
     assert failed(accepted_s=2.1)
     given.quick = True
     assert not failed(accepted_s=5.1)
-    assert failed(accepted_s=6.1), "of the plain log it is more than three times"
+    assert failed(accepted_s=6.1), "more than three times the time of the plain log"
     assert failed(right=False)

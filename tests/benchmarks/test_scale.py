@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.scale import SERVICES, SETTINGS, ScaleMeasurement, _report
 
 
-def test_its_figures_are_ratios_of_rounds_and_nothing_may_be_lost() -> None:
+def test_figures_are_ratios_and_losses_fail() -> None:
     rounds = {
         (setting.name, count): [
             ScaleMeasurement(100.0 * count, 2.0, 1.0, 0),

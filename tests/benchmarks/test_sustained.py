@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def measured(p99_us: float, lost: int = 0) -> Measurement:
+def measurement(p99_us: float, lost: int = 0) -> Measurement:
     return Measurement(100, lost, 0, 1e6, 1e6, 1.0, p99_us, 1.0, 2.0, 3.0)
 
 
-def test_growth_is_that_of_the_warm_part() -> None:
+def test_growth_is_measured_after_warm_up() -> None:
     filling = [(float(at), 100.0 + 10 * at) for at in range(20)]
     assert growth([*filling, *((float(at), 300.0) for at in range(20, 60))]) == pytest.approx((1.0, 0.0))
     ratio, a_minute = growth([(float(at), 100.0 + at) for at in range(60)])
@@ -29,21 +29,21 @@ def test_growth_is_that_of_the_warm_part() -> None:
     assert 1.2 < ratio < 1.3
 
 
-def test_what_grows_or_is_late_is_short_and_what_is_lost_fails() -> None:
-    level, rising = ([(float(at), 100.0 + at * slope) for at in range(60)] for slope in (0.0, 1.0))
-    shorts = [measured(one) for one in (9.0, 10.0, 11.0)]
-    fine = sustained.report(shorts, shorts, measured(14.0), level, 60.0)
+def test_growth_or_latency_falls_short_and_loss_fails() -> None:
+    flat, rising = ([(float(at), 100.0 + at * slope) for at in range(60)] for slope in (0.0, 1.0))
+    shorts = [measurement(one) for one in (9.0, 10.0, 11.0)]
+    fine = sustained.report(shorts, shorts, measurement(14.0), flat, 60.0)
     assert [goal["verdict"] for goal in fine.goals] == ["reached", "far beyond"]
-    late = sustained.report(shorts, shorts, measured(40.0), rising, 60.0)
+    late = sustained.report(shorts, shorts, measurement(40.0), rising, 60.0)
     assert [goal["verdict"] for goal in late.goals] == ["short", "short"]
     assert not late.has_failed
-    assert sustained.report(shorts, shorts, measured(14.0, lost=1), level, 60.0).has_failed
+    assert sustained.report(shorts, shorts, measurement(14.0, lost=1), flat, 60.0).has_failed
 
 
-def test_a_long_run_keeps_a_sample_of_the_times_and_counts_all() -> None:
+def test_long_run_samples_times_and_counts_all() -> None:
     class Consumer:
         def __init__(self) -> None:
-            self._come: Iterator[bytes] = iter(
+            self._chunks: Iterator[bytes] = iter(
                 [array("q", range(1, 301)).tobytes(), b"", array("q", range(301, 401)).tobytes()]
             )
 
@@ -51,19 +51,19 @@ def test_a_long_run_keeps_a_sample_of_the_times_and_counts_all() -> None:
             raise NotImplementedError
 
         def receive(self) -> bytes:
-            return next(self._come)
+            return next(self._chunks)
 
         def close(self) -> None:
             raise NotImplementedError
 
     target = multiprocessing.get_context("spawn").Value("q", 400)
-    told = _receive_all(Consumer(), target, sampled=100)
-    assert (told["count"], told["twice"]) == (400, 0)
+    received = _receive_all(Consumer(), target, sampled=100)
+    assert (received["count"], received["twice"]) == (400, 0)
     target.get_obj().value = 300
     backwards = Consumer()
-    backwards._come = iter([array("q", range(400, 100, -1)).tobytes()])
+    backwards._chunks = iter([array("q", range(400, 100, -1)).tobytes()])
     assert _receive_all(backwards, target, sampled=100)["twice"] == 2
 
 
-def test_memory_is_that_of_the_process() -> None:
+def test_private_memory_is_of_given_process() -> None:
     assert 5 < private_mb(os.getpid()) < 5_000

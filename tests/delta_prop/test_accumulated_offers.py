@@ -11,7 +11,7 @@ from delta_prop import Delta, OfferState, Priority, Propagator, Settings, create
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.whole_log import whole
+from tests.whole_log import read_all
 
 if TYPE_CHECKING:
     from delta_prop_wire.batch import LoggedBatch
@@ -20,7 +20,7 @@ ROWS = 5_000
 
 
 def frames(p: Propagator) -> list[LoggedBatch]:
-    return list(whole(p.internals().log))
+    return list(read_all(p.internals().log))
 
 
 def vector(n: int) -> Delta:

@@ -27,7 +27,7 @@ from tests.delta_prop.durable.histories import NEVER, repeat
 from tests.delta_prop.server.raw import ORIGIN, connected, serving
 from tests.delta_prop.server.test_forwarding import Node, settle
 from tests.delta_prop.support import made
-from tests.whole_log import whole
+from tests.whole_log import read_all
 
 if TYPE_CHECKING:
     from delta_prop.receipt import Receipt
@@ -349,7 +349,7 @@ def test_crash_between_the_pieces_leaves_what_the_producer_can_go_on_from() -> N
             offsets = [one.offset for one in published.places()]
             assert offsets == [0, 5, 1, 2, 8, 9, 10, 3][-rest.count :]
             await anyio.sleep(0.1)
-            logged = [one for one in whole(p.internals().log) if not one.batch.is_control]
+            logged = [one for one in read_all(p.internals().log) if not one.batch.is_control]
             assert sorted(key for one in logged for key in one.batch.keys) == [f"v{at}" for at in range(8)]
 
     for seed in range(30):
@@ -374,7 +374,7 @@ def test_pieces_are_forwarded_and_the_frame_is_a_repeat_there_too() -> None:
             await settle(nodes)
             assert here.deltas() == there.deltas()
             for node in nodes:
-                logged = [one for one in whole(node.p.internals().log) if one.batch.origin == grant.origin]
+                logged = [one for one in read_all(node.p.internals().log) if one.batch.origin == grant.origin]
                 assert pieces(logged) == AS_LOGGED
                 assert [node.resident.state("default", f"v{number}") is not None for number in range(8)] == [
                     True

@@ -28,49 +28,52 @@ if TYPE_CHECKING:
 STILL = ThreadFaults(delay_s_max=0)
 
 
-def a_machine(name: str = "m", *, network: VirtualNetwork | None = None, seed: int = 1) -> Machine:
+def make_machine(name: str = "m", *, network: VirtualNetwork | None = None, seed: int = 1) -> Machine:
     return Machine(
         name, Seed(seed), network or VirtualNetwork(seed), Trace(), clock=ClockFaults(), threads=STILL
     )
 
 
-def with_machine(story: Callable[[Machine], Awaitable[None]], seed: int = 1) -> None:
+def with_machine(scenario: Callable[[Machine], Awaitable[None]], seed: int = 1) -> None:
     async def main() -> None:
-        await story(a_machine(seed=seed))
+        await scenario(make_machine(seed=seed))
 
     run_virtual(main, seed=seed)
 
 
-def test_sources_depend_on_their_name_alone_in_every_process() -> None:
+def test_random_streams_depend_only_on_seed_and_name() -> None:
     program = (
         "from delta_prop_simulations.rng import Seed; "
         "print(Seed(7).child('a').child('b').stream('c').getrandbits(64))"
     )
-    told = set()
+    printed = set()
     for hash_seed in ("1", "2"):
         environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": hash_seed}
         run = subprocess.run(
             [sys.executable, "-c", program], env=environment, capture_output=True, check=True
         )
-        told.add(run.stdout.decode().strip())
+        printed.add(run.stdout.decode().strip())
     seed = Seed(7).child("a").child("b")
-    assert told == {str(seed.stream("c").getrandbits(64))}
+    assert printed == {str(seed.stream("c").getrandbits(64))}
     assert seed.stream("c").random() != seed.stream("d").random()
     assert Seed(7).stream("c").random() != Seed(8).stream("c").random()
 
 
-def test_a_trace_tells_runs_apart_by_what_happened_and_when() -> None:
+def test_trace_digest_depends_on_events_and_times() -> None:
     now = [0.0]
 
-    def told(*notes: tuple[float, str]) -> str:
+    def digest_of(*notes: tuple[float, str]) -> str:
         trace = Trace(lambda: now[0])
         for at, what in notes:
             now[0] = at
             trace.note(what, 1, b"x", None)
         return trace.digest()
 
-    assert told((0, "a"), (1, "b")) == told((0, "a"), (1, "b"))
-    assert len({told((0, "a"), (1, "b")), told((0, "b"), (1, "a")), told((0, "a"), (2, "b"))}) == 3
+    assert digest_of((0, "a"), (1, "b")) == digest_of((0, "a"), (1, "b"))
+    assert (
+        len({digest_of((0, "a"), (1, "b")), digest_of((0, "b"), (1, "a")), digest_of((0, "a"), (2, "b"))})
+        == 3
+    )
     trace = Trace(lambda: 0.0)
     before = trace.digest()
     trace.turn(1.0, 3)
@@ -83,9 +86,9 @@ def test_a_trace_tells_runs_apart_by_what_happened_and_when() -> None:
     assert len(trace.lines) == 200
 
 
-def test_a_wall_clock_jumps_and_drifts_and_elapsed_time_does_not() -> None:
+def test_only_wall_clock_jumps_and_drifts() -> None:
     async def main() -> None:
-        machine = a_machine()
+        machine = make_machine()
         now = machine.world().clock.now
         clock = FaultyClock(now, ClockFaults(drift=0.1, jumps=((10.0, -3600.0),)), machine.struck)
         start_us = clock.wall_us()
@@ -103,11 +106,9 @@ def test_a_wall_clock_jumps_and_drifts_and_elapsed_time_does_not() -> None:
 
 
 @pytest.mark.parametrize(("early", "seen_at"), [(1.0, 0.0), (0.0, 4.0)])
-def test_a_call_has_its_effect_early_or_late_and_calls_come_one_at_a_time(
-    early: float, seen_at: float
-) -> None:
+def test_thread_runs_calls_one_at_a_time_early_or_late(early: float, seen_at: float) -> None:
     async def main() -> None:
-        machine = a_machine()
+        machine = make_machine()
         faults = ThreadFaults(delay_s_max=0, early=early, stalls=1.0, stall_s=4.0)
         thread = SimThreads(Seed(1).stream("x"), lambda: faults, machine.struck).new_thread()
         effects: list[float] = []
@@ -121,8 +122,8 @@ def test_a_call_has_its_effect_early_or_late_and_calls_come_one_at_a_time(
     run_virtual(main)
 
 
-def test_a_killed_process_leaves_its_page_cache_and_none_of_its_cleanup() -> None:
-    async def story(machine: Machine) -> None:
+def test_killed_process_leaves_page_cache_without_cleanup() -> None:
+    async def scenario(machine: Machine) -> None:
         async def process(world: World) -> None:
             file = world.open_disk("x").open("file", create=True)
             file.write(0, [b"written"])
@@ -148,11 +149,11 @@ def test_a_killed_process_leaves_its_page_cache_and_none_of_its_cleanup() -> Non
         assert anyio.current_time() == 1
         assert machine.struck["killed"] == 1
 
-    with_machine(story)
+    with_machine(scenario)
 
 
-def test_a_power_cut_takes_what_was_not_synced_and_nobody_answers_until_it_is_back() -> None:
-    async def story(machine: Machine) -> None:
+def test_power_cut_loses_unsynced_data_and_stops_machine() -> None:
+    async def scenario(machine: Machine) -> None:
         async def process(world: World) -> None:
             disk = world.open_disk("x")
             synced, unsynced = disk.open("synced", create=True), disk.open("unsynced", create=True)
@@ -178,11 +179,11 @@ def test_a_power_cut_takes_what_was_not_synced_and_nobody_answers_until_it_is_ba
         assert await machine.run(nothing) is Ending.ENDED
         assert machine.lives == 2
 
-    with_machine(story)
+    with_machine(scenario)
 
 
-def test_a_call_of_the_disk_that_is_the_last_one_ends_the_process() -> None:
-    async def story(machine: Machine) -> None:
+def test_crash_at_disk_call_ends_the_process() -> None:
+    async def scenario(machine: Machine) -> None:
         machine.disk.crash_at(lambda call: call.name == "write")
 
         async def process(world: World) -> None:
@@ -192,11 +193,11 @@ def test_a_call_of_the_disk_that_is_the_last_one_ends_the_process() -> None:
         assert await machine.run(process) is Ending.CRASHED
         assert not machine.disk.is_off
 
-    with_machine(story)
+    with_machine(scenario)
 
 
-def test_what_falls_out_of_a_living_process_is_not_swallowed() -> None:
-    async def story(machine: Machine) -> None:
+def test_error_of_a_running_process_is_raised() -> None:
+    async def scenario(machine: Machine) -> None:
         async def process(_world: World) -> None:
             await anyio.sleep(1)
             raise ZeroDivisionError
@@ -205,13 +206,13 @@ def test_what_falls_out_of_a_living_process_is_not_swallowed() -> None:
             await machine.run(process)
         assert not machine.is_up
 
-    with_machine(story)
+    with_machine(scenario)
 
 
-def test_a_dead_process_gets_no_stream_and_no_listener() -> None:
+def test_killed_process_gets_no_stream_and_no_listener() -> None:
     async def main() -> None:
         network = VirtualNetwork(1)
-        there, here = a_machine("there", network=network), a_machine("here", network=network)
+        there, here = make_machine("there", network=network), make_machine("here", network=network)
         failures: list[str] = []
 
         async def serve(world: World) -> None:
@@ -244,8 +245,8 @@ def test_a_dead_process_gets_no_stream_and_no_listener() -> None:
     run_virtual(main)
 
 
-def test_an_ailment_of_the_disk_outlasts_the_process_until_it_is_cured() -> None:
-    async def story(machine: Machine) -> None:
+def test_disk_fault_persists_across_processes_until_removed() -> None:
+    async def scenario(machine: Machine) -> None:
         machine.add_disk_fault("sick", lambda disk: disk.fail(lambda call: call.name == "write", times=None))
 
         async def process(world: World) -> None:
@@ -262,19 +263,19 @@ def test_an_ailment_of_the_disk_outlasts_the_process_until_it_is_cured() -> None
         machine.remove_disk_fault("sick")
         machine.disk.open("file", create=True).write(0, [b"x"])
 
-    with_machine(story)
+    with_machine(scenario)
 
 
-def test_a_service_on_a_machine_keeps_what_it_acknowledged_through_a_power_cut() -> None:
-    async def story(machine: Machine) -> None:
-        told: list[str] = []
+def test_acknowledged_deltas_survive_power_cut() -> None:
+    async def scenario(machine: Machine) -> None:
+        acknowledged: list[str] = []
 
         async def serve(world: World) -> None:
             async with Propagator(Settings(), data="data", world=world) as propagator:
                 watermark = propagator.producer("p").watermark()
                 for number in range(watermark, watermark + 20):
                     await propagator.producer("p").publish(Delta(f"{number}", create([1.0])))
-                    told.append(f"{number}")
+                    acknowledged.append(f"{number}")
                 if machine.lives == 1:
                     await anyio.sleep(60)
 
@@ -282,9 +283,9 @@ def test_a_service_on_a_machine_keeps_what_it_acknowledged_through_a_power_cut()
             tasks.start_soon(machine.run, serve)
             await anyio.sleep(0.02)
             machine.cut_power()
-        before = len(told)
+        before = len(acknowledged)
         machine.restore()
         assert await machine.run(serve) is Ending.ENDED
-        assert told[before:][0] in {f"{before}", f"{before + 1}"}
+        assert acknowledged[before:][0] in {f"{before}", f"{before + 1}"}
 
-    with_machine(story)
+    with_machine(scenario)

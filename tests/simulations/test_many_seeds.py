@@ -19,13 +19,13 @@ RUN_S, RUN_SEEDS_MIN = 40.0, 100
 VACUOUS_SHARE_MAX = 0.02
 """Of seeds whose strikes all came when there was nothing to strike: they tell nothing, right or wrong."""
 FULL_SEEDS = 2_000
-RARE = {"read error"}  # services seldom read: their newest batches are in memory
+RARE = {"read error"}  # services seldom read the disk, as their newest batches are in memory
 MOST = 0.6
 """Of all kinds of strikes, in the few seeds of a normal run."""
 
 
-def test_in_fresh_seeds_nothing_is_found(
-    full: bool, pytestconfig: pytest.Config, tell: Callable[[str], None]
+def test_fresh_seeds_find_no_violation(
+    full: bool, pytestconfig: pytest.Config, print_at_end: Callable[[str], None]
 ) -> None:
     first: int = pytestconfig.getoption("--first-seed")
     summary, end = Summary(), monotonic() + RUN_S
@@ -33,7 +33,9 @@ def test_in_fresh_seeds_nothing_is_found(
         summary.add_all(part)
         if not full and monotonic() > end and summary.seeds >= RUN_SEEDS_MIN:
             break
-    tell(f"{summary.seeds:,} seeds of disasters from {first} on, {summary.deltas:,} deltas acknowledged")
+    print_at_end(
+        f"{summary.seeds:,} seeds of disasters from {first} on, {summary.deltas:,} deltas acknowledged"
+    )
     assert [one for one in summary.findings if one.check != "vacuous"] == []
     assert len(summary.findings) <= VACUOUS_SHARE_MAX * summary.seeds, summary.findings
     struck = summary.struck

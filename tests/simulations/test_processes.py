@@ -24,20 +24,20 @@ for worker in in_processes([os.getpid, *[partial(time.sleep, 600.0)] * 4], 2):
 SQUARES = [partial(pow, one, 2) for one in range(5)]
 
 
-def test_one_job_is_done_here_in_order() -> None:
+def test_single_job_runs_in_this_process_in_order() -> None:
     assert list(in_processes(SQUARES, 1)) == [0, 1, 4, 9, 16]
     assert list(in_processes([os.getpid], 1)) == [os.getpid()]
 
 
-def test_everything_is_done_once_in_other_processes() -> None:
-    told = list(in_processes(iter([*SQUARES, os.getpid]), 2))
-    assert sorted(told)[:5] == [0, 1, 4, 9, 16]
-    assert len(told) == 6
-    assert os.getpid() not in told
+def test_each_work_is_done_once_in_other_processes() -> None:
+    results = list(in_processes(iter([*SQUARES, os.getpid]), 2))
+    assert sorted(results)[:5] == [0, 1, 4, 9, 16]
+    assert len(results) == 6
+    assert os.getpid() not in results
     assert cores() >= 1
 
 
-def test_who_stops_asking_ends_what_is_under_way() -> None:
+def test_closing_results_ends_running_work() -> None:
     works = in_processes([os.getpid, partial(time.sleep, 60.0)], 2)
     began = time.monotonic()
     worker = next(works)
@@ -47,13 +47,13 @@ def test_who_stops_asking_ends_what_is_under_way() -> None:
         os.kill(worker, 0)
 
 
-def test_what_a_work_raises_is_raised_here() -> None:
+def test_error_of_work_is_raised_to_caller() -> None:
     with pytest.raises(ValueError, match="invalid literal"):
         list(in_processes([partial(int, "many"), *SQUARES], 2))
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)])
-def test_workers_end_with_who_started_them(number: signal.Signals, status: int) -> None:
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)])
+def test_workers_end_with_their_parent_process(signum: signal.Signals, status: int) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", SLEEPERS],
         stdout=subprocess.PIPE,
@@ -63,9 +63,9 @@ def test_workers_end_with_who_started_them(number: signal.Signals, status: int) 
     )
     assert process.stdout is not None
     process.stdout.readline()
-    process.send_signal(number)
+    process.send_signal(signum)
     try:
-        out, err = process.communicate(timeout=WAIT_S)  # which ends once nobody has these files
+        out, err = process.communicate(timeout=WAIT_S)  # returns once no process has these pipes open
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         raise

@@ -49,7 +49,7 @@ class Plain:
 
     def __init__(self) -> None:
         self.states: dict[Ref, VectorState] = {}
-        self.again: dict[Ref, int] = {}
+        self.to_refold: dict[Ref, int] = {}
         self.calls = 0
 
     async def open(self, context: SinkContext) -> ResumePoint | None:
@@ -58,15 +58,15 @@ class Plain:
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         self.calls += 1
-        self.again.clear()
+        self.to_refold.clear()
         for delivery in deliveries:
             self.take(delivery)
-        await self.fold_again()
+        await self.refold()
 
-    async def fold_again(self) -> None:
+    async def refold(self) -> None:
         """Fold the vectors of forwarded rows that do not go on top, in one go."""
-        self.states |= await fold_again(self.context, self.again)
-        self.again.clear()
+        self.states |= await fold_again(self.context, self.to_refold)
+        self.to_refold.clear()
 
     def take(self, delivery: Delivery) -> None:
         for row in self.rows(delivery):
@@ -79,12 +79,12 @@ class Plain:
         batch, key = delivery.batch, delivery.logged.key(row)
         ref = (batch.namespaces[row], batch.keys[row])
         state = self.states.get(ref, VectorState())
-        if ref in self.again or must_fold_again(delivery.logged, row, state.key):
-            self.again[ref] = delivery.first_offset + row
-        elif not self.is_repeat(state, key):
+        if ref in self.to_refold or must_fold_again(delivery.logged, row, state.key):
+            self.to_refold[ref] = delivery.first_offset + row
+        elif not self.is_duplicate(state, key):
             self.states[ref] = apply(state, batch.operation(row), batch.metadata(row), key)
 
-    def is_repeat(self, state: VectorState, key: tuple[int, int, int]) -> bool:
+    def is_duplicate(self, state: VectorState, key: tuple[int, int, int]) -> bool:
         return state.key is not None and state.key >= key
 
     def get(self, namespace: str, vector_id: str) -> VectorState | None:
@@ -105,7 +105,7 @@ class Target:
         self.last: dict[Ref, int] = {}
         self.next_offset = self.lamport = 0
         self.users = 0
-        self.void = False
+        self.rebuilding = False
         self.next: dict[Ref, VectorState] = {}
         self._left: int | None = None
 
@@ -129,7 +129,7 @@ class Target:
 
     def begin_rebuild(self) -> None:
         self.operate()
-        self.void, self.next = True, {}
+        self.rebuilding, self.next = True, {}
 
     def load_states(self, rows: Sequence[StateRow]) -> None:
         self.operate()
@@ -137,8 +137,8 @@ class Target:
 
     def end_rebuild(self, offset: int, lamport: int) -> None:
         self.operate()
-        if self.void:
-            self.void, self.states = False, self.next
+        if self.rebuilding:
+            self.rebuilding, self.states = False, self.next
             self.next_offset, self.lamport = offset, lamport
 
 
@@ -161,11 +161,11 @@ class Prompt(Plain):
         await anyio.lowlevel.checkpoint()
         await super().apply(deliveries)
         for delivery in deliveries:
-            self.next_offset = self.reached(delivery)
+            self.next_offset = self.cursor_after(delivery)
             self.lamport = max(self.lamport, delivery.logged.lamport + max(self.rows(delivery)))
         self.write(deliveries)
 
-    def reached(self, delivery: Delivery) -> int:
+    def cursor_after(self, delivery: Delivery) -> int:
         return self.next_offset if delivery.redelivered else max(self.next_offset, delivery.next_offset)
 
     def write(self, deliveries: Sequence[Delivery]) -> None:
@@ -202,24 +202,24 @@ class Store(Plain):
         self.next_offset, self.lamport = self.target.next_offset, self.target.lamport
         self.is_open = True
         return ResumePoint(
-            Cursor(context.log_id, context.epoch, self.next_offset), self.lamport, self.target.void
+            Cursor(context.log_id, context.epoch, self.next_offset), self.lamport, self.target.rebuilding
         )
 
     async def begin_rebuild(self, offset: int) -> None:
         async with self.flushing:
-            await self.tell(self.target.begin_rebuild)
+            await self.call_target(self.target.begin_rebuild)
             self.pending.clear()
 
     async def load_states(self, rows: Sequence[StateRow]) -> None:
-        await self.tell(lambda: self.target.load_states(rows))
+        await self.call_target(lambda: self.target.load_states(rows))
 
     async def end_rebuild(self, offset: int, lamport: int) -> None:
-        await self.tell(lambda: self.target.end_rebuild(offset, lamport))
+        await self.call_target(lambda: self.target.end_rebuild(offset, lamport))
         self.states = dict(self.target.states)
         self.next_offset, self.lamport = offset, lamport
         self.context.committed(offset)
 
-    async def tell(self, function: Callable[[], None]) -> None:
+    async def call_target(self, function: Callable[[], None]) -> None:
         try:
             await self.context.threads.run(function)
         except OSError as error:
@@ -228,42 +228,42 @@ class Store(Plain):
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         self.calls += 1
         if self.failure is not None:
-            await self.flush_or_try_again()
+            await self.flush_or_raise()
         late = any(delivery.redelivered for delivery in deliveries)
         try:
             for delivery in deliveries:
                 await anyio.lowlevel.checkpoint()
-                await self.take_whole(delivery)
-                self.pass_by(delivery)
+                await self.take_full_delivery(delivery)
+                self.advance_past(delivery)
                 if len(self.pending) >= FLUSH_ROWS:
-                    await self.flush_or_try_again()
+                    await self.flush_or_raise()
         except RejectDelta:
             if late:
-                await self.flush_or_try_again()
+                await self.flush_or_raise()
             raise
-        if late:  # they come never again
-            await self.flush_or_try_again()
+        if late:  # redelivered rows do not come a second time
+            await self.flush_or_raise()
 
-    async def take_whole(self, delivery: Delivery) -> None:
+    async def take_full_delivery(self, delivery: Delivery) -> None:
         """So that its end can be the cursor; of one that is rejected, what lies before that row."""
-        self.again.clear()
+        self.to_refold.clear()
         try:
             self.take(delivery)
         except RejectDelta:
-            await self.fold_again()
+            await self.refold()
             raise
-        await self.fold_again()
+        await self.refold()
 
-    async def fold_again(self) -> None:
-        refs = list(self.again)
-        await super().fold_again()
+    async def refold(self) -> None:
+        refs = list(self.to_refold)
+        await super().refold()
         self.pending |= {ref: self.states[ref] for ref in refs}
 
-    def pass_by(self, delivery: Delivery) -> None:
+    def advance_past(self, delivery: Delivery) -> None:
         if not delivery.redelivered:
-            self.reach(delivery.next_offset)
+            self.advance_to(delivery.next_offset)
 
-    def reach(self, next_offset: int) -> None:
+    def advance_to(self, next_offset: int) -> None:
         self.next_offset = max(self.next_offset, next_offset)
 
     def take_row(self, delivery: Delivery, row: int) -> None:
@@ -279,10 +279,10 @@ class Store(Plain):
         self.lamport = max(self.lamport, lamport)
 
     def reject(self, offset: int) -> None:
-        self.reach(offset)
+        self.advance_to(offset)
         raise RejectDelta(offset, "of a later version")
 
-    async def flush_or_try_again(self) -> None:
+    async def flush_or_raise(self) -> None:
         try:
             await self.flush()
         except OSError as error:
@@ -320,13 +320,13 @@ class Store(Plain):
         return None if state is None or state.key is None else Head(Dot(*state.key[1:]), state.alive)
 
     def dimensions(self) -> dict[str, int]:
-        return {}  # it takes vectors of any
+        return {}  # it takes vectors of any dimension
 
     async def aclose(self) -> None:
         was_open, self.is_open = self.is_open, False
         if was_open:
             with anyio.CancelScope(shield=True), anyio.move_on_after(2.0):
-                await self.flush_or_try_again()
+                await self.flush_or_raise()
 
 
 class Through(Store):
@@ -342,6 +342,6 @@ class Through(Store):
         try:
             await super().apply(deliveries)
         except RejectDelta:
-            await self.flush_or_try_again()
+            await self.flush_or_raise()
             raise
-        await self.flush_or_try_again()
+        await self.flush_or_raise()

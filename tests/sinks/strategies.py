@@ -29,8 +29,8 @@ DIMENSION = 3
 REMOTE = (0x20, 0xF000_0000_0000_0030)
 
 numbers = st.sampled_from([0.0, 1.0, -1.0, 0.5, 0.1, -7.3, 1e-38, 3e38, -3e38])
-whole = st.lists(numbers, min_size=DIMENSION, max_size=DIMENSION)
-pairs = st.lists(st.tuples(st.integers(0, DIMENSION), numbers), max_size=3)  # index 3 has no effect
+full_vectors = st.lists(numbers, min_size=DIMENSION, max_size=DIMENSION)
+sparse_pairs = st.lists(st.tuples(st.integers(0, DIMENSION), numbers), max_size=3)  # index 3 has no effect
 
 
 def _sparse(make: Any, changes: list[tuple[int, float]]) -> Any:
@@ -38,10 +38,10 @@ def _sparse(make: Any, changes: list[tuple[int, float]]) -> Any:
 
 
 operations = st.one_of(
-    whole.map(create),
-    whole.map(dense),
-    pairs.map(lambda changes: _sparse(sparse, changes)),
-    pairs.map(lambda changes: _sparse(sparse_add, changes)),
+    full_vectors.map(create),
+    full_vectors.map(dense),
+    sparse_pairs.map(lambda changes: _sparse(sparse, changes)),
+    sparse_pairs.map(lambda changes: _sparse(sparse_add, changes)),
     numbers.map(scale),
     numbers.map(offset),
     st.just(delete()),
@@ -71,13 +71,13 @@ def uniform(draw: st.DrawFn) -> list[Delta]:
     kind = draw(st.sampled_from(["create", "dense", "sparse", "sparse_add", "scale", "offset", "delete"]))
     count = draw(st.integers(5, 9))
     width = draw(st.integers(0, 3))
-    places = st.lists(st.integers(0, DIMENSION - 1), min_size=width, max_size=width)
+    indices = st.lists(st.integers(0, DIMENSION - 1), min_size=width, max_size=width)
     values = st.lists(numbers, min_size=width, max_size=width)
     make = {
-        "create": whole.map(create),
-        "dense": whole.map(dense),
-        "sparse": st.builds(sparse, places, values),
-        "sparse_add": st.builds(sparse_add, places, values),
+        "create": full_vectors.map(create),
+        "dense": full_vectors.map(dense),
+        "sparse": st.builds(sparse, indices, values),
+        "sparse_add": st.builds(sparse_add, indices, values),
         "scale": numbers.map(scale),
         "offset": numbers.map(offset),
         "delete": st.just(delete()),
@@ -106,7 +106,7 @@ def logs(draw: st.DrawFn, *, forwarded: bool = True) -> FakeLog:
             log.forward(_remote(log, draw(st.sampled_from(REMOTE)), rows), draw(st.integers(1, 60)))
         else:
             rows = _with_ids(draw, content) if forwarded else content
-            known = any(row.id in log.ids for row in rows)  # then the service makes them void
+            known = any(row.id in log.ids for row in rows)  # then the service logs them as no-ops
             log.append(*(content if known else rows))
     return log
 

@@ -111,9 +111,9 @@ class FakeLog:
         lamport = self.lamport + 1 if lamport is None else lamport
         ids = batch.ids or []
         known = sum(one in self.ids for one in ids)
-        mark = KnownIds.NONE if not known else KnownIds.ALL if known == len(ids) else KnownIds.SOME
+        known_ids = KnownIds.NONE if not known else KnownIds.ALL if known == len(ids) else KnownIds.SOME
         self.ids.update(ids)
-        logged = LoggedBatch(batch, self.next_offset, lamport, source, known_ids=mark)
+        logged = LoggedBatch(batch, self.next_offset, lamport, source, known_ids=known_ids)
         self.lamport = max(self.lamport, lamport + batch.count - 1)
         self.next_offset = logged.next_offset
         self.batches.append(logged)
@@ -126,7 +126,7 @@ class FakeLog:
         return [Delivery(logged) for logged in self.batches if logged.next_offset > start]
 
 
-def applied(resident: ResidentVectors, deliveries: Sequence[Delivery], log: FakeLog) -> int:
+def apply_all(resident: ResidentVectors, deliveries: Sequence[Delivery], log: FakeLog) -> int:
     """Have deliveries folded, whatever that waits for; how many rows that were."""
     return anyio.run(resident.apply, deliveries, log)
 
@@ -145,17 +145,20 @@ def oracle(batches: Sequence[LoggedBatch]) -> dict[tuple[str, str], VectorState]
             rows.setdefault(ref, []).append((logged.key(row), batch.operation(row), batch.metadata(row)))
             if batch.ids is not None:
                 ids.setdefault(ref, {})[logged.key(row)] = batch.ids[row]
-    return {ref: fold(changes, without_effect=_later(ids.get(ref, {}))) for ref, changes in rows.items()}
+    return {
+        ref: fold(changes, without_effect=_later_duplicates(ids.get(ref, {})))
+        for ref, changes in rows.items()
+    }
 
 
-def _later(ids: dict[Any, bytes]) -> set[Any]:
+def _later_duplicates(ids: dict[Any, bytes]) -> set[Any]:
     seen: set[bytes] = set()
-    later = set()
+    duplicates = set()
     for key in sorted(ids):
         if ids[key] in seen:
-            later.add(key)
+            duplicates.add(key)
         seen.add(ids[key])
-    return later
+    return duplicates
 
 
 def states_at(log: FakeLog, end: int) -> list[StateRow]:

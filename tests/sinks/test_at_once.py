@@ -25,15 +25,15 @@ from delta_prop_sinks import (
 )
 from delta_prop_wire.delta import Delta, create, sparse
 from tests.sinks.strategies import logs
-from tests.sinks.support import FakeLog, applied, check_state, oracle
+from tests.sinks.support import FakeLog, apply_all, check_state, oracle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
 @settings(max_examples=20, deadline=None)
-@given(log=logs(), ways=st.lists(st.booleans(), min_size=30, max_size=30))
-def test_either_way_the_vectors_are_the_fold(log: FakeLog, ways: list[bool]) -> None:
+@given(log=logs(), use_apply_now=st.lists(st.booleans(), min_size=30, max_size=30))
+def test_apply_now_and_apply_give_the_same_fold(log: FakeLog, use_apply_now: list[bool]) -> None:
     async def main() -> None:
         with TemporaryDirectory() as folder:
             storage = StorageSink(Path(folder) / "s.db", flush_s=60)
@@ -45,9 +45,9 @@ def test_either_way_the_vectors_are_the_fold(log: FakeLog, ways: list[bool]) -> 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(storage.background)
                 await anyio.lowlevel.checkpoint()
-                for place, delivery in enumerate(log.deliveries()):
+                for position, delivery in enumerate(log.deliveries()):
                     for turn, sink in enumerate(sinks):
-                        if not (ways[(place + turn) % 30] and sink.apply_now([delivery])):
+                        if not (use_apply_now[(position + turn) % 30] and sink.apply_now([delivery])):
                             await sink.apply([delivery])
                 tasks.cancel_scope.cancel()
             found = {(space, name): state for space, name, state in storage.resident.rows()}
@@ -65,13 +65,13 @@ def test_either_way_the_vectors_are_the_fold(log: FakeLog, ways: list[bool]) -> 
     anyio.run(main)
 
 
-def test_a_storage_that_has_to_wait_says_so() -> None:
+def test_storage_that_must_wait_declines_apply_now() -> None:
     async def main() -> None:
         log = FakeLog()
         log.append(Delta("a", create([1.0])))
         with TemporaryDirectory() as folder:
             through = StorageSink(Path(folder) / "s.db", mode="through")
-            assert not through.apply_now(log.deliveries())  # not open
+            assert not through.apply_now(log.deliveries())  # the sink is not open
             await through.open(log)
             assert not through.apply_now(log.deliveries())
             await through.aclose()
@@ -94,7 +94,7 @@ class Quick(Slow):
         return True
 
 
-def test_who_says_how_it_applies_is_asked() -> None:
+def test_has_apply_now_honours_overridden_apply() -> None:
     assert has_apply_now(CacheSink())
     assert not has_apply_now(Slow())
     assert has_apply_now(Quick())
@@ -124,20 +124,20 @@ class Failing(CacheSink):
         return deliveries[0].first_offset != 1
 
 
-def test_what_goes_wrong_at_once_comes_again_and_is_seen_to() -> None:
+def test_failure_in_apply_now_is_retried_with_apply() -> None:
     async def main(p: RecordedPropagator) -> None:
         sink = await p.attach(Failing(), name="failing")
         for value in range(4):
             await p.publish(Delta("a" if value != 3 else "b", create([value])))
             await p.settle()
-        told = p.statistics().sinks["failing"]
-        assert (told.applied_offset, told.applied_deltas, told.rejected) == (4, 3, 1)
-        assert (sink.at_once, sink.later) == (3, 3)  # behind what was rejected each is looked at
+        statistics = p.statistics().sinks["failing"]
+        assert (statistics.applied_offset, statistics.applied_deltas, statistics.rejected) == (4, 3, 1)
+        assert (sink.at_once, sink.later) == (3, 3)  # after a rejection each delta goes through apply()
 
     run_propagator(main)
 
 
-def test_applied_within_the_publish() -> None:
+def test_delta_is_applied_within_publish() -> None:
     async def main(p: RecordedPropagator) -> None:
         cache = await p.attach(CacheSink())
         await p.publish(Delta("a", create([1, 2])))
@@ -153,11 +153,11 @@ def test_applied_within_the_publish() -> None:
 
 
 @pytest.mark.parametrize("rows", [None, np.array([0])])
-def test_a_batch_that_another_sink_brought_is_a_repeat(rows: Any) -> None:
+def test_batch_applied_by_another_sink_is_duplicate(rows: Any) -> None:
     log = FakeLog()
     resident = ResidentVectors()
     resident.enter(log)
     logged = log.append(Delta("a", create([1])), Delta("b", create([2])))
-    assert applied(resident, [Delivery(logged, rows)], log) == (2 if rows is None else 1)
-    assert applied(resident, [Delivery(logged)], log) == (0 if rows is None else 1)
+    assert apply_all(resident, [Delivery(logged, rows)], log) == (2 if rows is None else 1)
+    assert apply_all(resident, [Delivery(logged)], log) == (0 if rows is None else 1)
     assert resident.statistics().duplicates == (2 if rows is None else 1)

@@ -19,7 +19,7 @@ from tests.sinks.support import FakeLog, check_state, oracle
 
 
 @given(log=logs(), data=st.data(), mode=st.sampled_from(["refresh", "invalidate"]))
-def test_every_hit_is_the_fold(log: FakeLog, data: st.DataObject, mode: Any) -> None:
+def test_every_hit_equals_the_fold(log: FakeLog, data: st.DataObject, mode: Any) -> None:
     """With a loader that is ahead of the cache: it knows the whole log from the start."""
     ahead = oracle(log.batches)
 
@@ -46,7 +46,7 @@ def test_every_hit_is_the_fold(log: FakeLog, data: st.DataObject, mode: Any) -> 
 
 
 @given(log=logs())
-def test_without_a_loader_what_is_cached_is_the_fold(log: FakeLog) -> None:
+def test_cached_state_without_loader_equals_the_fold(log: FakeLog) -> None:
     async def main() -> None:
         cache = CacheSink()
         await cache.open(log)
@@ -60,7 +60,7 @@ def test_without_a_loader_what_is_cached_is_the_fold(log: FakeLog) -> None:
     anyio.run(main)
 
 
-def test_blocks_that_come_again_have_one_effect() -> None:
+def test_redelivered_blocks_have_one_effect() -> None:
     async def main() -> None:
         log = FakeLog()
         names = [f"v{i}" for i in range(12)]
@@ -79,32 +79,32 @@ def test_blocks_that_come_again_have_one_effect() -> None:
     anyio.run(main)
 
 
-def changed(log: FakeLog, number: float) -> list[Delivery]:
+def next_change(log: FakeLog, number: float) -> list[Delivery]:
     return [Delivery(log.append(Delta("a", sparse([0], [number]))))]
 
 
-def test_what_waits_and_comes_again_has_one_effect() -> None:
+def test_redelivered_waiting_rows_have_one_effect() -> None:
     async def main() -> None:
         log, cache = FakeLog(), CacheSink()
         await cache.open(log)
         await cache.apply([Delivery(log.append(Delta("a", create([1, 2]))))])
-        first, second = changed(log, 5.0), changed(log, 6.0)
+        first, second = next_change(log, 5.0), next_change(log, 6.0)
         for deliveries in (first, second, first):
             await cache.apply(deliveries)
         check_state(cache.peek("default", "a"), oracle(log.batches)["default", "a"], context="a")
-        await cache.apply(changed(log, 7.0))
+        await cache.apply(next_change(log, 7.0))
         check_state(cache.peek("default", "a"), oracle(log.batches)["default", "a"], context="a")
         assert cache.statistics().refreshed == 4
 
     anyio.run(main)
 
 
-def test_what_is_in_a_loaded_state_is_not_folded_again() -> None:
+def test_row_contained_in_loaded_state_is_not_refolded() -> None:
     async def main() -> None:
         log = FakeLog()
         log.append(Delta("a", create([1, 2])))
-        behind = changed(log, 5.0)
-        changed(log, 6.0)
+        earlier = next_change(log, 5.0)
+        next_change(log, 6.0)
 
         async def loader(namespace: str, vector_id: str) -> VectorState | None:
             return oracle(log.batches)[namespace, vector_id]
@@ -112,13 +112,13 @@ def test_what_is_in_a_loaded_state_is_not_folded_again() -> None:
         cache = CacheSink(loader=loader)
         await cache.open(log)
         await cache.get("default", "a")
-        await cache.apply(behind)
+        await cache.apply(earlier)
         check_state(cache.peek("default", "a"), oracle(log.batches)["default", "a"], context="a")
 
     anyio.run(main)
 
 
-def test_numbers_that_overtake_a_load_are_not_forgotten() -> None:
+def test_rows_applied_during_a_load_are_not_lost() -> None:
     async def main() -> None:
         log = FakeLog()
         log.append(Delta("a", create([1, 2])))
@@ -129,25 +129,25 @@ def test_numbers_that_overtake_a_load_are_not_forgotten() -> None:
             nonlocal loads
             state = oracle(log.batches)[namespace, vector_id]
             if not loads:
-                await cache.apply(changed(log, 5.0))
+                await cache.apply(next_change(log, 5.0))
             loads += 1
             return state
 
         cache = CacheSink(loader=loader)
         await cache.open(log)
-        await cache.apply(log.deliveries()[1:])  # so that something of the namespace is cached
+        await cache.apply(log.deliveries()[1:])  # the namespace must have a cached entry
         check_state(await cache.get("default", "a"), oracle(log.batches)["default", "a"], context="a")
         assert loads == 2
 
     anyio.run(main)
 
 
-def test_what_waits_is_void_once_the_cache_is_closed() -> None:
+def test_closing_drops_waiting_rows() -> None:
     async def main() -> None:
         log, cache = FakeLog(), CacheSink()
         await cache.open(log)
         await cache.apply([Delivery(log.append(Delta("a", create([1, 2]))))])
-        await cache.apply(changed(log, 5.0))
+        await cache.apply(next_change(log, 5.0))
         await cache.aclose()
         statistics = cache.statistics()
         assert (statistics.entries, statistics.bytes, statistics.refreshed) == (0, 0, 1)
@@ -155,7 +155,7 @@ def test_what_waits_is_void_once_the_cache_is_closed() -> None:
     anyio.run(main)
 
 
-def test_a_block_that_overtakes_a_load_is_not_forgotten() -> None:
+def test_block_applied_during_a_load_is_not_lost() -> None:
     async def main() -> None:
         log = FakeLog()
         names = [f"v{i}" for i in range(12)]
@@ -178,7 +178,7 @@ def test_a_block_that_overtakes_a_load_is_not_forgotten() -> None:
     anyio.run(main)
 
 
-def test_a_load_that_a_delta_overtakes_is_not_cached() -> None:
+def test_load_overtaken_by_a_delta_is_retried() -> None:
     async def main() -> None:
         log = FakeLog()
         log.append(Delta("a", dense([1])))
@@ -208,14 +208,14 @@ def test_a_load_that_a_delta_overtakes_is_not_cached() -> None:
             log.append(Delta("a", sparse_add([0], [5])))
             await cache.apply(log.deliveries(1))
             go.set()
-        assert len(calls) == 2  # repeated once; the second asker waited for it
+        assert len(calls) == 2  # retried once; the second caller waited for the result
         for state in [*answers, cache.peek("default", "a")]:
             check_state(state, oracle(log.batches)["default", "a"])
 
     anyio.run(main)
 
 
-def test_what_a_source_behind_gives_is_not_cached() -> None:
+def test_state_of_lagging_source_is_not_cached() -> None:
     async def main() -> None:
         log = FakeLog()
         log.append(Delta("a", dense([1])))
@@ -228,9 +228,9 @@ def test_what_a_source_behind_gives_is_not_cached() -> None:
         cache = CacheSink(loader=loader, loader_offset=lambda: reached)
         await cache.open(log)
         await cache.apply(log.deliveries())
-        behind = await cache.get("default", "a")
-        assert behind is not None
-        assert behind.content == fold([((1, 0, 0), dense([1]), None)]).content
+        lagging = await cache.get("default", "a")
+        assert lagging is not None
+        assert lagging.content == fold([((1, 0, 0), dense([1]), None)]).content
         assert cache.peek("default", "a") is None
         reached = 2
         check_state(await cache.get("default", "a"), oracle(log.batches)["default", "a"])
@@ -239,7 +239,7 @@ def test_what_a_source_behind_gives_is_not_cached() -> None:
     anyio.run(main)
 
 
-def test_a_late_delta_drops_the_entry() -> None:
+def test_late_delta_drops_the_entry() -> None:
     async def main() -> None:
         log = FakeLog()
         log.append(Delta("a", create([1])), Delta("a", sparse_add([0], [1])))
@@ -255,7 +255,7 @@ def test_a_late_delta_drops_the_entry() -> None:
     anyio.run(main)
 
 
-def test_entries_and_bytes_are_bounded_and_the_least_recently_used_goes() -> None:
+def test_least_recently_used_entries_are_evicted() -> None:
     async def main() -> None:
         log = FakeLog()
         log.append(*(Delta(f"v{i}", create([i])) for i in range(3)))
@@ -281,7 +281,7 @@ def test_entries_and_bytes_are_bounded_and_the_least_recently_used_goes() -> Non
     anyio.run(main)
 
 
-def test_a_tombstone_is_an_answer() -> None:
+def test_cached_tombstone_is_returned() -> None:
     async def main() -> None:
         log = FakeLog()
         log.append(Delta("a", create([1])), Delta("a", delete()))
@@ -295,7 +295,7 @@ def test_a_tombstone_is_an_answer() -> None:
     anyio.run(main)
 
 
-def test_wrong_use_is_told() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(UsageError, match="entries_max 0"):
         CacheSink(entries_max=0)
     with pytest.raises(UsageError, match="mode 'writeback'"):

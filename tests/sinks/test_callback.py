@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def filled() -> FakeLog:
+def log_of_three() -> FakeLog:
     log = FakeLog()
     log.append(*(Delta(name, create([1])) for name in "abc"))
     return log
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_each_delta_in_order_with_its_offset(asynchronous: bool) -> None:
+def test_function_gets_each_delta_in_order_with_offset(asynchronous: bool) -> None:
     seen: list[tuple[int, str]] = []
 
     def plain(offset: int, delta: Delta) -> None:
@@ -43,7 +43,7 @@ def test_each_delta_in_order_with_its_offset(asynchronous: bool) -> None:
         plain(offset, delta)
 
     async def main() -> None:
-        log = filled()
+        log = log_of_three()
         sink = CallbackSink(coroutine if asynchronous else plain)
         assert await sink.open(log) is None
         await sink.apply([Delivery(log.batches[0]), Delivery(log.batches[0], np.array([1], np.intp))])
@@ -54,31 +54,31 @@ def test_each_delta_in_order_with_its_offset(asynchronous: bool) -> None:
     assert seen == [(0, "a"), (1, "b"), (2, "c"), (1, "b")]
 
 
-def test_a_delivery_at_a_time() -> None:
+def test_function_gets_one_delivery_at_a_time() -> None:
     seen: list[Any] = []
     sink = CallbackSink(seen.append, per="delivery")
-    deliveries = filled().deliveries()
+    deliveries = log_of_three().deliveries()
     anyio.run(sink.apply, deliveries)
     assert seen == deliveries
 
 
-def test_failures_say_how_far_it_came() -> None:
-    def fails(offset: int, delta: Delta) -> None:
+def test_failures_report_done_offset() -> None:
+    def fail(offset: int, delta: Delta) -> None:
         if offset == 1:
             raise ValueError("no room")
 
-    def rejects(offset: int, delta: Delta) -> None:
+    def reject(offset: int, delta: Delta) -> None:
         raise RejectDelta(offset, "never")
 
-    deliveries = filled().deliveries()
+    deliveries = log_of_three().deliveries()
     with pytest.raises(TryAgain, match="ValueError: no room") as caught:
-        anyio.run(CallbackSink(fails).apply, deliveries)
+        anyio.run(CallbackSink(fail).apply, deliveries)
     assert caught.value.done_offset == 1
     with pytest.raises(RejectDelta, match="never"):
-        anyio.run(CallbackSink(rejects).apply, deliveries)
+        anyio.run(CallbackSink(reject).apply, deliveries)
 
 
-def test_wrong_use_is_told() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(UsageError, match="is not callable"):
         CallbackSink(3)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="per 'row'"):
@@ -88,7 +88,7 @@ def test_wrong_use_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("per", "function", "told"),
+    ("per", "function", "message"),
     [
         ("delta", lambda delta: None, r"too many positional arguments.*: .* of \(offset, delta\)"),
         ("delta", lambda offset, delta, more: None, r"missing a required argument: 'more'"),
@@ -100,20 +100,20 @@ def test_wrong_use_is_told() -> None:
         ),
     ],
 )
-def test_a_function_that_cannot_take_what_it_gets_is_refused(per: Any, function: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_function_with_wrong_signature_is_refused(per: Any, function: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         CallbackSink(function, per=per)
 
 
 @pytest.mark.parametrize("function", [print, [].append, lambda *_: None, lambda a, b, c=1: None, type, max])
-def test_a_function_is_taken_that_can_be_called_or_tells_no_signature(function: Any) -> None:
+def test_fitting_or_unknown_signature_is_accepted(function: Any) -> None:
     CallbackSink(function, per="delivery" if function.__name__ == "append" else "delta")
 
 
-def test_a_plain_function_is_called_in_a_thread_of_its_own_and_others_by_the_loop() -> None:
+def test_only_plain_functions_run_in_their_own_thread() -> None:
     seen: dict[str, list[int]] = {}
 
-    def noting(name: str) -> Callable[..., None]:
+    def recorder(name: str) -> Callable[..., None]:
         def note(*_: object) -> None:
             seen.setdefault(name, []).append(threading.get_ident())
 
@@ -121,29 +121,29 @@ def test_a_plain_function_is_called_in_a_thread_of_its_own_and_others_by_the_loo
 
     class Waits:
         async def __call__(self, *_: object) -> None:
-            noting("object")()
+            recorder("object")()
 
     async def waits(_tag: str, *_: object) -> None:
-        noting("partial")()
+        recorder("partial")()
 
     async def main() -> None:
         async with Propagator() as p:
-            await p.attach(CallbackSink(noting("plain"), name="plain"))
-            await p.attach(CallbackSink(noting("other"), name="other", per="delivery"))
-            await p.attach(CallbackSink(noting("nonblocking"), name="nonblocking", nonblocking=True))
+            await p.attach(CallbackSink(recorder("plain"), name="plain"))
+            await p.attach(CallbackSink(recorder("other"), name="other", per="delivery"))
+            await p.attach(CallbackSink(recorder("nonblocking"), name="nonblocking", nonblocking=True))
             await p.attach(CallbackSink(Waits(), name="object"))
             await p.attach(CallbackSink(partial(waits, "tag"), name="partial"))
             await p.wait_visible(await p.publish(*(Delta(f"v{n}", create([1])) for n in range(250))))
             await p.detach("plain")
-            assert threads() == before + 1  # the other's
+            assert threads() == before + 1  # the thread of the sink "other"
 
-    here, before = threading.get_ident(), threads()
+    loop_thread, before = threading.get_ident(), threads()
     anyio.run(main)
     assert threads() == before
-    ran = {name: set(idents) for name, idents in seen.items()}
-    assert ran["nonblocking"] == ran["object"] == ran["partial"] == {here}
-    assert len(ran["plain"]) == len(ran["other"]) == 1
-    assert len(ran["plain"] | ran["other"] | {here}) == 3
+    thread_ids = {name: set(idents) for name, idents in seen.items()}
+    assert thread_ids["nonblocking"] == thread_ids["object"] == thread_ids["partial"] == {loop_thread}
+    assert len(thread_ids["plain"]) == len(thread_ids["other"]) == 1
+    assert len(thread_ids["plain"] | thread_ids["other"] | {loop_thread}) == 3
     assert len(seen["plain"]) == 250
 
 
@@ -151,11 +151,11 @@ def threads() -> int:
     return sum(one.name == "delta-prop own" for one in threading.enumerate())
 
 
-def test_what_a_plain_function_gives_to_be_awaited_is_awaited_by_the_loop() -> None:
-    ran: list[int] = []
+def test_awaitable_of_plain_function_is_awaited_by_loop() -> None:
+    thread_ids: list[int] = []
 
     async def waits() -> None:
-        ran.append(threading.get_ident())
+        thread_ids.append(threading.get_ident())
 
     async def main() -> None:
         async with Propagator() as p:
@@ -163,10 +163,10 @@ def test_what_a_plain_function_gives_to_be_awaited_is_awaited_by_the_loop() -> N
             await p.wait_visible(await p.publish(*(Delta(f"v{n}", create([1])) for n in range(150))))
 
     anyio.run(main)
-    assert ran == [threading.get_ident()] * 150
+    assert thread_ids == [threading.get_ident()] * 150
 
 
-def test_a_call_that_is_broken_off_ends_behind_the_function_that_runs() -> None:
+def test_cancelled_call_waits_for_the_running_function() -> None:
     calls: list[int] = []
 
     def blocks(offset: int, _: Delta) -> None:
@@ -176,7 +176,7 @@ def test_a_call_that_is_broken_off_ends_behind_the_function_that_runs() -> None:
     async def main() -> None:
         sink = CallbackSink(blocks)
         async with real_world().own_thread() as thread:
-            log = filled()
+            log = log_of_three()
             log.clock = real_world().clock  # type: ignore[assignment]
             log.own_thread = lambda: nullcontext(thread)  # type: ignore[assignment, method-assign, return-value]
             await sink.open(log)
@@ -190,7 +190,7 @@ def test_a_call_that_is_broken_off_ends_behind_the_function_that_runs() -> None:
     anyio.run(main)
 
 
-def test_closing_leaves_a_function_alone_that_does_not_return() -> None:
+def test_closing_does_not_wait_for_hanging_function() -> None:
     go, entered = threading.Event(), threading.Event()
 
     def stuck(*_: object) -> None:
@@ -219,18 +219,18 @@ def test_closing_leaves_a_function_alone_that_does_not_return() -> None:
         go.set()
 
 
-def test_a_passing_failure_says_how_far_it_came_whether_it_was_told_or_not() -> None:
-    told = TryAgain("busy")  # one for all, as some programs raise it
+def test_retryable_failure_gets_missing_done_offset() -> None:
+    shared_error = TryAgain("busy")  # some programs raise one shared instance
 
     def busy(offset: int, _: Delta) -> None:
         if offset == busy_at[0]:
-            raise told
+            raise shared_error
 
     def earlier(offset: int, _: Delta) -> None:
         if offset == 2:
             raise TryAgain("what was buffered is lost", done_offset=1)
 
-    deliveries = filled().deliveries()
+    deliveries = log_of_three().deliveries()
     for at in (2, 1):
         busy_at = [at]
         with pytest.raises(TryAgain, match="busy") as caught:

@@ -12,7 +12,7 @@ from delta_prop_sinks.cold_slots import COLLISIONS_MAX, ColdSlots, hashes_of
 from delta_prop_sinks.vector_table import VectorTable
 
 KEYS = [f"v{number}" for number in range(12)]
-ACTS = st.lists(
+CALLS = st.lists(
     st.tuples(
         st.sampled_from(["get", "in", "slot", "many", "known", "release", "len", "items", "item"]),
         st.lists(st.sampled_from(KEYS), min_size=1, max_size=6),
@@ -22,13 +22,13 @@ ACTS = st.lists(
 
 
 @pytest.fixture(autouse=True)
-def _few_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+def _colliding_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that many ids are alike, and every table is cold."""
     monkeypatch.setattr(cold_slots, "hash_of", lambda key: len(key) + int(key[1:]) % 3)
     monkeypatch.setattr(vector_table, "COLD_SLOTS_MIN", 1)
 
 
-def filled(count: int, *, cold: bool) -> VectorTable:
+def make_table(count: int, *, cold: bool) -> VectorTable:
     made, keys = VectorTable("n"), KEYS[:count]
     heads, forms = np.ones((count, 4), np.int64), np.ones(count, np.uint8)
     made.extend(keys, heads, forms, np.ones((count, 2), np.float32), cold=cold)
@@ -38,7 +38,7 @@ def filled(count: int, *, cold: bool) -> VectorTable:
     return made
 
 
-def act(one: VectorTable, what: str, keys: list[str]) -> object:
+def call_table(one: VectorTable, what: str, keys: list[str]) -> object:
     key = keys[0]
     if what == "slot":
         return one.slot_of(key)
@@ -60,18 +60,18 @@ def act(one: VectorTable, what: str, keys: list[str]) -> object:
     return one.slots.get(key) if what == "get" else key in one.slots
 
 
-@given(st.integers(1, 10), ACTS)
-def test_cold_slots_answer_as_a_dictionary(count: int, acts: list[tuple[str, list[str]]]) -> None:
-    cold, warm = filled(count, cold=True), filled(count, cold=False)
-    for what, keys in [*acts, ("items", KEYS), ("len", KEYS)]:
-        assert act(cold, what, keys) == act(warm, what, keys)
+@given(st.integers(1, 10), CALLS)
+def test_cold_slots_answer_like_a_dictionary(count: int, calls: list[tuple[str, list[str]]]) -> None:
+    cold, warm = make_table(count, cold=True), make_table(count, cold=False)
+    for what, keys in [*calls, ("items", KEYS), ("len", KEYS)]:
+        assert call_table(cold, what, keys) == call_table(warm, what, keys)
 
 
-def test_an_id_that_is_there_twice_is_refused() -> None:
+def test_duplicate_id_is_refused() -> None:
     ids: list[str | None] = ["v1", "v4", "v2", "v1"]
     with pytest.raises(ValueError, match="occurs twice"):
         ColdSlots.from_hashes(ids, hashes_of(["v1", "v4", "v2", "v1"]))
-    apart = ["v1", "v4", "v7", "v1"]  # all four are alike, and those two are no neighbours
+    apart = ["v1", "v4", "v7", "v1"]  # all four collide, and the two equal ids are not neighbours
     with pytest.raises(ValueError, match="occurs twice"):
         ColdSlots.from_hashes(list(apart), hashes_of(apart))
     twice = VectorTable("n")
@@ -80,7 +80,7 @@ def test_an_id_that_is_there_twice_is_refused() -> None:
         twice.index_ids(hashes_of(["v1", "v1"]))
 
 
-def test_too_many_alike_get_a_dictionary() -> None:
+def test_too_many_colliding_ids_get_a_dictionary() -> None:
     keys = [f"v{3 * number}" for number in range(100, 102 + COLLISIONS_MAX)]
     assert len(set(hashes_of(keys).tolist())) == 1
     made = VectorTable("n")

@@ -59,15 +59,15 @@ VARIANTS: dict[str, tuple[str, list[tuple[Any, ...]], list[tuple[Any, ...]]]] = 
         [("behind", 3_000, "asyncio")],
         [("through", 1 << 30, "asyncio"), ("behind", 1 << 30, "trio")],
     ),
-    "test_storage_and_index_of_the_same_vectors": ("linked", [(True,)], [(False,)]),
-    "test_index": ("linked", [(False,), (True,)], []),
+    "test_storage_and_index_of_the_same_vectors": ("with_graph", [(True,)], [(False,)]),
+    "test_index": ("with_graph", [(False,), (True,)], []),
     "test_cache": (
         "mode entries_max",
         [("refresh", 8), ("invalidate", 100_000)],
         [("refresh", 100_000)],
     ),
     "test_jsonlines": ("fsync", [(False,)], [(True,)]),
-    "test_a_sink_conforms_in_real_time": ("kind backend", [(Plain, "trio")], [(Store, "asyncio")]),
+    "test_sink_conforms_in_real_time": ("kind backend", [(Plain, "trio")], [(Store, "asyncio")]),
 }
 """Of a test: its arguments, what they are in each run, and what else with `--full`."""
 
@@ -85,10 +85,10 @@ class Pair:
 
     name = "pair"
 
-    def __init__(self, stored: Path, **linked: Any) -> None:
+    def __init__(self, stored: Path, **options: Any) -> None:
         resident = ResidentVectors()
         self.storage = StorageSink(stored, resident=resident)
-        self.index = IndexSink(resident=resident, **linked)
+        self.index = IndexSink(resident=resident, **options)
         self.get, self.backlog = self.storage.get, self.index.backlog
         self.head, self.dimensions = self.index.head, self.index.dimensions
 
@@ -100,7 +100,7 @@ class Pair:
     async def open(self, context: SinkContext) -> ResumePoint:
         point = await self.storage.open(context)
         try:
-            await self.index.open(_Silent(context))
+            await self.index.open(_WithoutCommits(context))
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.storage.aclose()
@@ -121,7 +121,7 @@ class Pair:
         return self.storage.statistics()
 
 
-class _Silent:
+class _WithoutCommits:
     """A context for the one of a pair that keeps no cursor of its own."""
 
     def __init__(self, context: SinkContext) -> None:
@@ -134,13 +134,13 @@ class _Silent:
         pass
 
 
-async def found(sink: Any) -> object:
+async def index_content(sink: Any) -> object:
     """Return an index's content."""
     index = sink.index if isinstance(sink, Pair) else sink
     return {(namespace, vector_id): state.content for namespace, vector_id, state in index.rows()}
 
 
-class Folded:
+class FoldedVectors:
     """The same, by the arithmetic alone; vectors that have no new rows are not folded again."""
 
     def __init__(self) -> None:
@@ -155,36 +155,36 @@ class Folded:
     def _content(self, ref: tuple[str, str], rows: list[Applied]) -> object:
         last = self.known.get(ref)
         if last is None or last[0] != len(rows):
-            ids, twins = dict[bytes, Any](), set()
+            ids, duplicates = dict[bytes, Any](), set()
             for row in sorted(rows, key=lambda row: row.key):
                 if row.delta.id is not None and ids.setdefault(row.delta.id, row.key) != row.key:
-                    twins.add(row.key)
+                    duplicates.add(row.key)
             changes = ((row.key, row.delta.operation, row.delta.metadata) for row in rows)
-            last = self.known[ref] = len(rows), fold(changes, without_effect=twins).content
+            last = self.known[ref] = len(rows), fold(changes, without_effect=duplicates).content
         return last[1]
 
 
-def test_storage_and_index_of_the_same_vectors(tmp_path: Path, linked: bool) -> None:
+def test_storage_and_index_of_the_same_vectors(tmp_path: Path, with_graph: bool) -> None:
     more: dict[str, Any] = {}
-    if linked:
+    if with_graph:
         pytest.importorskip("usearch")
         more["hnsw"] = Hnsw(graph_rows_min=4, unindexed_rows_max=300, save_s=1.0)
         more["path"] = tmp_path / "v.graph"
-    conforms(lambda: Pair(tmp_path / "v.db", **more), found, expected=Folded())
+    conforms(lambda: Pair(tmp_path / "v.db", **more), index_content, expected=FoldedVectors())
 
 
-def test_index(linked: bool) -> None:
-    if linked:
+def test_index(with_graph: bool) -> None:
+    if with_graph:
         pytest.importorskip("usearch")
-    graph = Hnsw(graph_rows_min=4, unindexed_rows_max=64) if linked else False
-    conforms(lambda: IndexSink(hnsw=graph), found, expected=Folded())
+    graph = Hnsw(graph_rows_min=4, unindexed_rows_max=64) if with_graph else False
+    conforms(lambda: IndexSink(hnsw=graph), index_content, expected=FoldedVectors())
 
 
 def test_cache(mode: Any, entries_max: int) -> None:
     conforms(lambda: CacheSink(entries_max=entries_max, mode=mode), forgets=True)
 
 
-def test_a_cache_in_front_of_a_source() -> None:
+def test_cache_in_front_of_a_source() -> None:
     plain = Plain()
 
     class Cache(CacheSink):
@@ -227,7 +227,7 @@ def test_jsonlines(tmp_path: Path, fsync: bool) -> None:
 def test_callback(per: Any) -> None:
     target = Target()
 
-    async def taken(sink: CallbackSink) -> object:
+    async def probe(sink: CallbackSink) -> object:
         return dict(target.last)
 
     def each_vectors_last(rows: Sequence[Applied]) -> object:
@@ -245,16 +245,16 @@ def test_callback(per: Any) -> None:
 
     conforms(
         lambda: CallbackSink(take if per == "delta" else take_delivery, per=per),
-        taken,
+        probe,
         expected=each_vectors_last,
         failing=target.fail,
     )
 
 
-# --- the kit itself, where nothing is wrong
+# --- the kit itself, with correct sinks
 
 
-def test_a_sink_conforms_in_real_time(kind: type[Plain], backend: Backend) -> None:
+def test_sink_conforms_in_real_time(kind: type[Plain], backend: Backend) -> None:
     target = Target()
 
     async def main() -> None:

@@ -16,12 +16,12 @@ from delta_prop_wire.delta import Delta, delete
 from delta_prop_wire.errors import UsageError
 from tests.sinks import wrong_blocking, wrong_forwarded, wrong_rebuilds, wrong_sinks
 from tests.sinks.right_sinks import Plain, Prompt, Store, Target, Through
-from tests.sinks.wrong_sinks import HangsBehindAShield, HangsWhenClosed
+from tests.sinks.wrong_sinks import HangsInsideAShield, HangsWhenClosed
 
 WRONG = (*wrong_sinks.WRONG, *wrong_rebuilds.WRONG, *wrong_forwarded.WRONG, *wrong_blocking.WRONG)
 
 
-def told(kind: type[Plain], backend: Literal["asyncio", "trio"] = "asyncio") -> str:
+def complaint_about(kind: type[Plain], backend: Literal["asyncio", "trio"] = "asyncio") -> str:
     """Return the kit's complaint about a sink, or empty text."""
     target = Target()
 
@@ -38,14 +38,14 @@ def told(kind: type[Plain], backend: Literal["asyncio", "trio"] = "asyncio") -> 
     return ""
 
 
-def test_the_right_twins_conform(full: bool) -> None:
+def test_correct_sinks_conform(full: bool) -> None:
     for kind in (Prompt, Store, *((Plain, Through) if full else ())):
-        assert not told(kind), kind
+        assert not complaint_about(kind), kind
 
 
 @pytest.mark.parametrize(("kind", "part", "seen"), WRONG, ids=[kind.__name__ for kind, _, _ in WRONG])
-def test_what_breaks_the_contract_is_found(kind: type[Plain], part: str, seen: str) -> None:
-    found = told(kind)
+def test_contract_violation_is_found(kind: type[Plain], part: str, seen: str) -> None:
+    found = complaint_about(kind)
     assert found.startswith(f"{part}: ")
     assert seen in found
     assert found.endswith(f". The contract: {RULES[part]}.")
@@ -57,9 +57,9 @@ def test_every_rule_has_a_sink_that_breaks_it() -> None:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_what_waits_behind_a_shield_is_told_in_virtual_time(backend: Any) -> None:
-    with pytest.raises(Stuck, match=r"HangsBehindAShield\.aclose"):
-        told(HangsBehindAShield, backend)
+def test_shielded_hang_is_reported_in_virtual_time(backend: Any) -> None:
+    with pytest.raises(Stuck, match=r"HangsInsideAShield\.aclose"):
+        complaint_about(HangsInsideAShield, backend)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_waits_behind_a_shield_is_told_in_virtual_time(backend: Any) -> Non
         ({"pause_s": True}, "pause_s True is not a number of seconds above 0"),
     ],
 )
-def test_what_cannot_be_used_is_refused(given: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused(given: dict[str, Any], message: str) -> None:
     async def main() -> None:
         await check_sink(**{"make": Plain, **given})
 
@@ -101,13 +101,13 @@ def test_what_cannot_be_used_is_refused(given: dict[str, Any], message: str) -> 
         (Delta, r"open: make\(\) gave a Delta, which has no open\(\)\."),
     ],
 )
-def test_what_is_no_sink_is_told(made: Any, message: str) -> None:
+def test_object_that_is_not_a_sink_is_reported(made: Any, message: str) -> None:
     with pytest.raises(ContractViolation, match=message):
         run_virtual(check_sink, lambda: made and made("a", delete()))
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_hanging_sink_is_told_in_real_time(backend: Any) -> None:
+def test_hanging_sink_is_reported_in_real_time(backend: Any) -> None:
     async def main() -> None:
         await check_sink(lambda: HangsWhenClosed(Target()), deadline_s=1.0)
 
@@ -115,7 +115,7 @@ def test_a_hanging_sink_is_told_in_real_time(backend: Any) -> None:
         anyio.run(main, backend=backend)
 
 
-def test_repeats_that_a_probe_sees_are_found() -> None:
+def test_duplicates_seen_by_probe_are_found() -> None:
     async def seen(sink: CallbackSink) -> object:
         return sink.statistics().calls
 
@@ -123,15 +123,15 @@ def test_repeats_that_a_probe_sees_are_found() -> None:
         run_virtual(check_sink, lambda: CallbackSink(lambda offset, delta: None), seen)
 
 
-def test_a_probe_that_is_told_what_to_expect_finds_what_is_missing() -> None:
-    taken: set[int] = set()
+def test_probe_with_expected_content_finds_missing_row() -> None:
+    applied_offsets: set[int] = set()
 
     def take(offset: int, delta: Delta) -> None:
         if offset != 5:
-            taken.add(offset)
+            applied_offsets.add(offset)
 
     async def seen(sink: CallbackSink) -> object:
-        return sorted(taken)
+        return sorted(applied_offsets)
 
     async def main() -> None:
         await check_sink(lambda: CallbackSink(take), seen, expected=lambda rows: [row.offset for row in rows])

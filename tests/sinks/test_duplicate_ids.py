@@ -17,7 +17,7 @@ from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import Delta, Source, create, delete, offset, scale, sparse_add
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.state_rows import encode_states
-from tests.sinks.support import FakeLog, applied, check_state, oracle, states_at
+from tests.sinks.support import FakeLog, apply_all, check_state, oracle, states_at
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,19 +74,19 @@ def states(resident: ResidentVectors) -> dict[Any, Any]:
 
 
 @given(log=histories(), chains=st.sampled_from([0, 3_000, 1 << 20]), data=st.data())
-def test_any_order_with_repeats_is_the_fold(log: FakeLog, chains: int, data: st.DataObject) -> None:
+def test_any_order_with_duplicates_equals_the_fold(log: FakeLog, chains: int, data: st.DataObject) -> None:
     resident = ResidentVectors(chain_bytes_max=chains)
     resident.enter(log)
     at = 0
     while at < len(log.batches):
         start = data.draw(st.integers(0, at))
         at = data.draw(st.integers(at + 1, len(log.batches)))
-        applied(resident, [Delivery(logged) for logged in log.batches[start:at]], log)
+        apply_all(resident, [Delivery(logged) for logged in log.batches[start:at]], log)
         check(states(resident), log.batches[:at])
 
 
 @given(log=histories(), order=st.randoms(use_true_random=False))
-def test_services_that_hold_the_same_deltas_hold_the_same_state(log: FakeLog, order: Any) -> None:
+def test_services_with_same_deltas_have_same_state(log: FakeLog, order: Any) -> None:
     other = FakeLog(b"other".ljust(16))
     shuffled = list(log.batches)
     order.shuffle(shuffled)
@@ -94,13 +94,13 @@ def test_services_that_hold_the_same_deltas_hold_the_same_state(log: FakeLog, or
         other.forward(logged.batch, logged.lamport)
     elsewhere = ResidentVectors(chain_bytes_max=order.choice([0, 1 << 20]))
     elsewhere.enter(other)
-    applied(elsewhere, other.deliveries(), other)
+    apply_all(elsewhere, other.deliveries(), other)
     check(states(elsewhere), log.batches)
 
 
 @settings(max_examples=20)
 @given(log=histories(), data=st.data())
-def test_a_cache_that_loads_from_storage_never_tells_anything_else(log: FakeLog, data: st.DataObject) -> None:
+def test_cache_loading_from_storage_equals_the_fold(log: FakeLog, data: st.DataObject) -> None:
     async def main() -> None:
         resident = ResidentVectors()
         resident.enter(log)
@@ -122,17 +122,17 @@ def test_a_cache_that_loads_from_storage_never_tells_anything_else(log: FakeLog,
     anyio.run(main)
 
 
-def test_a_twin_that_comes_late_takes_the_effect_from_the_one_in_the_chain() -> None:
+def test_late_duplicate_id_takes_effect_from_later_row() -> None:
     log = FakeLog()
     remote(log, 1, Delta("v", create([1, 1])))
     remote(log, 8, Delta("v", offset(1)))
     remote(log, 10, change(1, 0))
-    log.log_start = 1  # the chain has all, the log is not asked
+    log.log_start = 1  # the chain has every row, so the log is not read
     remote(log, 5, change(1, 0), origin=ORIGINS[1])
     remote(log, 20, change(1, 0), origin=ORIGINS[2])
     resident = ResidentVectors()
     resident.enter(log)
-    applied(resident, log.deliveries(), log)
+    apply_all(resident, log.deliveries(), log)
     check(states(resident), log.batches)
     state = resident.state("default", "v")
     assert state is not None
@@ -140,7 +140,7 @@ def test_a_twin_that_comes_late_takes_the_effect_from_the_one_in_the_chain() -> 
     assert (state.vector.tolist(), state.ignored) == ([3, 3], 2)
 
 
-def test_a_block_of_twins_is_looked_at_row_by_row() -> None:
+def test_block_of_duplicate_ids_equals_the_fold() -> None:
     log = FakeLog()
     ids = [bytes([number]) * 16 for number in range(8)]
     rows = [Delta(f"v{number}", scale(2), id=ids[number]) for number in range(8)]
@@ -150,17 +150,17 @@ def test_a_block_of_twins_is_looked_at_row_by_row() -> None:
     remote(log, 60, *rows[:6], origin=ORIGINS[1])
     resident = ResidentVectors()
     resident.enter(log)
-    applied(resident, log.deliveries(), log)
+    apply_all(resident, log.deliveries(), log)
     check(states(resident), log.batches)
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_twin_in_a_state_that_the_log_begins_with(alone: bool) -> None:
+@pytest.mark.parametrize("only_known", [True, False])
+def test_frame_of_only_known_ids_has_no_effect(only_known: bool) -> None:
     """If a frame holds only known ids, a row's compacted original had the effect."""
     log = FakeLog()
     log.append(Delta("v", create([1, 1]), id=IDS[2]), change(1, 0))
     rows = states_at(log, 2)
-    remote(log, 40, *([] if alone else [change(2, 1)]), change(1, 0))
+    remote(log, 40, *([] if only_known else [change(2, 1)]), change(1, 0))
     resident = ResidentVectors()
     resident.enter(log)
     resident.begin_rebuild(log)
@@ -171,26 +171,26 @@ def test_a_twin_in_a_state_that_the_log_begins_with(alone: bool) -> None:
 
     async def from_state(vectors: Any) -> Any:
         yield LoggedBatch(encode_states(rows), 0, 0, Source.LOCAL), 0
-        async for place in history(vectors):
-            if place[0].offset >= 2:
-                yield place
+        async for item in history(vectors):
+            if item[0].offset >= 2:
+                yield item
 
     log.history = from_state  # type: ignore[method-assign]
-    applied(resident, log.deliveries(2), log)
+    apply_all(resident, log.deliveries(2), log)
     found = resident.state("default", "v")
     assert found is not None
     assert found.vector is not None
-    # A frame that also holds a new delta cannot tell which id was known, so nothing is left out.
-    assert found.vector.tolist() == ([2, 2] if alone else [6, 6])
+    # A frame that also holds a new delta does not say which id was known, so every row has an effect.
+    assert found.vector.tolist() == ([2, 2] if only_known else [6, 6])
 
 
-def test_the_same_id_on_another_vector_is_no_twin() -> None:
+def test_same_id_on_another_vector_is_not_duplicate() -> None:
     log = FakeLog()
     log.append(Delta("v", create([1, 1]), id=IDS[0]), Delta("w", create([1, 1]), id=IDS[1]))
     remote(log, 50, Delta("w", scale(2), id=IDS[0]))
     resident = ResidentVectors()
     resident.enter(log)
-    applied(resident, log.deliveries(), log)
+    apply_all(resident, log.deliveries(), log)
     check(states(resident), log.batches)
     state = resident.state("default", "w")
     assert state is not None
@@ -199,7 +199,9 @@ def test_the_same_id_on_another_vector_is_no_twin() -> None:
 
 @settings(max_examples=10)
 @given(log=histories())
-def test_storage_and_index_after_a_restart(log: FakeLog, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_storage_and_index_equal_the_fold_after_restart(
+    log: FakeLog, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path: Path = tmp_path_factory.mktemp("twins") / "v.db"
 
     async def main() -> None:

@@ -19,7 +19,7 @@ from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import Delta, Dot, KnownIds, Source, create, delete, dense, scale, sparse
 from delta_prop_wire.encode import encode_batch
 from tests.sinks.strategies import logs
-from tests.sinks.support import FakeLog, applied, check_state, oracle
+from tests.sinks.support import FakeLog, apply_all, check_state, oracle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ PARTS = st.lists(
 )
 
 
-def filled(parts: list[tuple[str, list[int], str]]) -> FakeLog:
+def log_of(parts: list[tuple[str, list[int], str]]) -> FakeLog:
     log, forwarded = FakeLog(), 0
     for number, (kind, keys, how) in enumerate(parts, 1):
         operation = OPERATIONS[kind](float(number))
@@ -67,13 +67,13 @@ def filled(parts: list[tuple[str, list[int], str]]) -> FakeLog:
 
 
 @given(PARTS, st.integers(0, 10))
-def test_runs_are_the_fold(parts: list[tuple[str, list[int], str]], again: int) -> None:
-    log = filled(parts)
+def test_runs_equal_the_fold(parts: list[tuple[str, list[int], str]], redelivered: int) -> None:
+    log = log_of(parts)
     resident = ResidentVectors()
     resident.enter(log)
     deliveries = log.deliveries()
-    applied(resident, deliveries[: again + 1], log)
-    applied(resident, deliveries, log)  # partly repeats
+    apply_all(resident, deliveries[: redelivered + 1], log)
+    apply_all(resident, deliveries, log)  # partly duplicates
     expected = oracle(log.batches)
     for (namespace, vector_id), state in expected.items():
         check_state(resident.state(namespace, vector_id), state, context=vector_id)
@@ -82,59 +82,61 @@ def test_runs_are_the_fold(parts: list[tuple[str, list[int], str]], again: int) 
 
 
 @given(PARTS)
-def test_rows_of_runs_are_those_that_are_meant(parts: list[tuple[str, list[int], str]]) -> None:
-    log = filled(parts)
-    some = [Delivery(one.logged, np.arange(one.count)[one.first_offset % 2 :: 2]) for one in log.deliveries()]
-    some = [one for one in some if one.count]
-    together, alone = ResidentVectors(), ResidentVectors()
-    for resident in (together, alone):
+def test_runs_fold_only_selected_rows(parts: list[tuple[str, list[int], str]]) -> None:
+    log = log_of(parts)
+    selected = [
+        Delivery(one.logged, np.arange(one.count)[one.first_offset % 2 :: 2]) for one in log.deliveries()
+    ]
+    selected = [one for one in selected if one.count]
+    together, single = ResidentVectors(), ResidentVectors()
+    for resident in (together, single):
         resident.enter(log)
-    applied(together, some, log)
-    for one in some:
-        applied(alone, [one], log)
-    expected = {(namespace, vector_id): state for namespace, vector_id, state in alone.rows()}
+    apply_all(together, selected, log)
+    for one in selected:
+        apply_all(single, [one], log)
+    expected = {(namespace, vector_id): state for namespace, vector_id, state in single.rows()}
     found = {(namespace, vector_id): state for namespace, vector_id, state in together.rows()}
     assert found.keys() == expected.keys()
     for ref, state in expected.items():
         check_state(found[ref], state, context=ref)
 
 
-def made(**settings: int) -> tuple[FakeLog, ResidentVectors]:
-    log = filled([("create", list(range(20)), "")])
+def make_resident(**settings: int) -> tuple[FakeLog, ResidentVectors]:
+    log = log_of([("create", list(range(20)), "")])
     resident = ResidentVectors(**settings)
     resident.enter(log)
-    applied(resident, log.deliveries(), log)
+    apply_all(resident, log.deliveries(), log)
     return log, resident
 
 
-def waiting(resident: ResidentVectors) -> int:
+def waiting_rows(resident: ResidentVectors) -> int:
     return resident._fold_buffer.rows
 
 
-def numbers(log: FakeLog, key: int, number: float) -> list[Delivery]:
+def append_number(log: FakeLog, key: int, number: float) -> list[Delivery]:
     return [Delivery(log.append(Delta(f"v{key}", sparse([0], [number]))))]
 
 
-def test_rows_wait_for_others_until_so_many_do_and_whoever_reads_has_them_folded() -> None:
-    log, resident = made()
+def test_rows_wait_until_bound_or_read() -> None:
+    log, resident = make_resident()
     for number in range(1, ROWS_MAX + 10):
-        applied(resident, numbers(log, number % 20, float(number)), log)
-        assert waiting(resident) == number % ROWS_MAX
+        apply_all(resident, append_number(log, number % 20, float(number)), log)
+        assert waiting_rows(resident) == number % ROWS_MAX
         assert resident.next_offset == log.next_offset
         assert resident.lamport == log.lamport
-    applied(resident, numbers(log, 3, 4321.0), log)
+    apply_all(resident, append_number(log, 3, 4321.0), log)
     state = resident.state("default", "v3")
     assert state is not None
     assert state.vector is not None
     assert state.vector[0] == 4321.0
-    assert waiting(resident) == 0
+    assert waiting_rows(resident) == 0
 
 
 ORDINARY = encode_batch([Delta("v1", sparse([0], [1.0]))], origin=7, base=1)
-STRANGE: dict[str, Delivery] = {
+NOT_BUFFERABLE: dict[str, Delivery] = {
     "late": Delivery(LoggedBatch(ORDINARY, 0, 1, Source.LOCAL), redelivered=True),
     "forwarded": Delivery(LoggedBatch(ORDINARY, 0, 1, Source.REPLICA)),
-    "a twin": Delivery(LoggedBatch(ORDINARY, 0, 1, Source.LOCAL, known_ids=KnownIds.ALL)),
+    "duplicate id": Delivery(LoggedBatch(ORDINARY, 0, 1, Source.LOCAL, known_ids=KnownIds.ALL)),
     "with metadata": Delivery(
         LoggedBatch(
             encode_batch([Delta("v1", sparse([0], [1.0]), metadata={"a": 1})], origin=7, base=1),
@@ -143,7 +145,7 @@ STRANGE: dict[str, Delivery] = {
             Source.LOCAL,
         )
     ),
-    "of two namespaces": Delivery(
+    "two namespaces": Delivery(
         LoggedBatch(
             encode_batch(
                 [Delta("v1", sparse([0], [1.0])), Delta("v1", sparse([0], [1.0]), namespace="other")],
@@ -155,27 +157,27 @@ STRANGE: dict[str, Delivery] = {
             Source.LOCAL,
         )
     ),
-    "no mere numbers": Delivery(
+    "not only numbers": Delivery(
         LoggedBatch(encode_batch([Delta("v1", delete())], origin=7, base=1), 0, 1, Source.LOCAL)
     ),
 }
 
 
-@pytest.mark.parametrize("what", sorted(STRANGE))
-def test_what_may_wait(what: str) -> None:
-    unfolded = module.FoldBuffer(module.SETTING_KINDS)
+@pytest.mark.parametrize("what", sorted(NOT_BUFFERABLE))
+def test_buffer_holds_only_ordinary_rows(what: str) -> None:
+    buffer = module.FoldBuffer(module.SETTING_KINDS)
     ordinary = Delivery(LoggedBatch(ORDINARY, 0, 1, Source.LOCAL))
-    assert unfolded.can_hold(ordinary)
-    assert not unfolded.can_hold(STRANGE[what])
-    assert not unfolded.extend(ordinary)  # there is nothing yet that it could be like
-    assert unfolded.add(ordinary, VectorTable("default"), 1)
-    assert unfolded.extend(ordinary)
-    assert not unfolded.extend(STRANGE[what])
+    assert buffer.can_hold(ordinary)
+    assert not buffer.can_hold(NOT_BUFFERABLE[what])
+    assert not buffer.extend(ordinary)  # there is no run yet that it could extend
+    assert buffer.add(ordinary, VectorTable("default"), 1)
+    assert buffer.extend(ordinary)
+    assert not buffer.extend(NOT_BUFFERABLE[what])
 
 
-def test_what_is_of_another_namespace_is_not_like_it() -> None:
-    unfolded = module.FoldBuffer(module.SETTING_KINDS)
-    here, there = (
+def test_row_of_other_namespace_does_not_extend_run() -> None:
+    buffer = module.FoldBuffer(module.SETTING_KINDS)
+    first, second = (
         Delivery(
             LoggedBatch(
                 encode_batch([Delta("v", sparse([0], [1.0]), name)], origin=7, base=1), 0, 1, Source.LOCAL
@@ -183,8 +185,8 @@ def test_what_is_of_another_namespace_is_not_like_it() -> None:
         )
         for name in ("default", "other")
     )
-    assert unfolded.add(here, VectorTable("default"), 1)
-    assert not unfolded.extend(there)
+    assert buffer.add(first, VectorTable("default"), 1)
+    assert not buffer.extend(second)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +199,7 @@ def test_what_is_of_another_namespace_is_not_like_it() -> None:
         [(5, 1, 0, 1), (1 << 63, 7, 1, 2), (5, 3, 2, 3)],
     ],
 )
-def test_heads_are_those_of_each_row(rows: list[tuple[int, int, int, int]]) -> None:
+def test_heads_of_run_equal_those_of_its_rows(rows: list[tuple[int, int, int, int]]) -> None:
     """Origin, counter, offset, Lamport number: side by side, or apart in one of them."""
     run = module.FoldRun(VectorTable("default"), ORDINARY.kind or 0, ORDINARY.row_values or 0)
     for origin, base, offset, lamport in rows:
@@ -213,7 +215,7 @@ SINGLES = st.lists(
     st.tuples(
         st.sampled_from([5, 5, 5, 1 << 63]),  # the origin
         st.sampled_from([0, 0, 0, 3]),  # offsets left out before it
-        st.sampled_from([False, False, False, True]),  # whether it has a part that plain ones have not
+        st.sampled_from([False, False, False, True]),  # True: it has a column that uniform rows lack
         st.sampled_from([1, 1, 1, 2]),  # rows
     ),
     min_size=1,
@@ -222,11 +224,11 @@ SINGLES = st.lists(
 
 
 @given(SINGLES, st.integers(0, 5), st.sampled_from([sparse, dense]), st.sampled_from([9, 3]))
-def test_a_run_is_its_batches_end_to_end(
+def test_run_equals_its_batches_concatenated(
     parts: list[tuple[int, int, bool, int]], width: int, make: Callable[..., Operation], steps_max: int
 ) -> None:
     width = max(width, 1) if make is dense else width
-    table, unfolded = VectorTable("default"), module.FoldBuffer(module.SETTING_KINDS)
+    table, buffer = VectorTable("default"), module.FoldBuffer(module.SETTING_KINDS)
     offset, bases = 0, {5: 1, 1 << 63: 1}
     for number, (origin, gap, rich, rows) in enumerate(parts):
         values = [number + 0.5] * width
@@ -236,9 +238,9 @@ def test_a_run_is_its_batches_end_to_end(
         offset, bases[origin] = offset + gap, bases[origin] + rows
         delivery = Delivery(LoggedBatch(batch, offset, offset + 1, Source.LOCAL))
         offset += rows
-        if not unfolded.extend(delivery):
-            assert unfolded.add(delivery, table, rows)
-    (run,) = unfolded._runs.values()
+        if not buffer.extend(delivery):
+            assert buffer.add(delivery, table, rows)
+    (run,) = buffer._runs.values()
     batches = [one.logged for one in run.deliveries]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table_module, "_STEPS_MAX", steps_max)
@@ -251,16 +253,16 @@ def test_a_run_is_its_batches_end_to_end(
     assert run.keys == ["v"] * run.count
 
 
-def test_bytes_that_wait_are_bounded() -> None:
-    log, resident = made()
-    size = numbers(log, 1, 1.0)[0].batch.size
+def test_buffered_bytes_are_bounded() -> None:
+    log, resident = make_resident()
+    size = append_number(log, 1, 1.0)[0].batch.size
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BYTES_MAX", 3 * size)
-        log, resident = made()
+        log, resident = make_resident()
         found = []
         for key in range(6):
-            applied(resident, numbers(log, key, 1.0), log)
-            found.append(waiting(resident))
+            apply_all(resident, append_number(log, key, 1.0), log)
+            found.append(waiting_rows(resident))
     assert found == [1, 2, 0, 1, 2, 0]
 
 
@@ -277,67 +279,67 @@ READERS: dict[str, Callable[[ResidentVectors], object]] = {
 
 
 @pytest.mark.parametrize("reader", sorted(READERS))
-def test_all_that_reads_sees_what_waited(reader: str) -> None:
-    log, resident = made()
-    applied(resident, numbers(log, 1, 7.0), log)
-    assert waiting(resident) == 1
+def test_every_reader_folds_waiting_rows(reader: str) -> None:
+    log, resident = make_resident()
+    apply_all(resident, append_number(log, 1, 7.0), log)
+    assert waiting_rows(resident) == 1
     READERS[reader](resident)
-    assert waiting(resident) == 0
+    assert waiting_rows(resident) == 0
     state = resident.state("default", "v1")
     assert state is not None
     assert state.vector is not None
     assert state.vector[0] == 7.0
 
 
-def test_what_cannot_wait_is_folded_behind_what_does() -> None:
-    log, resident = made()
+def test_unbufferable_row_is_folded_after_waiting_rows() -> None:
+    log, resident = make_resident()
     for delta in (
         Delta("v1", sparse([0], [7.0])),
-        Delta("v1", scale(2.0)),  # no mere numbers
+        Delta("v1", scale(2.0)),  # not only numbers
         Delta("v1", sparse([1], [3.0])),
         Delta("v1", dense([1, 1, 1])),  # of another kind, in the same table
         Delta("v1", sparse([0, 2], [5.0, 5.0])),  # of another width
         Delta("v2", delete()),
-        Delta("v2", sparse([0], [9.0])),  # on what is no vector
+        Delta("v2", sparse([0], [9.0])),  # on a deleted vector
         Delta("v1", sparse([1], [8.0])),
         Delta("new", sparse([0], [9.0])),
     ):
-        applied(resident, [Delivery(log.append(delta))], log)
+        apply_all(resident, [Delivery(log.append(delta))], log)
     for (namespace, vector_id), state in oracle(log.batches).items():
         check_state(resident.state(namespace, vector_id), state, context=vector_id)
 
 
-def test_nothing_waits_beside_what_may_be_late_or_is_there_already() -> None:
-    log, resident = made()
-    applied(resident, numbers(log, 1, 1.0), log)
-    assert applied(resident, log.deliveries(), log) == 0  # repeats
+def test_no_row_waits_after_late_or_duplicate_rows() -> None:
+    log, resident = make_resident()
+    apply_all(resident, append_number(log, 1, 1.0), log)
+    assert apply_all(resident, log.deliveries(), log) == 0  # duplicates
     log.forward(encode_batch([Delta("v1", sparse([0], [2.0]))], origin=99, base=1), lamport=log.lamport + 5)
-    applied(resident, log.deliveries(log.next_offset - 1), log)
-    applied(resident, numbers(log, 1, 3.0), log)
-    assert waiting(resident) == 0  # chains are kept from here on
+    apply_all(resident, log.deliveries(log.next_offset - 1), log)
+    apply_all(resident, append_number(log, 1, 3.0), log)
+    assert waiting_rows(resident) == 0  # the sink stores chains from here on
     assert resident.statistics().folded == log.next_offset
 
 
-def test_what_waits_fits_into_the_bound() -> None:
-    _, resident = made()
-    room = resident.size + 1
-    log, resident = made(resident_bytes_max=room)
+def test_no_row_waits_when_capacity_is_used_up() -> None:
+    _, resident = make_resident()
+    capacity = resident.size + 1
+    log, resident = make_resident(resident_bytes_max=capacity)
     for key in range(20, 30):
         deliveries = [Delivery(log.append(Delta(f"v{key}", create([1, 2, 3]))))]
-        if resident.size > room:
+        if resident.size > capacity:
             with pytest.raises(StopSink, match="resident_bytes_max"):
-                applied(resident, deliveries, log)
+                apply_all(resident, deliveries, log)
             break
-        applied(resident, deliveries, log)
-        assert waiting(resident) == 0  # there is no room for a row to wait for
+        apply_all(resident, deliveries, log)
+        assert waiting_rows(resident) == 0  # no capacity is left for a waiting row
     assert key == 21
 
 
-def test_a_fold_that_fails_is_made_again() -> None:
-    log, resident = made()
-    applied(resident, numbers(log, 1, 7.0), log)
+def test_failed_fold_is_retried() -> None:
+    log, resident = make_resident()
+    apply_all(resident, append_number(log, 1, 7.0), log)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(VectorTable, "fold_block", failing)
+        patch.setattr(VectorTable, "fold_block", fail_with_memory_error)
         with pytest.raises(MemoryError):
             resident.state("default", "v1")
     state = resident.state("default", "v1")
@@ -346,33 +348,31 @@ def test_a_fold_that_fails_is_made_again() -> None:
     assert state.vector[0] == 7.0
 
 
-def failing(*_: object) -> bool:
+def fail_with_memory_error(*_: object) -> bool:
     raise MemoryError
 
 
 @settings(max_examples=50, deadline=None)
 @given(log=logs(), reads=st.lists(st.booleans(), min_size=40, max_size=40), bound=st.integers(1, 9))
-def test_read_at_any_time_and_folded_at_any_time_it_is_the_fold(
-    log: FakeLog, reads: list[bool], bound: int
-) -> None:
+def test_reads_and_folds_at_any_time_equal_the_fold(log: FakeLog, reads: list[bool], bound: int) -> None:
     resident, cache = ResidentVectors(), CacheSink()
     resident.enter(log)
     anyio.run(cache.open, log)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "ROWS_MAX", bound)
-        for place, delivery in enumerate(log.deliveries()):
-            applied(resident, [delivery], log)
+        for position, delivery in enumerate(log.deliveries()):
+            apply_all(resident, [delivery], log)
             cache.apply_now([delivery])
-            if not reads[place % 40]:
+            if not reads[position % 40]:
                 continue
-            for ref, state in oracle(log.batches[: place + 1]).items():
+            for ref, state in oracle(log.batches[: position + 1]).items():
                 check_state(resident.state(*ref), state, context=ref)
                 cached = cache.peek(*ref)
                 if cached is not None:
                     check_state(cached, state, counts=False, context=ref)
 
 
-def test_vectors_of_another_dimension_than_their_namespace_are_folded_one_by_one() -> None:
+def test_vectors_of_other_dimension_equal_the_fold() -> None:
     log = FakeLog()
     log.append(Delta("a", create([1, 2])), Delta("b", create([3, 4])))
     log.append(Delta("a", dense([5, 6])), Delta("c", create([7, 8])))
@@ -380,19 +380,19 @@ def test_vectors_of_another_dimension_than_their_namespace_are_folded_one_by_one
     log.append(Delta("b", dense([2, 3, 4])))
     resident = ResidentVectors()
     resident.enter(log)
-    applied(resident, log.deliveries(), log)
+    apply_all(resident, log.deliveries(), log)
     for (namespace, vector_id), state in oracle(log.batches).items():
         check_state(resident.state(namespace, vector_id), state, context=vector_id)
 
 
 @pytest.mark.parametrize("kinds", [("create", "dense"), ("dense", "create")])
-def test_a_dense_keeps_metadata_and_a_create_clears_it_whatever_came_just_before(
+def test_dense_keeps_and_create_clears_metadata(
     kinds: tuple[str, str],
 ) -> None:
     before = [("create", [0, 1], "metadata")]
-    log = filled([*before, *((kind, [key], "") for key, kind in enumerate(kinds))])
+    log = log_of([*before, *((kind, [key], "") for key, kind in enumerate(kinds))])
     resident = ResidentVectors()
     resident.enter(log)
-    applied(resident, log.deliveries(), log)
+    apply_all(resident, log.deliveries(), log)
     for (namespace, vector_id), state in oracle(log.batches).items():
         check_state(resident.state(namespace, vector_id), state, context=vector_id)

@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import LoggedBatch
 
 
-class Elsewhere:
+class OtherService:
     """The other service: its batches by their first dot, and its next answer."""
 
     def __init__(self) -> None:
         self.batches: dict[tuple[int, int], bytes] = {}
-        self.says: Refused | Exception | None = None
-        self.has: dict[int, int] | None = None
+        self.answer: Refused | Exception | None = None
+        self.watermarks: dict[int, int] | None = None
 
 
-class FalseLink:
-    """Hands everything over at once; `elsewhere` decides."""
+class FakeLink:
+    """Hands everything over at once; `service` decides."""
 
-    def __init__(self, elsewhere: Elsewhere) -> None:
-        self.elsewhere = elsewhere
+    def __init__(self, service: OtherService) -> None:
+        self.service = service
         self.log_id = b""
 
     def begin(self, log_id: bytes) -> None:
@@ -46,81 +46,81 @@ class FalseLink:
 
     async def wait_for_watermarks(self) -> Mapping[int, int] | None:
         await anyio.lowlevel.checkpoint()
-        has, self.elsewhere.has = self.elsewhere.has, None
-        return has
+        watermarks, self.service.watermarks = self.service.watermarks, None
+        return watermarks
 
     async def forward(self, batches: Sequence[LoggedBatch]) -> list[Refused | None]:
         await anyio.lowlevel.checkpoint()
-        told = self.elsewhere.says
-        if told is not None and not isinstance(told, Refused):
-            raise told
-        for logged in batches[: len(batches) if told is None else 1]:
-            self.elsewhere.batches[logged.batch.origin, logged.batch.base] = bytes(logged.batch.body)
-        return [None, *[told] * (len(batches) - 1)]
+        answer = self.service.answer
+        if answer is not None and not isinstance(answer, Refused):
+            raise answer
+        for logged in batches[: len(batches) if answer is None else 1]:
+            self.service.batches[logged.batch.origin, logged.batch.base] = bytes(logged.batch.body)
+        return [None, *[answer] * (len(batches) - 1)]
 
     def statistics(self) -> object:
         return None
 
 
-def forwarding(elsewhere: Elsewhere) -> ForwardSink:
-    return ForwardSink(FalseLink(elsewhere))
+def forward_sink(service: OtherService) -> ForwardSink:
+    return ForwardSink(FakeLink(service))
 
 
-def test_it_keeps_the_contract() -> None:
-    elsewhere = Elsewhere()
+def test_forward_sink_follows_the_contract() -> None:
+    service = OtherService()
 
     async def seen(_: Any) -> object:
-        return sorted(elsewhere.batches.items())
+        return sorted(service.batches.items())
 
-    run_virtual(lambda: check_sink(lambda: forwarding(elsewhere), seen))
+    run_virtual(lambda: check_sink(lambda: forward_sink(service), seen))
 
 
-def deliver(elsewhere: Elsewhere, batches: int = 2, begin: int = 0) -> Callable[[], Any]:
+def deliver(service: OtherService, batches: int = 2, begin: int = 0) -> Callable[[], Any]:
     async def main() -> None:
         log = FakeLog()
         for number in range(batches):
             log.append(Delta(f"v{number}", create([1.0])))
-        sink = forwarding(elsewhere)
+        sink = forward_sink(service)
         assert await sink.open(log) is None
         await sink.apply(log.deliveries(begin))
 
     return main
 
 
-def test_bodies_go_as_they_are() -> None:
-    elsewhere = Elsewhere()
-    run_virtual(deliver(elsewhere))
-    assert [base for _, base in elsewhere.batches] == [1, 2]
+def test_each_batch_is_forwarded_in_order() -> None:
+    service = OtherService()
+    run_virtual(deliver(service))
+    assert [base for _, base in service.batches] == [1, 2]
 
 
-def test_what_is_refused_for_now_is_tried_again_from_there() -> None:
-    elsewhere = Elsewhere()
-    elsewhere.says = Refused(ErrorCode.LOG_FULL, "the log is full", retry_after_ms=50)
+def test_retryable_refusal_resumes_at_refused_batch() -> None:
+    service = OtherService()
+    service.answer = Refused(ErrorCode.LOG_FULL, "the log is full", retry_after_ms=50)
     with pytest.raises(TryAgain, match="the log is full") as caught:
-        run_virtual(deliver(elsewhere))
+        run_virtual(deliver(service))
     assert caught.value.done_offset == 1
 
 
-def test_what_is_refused_for_good_stops_it_with_the_offset() -> None:
-    elsewhere = Elsewhere()
-    elsewhere.says = Refused(ErrorCode.BAD_REQUEST, "look at the service that gave it")
+def test_final_refusal_stops_sink_and_names_offset() -> None:
+    service = OtherService()
+    service.answer = Refused(ErrorCode.BAD_REQUEST, "look at the service that gave it")
     with pytest.raises(StopSink, match=r"refuses offset 1: .*look at the service that gave it"):
-        run_virtual(deliver(elsewhere))
+        run_virtual(deliver(service))
 
 
-def test_without_a_connection_it_is_tried_again() -> None:
-    elsewhere = Elsewhere()
-    elsewhere.says = None
-    elsewhere.says = ConnectionError("it broke")  # type: ignore[assignment]
+def test_lost_connection_is_retried() -> None:
+    service = OtherService()
+    service.answer = None
+    service.answer = ConnectionError("it broke")  # type: ignore[assignment]
     with pytest.raises(TryAgain, match="it broke"):
-        run_virtual(deliver(elsewhere))
+        run_virtual(deliver(service))
 
 
-def test_only_a_whole_log_is_forwarded() -> None:
+def test_forwarding_only_some_topics_is_refused() -> None:
     async def main() -> None:
         log = FakeLog()
         log.topics = frozenset({"ns:a"})  # type: ignore[misc]
         with pytest.raises(UsageError, match="attach it to all topics"):
-            await forwarding(Elsewhere()).open(log)
+            await forward_sink(OtherService()).open(log)
 
     run_virtual(main)

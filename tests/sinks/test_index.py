@@ -59,7 +59,7 @@ changes = st.one_of(
     k=st.integers(1, 9),
     metric=st.sampled_from(["cosine", "dot", "l2", "pivot"]),
 )
-def test_search_is_the_plain_loop_after_every_delta(content: Any, query: Any, k: int, metric: Any) -> None:
+def test_search_equals_plain_loop_after_every_delta(content: Any, query: Any, k: int, metric: Any) -> None:
     async def main() -> None:
         log = FakeLog()
         log.append(Delta("seed", create([1, 1, 1])))
@@ -97,8 +97,8 @@ def test_rough_scores_never_lose_a_neighbour(metric: Any) -> None:
     anyio.run(main)
 
 
-def test_hits_carry_dot_and_metadata_and_order_does_not_depend_on_arrival() -> None:
-    async def found(names: list[str]) -> list[tuple[str, float]]:
+def test_hits_carry_dot_and_ignore_order_of_arrival() -> None:
+    async def hits_for(names: list[str]) -> list[tuple[str, float]]:
         log = FakeLog()
         index = IndexSink()
         await index.open(log)
@@ -112,7 +112,7 @@ def test_hits_carry_dot_and_metadata_and_order_does_not_depend_on_arrival() -> N
 
     async def main() -> None:
         names = [f"v{i}" for i in range(20)]
-        forth, back = await found(names), await found(names[::-1])
+        forth, back = await hits_for(names), await hits_for(names[::-1])
         assert forth == back
         assert [name for name, _ in forth] == ["v0", "v1", "v10"]
 
@@ -158,7 +158,7 @@ def test_storage_and_index_share_one_copy(tmp_path: Path) -> None:
             sinks: list[Sink] = [storage, index]
             await sinks[at % 2 - 1].apply(log.deliveries()[-1:])
             if at % 3 == 2:
-                await storage.flush()  # leaves the index's marks alone
+                await storage.flush()  # does not touch the changed rows noted for the index
             found = {hit.vector_id: hit.score for hit in index.search([3, 1], 10)}
             for (_, vector_id), state in oracle(log.batches).items():
                 assert found[vector_id] == pytest.approx(score("cosine", [3, 1], state.vector, 0))
@@ -181,7 +181,7 @@ def test_storage_and_index_share_one_copy(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-def test_an_index_over_evicted_rows_stops_with_the_cure(tmp_path: Path) -> None:
+def test_index_over_evicted_rows_stops(tmp_path: Path) -> None:
     async def main() -> None:
         log = FakeLog()
         resident = ResidentVectors(resident_bytes_max=5_000)

@@ -56,7 +56,7 @@ class Log(FakeLog):
 
 
 @asynccontextmanager
-async def linking(index: IndexSink) -> AsyncIterator[None]:
+async def indexing_in_background(index: IndexSink) -> AsyncIterator[None]:
     """Beside what is done in here, the index links."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(index.background)
@@ -66,23 +66,23 @@ async def linking(index: IndexSink) -> AsyncIterator[None]:
             tasks.cancel_scope.cancel()
 
 
-async def all_linked(index: IndexSink) -> None:
+async def wait_until_indexed(index: IndexSink) -> None:
     with anyio.fail_after(100):
-        while index.backlog().rows:  # noqa: ASYNC110 - nothing tells it
+        while index.backlog().rows:  # noqa: ASYNC110 - nothing signals it
             await anyio.sleep(0.01)
 
 
-def numbers(index: IndexSink) -> Any:
-    linked = index.statistics().linked
-    assert linked is not None
-    return linked
+def graph_statistics(index: IndexSink) -> Any:
+    statistics = index.statistics().linked
+    assert statistics is not None
+    return statistics
 
 
 def recall(index: IndexSink, queries: NDArray[np.float32], k: int = 10, metric: Any = "cosine") -> float:
     found = [{hit.vector_id for hit in index.search(query, k, metric=metric)} for query in queries]
-    linker, index._builder = index._builder, None
+    builder, index._builder = index._builder, None
     exact = [{hit.vector_id for hit in index.search(query, k, metric=metric)} for query in queries]
-    index._builder = linker
+    index._builder = builder
     return float(np.mean([len(some & all_) / len(all_) for some, all_ in zip(found, exact, strict=True)]))
 
 
@@ -90,13 +90,13 @@ def names(count: int) -> list[str]:
     return [f"v{number}" for number in range(count)]
 
 
-async def filled(count: int, settings: Hnsw = SMALL, **arguments: Any) -> tuple[Log, IndexSink]:
+async def make_index(count: int, settings: Hnsw = SMALL, **arguments: Any) -> tuple[Log, IndexSink]:
     log, index = Log(), IndexSink(hnsw=settings, **arguments)
     await index.open(log)
-    async with linking(index):
+    async with indexing_in_background(index):
         log.write(names(count), clustered(count))
         await index.apply(log.deliveries())
-        await all_linked(index)
+        await wait_until_indexed(index)
     return log, index
 
 
@@ -106,23 +106,25 @@ async def apply_new(log: Log, index: IndexSink, *deltas: Delta) -> None:
 
 
 @pytest.mark.parametrize("metric", ["cosine", "l2"])
-def test_recall_of_linked_rows_and_exact_scores(metric: Any) -> None:
+def test_indexed_rows_have_high_recall_and_exact_scores(metric: Any) -> None:
     async def main() -> None:
-        _, index = await filled(2000, replace(SMALL, metric=metric))
+        _, index = await make_index(2000, replace(SMALL, metric=metric))
         queries = clustered(50, seed=5)
-        before = numbers(index)
+        before = graph_statistics(index)
         assert before.linked_rows == 2000
         assert recall(index, queries, metric=metric) >= 0.95
-        assert numbers(index).searches_linked - before.searches_linked == 50
+        assert graph_statistics(index).searches_linked - before.searches_linked == 50
         exact = IndexSink(resident=index.resident)
         for query in queries[:10]:
             found = {hit.vector_id: hit.score for hit in index.search(query, 10, metric=metric)}
             scores = {hit.vector_id: hit.score for hit in exact.search(query, 10, metric=metric)}
             assert all(scores.get(key, score) == score for key, score in found.items())
-        after = numbers(index)
+        after = graph_statistics(index)
         other = "dot" if metric == "cosine" else "cosine"
         assert recall(index, queries, metric=other) == 1.0
-        assert numbers(index).searches_linked == after.searches_linked, "other metrics are searched exactly"
+        assert graph_statistics(index).searches_linked == after.searches_linked, (
+            "other metrics are searched exactly"
+        )
 
     run_virtual(main)
 
@@ -140,23 +142,21 @@ changes = st.tuples(
 
 
 @given(st.lists(changes, max_size=40), st.sampled_from(["cosine", "l2"]))
-def test_what_was_just_applied_is_found_first(
-    content: list[tuple[int, tuple[str, int]]], metric: Any
-) -> None:
+def test_row_just_applied_is_found_first(content: list[tuple[int, tuple[str, int]]], metric: Any) -> None:
     """Exact tier and graph together: whatever was linked when, a row is the nearest to its own vector."""
 
     async def main() -> None:
         settings = Hnsw(
             metric=metric, graph_rows_min=20, unindexed_rows_max=200, tombstone_ratio_max=0.2, recent_rows=1
         )
-        log, index = await filled(60, settings)
-        linker = index._builder
-        assert linker is not None
+        log, index = await make_index(60, settings)
+        builder = index._builder
+        assert builder is not None
         for at, (number, (kind, seed)) in enumerate(content):
             key = f"v{number}"
-            row = clustered(1, 100 * seed + at)[0]  # no two alike
+            row = clustered(1, 100 * seed + at)[0]  # all rows differ
             if kind == "link":
-                await linker._step(log.threads)
+                await builder._step(log.threads)
                 continue
             state = index.resident.state("default", key)
             nudged = state is not None and state.vector is not None
@@ -174,15 +174,15 @@ def test_what_was_just_applied_is_found_first(
             else:
                 assert index.search(state.vector, 1, metric=metric)[0].vector_id == key
         alive = {vector_id for _, vector_id, state in index.rows() if state.vector is not None}
-        links = linker.rows_by_namespace["default"]
-        await linker._step(log.threads)
-        assert links.indexed_rows + links.unindexed_rows == len(alive)
+        hnsw_rows = builder.rows_by_namespace["default"]
+        await builder._step(log.threads)
+        assert hnsw_rows.indexed_rows + hnsw_rows.unindexed_rows == len(alive)
         assert {hit.vector_id for hit in index.search(clustered(1)[0], 100, metric=metric)} == alive
 
     run_virtual(main)
 
 
-def test_rows_wait_within_the_bound_and_apply_says_when_linking_does_not_keep_up() -> None:
+def test_apply_raises_when_indexing_does_not_keep_up() -> None:
     async def main() -> None:
         log, index = Log(), IndexSink(hnsw=SMALL)
         await index.open(log)
@@ -195,17 +195,17 @@ def test_rows_wait_within_the_bound_and_apply_says_when_linking_does_not_keep_up
         assert failed.value.done_offset == 400
         assert index.backlog().rows == index.backlog().rows_max == 400
         assert index.search(clustered(1000)[399], 1)[0].vector_id == "v399"
-        async with linking(index):
+        async with indexing_in_background(index):
             await index.apply(log.deliveries())
             assert len(index.search(clustered(1)[0], 1000)) == 1000
-            await all_linked(index)
-        assert numbers(index).unlinked_rows_highest == 400
-        assert numbers(index).capacity_waits >= 2
+            await wait_until_indexed(index)
+        assert graph_statistics(index).unlinked_rows_highest == 400
+        assert graph_statistics(index).capacity_waits >= 2
 
     run_virtual(main)
 
 
-def test_what_is_unlinked_at_the_start_slows_nobody_and_comes_down() -> None:
+def test_rows_unindexed_at_start_do_not_block_new_ones() -> None:
     async def main() -> None:
         log, resident = Log(), ResidentVectors()
         log.write(names(3000), clustered(3000))
@@ -217,12 +217,12 @@ def test_what_is_unlinked_at_the_start_slows_nobody_and_comes_down() -> None:
         assert (backlog.rows, backlog.rows_max, backlog.before) == (3000, 3400, 3000)
         assert index.search(clustered(3000)[2999], 1)[0].vector_id == "v2999"
         assert index.statistics().linked.searches_exact == 1  # type: ignore[union-attr]
-        linker, before = index._builder, backlog.before
-        assert linker is not None
+        builder, before = index._builder, backlog.before
+        assert builder is not None
         while index.backlog().rows:
-            await linker._step(log.threads)
+            await builder._step(log.threads)
             now = index.backlog()
-            assert now.before < before  # what new rows may take never shrinks
+            assert now.before < before  # the share of new rows never shrinks
             assert now.rows_max - now.before == 400
             before = now.before
         assert index.backlog() == Backlog(0, 400)
@@ -230,7 +230,7 @@ def test_what_is_unlinked_at_the_start_slows_nobody_and_comes_down() -> None:
     run_virtual(main)
 
 
-def test_linking_ends_at_once_when_it_is_cancelled() -> None:
+def test_cancelled_indexing_ends_after_one_chunk() -> None:
     async def main() -> None:
         log, resident = Log(), ResidentVectors()
         log.write(names(3000), clustered(3000))
@@ -241,7 +241,7 @@ def test_linking_ends_at_once_when_it_is_cancelled() -> None:
         with anyio.CancelScope() as scope:
             scope.cancel()
             await index._builder.run(Uncancellable(), log.clock, lambda: index._cursor(log))  # type: ignore[union-attr]
-        assert 0 < index.backlog().rows < 3000, "one chunk was done, and no other"
+        assert 0 < index.backlog().rows < 3000, "only one chunk was indexed"
 
     run_virtual(main)
 
@@ -255,7 +255,7 @@ class Uncancellable:
         return function()
 
 
-def test_waiting_for_room_can_be_cancelled() -> None:
+def test_waiting_for_capacity_can_be_cancelled() -> None:
     async def main() -> None:
         log, index = Log(), IndexSink(hnsw=SMALL)
         await index.open(log)
@@ -265,72 +265,72 @@ def test_waiting_for_room_can_be_cancelled() -> None:
         assert scope.cancelled_caught
         assert anyio.current_time() == 0.5
         assert index.resident.next_offset <= 1000
-        async with linking(index):
+        async with indexing_in_background(index):
             await index.apply(log.deliveries())
-            await all_linked(index)
+            await wait_until_indexed(index)
         assert recall(index, clustered(20, seed=3)) >= 0.95
 
     run_virtual(main)
 
 
-def test_small_moves_need_no_link_and_large_ones_do() -> None:
+def test_only_large_moves_need_reindexing() -> None:
     async def main() -> None:
-        log, index = await filled(2000, replace(SMALL, recent_rows=1, unindexed_rows_max=4000))
-        links = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
-        assert links.drift_max > 0, "measured while it was linked"
-        before = numbers(index).links_done
+        log, index = await make_index(2000, replace(SMALL, recent_rows=1, unindexed_rows_max=4000))
+        hnsw_rows = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
+        assert hnsw_rows.drift_max > 0, "measured while rows were indexed"
+        before = graph_statistics(index).links_done
         random = np.random.default_rng(4)
         rows = clustered(2000)
         for _ in range(5):
             for at in range(0, 2000, 100):
-                # To any side, by about a third of what is allowed.
+                # In any direction, by about a third of the allowed drift.
                 steps = random.standard_normal((100, DIMENSION)).astype(np.float32)
                 lengths = np.linalg.norm(rows[at : at + 100], axis=1, keepdims=True)
-                steps *= lengths * np.float32(links.drift_max / 3 / np.sqrt(5 * DIMENSION))
+                steps *= lengths * np.float32(hnsw_rows.drift_max / 3 / np.sqrt(5 * DIMENSION))
                 rows[at : at + 100] += steps
                 log.write(names(2000)[at : at + 100], rows[at : at + 100])
                 await index.apply([log.deliveries()[-1]])
-        assert numbers(index).unlinked_rows <= 20
+        assert graph_statistics(index).unlinked_rows <= 20
         assert recall(index, clustered(50, seed=5)) >= 0.95
         for number in range(0, 2000, 40):
             assert index.search(rows[number], 1)[0].vector_id == f"v{number}"
         log.write(names(100), clustered(100, seed=77))
         await index.apply([log.deliveries()[-1]])
-        assert numbers(index).unlinked_rows >= 100
-        async with linking(index):
-            await all_linked(index)
-        assert numbers(index).links_done - before <= 200
+        assert graph_statistics(index).unlinked_rows >= 100
+        async with indexing_in_background(index):
+            await wait_until_indexed(index)
+        assert graph_statistics(index).links_done - before <= 200
 
     run_virtual(main)
 
 
-def test_too_many_tombstones_bring_a_new_graph_while_searches_go_on() -> None:
+def test_many_tombstones_build_new_graph_during_searches() -> None:
     async def main() -> None:
         settings = replace(SMALL, tombstone_ratio_max=0.5, unindexed_rows_max=4000)
-        log, index = await filled(3000, settings)
-        assert numbers(index).rebuilds == 0
+        log, index = await make_index(3000, settings)
+        assert graph_statistics(index).rebuilds == 0
         for turn in range(2):
             rows = clustered(3000, seed=10 + turn)
             for at in range(0, 3000, 250):
                 log.write(names(3000)[at : at + 250], rows[at : at + 250])
                 await index.apply([log.deliveries()[-1]])
-                async with linking(index):
+                async with indexing_in_background(index):
                     await anyio.sleep(0.01)
                     both = index._builder.rows_by_namespace["default"].young is not None  # type: ignore[union-attr]
                 if both:
                     assert index.search(rows[at], 1)[0].vector_id == f"v{at}"
                 assert recall(index, clustered(10, seed=at)) >= 0.9
-        async with linking(index):
-            await all_linked(index)
+        async with indexing_in_background(index):
+            await wait_until_indexed(index)
             log.append(*(Delta(name, delete()) for name in names(3000)[:2500]))
             await index.apply([log.deliveries()[-1]])
             assert len(index.search(rows[0], 1000)) == 500
             await anyio.sleep(1)
             log.write(["one more"], clustered(1, seed=6))
             await index.apply([log.deliveries()[-1]])
-            await all_linked(index)
+            await wait_until_indexed(index)
             await anyio.sleep(1)
-        found = numbers(index)
+        found = graph_statistics(index)
         assert found.rebuilds >= 2
         assert found.linked_rows == 501
         assert found.tombstones <= 1000
@@ -339,41 +339,41 @@ def test_too_many_tombstones_bring_a_new_graph_while_searches_go_on() -> None:
     run_virtual(main)
 
 
-def test_a_row_that_changes_while_it_is_linked_stays_unlinked() -> None:
+def test_row_changed_during_indexing_stays_unindexed() -> None:
     async def main() -> None:
-        log, index = await filled(300)
-        links = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
-        for far, still in ((True, 1), (False, 0)):
+        log, index = await make_index(300)
+        hnsw_rows = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
+        for far, unindexed in ((True, 1), (False, 0)):
             await apply_new(log, index, Delta("v7", dense(clustered(1, seed=21)[0])))
-            chunk = links.next_chunk()
+            chunk = hnsw_rows.next_chunk()
             assert chunk is not None
             row = clustered(1, seed=22)[0] if far else clustered(1, seed=21)[0]
             await apply_new(log, index, Delta("v7", dense(row)))
             chunk.add_nodes()
-            links.install(chunk)
-            assert links.unindexed_rows == still
+            hnsw_rows.install(chunk)
+            assert hnsw_rows.unindexed_rows == unindexed
             assert index.search(row, 1)[0].vector_id == "v7"
         await apply_new(log, index, Delta("v8", dense(clustered(1, seed=23)[0])))
-        chunk = links.next_chunk()
+        chunk = hnsw_rows.next_chunk()
         assert chunk is not None
         await apply_new(log, index, Delta("v8", delete()))
         chunk.add_nodes()
-        links.install(chunk)
-        assert (links.indexed_rows, links.unindexed_rows) == (299, 0)
+        hnsw_rows.install(chunk)
+        assert (hnsw_rows.indexed_rows, hnsw_rows.unindexed_rows) == (299, 0)
 
     run_virtual(main)
 
 
-def test_rows_changed_last_are_seen_even_where_the_graph_loses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recent_rows_are_found_even_if_graph_misses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        log, index = await filled(300)
-        links = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
+        log, index = await make_index(300)
+        hnsw_rows = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
         rows = clustered(300)
         changed = [f"v{at}" for at in range(0, 300, 7)]
-        log.write(changed, rows[::7] * np.float32(1.001))  # the same direction: they stay linked
+        log.write(changed, rows[::7] * np.float32(1.001))  # the same direction: they stay indexed
         await index.apply([log.deliveries()[-1]])
-        assert links.unindexed_rows == 0
-        monkeypatch.setattr(links, "nearest_slots", lambda *_: np.zeros(0, np.intp))
+        assert hnsw_rows.unindexed_rows == 0
+        monkeypatch.setattr(hnsw_rows, "nearest_slots", lambda *_: np.zeros(0, np.intp))
         for at, key in zip(range(0, 300, 7), changed, strict=True):
             assert index.search(rows[at], 1)[0].vector_id == key
         assert index._builder.searches_exact == 0  # type: ignore[union-attr]
@@ -381,26 +381,28 @@ def test_rows_changed_last_are_seen_even_where_the_graph_loses_them(monkeypatch:
     run_virtual(main)
 
 
-def test_a_search_cuts_a_chunk_short_and_the_rest_comes_next() -> None:
+def test_search_shortens_a_chunk_and_the_rest_follows() -> None:
     async def main() -> None:
         settings = Hnsw(graph_rows_min=50, unindexed_rows_max=4000)
         log, index = Log(), IndexSink(hnsw=settings)
         await index.open(log)
         log.write(names(2000), clustered(2000))
         await index.apply(log.deliveries())
-        links = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
-        chunk = links.next_chunk()
+        hnsw_rows = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
+        chunk = hnsw_rows.next_chunk()
         assert chunk is not None
-        links.base.is_wanted = True  # as a search that waits sets it
+        hnsw_rows.base.is_wanted = True  # a waiting search sets this
         chunk.add_nodes()
-        links.base.is_wanted = False
-        assert chunk.done == links.step_rows < len(chunk.slots)
-        links.install(chunk)
-        assert links.indexed_rows == links.base.nodes == len(links.base.graph) == links.step_rows
-        assert links.unindexed_rows == 2000 - links.step_rows
-        async with linking(index):
-            await all_linked(index)
-        assert links.indexed_rows == len(links.base.graph) == 2000
+        hnsw_rows.base.is_wanted = False
+        assert chunk.done == hnsw_rows.step_rows < len(chunk.slots)
+        hnsw_rows.install(chunk)
+        assert (
+            hnsw_rows.indexed_rows == hnsw_rows.base.nodes == len(hnsw_rows.base.graph) == hnsw_rows.step_rows
+        )
+        assert hnsw_rows.unindexed_rows == 2000 - hnsw_rows.step_rows
+        async with indexing_in_background(index):
+            await wait_until_indexed(index)
+        assert hnsw_rows.indexed_rows == len(hnsw_rows.base.graph) == 2000
 
     run_virtual(main)
 
@@ -408,40 +410,42 @@ def test_a_search_cuts_a_chunk_short_and_the_rest_comes_next() -> None:
 def test_old_and_new_graph_are_searched_together() -> None:
     async def main() -> None:
         settings = replace(SMALL, tombstone_ratio_max=0.1, unindexed_rows_max=8000)
-        log, index = await filled(6000, settings)
-        linker = index._builder
-        assert linker is not None
-        links = linker.rows_by_namespace["default"]
+        log, index = await make_index(6000, settings)
+        builder = index._builder
+        assert builder is not None
+        hnsw_rows = builder.rows_by_namespace["default"]
         rows = clustered(6000)
         rows[:1500] = clustered(1500, seed=31)
         log.write(names(1500), rows[:1500])
         await index.apply([log.deliveries()[-1]])
-        while links.young is None or links.young.live < 2000:
-            assert await linker._step(log.threads)
-        assert links.base.live > 2000
-        before = numbers(index).searches_linked
+        while hnsw_rows.young is None or hnsw_rows.young.live < 2000:
+            assert await builder._step(log.threads)
+        assert hnsw_rows.base.live > 2000
+        before = graph_statistics(index).searches_linked
         missed = sum(index.search(rows[at], 1)[0].vector_id != f"v{at}" for at in range(0, 6000, 20))
         assert missed <= 3
-        assert numbers(index).searches_linked > before
+        assert graph_statistics(index).searches_linked > before
         assert recall(index, clustered(30, seed=3)) >= 0.95
 
     run_virtual(main)
 
 
-def test_namespaces_have_graphs_of_their_own_and_small_ones_none() -> None:
+def test_each_large_namespace_has_its_own_graph() -> None:
     async def main() -> None:
-        log, index = await filled(300)
-        async with linking(index):
+        log, index = await make_index(300)
+        async with indexing_in_background(index):
             log.write(names(200), clustered(200, seed=2, dimension=8), namespace="other")
             log.write(names(40), clustered(40, seed=3), namespace="small")
             log.append(*(Delta(f"fact{at}", opaque(b"x"), namespace="facts") for at in range(200)))
             await index.apply(log.deliveries(300))
-            await all_linked(index)
-        assert numbers(index).graphs == 2
-        assert numbers(index).linked_rows == 500
+            await wait_until_indexed(index)
+        assert graph_statistics(index).graphs == 2
+        assert graph_statistics(index).linked_rows == 500
         assert index.search(clustered(200, 2, 8)[7], 1, "other")[0].vector_id == "v7"
         assert index.search(clustered(40, 3)[7], 1, "small")[0].vector_id == "v7"
-        assert index.search(np.zeros(DIMENSION), 3)[0].score == 0  # as near to all: exact, by vector id
+        assert (
+            index.search(np.zeros(DIMENSION), 3)[0].score == 0
+        )  # all are equally near: searched exactly, ordered by vector id
 
     run_virtual(main)
 
@@ -449,33 +453,33 @@ def test_namespaces_have_graphs_of_their_own_and_small_ones_none() -> None:
 # --- failures
 
 
-def test_a_graph_that_refuses_is_given_up_told_once_and_built_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_graph_is_reported_once_and_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        log, index = await filled(300)
-        links = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
+        log, index = await make_index(300)
+        hnsw_rows = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
 
         def refuse(*_: object) -> None:
             raise GraphError("usearch: out of memory")
 
-        with monkeypatch.context() as broken:
-            broken.setattr(type(links.base.graph), "add", refuse)
-            async with linking(index):
+        with monkeypatch.context() as patched:
+            patched.setattr(type(hnsw_rows.base.graph), "add", refuse)
+            async with indexing_in_background(index):
                 log.write(names(20), clustered(20, seed=9))
                 await index.apply([log.deliveries()[-1]])
                 await anyio.sleep(0.1)
         assert index.search(clustered(20, seed=9)[3], 1)[0].vector_id == "v3"
         with pytest.raises(TryAgain, match="indexing rows failed: usearch: out of memory"):
             await index.apply([log.deliveries()[-1]])
-        async with linking(index):
+        async with indexing_in_background(index):
             await index.apply([log.deliveries()[-1]])
-            await all_linked(index)
-        assert numbers(index).linked_rows == 300
+            await wait_until_indexed(index)
+        assert graph_statistics(index).linked_rows == 300
         assert recall(index, clustered(20, seed=3)) >= 0.95
 
     run_virtual(main)
 
 
-def test_without_the_extra_the_message_names_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "usearch.index", None)
     with pytest.raises(UsageError, match=r"pip install 'delta-prop\[hnsw\]'"):
         IndexSink(hnsw=True)
@@ -491,7 +495,7 @@ def test_without_the_extra_the_message_names_the_cure(monkeypatch: pytest.Monkey
         ({"capacity_timeout_s": 0}, "capacity_timeout_s 0 is not above 0"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(values: Any, message: str) -> None:
+def test_invalid_settings_are_refused(values: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Hnsw(**values)
 
@@ -522,26 +526,26 @@ class Service:
         await self.storage.aclose()
 
 
-async def saved(folder: Path, count: int = 1000) -> Log:
+async def save_index(folder: Path, count: int = 1000) -> Log:
     log = Log()
-    async with Service(folder, log) as service, linking(service.index):
+    async with Service(folder, log) as service, indexing_in_background(service.index):
         log.write(names(count), clustered(count))
         await service.apply()
-        await all_linked(service.index)
+        await wait_until_indexed(service.index)
     return log
 
 
-def test_a_restart_links_only_what_has_changed(tmp_path: Path) -> None:
+def test_restart_indexes_only_changed_rows(tmp_path: Path) -> None:
     async def main() -> None:
-        log = await saved(tmp_path)
+        log = await save_index(tmp_path)
         async with Service(tmp_path, log) as service:
-            found = numbers(service.index)
+            found = graph_statistics(service.index)
             assert (found.file, found.linked_rows, found.unlinked_rows) == ("loaded", 1000, 0)
             assert found.saved_offset == 1000
             assert recall(service.index, clustered(30, seed=5)) >= 0.95
-            assert numbers(service.index).searches_exact == 0
+            assert graph_statistics(service.index).searches_exact == 0
 
-        # While the index is away the vectors change, in another log too.
+        # While the index is closed the vectors change, under another log.
         log = Log(bytes(16), lamport=log.lamport)
         storage = StorageSink(tmp_path / "vectors.db")
         await storage.open(log)
@@ -553,19 +557,19 @@ def test_a_restart_links_only_what_has_changed(tmp_path: Path) -> None:
         await storage.apply(log.deliveries())
         await storage.aclose()
         async with Service(tmp_path, log) as service:
-            found = numbers(service.index)
+            found = graph_statistics(service.index)
             assert (found.file, found.linked_rows, found.unlinked_rows) == ("loaded", 970, 21)
             assert service.index.search(clustered(20, 8)[5], 1)[0].vector_id == "v5"
             assert service.index.search(clustered(1, 3)[0], 1)[0].vector_id == "new"
-            async with linking(service.index):
-                await all_linked(service.index)
-            assert numbers(service.index).links_done == 21
+            async with indexing_in_background(service.index):
+                await wait_until_indexed(service.index)
+            assert graph_statistics(service.index).links_done == 21
 
     run_virtual(main)
 
 
 @pytest.mark.parametrize(
-    ("spoil", "why"),
+    ("corrupt", "why"),
     [
         (lambda content: content[:-100], "is torn"),
         (lambda content: content[:100], "is torn"),
@@ -575,34 +579,37 @@ def test_a_restart_links_only_what_has_changed(tmp_path: Path) -> None:
     ],
     ids=["cut", "cut short", "one bit", "foreign", "empty"],
 )
-def test_a_spoilt_file_is_told_and_not_trusted(spoil: Any, why: str, tmp_path: Path) -> None:
+def test_corrupted_file_is_reported_and_not_used(corrupt: Any, why: str, tmp_path: Path) -> None:
     async def main() -> None:
-        log = await saved(tmp_path, 300)
+        log = await save_index(tmp_path, 300)
         path = tmp_path / "vectors.graph"
-        path.write_bytes(spoil(path.read_bytes()))
+        path.write_bytes(corrupt(path.read_bytes()))
         async with Service(tmp_path, log) as service:
-            found = numbers(service.index)
+            found = graph_statistics(service.index)
             assert found.file.startswith("not used, all rows are indexed from the start: ")
             assert why in found.file
             assert (found.linked_rows, found.unlinked_rows) == (0, 300)
-            async with linking(service.index):
-                await all_linked(service.index)
+            async with indexing_in_background(service.index):
+                await wait_until_indexed(service.index)
         async with Service(tmp_path, log) as service:
-            assert numbers(service.index).file == "loaded"
+            assert graph_statistics(service.index).file == "loaded"
 
     run_virtual(main)
 
 
-def test_a_graph_of_another_space_is_not_used(tmp_path: Path) -> None:
+def test_graph_of_another_space_is_not_used(tmp_path: Path) -> None:
     async def main() -> None:
-        log = await saved(tmp_path, 300)
+        log = await save_index(tmp_path, 300)
         async with Service(tmp_path, log, replace(SMALL, metric="l2")) as service:
-            assert "its graphs are of space cosine, the index's of space l2" in numbers(service.index).file
+            assert (
+                "its graphs are of space cosine, the index's of space l2"
+                in graph_statistics(service.index).file
+            )
 
     run_virtual(main)
 
 
-def test_the_file_is_saved_now_and_then_and_a_half_written_one_is_no_harm(tmp_path: Path) -> None:
+def test_file_is_saved_periodically_and_partial_is_ignored(tmp_path: Path) -> None:
     async def main() -> None:
         log = Log()
         path = tmp_path / "vectors.graph"
@@ -610,29 +617,29 @@ def test_the_file_is_saved_now_and_then_and_a_half_written_one_is_no_harm(tmp_pa
         service = Service(tmp_path, log, replace(SMALL, save_s=60.0))
         await service.storage.open(log)
         await service.index.open(log)
-        async with linking(service.index):
+        async with indexing_in_background(service.index):
             log.write(names(300), clustered(300))
             await service.apply()
-            await all_linked(service.index)
+            await wait_until_indexed(service.index)
             assert not path.exists()
             await anyio.sleep(61)
             first = path.read_bytes()
             await anyio.sleep(61)
-            assert numbers(service.index).file == "saved"
+            assert graph_statistics(service.index).file == "saved"
             log.write(names(10), clustered(10, seed=4))
             await service.apply()
             await anyio.sleep(61)
             assert path.read_bytes() != first
             (tmp_path / "vectors.graph.new").write_bytes(b"half")
-        await service.storage.flush()  # and then the process dies
+        await service.storage.flush()  # then the process is killed
         await service.storage.aclose()
         async with Service(tmp_path, log) as service:
-            assert numbers(service.index).linked_rows == 300
+            assert graph_statistics(service.index).linked_rows == 300
 
     run_virtual(main)
 
 
-def test_a_file_needs_vectors_that_outlive_the_process(tmp_path: Path) -> None:
+def test_file_requires_a_storage_sink(tmp_path: Path) -> None:
     async def main() -> None:
         with pytest.raises(UsageError, match=r"needs a storage sink that shares its vectors"):
             await IndexSink(hnsw=True, path=tmp_path / "g").open(Log())

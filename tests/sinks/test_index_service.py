@@ -53,7 +53,7 @@ async def publish(propagator: Propagator, rows: NDArray[np.float32], slots: NDAr
 
 
 @pytest.mark.alone
-def test_a_stream_of_updates_is_seen_at_once_while_rows_are_linked(full: bool) -> None:
+def test_updates_are_found_at_once_while_rows_are_indexed(full: bool) -> None:
     count, seconds = (20_000, 30.0) if full else (4_000, 2.0)
 
     async def main() -> None:
@@ -74,8 +74,8 @@ def test_a_stream_of_updates_is_seen_at_once_while_rows_are_linked(full: bool) -
             end = time.monotonic() + seconds
             while time.monotonic() < end or not enough():  # a busy machine takes longer
                 slots = random.choice(count, BATCH, replace=False)
-                few = slots[: BATCH // 2]
-                rows[few] = clustered(len(few), random)
+                moved = slots[: BATCH // 2]
+                rows[moved] = clustered(len(moved), random)
                 rows[slots[BATCH // 2 :]] *= np.float32(1) + np.float32(0.01) * random.standard_normal(
                     (BATCH // 2, DIMENSION), np.float32
                 )
@@ -104,8 +104,8 @@ def test_a_stream_of_updates_is_seen_at_once_while_rows_are_linked(full: bool) -
     assert background_threads() == 0
 
 
-@pytest.mark.parametrize("way", ["detached", "closed", "cancelled", "failed"])
-def test_no_thread_is_left_however_it_ends_under_load(way: str) -> None:
+@pytest.mark.parametrize("ending", ["detached", "closed", "cancelled", "failed"])
+def test_no_thread_remains_however_service_ends_under_load(ending: str) -> None:
     class Failed(Exception):
         pass
 
@@ -117,19 +117,19 @@ def test_no_thread_is_left_however_it_ends_under_load(way: str) -> None:
                 index = IndexSink(hnsw=SETTINGS)
                 await propagator.attach(index)
                 await publish(propagator, rows, np.arange(3_000))
-                while index.backlog().rows == 0:  # noqa: ASYNC110 - nothing tells it
+                while index.backlog().rows == 0:  # noqa: ASYNC110 - nothing signals it
                     await anyio.sleep(0.001)
                 assert background_threads() == 1
-                if way == "detached":
+                if ending == "detached":
                     await propagator.detach(index.name)
                     assert background_threads() == 0
-                if way == "cancelled":
+                if ending == "cancelled":
                     scope.cancel()
                     await anyio.sleep(1)
-                if way == "failed":
+                if ending == "failed":
                     raise Failed
 
-    if way == "failed":
+    if ending == "failed":
         with pytest.raises(Failed):
             anyio.run(main)
     else:

@@ -34,7 +34,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_every_kind_has_its_form(tmp_path: Path) -> None:
+def test_every_kind_is_written_in_its_form(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
 
     async def main() -> None:
@@ -84,7 +84,7 @@ def test_every_kind_has_its_form(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 7, 150])
-def test_a_torn_line_is_cut_and_nothing_is_written_twice(tmp_path: Path, cut: int) -> None:
+def test_torn_line_is_truncated_and_written_once(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "out.jsonl"
 
     async def main() -> None:
@@ -98,18 +98,18 @@ def test_a_torn_line_is_cut_and_nothing_is_written_twice(tmp_path: Path, cut: in
         await sink.aclose()
         with path.open("r+b") as file:
             file.truncate(file.seek(0, 2) - cut)
-        again = JsonLinesSink(path)
-        point = await again.open(log)
+        reopened = JsonLinesSink(path)
+        point = await reopened.open(log)
         assert point.cursor.next_offset == point.lamport == 9
-        await again.apply(log.deliveries())
-        await again.apply([Delivery(log.batches[-1], np.array([1], np.intp))])
-        await again.aclose()
+        await reopened.apply(log.deliveries())
+        await reopened.apply([Delivery(log.batches[-1], np.array([1], np.intp))])
+        await reopened.aclose()
 
     anyio.run(main)
     assert [line["offset"] for line in lines(path)] == list(range(10))
 
 
-def test_another_log_begins_anew_behind_what_is_there(tmp_path: Path) -> None:
+def test_lines_of_another_log_are_appended(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
 
     async def main() -> None:
@@ -126,7 +126,7 @@ def test_another_log_begins_anew_behind_what_is_there(tmp_path: Path) -> None:
     assert [line["offset"] for line in lines(path)] == [0, 0]
 
 
-def test_a_failing_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
+def test_failing_disk_leaves_no_partial_line(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
 
     class Full:
@@ -154,7 +154,7 @@ def test_a_failing_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
     assert [line["offset"] for line in lines(path)] == [0]
 
 
-def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text("hello\n")
     with pytest.raises(UsageError, match="lines that this sink did not write"):
@@ -164,11 +164,11 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     assert path.read_text() == "hello\n"
 
 
-def late(logged: Any, *rows: int) -> Delivery:
+def late_delivery(logged: Any, *rows: int) -> Delivery:
     return Delivery(logged, np.array(rows, np.intp), redelivered=True)
 
 
-def test_late_lines_stand_where_they_were_written_once(tmp_path: Path) -> None:
+def test_redelivered_rows_are_written_once_where_they_arrive(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
 
     async def main() -> None:
@@ -178,26 +178,26 @@ def test_late_lines_stand_where_they_were_written_once(tmp_path: Path) -> None:
         sink = JsonLinesSink(path)
         await sink.open(log)
         await sink.apply([Delivery(first, np.array([1], np.intp)), Delivery(log.batches[1])])
-        await sink.apply([late(first, 0)])
-        await sink.apply([late(first, 0)])
+        await sink.apply([late_delivery(first, 0)])
+        await sink.apply([late_delivery(first, 0)])
         await sink.aclose()
 
-        again = JsonLinesSink(path)
-        assert (await again.open(log)).cursor.next_offset == 4
-        await again.apply([late(first, 0, 2)])
-        await again.apply(log.deliveries())
+        reopened = JsonLinesSink(path)
+        assert (await reopened.open(log)).cursor.next_offset == 4
+        await reopened.apply([late_delivery(first, 0, 2)])
+        await reopened.apply(log.deliveries())
         log.append(Delta("c", scale(3)))
-        await again.apply(log.deliveries(3))
-        assert again.statistics().duplicates == 6
+        await reopened.apply(log.deliveries(3))
+        assert reopened.statistics().duplicates == 6
         assert log.commits[-1] == 5
-        await again.aclose()
+        await reopened.aclose()
 
     anyio.run(main)
     written = [(line["offset"], line.get("late"), line["cursor"][-1]) for line in lines(path)]
     assert written == [(1, None, "2"), (3, None, "4"), (0, True, "4"), (2, True, "4"), (4, None, "5")]
 
 
-def test_a_late_line_ahead_of_the_cursor_leaves_the_rows_between_to_come(tmp_path: Path) -> None:
+def test_late_line_ahead_of_cursor_skips_no_rows(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
 
     async def main() -> None:
@@ -207,20 +207,20 @@ def test_a_late_line_ahead_of_the_cursor_leaves_the_rows_between_to_come(tmp_pat
         sink = JsonLinesSink(path)
         await sink.open(log)
         await sink.apply([Delivery(log.batches[0])])
-        await sink.apply([late(log.batches[2], 0)])
+        await sink.apply([late_delivery(log.batches[2], 0)])
         await sink.aclose()
-        again = JsonLinesSink(path)
-        assert (await again.open(log)).cursor.next_offset == 1
-        await again.apply(log.deliveries()[:2])
-        await again.apply(log.deliveries())
-        await again.aclose()
+        reopened = JsonLinesSink(path)
+        assert (await reopened.open(log)).cursor.next_offset == 1
+        await reopened.apply(log.deliveries()[:2])
+        await reopened.apply(log.deliveries())
+        await reopened.aclose()
 
     anyio.run(main)
     written = [(line["offset"], line.get("ahead")) for line in lines(path)]
     assert written == [(0, None), (2, [2]), (1, [2]), (3, None)]
 
 
-def test_another_logs_line_is_no_repeat_of_a_late_row(tmp_path: Path) -> None:
+def test_line_of_another_log_is_not_a_duplicate(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
 
     async def main() -> None:
@@ -230,14 +230,14 @@ def test_another_logs_line_is_no_repeat_of_a_late_row(tmp_path: Path) -> None:
             sink = JsonLinesSink(path)
             await sink.open(log)
             await sink.apply([Delivery(first, np.array([1], np.intp))])
-            await sink.apply([late(first, 0)])
+            await sink.apply([late_delivery(first, 0)])
             await sink.aclose()
 
     anyio.run(main)
     assert [line["offset"] for line in lines(path)] == [1, 0, 1, 0]
 
 
-def test_the_highest_lamport_number_is_kept_behind_lower_ones(tmp_path: Path) -> None:
+def test_highest_lamport_timestamp_survives_lower_ones(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
 
     async def main() -> None:
@@ -248,28 +248,28 @@ def test_the_highest_lamport_number_is_kept_behind_lower_ones(tmp_path: Path) ->
         await sink.open(log)
         await sink.apply(log.deliveries())
         await sink.aclose()
-        again = JsonLinesSink(path)
-        assert (await again.open(log)).lamport == 900
-        await again.aclose()
+        reopened = JsonLinesSink(path)
+        assert (await reopened.open(log)).lamport == 900
+        await reopened.aclose()
 
     anyio.run(main)
     assert [(line["lamport"], line.get("lamport_max")) for line in lines(path)] == [(900, None), (20, 900)]
 
 
-def test_no_more_is_committed_than_the_last_line_tells(tmp_path: Path) -> None:
+def test_committed_offset_never_exceeds_last_line(tmp_path: Path) -> None:
     async def main() -> None:
         log = FakeLog()
         log.append(Delta("a", create([1])), Delta("other", create([1])))
         sink = JsonLinesSink(tmp_path / "out.jsonl")
         await sink.open(log)
         await sink.apply([Delivery(log.batches[0], np.array([0], np.intp))])
-        assert log.commits == [1]  # row 1 was for others: a restart would begin with it
+        assert log.commits == [1]  # row 1 was for other sinks: a restart would begin with it
         await sink.aclose()
 
     anyio.run(main)
 
 
-def test_a_deleted_file_stops_the_sink(tmp_path: Path) -> None:
+def test_deleted_file_stops_the_sink(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
 
     async def main() -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 OTHER_LOG = bytes(16)
 
 
-def filled(log: FakeLog, rounds: int = 3) -> FakeLog:
+def fill_log(log: FakeLog, rounds: int = 3) -> FakeLog:
     """Vectors with additive changes, bytes, metadata and tombstones; a batch a round."""
     for number in range(rounds):
         log.append(
@@ -54,7 +54,7 @@ async def rebuild(sink: Any, log: FakeLog, end: int, *, pieces: int = 4) -> None
     await sink.begin_rebuild(end)
     for at in range(0, len(states), pieces):
         await sink.load_states(states[at : at + pieces])
-        await sink.load_states(states[at : at + pieces])  # a call that failed comes again
+        await sink.load_states(states[at : at + pieces])  # a failed call is retried
     lamport = max((row.state.key[0] for row in states if row.state.key), default=0)
     await sink.end_rebuild(end, lamport)
 
@@ -66,7 +66,7 @@ async def check(get: Callable[[str, str], Any], log: FakeLog, end: int | None = 
 
 
 @pytest.mark.parametrize("bytes_max", [1 << 30, 6_000])
-def test_storage_is_rebuilt_and_goes_on_behind(tmp_path: Path, bytes_max: int) -> None:
+def test_rebuilt_storage_continues_after_the_snapshot(tmp_path: Path, bytes_max: int) -> None:
     async def main() -> None:
         path, old = tmp_path / "v.db", FakeLog(OTHER_LOG, lamport=500)
         sink = StorageSink(path)
@@ -75,7 +75,7 @@ def test_storage_is_rebuilt_and_goes_on_behind(tmp_path: Path, bytes_max: int) -
         await sink.apply(old.deliveries())
         await sink.aclose()
 
-        log = filled(FakeLog())
+        log = fill_log(FakeLog())
         middle = log.batches[1].next_offset
         sink = StorageSink(path, resident=ResidentVectors(resident_bytes_max=bytes_max))
         point = await sink.open(log)
@@ -99,9 +99,9 @@ def test_storage_is_rebuilt_and_goes_on_behind(tmp_path: Path, bytes_max: int) -
 
 
 @pytest.mark.parametrize("steps", range(4))
-def test_a_rebuild_of_storage_that_breaks_off_is_seen_and_begun_again(tmp_path: Path, steps: int) -> None:
+def test_unfinished_storage_rebuild_is_reported_and_redone(tmp_path: Path, steps: int) -> None:
     async def main() -> None:
-        path, log = tmp_path / "v.db", filled(FakeLog())
+        path, log = tmp_path / "v.db", fill_log(FakeLog())
         sink = StorageSink(path)
         await sink.open(log)
         await sink.apply(log.deliveries())
@@ -109,12 +109,12 @@ def test_a_rebuild_of_storage_that_breaks_off_is_seen_and_begun_again(tmp_path: 
         states, middle = states_at(log, log.batches[1].next_offset), log.batches[1].next_offset
         if steps:
             await sink.begin_rebuild(middle)
-            await check(sink.get, log)  # readers see what there was
+            await check(sink.get, log)  # readers still see the old rows
         if steps > 1:
             await sink.load_states(states[:5])
         if steps > 2:
             await sink.load_states(states[5:])
-        del sink  # it crashes
+        del sink  # the process crashes
         gc.collect()
         with sqlite3.connect(path) as reader:  # another reader still has the old rows
             count = reader.execute("SELECT count(*) FROM vectors").fetchone()[0]
@@ -124,7 +124,7 @@ def test_a_rebuild_of_storage_that_breaks_off_is_seen_and_begun_again(tmp_path: 
         sink = StorageSink(path)
         point = await sink.open(log)
         assert point.rebuilding is (steps > 0)
-        await sink.aclose()  # nothing is written, and nothing is made of it
+        await sink.aclose()  # writes nothing and finishes nothing
         sink = StorageSink(path)
         assert (await sink.open(log)).rebuilding is (steps > 0)
         log.commits.clear()
@@ -141,44 +141,44 @@ def test_a_rebuild_of_storage_that_breaks_off_is_seen_and_begun_again(tmp_path: 
     run_virtual(main)
 
 
-def test_a_disk_that_fails_changes_nothing_and_the_call_comes_again(tmp_path: Path) -> None:
+def test_rebuild_step_is_retried_after_disk_failure(tmp_path: Path) -> None:
     async def main() -> None:
-        log = filled(FakeLog())
+        log = fill_log(FakeLog())
         sink = StorageSink(tmp_path / "v.db")
         await sink.open(log)
         states = states_at(log, log.next_offset)
 
-        async def fails(call: Callable[[], Any]) -> None:
+        async def fail_then_retry(call: Callable[[], Any]) -> None:
             log.threads.failure = OSError(5, "Input/output error")
             with pytest.raises(TryAgain):
                 await call()
             log.threads.failure = None
             await call()
 
-        await fails(lambda: sink.begin_rebuild(log.next_offset))
-        await fails(lambda: sink.load_states(states))
-        await fails(lambda: sink.end_rebuild(log.next_offset, log.lamport))
+        await fail_then_retry(lambda: sink.begin_rebuild(log.next_offset))
+        await fail_then_retry(lambda: sink.load_states(states))
+        await fail_then_retry(lambda: sink.end_rebuild(log.next_offset, log.lamport))
         await check(sink.get, log)
         await sink.aclose()
 
     run_virtual(main)
 
 
-@pytest.mark.parametrize("linked", [False, Hnsw(graph_rows_min=4, unindexed_rows_max=64)])
-def test_an_index_of_its_own_is_rebuilt(linked: Any) -> None:
+@pytest.mark.parametrize("hnsw", [False, Hnsw(graph_rows_min=4, unindexed_rows_max=64)])
+def test_index_with_own_vectors_is_rebuilt(hnsw: Any) -> None:
     async def main() -> None:
-        log, fresh = filled(FakeLog()), IndexSink(hnsw=linked)
-        index = IndexSink(hnsw=linked)
+        log, fresh = fill_log(FakeLog()), IndexSink(hnsw=hnsw)
+        index = IndexSink(hnsw=hnsw)
         for one in (index, fresh):
             await one.open(log)
         middle = log.batches[1].next_offset
         await index.apply(log.deliveries())
         await rebuild(index, log, middle)
         await fresh.apply([one for one in log.deliveries() if one.next_offset <= middle])
-        same(index, fresh)
+        check_same_hits(index, fresh)
         for one in (index, fresh):
             await one.apply(log.deliveries(middle))
-        same(index, fresh)
+        check_same_hits(index, fresh)
         await index.begin_rebuild(middle)
         await index.aclose()
         assert (await index.open(log)).rebuilding
@@ -192,20 +192,20 @@ def test_an_index_of_its_own_is_rebuilt(linked: Any) -> None:
     run_virtual(main)
 
 
-def same(index: IndexSink, fresh: IndexSink) -> None:
+def check_same_hits(index: IndexSink, fresh: IndexSink) -> None:
     for metric in ("cosine", "l2"):
         query = [1.0, 2.0, 3.0, 4.0]
         assert index.search(query, 10, metric=metric) == fresh.search(query, 10, metric=metric)  # type: ignore[arg-type]
 
 
-def test_an_index_that_shares_vectors_waits_for_the_store(tmp_path: Path) -> None:
+def test_index_sharing_vectors_waits_for_storage(tmp_path: Path) -> None:
     async def main() -> None:
-        log = filled(FakeLog())
+        log = fill_log(FakeLog())
         middle = log.batches[1].next_offset
         resident = ResidentVectors()
         storage = StorageSink(tmp_path / "v.db", resident=resident)
-        linked = Hnsw(graph_rows_min=4, unindexed_rows_max=64)
-        index = IndexSink(resident=resident, hnsw=linked)
+        hnsw = Hnsw(graph_rows_min=4, unindexed_rows_max=64)
+        index = IndexSink(resident=resident, hnsw=hnsw)
         ours, theirs = Context(log), Context(log)
         await storage.open(ours)
         await index.open(theirs)
@@ -225,20 +225,20 @@ def test_an_index_that_shares_vectors_waits_for_the_store(tmp_path: Path) -> Non
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(deliver)
             await anyio.sleep(1)
-            assert index.search([1, 2, 3, 4], 10) == before  # what there was, until all is there
+            assert index.search([1, 2, 3, 4], 10) == before  # the old hits, until the rebuild is complete
             await storage.end_rebuild(middle, 20)
             await anyio.sleep(1)
-            assert not done  # rows between have not come again
+            assert not done  # the rows in between were not redelivered yet
             await storage.apply(log.deliveries(middle))
         assert done
         await check(storage.get, log)
         fresh = IndexSink()
         await fresh.open(log)
         await fresh.apply(log.deliveries())
-        same(index, fresh)
+        check_same_hits(index, fresh)
         assert index.statistics().linked.unlinked_rows >= 6  # type: ignore[union-attr]
 
-        await index.begin_rebuild(middle)  # of its own accord it has nothing to do but to link anew
+        await index.begin_rebuild(middle)  # an index with shared vectors only rebuilds its graph
         await index.load_states(states_at(log, middle))
         await index.end_rebuild(middle, 20)
         await check(storage.get, log)
@@ -249,11 +249,9 @@ def test_an_index_that_shares_vectors_waits_for_the_store(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_an_index_that_is_opened_while_a_store_loads_what_it_made_anew_waits_for_it(
-    tmp_path: Path, ends: bool
-) -> None:
+def test_index_opened_during_storage_rebuild_waits(tmp_path: Path, ends: bool) -> None:
     async def main() -> None:
-        log, resident = filled(FakeLog()), ResidentVectors()
+        log, resident = fill_log(FakeLog()), ResidentVectors()
         end = log.batches[-1].next_offset
         storage, index = StorageSink(tmp_path / "v.db", resident=resident), IndexSink(resident=resident)
         ours, theirs, states = Context(log), Context(log), states_at(log, end)
@@ -287,7 +285,7 @@ def test_an_index_that_is_opened_while_a_store_loads_what_it_made_anew_waits_for
         fresh = IndexSink()
         await fresh.open(log)
         await fresh.apply(log.deliveries())
-        same(index, fresh)
+        check_same_hits(index, fresh)
         await index.aclose()
         await storage.aclose()
 
@@ -304,9 +302,9 @@ class Context:
         return getattr(self._log, name)
 
 
-def test_an_index_gives_up_waiting_and_says_for_whom(tmp_path: Path) -> None:
+def test_index_stops_waiting_for_rebuild_with_an_error(tmp_path: Path) -> None:
     async def main() -> None:
-        log, resident = filled(FakeLog()), ResidentVectors()
+        log, resident = fill_log(FakeLog()), ResidentVectors()
         storage = StorageSink(tmp_path / "v.db", resident=resident)
         index = IndexSink(resident=resident)
         await storage.open(Context(log))  # type: ignore[arg-type]
@@ -320,9 +318,9 @@ def test_an_index_gives_up_waiting_and_says_for_whom(tmp_path: Path) -> None:
     run_virtual(main)
 
 
-def test_a_cache_is_rebuilt_with_what_fits() -> None:
+def test_cache_is_rebuilt_in_both_modes() -> None:
     async def main() -> None:
-        log = filled(FakeLog())
+        log = fill_log(FakeLog())
         middle = log.batches[1].next_offset
         for mode in ("refresh", "invalidate"):
             cache = CacheSink(mode=mode)  # type: ignore[arg-type]
@@ -344,6 +342,6 @@ def test_a_cache_is_rebuilt_with_what_fits() -> None:
     run_virtual(main)
 
 
-def test_what_is_made_of_deltas_cannot_be_rebuilt(tmp_path: Path) -> None:
+def test_jsonlines_and_callback_are_not_rebuildable(tmp_path: Path) -> None:
     assert not isinstance(JsonLinesSink(tmp_path / "lines"), Rebuildable)
     assert not isinstance(CallbackSink(print), Rebuildable)

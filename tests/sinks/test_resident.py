@@ -27,13 +27,13 @@ from delta_prop_wire.delta import (
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.state_rows import encode_states
 from tests.sinks.strategies import logs
-from tests.sinks.support import LOG_ID, FakeLog, applied, check_state, oracle, states_at
+from tests.sinks.support import LOG_ID, FakeLog, apply_all, check_state, oracle, states_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def entered(log: FakeLog, **settings: Any) -> ResidentVectors:
+def make_resident(log: FakeLog, **settings: Any) -> ResidentVectors:
     resident = ResidentVectors(**settings)
     resident.enter(log)
     return resident
@@ -48,61 +48,61 @@ def check(resident: ResidentVectors, batches: Sequence[LoggedBatch]) -> None:
 
 
 @given(log=logs(), data=st.data())
-def test_any_history_with_repeats_is_the_fold(log: FakeLog, data: st.DataObject) -> None:
-    resident = entered(log)
+def test_any_history_with_duplicates_equals_the_fold(log: FakeLog, data: st.DataObject) -> None:
+    resident = make_resident(log)
     at = 0
     while at < len(log.batches):
         start = data.draw(st.integers(0, at))
         at = data.draw(st.integers(at + 1, len(log.batches)))
-        applied(resident, [Delivery(logged) for logged in log.batches[start:at]], log)
+        apply_all(resident, [Delivery(logged) for logged in log.batches[start:at]], log)
     check(resident, log.batches)
     assert resident.lamport == log.lamport
 
 
 @given(log=logs(), data=st.data())
-def test_rows_in_any_selection_are_the_fold(log: FakeLog, data: st.DataObject) -> None:
-    resident = entered(log)
+def test_any_selection_of_rows_equals_the_fold(log: FakeLog, data: st.DataObject) -> None:
+    resident = make_resident(log)
     for logged in log.batches:
         first = data.draw(st.sets(st.integers(0, logged.count - 1)))
-        # What a sink with other topics brings first is a repeat for the next; here vectors are whole.
+        # Rows applied by a sink with other topics are duplicates for the next; vectors are never split.
         names = {logged.batch.keys[row] for row in first}
         for wanted in (True, False):
             rows = [row for row, key in enumerate(logged.batch.keys) if (key in names) is wanted]
-            if not rows:  # what means nothing is not delivered
+            if not rows:  # a delivery without rows does not exist
                 continue
-            applied(resident, [Delivery(logged, np.array(rows, np.intp))], log)
+            apply_all(resident, [Delivery(logged, np.array(rows, np.intp))], log)
     check(resident, log.batches)
 
 
 @given(log=logs(forwarded=False))
-def test_the_fast_path_and_the_slow_one_agree(log: FakeLog) -> None:
-    fast, slow = entered(log), entered(log)
-    applied(fast, log.deliveries(), log)
+def test_fast_path_equals_slow_path(log: FakeLog) -> None:
+    fast, slow = make_resident(log), make_resident(log)
+    apply_all(fast, log.deliveries(), log)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BLOCK_ROWS_MIN", 1 << 30)
-        patch.setattr(ResidentVectors, "_buffer", lambda *_: False)  # nothing waits for others
-        applied(slow, log.deliveries(), log)
+        patch.setattr(ResidentVectors, "_buffer", lambda *_: False)  # no row waits in the buffer
+        apply_all(slow, log.deliveries(), log)
     check(fast, log.batches)
     check(slow, log.batches)
 
 
 @pytest.mark.parametrize("operation", [scale(-7), offset(3e38), sparse_add([0, 0], [2e38, 1])])
-def test_blocks_stay_within_float32_as_rows_do(operation: Operation) -> None:
+def test_blocks_stay_within_float32_like_rows(operation: Operation) -> None:
     log = FakeLog()
-    resident = entered(log)
+    resident = make_resident(log)
     log.append(*(Delta(f"v{i}", create([3e38 if i % 2 else 1, -3e38, i])) for i in range(20)))
     log.append(*(Delta(f"v{i}", operation) for i in range(20)))
-    applied(resident, log.deliveries(), log)
+    apply_all(resident, log.deliveries(), log)
     check(resident, log.batches)
 
 
 @given(log=logs(), paces=st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=12))
 def test_two_sinks_at_different_paces_fold_once(log: FakeLog, paces: list[tuple[bool, int]]) -> None:
-    resident = entered(log)
+    resident = make_resident(log)
     at = {True: 0, False: 0}
     for which, step in [*paces, (True, 99), (False, 99)]:
         part = log.batches[at[which] : at[which] + step]
-        applied(resident, [Delivery(logged) for logged in part], log)
+        apply_all(resident, [Delivery(logged) for logged in part], log)
         at[which] += len(part)
     check(resident, log.batches)
     statistics = resident.statistics()
@@ -111,16 +111,16 @@ def test_two_sinks_at_different_paces_fold_once(log: FakeLog, paces: list[tuple[
 
 
 @given(log=logs(), order=st.randoms(use_true_random=False))
-def test_services_that_hold_the_same_deltas_hold_the_same_state(log: FakeLog, order: Any) -> None:
-    resident = entered(log)
-    applied(resident, log.deliveries(), log)
+def test_services_with_same_deltas_have_same_state(log: FakeLog, order: Any) -> None:
+    resident = make_resident(log)
+    apply_all(resident, log.deliveries(), log)
     other = FakeLog(b"other".ljust(16))
     shuffled = list(log.batches)
     order.shuffle(shuffled)
     for logged in shuffled:
         other.forward(logged.batch, logged.lamport)
-    elsewhere = entered(other, chain_bytes_max=order.choice([0, 5_000, 1 << 20]))
-    applied(elsewhere, other.deliveries(), other)
+    elsewhere = make_resident(other, chain_bytes_max=order.choice([0, 5_000, 1 << 20]))
+    apply_all(elsewhere, other.deliveries(), other)
     check(resident, log.batches)
     check(elsewhere, log.batches)
 
@@ -131,213 +131,213 @@ def remote(log: FakeLog, lamport: int, *deltas: Delta, counter: int | None = Non
     return log.forward(encode_batch(deltas, origin=0x30, base=base), lamport)
 
 
-def test_a_late_delta_is_folded_in_from_the_chain_without_the_log() -> None:
+def test_late_delta_is_folded_from_chain_without_the_log() -> None:
     log = FakeLog()
-    resident = entered(log)
+    resident = make_resident(log)
     remote(log, 1, Delta("a", create([1, 1])))
     log.append(Delta("a", sparse([0], [5])))
     remote(log, 1, Delta("a", sparse([0], [7])))
     log.history = None  # type: ignore[assignment,method-assign]
-    applied(resident, log.deliveries(), log)
+    apply_all(resident, log.deliveries(), log)
     check(resident, log.batches)
     assert resident.statistics().late == 1
     assert resident.statistics().refolded_from_log == 0
 
 
-def test_the_first_late_delta_is_folded_in_from_the_log() -> None:
+def test_first_late_delta_is_folded_from_the_log() -> None:
     log = FakeLog()
-    resident = entered(log)
+    resident = make_resident(log)
     log.append(Delta("a", create([1, 1])), Delta("a", sparse([0], [5])))
     remote(log, 1, Delta("a", sparse_add([0], [7])))
-    applied(resident, log.deliveries(), log)
+    apply_all(resident, log.deliveries(), log)
     check(resident, log.batches)
     assert resident.statistics().refolded_from_log == 1
     remote(log, 1, Delta("a", sparse_add([1], [7])))
-    applied(resident, log.deliveries(), log)
+    apply_all(resident, log.deliveries(), log)
     check(resident, log.batches)
     assert resident.statistics().refolded_from_log == 1
 
 
-def test_what_the_log_has_dropped_stops_the_sink_unless_a_reset_of_its_own_follows() -> None:
+def test_late_delta_below_log_start_stops_unless_reset_later() -> None:
     log = FakeLog()
-    resident = entered(log)
+    resident = make_resident(log)
     log.append(Delta("a", create([1, 1])), Delta("b", create([1, 1])))
     log.append(Delta("b", create([2, 2])))
     log.append(Delta("a", sparse([0], [5])), Delta("b", sparse_add([1], [1])))
-    applied(resident, log.deliveries(), log)
+    apply_all(resident, log.deliveries(), log)
     log.log_start = 2
     late = remote(log, 3, Delta("b", sparse_add([0], [7])))
-    applied(resident, [Delivery(late)], log)
+    apply_all(resident, [Delivery(late)], log)
     check(resident, log.batches)
     stuck = remote(log, 3, Delta("a", sparse([0], [7])))
     with pytest.raises(StopSink, match=r"needs snapshot: the delta at offset 6 .* vector 'a'"):
-        applied(resident, [Delivery(stuck)], log)
+        apply_all(resident, [Delivery(stuck)], log)
 
 
-def with_state(log: FakeLog, end: int) -> None:
+def replace_prefix_by_states(log: FakeLog, end: int) -> None:
     """The log's past begins with a snapshot at `end`, as if what came before were gone."""
     batch = encode_states(states_at(log, end))
     states = LoggedBatch(batch, 0, 0, Source.LOCAL)
-    whole, log.log_start = log.history, end
+    full_history, log.log_start = log.history, end
 
     async def history(vectors: Any) -> Any:
         for row, ref in enumerate(zip(batch.namespaces, batch.keys, strict=True)):
             if ref in vectors:
                 yield states, row
-        async for place in whole(vectors):
-            yield place
+        async for item in full_history(vectors):
+            yield item
 
     log.history = history  # type: ignore[method-assign]
 
 
-def test_a_late_delta_is_folded_onto_the_state_that_the_log_begins_with() -> None:
+def test_late_delta_is_folded_onto_initial_state_of_log() -> None:
     log = FakeLog()
-    resident = entered(log)
+    resident = make_resident(log)
     log.append(Delta("a", create([1, 1])), Delta("a", sparse_add([0], [1])))
     middle = log.next_offset
     log.append(Delta("other", create([1, 1])), Delta("a", scale(3)))
-    remote(log, 3, Delta("a", sparse_add([0], [7])))  # behind the state, before the last one
-    applied(resident, log.deliveries()[:2], log)
-    with_state(log, middle)
-    applied(resident, log.deliveries()[2:], log)
+    remote(log, 3, Delta("a", sparse_add([0], [7])))  # after the state, before the last delta
+    apply_all(resident, log.deliveries()[:2], log)
+    replace_prefix_by_states(log, middle)
+    apply_all(resident, log.deliveries()[2:], log)
     check(resident, log.batches)
     assert resident.statistics().beneath_snapshot == 0
     before = resident.state("default", "a")
-    for counter in (20, 21):  # what these would have changed is not there any more
+    for counter in (20, 21):  # the state before these deltas is no longer stored
         late = remote(log, 1, Delta("a", sparse_add([0], [100])), counter=counter)
-        applied(resident, [Delivery(late)], log)
-        applied(resident, [Delivery(late)], log)
+        apply_all(resident, [Delivery(late)], log)
+        apply_all(resident, [Delivery(late)], log)
     state = resident.state("default", "a")
     assert state is not None
     assert before is not None
     assert (state.content, state.key, state.ignored) == (before.content, before.key, 2)
     assert resident.statistics().beneath_snapshot == 2
-    applied(resident, [Delivery(log.append(Delta("a", sparse_add([1], [1]))))], log)
+    apply_all(resident, [Delivery(log.append(Delta("a", sparse_add([1], [1]))))], log)
     state = resident.state("default", "a")
     assert state is not None
     assert state.vector is not None
     assert state.vector.tolist() == [27.0, 4.0]  # (2 + 7) * 3, 1 * 3 + 1
 
 
-def test_a_state_of_what_is_still_to_come_is_taken_whole_and_the_rest_are_repeats() -> None:
+def test_state_ahead_of_sink_makes_its_rows_duplicates() -> None:
     log = FakeLog()
-    resident = entered(log)
+    resident = make_resident(log)
     log.append(Delta("a", create([1, 1])))
     log.append(Delta("b", create([1, 1])), Delta("a", sparse_add([0], [1])))
     remote(log, 2, Delta("a", sparse_add([1], [5])))
     log.append(Delta("a", scale(2)))
     end = log.next_offset
     log.append(Delta("a", sparse_add([0], [1])))
-    applied(resident, log.deliveries()[:2], log)
-    with_state(log, end)
-    applied(resident, log.deliveries()[2:3], log)
+    apply_all(resident, log.deliveries()[:2], log)
+    replace_prefix_by_states(log, end)
+    apply_all(resident, log.deliveries()[2:3], log)
     check(resident, [logged for logged in log.batches if logged.next_offset <= end])
-    applied(resident, log.deliveries()[3:], log)
+    apply_all(resident, log.deliveries()[3:], log)
     check(resident, log.batches)
 
 
-def test_beside_a_new_log_a_late_delta_needs_a_snapshot_and_a_forwarded_repeat_does_not() -> None:
+def test_new_log_needs_snapshot_for_late_but_not_duplicate() -> None:
     old = FakeLog()
-    resident = entered(old)
+    resident = make_resident(old)
     first = remote(old, 5, Delta("a", create([1, 1])))
-    applied(resident, old.deliveries(), old)
+    apply_all(resident, old.deliveries(), old)
     new = FakeLog(b"n" * 16, lamport=old.lamport)
     resident.enter(new)
-    again = new.forward(first.batch, first.lamport)
-    applied(resident, [Delivery(again)], new)
+    duplicate = new.forward(first.batch, first.lamport)
+    apply_all(resident, [Delivery(duplicate)], new)
     check(resident, old.batches)
     new.append(Delta("a", sparse([0], [3])))
     late = remote(new, 1, Delta("a", sparse([0], [2])), counter=9)
     with pytest.raises(StopSink, match="needs snapshot"):
-        applied(resident, [Delivery(new.batches[1]), Delivery(late)], new)
+        apply_all(resident, [Delivery(new.batches[1]), Delivery(late)], new)
 
 
-def test_chains_are_bounded_in_bytes_and_in_the_time_since_the_last_delta() -> None:
+def test_chains_are_bounded_in_bytes_and_idle_time() -> None:
     log = FakeLog()
-    resident = entered(log, chain_bytes_max=200_000)
+    resident = make_resident(log, chain_bytes_max=200_000)
     remote(log, 1, Delta("z", create([0])))
     log.append(*(Delta(f"v{i}", create([i])) for i in range(200)))
     for delivery in log.deliveries():
-        applied(resident, [delivery], log)
+        apply_all(resident, [delivery], log)
     assert resident.statistics().chains == 201
     log.clock.time = 40.0
     for _ in range(100):
         log.append(Delta("z", sparse([0], [1])))
-    applied(resident, log.deliveries(201), log)
-    held = resident.statistics()
-    assert 50 < held.chains < 201, "those whose last delta is the oldest go first"
-    assert held.chain_bytes <= 200_000
+    apply_all(resident, log.deliveries(201), log)
+    statistics = resident.statistics()
+    assert 50 < statistics.chains < 201, "chains with the oldest last delta are dropped first"
+    assert statistics.chain_bytes <= 200_000
     assert resident.chains.get(("default", "z")) is not None
     log.clock.time = 61.0
-    applied(resident, [], log)
+    apply_all(resident, [], log)
     assert resident.statistics().chains == 1, "a chain stays while its vector gets deltas"
     log.clock.time = 101.0
-    applied(resident, [], log)
+    apply_all(resident, [], log)
     assert resident.statistics().chains == 0
     assert resident.statistics().chain_bytes == 0
 
 
-def test_a_chain_that_is_too_long_loses_its_older_half() -> None:
+def test_too_long_chain_loses_its_older_half() -> None:
     log = FakeLog()
-    resident = entered(log, chain_bytes_max=100_000)
+    resident = make_resident(log, chain_bytes_max=100_000)
     remote(log, 1, Delta("z", create([0])))
     for number in range(500):
         log.append(Delta("z", sparse_add([0], [number])))
-        applied(resident, log.deliveries(number), log)
-        held = resident.statistics()
-        assert held.chains == 1
-        assert held.chain_bytes <= 100_000
+        apply_all(resident, log.deliveries(number), log)
+        statistics = resident.statistics()
+        assert statistics.chains == 1
+        assert statistics.chain_bytes <= 100_000
     log.history = None  # type: ignore[assignment,method-assign]
     remote(log, 480, Delta("z", scale(3)))
-    applied(resident, log.deliveries(501), log)
+    apply_all(resident, log.deliveries(501), log)
     check(resident, log.batches)
 
 
-def test_what_cannot_be_folded_is_rejected_alone() -> None:
+def test_only_unfoldable_delta_is_rejected() -> None:
     log = FakeLog()
-    resident = entered(log)
+    resident = make_resident(log)
     unknown = Operation(40, data=b"new")
     log.append(Delta("a", create([1, 2])), Delta("b", unknown), Delta("c", create([3, 4])))
     with pytest.raises(RejectDelta, match="'b': operation kind 40 is unknown here") as caught:
-        applied(resident, log.deliveries(), log)
+        apply_all(resident, log.deliveries(), log)
     assert caught.value.offset == 1
     rest = np.array([2], np.intp)
-    applied(resident, [Delivery(log.batches[0], rest)], log)
+    apply_all(resident, [Delivery(log.batches[0], rest)], log)
     assert {vector_id for _, vector_id, _ in resident.rows()} == {"a", "c"}
 
 
-def test_the_bound_stops_a_sink_whose_rows_must_stay() -> None:
+def test_memory_bound_stops_sink_that_cannot_evict() -> None:
     log = FakeLog()
-    resident = entered(log, resident_bytes_max=5_000)
+    resident = make_resident(log, resident_bytes_max=5_000)
     log.append(*(Delta(f"v{i}", create([1, 2, 3, 4])) for i in range(40)))
-    applied(resident, log.deliveries(), log)
+    apply_all(resident, log.deliveries(), log)
     log.append(Delta("more", create([1, 2, 3, 4])))
     with pytest.raises(StopSink, match="the bound is 5000: raise resident_bytes_max"):
-        applied(resident, log.deliveries(40), log)
+        apply_all(resident, log.deliveries(40), log)
 
 
-def test_weights_follow_what_slots_hold() -> None:
+def test_size_follows_content_of_slots() -> None:
     log = FakeLog()
-    resident = entered(log)
+    resident = make_resident(log)
     empty = resident.size
     log.append(
         Delta("a", create([1]), metadata={"k": "v" * 1000}),
         Delta("b", Operation(Kind.OPAQUE, data=b"x" * 5000)),
     )
-    applied(resident, log.deliveries(), log)
+    apply_all(resident, log.deliveries(), log)
     assert resident.size > empty + 6000
     log.append(Delta("a", create([1])), Delta("b", delete()))
-    applied(resident, log.deliveries(), log)
+    apply_all(resident, log.deliveries(), log)
     assert resident.size < empty + 3000
     assert resident.tables["default"].extra_bytes == 0
 
 
-def test_a_log_of_the_same_id_keeps_offsets() -> None:
+def test_log_of_the_same_id_keeps_offsets() -> None:
     log = FakeLog()
-    resident = entered(log)
+    resident = make_resident(log)
     log.append(Delta("a", create([1])), Delta("a", sparse_add([0], [1])))
-    applied(resident, log.deliveries(), log)
+    apply_all(resident, log.deliveries(), log)
     resident.enter(FakeLog(LOG_ID))
-    applied(resident, log.deliveries(), log)
+    apply_all(resident, log.deliveries(), log)
     check(resident, log.batches)
     assert resident.statistics().duplicates == 2

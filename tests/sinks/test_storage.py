@@ -28,7 +28,7 @@ from tests.sinks.support import FakeLog, check_state, oracle
 ROOT = Path(__file__).parents[2]
 
 
-def some_deltas(log: FakeLog) -> None:
+def append_some_deltas(log: FakeLog) -> None:
     log.append(
         Delta("a", create([1, 2, 3]), metadata={"title": "A", "tags": ["x"]}),
         Delta("b", create([4, 5, 6])),
@@ -50,10 +50,10 @@ async def check_rows(sink: StorageSink, log: FakeLog) -> None:
 
 
 @pytest.mark.parametrize("mode", ["behind", "through"])
-def test_rows_are_the_fold_and_survive_a_restart(tmp_path: Path, mode: str) -> None:
+def test_rows_equal_the_fold_and_survive_restart(tmp_path: Path, mode: str) -> None:
     async def main() -> None:
         log = FakeLog()
-        some_deltas(log)
+        append_some_deltas(log)
         sink = StorageSink(tmp_path / "vectors.db", mode=mode)  # type: ignore[arg-type]
         point = await sink.open(log)
         assert point.cursor == (log.log_id, 1, 0)
@@ -63,13 +63,13 @@ def test_rows_are_the_fold_and_survive_a_restart(tmp_path: Path, mode: str) -> N
         await sink.aclose()
         await sink.aclose()
 
-        again = StorageSink(tmp_path / "vectors.db")
-        point = await again.open(log)
+        reopened = StorageSink(tmp_path / "vectors.db")
+        point = await reopened.open(log)
         assert (point.cursor.next_offset, point.lamport) == (log.next_offset, log.lamport)
         log.append(Delta("a", sparse_add([2], [1])))
-        await again.apply(log.deliveries())  # everything once more, and one new
-        await check_rows(again, log)
-        await again.aclose()
+        await reopened.apply(log.deliveries())  # every old delivery, and one new
+        await check_rows(reopened, log)
+        await reopened.aclose()
 
     anyio.run(main)
 
@@ -79,7 +79,7 @@ def crash(sink: StorageSink) -> None:
     sink._file.close()
 
 
-def test_a_crash_between_commits_resumes_exactly(tmp_path: Path) -> None:
+def test_crash_between_commits_resumes_exactly(tmp_path: Path) -> None:
     async def main() -> None:
         log = FakeLog()
         log.append(Delta("a", create([1, 1])), Delta("b", create([0, 0])))
@@ -101,7 +101,7 @@ def test_a_crash_between_commits_resumes_exactly(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-def grown(count: int) -> FakeLog:
+def make_log(count: int) -> FakeLog:
     log = FakeLog()
     log.append(*(Delta(f"v{i}", create([i, i])) for i in range(7)))
     for at in range(count):
@@ -111,7 +111,7 @@ def grown(count: int) -> FakeLog:
 
 async def write_until_killed(path: str) -> None:
     """Apply deliveries, now and then flush and print the durable offset, until killed."""
-    log = grown(3_000)
+    log = make_log(3_000)
     sink = StorageSink(path)
     await sink.open(log)
     for at, delivery in enumerate(log.deliveries()):
@@ -121,21 +121,21 @@ async def write_until_killed(path: str) -> None:
             print(sink.statistics().committed_offset, flush=True)
 
 
-def test_what_was_committed_survives_kill_9(tmp_path: Path) -> None:
+def test_committed_rows_survive_kill_9(tmp_path: Path) -> None:
     path = str(tmp_path / "vectors.db")
     program = (
         f"import anyio; from tests.sinks import test_storage as t; anyio.run(t.write_until_killed, {path!r})"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT) as child:
         assert child.stdout is not None
-        told = [int(child.stdout.readline()) for _ in range(25)][-1]
+        printed_offset = [int(child.stdout.readline()) for _ in range(25)][-1]
         child.kill()
 
     async def main() -> None:
         sink = StorageSink(path)
-        log = grown(3_000)
+        log = make_log(3_000)
         done = (await sink.open(log)).cursor.next_offset
-        assert done >= told
+        assert done >= printed_offset
         log.batches = [logged for logged in log.batches if logged.next_offset <= done]
         await check_rows(sink, log)
         assert sink._file._writer.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
@@ -144,7 +144,7 @@ def test_what_was_committed_survives_kill_9(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-def test_the_write_ahead_log_is_bounded(tmp_path: Path) -> None:
+def test_write_ahead_log_is_bounded(tmp_path: Path) -> None:
     async def main() -> None:
         log = FakeLog()
         sink = StorageSink(tmp_path / "vectors.db", wal_bytes_max=200_000)
@@ -159,7 +159,7 @@ def test_the_write_ahead_log_is_bounded(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-def test_a_failed_commit_loses_nothing_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_commit_loses_nothing_and_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         log = FakeLog()
         sink = StorageSink(tmp_path / "vectors.db")
@@ -188,14 +188,14 @@ def test_a_failed_commit_loses_nothing_and_is_told(tmp_path: Path, monkeypatch: 
     anyio.run(main)
 
 
-def test_a_commit_that_fails_halfway_leaves_nothing(tmp_path: Path) -> None:
+def test_commit_failing_halfway_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "vectors.db"
 
     async def main() -> None:
         log = FakeLog()
         sink = StorageSink(path)
         await sink.open(log)
-        with sqlite3.connect(path) as connection:  # FAIL keeps what the statement has done so far
+        with sqlite3.connect(path) as connection:  # FAIL keeps the rows that the statement has written so far
             connection.execute(
                 "CREATE TRIGGER broken BEFORE INSERT ON vectors WHEN NEW.vector_id = 'b' "
                 "BEGIN SELECT RAISE(FAIL, 'disk I/O error'); END"
@@ -207,19 +207,19 @@ def test_a_commit_that_fails_halfway_leaves_nothing(tmp_path: Path) -> None:
             await sink.flush()
         assert [row async for row in sink.rows()] == []
         crash(sink)
-        again = StorageSink(path)
-        assert (await again.open(log)).cursor.next_offset == 0
-        assert [row async for row in again.rows()] == []
-        crash(again)
+        reopened = StorageSink(path)
+        assert (await reopened.open(log)).cursor.next_offset == 0
+        assert [row async for row in reopened.rows()] == []
+        crash(reopened)
 
     anyio.run(main)
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_the_background_flushes_by_itself(tmp_path: Path, backend: str) -> None:
+def test_background_flushes_by_itself(tmp_path: Path, backend: str) -> None:
     async def main() -> None:
         log = FakeLog()
-        some_deltas(log)
+        append_some_deltas(log)
         committed = anyio.Event()
         log.committed = lambda next_offset: committed.set()  # type: ignore[method-assign]
         sink = StorageSink(tmp_path / "vectors.db", flush_s=0.001)
@@ -236,7 +236,7 @@ def test_the_background_flushes_by_itself(tmp_path: Path, backend: str) -> None:
     anyio.run(main, backend=backend)
 
 
-def test_the_background_tries_again_and_tidies_when_idle(
+def test_background_retries_and_truncates_wal_when_idle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures = 3
@@ -259,7 +259,7 @@ def test_the_background_tries_again_and_tidies_when_idle(
             tasks.start_soon(sink.background)
             await anyio.wait_all_tasks_blocked()
             for _ in range(2):
-                some_deltas(log)
+                append_some_deltas(log)
                 await sink.apply(log.deliveries(sink.statistics().applied_offset))
                 await anyio.sleep(0.5)  # virtual: three failures, a commit
                 assert sink.statistics().committed_offset == log.next_offset
@@ -314,16 +314,16 @@ def test_rows_that_do_not_fit_are_evicted_and_read_back(tmp_path: Path) -> None:
         assert statistics.rows_read_back > 500
         assert resident.statistics().evicted > 500
         await sink.aclose()
-        again = StorageSink(tmp_path / "vectors.db", resident=ResidentVectors(resident_bytes_max=20_000))
-        await again.open(log)
-        await again.apply(log.deliveries())
-        await check_rows(again, log)
-        await again.aclose()
+        reopened = StorageSink(tmp_path / "vectors.db", resident=ResidentVectors(resident_bytes_max=20_000))
+        await reopened.open(log)
+        await reopened.apply(log.deliveries())
+        await check_rows(reopened, log)
+        await reopened.aclose()
 
     anyio.run(main)
 
 
-def test_closing_has_a_deadline_and_tells_what_is_left(tmp_path: Path) -> None:
+def test_closing_past_deadline_reports_what_is_left(tmp_path: Path) -> None:
     async def main() -> None:
         log = FakeLog()
         for at in (0, 50):
@@ -341,16 +341,16 @@ def test_closing_has_a_deadline_and_tells_what_is_left(tmp_path: Path) -> None:
         with pytest.raises(TryAgain, match=r"closed after 0\.05 s, at offset 0 of 100"):
             await sink.aclose()
         log.threads.run = real  # type: ignore[method-assign]
-        again = StorageSink(tmp_path / "vectors.db")
-        assert (await again.open(log)).cursor.next_offset == 0
-        await again.apply(log.deliveries())
-        await check_rows(again, log)
-        await again.aclose()
+        reopened = StorageSink(tmp_path / "vectors.db")
+        assert (await reopened.open(log)).cursor.next_offset == 0
+        await reopened.apply(log.deliveries())
+        await check_rows(reopened, log)
+        await reopened.aclose()
 
     anyio.run(main)
 
 
-def test_a_row_stays_in_memory_until_its_commit_has_returned(tmp_path: Path) -> None:
+def test_row_stays_in_memory_until_its_commit_has_returned(tmp_path: Path) -> None:
     async def main() -> None:
         log = FakeLog()
         resident = ResidentVectors(resident_bytes_max=6_000)
@@ -377,7 +377,7 @@ def test_a_row_stays_in_memory_until_its_commit_has_returned(tmp_path: Path) -> 
             size, evicted = resident.size, resident.evict()
             go.set()
         assert size > 6_000
-        assert evicted == 0  # all are dirty, or on their way
+        assert evicted == 0  # all rows are dirty or being written
         assert resident.evict() > 0
         await check_rows(sink, log)
         await sink.aclose()
@@ -389,9 +389,9 @@ def _change(name: str, round_: int) -> Delta:
     return Delta(name, create([1, 2, 3, 4]) if round_ == 0 else sparse_add([round_ % 4], [round_]))
 
 
-@settings(max_examples=settings().max_examples // 3)  # each opens files and syncs them
+@settings(max_examples=settings().max_examples // 3)  # each example opens files and syncs them
 @given(log=logs(), data=st.data())
-def test_any_history_crash_and_memory_end_as_the_fold(log: FakeLog, data: st.DataObject) -> None:
+def test_any_history_crash_and_memory_equals_the_fold(log: FakeLog, data: st.DataObject) -> None:
     """Late rows included: what memory has forgotten is folded again from the log."""
 
     async def main(folder: str) -> None:
@@ -421,24 +421,24 @@ def test_any_history_crash_and_memory_end_as_the_fold(log: FakeLog, data: st.Dat
         anyio.run(main, folder)
 
 
-def test_beside_a_new_log_rows_stay_and_old_offsets_mean_nothing(tmp_path: Path) -> None:
+def test_new_log_keeps_rows_and_ignores_old_offsets(tmp_path: Path) -> None:
     async def main() -> None:
         old = FakeLog()
-        some_deltas(old)
+        append_some_deltas(old)
         sink = StorageSink(tmp_path / "vectors.db")
         await sink.open(old)
         await sink.apply(old.deliveries())
         await sink.aclose()
-        again = StorageSink(tmp_path / "vectors.db")
-        point = await again.open(new := FakeLog(b"n" * 16, lamport=old.lamport))
+        second = StorageSink(tmp_path / "vectors.db")
+        point = await second.open(new := FakeLog(b"n" * 16, lamport=old.lamport))
         assert point.cursor == (old.log_id, 1, old.next_offset)
         assert point.lamport == old.lamport
         new.counters = dict(old.counters)
         new.append(Delta("a", sparse_add([0], [1])))
-        await again.apply(new.deliveries())
+        await second.apply(new.deliveries())
         expected = oracle([*old.batches, *new.batches])
-        check_state(await again.get("default", "a"), expected["default", "a"])
-        await again.aclose()
+        check_state(await second.get("default", "a"), expected["default", "a"])
+        await second.aclose()
         third = StorageSink(tmp_path / "vectors.db")
         point = await third.open(new)
         assert point.cursor == (new.log_id, 1, 1)
@@ -449,7 +449,7 @@ def test_beside_a_new_log_rows_stay_and_old_offsets_mean_nothing(tmp_path: Path)
     anyio.run(main)
 
 
-def test_a_file_is_not_closed_under_a_call_whose_task_was_cancelled(
+def test_file_stays_open_during_call_of_cancelled_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Ctrl-C does while a sink is attached: an event loop cancels its task, whatever is shielded."""
@@ -487,7 +487,7 @@ def test_a_file_is_not_closed_under_a_call_whose_task_was_cancelled(
     asyncio.run(main())
 
 
-def test_one_sink_a_file(tmp_path: Path) -> None:
+def test_second_sink_on_a_file_is_refused(tmp_path: Path) -> None:
     async def main() -> None:
         log = FakeLog()
         first, second = StorageSink(tmp_path / "v.db"), StorageSink(tmp_path / "v.db")
@@ -501,14 +501,14 @@ def test_one_sink_a_file(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-def test_foreign_files_are_refused_unharmed(tmp_path: Path) -> None:
+def test_foreign_files_are_refused_and_unchanged(tmp_path: Path) -> None:
     text, other, newer = tmp_path / "text.db", tmp_path / "other.db", tmp_path / "newer.db"
     text.write_text("not a database, but long enough to be taken for one " * 100)
     with sqlite3.connect(other) as connection:
         connection.execute("CREATE TABLE mine (x)")
     connection.close()
 
-    def refused(path: Path, match: str) -> None:
+    def check_refused(path: Path, match: str) -> None:
         before = path.read_bytes() if path.exists() else None
         with pytest.raises(UsageError, match=match):
             anyio.run(StorageSink(path).open, FakeLog())
@@ -519,25 +519,25 @@ def test_foreign_files_are_refused_unharmed(tmp_path: Path) -> None:
         await sink.open(FakeLog())
         await sink.aclose()
 
-    refused(text, "not a SQLite file")
-    refused(other, "of another program")
-    damaged = tmp_path / "damaged.db"
-    anyio.run(touch, damaged)
-    damaged.write_bytes(damaged.read_bytes()[:4096] + b"\x99" * 40_000)
-    refused(damaged, r"cannot be opened \(.*\): repair it")
-    refused(tmp_path / "no" / "folder.db", "its folder .*no does not exist: create it")
-    refused(text / "v.db", "text.* is not a directory: name another file")
-    refused(Path("/proc/x.db"), "no file can be created in /proc: let this user write there")
+    check_refused(text, "not a SQLite file")
+    check_refused(other, "of another program")
+    corrupted = tmp_path / "damaged.db"
+    anyio.run(touch, corrupted)
+    corrupted.write_bytes(corrupted.read_bytes()[:4096] + b"\x99" * 40_000)
+    check_refused(corrupted, r"cannot be opened \(.*\): repair it")
+    check_refused(tmp_path / "no" / "folder.db", "its folder .*no does not exist: create it")
+    check_refused(text / "v.db", "text.* is not a directory: name another file")
+    check_refused(Path("/proc/x.db"), "no file can be created in /proc: let this user write there")
     with pytest.raises(UsageError, match="it is a directory: name a file"):
         anyio.run(StorageSink(tmp_path).open, FakeLog())
     anyio.run(touch, newer)
     with sqlite3.connect(newer) as connection:
         connection.execute("PRAGMA user_version = 9")
     connection.close()
-    refused(newer, "has format 9, and this program reads format 2")
+    check_refused(newer, "has format 9, and this program reads format 2")
 
 
-def test_wrong_use_is_told(tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="mode 'fast'"):
         StorageSink(tmp_path / "v.db", mode="fast")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="flush_s 0"):
@@ -550,10 +550,10 @@ def test_wrong_use_is_told(tmp_path: Path) -> None:
         anyio.run(StorageSink(tmp_path / "v.db").flush)
 
 
-def test_the_file_can_be_read_with_sql(tmp_path: Path) -> None:
+def test_file_can_be_read_with_sql(tmp_path: Path) -> None:
     async def main() -> None:
         log = FakeLog()
-        some_deltas(log)
+        append_some_deltas(log)
         sink = StorageSink(tmp_path / "v.db")
         await sink.open(log)
         await sink.apply(log.deliveries())

@@ -38,7 +38,7 @@ def image_of(path: Path) -> Path:
     return found
 
 
-def some_deltas(log: FakeLog) -> None:
+def append_some_deltas(log: FakeLog) -> None:
     log.append(*[Delta(f"row-{number}", create([number, 1, 2])) for number in range(20)])
     log.append(
         Delta("a", create([1, 2, 3]), metadata={"title": "A", "tags": ["x", None]}),
@@ -49,9 +49,9 @@ def some_deltas(log: FakeLog) -> None:
     log.append(Delta("row-3", delete()), Delta("nobody", sparse([0], [1])), Delta("a", sparse([9], [1])))
 
 
-async def filled(path: Path, log: FakeLog) -> None:
+async def write_with_image(path: Path, log: FakeLog) -> None:
     """A storage file with an image."""
-    some_deltas(log)
+    append_some_deltas(log)
     sink = StorageSink(path, image_rows_min=1)
     await sink.open(log)
     await sink.apply(log.deliveries())
@@ -60,10 +60,12 @@ async def filled(path: Path, log: FakeLog) -> None:
     assert image_of(path).stat().st_size > 100
 
 
-async def check_opened(path: Path, log: FakeLog, image: str, beside: FakeLog | None = None) -> StorageSink:
+async def check_opened(
+    path: Path, log: FakeLog, image: str, current_log: FakeLog | None = None
+) -> StorageSink:
     """Open, without writing an image again; all must be as the log says."""
     sink = StorageSink(path, image_rows_min=NEVER)
-    await sink.open(beside or log)
+    await sink.open(current_log or log)
     assert sink.statistics().image.startswith(image)
     expected = oracle(log.batches)
     found = {(namespace, vector_id): state for namespace, vector_id, state in sink.resident.rows()}
@@ -73,14 +75,14 @@ async def check_opened(path: Path, log: FakeLog, image: str, beside: FakeLog | N
     return sink
 
 
-def test_a_start_from_the_image_holds_what_was_there(tmp_path: Path) -> None:
+def test_start_from_image_restores_every_row(tmp_path: Path) -> None:
     async def main() -> None:
         log, path = FakeLog(), tmp_path / "v.db"
-        await filled(path, log)
+        await write_with_image(path, log)
         sink = await check_opened(path, log, "loaded, with 0 rows")
         lamport = sink.resident.lamport
         assert lamport == log.lamport
-        await sink.apply(log.deliveries())  # all of it again: repeats, by the offsets in the image
+        await sink.apply(log.deliveries())  # duplicates of every row, by the offsets in the image
         assert sink.resident.statistics().folded == 0
         log.append(
             Delta("a", sparse_add([0], [1])), Delta("new", create([7, 7, 7])), Delta("b", create([1] * 3))
@@ -92,29 +94,29 @@ def test_a_start_from_the_image_holds_what_was_there(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-def test_rows_written_later_overrule_it_late_ones_too(tmp_path: Path) -> None:
+def test_rows_written_later_override_the_image(tmp_path: Path) -> None:
     async def main() -> None:
         log, path = FakeLog(), tmp_path / "v.db"
-        await filled(path, log)
+        await write_with_image(path, log)
         sink = StorageSink(path, image_rows_min=NEVER)
         await sink.open(log)
         reached = log.next_offset
         log.append(Delta("row-5", sparse_add([0], [1])), Delta("row-6", delete()), Delta("z", opaque(b"z")))
         await sink.apply(log.deliveries(reached))
         await sink.flush()
-        # Behind those a forwarded one that sorts before what is there: its vector is folded again.
+        # Then a forwarded row that sorts before stored ones: its vector is refolded.
         other = encode_batch([Delta("row-7", scale(2.0))], origin=99, base=1)
         reached = log.next_offset
         log.forward(other, lamport=2)
         await sink.apply(log.deliveries(reached))
         await sink.flush()
-        sink._file.close()  # as kill -9 leaves it
+        sink._file.close()  # leaves the file as kill -9 does
         await (await check_opened(path, log, "loaded, with 4 rows")).aclose()
 
     anyio.run(main)
 
 
-class Busy:
+class InterruptedThread:
     """A thread between whose calls somebody else changes what is written."""
 
     def __init__(self) -> None:
@@ -126,7 +128,7 @@ class Busy:
         return result
 
 
-def test_rows_that_change_while_it_is_written_are_right_after_a_crash(
+def test_rows_changed_during_image_write_survive_crash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage_image, "_BLOCK_ROWS", 4)
@@ -135,10 +137,10 @@ def test_rows_that_change_while_it_is_written_are_right_after_a_crash(
         log, path, changes = FakeLog(), tmp_path / "v.db", 0
         sink = StorageSink(path, image_rows_min=1)
         await sink.open(log)
-        some_deltas(log)
+        append_some_deltas(log)
         await sink.apply(log.deliveries())
         await sink.flush()
-        thread = Busy()
+        thread = InterruptedThread()
 
         async def change() -> None:
             nonlocal changes
@@ -154,7 +156,7 @@ def test_rows_that_change_while_it_is_written_are_right_after_a_crash(
         thread.between = change
         await sink._image_manager.write(thread, log.log_id)
         assert changes > 5
-        assert sink.statistics().image == "none"  # not before all that changed is in the file
+        assert sink.statistics().image == "none"  # written only once every changed row is in the file
         await sink.flush()
         assert sink.statistics().image == "written"
         sink._file.close()
@@ -163,31 +165,33 @@ def test_rows_that_change_while_it_is_written_are_right_after_a_crash(
     anyio.run(main)
 
 
-def test_a_rebuild_leaves_none_of_before(tmp_path: Path) -> None:
+def test_rebuild_discards_an_older_image(tmp_path: Path) -> None:
     async def main() -> None:
         log, path = FakeLog(), tmp_path / "v.db"
-        await filled(path, log)
+        await write_with_image(path, log)
         sink = StorageSink(path, image_rows_min=1)
         await sink.open(log)
-        await sink._image_manager.write(log.threads, log.log_id)  # begun before, to be named after
+        await sink._image_manager.write(
+            log.threads, log.log_id
+        )  # begun before the rebuild, to be named after it
         await sink.begin_rebuild(log.next_offset)
         state = oracle(log.batches)["default", "a"]
         await sink.load_states([StateRow("default", "a", state, log.next_offset - 1)])
         await sink.end_rebuild(log.next_offset, log.lamport)
         await sink.flush()
         sink._file.close()
-        again = StorageSink(path, image_rows_min=NEVER)
-        await again.open(log)
-        assert [row[:2] for row in again.resident.rows()] == [("default", "a")]
-        await again.aclose()
+        reopened = StorageSink(path, image_rows_min=NEVER)
+        await reopened.open(log)
+        assert [row[:2] for row in reopened.resident.rows()] == [("default", "a")]
+        await reopened.aclose()
 
     anyio.run(main)
 
 
-def test_one_that_no_flush_has_named_is_removed(tmp_path: Path) -> None:
+def test_image_that_no_flush_has_named_is_removed(tmp_path: Path) -> None:
     async def main() -> None:
         log, path = FakeLog(), tmp_path / "v.db"
-        await filled(path, log)
+        await write_with_image(path, log)
         before = image_of(path)
         sink = StorageSink(path, image_rows_min=1)
         await sink.open(log)
@@ -200,21 +204,21 @@ def test_one_that_no_flush_has_named_is_removed(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-def test_a_slot_that_changes_hands_meanwhile_ends_it(tmp_path: Path) -> None:
+def test_reused_slot_aborts_the_image(tmp_path: Path) -> None:
     async def main() -> None:
         log, path = FakeLog(), tmp_path / "v.db"
         sink = StorageSink(path, image_rows_min=1)
         await sink.open(log)
-        some_deltas(log)
+        append_some_deltas(log)
         await sink.apply(log.deliveries())
-        thread = Busy()
+        thread = InterruptedThread()
 
-        async def let_go() -> None:
+        async def release_slot() -> None:
             rows = sink.resident.tables["rows"]
             if "passing" not in rows.slots:
                 rows.release(rows.slot_of("passing"))
 
-        thread.between = let_go
+        thread.between = release_slot
         await sink._image_manager.write(thread, log.log_id)
         assert "was evicted meanwhile" in sink.statistics().image
         assert not images(path)
@@ -224,10 +228,10 @@ def test_a_slot_that_changes_hands_meanwhile_ends_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [3, 20, 200, 700, -400, -30, -1])
-def test_a_damaged_one_is_not_used_and_told(tmp_path: Path, at: int) -> None:
+def test_corrupted_image_is_reported_and_not_used(tmp_path: Path, at: int) -> None:
     async def main() -> None:
         log, path = FakeLog(), tmp_path / "v.db"
-        await filled(path, log)
+        await write_with_image(path, log)
         image = image_of(path)
         content = bytearray(image.read_bytes())
         content[at] ^= 0x10
@@ -237,10 +241,10 @@ def test_a_damaged_one_is_not_used_and_told(tmp_path: Path, at: int) -> None:
     anyio.run(main)
 
 
-def test_one_that_is_torn_gone_or_of_another_file_is_not_used(tmp_path: Path) -> None:
+def test_torn_missing_or_foreign_image_is_not_used(tmp_path: Path) -> None:
     async def main() -> None:
         log, path = FakeLog(), tmp_path / "v.db"
-        await filled(path, log)
+        await write_with_image(path, log)
         image = image_of(path)
         content = image.read_bytes()
         for size in (0, 7, 30, len(content) // 2, len(content) - 1):
@@ -256,7 +260,7 @@ def test_one_that_is_torn_gone_or_of_another_file_is_not_used(tmp_path: Path) ->
         ).aclose()
         other = FakeLog()
         other.append(Delta("another", create([1, 2, 3])))
-        await filled(tmp_path / "w.db", other)
+        await write_with_image(tmp_path / "w.db", other)
         shutil.copy(image_of(tmp_path / "w.db"), image)
         await (
             await check_opened(path, log, "not used, all rows were read one by one: it is not the image")
@@ -265,10 +269,10 @@ def test_one_that_is_torn_gone_or_of_another_file_is_not_used(tmp_path: Path) ->
     anyio.run(main)
 
 
-def test_an_older_copy_of_the_storage_file_is_not_mixed_with_a_newer_image(tmp_path: Path) -> None:
+def test_newer_image_is_not_used_with_older_file(tmp_path: Path) -> None:
     async def main() -> None:
         log, path = FakeLog(), tmp_path / "v.db"
-        await filled(path, log)
+        await write_with_image(path, log)
         shutil.copy(path, tmp_path / "older")
         before = list(log.batches)
         sink = StorageSink(path, image_rows_min=1)
@@ -286,13 +290,13 @@ def test_an_older_copy_of_the_storage_file_is_not_mixed_with_a_newer_image(tmp_p
     anyio.run(main)
 
 
-def test_beside_another_log_its_offsets_mean_nothing(tmp_path: Path) -> None:
+def test_offsets_of_image_are_ignored_for_another_log(tmp_path: Path) -> None:
     async def main() -> None:
         log, path = FakeLog(), tmp_path / "v.db"
-        await filled(path, log)
+        await write_with_image(path, log)
         other = FakeLog(bytes(16), lamport=log.lamport)
-        sink = await check_opened(path, log, "loaded", beside=other)
-        other.append(Delta("a", sparse([0], [50])))  # at offset 0, below all that the image knows
+        sink = await check_opened(path, log, "loaded", current_log=other)
+        other.append(Delta("a", sparse([0], [50])))  # at offset 0, below every offset in the image
         await sink.apply(other.deliveries())
         state = await sink.get("default", "a")
         assert state is not None
@@ -303,10 +307,10 @@ def test_beside_another_log_its_offsets_mean_nothing(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-def test_more_than_memory_holds_is_read_row_by_row(tmp_path: Path) -> None:
+def test_image_exceeding_memory_is_not_used(tmp_path: Path) -> None:
     async def main() -> None:
         log, path = FakeLog(), tmp_path / "v.db"
-        await filled(path, log)
+        await write_with_image(path, log)
         sink = StorageSink(path, resident=ResidentVectors(resident_bytes_max=6_000))
         await sink.open(log)
         assert sink.statistics().image.startswith(
@@ -319,12 +323,10 @@ def test_more_than_memory_holds_is_read_row_by_row(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-def test_where_it_cannot_be_written_the_close_is_as_good(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_succeeds_if_image_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         log, path = FakeLog(), tmp_path / "v.db"
-        some_deltas(log)
+        append_some_deltas(log)
         sink = StorageSink(path, image_rows_min=1)
         await sink.open(log)
         await sink.apply(log.deliveries())
@@ -342,10 +344,10 @@ def test_where_it_cannot_be_written_the_close_is_as_good(
     anyio.run(main)
 
 
-def test_it_is_written_in_the_background_when_enough_has_changed(tmp_path: Path) -> None:
+def test_image_is_written_in_background_after_changes(tmp_path: Path) -> None:
     async def main() -> None:
         log, path = FakeLog(), tmp_path / "v.db"
-        some_deltas(log)
+        append_some_deltas(log)
         sink = StorageSink(path, image_rows_min=20, flush_s=0.001)
         await sink.open(log)
         with anyio.fail_after(60):
@@ -353,7 +355,7 @@ def test_it_is_written_in_the_background_when_enough_has_changed(tmp_path: Path)
                 tasks.start_soon(sink.background)
                 await anyio.lowlevel.checkpoint()
                 await sink.apply(log.deliveries())
-                while sink.statistics().image != "written":  # noqa: ASYNC110 - nothing tells it
+                while sink.statistics().image != "written":  # noqa: ASYNC110 - nothing signals it
                     await anyio.sleep(0.005)
                 tasks.cancel_scope.cancel()
         sink._file.close()
@@ -362,10 +364,10 @@ def test_it_is_written_in_the_background_when_enough_has_changed(tmp_path: Path)
     anyio.run(main)
 
 
-def test_a_file_of_the_format_before_goes_on(tmp_path: Path) -> None:
+def test_file_of_previous_format_is_usable(tmp_path: Path) -> None:
     async def main() -> None:
         log, path = FakeLog(), tmp_path / "v.db"
-        some_deltas(log)
+        append_some_deltas(log)
         sink = StorageSink(path)
         await sink.open(log)
         await sink.apply(log.deliveries())

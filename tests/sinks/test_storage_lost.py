@@ -32,7 +32,7 @@ def replace(path: Path) -> None:
     ("lose", "how"),
     [(delete, r"was deleted \(No such file or directory\)"), (replace, "was replaced while in use")],
 )
-def test_a_file_that_is_lost_in_use_stops_the_sink(
+def test_file_lost_while_in_use_stops_the_sink(
     tmp_path: Path, lose: Callable[[Path], None], how: str
 ) -> None:
     path = tmp_path / "v.db"
@@ -53,14 +53,14 @@ def test_a_file_that_is_lost_in_use_stops_the_sink(
         with pytest.raises(TryAgain, match=how):
             await sink.aclose()
         path.unlink(missing_ok=True)
-        again = StorageSink(path)
-        assert (await again.open(log)).cursor.next_offset == 0
-        await again.aclose()
+        reopened = StorageSink(path)
+        assert (await reopened.open(log)).cursor.next_offset == 0
+        await reopened.aclose()
 
     anyio.run(main)
 
 
-def test_the_background_tells_the_loss_by_the_next_apply(tmp_path: Path) -> None:
+def test_loss_found_in_background_is_raised_by_apply(tmp_path: Path) -> None:
     path = tmp_path / "v.db"
 
     async def main() -> None:
@@ -85,29 +85,29 @@ def test_the_background_tells_the_loss_by_the_next_apply(tmp_path: Path) -> None
     run_virtual(main)
 
 
-def filled(path: Path, log: FakeLog, **options: Any) -> StorageSink:
+def make_sink(path: Path, log: FakeLog, **options: Any) -> StorageSink:
     log.append(*(Delta(f"row-{at:03}", create(row)) for at, row in enumerate(vectors(400, 64))))
     return StorageSink(path, **options)
 
 
-def damage(path: Path) -> None:
+def corrupt(path: Path) -> None:
     """Everything but the first pages, where the file says what it is and how far."""
-    whole = path.read_bytes()
-    assert len(whole) > 60_000
-    path.write_bytes(whole[:20_480] + b"\x99" * (len(whole) - 20_480))
+    content = path.read_bytes()
+    assert len(content) > 60_000
+    path.write_bytes(content[:20_480] + b"\x99" * (len(content) - 20_480))
 
 
-def test_damage_behind_a_sound_header_is_told_when_opened(tmp_path: Path) -> None:
+def test_corruption_after_valid_header_is_reported_at_open(tmp_path: Path) -> None:
     path = tmp_path / "v.db"
 
     async def main() -> None:
         log = FakeLog()
-        sink = filled(path, log)
+        sink = make_sink(path, log)
         await sink.open(log)
         await sink.apply(log.deliveries())
         await sink.aclose()
-        damage(path)
-        for _ in range(2):  # the file is let go of
+        corrupt(path)
+        for _ in range(2):  # a failed open releases the file
             with pytest.raises(
                 StopSink, match=rf"v.db is corrupted \(database disk image is malformed\): {CURE}"
             ):
@@ -116,20 +116,20 @@ def test_damage_behind_a_sound_header_is_told_when_opened(tmp_path: Path) -> Non
     anyio.run(main)
 
 
-def test_damage_that_is_met_when_rows_are_read_back_stops_the_sink(tmp_path: Path) -> None:
+def test_corruption_found_reading_rows_back_stops_sink(tmp_path: Path) -> None:
     path = tmp_path / "v.db"
 
     async def main() -> None:
         log = FakeLog()
-        sink = filled(path, log, mode="through", resident=ResidentVectors(resident_bytes_max=20_000))
+        sink = make_sink(path, log, mode="through", resident=ResidentVectors(resident_bytes_max=20_000))
         await sink.open(log)
         await sink.apply(log.deliveries())
         assert sink.resident.statistics().evicted > 100
-        with path.open("r+b") as file:  # SQLite keeps the file open, so its bytes change in their place
+        with path.open("r+b") as file:  # SQLite keeps the file open, so the test overwrites bytes in place
             sink._file.checkpoint(idle=True)
             file.seek(20_480)
             file.write(b"\x99" * (path.stat().st_size - 20_480))
-        sink._file._reader.execute("PRAGMA shrink_memory")  # it must read the pages again
+        sink._file._reader.execute("PRAGMA shrink_memory")  # the reader must fetch the pages from the file
         reached = log.next_offset
         log.append(Delta("row-000", sparse_add([0], [1])))
         with pytest.raises(StopSink, match="is corrupted"):
@@ -142,7 +142,7 @@ def test_damage_that_is_met_when_rows_are_read_back_stops_the_sink(tmp_path: Pat
 
 
 @pytest.mark.parametrize("mode", ["behind", "through"])
-def test_what_stands_before_a_rejected_delta_is_written(tmp_path: Path, mode: Any) -> None:
+def test_rows_before_a_rejected_delta_are_written(tmp_path: Path, mode: Any) -> None:
     async def main() -> None:
         log, unknown = FakeLog(), Operation(40, data=b"new")
         log.append(Delta("a", create([1, 2])), Delta("b", create([3, 4])), Delta("new", unknown))
@@ -158,10 +158,10 @@ def test_what_stands_before_a_rejected_delta_is_written(tmp_path: Path, mode: An
             tasks.cancel_scope.cancel()
         assert log.commits == [2]
         sink._file.close()
-        again = StorageSink(tmp_path / "v.db")
-        assert (await again.open(log)).cursor.next_offset == 2
-        assert await again.get("default", "b") is not None
-        assert await again.get("default", "new") is None
-        await again.aclose()
+        reopened = StorageSink(tmp_path / "v.db")
+        assert (await reopened.open(log)).cursor.next_offset == 2
+        assert await reopened.get("default", "b") is not None
+        assert await reopened.get("default", "new") is None
+        await reopened.aclose()
 
     run_virtual(main)

@@ -23,28 +23,28 @@ from tests.sinks.test_storage import check_rows, crash
 VECTORS = 4
 
 
-def a_log() -> FakeLog:
+def make_log() -> FakeLog:
     log = FakeLog()
     log.append(*(Delta(f"v{i}", create([i, i])) for i in range(VECTORS)))
     log.append(*(Delta(f"v{i}", sparse_add([0], [1])) for i in range(VECTORS)))
     return log
 
 
-async def break_off(
+async def kill_during_flush(
     sink: StorageSink, log: FakeLog, transactions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kill the sink when its flush has made so many transactions of one row."""
     monkeypatch.setattr(storage_rows, "ROWS_MAX", 1)
     real, left = sink._file._transact, transactions
 
-    def some(*arguments: Any) -> int:
+    def fail_after_limit(*arguments: Any) -> int:
         nonlocal left
         if not left:
             raise sqlite3.OperationalError("the process is gone")
         left -= 1
         return real(*arguments)
 
-    monkeypatch.setattr(sink._file, "_transact", some)
+    monkeypatch.setattr(sink._file, "_transact", fail_after_limit)
     with pytest.raises(TryAgain):
         await sink.flush()
     crash(sink)
@@ -53,11 +53,11 @@ async def break_off(
 
 @pytest.mark.parametrize("flushed_before", [False, True])
 @pytest.mark.parametrize("transactions", range(1, VECTORS))
-def test_a_flush_broken_off_between_two_transactions_doubles_nothing(
+def test_flush_killed_between_transactions_duplicates_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transactions: int, flushed_before: bool
 ) -> None:
     async def main() -> None:
-        log, done = a_log(), 0
+        log, done = make_log(), 0
         sink = StorageSink(tmp_path / "v.db")
         await sink.open(log)
         await sink.apply(log.deliveries())
@@ -66,47 +66,47 @@ def test_a_flush_broken_off_between_two_transactions_doubles_nothing(
             done = log.next_offset
             log.append(*(Delta(f"v{i}", sparse_add([1], [1])) for i in range(VECTORS)))
             await sink.apply(log.deliveries(done))
-        reached = log.next_offset
-        await break_off(sink, log, transactions, monkeypatch)
+        end = log.next_offset
+        await kill_during_flush(sink, log, transactions, monkeypatch)
 
-        again = StorageSink(tmp_path / "v.db")
-        point = await again.open(log)
-        assert (point.cursor.next_offset, point.reach) == (done, reached)
-        assert point.lamport == log.lamport, "rows of the file have numbers up to here"
+        reopened = StorageSink(tmp_path / "v.db")
+        point = await reopened.open(log)
+        assert (point.cursor.next_offset, point.reach) == (done, end)
+        assert point.lamport == log.lamport, "rows of the file have Lamport timestamps up to this one"
         log.append(Delta("v0", sparse_add([0], [5])))
-        await again.apply(log.deliveries(done))
-        await check_rows(again, log)
-        await again.aclose()
+        await reopened.apply(log.deliveries(done))
+        await check_rows(reopened, log)
+        await reopened.aclose()
 
     anyio.run(main)
 
 
-def test_how_far_rows_reach_is_kept_until_the_cursor_is_there(
+def test_reach_of_rows_is_stored_until_cursor_gets_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        log = a_log()
+        log = make_log()
         sink = StorageSink(tmp_path / "v.db")
         await sink.open(log)
         await sink.apply(log.deliveries())
-        await break_off(sink, log, 2, monkeypatch)
+        await kill_during_flush(sink, log, 2, monkeypatch)
 
-        again = StorageSink(tmp_path / "v.db")
-        await again.open(log)
-        await again.apply(log.deliveries()[:1])  # a part of what the rows hold already
-        await again.flush()
-        crash(again)
-        last = StorageSink(tmp_path / "v.db")
-        point = await last.open(log)
+        second = StorageSink(tmp_path / "v.db")
+        await second.open(log)
+        await second.apply(log.deliveries()[:1])  # a part of the deltas that the rows contain already
+        await second.flush()
+        crash(second)
+        third = StorageSink(tmp_path / "v.db")
+        point = await third.open(log)
         assert (point.cursor.next_offset, point.reach) == (VECTORS, 2 * VECTORS)
-        await last.aclose()
+        await third.aclose()
 
     anyio.run(main)
 
 
-def test_a_file_from_before_goes_on(tmp_path: Path) -> None:
+def test_file_without_reach_column_is_usable(tmp_path: Path) -> None:
     async def main() -> None:
-        log = a_log()
+        log = make_log()
         sink = StorageSink(tmp_path / "v.db")
         await sink.open(log)
         await sink.apply(log.deliveries())
@@ -114,17 +114,17 @@ def test_a_file_from_before_goes_on(tmp_path: Path) -> None:
         with sqlite3.connect(tmp_path / "v.db") as connection:
             connection.execute("ALTER TABLE commits DROP COLUMN reach")
         connection.close()
-        again = StorageSink(tmp_path / "v.db")
-        assert (await again.open(log)).cursor.next_offset == log.next_offset
+        reopened = StorageSink(tmp_path / "v.db")
+        assert (await reopened.open(log)).cursor.next_offset == log.next_offset
         log.append(Delta("v0", sparse_add([0], [5])))
-        await again.apply(log.deliveries(2 * VECTORS))
-        await check_rows(again, log)
-        await again.aclose()
+        await reopened.apply(log.deliveries(2 * VECTORS))
+        await check_rows(reopened, log)
+        await reopened.aclose()
 
     anyio.run(main)
 
 
-class Reaching(PlacedSink):
+class SinkAheadOfCursor(PlacedSink):
     """Some of its data are ahead of its cursor."""
 
     async def open(self, context: Any) -> ResumePoint:
@@ -135,12 +135,12 @@ class Reaching(PlacedSink):
 
 
 @pytest.mark.parametrize("reach", [2, 3])
-def test_a_sink_whose_data_reach_beyond_the_log_is_ahead_whatever_its_cursor(reach: int) -> None:
+def test_sink_with_rows_beyond_the_log_is_refused(reach: int) -> None:
     async def main() -> None:
         log = LogSettings(read_level=AckLevel.LOGGED)
         async with Propagator(data="x", log=log, world=virtual_world(1, disk=SimDisk(1))) as p:
             await p.publish(Delta("a", create([1.0])), Delta("b", create([1.0])))
-            sink = Reaching(Place())
+            sink = SinkAheadOfCursor(Place())
             sink.reach = reach
             if reach == 2:
                 await p.attach(sink)

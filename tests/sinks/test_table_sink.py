@@ -26,7 +26,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
     assert specification is not None
     assert specification.loader is not None
     module = module_from_spec(specification)
-    monkeypatch.setitem(sys.modules, "table_sink", module)  # where dataclasses look for it
+    monkeypatch.setitem(sys.modules, "table_sink", module)  # dataclasses look up the module here
     specification.loader.exec_module(module)
     return module
 
@@ -48,7 +48,7 @@ class Disk:
         return sqlite3.connect(path)
 
 
-def told(example: Any, folder: Path, backend: Any = "asyncio") -> str:
+def complaint_about(example: Any, folder: Path, backend: Any = "asyncio") -> str:
     """Return the kit's complaint about the example's sink, or empty text."""
     disk = Disk()
     example.sqlite3 = Namespace(connect=disk.connect, Error=sqlite3.Error)
@@ -66,46 +66,46 @@ class Namespace:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_the_table_conforms_with_a_disk_that_fails(example: Any, tmp_path: Path, backend: Any) -> None:
-    assert told(example, tmp_path, backend) == ""
+def test_table_conforms_on_a_failing_disk(example: Any, tmp_path: Path, backend: Any) -> None:
+    assert complaint_about(example, tmp_path, backend) == ""
 
 
-def rows_and_cursor_apart(example: Any) -> None:
-    whole = example.ProductTable._on_thread
+def write_rows_and_cursor_separately(example: Any) -> None:
+    original = example.ProductTable._on_thread
 
     async def on_thread(self: Any, function: Any) -> Any:
         if getattr(function, "func", None) != self._write:
-            return await whole(self, function)
+            return await original(self, function)
         states, next_offset, lamport = function.args
-        await whole(self, partial(self._write, {}, next_offset, lamport))
-        return await whole(self, partial(self._put, states))
+        await original(self, partial(self._write, {}, next_offset, lamport))
+        return await original(self, partial(self._put, states))
 
     example.ProductTable._on_thread = on_thread
 
 
-def never_folded_again(example: Any) -> None:
+def never_refold(example: Any) -> None:
     example.must_fold_again = lambda logged, row, key: False
 
 
-def late_rows_move_the_cursor(example: Any) -> None:
+def move_cursor_for_late_rows(example: Any) -> None:
     fold_rows = example.fold_rows
 
-    def taken(delivery: Any, states: Any, again: Any) -> Any:
+    def fold_as_new(delivery: Any, states: Any, to_refold: Any) -> Any:
         delivery.redelivered = False
-        return fold_rows(delivery, states, again)
+        return fold_rows(delivery, states, to_refold)
 
-    example.fold_rows = taken
+    example.fold_rows = fold_as_new
 
 
-def repeats_are_folded(example: Any) -> None:
+def fold_duplicates(example: Any) -> None:
     fold = example.fold
 
-    def folded(rows: Any, onto: Any) -> Any:
+    def fold_without_key(rows: Any, onto: Any) -> Any:
         return fold(
             rows, onto=example.VectorState(onto.alive, onto.vector, onto.data, onto.metadata, onto.ignored)
         )
 
-    example.fold = folded
+    example.fold = fold_without_key
     example.encode_row = partial(without_key, example.encode_row, example.VectorState)
 
 
@@ -116,18 +116,18 @@ def without_key(columns: Any, make: Any, item: Any) -> Any:
     )
 
 
-def committed_before_it_is_written(example: Any) -> None:
+def commit_before_writing(example: Any) -> None:
     apply = example.ProductTable.apply
 
-    async def applied(self: Any, deliveries: Any) -> None:
+    async def apply_after_commit(self: Any, deliveries: Any) -> None:
         self._context.committed(deliveries[-1].next_offset)
         await anyio.lowlevel.checkpoint()
         await apply(self, deliveries)
 
-    example.ProductTable.apply = applied
+    example.ProductTable.apply = apply_after_commit
 
 
-def rebuilds_are_not_remembered(example: Any) -> None:
+def forget_rebuilds(example: Any) -> None:
     def begin(self: Any) -> None:
         with closing(sqlite3.connect(self.path)) as db, db:
             db.execute("DELETE FROM products")
@@ -135,32 +135,32 @@ def rebuilds_are_not_remembered(example: Any) -> None:
     example.ProductTable._begin_rebuild = begin
 
 
-def rejected_too_early(example: Any) -> None:
+def reject_too_early(example: Any) -> None:
     async def apply(self: Any, deliveries: Any) -> None:
         for delivery in deliveries:
             rejected = example.fold_rows(delivery, {}, {})
             if rejected is not None:
                 raise rejected
-        await whole(self, deliveries)
+        await original_apply(self, deliveries)
 
-    whole = example.ProductTable.apply
+    original_apply = example.ProductTable.apply
     example.ProductTable.apply = apply
 
 
 @pytest.mark.parametrize(
-    ("spoil", "parts"),
+    ("break_table", "parts"),
     [
-        (rows_and_cursor_apart, {"committed"}),
-        (never_folded_again, {"forwarded"}),
-        (late_rows_move_the_cursor, {"late", "committed"}),
-        (repeats_are_folded, {"repeats"}),
-        (committed_before_it_is_written, {"committed"}),
-        (rebuilds_are_not_remembered, {"rebuild"}),
-        (rejected_too_early, {"failure"}),
+        (write_rows_and_cursor_separately, {"committed"}),
+        (never_refold, {"forwarded"}),
+        (move_cursor_for_late_rows, {"late", "committed"}),
+        (fold_duplicates, {"repeats"}),
+        (commit_before_writing, {"committed"}),
+        (forget_rebuilds, {"rebuild"}),
+        (reject_too_early, {"failure"}),
     ],
     ids=lambda one: getattr(one, "__name__", ""),
 )
-def test_a_spoilt_table_is_found(spoil: Any, parts: set[str], example: Any, tmp_path: Path) -> None:
-    spoil(example)
-    found = told(example, tmp_path)
+def test_broken_table_is_found(break_table: Any, parts: set[str], example: Any, tmp_path: Path) -> None:
+    break_table(example)
+    found = complaint_about(example, tmp_path)
     assert found.partition(":")[0] in parts, found

@@ -31,7 +31,7 @@ class FoldsForwardedRowsOnTop(Plain):
             self.states[ref] = apply(before, batch.operation(row), batch.metadata(row), key)
 
 
-class TakesForwardedRowsForRepeats(Plain):
+class TakesForwardedRowsForDuplicates(Plain):
     """Sink that drops late forwarded rows."""
 
     def take(self, delivery: Delivery) -> None:
@@ -53,41 +53,43 @@ class BreaksTiesByArrival(Plain):
             super().take_row(delivery, row)
 
 
-class FoldsTwinsTwice(Plain):
+class FoldsDuplicateIdsTwice(Plain):
     def take(self, delivery: Delivery) -> None:
         logged = delivery.logged
         unmarked = LoggedBatch(logged.batch, logged.offset, logged.lamport, logged.source)
         super().take(replace(delivery, logged=unmarked))
 
 
-class FoldsAgainWhatCameSinceARebuild(Store):
+class RefoldsOnlyRowsSinceARebuild(Store):
     """Keeps the rows of each vector itself, but not what the states of a rebuild were made of."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
-        self.kept: dict[tuple[str, str], dict[Any, Any]] = {}
+        self.stored_rows: dict[tuple[str, str], dict[Any, Any]] = {}
 
     def take_row(self, delivery: Delivery, row: int) -> None:
         super().take_row(delivery, row)
         batch = delivery.batch
-        rows = self.kept.setdefault((batch.namespaces[row], batch.keys[row]), {})
+        rows = self.stored_rows.setdefault((batch.namespaces[row], batch.keys[row]), {})
         rows[delivery.logged.key(row)] = (
             batch.operation(row),
             batch.metadata(row),
             batch.ids and batch.ids[row],
         )
 
-    async def fold_again(self) -> None:
-        for ref in self.again:
-            rows, ids = self.kept[ref], dict[bytes, Any]()
-            twins = {key for key in sorted(rows) if rows[key][2] and ids.setdefault(rows[key][2], key) != key}
+    async def refold(self) -> None:
+        for ref in self.to_refold:
+            rows, ids = self.stored_rows[ref], dict[bytes, Any]()
+            duplicates = {
+                key for key in sorted(rows) if rows[key][2] and ids.setdefault(rows[key][2], key) != key
+            }
             changes = [(key, operation, patch) for key, (operation, patch, _) in rows.items()]
-            self.pending[ref] = self.states[ref] = fold(changes, without_effect=twins)
-        self.again.clear()
+            self.pending[ref] = self.states[ref] = fold(changes, without_effect=duplicates)
+        self.to_refold.clear()
 
     async def end_rebuild(self, offset: int, lamport: int) -> None:
         await super().end_rebuild(offset, lamport)
-        self.kept.clear()
+        self.stored_rows.clear()
 
 
 class _WithoutStates:
@@ -103,14 +105,14 @@ class _WithoutStates:
                 yield logged, row
 
 
-class LeavesOutWhereTheLogBegins(Store):
+class RefoldsWithoutInitialStates(Store):
     """Folds again what the log tells one by one, without the state that came before."""
 
-    async def fold_again(self) -> None:
+    async def refold(self) -> None:
         context = self.context
         self.context = _WithoutStates(context)  # type: ignore[assignment]
         try:
-            await super().fold_again()
+            await super().refold()
         finally:
             self.context = context
 
@@ -122,7 +124,7 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
         "after a forwarded row that sorts before an earlier one of its vector, get('default', 'shar",
     ),
     (
-        TakesForwardedRowsForRepeats,
+        TakesForwardedRowsForDuplicates,
         "forwarded",
         "after a forwarded row that sorts before an earlier one of its vector, get('default', 'shar",
     ),
@@ -132,17 +134,17 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
         "after forwarded rows of two origins with equal Lamport timestamps, get('default', 'shared-7')",
     ),
     (
-        FoldsTwinsTwice,
+        FoldsDuplicateIdsTwice,
         "forwarded",
         "after forwarded rows with the ids of rows that came earlier, get('default', 'shared-4')",
     ),
     (
-        FoldsAgainWhatCameSinceARebuild,
+        RefoldsOnlyRowsSinceARebuild,
         "forwarded",
         "after a rebuild from a snapshot that lies below forwarded rows, after these were redelivered, get('",
     ),
     (
-        LeavesOutWhereTheLogBegins,
+        RefoldsWithoutInitialStates,
         "forwarded",
         "after a rebuild from a snapshot that lies below forwarded rows, after these were redelivered, get('",
     ),

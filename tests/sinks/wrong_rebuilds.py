@@ -31,7 +31,7 @@ class TakesOnlyNewerStates(Store):
         self.target.next.update({row[:2]: self.states[row[:2]] for row in rows if row[:2] in self.states})
 
 
-class PassesForWholeAmidARebuild(Store):
+class HidesAnUnfinishedRebuild(Store):
     async def open(self, context: SinkContext) -> ResumePoint | None:
         point = await super().open(context)
         return point and ResumePoint(point.cursor, point.lamport)
@@ -41,12 +41,12 @@ class AddsStatesUp(Store):
     """A sink counting repeats twice."""
 
     async def load_states(self, rows: Sequence[StateRow]) -> None:
-        again = [
+        second_rows = [
             row._replace(state=replace(row.state, metadata={"again": True}))
             for row in rows
             if row[:2] in self.target.next
         ]
-        await super().load_states([row for row in rows if row[:2] not in self.target.next] + again)
+        await super().load_states([row for row in rows if row[:2] not in self.target.next] + second_rows)
 
 
 class KeepsItsOldCursor(Store):
@@ -56,24 +56,24 @@ class KeepsItsOldCursor(Store):
         self.target.next_offset = self.next_offset = before
 
 
-class SaysThatItIsVoidForEver(Store):
+class ReportsARebuildForEver(Store):
     async def end_rebuild(self, offset: int, lamport: int) -> None:
         await super().end_rebuild(offset, lamport)
-        self.target.void = True
+        self.target.rebuilding = True
 
 
-class EndsARebuildWithAnErrorOfItsOwn(Store):
-    async def tell(self, function: Callable[[], None]) -> None:
+class EndsARebuildWithAForeignError(Store):
+    async def call_target(self, function: Callable[[], None]) -> None:
         await self.context.threads.run(function)
 
 
 WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     (KeepsWhatItHad, "rebuild", "'not-of-this-log', which no state contained, still existed"),
     (TakesOnlyNewerStates, "rebuild", "after a rebuild with nothing in the way, get('default', '"),
-    (PassesForWholeAmidARebuild, "rebuild", "and reported no rebuild"),
+    (HidesAnUnfinishedRebuild, "rebuild", "and reported no rebuild"),
     (AddsStatesUp, "rebuild", "after a rebuild with nothing in the way, get('default', '"),
     (KeepsItsOldCursor, "resume", "open() after a rebuild and a crash returned the Lamport timestamp "),
-    (SaysThatItIsVoidForEver, "rebuild", "reported a rebuild, and none was in progress"),
-    (EndsARebuildWithAnErrorOfItsOwn, "rebuild", "raised OSError(5, "),
+    (ReportsARebuildForEver, "rebuild", "reported a rebuild, and none was in progress"),
+    (EndsARebuildWithAForeignError, "rebuild", "raised OSError(5, "),
 )
 """Each wrong sink, the rule that it breaks, and a part of the report."""

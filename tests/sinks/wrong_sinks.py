@@ -53,19 +53,19 @@ class TakesTheFirstDeliveryOnly(Plain):
 # --- repeats
 
 
-class FoldsRepeats(Plain):
-    def is_repeat(self, state: VectorState, key: tuple[int, int, int]) -> bool:
+class FoldsDuplicates(Plain):
+    def is_duplicate(self, state: VectorState, key: tuple[int, int, int]) -> bool:
         return False
 
 
-class TellsRepeatsOfTheLastRowOnly(Plain):
+class DetectsDuplicatesOfTheLastRowOnly(Plain):
     """Sees a repeat only where it is the very last row of its vector: earlier ones are folded again."""
 
-    def is_repeat(self, state: VectorState, key: tuple[int, int, int]) -> bool:
+    def is_duplicate(self, state: VectorState, key: tuple[int, int, int]) -> bool:
         return state.key == key
 
 
-class FoldsAgainAfterAFailure(Plain):
+class RefoldsRowsAfterAFailure(Plain):
     """Repeats are told by an offset that moves only when a whole call has gone well."""
 
     next_offset = 0
@@ -80,7 +80,7 @@ class FoldsAgainAfterAFailure(Plain):
         if delivery.first_offset + row >= self.next_offset or delivery.redelivered:
             super().take_row(delivery, row)
 
-    def is_repeat(self, state: VectorState, key: tuple[int, int, int]) -> bool:
+    def is_duplicate(self, state: VectorState, key: tuple[int, int, int]) -> bool:
         return False
 
 
@@ -135,19 +135,19 @@ class CommitsItsCursorFirst(Prompt):
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
-            self.target.next_offset = self.reached(delivery)
+            self.target.next_offset = self.cursor_after(delivery)
             self.target.lamport = max(self.target.lamport, delivery.logged.lamport + delivery.batch.count - 1)
         await super().apply(deliveries)
 
 
-class CommitsPartsAsWholeBatches(Prompt):
-    def reached(self, delivery: Delivery) -> int:
+class CommitsPartsAsFullBatches(Prompt):
+    def cursor_after(self, delivery: Delivery) -> int:
         return (
             self.next_offset if delivery.redelivered else max(self.next_offset, delivery.logged.next_offset)
         )
 
 
-class TakesPartsForWholeBatches(CommitsPartsAsWholeBatches):
+class TakesPartsForFullBatches(CommitsPartsAsFullBatches):
     """And says so only when it is opened."""
 
     def report(self) -> None:
@@ -181,7 +181,7 @@ class RejectsTheNextOffset(Store):
         raise RejectDelta(offset + 1, "of a later version")
 
 
-class RejectsAnOffsetOfElsewhere(Store):
+class RejectsAnUnknownOffset(Store):
     def reject(self, offset: int) -> None:
         raise RejectDelta(offset + 1_000_000, "of a later version")
 
@@ -207,10 +207,10 @@ class SaysTooMuchIsDone(Store):
             raise TryAgain(failure.reason, done_offset=deliveries[-1].next_offset) from failure
 
 
-class NamesADoneOffsetOfElsewhere(Store):
-    async def flush_or_try_again(self) -> None:
+class ReportsAnUnknownDoneOffset(Store):
+    async def flush_or_raise(self) -> None:
         try:
-            await super().flush_or_try_again()
+            await super().flush_or_raise()
         except TryAgain as failure:
             raise TryAgain(failure.reason, done_offset=self.next_offset + 1_000_000) from failure
 
@@ -225,12 +225,12 @@ class SwallowsAFailure(Store):
                 self.pending.pop(ref, None)
 
 
-class RaisesWhatItLikes(Store):
-    async def flush_or_try_again(self) -> None:
+class RaisesAForeignError(Store):
+    async def flush_or_raise(self) -> None:
         await self.flush()
 
 
-class RejectsWithAnErrorOfItsOwn(Store):
+class RejectsWithAForeignError(Store):
     def reject(self, offset: int) -> None:
         raise KeyError("kind 40")
 
@@ -279,10 +279,10 @@ class StaysLockedWhenOpenFails(Store):
 
     def __del__(self) -> None:
         if self.is_open:
-            self.target.users -= 1  # a killed process lets go of its locks
+            self.target.users -= 1  # a killed process releases its locks
 
 
-class OpensWithAnErrorOfItsOwn(Store):
+class OpensWithAForeignError(Store):
     async def open(self, context: SinkContext) -> ResumePoint | None:
         await context.threads.run(lambda: None)
         return await super().open(context)
@@ -317,32 +317,32 @@ class DropsLateRows(Plain):
             super().take_row(delivery, row)
 
 
-class TellsRepeatsByOneOffset(Store):
+class DetectsDuplicatesByOneOffset(Store):
     def take_row(self, delivery: Delivery, row: int) -> None:
         if delivery.first_offset + row >= self.next_offset:
             super().take_row(delivery, row)
 
 
-class FoldsLateRepeats(Plain):
+class FoldsLateDuplicates(Plain):
     def take_row(self, delivery: Delivery, row: int) -> None:
         self.late = delivery.redelivered
         super().take_row(delivery, row)
 
-    def is_repeat(self, state: VectorState, key: tuple[int, int, int]) -> bool:
-        return super().is_repeat(state, key) and not self.late
+    def is_duplicate(self, state: VectorState, key: tuple[int, int, int]) -> bool:
+        return super().is_duplicate(state, key) and not self.late
 
 
 class MovesItsCursorBackForLateRows(Store):
-    def pass_by(self, delivery: Delivery) -> None:
+    def advance_past(self, delivery: Delivery) -> None:
         self.next_offset = delivery.next_offset
 
 
 class MovesItsCursorOnForLateRows(Prompt):
-    def reached(self, delivery: Delivery) -> int:
+    def cursor_after(self, delivery: Delivery) -> int:
         return max(self.next_offset, delivery.next_offset)
 
 
-class SkipsRowsBehindLateOnes(MovesItsCursorOnForLateRows):
+class SkipsRowsAfterLateOnes(MovesItsCursorOnForLateRows):
     """And says so only when it is opened."""
 
     def report(self) -> None:
@@ -352,16 +352,18 @@ class SkipsRowsBehindLateOnes(MovesItsCursorOnForLateRows):
 class GoesBackToLateRows(Prompt):
     """Its cursor is the end of what came last, if that is lower; it reports none."""
 
-    def reached(self, delivery: Delivery) -> int:
+    def cursor_after(self, delivery: Delivery) -> int:
         return (
-            min(self.next_offset, delivery.next_offset) if delivery.redelivered else super().reached(delivery)
+            min(self.next_offset, delivery.next_offset)
+            if delivery.redelivered
+            else super().cursor_after(delivery)
         )
 
     def report(self) -> None:
         pass
 
 
-class WritesLateRowsBehind(Prompt):
+class WritesLateRowsWithLaterOnes(Prompt):
     """With the next ones that are not late."""
 
     def write(self, deliveries: Sequence[Delivery]) -> None:
@@ -428,13 +430,13 @@ class CountsInADictionary(Plain):
 
 
 @dataclass
-class _Loose:
+class _Mutable:
     calls: int = 0
 
 
-class CountsInThawedNumbers(Plain):
+class CountsInMutableNumbers(Plain):
     def statistics(self) -> Any:
-        return _Loose(self.calls)
+        return _Mutable(self.calls)
 
 
 @dataclass(frozen=True)
@@ -456,7 +458,7 @@ class CountsInSharedNumbers(Plain):
         self.shared.calls[0] = self.calls
 
 
-class CannotSayItsNumbers(Plain):
+class FailsInStatistics(Plain):
     def statistics(self) -> Any:
         return self.of_nothing  # type: ignore[attr-defined]
 
@@ -465,7 +467,7 @@ class CannotBeClosed(Plain):
     aclose = None  # type: ignore[assignment]
 
 
-class HangsBehindAShield(Plain):
+class HangsInsideAShield(Plain):
     async def aclose(self) -> None:
         with anyio.CancelScope(shield=True):
             await anyio.Event().wait()
@@ -508,14 +510,14 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
         "after deliveries of which some rows were for other sinks, get('default', 'part-",
     ),
     (TakesTheFirstDeliveryOnly, "order", "after the first two deliveries, get('default', 'row-"),
-    (FoldsRepeats, "repeats", "was redelivered"),
+    (FoldsDuplicates, "repeats", "was redelivered"),
     (
-        TellsRepeatsOfTheLastRowOnly,
+        DetectsDuplicatesOfTheLastRowOnly,
         "repeats",
         "after the last delivery was redelivered, get('default', 'row-",
     ),
     (
-        FoldsAgainAfterAFailure,
+        RefoldsRowsAfterAFailure,
         "cancellation",
         "after an apply() that was cancelled at its wait 3 was repeated",
     ),
@@ -538,9 +540,9 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
         "after a crash after background work and apply(), from the sink's cursor ",
     ),
     (CommitsItsCursorFirst, "committed", "after a crash at wait 1 of apply(), from the sink's cursor "),
-    (CommitsPartsAsWholeBatches, "committed", " but only rows below "),
+    (CommitsPartsAsFullBatches, "committed", " but only rows below "),
     (
-        TakesPartsForWholeBatches,
+        TakesPartsForFullBatches,
         "resume",
         "open() after the first part of a batch and a restart returned the cursor ",
     ),
@@ -555,17 +557,17 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
         "failure",
         "a scale such as it had applied before; the delta next to it is the one ",
     ),
-    (RejectsAnOffsetOfElsewhere, "failure", "which is not a delivered row"),
+    (RejectsAnUnknownOffset, "failure", "which is not a delivered row"),
     (RejectsWithoutThePrefix, "failure", "after deltas of a wrong dimension and of an unknown kind, get("),
     (SaysTooMuchIsDone, "failure", "after call 1 of the thread port failed and apply() was repeated, get("),
-    (NamesADoneOffsetOfElsewhere, "failure", "apply() raised TryAgain with done_offset 1000"),
+    (ReportsAnUnknownDoneOffset, "failure", "apply() raised TryAgain with done_offset 1000"),
     (SwallowsAFailure, "failure", "after failures of the thread port and a restart, get("),
-    (RaisesWhatItLikes, "failure", "apply() raised OSError(5, "),
-    (RejectsWithAnErrorOfItsOwn, "failure", "apply() raised KeyError('kind 40')"),
+    (RaisesAForeignError, "failure", "apply() raised OSError(5, "),
+    (RejectsWithAForeignError, "failure", "apply() raised KeyError('kind 40')"),
     (LosesRowsOnCancellation, "cancellation", "and a restart, get('default', 'behind-2-"),
     (ReturnsWhenCancelled, "cancellation", "after an apply() that was cancelled at its wait 0 was repeated"),
     (StaysLockedWhenOpenFails, "open", "cancelled at wait 1, raised RuntimeError('the target is locked')"),
-    (OpensWithAnErrorOfItsOwn, "open", "open(), while the thread port failed, raised OSError(5, "),
+    (OpensWithAForeignError, "open", "open(), while the thread port failed, raised OSError(5, "),
     (FailsInTheBackground, "background", "background() raised OSError(5, "),
     (HasAnUnboundedBacklog, "backlog", "rows of at most 5"),
     (AnswersItsBacklogLater, "backlog", "backlog() returned <coroutine object"),
@@ -574,12 +576,12 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
         "late",
         "after one row was released from quarantine, get('default', 'late-0') returned the vector [0.0",
     ),
-    (TellsRepeatsByOneOffset, "late", "released from quarantine, get('default', 'fit-2')"),
-    (FoldsLateRepeats, "late", "after released rows were redelivered, get('default', 'late-"),
+    (DetectsDuplicatesByOneOffset, "late", "released from quarantine, get('default', 'fit-2')"),
+    (FoldsLateDuplicates, "late", "after released rows were redelivered, get('default', 'late-"),
     (MovesItsCursorBackForLateRows, "committed", "open() directly after released rows returned the cursor"),
     (MovesItsCursorOnForLateRows, "committed", " but only rows below "),
     (
-        SkipsRowsBehindLateOnes,
+        SkipsRowsAfterLateOnes,
         "resume",
         "open() after the first part of a batch and a redelivered row of it and a ",
     ),
@@ -588,7 +590,7 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
         "resume",
         "open() after a crash after the other redelivered rows returned the cursor ",
     ),
-    (WritesLateRowsBehind, "late", "after released rows and a restart, get('default', 'block-"),
+    (WritesLateRowsWithLaterOnes, "late", "after released rows and a restart, get('default', 'block-"),
     (HangsWhenClosed, "close", "aclose() had not ended after 5 s"),
     (
         HangsWhenTheThreadFails,
@@ -604,9 +606,9 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     (LeavesAFileOpen, "close", "aclose() left the open file "),
     (Nameless, "name", "name is ''"),
     (CountsInADictionary, "name", "statistics() returned a dict, which is not a frozen dataclass"),
-    (CountsInThawedNumbers, "name", "statistics() can be changed: make the dataclass frozen"),
+    (CountsInMutableNumbers, "name", "statistics() can be changed: make the dataclass frozen"),
     (CountsInSharedNumbers, "name", "a statistics() snapshot from before the first delivery has changed"),
-    (CannotSayItsNumbers, "name", "statistics() raised AttributeError("),
+    (FailsInStatistics, "name", "statistics() raised AttributeError("),
     (CannotBeClosed, "close", "make() gave a CannotBeClosed, which has no aclose()"),
     (HangsOnDeletes, "deadline", "apply() had not ended after 5 s"),
     (MistakesAHead, "vectors", "but the last dot is 9000000000000012:14"),

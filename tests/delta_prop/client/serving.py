@@ -12,7 +12,7 @@ from delta_prop.server.access import Access
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
-from tests.whole_log import whole
+from tests.whole_log import read_all
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -66,7 +66,7 @@ class Site:
     def keys(self) -> list[str]:
         """The vector ids in the log, in order."""
         log = self.propagator.internals().log
-        batches = whole(log)
+        batches = read_all(log)
         return [key for one in batches if not one.batch.is_control for key in one.batch.keys]
 
 

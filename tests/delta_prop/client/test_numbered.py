@@ -13,7 +13,7 @@ from delta_prop.testing.network_path import NetworkConditions
 from delta_prop_wire.delta import Delta, Dot, Priority, create, make_origin, producer_id_of, sparse
 from delta_prop_wire.errors import UsageError
 from tests.delta_prop.client.serving import ADDRESS, Site, with_service
-from tests.whole_log import whole
+from tests.whole_log import read_all
 
 if TYPE_CHECKING:
     from delta_prop.receipt import Receipt
@@ -46,7 +46,7 @@ def dots(site: Site) -> list[tuple[int, bool]]:
     """(counter, void) of each row of the import in the log, in its order."""
     return [
         (one.batch.counter(row), one.batch.is_control)
-        for one in whole(site.propagator.internals().log)
+        for one in read_all(site.propagator.internals().log)
         for row in range(one.batch.count)
         if one.batch.origin == ORIGIN
     ]
@@ -58,7 +58,7 @@ def test_numbered_offers_share_frames() -> None:
         assert [receipts[n].result().dot for n in range(1, 4_001)] == [
             Dot(ORIGIN, n) for n in range(1, 4_001)
         ]
-        logged = list(whole(site.propagator.internals().log))
+        logged = list(read_all(site.propagator.internals().log))
         size = sum(one.batch.size for one in logged)
         print(f"{len(logged)} frames, {size / 4_000:.0f} bytes a row")
         assert len(logged) <= 8
@@ -80,7 +80,7 @@ def test_refused_rows_do_not_move_other_rows(wrong: set[int]) -> None:
         second = await offer_lines(site, range(1, 1_600), bad)
         assert {n: one.result().duplicates.get(0) for n, one in second.items() if n in offsets} == offsets
         assert {n for n, one in second.items() if not one.acknowledged} == wrong
-        frames = [one for one in whole(site.propagator.internals().log) if one.batch.origin == ORIGIN]
+        frames = [one for one in read_all(site.propagator.internals().log) if one.batch.origin == ORIGIN]
         assert len(frames) <= 4 + min(1 << len(wrong) + 1, 2 * 500)
 
     with_service(scenario)

@@ -14,7 +14,7 @@ from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
 from delta_prop_sinks.storage import StorageSink
 from tests.delta_prop.server.tokens import File
-from tests.whole_log import whole
+from tests.whole_log import read_all
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -39,7 +39,7 @@ class Served:
     def keys(self) -> list[str]:
         def read() -> list[str]:
             log = self._propagator.internals().log
-            batches = whole(log)
+            batches = read_all(log)
             return [key for one in batches if not one.batch.is_control for key in one.batch.keys]
 
         return self._portal.call(read)  # type: ignore[no-any-return]

@@ -19,7 +19,7 @@ from delta_prop.world import real_world
 from delta_prop_wire.block import Block
 from delta_prop_wire.delta import Delta, opaque, sparse
 from delta_prop_wire.encode import columns_of
-from tests.whole_log import whole
+from tests.whole_log import read_all
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -85,7 +85,7 @@ def published(address: str, job: str = JOB, *, s_max: float = 60.0) -> JobStatus
 
 def keys_in(propagator: Propagator) -> list[str]:
     """Every vector id in the log, in its order, as often as it stands there."""
-    batches = whole(propagator.internals().log)
+    batches = read_all(propagator.internals().log)
     return [key for one in batches if not one.batch.is_control for key in one.batch.keys]
 
 

@@ -38,7 +38,7 @@ from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import Topic
 from tests.delta_prop.server.raw import EARLIEST, ORIGIN, Raw, connected, serving
 from tests.net.proxy import Proxy, proxy_to, rough, smooth
-from tests.whole_log import whole
+from tests.whole_log import read_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -220,7 +220,7 @@ async def test_each_delta_has_one_effect_and_one_offset(seed: int, full: bool) -
         await sender.send_all(epochs, wanted)
         logged = {
             one.offset + row: one.batch.keys[row]
-            for one in whole(p.internals().log)
+            for one in read_all(p.internals().log)
             if not one.batch.is_control
             for row in range(one.count)
         }
@@ -312,7 +312,7 @@ async def test_a_producer_that_asks_in_each_of_its_lives(full: bool) -> None:
                 assert offset is not None
                 assert first.setdefault(counter, offset) == offset
         (log,) = (p.internals().log,)
-        logged = [key for one in whole(log) if not one.batch.is_control for key in one.batch.keys]
+        logged = [key for one in read_all(log) if not one.batch.is_control for key in one.batch.keys]
     print(f"{lives} lives, {proxy.struck['connection']} connections, {len(logged)} effects")
     assert logged == [f"v{counter}" for counter in range(1, count + 1)]
     assert {logged[offset]: offset for offset in first.values()} == {f"v{c}": o for c, o in first.items()}

@@ -19,7 +19,7 @@ from delta_prop.server.settings import ServerSettings
 from delta_prop.sinks import ForwardSink, IndexSink, ResidentVectors
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from tests.delta_prop.server.tokens import File, table
-from tests.whole_log import whole
+from tests.whole_log import read_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,7 +73,7 @@ class Node:
     def deltas(self) -> list[tuple[object, ...]]:
         """Return dot and Lamport number of each logged row, sorted."""
         log = self.p.internals().log
-        read = whole(log)
+        read = read_all(log)
         return sorted(
             (logged.batch.origin, logged.batch.counter(row), logged.lamport + row)
             for logged in read

@@ -19,7 +19,7 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.server.jobs import JOB, at_fault, block_of, counts, published, rows, stage
 from tests.delta_prop.server.process import Served, served
-from tests.whole_log import whole
+from tests.whole_log import read_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,7 +67,7 @@ class Life:
 def keys_of(data: Path) -> list[str]:
     """Return the vector ids in a stopped server's log."""
     with open_readonly_log(str(data)) as (_, log, _):
-        return [key for one in whole(log) if not one.batch.is_control for key in one.batch.keys]
+        return [key for one in read_all(log) if not one.batch.is_control for key in one.batch.keys]
 
 
 def task(life: Life, part: int, attempt: int, kill_after: int | None) -> StagedPart:

@@ -25,7 +25,7 @@ from delta_prop.server.settings import ServerSettings
 from delta_prop.sinks import CacheSink, ForwardSink, IndexSink, StorageSink
 from delta_prop_wire.algebra import fold
 from tests.net.proxy import Proxy, proxy_to
-from tests.whole_log import whole
+from tests.whole_log import read_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,7 +112,7 @@ def change(number: int) -> Operation:
 def expected(side: Side) -> dict[str, Any]:
     """The fold of all that its log holds, in canonical order."""
     rows: dict[str, list[Any]] = {}
-    for logged in whole(side.p.internals().log):
+    for logged in read_all(side.p.internals().log):
         for row, name in enumerate(logged.batch.keys):
             rows.setdefault(name, []).append((logged.key(row), logged.batch.operation(row), None))
     folded = {name: fold(some) for name, some in rows.items()}

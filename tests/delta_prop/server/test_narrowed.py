@@ -18,7 +18,7 @@ from delta_prop_wire.frames import BatchFrame, DeltaFrame
 from delta_prop_wire.slicing import rows_of
 from tests.delta_prop.server.raw import ORIGIN, Raw, connected, serving
 from tests.delta_prop.server.tokens import File, table
-from tests.whole_log import whole
+from tests.whole_log import read_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,7 +96,7 @@ async def test_only_its_own_rows(log: str, form: str, tmp_path: Path) -> None:
         await producer.told(BATCHES * ROWS)
         expected = {
             one.offset + row: delta
-            for one in whole(p.internals().log)
+            for one in read_all(p.internals().log)
             if not one.batch.is_control
             for row in range(one.count)
             if (delta := one.batch.delta(row)).namespace in MINE

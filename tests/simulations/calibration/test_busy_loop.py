@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 
-def finished(main: Callable[[BusyTime], Awaitable[None]], late_s: float = 0.0) -> float:
+def run_and_return_end(main: Callable[[BusyTime], Awaitable[None]], late_s: float = 0.0) -> float:
     """When it ended."""
     time = BusyTime(lambda: late_s)
 
@@ -28,10 +28,10 @@ def test_computing_takes_time() -> None:
     async def main(time: BusyTime) -> None:
         time.spend(2.0)
 
-    assert finished(main) == pytest.approx(2.0)
+    assert run_and_return_end(main) == pytest.approx(2.0)
 
 
-def test_what_becomes_due_while_a_task_computes_comes_late() -> None:
+def test_timer_due_during_computation_is_late() -> None:
     async def main(time: BusyTime) -> None:
         async def compute() -> None:
             time.spend(5.0)
@@ -40,20 +40,20 @@ def test_what_becomes_due_while_a_task_computes_comes_late() -> None:
             tasks.start_soon(compute)
             await anyio.sleep(1.0)
 
-    assert finished(main) == pytest.approx(5.0)
+    assert run_and_return_end(main) == pytest.approx(5.0)
 
 
-def test_a_thread_goes_on_while_the_loop_computes() -> None:
+def test_thread_runs_on_while_loop_computes() -> None:
     async def main(time: BusyTime) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(time.wait_outside_loop, 6.0)
             await anyio.sleep(0.5)
             time.spend(5.0)
 
-    assert finished(main) == pytest.approx(6.0)
+    assert run_and_return_end(main) == pytest.approx(6.0)
 
 
-def test_a_thread_and_a_loop_that_share_the_interpreter_take_turns() -> None:
+def test_thread_and_loop_slow_each_other_down() -> None:
     ends: list[float] = []
 
     async def main(time: BusyTime) -> None:
@@ -67,17 +67,17 @@ def test_a_thread_and_a_loop_that_share_the_interpreter_take_turns() -> None:
             time.spend(2.0)
             ends.append(anyio.current_time())
 
-    finished(main)
-    # Two seconds of computing take four beside the thread, in which that does two seconds' work.
+    run_and_return_end(main)
+    # Beside the thread two seconds of computing take four, in which the thread does two seconds' work.
     assert ends == pytest.approx([5.0, 8.0])
 
 
-def test_timers_are_as_late_as_is_drawn_and_threads_are_not() -> None:
+def test_drawn_lateness_affects_timers_but_not_threads() -> None:
     async def sleeps(time: BusyTime) -> None:
         await anyio.sleep(1.0)
 
     async def calls(time: BusyTime) -> None:
         await time.wait_outside_loop(1.0)
 
-    assert finished(sleeps, late_s=0.25) == pytest.approx(1.25)
-    assert finished(calls, late_s=0.25) == pytest.approx(1.0)
+    assert run_and_return_end(sleeps, late_s=0.25) == pytest.approx(1.25)
+    assert run_and_return_end(calls, late_s=0.25) == pytest.approx(1.0)

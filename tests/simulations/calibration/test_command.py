@@ -16,20 +16,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_sink_is_measured_and_a_scenario_draws_from_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scenario_draws_from_measured_sink(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "laws.json"
     assert dispatch("calibrate", ["--sinks", "cache", "--for", "0.5s", "--to", str(path)]) == 0
     assert "| cache | 1,000 |" in capsys.readouterr().out
-    law = Calibration.from_text(path.read_text()).distribution("cache")
+    distribution = Calibration.from_text(path.read_text()).distribution("cache")
     spec = SinkSpec("store", distribution="calibrated", file="laws.json", sink="cache")
-    assert distribution_of(spec, str(tmp_path / "scenario.toml")) == law
-    assert 0 < law.quantile(0.5, 1) < 1
+    assert distribution_of(spec, str(tmp_path / "scenario.toml")) == distribution
+    assert 0 < distribution.quantile(0.5, 1) < 1
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["--sinks", "stor"], "give one of storage, index, subscriber"),
         (["--compare", "--sinks", "cache"], "give one of storage, index, subscriber"),
@@ -39,12 +37,12 @@ def test_a_sink_is_measured_and_a_scenario_draws_from_it(
         (["--compare", "--to", "laws.json"], "writes no distributions"),
     ],
 )
-def test_a_mistake_says_its_cure(options: list[str], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_mistake_is_refused_with_its_fix(options: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         dispatch("calibrate", options)
 
 
-def test_a_scenario_that_names_no_file_there_is_told_so(tmp_path: Path) -> None:
+def test_unreadable_calibration_file_is_refused(tmp_path: Path) -> None:
     spec = SinkSpec("store", distribution="calibrated", file="none.json")
     with pytest.raises(UsageError, match=r"none\.json: not readable"):
         distribution_of(spec, str(tmp_path / "scenario.toml"))

@@ -14,89 +14,87 @@ from delta_prop_simulations.rng import Seed
 from delta_prop_wire.errors import UsageError
 
 seconds = st.floats(0, 10, allow_subnormal=False)
-measured = st.dictionaries(
+measurements = st.dictionaries(
     st.integers(1, 10_000), st.lists(seconds, min_size=1, max_size=50), min_size=1, max_size=6
 )
 
 
 @settings(max_examples=40)
-@given(measured, st.floats(0, 1))
-def test_at_a_measured_size_nothing_is_drawn_that_was_not_seen(
-    samples: dict[int, list[float]], share: float
-) -> None:
-    law = Distribution.of(samples)
+@given(measurements, st.floats(0, 1))
+def test_quantile_at_measured_size_is_within_its_times(samples: dict[int, list[float]], share: float) -> None:
+    distribution = Distribution.of(samples)
     for size, times in samples.items():
-        assert min(times) <= law.quantile(share, size) <= max(times)
+        assert min(times) <= distribution.quantile(share, size) <= max(times)
 
 
 @settings(max_examples=40)
-@given(measured, st.integers(1, 20_000))
-def test_between_two_sizes_it_is_between_their_times(samples: dict[int, list[float]], deltas: int) -> None:
-    law = Distribution.of(samples)
+@given(measurements, st.integers(1, 20_000))
+def test_quantile_between_sizes_is_between_their_times(samples: dict[int, list[float]], deltas: int) -> None:
+    distribution = Distribution.of(samples)
     low = max((size for size in samples if size <= deltas), default=min(samples))
     high = min((size for size in samples if size >= deltas), default=None)
-    median = law.quantile(0.5, deltas)
+    median = distribution.quantile(0.5, deltas)
     if high is None:
-        assert median >= law.quantile(0.5, low)
+        assert median >= distribution.quantile(0.5, low)
     else:
-        ends = sorted((law.quantile(0.5, low), law.quantile(0.5, high)))
+        ends = sorted((distribution.quantile(0.5, low), distribution.quantile(0.5, high)))
         assert ends[0] <= median * 1.000001 + 1e-12
         assert median <= ends[1] * 1.000001 + 1e-12
 
 
-def test_draws_have_the_quantiles_of_what_was_measured() -> None:
-    chance = Seed(1).stream("service times")
-    times = [chance.lognormvariate(0, 1) for _ in range(5_000)]
-    law = Distribution.of({10: times})
-    drawn = sorted(law.draw(chance, 10) for _ in range(20_000))
+def test_draws_have_quantiles_of_measured_times() -> None:
+    rng = Seed(1).stream("service times")
+    times = [rng.lognormvariate(0, 1) for _ in range(5_000)]
+    distribution = Distribution.of({10: times})
+    drawn = sorted(distribution.draw(rng, 10) for _ in range(20_000))
     times.sort()
     for share in (0.1, 0.5, 0.9, 0.99):
         assert drawn[int(share * len(drawn))] == pytest.approx(times[int(share * len(times))], rel=0.06)
-    assert len(law.times_s[0]) == TIMES_PER_SIZE_MAX
-    assert law.times_s[0][-1] == times[-1]
-    assert law.mean(10) == pytest.approx(sum(times) / len(times), rel=0.05)
+    assert len(distribution.times_s[0]) == TIMES_PER_SIZE_MAX
+    assert distribution.times_s[0][-1] == times[-1]
+    assert distribution.mean(10) == pytest.approx(sum(times) / len(times), rel=0.05)
 
 
-def test_larger_calls_than_any_that_was_measured_go_on_as_the_last_ones_did() -> None:
-    law = Distribution.of({100: [1.0], 200: [1.5]})
-    assert law.quantile(0.5, 400) == pytest.approx(2.5)
+def test_calls_beyond_measured_sizes_are_extrapolated() -> None:
+    distribution = Distribution.of({100: [1.0], 200: [1.5]})
+    assert distribution.quantile(0.5, 400) == pytest.approx(2.5)
     assert Distribution.of({100: [1.0]}).quantile(0.5, 300) == pytest.approx(3.0)
 
 
-def test_bytes_beyond_those_of_the_deltas_measured_cost_what_a_byte_costs() -> None:
-    law = Distribution.of({10: [0.001]}, delta_bytes=100, byte_s=1e-6)
-    assert law.quantile(0.5, 10, 1_000) == pytest.approx(0.001)
-    assert law.quantile(0.5, 10, 3_000) == pytest.approx(0.003)
-    assert law.quantile(0.5, 10, 0) == pytest.approx(0.0)
+def test_bytes_beyond_measured_deltas_cost_byte_time() -> None:
+    distribution = Distribution.of({10: [0.001]}, delta_bytes=100, byte_s=1e-6)
+    assert distribution.quantile(0.5, 10, 1_000) == pytest.approx(0.001)
+    assert distribution.quantile(0.5, 10, 3_000) == pytest.approx(0.003)
+    assert distribution.quantile(0.5, 10, 0) == pytest.approx(0.0)
 
 
 @settings(max_examples=20)
-@given(measured)
-def test_the_file_holds_the_laws_to_a_tenth_of_a_microsecond(samples: dict[int, list[float]]) -> None:
-    law = Distribution.of(samples, delta_bytes=64, byte_s=2e-9)
-    written = Calibration({"system": "here"}, {"storage": {"call": law}}).to_text()
+@given(measurements)
+def test_file_stores_distributions_to_tenth_of_microsecond(samples: dict[int, list[float]]) -> None:
+    distribution = Distribution.of(samples, delta_bytes=64, byte_s=2e-9)
+    written = Calibration({"system": "here"}, {"storage": {"call": distribution}}).to_text()
     read = Calibration.from_text(written)
     assert read.machine == {"system": "here"}
-    back = read.distribution("storage")
-    assert back.sizes == law.sizes
-    assert back.delta_bytes == law.delta_bytes
-    assert back.byte_s == pytest.approx(law.byte_s)
-    for times, others in zip(back.times_s, law.times_s, strict=True):
+    restored = read.distribution("storage")
+    assert restored.sizes == distribution.sizes
+    assert restored.delta_bytes == distribution.delta_bytes
+    assert restored.byte_s == pytest.approx(distribution.byte_s)
+    for times, others in zip(restored.times_s, distribution.times_s, strict=True):
         assert times == pytest.approx(others, abs=1e-7)
 
 
-def test_samples_become_a_law_each() -> None:
+def test_each_sample_kind_becomes_a_distribution() -> None:
     samples = Samples(delta_bytes=8)
     samples.add("call", 10, 0.2, 0.1)
     samples.add("call", 1, -1e-9)
     samples.add("late", 1, 0.3)
-    laws = samples.distributions()
-    assert laws["call"] == Distribution((1, 10), ((0.0,), (0.1, 0.2)), delta_bytes=8)
-    assert laws["late"].quantile(1, 1) == 0.3
+    distributions = samples.distributions()
+    assert distributions["call"] == Distribution((1, 10), ((0.0,), (0.1, 0.2)), delta_bytes=8)
+    assert distributions["late"].quantile(1, 1) == 0.3
 
 
 @pytest.mark.parametrize(
-    ("sizes", "times", "told"),
+    ("sizes", "times", "message"),
     [
         ((), (), "1 to"),
         ((1, 2), ((0.1,),), "times for each"),
@@ -108,14 +106,14 @@ def test_samples_become_a_law_each() -> None:
         ((1,), ((float("nan"),),), "size 1"),
     ],
 )
-def test_a_law_that_makes_no_sense_says_what_would(
-    sizes: tuple[int, ...], times: tuple[tuple[float, ...], ...], told: str
+def test_invalid_distribution_is_refused_with_valid_values(
+    sizes: tuple[int, ...], times: tuple[tuple[float, ...], ...], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         Distribution(sizes, times)
 
 
-def test_another_sink_or_law_is_asked_for_by_the_nearest_name() -> None:
+def test_unknown_sink_or_distribution_error_suggests_name() -> None:
     calibration = Calibration({}, {"storage": {"call": Distribution.of({1: [0.1]})}})
     with pytest.raises(UsageError, match="did you mean 'storage'"):
         calibration.distribution("storge")
@@ -134,7 +132,7 @@ def test_another_sink_or_law_is_asked_for_by_the_nearest_name() -> None:
         json.dumps({"format": "delta-prop calibration 1", "machine": [], "sinks": {}}),
     ],
 )
-def test_a_file_that_is_no_calibration_says_how_to_make_one(text: str) -> None:
+def test_invalid_calibration_file_error_names_the_command(text: str) -> None:
     with pytest.raises(
         UsageError, match=r"mine\.json: not a calibration: .*simulate calibrate --to mine\.json"
     ):

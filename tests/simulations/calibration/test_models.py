@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from delta_prop_simulations.calibration.rounds import SetUp
 
-CUTTING = storage.THREAD_TRUNCATING
+TRUNCATING = storage.THREAD_TRUNCATING
 ZERO = Distribution.of({1: [0.0], 1_000: [0.0]})
 
 
@@ -30,16 +30,18 @@ def per_delta(seconds: float) -> Distribution:
     return Distribution.of({1: [seconds], 1_000: [1_000 * seconds]})
 
 
-def predicted(
+def predict(
     set_up: SetUp,
-    laws: Mapping[str, Distribution],
+    distributions: Mapping[str, Distribution],
     drive: Callable[[Rig], Awaitable[None]],
     settle_s: float = 0.5,
 ) -> Observation:
     time = BusyTime(lambda: 0.0)
 
     async def main() -> Observation:
-        async with set_up.model(Draws(laws, time, Seed(1).stream("draws")), anyio.current_time) as rig:
+        async with set_up.model(
+            Draws(distributions, time, Seed(1).stream("draws")), anyio.current_time
+        ) as rig:
             await rig.source.send_closed_loop(settle_s, set_up.unapplied_max)
             rig.watch.begin()
             await drive(rig)
@@ -48,35 +50,35 @@ def predicted(
     return time.run(main, 1)
 
 
-def flat_out(rig: Rig, seconds: float, ahead_max: int) -> Awaitable[None]:
+def send_flat_out(rig: Rig, seconds: float, ahead_max: int) -> Awaitable[None]:
     return rig.source.send_closed_loop(seconds, ahead_max)
 
 
-def test_a_sink_that_takes_a_millisecond_a_delta_takes_a_thousand_a_second() -> None:
-    laws = {
+def test_sink_of_one_ms_per_delta_applies_thousand_per_s() -> None:
+    distributions = {
         "send": per_delta(1e-6),
         "loop": ZERO,
         "thread": per_delta(1e-3),
-        CUTTING: ZERO,
+        TRUNCATING: ZERO,
         storage.WAL_BYTES: ZERO,
     }
-    seen = predicted(storage.SET_UP, laws, partial(flat_out, seconds=2.0, ahead_max=100))
+    seen = predict(storage.SET_UP, distributions, partial(send_flat_out, seconds=2.0, ahead_max=100))
     assert seen.rate == pytest.approx(1_000, rel=0.05)
 
 
-def test_cutting_off_the_write_ahead_log_comes_on_top_when_it_is_large(
+def test_truncating_large_wal_adds_to_call_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(storage, "WAL_BYTES_MAX", 400)
-    cutting = Distribution.of({storage.TRUNCATING_DELTAS: [0.6]})
-    laws = {"send": per_delta(1e-7), "loop": ZERO, "thread": per_delta(1e-3), CUTTING: cutting}
-    laws[storage.WAL_BYTES] = per_delta(1.0)
-    seen = predicted(storage.SET_UP, laws, partial(flat_out, seconds=7.0, ahead_max=4_000))
-    # Calls take a thousand deltas in a second, and each one cuts; of its time 0.3 s is the call's usual time.
+    truncating = Distribution.of({storage.TRUNCATING_DELTAS: [0.6]})
+    distributions = {"send": per_delta(1e-7), "loop": ZERO, "thread": per_delta(1e-3), TRUNCATING: truncating}
+    distributions[storage.WAL_BYTES] = per_delta(1.0)
+    seen = predict(storage.SET_UP, distributions, partial(send_flat_out, seconds=7.0, ahead_max=4_000))
+    # A call applies 1,000 deltas in 1 s and truncates; 0.3 s of the 0.6 s are the call's usual time.
     assert seen.rate == pytest.approx(1_000 / 1.3, rel=0.1)
 
 
-def test_a_log_that_is_copied_in_time_is_not_cut_off() -> None:
+def test_wal_checkpointed_in_time_is_not_truncated() -> None:
     wal = storage._Wal()
     assert not any(wal.write(1_000, 1_000_000) for _ in range(200))
     assert sum(wal.write(100, 350_000) for _ in range(2_000)) == pytest.approx(
@@ -84,24 +86,24 @@ def test_a_log_that_is_copied_in_time_is_not_cut_off() -> None:
     )
 
 
-def test_a_loop_that_is_busy_with_publishing_is_the_bound() -> None:
-    laws = {
+def test_loop_busy_with_publishing_limits_the_rate() -> None:
+    distributions = {
         "send": per_delta(1e-3),
         "loop": ZERO,
         "thread": per_delta(1e-5),
-        CUTTING: ZERO,
+        TRUNCATING: ZERO,
         storage.WAL_BYTES: ZERO,
     }
-    seen = predicted(storage.SET_UP, laws, partial(flat_out, seconds=2.0, ahead_max=100))
+    seen = predict(storage.SET_UP, distributions, partial(send_flat_out, seconds=2.0, ahead_max=100))
     assert seen.rate == pytest.approx(1_000, rel=0.05)
 
 
-def test_in_an_open_loop_at_rest_the_lag_is_the_call() -> None:
-    laws = {
+def test_lag_in_idle_open_loop_equals_call_time() -> None:
+    distributions = {
         "send": ZERO,
         "loop": per_delta(1e-4),
         "thread": per_delta(1e-4),
-        CUTTING: ZERO,
+        TRUNCATING: ZERO,
         storage.WAL_BYTES: ZERO,
     }
 
@@ -111,38 +113,40 @@ def test_in_an_open_loop_at_rest_the_lag_is_the_call() -> None:
         await rig.source.send_open_loop(iter([0.1] * 30), 2.0)
         await anyio.sleep(0.1)
 
-    seen = predicted(storage.SET_UP, laws, drive)
+    seen = predict(storage.SET_UP, distributions, drive)
     assert len(seen.lags_s) >= 18
     assert seen.lag_s(0.5) == pytest.approx(storage.SENT * 2e-4, rel=0.01)
 
 
-def test_an_index_at_its_bound_takes_what_linking_takes() -> None:
-    laws = {"send": ZERO, "call": per_delta(1e-6), "thread": Distribution.of({index.CHUNK: [0.25]})}
-    seen = predicted(index.SET_UP, laws, partial(flat_out, seconds=3.0, ahead_max=4_000), settle_s=2.0)
+def test_index_at_its_bound_is_limited_by_graph_building() -> None:
+    distributions = {"send": ZERO, "call": per_delta(1e-6), "thread": Distribution.of({index.CHUNK: [0.25]})}
+    seen = predict(
+        index.SET_UP, distributions, partial(send_flat_out, seconds=3.0, ahead_max=4_000), settle_s=2.0
+    )
     assert seen.rate == pytest.approx(index.CHUNK / 0.25, rel=0.1)
 
 
-def test_a_subscriber_takes_what_it_reads_a_second() -> None:
-    laws = {"send": ZERO, "call": ZERO}
-    seen = predicted(subscriber.SET_UP, laws, partial(flat_out, seconds=1.0, ahead_max=500))
+def test_subscriber_rate_equals_its_read_rate() -> None:
+    distributions = {"send": ZERO, "call": ZERO}
+    seen = predict(subscriber.SET_UP, distributions, partial(send_flat_out, seconds=1.0, ahead_max=500))
     assert seen.rate == pytest.approx(subscriber.RATE_PER_S, rel=0.1)
 
 
-def test_what_loop_and_thread_cost_each_other_is_what_both_took_longer() -> None:
-    laws = {
+def test_contention_is_derived_from_slowdown_of_both() -> None:
+    distributions = {
         "thread": Distribution.of({100: [0.010]}),
         "thread beside": Distribution.of({100: [0.040]}),
         "busy": Distribution.of({100: [0.5]}),
         "send alone": Distribution.of({100: [0.001]}),
         "send beside": Distribution.of({100: [0.002]}),
     }
-    (found,) = contention_of(laws).values()
+    (found,) = contention_of(distributions).values()
     assert found.loop_slower == pytest.approx(2.0)
     assert found.thread_loses_s == pytest.approx(0.030 / 0.020)
     assert contention_of({}) == {}
 
 
-def test_a_stopwatch_counts_from_the_offset_to_the_application_what_began_in_time() -> None:
+def test_stopwatch_measures_lag_from_offset_to_application() -> None:
     now = 0.0
     watch = Stopwatch(lambda: now)
     watch.note_offset(10)
@@ -154,7 +158,7 @@ def test_a_stopwatch_counts_from_the_offset_to_the_application_what_began_in_tim
     watch.note_applied(25)
     now = 4.0
     watch.note_applied(30)
-    watch.note_offset(30)  # known to be applied already
+    watch.note_offset(30)  # has no effect: the row is applied already
     seen = watch.end()
     assert seen.lags_s == [2.0, 3.0]
     assert (seen.deltas, seen.seconds) == (30, 3.0)
@@ -168,7 +172,7 @@ def rounds(ratios: list[tuple[float, float, float]]) -> list[Round]:
     ]
 
 
-def test_a_prediction_is_good_by_the_median_of_its_rounds() -> None:
+def test_prediction_is_judged_by_median_of_rounds() -> None:
     found = compare("storage", "a store", rounds([(1.19, 0.81, 1.49), (9, 9, 9), (1.19, 0.81, 1.49)]))
     assert found.is_good
     assert [round(one.ratio, 2) for one in found.figures] == [1.19, 0.81, 1.49]
@@ -176,11 +180,11 @@ def test_a_prediction_is_good_by_the_median_of_its_rounds() -> None:
 
 
 @pytest.mark.parametrize("off", [(1.21, 1, 1), (0.79, 1, 1), (1, 1.21, 1), (1, 1, 1.51), (1, 1, 0.66)])
-def test_a_prediction_that_is_off_in_one_figure_is_off(off: tuple[float, float, float]) -> None:
+def test_prediction_off_in_one_figure_is_off(off: tuple[float, float, float]) -> None:
     found = compare("storage", "a store", rounds([off]))
     assert not found.is_good
     machine = {"processors": "2 × one", "system": "here", "python": "3.11"}
-    told = table([found], machine)
-    assert told.count("| off |") == 1
-    assert told.count("| good |") == 2
-    assert "storage: a store. 1 rounds, 50 lags, lags at 400 deltas/s" in told
+    text = table([found], machine)
+    assert text.count("| off |") == 1
+    assert text.count("| good |") == 2
+    assert "storage: a store. 1 rounds, 50 lags, lags at 400 deltas/s" in text

@@ -38,60 +38,60 @@ def batch(
     return encode_batch(deltas, origin=origin, base=base, clock=clock), source, lamport
 
 
-def record(*batches: Any, node: str = "n", lost: Any = (), survives: AckLevel = DURABLE) -> LogHistory:
+def log_of(*batches: Any, node: str = "n", lost: Any = (), survives: AckLevel = DURABLE) -> LogHistory:
     """A log that holds these batches, one behind the other, and has lost those behind them."""
     made = LogHistory(node, b"l" * 16, DURABLE, DURABLE)
-    made.batches = _placed(batches, 0, 1)
+    made.batches = _assign_offsets(batches, 0, 1)
     if lost:
-        made.lost_tails.append(LostTail(_placed(lost, made.next_offset, 50), survives))
+        made.lost_tails.append(LostTail(_assign_offsets(lost, made.next_offset, 50), survives))
     return made
 
 
-def _placed(batches: Any, offset: int, lamport: int) -> list[LoggedBatch]:
+def _assign_offsets(batches: Any, offset: int, lamport: int) -> list[LoggedBatch]:
     found = []
-    for body, source, given in batches:
-        number = lamport if given is None else given
+    for body, source, given_lamport in batches:
+        number = lamport if given_lamport is None else given_lamport
         found.append(LoggedBatch(body, offset, number, source))
         offset += body.count
         lamport = max(lamport, number + body.count)
     return found
 
 
-def told(
+def acknowledged_client(
     *acks: tuple[AckLevel, int | None, bool], token: str = "t1", asked: AckLevel | None = None
 ) -> ClientHistory:
     """A client that sent one delta and was acknowledged so."""
-    shadow = ClientHistory()
-    shadow.note_sent(token, "n", "w", ("docs", "v"), asked)
+    history = ClientHistory()
+    history.note_sent(token, "n", "w", ("docs", "v"), asked)
     for level, offset, duplicate in acks:
-        shadow.note_acknowledged(token, Ack(level, offset, duplicate))
-    return shadow
+        history.note_acknowledged(token, Ack(level, offset, duplicate))
+    return history
 
 
-def refused(code: ErrorCode, token: str = "t1", *, doubtful: bool = False) -> ClientHistory:
+def refused_client(code: ErrorCode, token: str = "t1", *, doubtful: bool = False) -> ClientHistory:
     """A client that was told that it has not happened."""
-    shadow = told(token=token)
+    history = acknowledged_client(token=token)
     if doubtful:
-        shadow.note_unknown(token)
-    shadow.note_refused(token, code)
-    return shadow
+        history.note_unknown(token)
+    history.note_refused(token, code)
+    return history
 
 
-def summed(acknowledged: int, unknown: int) -> ClientHistory:
+def summing_client(acknowledged: int, unknown: int) -> ClientHistory:
     """A writer that has added so many ones, and perhaps some more."""
-    shadow = ClientHistory()
+    history = ClientHistory()
     for number in range(1 + acknowledged + unknown):
         token = f"{SUM}w" if number == 0 else f"{SUM}w-{number}"
-        shadow.note_sent(token, "n", "w", ("docs", f"{SUM}w"), None)
+        history.note_sent(token, "n", "w", ("docs", f"{SUM}w"), None)
         if number <= acknowledged:
-            shadow.note_acknowledged(token, Ack(DURABLE, number, duplicate=False))
+            history.note_acknowledged(token, Ack(DURABLE, number, duplicate=False))
         else:
-            shadow.note_unknown(token)
-    return shadow
+            history.note_unknown(token)
+    return history
 
 
-def sums(count: int) -> LogHistory:
+def log_of_sums(count: int) -> LogHistory:
     """A log in which so many ones were added."""
     key = f"{SUM}w"
     added = [Delta(key, sparse_add([0], [1.0]), "docs") for _ in range(count)]
-    return record(batch(1, Delta(key, create([0.0, 0.0]), "docs"), *added))
+    return log_of(batch(1, Delta(key, create([0.0, 0.0]), "docs"), *added))

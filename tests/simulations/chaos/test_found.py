@@ -13,31 +13,31 @@ from delta_prop_simulations.chaos.regressions.reverted_fixes import REVERTED_FIX
 
 SEEDS_MAX = 100
 """Most seeds tried per plan: a strike must hit the right moment, which changes of the code shift."""
-KEPT_WHOLE_BY_OTHERS = {"forwarder-not-told-of-a-loss", "queued-before-a-hello"}
+COVERED_BY_LATER_FIXES = {"forwarder-not-told-of-a-loss", "queued-before-a-hello"}
 """Plans that later mends keep whole as well: what they send or tell is kept first; a repeat in other bytes is
 compared by its rows.
 """
 
 
 @pytest.mark.parametrize("name", [*DESCRIPTIONS, *(f"seed-{seed}" for seed in SEEDS)])
-def test_what_was_found_is_mended(name: str) -> None:
+def test_plan_of_fixed_bug_finds_no_violation(name: str) -> None:
     outcome = run(plan_of(name))
     assert outcome.violation is None
     assert outcome.deltas
 
 
-@pytest.mark.parametrize("undone", REVERTED_FIXES, ids=[one.name for one in REVERTED_FIXES])
-def test_without_its_mend_it_is_found_again(undone: Mutant) -> None:
-    plan = plan_of(undone.name)
+@pytest.mark.parametrize("reverted", REVERTED_FIXES, ids=[one.name for one in REVERTED_FIXES])
+def test_reverted_fix_is_found_by_its_plan(reverted: Mutant) -> None:
+    plan = plan_of(reverted.name)
     for seed in (plan.seed, *range(SEEDS_MAX)):
-        with apply_mutant(undone) as strikes:
+        with apply_mutant(reverted) as strikes:
             outcome = run(replace(plan, seed=seed))
         if outcome.violation is not None and strikes.count:
             return
-    pytest.fail(f"{undone.name}: its plan finds it with none of {SEEDS_MAX} seeds")
+    pytest.fail(f"{reverted.name}: its plan finds it with none of {SEEDS_MAX} seeds")
 
 
-def test_each_has_a_story_and_a_mend() -> None:
-    undone = {one.name for one in REVERTED_FIXES}
-    assert undone | KEPT_WHOLE_BY_OTHERS == set(DESCRIPTIONS)
-    assert not undone & KEPT_WHOLE_BY_OTHERS
+def test_each_bug_has_a_description_and_a_fix() -> None:
+    reverted = {one.name for one in REVERTED_FIXES}
+    assert reverted | COVERED_BY_LATER_FIXES == set(DESCRIPTIONS)
+    assert not reverted & COVERED_BY_LATER_FIXES

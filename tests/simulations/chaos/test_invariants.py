@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 DURABLE, LOGGED = AckLevel.DURABLE, AckLevel.LOGGED
-MARKS = LogOffsets(first=1, synced=5, written=7, next=9, high_watermark=5)
+OFFSETS = LogOffsets(first=1, synced=5, written=7, next=9, high_watermark=5)
 
 
 @pytest.mark.parametrize(
-    ("change", "level", "right"),
+    ("change", "level", "is_valid"),
     [
         ({}, DURABLE, True),
         ({"high_watermark": 7}, LOGGED, True),
@@ -55,16 +55,16 @@ MARKS = LogOffsets(first=1, synced=5, written=7, next=9, high_watermark=5)
         ({"first": 0}, DURABLE, False),
     ],
 )
-def test_marks_stand_in_order_and_do_not_go_back(
-    change: dict[str, Any], level: AckLevel, right: bool
+def test_log_offsets_are_ordered_and_never_decrease(
+    change: dict[str, Any], level: AckLevel, is_valid: bool
 ) -> None:
-    before = MARKS if level is DURABLE else replace(MARKS, high_watermark=7)
-    seen = catches(lambda: check_log_offsets("n", before, replace(before, **change), level))
-    assert seen == (None if right else "marks")
+    before = OFFSETS if level is DURABLE else replace(OFFSETS, high_watermark=7)
+    found = check_violated(lambda: check_log_offsets("n", before, replace(before, **change), level))
+    assert found == (None if is_valid else "marks")
 
 
 @pytest.mark.parametrize(
-    ("look", "check"),
+    ("call", "check"),
     [
         (lambda: check_bound("n", "deltas", 5, 5), None),
         (lambda: check_bound("n", "deltas", 6, 5), "bounds"),
@@ -75,31 +75,29 @@ def test_marks_stand_in_order_and_do_not_go_back(
         (lambda: check_credit("n", (5, 1, -1), 5), "credit"),
     ],
 )
-def test_what_waits_and_what_is_granted_stay_within_bounds(
-    look: Callable[[], object], check: str | None
-) -> None:
-    assert catches(look) == check
+def test_pending_deltas_and_credit_stay_within_bounds(call: Callable[[], object], check: str | None) -> None:
+    assert check_violated(call) == check
 
 
-def catches(look: Callable[[], object]) -> str | None:
+def check_violated(call: Callable[[], object]) -> str | None:
     try:
-        look()
+        call()
     except Violation as violation:
         return violation.check
     return None
 
 
-def with_service(story: Callable[[Propagator, Oracle, ModelSink], Awaitable[None]]) -> None:
+def with_service(scenario: Callable[[Propagator, Oracle, ModelSink], Awaitable[None]]) -> None:
     """A service that is well, with a sink, under a judge."""
 
     async def main() -> None:
-        judge, sink = Oracle(), ModelSink("s", "transactional", Random(1), SinkFaults(slow=0.3))
+        oracle, sink = Oracle(), ModelSink("s", "transactional", Random(1), SinkFaults(slow=0.3))
         world = virtual_world(1, thread_delay_s_max=0.01, disk=SimDisk(1))
         settings = Settings(mailbox_deltas_max=5, queue_deltas_max=50)
         async with Propagator(settings, data="x", log=LogSettings(), world=world) as p:
-            judge.note_start("n", p, None)
+            oracle.note_start("n", p, None)
             await p.attach(sink.for_life(Life()))
-            await story(p, judge, sink)
+            await scenario(p, oracle, sink)
 
     run_virtual(main)
 
@@ -117,25 +115,25 @@ class Node:
         self.models = {"s": sink}
 
 
-def test_a_service_that_is_well_passes_at_each_step_and_at_rest() -> None:
-    async def story(p: Propagator, judge: Oracle, sink: ModelSink) -> None:
-        shadow, node = ClientHistory(), Node(p, sink)
+def test_healthy_service_passes_at_each_step_and_at_rest() -> None:
+    async def scenario(p: Propagator, oracle: Oracle, sink: ModelSink) -> None:
+        history, node = ClientHistory(), Node(p, sink)
         writer = Writer(
-            "w", Random(2), shadow, node="n", deltas=100, burst=5, gap_s=0.01, level=None, poison=0.1
+            "w", Random(2), history, node="n", deltas=100, burst=5, gap_s=0.01, level=None, poison=0.1
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(writer.run_embedded, p)
             for _ in range(500):
-                judge.check_step([node])
+                oracle.check_step([node])
                 await anyio.sleep(0.01)
         assert writer.is_done
-        await judge.check_at_rest([node], shadow, [])
-        judge.note_end("n")
-        assert judge.struck["steps looked at"] == 500
-        assert judge.struck["rows of logs"] >= 90
-        assert judge.struck["sinks looked at"] == 1
+        await oracle.check_at_rest([node], history, [])
+        oracle.note_end("n")
+        assert oracle.struck["steps looked at"] == 500
+        assert oracle.struck["rows of logs"] >= 90
+        assert oracle.struck["sinks looked at"] == 1
 
-    with_service(story)
+    with_service(scenario)
 
 
 @pytest.mark.parametrize(
@@ -153,44 +151,44 @@ def test_a_service_that_is_well_passes_at_each_step_and_at_rest() -> None:
         (lambda p, feed: setattr(p.internals().log, "synced", 7), "marks"),
     ],
 )
-def test_a_step_that_breaks_a_promise_is_seen(break_it: Any, check: str) -> None:
-    async def story(p: Propagator, judge: Oracle, sink: ModelSink) -> None:
-        inside = p.internals()
-        steps = StepChecker("n", inside, LogHistory("n", inside.log.log_id, DURABLE, DURABLE))
+def test_step_that_breaks_a_promise_is_found(break_it: Any, check: str) -> None:
+    async def scenario(p: Propagator, oracle: Oracle, sink: ModelSink) -> None:
+        internals = p.internals()
+        steps = StepChecker("n", internals, LogHistory("n", internals.log.log_id, DURABLE, DURABLE))
         for _ in range(invariants.REST_EVERY):
             steps.check(None)
-        feed = inside.sinks.feed("s")
-        kept = {
+        feed = internals.sinks.feed("s")
+        saved = {
             name: getattr(feed, name) for name in ("_applied", "_committed", "_in_call_end", "_called_at")
         }
-        depths = inside.pipeline.queue.depth, inside.pipeline.orderer._pending.deltas
+        depths = internals.pipeline.queue.depth, internals.pipeline.orderer._pending.deltas
         break_it(p, feed)
         try:
-            seen = [catches(lambda: steps.check(None)) for _ in range(invariants.REST_EVERY)]
-            assert set(seen) - {None} == {check}
+            found = [check_violated(lambda: steps.check(None)) for _ in range(invariants.REST_EVERY)]
+            assert set(found) - {None} == {check}
         finally:
-            for name, value in kept.items():
+            for name, value in saved.items():
                 setattr(feed, name, value)
             feed._mailbox.clear()
-            inside.pipeline.queue.depth, inside.pipeline.orderer._pending.deltas = depths
-            inside.log.synced = inside.log.next_offset  # type: ignore[union-attr]
+            internals.pipeline.queue.depth, internals.pipeline.orderer._pending.deltas = depths
+            internals.log.synced = internals.log.next_offset  # type: ignore[union-attr]
 
-    with_service(story)
+    with_service(scenario)
 
 
-def test_a_log_that_says_another_thing_than_was_appended_is_seen() -> None:
-    async def story(p: Propagator, judge: Oracle, sink: ModelSink) -> None:
-        shadow, node = ClientHistory(), Node(p, sink)
-        writer = Writer("w", Random(2), shadow, node="n", deltas=20, burst=5, gap_s=0.01, level=None)
+def test_log_differing_from_appended_batches_is_found() -> None:
+    async def scenario(p: Propagator, oracle: Oracle, sink: ModelSink) -> None:
+        history, node = ClientHistory(), Node(p, sink)
+        writer = Writer("w", Random(2), history, node="n", deltas=20, burst=5, gap_s=0.01, level=None)
         await writer.run_embedded(p)
         await anyio.sleep(5)
-        record = judge.histories["n"]
-        one, other = record.batches[3:5]
-        record.batches[3:5] = [
+        log_history = oracle.histories["n"]
+        one, other = log_history.batches[3:5]
+        log_history.batches[3:5] = [
             LoggedBatch(other.batch, one.offset, other.lamport, other.source, other.head),
             LoggedBatch(one.batch, other.offset, one.lamport, one.source, one.head),
         ]
         with pytest.raises(Violation, match="damage"):
-            await judge.check_at_rest([node], shadow, [])
+            await oracle.check_at_rest([node], history, [])
 
-    with_service(story)
+    with_service(scenario)

@@ -12,15 +12,15 @@ from delta_prop_simulations.chaos.mutants.mutant import CallCounter, Mutant, edi
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_each_finds_its_place_in_the_code(name: str) -> None:
+def test_each_mutant_matches_its_code(name: str) -> None:
     for one in MUTANTS[name].edits:
-        wrong, right = mutate(one, name), one.function.__code__
-        assert wrong.co_code != right.co_code
-        assert wrong.co_varnames[: wrong.co_argcount] == right.co_varnames[: right.co_argcount]
-        assert wrong.co_flags == right.co_flags
+        mutated, original = mutate(one, name), one.function.__code__
+        assert mutated.co_code != original.co_code
+        assert mutated.co_varnames[: mutated.co_argcount] == original.co_varnames[: original.co_argcount]
+        assert mutated.co_flags == original.co_flags
 
 
-def test_names_and_sentences_are_of_one_kind() -> None:
+def test_names_and_sentences_have_one_style() -> None:
     assert len(MUTANTS) >= 24
     for name, mutant in MUTANTS.items():
         assert name == mutant.name
@@ -31,7 +31,7 @@ def test_names_and_sentences_are_of_one_kind() -> None:
             assert sentence[0].islower()
 
 
-def test_the_page_has_a_row_for_each() -> None:
+def test_page_has_a_row_for_each_mutant() -> None:
     page = (Path(__file__).parents[3] / "docs" / "simulation.md").read_text()
     section = page.partition("\n## Mutants\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `([a-z-]+)` \| (.+?) \|", section, re.MULTILINE)
@@ -53,19 +53,19 @@ class _Subject(_Base):
         return self.base() + 3
 
 
-def test_the_wrong_code_runs_wherever_the_right_one_is_held_and_only_meanwhile() -> None:
+def test_mutated_code_runs_only_while_mutant_is_applied() -> None:
     subject = _Subject()
-    held = subject.base
+    bound_method = subject.base
     mutant = Mutant("two-more", "it adds two", "it adds one", (edit(_Subject.base, ("+ 1", "+ 2")),))
     with apply_mutant(mutant) as strikes:
-        assert (held(), subject.seven) == (5, 8)
+        assert (bound_method(), subject.seven) == (5, 8)
         assert strikes.count == 2
-    assert (held(), subject.seven) == (4, 7)
+    assert (bound_method(), subject.seven) == (4, 7)
     assert strikes.count == 2
     assert not any(isinstance(one, CallCounter) for one in globals().values())
 
 
-def test_a_getter_can_be_wrong_and_comes_back_whatever_happens_meanwhile() -> None:
+def test_mutated_getter_is_restored_after_an_error() -> None:
     mutant = Mutant("minus", "it takes away", "it adds", (edit(getter(_Subject, "seven"), ("+ 3", "- 3")),))
     with pytest.raises(ZeroDivisionError), apply_mutant(mutant):
         assert 1 // (_Subject().seven - 1)
@@ -73,7 +73,7 @@ def test_a_getter_can_be_wrong_and_comes_back_whatever_happens_meanwhile() -> No
 
 
 @pytest.mark.parametrize("was", ["nowhere", "s"])
-def test_a_mutant_whose_text_is_not_found_once_is_refused(was: str) -> None:
+def test_mutant_with_no_unique_match_is_refused(was: str) -> None:
     one = edit(_Subject.base, (was, "something else"))
     with pytest.raises(LookupError, match="update the mutant"):
         mutate(one, "stale")

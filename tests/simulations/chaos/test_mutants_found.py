@@ -26,7 +26,7 @@ def test_mutants_are_found(full: bool) -> None:
         assert found.reached
 
 
-def test_the_parts_of_one_hunt_are_joined_and_the_first_seed_counts() -> None:
+def test_joined_hunt_keeps_the_first_seed() -> None:
     parts = [
         Hunt(None, 25, 0),
         Hunt(None, 3, 0, 52, "lost", "a delta"),
@@ -36,7 +36,7 @@ def test_the_parts_of_one_hunt_are_joined_and_the_first_seed_counts() -> None:
     assert join_hunts([Hunt(None, 25, 0), Hunt(None, 25, 0)]) == Hunt(None, 50, 0)
 
 
-def test_the_table_says_of_each_how_it_was_found_or_that_it_was_not() -> None:
+def test_table_shows_seed_and_violation_or_not_found() -> None:
     lines = table(
         [
             Hunt(None, 500, 0),
@@ -53,7 +53,7 @@ def test_the_table_says_of_each_how_it_was_found_or_that_it_was_not() -> None:
     ]
 
 
-def test_mutants_are_chosen_by_name_in_the_order_of_the_table() -> None:
+def test_mutants_are_selected_in_order_of_the_table() -> None:
     first, second = list(MUTANTS)[:2]
     assert select_mutants([second, first]) == [first, second]
     assert select_mutants([]) == list(MUTANTS)
@@ -61,12 +61,12 @@ def test_mutants_are_chosen_by_name_in_the_order_of_the_table() -> None:
         select_mutants(["harmless"])
 
 
-def test_the_command_prints_what_it_found_and_its_status_says_whether_all_were(
+def test_command_prints_hunts_and_fails_if_mutant_not_found(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert dispatch("mutants", ["ack-one-off", "--seeds", "0", "--jobs", "1", "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert [one["mutant"] for one in told] == [None, "ack-one-off"]
-    assert told[1]["tried"] == 0
+    hunts = json.loads(capsys.readouterr().out)
+    assert [one["mutant"] for one in hunts] == [None, "ack-one-off"]
+    assert hunts[1]["tried"] == 0
     assert dispatch("mutants", ["--list"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(MUTANTS)

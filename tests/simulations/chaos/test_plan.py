@@ -16,7 +16,7 @@ from delta_prop_wire.errors import UsageError
 MANY = 300
 
 
-def test_a_plan_is_the_same_for_its_seed_and_through_json() -> None:
+def test_plan_depends_on_seed_and_round_trips_through_json() -> None:
     for number in range(50):
         plan = draw(number)
         assert plan == draw(number)
@@ -24,7 +24,7 @@ def test_a_plan_is_the_same_for_its_seed_and_through_json() -> None:
     assert draw(1) != draw(2)
 
 
-def test_many_plans_have_everything_and_each_leaves_most_out() -> None:
+def test_many_plans_cover_every_kind_and_each_only_some() -> None:
     plans = [draw(number) for number in range(MANY)]
     kinds = Counter(strike.kind for plan in plans for strike in plan.strikes)
     assert kinds.keys() == STRIKES.keys()
@@ -37,18 +37,18 @@ def test_many_plans_have_everything_and_each_leaves_most_out() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"seed": 1, "nodes": [{}], "writers": []}'])
-def test_what_is_no_plan_is_told(text: str) -> None:
+def test_invalid_plan_text_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="plan is not valid"):
         Plan.from_json(text)
 
 
-def test_what_is_drawn_is_sound() -> None:
+def test_drawn_plans_are_valid() -> None:
     for number in range(MANY):
         check_plan(draw(number))
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "told"),
+    ("path", "value", "message"),
     [
         (("duration_s",), -5, "duration_s = -5: give 0.1 to 600"),
         (("duration_s",), "long", "duration_s = 'long'"),
@@ -64,13 +64,13 @@ def test_what_is_drawn_is_sound() -> None:
         (("strikes", 0, "on"), "nobody", "strikes.0..on = 'nobody'"),
     ],
 )
-def test_what_cannot_be_carried_out_is_told_with_its_place(
-    place: tuple[str | int, ...], value: object, told: str
+def test_invalid_plan_value_is_refused_with_its_path(
+    path: tuple[str | int, ...], value: object, message: str
 ) -> None:
     data: Any = json.loads(draw(3).to_json())
     part = data
-    for key in place[:-1]:
+    for key in path[:-1]:
         part = part[key]
-    part[place[-1]] = value
-    with pytest.raises(UsageError, match=told):
+    part[path[-1]] = value
+    with pytest.raises(UsageError, match=message):
         check_plan(Plan.from_json(json.dumps(data)))

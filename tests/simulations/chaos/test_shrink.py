@@ -21,24 +21,24 @@ def kinds(plan: Any) -> list[Any]:
     return [one.get("kind") for one in plan.get("strikes", ())]
 
 
-def test_what_the_failure_needs_stays_and_all_else_goes() -> None:
+def test_shrinking_keeps_only_what_the_failure_needs() -> None:
     shrunk = shrink(PLAN, lambda plan: "kill" in kinds(plan))
     assert shrunk.data == {"seed": 4711, "strikes": [{"kind": "kill"}]}
     assert shrunk.is_minimal
 
 
-def test_two_that_are_needed_together_are_both_found() -> None:
+def test_two_items_needed_together_both_remain() -> None:
     plan = {"seed": 1, "strikes": list(range(40))}
     shrunk = shrink(plan, lambda one: {3, 31} <= set(one.get("strikes", ())))
     assert shrunk.data == {"seed": 1, "strikes": [3, 31]}
 
 
-def test_numbers_come_down_as_far_as_it_still_fails() -> None:
+def test_numbers_shrink_while_the_plan_still_fails() -> None:
     shrunk = shrink({"deltas": 400, "gap_s": 8.0, "on": True}, lambda one: one.get("deltas", 0) >= 30)
     assert shrunk.data == {"deltas": 50}
 
 
-def test_what_means_nothing_is_not_counted_and_not_taken() -> None:
+def test_invalid_candidates_are_neither_counted_nor_taken() -> None:
     asked = []
 
     def fails(one: Any) -> bool | None:
@@ -51,7 +51,7 @@ def test_what_means_nothing_is_not_counted_and_not_taken() -> None:
     assert len(asked) > shrunk.runs
 
 
-def test_it_stops_when_its_runs_are_used_up() -> None:
+def test_shrinking_stops_after_maximum_runs() -> None:
     runs = []
     shrunk = shrink(PLAN, lambda plan: runs.append(plan) or False, runs_max=7)
     assert (len(runs), shrunk.runs, shrunk.is_minimal) == (7, 7, False)
@@ -59,7 +59,7 @@ def test_it_stops_when_its_runs_are_used_up() -> None:
 
 
 @given(st.lists(st.integers(0, 50), max_size=12), st.integers(0, 50))
-def test_what_comes_out_still_fails_and_is_never_larger(items: list[int], needed: int) -> None:
+def test_shrunk_plan_still_fails_and_is_never_larger(items: list[int], needed: int) -> None:
     def fails(plan: Any) -> bool:
         return needed in plan.get("items", ())
 

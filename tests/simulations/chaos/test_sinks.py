@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from delta_prop_sinks.sink import Sink
 
-EVERYTHING = SinkFaults(before=0.2, after=0.2, half_way=0.2, hang=0.05, slow=0.3, slow_s_max=0.2)
+ALL_FAULTS = SinkFaults(before=0.2, after=0.2, half_way=0.2, hang=0.05, slow=0.3, slow_s_max=0.2)
 
 SETTINGS = Settings(apply_timeout_s=2.0, breaker_open_s=1.0)
 
@@ -35,7 +35,7 @@ class Life:
     is_over = False
 
 
-class Reluctant(Random):
+class CommitsLate(Random):
     """Commits nothing before it has to."""
 
     def random(self) -> float:
@@ -43,7 +43,7 @@ class Reluctant(Random):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_sink_keeps_the_contract(kind: Any) -> None:
+def test_model_sink_follows_the_contract(kind: Any) -> None:
     model = ModelSink("model", kind, Random(1))
 
     def make() -> Sink:
@@ -58,7 +58,7 @@ def test_a_model_sink_keeps_the_contract(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_fails_each_row_has_one_effect(kind: Any) -> None:
+def test_each_row_has_one_effect_despite_faults(kind: Any) -> None:
     struck: Counter[str] = Counter()
     for seed in range(3):
         struck.update(run_failing(kind, seed))
@@ -74,7 +74,7 @@ def test_whatever_fails_each_row_has_one_effect(kind: Any) -> None:
 
 
 def run_failing(kind: Any, seed: int) -> Counter[str]:
-    model = ModelSink("model", kind, Random(seed), EVERYTHING)
+    model = ModelSink("model", kind, Random(seed), ALL_FAULTS)
 
     async def main() -> None:
         async with Propagator(SETTINGS, world=virtual_world(seed)) as p:
@@ -125,7 +125,7 @@ class Context:
         ([(5, "a"), (6, "b")], None),
     ],
 )
-def test_a_sink_complains_of_what_comes_again(calls: Sequence[tuple[int, str]], check: str | None) -> None:
+def test_sink_reports_rows_delivered_twice(calls: Sequence[tuple[int, str]], check: str | None) -> None:
     model = ModelSink("model", "plain", Random(1))
 
     async def main() -> None:
@@ -139,7 +139,7 @@ def test_a_sink_complains_of_what_comes_again(calls: Sequence[tuple[int, str]], 
     assert [one.check for one in model.violations[:1]] == ([] if check is None else [check])
 
 
-def test_a_sink_complains_of_a_vectors_rows_out_of_order_and_of_two_calls_at_once() -> None:
+def test_sink_reports_reordered_rows_and_concurrent_calls() -> None:
     model = ModelSink("model", "plain", Random(1), SinkFaults(slow=1.0))
 
     async def main() -> None:
@@ -158,8 +158,8 @@ def test_a_sink_complains_of_a_vectors_rows_out_of_order_and_of_two_calls_at_onc
     assert "during another call" in model.violations[1].what
 
 
-def test_after_its_life_a_sink_has_no_effect_and_loses_what_was_not_committed() -> None:
-    model = ModelSink("model", "transactional", Reluctant())
+def test_killed_sink_has_no_effect_and_loses_uncommitted_rows() -> None:
+    model = ModelSink("model", "transactional", CommitsLate())
     life = Life()
 
     async def main() -> None:
@@ -180,7 +180,7 @@ def test_after_its_life_a_sink_has_no_effect_and_loses_what_was_not_committed() 
     assert set(model.states()) == {("default", "a")}
 
 
-def test_poison_is_rejected_with_everything_before_it_done() -> None:
+def test_rows_before_rejected_delta_are_applied() -> None:
     model = ModelSink("model", "plain", Random(1))
     deltas = [Delta("a", create([1.0])), Delta("b", create([1.0]), metadata={"poison": "all"})]
     batch = LoggedBatch(encode_batch(deltas, origin=16, base=1), 0, 1, Source.LOCAL)
@@ -197,20 +197,20 @@ def test_poison_is_rejected_with_everything_before_it_done() -> None:
     assert set(model.states()) == {("default", "a")}
 
 
-def test_a_state_and_the_deltas_since_are_folded_in_canonical_order() -> None:
+def test_state_and_later_deltas_fold_in_canonical_order() -> None:
     facts = Facts()
     facts.begin(VectorState(True, create([1.0]).values, key=(10, 16, 1)), 3)
-    repeat, beneath, above = (Fact.of(logged(*one), 0) for one in ((3, "a"), (4, "a", 32, 2), (5, "a")))
-    assert facts.has(repeat)
-    assert facts.is_below_base(beneath)
-    facts.add(beneath)
+    duplicate, below, above = (Fact.of(logged(*one), 0) for one in ((3, "a"), (4, "a", 32, 2), (5, "a")))
+    assert facts.has(duplicate)
+    assert facts.is_below_base(below)
+    facts.add(below)
     facts.add(above._replace(key=(11, 16, 6)))
     state = facts.state()
     assert state.vector is not None
     assert (state.vector.tolist(), state.ignored) == ([2.0], 1)
 
 
-def test_a_violation_names_a_check_that_has_a_line() -> None:
+def test_violation_must_name_a_known_check() -> None:
     with pytest.raises(ValueError, match="nonsense"):
         Violation("nonsense", "…")
     with pytest.raises(Violation, match="lost: offset 3"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop_simulations.chaos import plan_shrinker as smaller_module
+from delta_prop_simulations.chaos import plan_shrinker as shrinker_module
 from delta_prop_simulations.chaos.chaos_run import Outcome
 from delta_prop_simulations.chaos.plan import Plan
 from delta_prop_simulations.chaos.plan_generator import draw
@@ -23,32 +23,32 @@ if TYPE_CHECKING:
 LOST = Violation("lost", "writer-0's delta 7")
 
 
-def false_run(plan: Plan) -> Outcome:
+def fake_run(plan: Plan) -> Outcome:
     """A service that loses a delta whenever one is killed that has a writer."""
-    killed = any(strike.kind == "kill" for strike in plan.strikes) and plan.writers
+    has_kill = any(strike.kind == "kill" for strike in plan.strikes) and plan.writers
     other = Violation("state", "another promise") if len(plan.strikes) == 2 else None
-    found = LOST if killed else other
+    found = LOST if has_kill else other
     return Outcome(plan.seed, found, None, {}, "", 1, 1.0)  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def killed(monkeypatch: pytest.MonkeyPatch) -> Plan:
-    monkeypatch.setattr(smaller_module, "run", false_run)
-    monkeypatch.setattr(command, "run_plan", false_run)
+def plan_with_kill(monkeypatch: pytest.MonkeyPatch) -> Plan:
+    monkeypatch.setattr(shrinker_module, "run", fake_run)
+    monkeypatch.setattr(command, "run_plan", fake_run)
     plans = (draw(seed) for seed in range(200))
     return next(plan for plan in plans if any(one.kind == "kill" for one in plan.strikes) and plan.readers)
 
 
-def test_only_what_breaks_the_promise_is_left(killed: Plan) -> None:
-    told: list[int] = []
-    plan = shrink_plan(killed, LOST, report=lambda runs, _: told.append(runs))
+def test_shrunk_plan_keeps_only_what_breaks_the_promise(plan_with_kill: Plan) -> None:
+    reported_runs: list[int] = []
+    plan = shrink_plan(plan_with_kill, LOST, report=lambda runs, _: reported_runs.append(runs))
     assert [strike.kind for strike in plan.strikes] == ["kill"]
-    assert (len(plan.writers), plan.readers, plan.seed) == (1, (), killed.seed)
-    assert told == sorted(told)
-    assert len(plan.to_json()) < len(killed.to_json()) / 3
+    assert (len(plan.writers), plan.readers, plan.seed) == (1, (), plan_with_kill.seed)
+    assert reported_runs == sorted(reported_runs)
+    assert len(plan.to_json()) < len(plan_with_kill.to_json()) / 3
 
 
-def test_another_promise_is_not_the_same_nor_another_error() -> None:
+def test_other_promise_or_error_is_not_same_violation() -> None:
     assert is_same_violation(LOST, Violation("lost", "writer-1's delta 9"))
     assert not is_same_violation(LOST, Violation("state", LOST.what))
     crash = Violation("crash", "node-0, life 2: LogCorrupted: damage in a file")
@@ -56,15 +56,15 @@ def test_another_promise_is_not_the_same_nor_another_error() -> None:
     assert not is_same_violation(crash, Violation("crash", "node-0, life 2: TypeError: damage in a file"))
 
 
-def test_the_command_writes_the_small_plan_where_it_is_asked_to(
-    killed: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_command_writes_shrunk_plan_to_given_path(
+    plan_with_kill: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "small.json"
-    assert dispatch("sweep", ["--seed", str(killed.seed), "--shrink", str(path)]) == 1
+    assert dispatch("sweep", ["--seed", str(plan_with_kill.seed), "--shrink", str(path)]) == 1
     assert "lost: writer-0's delta 7" in capsys.readouterr().out
     assert len(json.loads(path.read_text())["strikes"]) == 1
     assert dispatch("sweep", ["--plan", str(path)]) == 1
-    harmless = replace(killed, strikes=())
+    harmless = replace(plan_with_kill, strikes=())
     path.write_text(harmless.to_json())
     assert dispatch("sweep", ["--plan", str(path), "--shrink", str(tmp_path / "none.json")]) == 0
     assert not (tmp_path / "none.json").exists()

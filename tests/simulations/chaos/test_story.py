@@ -19,46 +19,46 @@ for seed in (3, 5):
 """
 
 
-def test_the_same_seed_does_the_same_in_processes_with_different_hash_seeds() -> None:
-    told = []
+def test_same_seed_gives_same_trace_for_any_hash_seed() -> None:
+    traces = []
     for hash_seed in ("1", "2"):
         environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": hash_seed}
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, check=True, timeout=60
         )
-        told.append(done.stdout.decode().split())
-    assert told[0] == told[1]
-    assert len(set(told[0])) == 2
-    assert run(draw(3)).trace == told[0][0]
+        traces.append(done.stdout.decode().split())
+    assert traces[0] == traces[1]
+    assert len(set(traces[0])) == 2
+    assert run(draw(3)).trace == traces[0][0]
 
 
-def calm(number: int = 3) -> Plan:
+def calm_plan(number: int = 3) -> Plan:
     """A plan in which nothing strikes."""
     plan = draw(number)
     return replace(plan, strikes=(), network={})
 
 
-def test_a_run_in_which_nothing_strikes_finds_nothing() -> None:
-    outcome = run(calm())
+def test_run_without_strikes_finds_nothing() -> None:
+    outcome = run(calm_plan())
     assert outcome.is_ok, outcome
     assert outcome.deltas >= 40
-    assert outcome.struck["lives"] >= len(calm().nodes)
+    assert outcome.struck["lives"] >= len(calm_plan().nodes)
 
 
-def test_a_run_that_did_nothing_is_vacuous() -> None:
-    plan = calm()
+def test_run_without_deltas_or_hit_faults_is_vacuous() -> None:
+    plan = calm_plan()
     nobody = StrikePlan(10.0, "reset", "nobody")
     silent = tuple(replace(writer, deltas=0) for writer in plan.writers)
     assert run(replace(plan, writers=silent)).vacuous == "no delta was acknowledged"
     assert "no fault found a target" in str(run(replace(plan, strikes=(nobody,))).vacuous)
 
 
-def test_what_falls_out_of_a_service_and_what_hangs_are_violations(monkeypatch) -> None:
-    async def broken(*_args: object) -> None:
+def test_service_crash_and_hang_are_violations(monkeypatch) -> None:
+    async def fail_to_attach(*_args: object) -> None:
         raise ZeroDivisionError("by nobody")
 
-    plan = calm()
-    monkeypatch.setattr(Node, "attach", broken)
+    plan = calm_plan()
+    monkeypatch.setattr(Node, "attach", fail_to_attach)
     violation = run(plan).violation
     assert violation is not None
     assert violation.check == "crash"
@@ -71,8 +71,8 @@ def test_what_falls_out_of_a_service_and_what_hangs_are_violations(monkeypatch) 
     assert "Godot" in violation.what
 
 
-def test_a_stopped_service_is_started_again_and_a_power_cut_comes_at_the_end() -> None:
-    plan = calm()
+def test_stopped_service_restarts_before_final_power_cut() -> None:
+    plan = calm_plan()
     name = plan.nodes[0].name
     outcome = run(
         replace(

@@ -33,49 +33,47 @@ def outcome(plan: Plan) -> Outcome:
 
 
 @pytest.fixture
-def false_runs(monkeypatch) -> None:
+def fake_runs(monkeypatch) -> None:
     monkeypatch.setattr(sweep_module, "run", outcome)
     monkeypatch.setattr(command, "run_plan", outcome)
 
 
-def test_a_sweep_tells_what_struck_what_was_found_and_how_to_see_it_again(false_runs, capsys) -> None:
+def test_sweep_prints_strikes_violations_and_rerun_command(fake_runs, capsys) -> None:
     assert main(["simulate", "sweep", "--seeds", "9", "--first", "1", "--jobs", "1"]) == 1
-    told = capsys.readouterr().out
-    assert "kill          18" in told
-    assert "seed 5: lost: delta 5" in told
-    assert "promised: every acknowledged delta" in told
-    assert "repeat: delta-prop simulate sweep --seed 5" in told
-    assert "seed 7: vacuous: nothing" in told
-    assert "9 seeds: 1 violations, 1 vacuous; 90 deltas acknowledged in 22 virtual seconds" in told
+    printed = capsys.readouterr().out
+    assert "kill          18" in printed
+    assert "seed 5: lost: delta 5" in printed
+    assert "promised: every acknowledged delta" in printed
+    assert "repeat: delta-prop simulate sweep --seed 5" in printed
+    assert "seed 7: vacuous: nothing" in printed
+    assert "9 seeds: 1 violations, 1 vacuous; 90 deltas acknowledged in 22 virtual seconds" in printed
     assert main(["simulate", "sweep", "--seeds", "4", "--first", "1", "--jobs", "1", "--json"]) == 0
-    told_json = json.loads(capsys.readouterr().out)
-    assert told_json == {"seeds": 4, "deltas": 40, "virtual_s": 10.0, "found": [], "struck": {"kill": 8}}
+    summary = json.loads(capsys.readouterr().out)
+    assert summary == {"seeds": 4, "deltas": 40, "virtual_s": 10.0, "found": [], "struck": {"kill": 8}}
 
 
-@pytest.mark.parametrize(("what", "said"), [("sweep", "0 of 4 seeds"), ("mutants", "0 of 2")])
-def test_a_terminal_is_told_at_once_what_runs(what, said, monkeypatch, capsys) -> None:
+@pytest.mark.parametrize(("what", "progress"), [("sweep", "0 of 4 seeds"), ("mutants", "0 of 2")])
+def test_terminal_shows_progress_before_first_result(what, progress, monkeypatch, capsys) -> None:
     """Before the first process has been started."""
     monkeypatch.setattr(command.system.sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
 
-    def none(*_):
+    def interrupt(*_):
         raise KeyboardInterrupt
         yield
 
-    monkeypatch.setattr(command, "sweep", none)
-    monkeypatch.setattr(mutants, "in_processes", none)
+    monkeypatch.setattr(command, "sweep", interrupt)
+    monkeypatch.setattr(mutants, "in_processes", interrupt)
     named = ["ack-one-off"] if what == "mutants" else []
     assert main(["simulate", what, *named, "--seeds", "4"]) == 130
-    assert said in capsys.readouterr().err
+    assert progress in capsys.readouterr().err
 
 
-def test_one_seed_is_shown_with_the_end_of_its_trace_and_its_plan_can_be_kept(
-    false_runs, capsys, tmp_path
-) -> None:
+def test_single_seed_prints_end_of_trace_and_its_plan(fake_runs, capsys, tmp_path) -> None:
     assert main(["simulate", "sweep", "--seed", "5"]) == 1
-    told = capsys.readouterr().out
-    assert "0.2 b" in told
-    assert "lost: delta 5" in told
+    printed = capsys.readouterr().out
+    assert "0.2 b" in printed
+    assert "lost: delta 5" in printed
     assert main(["simulate", "sweep", "--seed", "6", "--show"]) == 0
     text = capsys.readouterr().out
     assert Plan.from_json(text) == draw(6)
@@ -88,16 +86,16 @@ def test_one_seed_is_shown_with_the_end_of_its_trace_and_its_plan_can_be_kept(
 
 
 @pytest.mark.parametrize(("end", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
-def test_who_breaks_it_off_is_told_what_was_found_until_then(
-    end, status, false_runs, capsys, monkeypatch
+def test_interrupted_sweep_prints_violations_found_so_far(
+    end, status, fake_runs, capsys, monkeypatch
 ) -> None:
-    def broken_off(first: int, count: int, jobs: int):
+    def interrupted(first: int, count: int, jobs: int):
         yield sweep_module.run_seeds(range(4, 6))
         raise end
 
-    monkeypatch.setattr(command, "sweep", broken_off)
+    monkeypatch.setattr(command, "sweep", interrupted)
     assert main(["simulate", "sweep", "--jobs", "1"]) == status
-    told = capsys.readouterr()
-    assert "seed 5: lost" in told.out
-    assert "2 seeds of 100, interrupted" in told.out
-    assert told.err == ("interrupted\n" if status == 130 else "")
+    printed = capsys.readouterr()
+    assert "seed 5: lost" in printed.out
+    assert "2 seeds of 100, interrupted" in printed.out
+    assert printed.err == ("interrupted\n" if status == 130 else "")

@@ -10,7 +10,7 @@ import pytest
 from delta_prop.sinks import IndexSink
 from delta_prop_simulations.chaos.work import REFOLDS_MAX, CountedIndex
 from delta_prop_sinks.sink import Delivery
-from tests.simulations.chaos.forged import B, batch, one, record
+from tests.simulations.chaos.forged import B, batch, log_of, one
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,12 +22,12 @@ ROWS = 4
 
 @pytest.mark.parametrize("now", [True, False])
 @pytest.mark.parametrize(
-    ("folded", "right"), [(0, True), (REFOLDS_MAX * ROWS, True), (REFOLDS_MAX * ROWS + 1, False)]
+    ("folded", "is_allowed"), [(0, True), (REFOLDS_MAX * ROWS, True), (REFOLDS_MAX * ROWS + 1, False)]
 )
-def test_a_call_folds_each_delta_of_its_vectors_so_often_and_no_more(
-    monkeypatch: pytest.MonkeyPatch, folded: int, right: bool, now: bool
+def test_call_may_fold_each_delta_a_bounded_number_of_times(
+    monkeypatch: pytest.MonkeyPatch, folded: int, is_allowed: bool, now: bool
 ) -> None:
-    log = record(
+    log = log_of(
         batch(1, *(one(f"t{at}") for at in range(ROWS - 1))),
         batch(1, one("late"), one("other", key="w"), origin=B),
         lost=[batch(9, one("lost", key="w"))],
@@ -48,9 +48,9 @@ def test_a_call_folds_each_delta_of_its_vectors_so_often_and_no_more(
     monkeypatch.setattr(IndexSink, "apply", apply)
     monkeypatch.setattr(IndexSink, "apply_now", apply_now)
     monkeypatch.setattr(index, "_count_refolded", lambda: done)
-    brought: Sequence[Any] = [Delivery(log.batches[0])]
+    deliveries: Sequence[Any] = [Delivery(log.batches[0])]
     if now:
-        assert index.apply_now(brought)
+        assert index.apply_now(deliveries)
     else:
-        anyio.run(index.apply, brought)
-    assert [one.check for one in complaints] == ([] if right else ["work"])
+        anyio.run(index.apply, deliveries)
+    assert [one.check for one in complaints] == ([] if is_allowed else ["work"])

@@ -20,17 +20,17 @@ from tests.delta_prop.client.serving import ADDRESS, Site, with_service
 SEEDS = range(4)
 
 
-def writer(shadow: ClientHistory, seed: int, level: AckLevel | None = None) -> Writer:
+def writer(history: ClientHistory, seed: int, level: AckLevel | None = None) -> Writer:
     name = f"w{seed}"
     return Writer(
-        name, Random(seed), shadow, node="n", deltas=60, burst=5, gap_s=0.02, level=level, poison=0.05
+        name, Random(seed), history, node="n", deltas=60, burst=5, gap_s=0.02, level=level, poison=0.05
     )
 
 
-def placed(record: LogHistory) -> dict[str, int]:
+def offsets_by_token(log_history: LogHistory) -> dict[str, int]:
     """Each token's offset."""
     found = {}
-    for offset, logged, row in record.rows():
+    for offset, logged, row in log_history.rows():
         token = token_of(logged.batch, row)
         if token is not None:
             assert token not in found
@@ -38,29 +38,29 @@ def placed(record: LogHistory) -> dict[str, int]:
     return found
 
 
-def check_told(record: LogHistory, shadow: ClientHistory) -> None:
-    places = placed(record)
-    for token, told in shadow.outcomes.items():
+def check_outcomes(log_history: LogHistory, history: ClientHistory) -> None:
+    offsets = offsets_by_token(log_history)
+    for token, outcome in history.outcomes.items():
         if token.startswith(SUM):
             continue
-        assert told.acks or told.refused or told.is_unknown
-        if told.acks:
-            assert {ack.offset for ack in told.acks} <= {places[token], None}
-        elif told.refused:
-            assert token not in places
+        assert outcome.acks or outcome.refused or outcome.is_unknown
+        if outcome.acks:
+            assert {ack.offset for ack in outcome.acks} <= {offsets[token], None}
+        elif outcome.refused:
+            assert token not in offsets
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_embedded_writers_go_on_over_the_ends_of_their_process(seed: int) -> None:
-    shadow, record = ClientHistory(), LogHistory("n")
-    one = writer(shadow, seed)
+def test_embedded_writers_continue_after_process_ends(seed: int) -> None:
+    history, log_history = ClientHistory(), LogHistory("n")
+    one = writer(history, seed)
     disk = SimDisk(seed)
 
     async def life(seed: int, before: str | None, limit_s: float) -> None:
         nonlocal disk
         world = virtual_world(seed, thread_delay_s_max=0.01, disk=disk)
         async with Propagator(data="x", log=LogSettings(), world=world) as p:
-            record.start(p.internals().log, before)
+            log_history.start(p.internals().log, before)
             with anyio.move_on_after(limit_s) as scope:
                 await one.run_embedded(p)
             if scope.cancelled_caught:
@@ -71,13 +71,13 @@ def test_embedded_writers_go_on_over_the_ends_of_their_process(seed: int) -> Non
     while not one.is_done:
         try:
             run_virtual(life, seed + lives, "killed" if lives else None, 0.1 if lives < 4 else 300.0)
-        except BaseException as error:  # what comes out of a process whose disk is off
+        except BaseException as error:  # raised by a process whose disk is off
             if not disk_is_off(error):
                 raise
         lives += 1
     assert lives >= 2
-    check_told(record, shadow)
-    assert shadow.counts["acknowledged"] > 10
+    check_outcomes(log_history, history)
+    assert history.counts["acknowledged"] > 10
 
 
 def disk_is_off(error: BaseException) -> bool:
@@ -87,16 +87,16 @@ def disk_is_off(error: BaseException) -> bool:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_remote_writers_and_readers_go_on_over_broken_connections(seed: int) -> None:
-    shadow, record = ClientHistory(), LogHistory("n")
-    one = writer(shadow, seed)
+def test_remote_clients_continue_after_broken_connections(seed: int) -> None:
+    history, log_history = ClientHistory(), LogHistory("n")
+    one = writer(history, seed)
     readers = [
         Reader("all", node="n"),
         Reader("some", node="n", topics="ns:b", group=True, batches=False),
     ]
 
-    async def story(site: Site) -> None:
-        record.start(site.propagator.internals().log, None)
+    async def scenario(site: Site) -> None:
+        log_history.start(site.propagator.internals().log, None)
         async with anyio.create_task_group() as tasks:
             for reader in readers:
                 tasks.start_soon(reader.run_life, site.world, ADDRESS)
@@ -109,9 +109,9 @@ def test_remote_writers_and_readers_go_on_over_broken_connections(seed: int) -> 
             await anyio.sleep(5)
             tasks.cancel_scope.cancel()
 
-    with_service(story, seed=seed, conditions=NetworkConditions(latency_s=0.002, jitter_s_max=0.01))
-    check_told(record, shadow)
-    rows = [(offset, logged.batch, row) for offset, logged, row in record.rows()]
+    with_service(scenario, seed=seed, conditions=NetworkConditions(latency_s=0.002, jitter_s_max=0.01))
+    check_outcomes(log_history, history)
+    rows = [(offset, logged.batch, row) for offset, logged, row in log_history.rows()]
     check_read(readers[0], {offset for offset, _, _ in rows})
     check_read(readers[1], {offset for offset, batch, row in rows if batch.namespaces[row] == "b"})
 

@@ -22,12 +22,12 @@ from tests.simulations.report.results import result
         (9880.4, "deltas/s", "9,880 deltas/s"), (0.00033, "s", "330 µs"), (12.3456, "", "12.3"),
     ],
 )  # fmt: skip
-def test_a_value_is_written_in_the_unit_that_suits_it(value: float, unit: str, text: str) -> None:
+def test_value_is_formatted_in_a_suitable_unit(value: float, unit: str, text: str) -> None:
     assert format_value(value, unit) == text
 
 
 @given(st.floats(1e-6, 1e12), st.sampled_from(["s", "bytes", "deltas", ""]))
-def test_a_linear_axis_holds_its_highest_value_and_few_round_ticks(high: float, unit: str) -> None:
+def test_linear_axis_holds_highest_value_and_few_round_ticks(high: float, unit: str) -> None:
     axis = linear(high, unit)
     assert axis.high >= high * (1 - 1e-9)
     assert axis.position(0.0) == 0.0
@@ -37,23 +37,23 @@ def test_a_linear_axis_holds_its_highest_value_and_few_round_ticks(high: float, 
 
 
 @given(st.lists(st.floats(0, 1e9), max_size=20))
-def test_a_logarithmic_axis_has_a_place_for_everything(values: list[float]) -> None:
+def test_logarithmic_axis_holds_every_value(values: list[float]) -> None:
     axis = logarithmic(values, "s")
     assert all(0.0 <= axis.position(value) <= 1.0 for value in values)
     assert axis.low < axis.high
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=2_000), st.integers(10, 300))
-def test_a_thinned_line_keeps_its_highest_and_its_lowest_point(ys: list[float], points_max: int) -> None:
+def test_thinned_line_keeps_highest_and_lowest_point(ys: list[float], points_max: int) -> None:
     xs = [float(at) for at in range(len(ys))]
-    kept = thin(xs, ys, points_max)
-    assert len(kept) <= max(points_max, 2)
-    assert max(y for _, y in kept) == max(ys)
-    assert min(y for _, y in kept) == min(ys)
-    assert [x for x, _ in kept] == sorted(x for x, _ in kept)
+    points = thin(xs, ys, points_max)
+    assert len(points) <= max(points_max, 2)
+    assert max(y for _, y in points) == max(ys)
+    assert min(y for _, y in points) == min(ys)
+    assert [x for x, _ in points] == sorted(x for x, _ in points)
 
 
-def test_a_line_has_a_gap_where_nothing_is_known() -> None:
+def test_line_has_a_gap_at_unknown_value() -> None:
     line = Line("a", 0, [0.0, 1.0, 2.0, 3.0], [1.0, float("nan"), 2.0, 3.0])
     drawn = svg(Plot("p", linear(3.0, "s"), linear(3.0, ""), (line,)))
     path = drawn.rpartition(' d="')[2]
@@ -61,7 +61,7 @@ def test_a_line_has_a_gap_where_nothing_is_known() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 100, 200])
-def test_the_table_is_aligned_and_says_why_a_promise_is_broken(width: int) -> None:
+def test_table_is_aligned_and_names_broken_promise(width: int) -> None:
     text = table(result(3, 2), width=width)
     assert "BROKEN: P3 by" in text
     numbers = [line for line in text.splitlines() if line.startswith("  applied  ")]

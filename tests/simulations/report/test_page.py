@@ -9,7 +9,7 @@ import pytest
 from delta_prop_simulations.report import html
 from tests.simulations.report.results import NASTY, result
 
-VOID = {"meta", "path", "br"}
+UNCLOSED_TAGS = {"meta", "path", "br"}
 
 
 class Page(HTMLParser):
@@ -25,7 +25,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.attributes += attrs
-        if tag not in VOID:
+        if tag not in UNCLOSED_TAGS:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -40,7 +40,7 @@ class Page(HTMLParser):
             self.text += data
 
 
-def parsed(text: str) -> Page:
+def parse(text: str) -> Page:
     page = Page()
     page.feed(text)
     page.close()
@@ -50,9 +50,9 @@ def parsed(text: str) -> Page:
 
 @pytest.mark.parametrize("alternatives", [1, 2, 8])
 @pytest.mark.parametrize("sinks", [0, 1, 5])
-def test_every_name_and_verdict_is_there_and_nothing_is_taken_for_html(alternatives: int, sinks: int) -> None:
+def test_page_shows_every_name_and_verdict_escaped(alternatives: int, sinks: int) -> None:
     made = result(alternatives, sinks)
-    page = parsed(html(made, "delta-prop simulate x --seed 7"))
+    page = parse(html(made, "delta-prop simulate x --seed 7"))
     for one in made.alternatives:
         assert one.name in page.text
         for each in one.sinks:
@@ -66,9 +66,9 @@ def test_every_name_and_verdict_is_there_and_nothing_is_taken_for_html(alternati
     assert "svg" in page.tags
 
 
-def test_a_page_needs_nothing_from_elsewhere_and_is_the_same_each_time() -> None:
+def test_page_is_self_contained_and_deterministic() -> None:
     text = html(result())
-    page = parsed(text)
+    page = parse(text)
     assert not {"link", "img", "iframe"} & set(page.tags)
     assert not [name for name, _ in page.attributes if name in ("src", "href")]
     assert "url(" not in text
@@ -76,7 +76,7 @@ def test_a_page_needs_nothing_from_elsewhere_and_is_the_same_each_time() -> None
     assert "nan" not in text.lower().replace(NASTY, "")
 
 
-def test_a_long_run_makes_a_page_of_bounded_size() -> None:
+def test_page_of_long_run_has_bounded_size() -> None:
     made = result(8, 5)
     for one in made.alternatives:
         for series in [*one.series, *(each for sink in one.sinks for each in sink.series)]:

@@ -10,7 +10,7 @@ from delta_prop_simulations.report.plot import Line, Plot
 from tests.simulations.report.results import NASTY
 
 
-def test_a_picture_names_its_lines() -> None:
+def test_picture_names_its_lines() -> None:
     lines = tuple(Line(f"{NASTY} {number}", number, [0.0, 1.0], [0.0, 1.0]) for number in range(3))
     root = ElementTree.fromstring(picture(Plot("lag & more", linear(1.0, "s"), linear(1.0, "s"), lines)))
     texts = ["".join(one.itertext()) for one in root.iter() if one.tag.endswith("text")]

@@ -29,7 +29,7 @@ def setup(text: str = TWO_SINKS, **given: float) -> Setup:
     return read_setups(text, **given)[0]  # type: ignore[arg-type]
 
 
-def ran(text: str = TWO_SINKS, *, needs: RunInputs | None = None, **given: float) -> Alternative:
+def run_scenario(text: str = TWO_SINKS, *, needs: RunInputs | None = None, **given: float) -> Alternative:
     """Run a scenario."""
     return run(setup(text, **given), needs)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_file_is_run_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scenario_file_is_run_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "two.toml"
     path.write_text(TWO_SINKS)
     assert dispatch(str(path), ["--duration", "1s", "--seed", "5", "--json"]) == 0
@@ -44,12 +44,12 @@ def test_mistakes_name_the_file(tmp_path: Path) -> None:
 
 def test_shipped_scenarios_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert dispatch("list", []) == 0
-    told = capsys.readouterr().out
-    assert all(name in told for name in read_shipped())
+    listing = capsys.readouterr().out
+    assert all(name in listing for name in read_shipped())
 
 
 @pytest.mark.parametrize("name", read_shipped())
-def test_every_shipped_scenario_says_what_it_asks_and_keeps_every_promise(name: str) -> None:
+def test_shipped_scenario_has_description_and_keeps_promises(name: str) -> None:
     setups = read_setups(read_shipped()[name], duration=0.5)
     assert all(one.about for one in setups)
     result = run(setups[0], RunInputs(checks=True))

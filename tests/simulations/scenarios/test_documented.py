@@ -54,20 +54,20 @@ def default(one: Field[Any]) -> Any:
 
 @pytest.mark.parametrize(("heading", "kind"), TABLES.items(), ids=list(TABLES))
 def test_every_key_is_described_with_its_default(heading: str, kind: type) -> None:
-    told = rows(heading)
+    described = rows(heading)
     names = {field: key for key, field in EVENT_KEYS.items()} if kind is Event else {}
     known = {names.get(one.name, one.name): default(one) for one in fields(kind)}
-    if kind in (Scenario, Service):  # what is a table of its own is described there
+    if kind in (Scenario, Service):  # keys with a table of their own are described there
         known = {key: value for key, value in known.items() if not isinstance(value, list | dict)}
-    assert told.keys() == known.keys()
+    assert described.keys() == known.keys()
     for key, value in known.items():
-        if told[key] == "–":
+        if described[key] == "–":
             assert value in (MISSING, None), key
-        elif told[key] != "see below" and (kind, key) != (Service, "log"):
-            assert tomllib.loads(f"it = {told[key].strip('`')}")["it"] == value, key
+        elif described[key] != "see below" and (kind, key) != (Service, "log"):
+            assert tomllib.loads(f"it = {described[key].strip('`')}")["it"] == value, key
 
 
-def test_the_scenario_of_the_page_can_be_run() -> None:
+def test_scenario_of_the_page_is_readable() -> None:
     text = PAGE.partition("```toml\n")[2].partition("```")[0]
     assert [one.name for one in read_setups(text)] == [
         "nobody waits",

@@ -28,13 +28,13 @@ RANDOM = Seed(1).stream
 @pytest.mark.parametrize("pattern", ["constant", "poisson", "bursty", "diurnal"])
 def test_every_pattern_keeps_the_mean_rate_and_the_order(pattern: Any) -> None:
     spec = SourceSpec("web", pattern, 1000.0, 10, burst=Burst(1.0, 4.0), day=Day(50.0, 0.2))
-    came = list(arrivals(spec, RANDOM(pattern), 200.0))
-    assert sum(one.deltas for one in came) == pytest.approx(200_000, rel=0.03)
-    assert all(one.at_s <= other.at_s for one, other in pairwise(came))
-    assert came[-1].at_s < 200.0
+    found = list(arrivals(spec, RANDOM(pattern), 200.0))
+    assert sum(one.deltas for one in found) == pytest.approx(200_000, rel=0.03)
+    assert all(one.at_s <= other.at_s for one, other in pairwise(found))
+    assert found[-1].at_s < 200.0
 
 
-def test_bursts_are_bursts_and_days_have_nights() -> None:
+def test_bursts_pause_and_days_have_nights() -> None:
     spec = SourceSpec("web", "bursty", 1000.0, 10, burst=Burst(1.0, 4.0))
     assert all(one.at_s % 5.0 <= 1.0 for one in arrivals(spec, RANDOM("b"), 100.0))
     day = replace(spec, pattern="diurnal", day=Day(100.0, 0.0))
@@ -42,7 +42,7 @@ def test_bursts_are_bursts_and_days_have_nights() -> None:
     assert halves[True] > 3 * halves[False]
 
 
-def test_a_source_starts_and_stops() -> None:
+def test_source_starts_and_stops_at_its_times() -> None:
     spec = SourceSpec("web", "constant", 10.0, 1, start=2.0, stop=4.0)
     assert [one.at_s for one in arrivals(spec, RANDOM(""), 60.0)] == pytest.approx(
         [2 + i / 10 for i in range(20)]
@@ -59,7 +59,7 @@ def test_hot_keys_get_their_share() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dense", "create", "opaque", "delete"])
-def test_what_is_encoded_ahead_is_what_would_be_encoded_now(kind: str) -> None:
+def test_template_equals_batch_encoded_directly(kind: str) -> None:
     spec = SourceSpec("web", deltas=Deltas(dimension=8, mix=Mix(**{kind: 1.0})), namespace="n")
     rows = DeltaGenerator(spec, RANDOM("ready"), AckLevel.DURABLE).make(Arrival(0.0, 50))
     assert isinstance(rows, Template)
@@ -70,18 +70,18 @@ def test_what_is_encoded_ahead_is_what_would_be_encoded_now(kind: str) -> None:
     assert (batch.namespace, batch.namespace_names, batch.count) == ("n", ("n",), 50)
 
 
-@pytest.mark.parametrize("law", ["constant", "normal", "lognormal", "exponential"])
-def test_laws_have_the_mean_that_the_scenario_names(law: Any) -> None:
+@pytest.mark.parametrize("distribution", ["constant", "normal", "lognormal", "exponential"])
+def test_distributions_have_the_configured_mean(distribution: Any) -> None:
     drawn = ConfiguredDistribution(
-        SinkSpec("index", per_call_ms=2.0, per_delta_us=30.0, noise=0.3, distribution=law)
+        SinkSpec("index", per_call_ms=2.0, per_delta_us=30.0, noise=0.3, distribution=distribution)
     )
-    random = RANDOM(law)
+    random = RANDOM(distribution)
     times = [drawn.draw(random, 100, 0) for _ in range(4000)]
     assert sum(times) / len(times) == pytest.approx(0.005, rel=0.05)
     assert min(times) >= 0
 
 
-def test_a_capacity_is_a_ceiling() -> None:
+def test_capacity_limits_the_rate() -> None:
     drawn = ConfiguredDistribution(SinkSpec("index", per_call_ms=0.1, capacity_per_s=1000.0))
     assert drawn.draw(RANDOM(""), 100, 0) == pytest.approx(0.1)
 
@@ -96,20 +96,20 @@ def test_quantiles_are_near_the_true_ones(times: list[float], share: float) -> N
     assert sum(count for _, count in histogram.latency().buckets) == len(times)
 
 
-def test_stamps_tell_when_an_offset_was_given_until_they_are_forgotten() -> None:
-    stamps = OffsetTimes()
+def test_offset_times_are_found_until_forgotten() -> None:
+    offset_times = OffsetTimes()
     for number in range(10_000):
-        stamps.note(number * 10, float(number))
-    assert stamps.at(0) == 0.0
-    assert stamps.at(25) == 2.0
-    stamps.forget(60_005)
-    assert len(stamps) < 5_000
-    assert stamps.at(60_005) == 6000.0
-    assert stamps.at(5) is None
+        offset_times.note(number * 10, float(number))
+    assert offset_times.at(0) == 0.0
+    assert offset_times.at(25) == 2.0
+    offset_times.forget(60_005)
+    assert len(offset_times) < 5_000
+    assert offset_times.at(60_005) == 6000.0
+    assert offset_times.at(5) is None
 
 
 @pytest.mark.parametrize("duration_s", [0.1, 7.0, 60.0, 86_400.0])
-def test_however_long_a_run_is_its_series_have_few_points(duration_s: float) -> None:
+def test_series_have_few_points_for_any_duration(duration_s: float) -> None:
     times = list(Timeline(duration_s).times())
     assert 2 < len(times) <= 301
     assert times[-1] == pytest.approx(duration_s)

@@ -18,7 +18,7 @@ def test_times_have_units(text: object, seconds: float) -> None:
     assert parse_duration(text, "duration") == pytest.approx(seconds)
 
 
-def test_a_scenario_is_read_with_its_defaults() -> None:
+def test_scenario_is_read_with_its_defaults() -> None:
     text = TWO_SINKS.replace("batch = 20", "batch = {min = 1, max = 9}").replace(
         "noise = 0.3", 'faults = [{from = "1s", for = "500ms", what = "fails"}]'
     )
@@ -29,7 +29,7 @@ def test_a_scenario_is_read_with_its_defaults() -> None:
     assert scenario.service.log is None
 
 
-def test_an_alternative_changes_what_it_names_and_nothing_else() -> None:
+def test_alternative_changes_only_named_keys() -> None:
     text = TWO_SINKS + (
         '[[alternative]]\nname = "other"\nset = {"sink.slow.per_call_ms" = 9, "service.rate_law" = '
         '"depth", "source.web.deltas.keys" = 7, "duration" = "9s"}\n'
@@ -104,17 +104,17 @@ MISTAKES = {
 }
 
 
-def test_a_shorter_duration_leaves_out_what_begins_later() -> None:
+def test_shorter_duration_permits_source_starting_later() -> None:
     text = TWO_SINKS.replace("batch = 20", 'start = "2s"')
     assert setup(text, duration=1.0).scenario.source[0].start == 2.0
 
 
-def test_a_log_on_disk_makes_durable() -> None:
+def test_log_on_disk_permits_durable_acks() -> None:
     text = TWO_SINKS.replace("batch = 20", 'ack_level = "durable"') + "[service.log]\n"
     assert setup(text).scenario.source[0].ack_level is AckLevel.DURABLE
 
 
-@pytest.mark.parametrize(("change", "told"), MISTAKES.items(), ids=lambda one: str(one)[:40])
-def test_a_mistake_is_told_with_its_place_and_cure(change: tuple[str, str], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+@pytest.mark.parametrize(("change", "message"), MISTAKES.items(), ids=lambda one: str(one)[:40])
+def test_mistake_is_refused_with_its_key_and_fix(change: tuple[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         read_setups(TWO_SINKS.replace(*change))

@@ -28,7 +28,7 @@ def recording(*times_s: float, rows: int = 10) -> bytes:
     return b"".join([*parts, writer.end(0)])
 
 
-def test_what_a_server_took_is_replayed(
+def test_recorded_server_traffic_is_replayed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = Command(tmp_path, capsys)
@@ -45,7 +45,7 @@ def test_what_a_server_took_is_replayed(
     assert {sink["applied"] for sink in result["sinks"]} == {120}
 
 
-def test_the_speed_of_a_recording_and_where_it_was_broken_off(
+def test_replay_follows_speed_and_warns_of_truncation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.toml").write_text(
@@ -67,6 +67,6 @@ set = {"source.web.speed" = 2.0}
     shown = capsys.readouterr()
     once, twice = json.loads(shown.out)["alternatives"]
     assert (once["totals"]["offered"], twice["totals"]["offered"]) == (30, 50)
-    assert shown.err.count("truncated") == 0  # nobody read so far
+    assert shown.err.count("truncated") == 0  # the run ended before the truncated end
     assert main(["simulate", str(tmp_path / "a.toml"), "--duration", "9s"]) == 0
     assert "truncated" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from delta_prop_simulations.scenarios.result import (
 )
 
 
-def test_a_result_survives_json() -> None:
+def test_result_round_trips_through_json() -> None:
     lag = Latency(3, {"p50": 0.1, "max": 2.0}, [(0.1, 2), (2.0, 1)])
     series = Series("lag", "s", [0.0, 1.0], [0.1, 2.0])
     alternative = Alternative(

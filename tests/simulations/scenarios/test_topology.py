@@ -64,16 +64,16 @@ def test_machines_links_and_faults_are_read() -> None:
     assert [one.machine for one in scenario.source] == ["west"]
 
 
-def test_a_reader_is_read() -> None:
+def test_reader_spec_is_read() -> None:
     table = '[[reader]]\nname = "late"\nmachine = "east"\nfrom = "1s"\nstall = [{from = "2s", for = 3}]'
     (setup,) = read_setups(f"{TWO}\n{table}")
     assert setup.scenario.reader == (ReaderSpec("late", "east", begin=1.0, stall=(Stall(2.0, 3.0),)),)
-    alone = TWO[: TWO.index("[[machine]]")] + TWO[TWO.index("[[source]]") : TWO.index("[[fault]]")]
+    without_machines = TWO[: TWO.index("[[machine]]")] + TWO[TWO.index("[[source]]") : TWO.index("[[fault]]")]
     with pytest.raises(UsageError, match=r"reader: there is no machine"):
-        read_setups(alone.replace('machine = "west"\n', "") + '[[reader]]\nname = "late"')
+        read_setups(without_machines.replace('machine = "west"\n', "") + '[[reader]]\nname = "late"')
 
 
-def test_an_alternative_changes_a_link_by_its_name() -> None:
+def test_alternative_changes_link_by_name() -> None:
     changes = 'set = {"link.ocean.cut" = [], "link.ocean.latency_ms" = 99}'
     _, other = read_setups(f'{TWO}\n[[alternative]]\nname = "b"\n{changes}')
     assert other.scenario.link == (LinkSpec(("east", "west"), name="ocean", latency_ms=99.0),)
@@ -105,24 +105,24 @@ def test_an_alternative_changes_a_link_by_its_name() -> None:
         ("latency_ms = 30", "latency_ms = 0", "latency_ms = 0"),
     ],
 )
-def test_a_mistake_is_told_with_its_place(old: str, new: str, why: str) -> None:
-    with pytest.raises(UsageError) as told:
+def test_mistake_is_refused_with_its_key(old: str, new: str, why: str) -> None:
+    with pytest.raises(UsageError) as caught:
         read_setups(TWO.replace(old, new, 1))
-    assert why in str(told.value)
+    assert why in str(caught.value)
 
 
-def test_nothing_is_somewhere_where_there_is_no_machine() -> None:
-    alone = TWO[: TWO.index("[[machine]]")] + TWO[TWO.index("[[source]]") :]
+def test_machine_keys_without_machines_are_refused() -> None:
+    without_machines = TWO[: TWO.index("[[machine]]")] + TWO[TWO.index("[[source]]") :]
     with pytest.raises(UsageError, match=r"shop: machine = 'west': unknown machine"):
-        read_setups(alone)
+        read_setups(without_machines)
     with pytest.raises(UsageError, match=r"fault: there is no machine"):
-        read_setups(alone.replace('machine = "west"\n', ""))
+        read_setups(without_machines.replace('machine = "west"\n', ""))
 
 
 TABLES = (("machine", MachineSpec), ("link", LinkSpec), ("fault", FaultSpec), ("reader", ReaderSpec))
 
 
-def test_every_key_is_in_the_page() -> None:
+def test_page_describes_every_key() -> None:
     page = (Path(__file__).parents[3] / "docs" / "simulation.md").read_text()
     written = {"begin": "from", "lasts": "for"}
     for table, kind in TABLES:
@@ -133,7 +133,7 @@ def test_every_key_is_in_the_page() -> None:
     assert "`sink.machine`" in page
 
 
-def test_the_scenario_of_the_page_is_read() -> None:
+def test_scenario_of_the_page_is_readable() -> None:
     page = (Path(__file__).parents[3] / "docs" / "simulation.md").read_text()
     blocks = [part.partition("```")[0] for part in page.split("```toml")[1:]]
     (text,) = (block for block in blocks if "[[machine]]" in block)
