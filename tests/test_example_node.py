@@ -221,7 +221,7 @@ def test_duplicate_metadata_key_stops_no_subscriber(server: Served) -> None:
             deltas = [Delta(f"v{row}", create([1.0]), "twice") for row in range(3)]
             batch = with_metadata({1: DEEP}, deltas=deltas, origin=0x7002)
             await forwarder.send(BatchFrame(1, batch, Stamp(10_000, Source.REPLICA), ack_wanted=True))
-            await forwarder.told(3)
+            await forwarder.until_acked(3)
 
     anyio.run(forward)
     script = """
@@ -268,7 +268,7 @@ def test_subscribed_deltas_fold_to_states_of_algebra(server: Served, deltas: str
             ]
             for begin in range(0, len(frames), 50):  # the server's credit is 100
                 await forwarder.send(*frames[begin : begin + 50])
-                await forwarder.told(min(begin + 50, len(frames)))
+                await forwarder.until_acked(min(begin + 50, len(frames)))
 
     anyio.run(forward)
     script = """

@@ -142,7 +142,7 @@ def test_forwarder_passes_over_other_types() -> None:
             await a.write(2)
             await a.forward_to(b)
             with anyio.fail_after(60):
-                while a.sink_to(b).lag:  # noqa: ASYNC110 - nobody tells
+                while a.statistics_to(b).lag:  # noqa: ASYNC110 - nobody tells
                     await anyio.sleep(0.2)
             of_deltas = [one for one in a.deltas() if one[0]]
             assert len(of_deltas) == 4

@@ -58,7 +58,7 @@ def test_other_bytes_under_a_dot_are_refused_however_many_batches_ago() -> None:
             await client.hello(ORIGIN)
             for base in range(1, MANY + 1):
                 await client.send(opaque_batch(base))
-            await client.told(MANY)
+            await client.until_acked(MANY)
             for counter in (1, 236, 300):
                 other = replace(opaque_batch(1), sequence=1000 * counter)
                 changed = encode_batch(
@@ -69,7 +69,7 @@ def test_other_bytes_under_a_dot_are_refused_however_many_batches_ago() -> None:
                 assert nack.code is ErrorCode.DOT_REUSED
                 assert nack.details["offset"] == counter - 1
                 await client.send(replace(opaque_batch(counter), sequence=1000 * counter + 1))
-                (told,) = (await client.told(1000 * counter + 1)).ranges
+                (told,) = (await client.until_acked(1000 * counter + 1)).ranges
                 assert (told.offset, told.duplicate) == (counter - 1, True)
 
     anyio.run(main)

@@ -25,7 +25,7 @@ from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.chains import Bench, batch_of
 from tests.delta_prop.durable.histories import NEVER, repeat
 from tests.delta_prop.server.raw import ORIGIN, connected, serving
-from tests.delta_prop.server.test_forwarding import Node, settle
+from tests.delta_prop.server.test_forwarding import Node, wait_converged
 from tests.delta_prop.support import made
 from tests.whole_log import read_all
 
@@ -371,7 +371,7 @@ def test_pieces_are_forwarded_and_the_frame_is_a_repeat_there_too() -> None:
             frame = mixed(grant.origin)
             published = (await repeat(here.p, frame, Sender("p"))).result()
             assert published.duplicates == TOLD
-            await settle(nodes)
+            await wait_converged(nodes)
             assert here.deltas() == there.deltas()
             for node in nodes:
                 logged = [one for one in read_all(node.p.internals().log) if one.batch.origin == grant.origin]

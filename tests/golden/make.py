@@ -15,7 +15,7 @@ from pathlib import Path
 
 from delta_prop.testing import run_virtual
 from delta_prop_simulations.disk import SimDisk
-from tests.delta_prop.server.jobs import place, rows, stage
+from tests.delta_prop.server.jobs import rows, serve_jobs, stage
 from tests.golden.reading import kept, served
 from tests.golden.story import SETTINGS, service, told
 
@@ -41,7 +41,7 @@ def main(name: str) -> None:
 def staged() -> dict[str, bytes]:
     """The files of a job that is staged and not yet decided."""
     disk = SimDisk(1)
-    with place(disk) as held:
+    with serve_jobs(disk) as held:
         stage(held.address, 1, 0, rows(1, 12))
         return {path: disk.peek(path) for path in disk.paths() if path.startswith("jobs/")}
 

@@ -14,7 +14,7 @@ from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.corruption import FormatOutdated
 from delta_prop_broker.log.files.identity import FORMAT, read_format
 from delta_prop_broker.log.files.paths import DIRECTORY
-from tests.delta_prop.server.jobs import JOB, place, published
+from tests.delta_prop.server.jobs import JOB, serve_jobs, wait_published
 from tests.golden.make import HERE, serve, unpacked
 from tests.golden.migrating import disk_of, migrate_disk
 from tests.golden.reading import kept
@@ -169,12 +169,12 @@ def test_files_that_name_no_stamp_are_not_touched() -> None:
 def test_a_staged_job_is_published_after_the_migration() -> None:
     disk = disk_of(unpacked(OLD))
     migrate_disk(disk)
-    with place(disk) as at:
+    with serve_jobs(disk) as at:
         before = len(at.keys())
         staged = decide(at.address, JOB, Decision.QUERY)
         assert (staged.state, staged.deltas) == (JobState.STAGING, 12)
         decide(at.address, JOB, Decision.COMMIT, [StagedPart(1, 0, 12)])
-        assert published(at.address).published == 12
+        assert wait_published(at.address).published == 12
         assert at.keys()[before:] == [f"1-{number}" for number in range(12)]
 
 

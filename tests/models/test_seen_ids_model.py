@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from delta_prop.ingest import id_runs
 from delta_prop.ingest.seen_ids import FEW_IDS, SeenIds
-from tests.delta_prop.ingest.kept_ids import Kept
+from tests.delta_prop.ingest.kept_ids import IdStore
 from tests.delta_prop.ingest.test_seen_ids import id_with_hash
 
 ids = st.integers(0, 150).map(lambda number: id_with_hash(number % 40 << 58, number))
@@ -35,7 +35,7 @@ class SeenIdsBesideADict(RuleBasedStateMachine):
             "retained_min": retained_min,
         }  # fmt: skip
         self.seen = SeenIds(**self.settings)  # type: ignore[arg-type]
-        self.kept = Kept()
+        self.kept = IdStore()
         self.generation_ids = generation_ids
         self.model: dict[bytes, int] = {}
         self.offset = 0
@@ -94,7 +94,7 @@ class SeenIdsBesideADict(RuleBasedStateMachine):
         self.kept.write(self.seen)
         before, self.seen = self.seen, SeenIds(**self.settings)  # type: ignore[arg-type]
         kept_since, forgotten = before.kept_since, before.forgotten
-        self.seen.restore(self.kept.opened(before.runs), kept_since=kept_since, forgotten=forgotten)
+        self.seen.restore(self.kept.reopen(before.runs), kept_since=kept_since, forgotten=forgotten)
         for table in before.unsealed_tables():
             self.seen.add_at(list(table), list(table.values()))
         before.close()

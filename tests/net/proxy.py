@@ -28,7 +28,7 @@ _READ_BYTES = 65_536
 
 
 @dataclass(frozen=True)
-class Fate:
+class Faults:
     """The faults of one direction of a connection.
 
     `cut_at`: the connection is reset after so many bytes this way. `delay_s`: how long bytes are held.
@@ -40,29 +40,29 @@ class Fate:
     piece_bytes_max: int = _READ_BYTES
 
 
-Fates = tuple[Fate, Fate]
+ConnectionFaults = tuple[Faults, Faults]
 
 
-def smooth(_: int) -> Fates:
+def no_faults(_: int) -> ConnectionFaults:
     """Nothing happens."""
-    return Fate(), Fate()
+    return Faults(), Faults()
 
 
-def rough(
+def random_faults(
     seed: int,
     *,
     cut_bytes_mean: float = math.inf,
     delay_s_max: float = 0.0,
     piece_bytes_max: int = _READ_BYTES,
-) -> Callable[[int], Fates]:
+) -> Callable[[int], ConnectionFaults]:
     """Each connection, by its number, has a fate of its own, drawn."""
 
-    def draw(number: int) -> Fates:
-        chance = Random(f"{seed} {number}")
+    def draw(number: int) -> ConnectionFaults:
+        rng = Random(f"{seed} {number}")
 
-        def one() -> Fate:
-            cut_at = chance.expovariate(1 / cut_bytes_mean) if cut_bytes_mean < math.inf else math.inf
-            return Fate(cut_at, chance.uniform(0, delay_s_max), chance.randint(1, piece_bytes_max))
+        def one() -> Faults:
+            cut_at = rng.expovariate(1 / cut_bytes_mean) if cut_bytes_mean < math.inf else math.inf
+            return Faults(cut_at, rng.uniform(0, delay_s_max), rng.randint(1, piece_bytes_max))
 
         return one(), one()
 
@@ -70,22 +70,26 @@ def rough(
 
 
 class Proxy:
-    """A running proxy. `target` and `fates` may be changed; connections that come then are as they say.
+    """A running proxy. `target` and `draw_faults` may be changed, for the connections that come after.
 
     While it is `refusing`, who connects is reset at once. `struck` counts what was done to connections.
     """
 
     def __init__(
-        self, listening: socket.socket, target: tuple[str, int], fates: Callable[[int], Fates], seed: int
+        self,
+        listening: socket.socket,
+        target: tuple[str, int],
+        draw_faults: Callable[[int], ConnectionFaults],
+        seed: int,
     ):
         self.address: tuple[str, int] = listening.getsockname()
         self.target = target
-        self.fates = fates
+        self.draw_faults = draw_faults
         self.refusing = False
         self.struck: Counter[str] = Counter()
-        self.bytes: Counter[str] = Counter()  # that went there, and back
+        self.bytes: Counter[str] = Counter()  # forwarded, by direction
         self._listening = listening
-        self._chance = Random(f"proxy {seed}")
+        self._rng = Random(f"proxy {seed}")
         self._links: list[_Link] = []
         self._stalled: set[Direction] = set()
         self._resumed = anyio.Event()
@@ -127,46 +131,46 @@ class Proxy:
         self._links.append(link)
         try:
             with link.scope, suppress(OSError):
-                there, back = self.fates(number)
-                if not self.refusing and await _connected(link.server, self.target):
+                there, back = self.draw_faults(number)
+                if not self.refusing and await _try_connect(link.server, self.target):
                     async with anyio.create_task_group() as tasks:
                         tasks.start_soon(self._pump, link, client, link.server, there, "there")
                         tasks.start_soon(self._pump, link, link.server, client, back, "back")
-                    link.whole = not link.was_cut
+                    link.closed_cleanly = not link.was_cut
         finally:
             self._links.remove(link)
-            self.struck["reset"] += not link.whole
+            self.struck["reset"] += not link.closed_cleanly
             link.close()
 
     async def _pump(
-        self, link: _Link, source: socket.socket, sink: socket.socket, fate: Fate, direction: Direction
+        self, link: _Link, source: socket.socket, sink: socket.socket, faults: Faults, direction: Direction
     ) -> None:
         passed = 0
         source.setblocking(False)
         sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            while data := await _received(source):
-                await anyio.sleep(fate.delay_s)
-                for piece in self._pieces(data, fate):
+            while data := await _receive(source):
+                await anyio.sleep(faults.delay_s)
+                for piece in self._pieces(data, faults):
                     while direction in self._stalled:
                         await self._resumed.wait()
-                    await _send(sink, piece[: int(min(fate.cut_at - passed, len(piece)))])
+                    await _send(sink, piece[: int(min(faults.cut_at - passed, len(piece)))])
                     passed += len(piece)
                     self.bytes[direction] += len(piece)
                     self.struck["piece"] += 1
-                    if passed >= fate.cut_at:
+                    if passed >= faults.cut_at:
                         self.struck["cut at a byte"] += 1
                         link.cut()
                         await anyio.lowlevel.checkpoint()
             sink.shutdown(socket.SHUT_WR)
-        except OSError:  # one side broke it: the other one is told
+        except OSError:  # one side failed, so the other one is reset
             link.cut()
 
-    def _pieces(self, data: bytes, fate: Fate) -> Iterator[bytes]:
+    def _pieces(self, data: bytes, faults: Faults) -> Iterator[bytes]:
         while data:
             count = (
-                self._chance.randint(1, fate.piece_bytes_max)
-                if fate.piece_bytes_max < _READ_BYTES
+                self._rng.randint(1, faults.piece_bytes_max)
+                if faults.piece_bytes_max < _READ_BYTES
                 else len(data)
             )
             yield data[:count]
@@ -181,7 +185,7 @@ class _Link:
         self.server = server
         self.scope = anyio.CancelScope()
         self.was_cut = False
-        self.whole = False
+        self.closed_cleanly = False
 
     def cut(self) -> None:
         self.was_cut = True
@@ -189,7 +193,7 @@ class _Link:
 
     def close(self) -> None:
         for one in (self.client, self.server):
-            if not self.whole:
+            if not self.closed_cleanly:
                 with suppress(OSError):
                     one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
             one.close()
@@ -197,26 +201,26 @@ class _Link:
 
 @asynccontextmanager
 async def proxy_to(
-    target: tuple[str, int], *, fates: Callable[[int], Fates] = smooth, seed: int = 0
+    target: tuple[str, int], *, draw_faults: Callable[[int], ConnectionFaults] = no_faults, seed: int = 0
 ) -> AsyncIterator[Proxy]:
     """A proxy before `target` for as long as the scope lasts; then its connections are reset."""
     with socket.create_server((HOST, 0), backlog=128) as listening:
         listening.setblocking(False)
-        proxy = Proxy(listening, target, fates, seed)
+        proxy = Proxy(listening, target, draw_faults, seed)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(proxy.run)
             yield proxy
             tasks.cancel_scope.cancel()
 
 
-async def _connected(one: socket.socket, target: tuple[str, int]) -> bool:
+async def _try_connect(one: socket.socket, target: tuple[str, int]) -> bool:
     one.setblocking(False)
     one.connect_ex(target)
     await anyio.wait_writable(one)
     return one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
 
 
-async def _received(one: socket.socket) -> bytes:
+async def _receive(one: socket.socket) -> bytes:
     while True:
         try:
             return one.recv(_READ_BYTES)

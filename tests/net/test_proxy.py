@@ -12,29 +12,29 @@ import pytest
 
 from delta_prop.sockets import SocketNetwork
 from tests.delta_prop.networks import HOST, LOOPS, receive, receive_all
-from tests.net.proxy import Fate, proxy_to, rough, smooth
+from tests.net.proxy import Faults, no_faults, proxy_to, random_faults
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from delta_prop.ports import Stream
-    from tests.net.proxy import Fates, Proxy
+    from tests.net.proxy import ConnectionFaults, Proxy
 
 BODY = random.Random(4).randbytes(300_000)
 
 
 def through(
-    fates: Callable[[int], Fates],
+    draw_faults: Callable[[int], ConnectionFaults],
     main: Callable[[Proxy, Stream, Stream], Awaitable[None]],
     loop: str = "asyncio",
 ) -> None:
     """Run a test with both ends of a connection through a proxy."""
 
-    async def joined() -> None:
+    async def run_with_proxy() -> None:
         network = SocketNetwork()
         listener = await network.listen(HOST, 0)
         with anyio.fail_after(60):
-            async with proxy_to(listener.address, fates=fates) as proxy:
+            async with proxy_to(listener.address, draw_faults=draw_faults) as proxy:
                 client = await network.connect(*proxy.address)
                 server = await listener.accept()
                 await main(proxy, client, server)
@@ -43,11 +43,11 @@ def through(
                 await server.aclose()
         await listener.aclose()
 
-    anyio.run(joined, **LOOPS[loop])
+    anyio.run(run_with_proxy, **LOOPS[loop])
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_bytes_and_ends_go_both_ways(loop: str) -> None:
+def test_bytes_and_closes_pass_both_ways(loop: str) -> None:
     async def main(proxy: Proxy, client: Stream, server: Stream) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(client.send, [BODY])
@@ -62,11 +62,11 @@ def test_bytes_and_ends_go_both_ways(loop: str) -> None:
         assert proxy.bytes == {"there": len(BODY), "back": len(BODY)}
         assert (proxy.struck["connection"], proxy.struck["reset"], proxy.connections) == (1, 0, 0)
 
-    through(smooth, main, loop)
+    through(no_faults, main, loop)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_connection_is_cut_behind_a_byte(loop: str) -> None:
+def test_connection_is_reset_after_a_byte_count(loop: str) -> None:
     async def main(proxy: Proxy, client: Stream, server: Stream) -> None:
         await client.send([BODY[:150]])
         assert await receive(server, 100) == BODY[:100]
@@ -75,11 +75,11 @@ def test_a_connection_is_cut_behind_a_byte(loop: str) -> None:
                 await receive_all(stream)
         assert (proxy.struck["cut at a byte"], proxy.struck["reset"]) == (1, 1)
 
-    through(lambda _: (Fate(cut_at=100), Fate()), main, loop)
+    through(lambda _: (Faults(cut_at=100), Faults()), main, loop)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_cutting_tells_both_ends(loop: str) -> None:
+def test_cut_resets_both_ends(loop: str) -> None:
     async def main(proxy: Proxy, client: Stream, server: Stream) -> None:
         await client.send([b"x"])
         await receive(server, 1)
@@ -88,10 +88,10 @@ def test_cutting_tells_both_ends(loop: str) -> None:
             with pytest.raises(ConnectionError):
                 await receive_all(stream)
 
-    through(smooth, main, loop)
+    through(no_faults, main, loop)
 
 
-def test_one_side_that_breaks_it_breaks_the_other_one() -> None:
+def test_refused_or_failed_target_resets_the_client() -> None:
     async def main(proxy: Proxy, client: Stream, server: Stream) -> None:
         proxy.refusing = True
         other = await SocketNetwork().connect(*proxy.address)
@@ -99,16 +99,16 @@ def test_one_side_that_breaks_it_breaks_the_other_one() -> None:
             await receive_all(other)
         await other.aclose()
         proxy.refusing = False
-        proxy.target = (HOST, 1)  # nobody
+        proxy.target = (HOST, 1)  # nobody listens there
         other = await SocketNetwork().connect(*proxy.address)
         with pytest.raises(ConnectionError):
             await receive_all(other)
         await other.aclose()
 
-    through(smooth, main)
+    through(no_faults, main)
 
 
-def test_pieces_are_small_and_late() -> None:
+def test_pieces_are_small_and_delayed() -> None:
     async def main(proxy: Proxy, client: Stream, server: Stream) -> None:
         begin = time.monotonic()
         await client.send([b"abc"])
@@ -116,7 +116,7 @@ def test_pieces_are_small_and_late() -> None:
         assert time.monotonic() - begin > 0.02
         assert proxy.struck["piece"] == 3
 
-    through(lambda _: (Fate(delay_s=0.02, piece_bytes_max=1), Fate()), main)
+    through(lambda _: (Faults(delay_s=0.02, piece_bytes_max=1), Faults()), main)
 
 
 def test_one_direction_stalls_until_it_is_resumed() -> None:
@@ -127,19 +127,19 @@ def test_one_direction_stalls_until_it_is_resumed() -> None:
         assert await receive(client, 9) == b"other way"
         with anyio.move_on_after(0.02):
             await receive(server, 1)
-            raise AssertionError("it came through")
+            raise AssertionError("a byte came through")
         proxy.resume("there")
         assert await receive(server, 4) == b"held"
 
-    through(smooth, main)
+    through(no_faults, main)
 
 
-def test_fates_are_drawn_from_the_seed() -> None:
-    draw = partial(rough, cut_bytes_mean=1000, delay_s_max=0.1, piece_bytes_max=7)
+def test_faults_are_drawn_from_the_seed() -> None:
+    draw = partial(random_faults, cut_bytes_mean=1000, delay_s_max=0.1, piece_bytes_max=7)
     drawn = [draw(1)(number) for number in range(50)]
     assert drawn == [draw(1)(number) for number in range(50)] != [draw(2)(number) for number in range(50)]
-    fates = [fate for pair in drawn for fate in pair]
-    assert {fate.piece_bytes_max for fate in fates} == {1, 2, 3, 4, 5, 6, 7}
-    assert 500 < sum(fate.cut_at for fate in fates) / 100 < 2000
-    assert max(fate.delay_s for fate in fates) < 0.1
-    assert rough(1)(5)[0].cut_at == float("inf")
+    drawn_faults = [faults for pair in drawn for faults in pair]
+    assert {faults.piece_bytes_max for faults in drawn_faults} == {1, 2, 3, 4, 5, 6, 7}
+    assert 500 < sum(faults.cut_at for faults in drawn_faults) / 100 < 2000
+    assert max(faults.delay_s for faults in drawn_faults) < 0.1
+    assert random_faults(1)(5)[0].cut_at == float("inf")

@@ -9,7 +9,7 @@ import pytest
 
 from delta_prop.cli import main
 from delta_prop.client.jobs import Decision, decide
-from tests.delta_prop.server.jobs import at_fault, published, rows, stage
+from tests.delta_prop.server.jobs import invalid_delta, rows, stage, wait_published
 from tests.delta_prop.server.process import served
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = tmp_path_factory.mktemp("jobs") / "facts"
     with served(data) as server:
         at = f"127.0.0.1:{server.port}"
-        deltas = [*rows(0, 4), at_fault(0, 4)]
+        deltas = [*rows(0, 4), invalid_delta(0, 4)]
         decide(at, "over", Decision.COMMIT, [stage(at, 0, 1, deltas, job="over")])
-        published(at, "over")
+        wait_published(at, "over")
         for job in ("one", "two"):
             stage(at, 0, 1, rows(0, 5), job=job)
             stage(at, 1, 1, rows(1, 3), job=job)

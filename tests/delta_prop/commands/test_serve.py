@@ -89,7 +89,7 @@ async def publish(address: Address, count: int) -> None:
         assert welcome is not None
         ((_, epoch, watermark),) = welcome.origins
         await producer.send(opaque_batch(watermark + 1, count, epoch=epoch))
-        await producer.told(watermark + count)
+        await producer.until_acked(watermark + count)
 
 
 async def http_get(server: Server, path: str) -> tuple[int, Any]:

@@ -24,7 +24,7 @@ class Clock:
         return self.at
 
 
-def test_without_a_terminal_progress_is_a_line_every_few_seconds() -> None:
+def test_progress_without_terminal_is_occasional_lines() -> None:
     written, clock = [], Clock()
     console = Console(written.append, clock.now)
     for step in range(1, 101):
@@ -35,7 +35,7 @@ def test_without_a_terminal_progress_is_a_line_every_few_seconds() -> None:
     assert written == ["  40/100  files\n", "  80/100  files\n", "done\n"]
 
 
-def test_on_a_terminal_a_bar_moves_and_leaves_no_trace() -> None:
+def test_progress_bar_on_a_terminal_leaves_no_trace() -> None:
     written, clock = [], Clock()
     console = Console(written.append, clock.now, live=True)
     clock.at += 1
@@ -52,7 +52,7 @@ def test_on_a_terminal_a_bar_moves_and_leaves_no_trace() -> None:
     ]
 
 
-def test_a_prompt_stays_below_what_is_told_meanwhile() -> None:
+def test_prompt_stays_below_later_lines() -> None:
     written = []
     console = Console(written.append, Clock().now, live=True)
     console.prompt("search> ")
@@ -62,10 +62,10 @@ def test_a_prompt_stays_below_what_is_told_meanwhile() -> None:
     assert written == ["search> ", "\r\x1b[Knews\nsearch> ", "\r\x1b[K", "", "end\n"]
 
 
-def test_a_table_changes_in_place_on_a_terminal_and_is_told_once_elsewhere() -> None:
-    def shown(**how: bool) -> str:
+def test_table_updates_in_place_only_on_a_terminal() -> None:
+    def render_table(**options: bool) -> str:
         written: list[str] = []
-        console = Console(written.append, Clock().now, columns=40, **how)
+        console = Console(written.append, Clock().now, columns=40, **options)
         console.table(["sink  behind", "audit  1"])
         console.table(["sink  behind", "audit  2"])
         console.line("log: between")
@@ -74,14 +74,14 @@ def test_a_table_changes_in_place_on_a_terminal_and_is_told_once_elsewhere() -> 
         return "".join(written)
 
     head, up = "\r\x1b[Ksink  behind\n", "\x1b[2A"
-    assert shown(live=True) == (
+    assert render_table(live=True) == (
         f"{head}\r\x1b[Kaudit  1\n{up}{head}\r\x1b[Kaudit  2\nlog: between\n"
         f"{head}\r\x1b[Kaudit  {31 * '3'}…\n\r\x1b[Kanother\n"
     )
-    assert shown() == f"log: between\nsink  behind\naudit  {40 * '3'}\nanother\n"
+    assert render_table() == f"log: between\nsink  behind\naudit  {40 * '3'}\nanother\n"
 
 
-def test_colors_only_where_they_are_welcome() -> None:
+def test_colors_only_when_enabled() -> None:
     assert Console(print, Clock().now).style("red", "x") == "x"
     assert Console(print, Clock().now, color=True).style("red", "x") == "\x1b[31mx\x1b[0m"
 
@@ -96,17 +96,17 @@ def test_colors_only_where_they_are_welcome() -> None:
         ("\x1b[1mshort\x1b[0m", 5, "\x1b[1mshort\x1b[0m"),
     ],
 )
-def test_a_line_is_cut_by_what_it_takes_on_the_screen(text: str, columns: int, expected: str) -> None:
+def test_truncate_counts_display_width(text: str, columns: int, expected: str) -> None:
     assert truncate(text, columns) == expected
     assert display_width(truncate(text, columns)) <= columns
 
 
-def test_other_peoples_text_moves_no_cursor() -> None:
+def test_control_characters_are_blanked() -> None:
     assert blank_unprintable("a\x1b[2Jb\rc\nd") == "a [2Jb c d"
 
 
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (64, "64 B"), (4_096, "4.1 kB"), (31_400_000, "31.4 MB")]
 )
-def test_sizes_are_for_people(count: int, text: str) -> None:
+def test_sizes_are_human_readable(count: int, text: str) -> None:
     assert format_size(count) == text

@@ -56,7 +56,7 @@ def outer():
 '''
 
 
-def test_python_gives_a_document_for_each_described_name() -> None:
+def test_each_documented_python_name_is_a_document() -> None:
     found = {one.id: one for one in documents_of("pack/mod.py", MODULE)}
     assert list(found) == [
         "pack.mod",
@@ -74,17 +74,17 @@ def test_python_gives_a_document_for_each_described_name() -> None:
     assert found["pack.mod:Generator"].extra == ("sample", "silent")
 
 
-def test_of_several_definitions_of_one_name_the_first_counts() -> None:
+def test_first_definition_of_a_name_counts() -> None:
     (place,) = [one for one in documents_of("m.py", MODULE) if one.id == "m:place"]
     assert place.text == "On Windows."
 
 
-def test_a_signature_over_several_lines_becomes_one() -> None:
+def test_multiline_signature_becomes_one_line() -> None:
     text = 'def f(\n    one,\n    two=2,\n):\n    """Does."""\n'
     assert documents_of("m.py", text)[0].signature == "def f( one, two=2, )"
 
 
-def test_private_names_are_known_as_such() -> None:
+def test_private_names_are_marked() -> None:
     found = {one.id: one.is_private for one in documents_of("pack/_inner.py", MODULE)}
     assert all(found.values())
     found = {one.id: one.is_private for one in documents_of("m.py", MODULE)}
@@ -92,12 +92,12 @@ def test_private_names_are_known_as_such() -> None:
 
 
 @pytest.mark.parametrize("text", ["def broken(:", "x = '\0'", "(" * 10_000, "-" * 50_000 + "1"])
-def test_what_is_not_python_is_told(text: str) -> None:
+def test_unparsable_python_raises_parse_failed(text: str) -> None:
     with pytest.raises(ParseFailed, match=r"m\.py"):
         documents_of("m.py", text)
 
 
-def test_other_text_goes_by_headings_and_paragraphs() -> None:
+def test_other_text_is_split_by_headings_and_paragraphs() -> None:
     long = "This paragraph is long enough to be worth finding."
     text = f"""# Getting *started*
 {long}
@@ -122,7 +122,7 @@ It has two lines.
     assert found[1].signature == f"Title with a rule: {long}"
 
 
-def test_what_is_too_short_to_be_found_is_counted() -> None:
+def test_short_paragraphs_are_counted() -> None:
     text = "# A heading\n\nshort\n\n" + "long enough to be worth finding " * 3 + "\n\nshort too\n"
     assert count_short_paragraphs("notes.md", text) == 2
     assert len(documents_of("notes.md", text)) == 1
@@ -136,6 +136,6 @@ def test_ids_and_texts_are_bounded() -> None:
     assert len(found.text) == DOCUMENT_CHARACTERS_MAX
 
 
-def test_a_package_goes_by_its_folder() -> None:
+def test_package_is_named_by_its_folder() -> None:
     assert module_of("email/mime/__init__.py") == "email.mime"
     assert module_of("os.py") == "os"

@@ -21,13 +21,13 @@ def document(text: str, name: str = "name", module: str = "module") -> Document:
     return Document(f"{module}:{name}", module, name, f"def {name}()", text)
 
 
-def learned() -> Embedding:
+def trained_embedding() -> Embedding:
     embedding = Embedding()
     embedding.learn(document(f"common word number {one}", f"n{one}") for one in range(50))
     return embedding
 
 
-def test_words_are_split_stemmed_and_freed_of_stop_words() -> None:
+def test_words_are_split_and_stemmed_without_stop_words() -> None:
     assert split_words("The HTTPServer's parse_args, encodebytes and lru_cache of b64encode") == [
         "http", "serv", "pars", "arg", "encodebyt", "lru", "cach", "b64encod",
     ]  # fmt: skip
@@ -44,19 +44,19 @@ def test_words_are_split_stemmed_and_freed_of_stop_words() -> None:
         ("class", "classes"),
     ],
 )
-def test_forms_of_one_word_are_one_word(family: tuple[str, ...]) -> None:
+def test_word_forms_share_a_stem(family: tuple[str, ...]) -> None:
     assert len({stem(one) for one in family}) == 1
 
 
-def test_a_words_place_is_the_same_on_every_machine() -> None:
+def test_word_positions_are_the_same_on_every_machine() -> None:
     vector = Embedding().query("sample")
-    places = vector.nonzero()[0].tolist()
-    assert places == [218, 401, 513, 940]
-    assert vector[places].tolist() == [1.0, 1.0, 1.0, 1.0]
+    positions = vector.nonzero()[0].tolist()
+    assert positions == [218, 401, 513, 940]
+    assert vector[positions].tolist() == [1.0, 1.0, 1.0, 1.0]
 
 
-def test_two_new_words_change_eight_numbers_and_leave_the_others_bit_for_bit() -> None:
-    embedding = learned()
+def test_two_new_words_change_exactly_eight_numbers() -> None:
+    embedding = trained_embedding()
     text = "First sentence.\n\nA longer explanation with a number of other words in it, and more."
     before, after = embedding.document(document(text)), embedding.document(document(text + " lottery raffle"))
     assert before.dtype == np.float32
@@ -64,15 +64,15 @@ def test_two_new_words_change_eight_numbers_and_leave_the_others_bit_for_bit() -
     assert len(np.flatnonzero(before != after)) == 2 * POSITIONS
 
 
-def test_weights_stay_as_learned() -> None:
-    embedding = learned()
+def test_weights_stay_fixed_after_learning() -> None:
+    embedding = trained_embedding()
     before = embedding.query("common lottery")
     embedding.document(document("lottery " * 9))
     assert np.array_equal(before, embedding.query("common lottery"))
 
 
-def test_rare_words_names_and_summaries_say_more() -> None:
-    embedding = learned()
+def test_rare_words_names_and_summaries_weigh_more() -> None:
+    embedding = trained_embedding()
 
     def weight(text: str, word: str, name: str = "other") -> float:
         return float(np.abs(embedding.document(document(text, name)) * (embedding.query(word) != 0)).sum())
@@ -82,8 +82,8 @@ def test_rare_words_names_and_summaries_say_more() -> None:
     assert weight("lottery\n\nbody", "lottery") > weight("body\n\nlottery", "lottery")
 
 
-def test_private_and_deep_names_say_less() -> None:
-    embedding = learned()
+def test_private_and_deep_names_weigh_less() -> None:
+    embedding = trained_embedding()
     norms = [
         float(np.linalg.norm(embedding.document(document("text", name, module))))
         for name, module in (("name", "module"), ("name", "a.module"), ("_name", "module"))
@@ -92,5 +92,5 @@ def test_private_and_deep_names_say_less() -> None:
     assert norms[2] == pytest.approx(PRIVATE_FACTOR * norms[0])
 
 
-def test_a_text_without_words_is_a_vector_of_zeros() -> None:
+def test_text_without_words_is_a_zero_vector() -> None:
     assert not Embedding().query("the of, and ...").any()

@@ -16,10 +16,12 @@ from delta_prop_wire.delta import Kind
 if TYPE_CHECKING:
     from delta_prop_wire.delta import Delta
 
-ONE = 'def first():\n    """Opens a door."""\n\n\ndef second():\n    """Closes a window.\n\n    Slowly."""\n'
+SOURCE = (
+    'def first():\n    """Opens a door."""\n\n\ndef second():\n    """Closes a window.\n\n    Slowly."""\n'
+)
 
 
-def filled(**files: str) -> Library:
+def library_of(**files: str) -> Library:
     library = Library()
     for name, text in files.items():
         library.add(f"{name}.py", text)
@@ -28,14 +30,14 @@ def filled(**files: str) -> Library:
     return library
 
 
-def told(deltas: list[Delta]) -> list[tuple[str, int]]:
+def ids_and_kinds(deltas: list[Delta]) -> list[tuple[str, int]]:
     return [(one.vector_id, one.operation.kind) for one in deltas]
 
 
 @pytest.mark.parametrize(
     ("changed", "kind"), [(1, Kind.SPARSE), (256, Kind.SPARSE), (257, Kind.DENSE), (1024, Kind.DENSE)]
 )
-def test_a_change_is_sent_in_its_smaller_form_and_does_what_it_should(changed: int, kind: Kind) -> None:
+def test_change_uses_the_smaller_operation(changed: int, kind: Kind) -> None:
     before = np.arange(1024, dtype=np.float32)
     after = before.copy()
     after[:changed] += 0.5
@@ -48,10 +50,10 @@ def test_a_change_is_sent_in_its_smaller_form_and_does_what_it_should(changed: i
     assert smallest_change(after, after) is None
 
 
-def test_an_edited_docstring_gives_one_sparse_delta() -> None:
-    library = filled(one=ONE)
-    text = append_words(ONE, library.documents["one:second"], "lottery raffle")
-    assert text == ONE.replace("Slowly.", "Slowly. lottery raffle")
+def test_edited_docstring_gives_one_sparse_delta() -> None:
+    library = library_of(one=SOURCE)
+    text = append_words(SOURCE, library.documents["one:second"], "lottery raffle")
+    assert text == SOURCE.replace("Slowly.", "Slowly. lottery raffle")
     (delta,) = library.edit("one.py", text)
     assert (delta.vector_id, delta.namespace, delta.operation.kind) == ("one:second", NAMESPACE, Kind.SPARSE)
     assert delta.operation.indices is not None
@@ -60,18 +62,24 @@ def test_an_edited_docstring_gives_one_sparse_delta() -> None:
 
 
 def test_moved_added_and_removed_documents() -> None:
-    library = filled(one=ONE)
-    assert library.edit("one.py", "\n\n" + ONE) == []
-    added = ONE + '\n\ndef third():\n    """Paints a wall."""\n'
-    assert told(library.edit("one.py", added)) == [("one:third", Kind.CREATE)]
-    assert told(library.edit("one.py", ONE)) == [("one:third", Kind.DELETE)]
-    assert told(library.edit("one.py", None)) == [("one:first", Kind.DELETE), ("one:second", Kind.DELETE)]
+    library = library_of(one=SOURCE)
+    assert library.edit("one.py", "\n\n" + SOURCE) == []
+    added = SOURCE + '\n\ndef third():\n    """Paints a wall."""\n'
+    assert ids_and_kinds(library.edit("one.py", added)) == [("one:third", Kind.CREATE)]
+    assert ids_and_kinds(library.edit("one.py", SOURCE)) == [("one:third", Kind.DELETE)]
+    assert ids_and_kinds(library.edit("one.py", None)) == [
+        ("one:first", Kind.DELETE),
+        ("one:second", Kind.DELETE),
+    ]
     assert library.documents == {}
-    assert told(library.edit("new.py", ONE)) == [("new:first", Kind.CREATE), ("new:second", Kind.CREATE)]
+    assert ids_and_kinds(library.edit("new.py", SOURCE)) == [
+        ("new:first", Kind.CREATE),
+        ("new:second", Kind.CREATE),
+    ]
 
 
-def test_a_link_adds_what_the_embedding_says_and_survives_an_edit_of_the_file() -> None:
-    library = filled(one=ONE)
+def test_link_survives_an_edit_of_its_file() -> None:
+    library = library_of(one=SOURCE)
     first, second = library.vectors(["one:first", "one:second"])
     delta = library.link("one:first", "one:second")
     assert delta is not None
@@ -80,31 +88,34 @@ def test_a_link_adds_what_the_embedding_says_and_survives_an_edit_of_the_file() 
     assert linked is not None
     assert np.allclose(linked, library.vectors(["one:first"])[0])
     assert not np.array_equal(linked, first)
-    assert library.edit("one.py", "\n" + ONE) == []
-    (edit,) = library.edit("one.py", ONE.replace("Closes", "Shuts"))
+    assert library.edit("one.py", "\n" + SOURCE) == []
+    (edit,) = library.edit("one.py", SOURCE.replace("Closes", "Shuts"))
     assert edit.vector_id == "one:second"
     assert not np.array_equal(second, library.vectors(["one:second"])[0])
     assert library.edit("one.py", None)[0].operation.kind == Kind.DELETE
-    library.edit("one.py", ONE)
+    library.edit("one.py", SOURCE)
     assert np.array_equal(library.vectors(["one:first"])[0], first)
 
 
 def test_half_written_python_changes_nothing() -> None:
-    library = filled(one=ONE)
+    library = library_of(one=SOURCE)
     with pytest.raises(ParseFailed):
-        library.edit("one.py", ONE + "def")
+        library.edit("one.py", SOURCE + "def")
     assert list(library.documents) == ["one:first", "one:second"]
-    assert library.edit("one.py", ONE) == []
+    assert library.edit("one.py", SOURCE) == []
 
 
-def test_documents_are_bounded_and_what_is_left_out_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_are_bounded_and_skipped_ones_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DOCUMENTS_MAX", 3)
-    library = filled(one=ONE, two=ONE)
+    library = library_of(one=SOURCE, two=SOURCE)
     assert len(library.documents) == 3
     assert library.skipped_count == 1
-    assert told(library.edit("one.py", None)) == [("one:first", Kind.DELETE), ("one:second", Kind.DELETE)]
+    assert ids_and_kinds(library.edit("one.py", None)) == [
+        ("one:first", Kind.DELETE),
+        ("one:second", Kind.DELETE),
+    ]
 
 
-def test_an_edit_that_finds_no_place_leaves_the_text_as_it_is() -> None:
-    library = filled(one=ONE)
+def test_edit_without_a_match_leaves_the_text_unchanged() -> None:
+    library = library_of(one=SOURCE)
     assert append_words("nothing here", library.documents["one:first"], "x") == "nothing here"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 IDS = [f"v{number}" for number in range(10)]
 
 
-def test_a_slowed_sink_takes_so_many_times_its_usual_time_and_loses_nothing() -> None:
+def test_slow_sink_multiplies_its_time_and_loses_nothing() -> None:
     got: list[int] = []
 
     async def main() -> tuple[float, float, float, float]:
@@ -32,49 +32,51 @@ def test_a_slowed_sink_takes_so_many_times_its_usual_time_and_loses_nothing() ->
             await anyio.sleep(0.01)
             got.append(offset)
 
-        slowed = SlowSink(CallbackSink(take, name="audit"), anyio.current_time)
+        slow_sink = SlowSink(CallbackSink(take, name="audit"), anyio.current_time)
         async with Propagator(world=virtual_world()) as propagator:
-            await propagator.attach(slowed)
+            await propagator.attach(slow_sink)
 
-            async def one(name: str) -> float:
+            async def publish_and_wait(name: str) -> float:
                 started = anyio.current_time()
                 published = await propagator.publish(Delta(name, create([1.0])))
                 await propagator.wait_visible(published)
                 return anyio.current_time() - started
 
-            usual = await one("a")
-            said = slowed.slow_down(100)
-            slow = await one("b")
+            normal_s = await publish_and_wait("a")
+            announced_s = slow_sink.slow_down(100)
+            slow_s = await publish_and_wait("b")
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(one, "c")
+                tasks.start_soon(publish_and_wait, "c")
                 await anyio.sleep(0.2)
                 started = anyio.current_time()
-                slowed.release()
-            return usual, said, slow, anyio.current_time() - started
+                slow_sink.release()
+            return normal_s, announced_s, slow_s, anyio.current_time() - started
 
-    usual, said, slow, let_go = run_virtual(main)
-    assert usual == pytest.approx(said) == pytest.approx(0.01)
-    assert slow == pytest.approx(1.0)
-    assert let_go == pytest.approx(0.01)
+    normal_s, announced_s, slow_s, released_s = run_virtual(main)
+    assert normal_s == pytest.approx(announced_s) == pytest.approx(0.01)
+    assert slow_s == pytest.approx(1.0)
+    assert released_s == pytest.approx(0.01)
     assert got == [0, 1, 2]
 
 
-async def crash(
+async def run_crash(
     tmp_path: Path, rows: int, *, flushed: bool
 ) -> tuple[CrashingSink, CrashingSink, list[float]]:
     """Two batches of ten, death after so many rows more; then what a new store makes of what was left."""
-    path, left = tmp_path / "store.db", tmp_path / "left.db"
+    path, left_path = tmp_path / "store.db", tmp_path / "left.db"
 
-    def leave() -> None:
+    def copy_store() -> None:
         for suffix in ("", "-wal"):
-            shutil.copyfile(f"{path}{suffix}", f"{left}{suffix}")
+            shutil.copyfile(f"{path}{suffix}", f"{left_path}{suffix}")
 
     async with Propagator() as propagator:
-        doomed = CrashingSink(StorageSink(path, name="replica", flush_s=0.001 if flushed else 3600), leave)
-        await propagator.attach(doomed)
+        dead_sink = CrashingSink(
+            StorageSink(path, name="replica", flush_s=0.001 if flushed else 3600), copy_store
+        )
+        await propagator.attach(dead_sink)
         published = await propagator.publish_many(IDS, np.zeros((10, 1), np.float32))
         await propagator.wait_visible(published, committed=flushed)
-        doomed.kill_after(10 + rows)
+        dead_sink.kill_after(10 + rows)
         for _ in range(2):
             await propagator.publish(*[Delta(one, sparse_add([0], [1])) for one in IDS])
         with pytest.raises(Refused, match="killed within a batch"):
@@ -82,33 +84,34 @@ async def crash(
         await propagator.detach("replica")
         shutil.copyfile(path, tmp_path / "after.db")
         await propagator.publish(*[Delta(one, sparse_add([0], [1])) for one in IDS])
-        store = StorageSink(left, name="replica")
-        heir = CrashingSink(store)
-        await propagator.attach(heir)
+        store = StorageSink(left_path, name="replica")
+        next_sink = CrashingSink(store)
+        await propagator.attach(next_sink)
         await propagator.wait_visible(40, timeout_s=10)
         await store.flush()
         values = [state.vector[0].item() async for _, _, state in store.rows() if state.vector is not None]
-    return doomed, heir, values
+    return dead_sink, next_sink, values
 
 
 @pytest.mark.parametrize("rows", [0, 1, 9])
 @pytest.mark.parametrize("flushed", [False, True])
-def test_a_killed_store_leaves_its_file_and_the_next_one_counts_nothing_twice(
-    tmp_path: Path, rows: int, flushed: bool
-) -> None:
-    doomed, heir, values = anyio.run(lambda: crash(tmp_path, rows, flushed=flushed))
-    assert doomed.is_dead
-    assert doomed.applied_offset == 20 + rows
-    assert heir.resumed_at in ((10, 20) if flushed else (0,))
-    with closing(sqlite3.connect(tmp_path / "after.db")) as connection:  # the dead one wrote nothing more
+def test_killed_store_is_resumed_exactly_once(tmp_path: Path, rows: int, flushed: bool) -> None:
+    dead_sink, next_sink, values = anyio.run(lambda: run_crash(tmp_path, rows, flushed=flushed))
+    assert dead_sink.is_dead
+    assert dead_sink.applied_offset == 20 + rows
+    assert next_sink.resumed_at in ((10, 20) if flushed else (0,))
+    with closing(sqlite3.connect(tmp_path / "after.db")) as connection:  # the killed store wrote nothing more
         found = connection.execute("SELECT next_offset FROM cursor").fetchall()
-    assert found == ([(heir.resumed_at,)] if flushed else [])
-    assert heir.count_redelivered(doomed.applied_offset) == doomed.applied_offset - heir.resumed_at
-    assert heir.applied_offset == 40
+    assert found == ([(next_sink.resumed_at,)] if flushed else [])
+    assert (
+        next_sink.count_redelivered(dead_sink.applied_offset)
+        == dead_sink.applied_offset - next_sink.resumed_at
+    )
+    assert next_sink.applied_offset == 40
     assert values == [3.0] * 10
 
 
-def test_rows_that_come_again_are_those_below_an_offset() -> None:
-    mortal = CrashingSink(StorageSink("nowhere.db"))
-    mortal.offset_ranges = [(5, 8), (8, 12), (12, 20)]
-    assert [mortal.count_redelivered(offset) for offset in (0, 6, 8, 10, 30)] == [0, 1, 3, 5, 15]
+def test_redelivered_rows_are_those_below_an_offset() -> None:
+    crashing_sink = CrashingSink(StorageSink("nowhere.db"))
+    crashing_sink.offset_ranges = [(5, 8), (8, 12), (12, 20)]
+    assert [crashing_sink.count_redelivered(offset) for offset in (0, 6, 8, 10, 30)] == [0, 1, 3, 5, 15]

@@ -21,7 +21,7 @@ DELTAS = [
 
 
 @pytest.mark.parametrize("delta", DELTAS)
-def test_a_line_is_the_delta(delta: Delta) -> None:
+def test_line_round_trips_a_delta(delta: Delta) -> None:
     read = delta_from_line(line_of(delta))
     assert (read.vector_id, read.namespace, read.operation) == (
         delta.vector_id,
@@ -30,7 +30,7 @@ def test_a_line_is_the_delta(delta: Delta) -> None:
     )
 
 
-def test_the_short_form_of_a_create_says_the_same() -> None:
+def test_create_line_equals_the_create_delta() -> None:
     vector = np.array([0, 0.1, -0.0, 1e-30], np.float32)
     line = create_line("n", 'quote " and \\', vector)
     assert line.endswith("}\n")
@@ -38,7 +38,7 @@ def test_the_short_form_of_a_create_says_the_same() -> None:
     assert delta_from_line(line).operation == create(vector)
 
 
-def test_the_fold_is_what_the_lines_say() -> None:
+def test_fold_of_published_lines() -> None:
     folded = fold(map(line_of, DELTAS))
     tenth = np.float32(1e-30).item()
     assert folded.vectors == {
@@ -47,19 +47,19 @@ def test_the_fold_is_what_the_lines_say() -> None:
     }
 
 
-def test_sums_are_rounded_as_float32_rounds_them() -> None:
+def test_sums_are_rounded_to_float32() -> None:
     rows = np.random.default_rng(1).normal(scale=[[1], [1e-6], [1e3]], size=(3, 500)).astype(np.float32)
-    places = list(range(500))
-    deltas = [Delta("a", create(rows[0])), *(Delta("a", sparse_add(places, row)) for row in rows[1:])]
+    indices = list(range(500))
+    deltas = [Delta("a", create(rows[0])), *(Delta("a", sparse_add(indices, row)) for row in rows[1:])]
     assert fold(map(line_of, deltas)).vectors["default", "a"] == (rows[0] + rows[1] + rows[2]).tolist()
 
 
-def test_the_lines_of_a_sink_have_offsets_and_the_same_marks() -> None:
+def test_logged_lines_have_offsets_and_equal_fingerprints() -> None:
     line = line_of(DELTAS[2]).replace("{", '{"offset": 7, ', 1)
     assert parse_logged_line(line) == (7, fingerprint_of(DELTAS[2]))
 
 
-def test_marks_of_lines_and_of_deltas_agree() -> None:
+def test_fingerprints_of_lines_and_deltas_agree() -> None:
     assert fold(map(line_of, DELTAS)).fingerprints == [fingerprint_of(one) for one in DELTAS]
     changed = Delta("a", sparse([1, 2], [7, 1]), "n")
     moved = Delta("a", sparse([0, 2], [7, 0]), "n")

@@ -51,7 +51,7 @@ def corpus() -> Corpus:
     return Corpus()
 
 
-def test_the_ten_searches_find_what_one_hopes_for(corpus: Corpus) -> None:
+def test_ten_searches_find_the_expected_documents(corpus: Corpus) -> None:
     queries = np.stack([corpus.library.embedding.query(query) for query, _ in SEARCHES])
     best = np.argsort(-corpus.scores(queries, slice(None)), axis=1)[:, :HITS]
     found = 0
@@ -64,13 +64,13 @@ def test_the_ten_searches_find_what_one_hopes_for(corpus: Corpus) -> None:
     assert found >= 9
 
 
-def test_the_index_finds_what_an_exact_search_finds(corpus: Corpus, full: bool) -> None:
+def test_index_recall_against_exact_search(corpus: Corpus, full: bool) -> None:
     rows = slice(None, None, 1 if full else 3)
     sentences = some_sentences(corpus.library)
     queries = np.stack([corpus.library.embedding.query(one) for one in sentences])
     exact = corpus.scores(queries, rows)
     ids = corpus.ids[rows]
-    place = {one: at for at, one in enumerate(ids)}
+    index_of = {one: at for at, one in enumerate(ids)}
 
     async def main() -> list[list[str]]:
         async with Propagator() as propagator:
@@ -83,11 +83,11 @@ def test_the_index_finds_what_an_exact_search_finds(corpus: Corpus, full: bool) 
                 [hit.vector_id for hit in index.search(query, HITS, NAMESPACE, "pivot")] for query in queries
             ]
 
-    right = 0
+    correct = 0
     for scores, hits in zip(exact, anyio.run(main), strict=True):
-        third = np.sort(scores)[-HITS]  # documents that say the same tie; each of them is right
-        right += sum(scores[place[hit]] >= third - 1e-9 for hit in hits)
-    recall = right / (HITS * len(sentences))
+        threshold = np.sort(scores)[-HITS]  # equal documents tie; each of them is correct
+        correct += sum(scores[index_of[hit]] >= threshold - 1e-9 for hit in hits)
+    recall = correct / (HITS * len(sentences))
     print(f"recall@{HITS} {recall:.4f}: {len(sentences)} sentences, {len(ids)} documents")
     assert len(sentences) == SENTENCES
     assert recall >= 0.98

@@ -75,7 +75,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return own
 
 
-def play(**options: object) -> tuple[int, str]:
+def run_scenes(**options: object) -> tuple[int, str]:
     """Run the demo in this process; its status and what it wrote."""
     written: list[str] = []
 
@@ -85,8 +85,8 @@ def play(**options: object) -> tuple[int, str]:
     return anyio.run(main), "".join(written)
 
 
-def test_all_scenes_are_played_and_every_sink_is_identical(folder: Path) -> None:
-    status, text = play(path=str(folder), once=True, json=True)
+def test_all_scenes_run_and_every_sink_is_identical(folder: Path) -> None:
+    status, text = run_scenes(path=str(folder), once=True, json=True)
     assert status == 0
     assert [line[0] for line in text.splitlines() if re.match(r"\d ", line)] == list("1234567")
     assert len(re.findall(r"verify \w+ +\d+ (?:rows|deltas) +identical", text)) == 6
@@ -103,48 +103,48 @@ def test_all_scenes_are_played_and_every_sink_is_identical(folder: Path) -> None
 
 
 @pytest.mark.parametrize("sink", SINKS)
-def test_a_planted_row_is_found_in_its_sink_and_named(folder: Path, sink: str) -> None:
-    status, text = play(path=str(folder), once=True, corrupt=sink)
+def test_corrupted_row_is_found_and_named(folder: Path, sink: str) -> None:
+    status, text = run_scenes(path=str(folder), once=True, corrupt=sink)
     assert status == 1
     verdicts = dict(re.findall(r"verify (\w+) +\d+ (?:rows|deltas) +(.*)", text))
     assert [name for name, verdict in verdicts.items() if verdict != "identical"] == [sink]
     assert re.search(r"\d WRONG  .*docs/", verdicts[sink])
 
 
-def test_the_users_folder_is_not_written_and_the_temporary_one_is_gone(folder: Path) -> None:
+def test_users_folder_is_unchanged_and_temporary_one_removed(folder: Path) -> None:
     before = {path.name: (path.read_text(), path.stat().st_mtime_ns) for path in folder.iterdir()}
-    play(path=str(folder), once=True)
+    run_scenes(path=str(folder), once=True)
     assert {path.name: (path.read_text(), path.stat().st_mtime_ns) for path in folder.iterdir()} == before
     assert list((folder.parent / "temporary").iterdir()) == []
 
 
-def test_the_temporary_folder_is_kept_on_request(folder: Path) -> None:
-    _, text = play(path=str(folder), once=True, keep=True)
-    (kept,) = (folder.parent / "temporary").iterdir()
-    assert text.endswith(f"kept: {kept.resolve()}\n")
-    assert len((kept / "published.jsonl").read_text().splitlines()) > 7
-    assert "lottery raffle" in next((kept / "texts").iterdir()).read_text()
+def test_temporary_folder_stays_on_request(folder: Path) -> None:
+    _, text = run_scenes(path=str(folder), once=True, keep=True)
+    (temporary,) = (folder.parent / "temporary").iterdir()
+    assert text.endswith(f"kept: {temporary.resolve()}\n")
+    assert len((temporary / "published.jsonl").read_text().splitlines()) > 7
+    assert "lottery raffle" in next((temporary / "texts").iterdir()).read_text()
 
 
-def test_a_folder_that_is_not_there_or_has_no_text_is_told(folder: Path) -> None:
+def test_missing_or_empty_folder_is_refused(folder: Path) -> None:
     with pytest.raises(UsageError, match="no folder of that name"):
-        play(path=str(folder / "nowhere"), once=True)
+        run_scenes(path=str(folder / "nowhere"), once=True)
     (folder / "doors.py").unlink()
     (folder / "notes.md").unlink()
     with pytest.raises(UsageError, match="has no text to index"):
-        play(path=str(folder), once=True)
+        run_scenes(path=str(folder), once=True)
     assert list((folder.parent / "temporary").iterdir()) == []
 
 
-def test_the_slow_scene_shows_who_falls_behind_and_that_the_log_keeps_it(
+def test_slow_scene_shows_the_lag_and_the_log_retention(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wiring, "MAILBOX_DELTAS_MAX", 32)
     monkeypatch.setattr(fault_scenes, "PAUSE_S", 0.0025)
     names = ("badger", "otter", "heron", "toad", "hornet", "weevil", "marten", "plover", "viper", "carp")
-    told = (f"# {one}\n\nWhere the {one} sleeps, what it eats, and who eats it.\n" for one in names)
-    (folder / "animals.md").write_text("\n".join(told) * 2)
-    status, text = play(path=str(folder), once=True, json=True)
+    texts = (f"# {one}\n\nWhere the {one} sleeps, what it eats, and who eats it.\n" for one in names)
+    (folder / "animals.md").write_text("\n".join(texts) * 2)
+    status, text = run_scenes(path=str(folder), once=True, json=True)
     assert status == 0
     slow = json.loads(text.splitlines()[-1])["slow"]
     assert slow["edits"] > 80
@@ -153,13 +153,13 @@ def test_the_slow_scene_shows_who_falls_behind_and_that_the_log_keeps_it(
     rows = slow["sinks"]
     audit = rows.pop("audit")
     assert audit["behind"] > 2 * max(one["behind"] for one in rows.values())
-    assert audit["p50_slowed_ms"] > audit["p50_ms"]  # by how much, a busy machine decides
+    assert audit["p50_slowed_ms"] > audit["p50_ms"]  # the factor depends on the machine's load
     assert audit["p50_slowed_ms"] > 3 * max(one["p50_slowed_ms"] for one in rows.values())
     assert re.search(r"^  audit +\d+ +[\d.]+ +[\d.,]+ +[\d.]+ +[\d.,]+$", text, re.MULTILINE)
 
 
-def test_the_crash_scene_tells_where_it_broke_off_and_where_it_goes_on(folder: Path) -> None:
-    _, text = play(path=str(folder), once=True, json=True)
+def test_crash_scene_counts_redelivered_and_new_deltas(folder: Path) -> None:
+    _, text = run_scenes(path=str(folder), once=True, json=True)
     facts = json.loads(text.splitlines()[-1])
     crash = facts["crash"]
     assert crash["durable"] < crash["in_hand"] < facts["deltas"]
@@ -167,113 +167,115 @@ def test_the_crash_scene_tells_where_it_broke_off_and_where_it_goes_on(folder: P
     assert crash["came_first"] == facts["deltas"] - crash["in_hand"]
 
 
-def test_a_slow_sink_that_loses_a_delta_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_delta_of_a_slow_sink_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = JsonLinesSink.apply
     calls = 0
 
-    async def lose(sink: JsonLinesSink, deliveries: Sequence[Delivery]) -> None:
+    async def apply_losing_one(sink: JsonLinesSink, deliveries: Sequence[Delivery]) -> None:
         nonlocal calls
         calls += 1
         await real(sink, deliveries if calls != 3 else deliveries[1:] or [])
 
-    monkeypatch.setattr(JsonLinesSink, "apply", lose)
-    assert wrong(folder) == ["audit"]
+    monkeypatch.setattr(JsonLinesSink, "apply", apply_losing_one)
+    assert wrong_sinks(folder) == ["audit"]
 
 
 @pytest.mark.parametrize(
-    "damage",
+    "corruption",
     [
-        "UPDATE cursor SET next_offset = next_offset + 1",  # it lost one
+        "UPDATE cursor SET next_offset = next_offset + 1",  # the store lost one delta
         "UPDATE vectors SET lamport = 0, counter = 0, offset = -1; "
-        "UPDATE cursor SET next_offset = 7",  # what follows the creates counts twice
+        "UPDATE cursor SET next_offset = 7",  # the rows after the creates count twice
         "DELETE FROM vectors WHERE vector_id LIKE 'doors%'",
     ],
 )
-def test_a_store_that_comes_back_wrong_is_found(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+def test_wrongly_restored_store_is_found(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, corruption: str
 ) -> None:
     real = Workspace.copy_replica
 
-    def leave(place: Workspace) -> None:
+    def copy_corrupted(place: Workspace) -> None:
         real(place)
         with closing(sqlite3.connect(place.crashed_replica)) as connection:
-            connection.executescript(damage)
+            connection.executescript(corruption)
 
-    monkeypatch.setattr(Workspace, "copy_replica", leave)
-    assert wrong(folder) == ["replica"]
+    monkeypatch.setattr(Workspace, "copy_replica", copy_corrupted)
+    assert wrong_sinks(folder) == ["replica"]
 
 
-@pytest.mark.parametrize("what", ["from now on", "5 crash", "third", "6 verify"])
-def test_an_interrupt_in_any_scene_ends_in_order(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, what: str
+@pytest.mark.parametrize("text_part", ["from now on", "5 crash", "third", "6 verify"])
+def test_interrupt_in_any_scene_ends_cleanly(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, text_part: str
 ) -> None:
-    status, text = interrupted(folder, monkeypatch, lambda text, heard: heard.set() if what in text else None)
+    status, text = run_interrupted(
+        folder, monkeypatch, lambda text, interrupt: interrupt.set() if text_part in text else None
+    )
     assert status == INTERRUPTED
     assert text.endswith("interrupted\n")
     assert "next:" not in text
     assert list((folder.parent / "temporary").iterdir()) == []
 
 
-def test_an_interrupt_ends_the_check_between_two_lines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_ends_the_check_between_two_lines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folded: list[str] = []
     real = ReferenceFold.add
 
     def add(self: ReferenceFold, line: str) -> None:
         folded.append(line)
         real(self, line)
-        hear()
+        set_interrupt()
 
-    hear: Callable[[], None] = list
+    set_interrupt: Callable[[], None] = list
 
-    def start(_: str, heard: anyio.Event) -> None:
-        nonlocal hear
-        hear = heard.set
+    def start(_: str, interrupt: anyio.Event) -> None:
+        nonlocal set_interrupt
+        set_interrupt = interrupt.set
 
     monkeypatch.setattr(ReferenceFold, "add", add)
     monkeypatch.setattr(verify, "LINES_PER_CHECKPOINT", 1)
-    assert interrupted(folder, monkeypatch, start)[0] == INTERRUPTED
+    assert run_interrupted(folder, monkeypatch, start)[0] == INTERRUPTED
     assert 1 <= len(folded) < 10
 
 
-def test_what_is_left_out_is_told(folder: Path) -> None:
+def test_skipped_texts_are_reported(folder: Path) -> None:
     (folder / "large.md").write_bytes(b"x" * (system.FILE_BYTES_MAX + 1))
     (folder / "short.md").write_text("# Head\n\nshort\n\nshorter\n")
     (folder / "bytes.md").write_bytes(b"\xff")
-    _, text = play(path=str(folder), once=True)
+    _, text = run_scenes(path=str(folder), once=True)
     assert "  1 file left out: above 1.0 MB\n" in text
     assert "  1 file left out: not UTF-8" in text
     assert "  1 file left out: no description, no paragraph of 40 characters\n" in text
     assert "  2 paragraphs left out: shorter than 40 characters\n" in text
 
 
-def test_a_folder_without_room_is_told_before_and_meanwhile(
+def test_full_disk_is_reported_before_and_during_the_demo(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
+    def raise_disk_full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Workspace, "open_published", full)
+    monkeypatch.setattr(Workspace, "open_published", raise_disk_full)
     with pytest.raises(UsageError, match=r"not enough .*No space left.*TMPDIR=DIR"):
-        play(path=str(folder), once=True)
+        run_scenes(path=str(folder), once=True)
     monkeypatch.setattr(Workspace, "free_bytes", 2_000_000)
     with pytest.raises(UsageError, match=r"2.0 MB free, but this demo needs about 2.2 MB.*TMPDIR=DIR"):
-        play(path=str(folder), once=True)
-    monkeypatch.setattr(system, "create_workspace", full)
+        run_scenes(path=str(folder), once=True)
+    monkeypatch.setattr(system, "create_workspace", raise_disk_full)
     with pytest.raises(UsageError, match=r"temporary folder: it cannot be created.*TMPDIR=DIR"):
-        play(path=str(folder), once=True)
+        run_scenes(path=str(folder), once=True)
 
 
-def interrupted(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[[str, anyio.Event], None]
+def run_interrupted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, on_text: Callable[[str, anyio.Event], None]
 ) -> tuple[int, str]:
     """The demo, with an interrupt as soon as `told`, which sees all text, sets the event."""
     written: list[str] = []
 
     async def main() -> int:
-        heard = anyio.Event()
+        interrupt = anyio.Event()
 
         async def once() -> AsyncIterator[signal.Signals]:
-            await heard.wait()
+            await interrupt.wait()
             yield signal.SIGINT
             await anyio.sleep_forever()
 
@@ -283,7 +285,7 @@ def interrupted(
 
         def write(text: str) -> None:
             written.append(text)
-            told(text, heard)
+            on_text(text, interrupt)
 
         monkeypatch.setattr(system, "receive_interrupts", interrupts)
         return await run_demo(Options(path=str(folder), once=True), write)
@@ -291,9 +293,9 @@ def interrupted(
     return anyio.run(main), "".join(written)
 
 
-def wrong(folder: Path) -> list[str]:
+def wrong_sinks(folder: Path) -> list[str]:
     """Which sinks the check finds wrong, where something was planted."""
-    status, text = play(path=str(folder), once=True, json=True)
+    status, text = run_scenes(path=str(folder), once=True, json=True)
     assert status == 1
     verdicts = json.loads(text.splitlines()[-1])["verify"]
     return [name for name, verdict in verdicts.items() if verdict != "identical"]
@@ -318,7 +320,7 @@ class Terminal(AbstractContextManager["Terminal"]):
     def wait_for(self, pattern: str) -> str:
         """Read on until something has been shown; what was shown up to there."""
         while (found := re.search(pattern, self.shown)) is None:
-            assert self._read(), f"it ended without {pattern!r}: {self.shown}"
+            assert self._read(), f"the demo ended without {pattern!r}: {self.shown}"
         before, self.shown = self.shown[: found.end()], self.shown[found.end() :]
         return before
 
@@ -335,15 +337,15 @@ class Terminal(AbstractContextManager["Terminal"]):
     def _read(self) -> bool:
         poll = select.poll()  # `select.select` knows no file descriptor above 1,023
         poll.register(self._terminal, select.POLLIN)
-        assert poll.poll(WAIT_S_MAX * 1000), f"nothing came for {WAIT_S_MAX} s: {self.shown}"
+        assert poll.poll(WAIT_S_MAX * 1000), f"no output for {WAIT_S_MAX} s: {self.shown}"
         chunk = b""
-        with suppress(OSError):  # Linux tells the end of the other side so
+        with suppress(OSError):  # Linux reports the closed other side as an error
             chunk = os.read(self._terminal, 65536)
         self.shown += chunk.decode()
         return bool(chunk)
 
 
-def test_by_hand_one_searches_and_edits_until_an_empty_line(folder: Path) -> None:
+def test_interactive_search_and_edits_until_an_empty_line(folder: Path) -> None:
     with Terminal("--path", str(folder)) as terminal:
         terminal.wait_for("search> ")
         terminal.type("tomatoes in the rain\n")
@@ -361,7 +363,7 @@ def test_by_hand_one_searches_and_edits_until_an_empty_line(folder: Path) -> Non
         assert terminal.end() == 0
 
 
-def test_ctrl_c_while_watching_ends_with_the_check(folder: Path) -> None:
+def test_ctrl_c_while_watching_runs_the_check(folder: Path) -> None:
     with Terminal("--path", str(folder)) as terminal:
         terminal.wait_for("search> ")
         terminal.process.send_signal(signal.SIGINT)
@@ -369,11 +371,11 @@ def test_ctrl_c_while_watching_ends_with_the_check(folder: Path) -> None:
         assert terminal.end() == 0
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupt_before_that_ends_at_once_and_leaves_nothing(folder: Path, how: signal.Signals) -> None:
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_early_interrupt_ends_at_once_and_leaves_nothing(folder: Path, signal_number: signal.Signals) -> None:
     with Terminal() as terminal:
         terminal.wait_for("1 index")
-        terminal.process.send_signal(how)
+        terminal.process.send_signal(signal_number)
         terminal.wait_for("interrupted")
         assert terminal.end() == INTERRUPTED
     assert list((folder.parent / "temporary").iterdir()) == []

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_touched_new_and_gone_are_told_apart() -> None:
+def test_changed_new_and_removed_files_are_distinguished() -> None:
     before = {"same": (1, 1), "later": (1, 1), "longer": (1, 1), "gone": (1, 1)}
     after = {"same": (1, 1), "later": (2, 1), "longer": (1, 2), "new": (1, 1)}
     assert compare_scans(before, after) == Changes(["later", "longer", "new"], ["gone"])
     assert compare_scans(after, after) == Changes([], [])
 
 
-def test_a_scan_sees_texts_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_finds_only_text_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.py", "b.md", "sub/c.TXT", "d.png", ".hidden.md", ".git/x.md", "venv/y.py", "e.rst"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -38,7 +38,7 @@ def test_a_scan_sees_texts_and_nothing_else(tmp_path: Path, monkeypatch: pytest.
     assert len(system.scan(tmp_path, system.USER_FILTER)) == 2
 
 
-def test_what_is_no_text_is_not_read(tmp_path: Path) -> None:
+def test_non_text_file_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_bytes(b"\xff\xfe")
     assert system.read(tmp_path, "a.md") is None
     assert system.read(tmp_path, "gone.md") is None

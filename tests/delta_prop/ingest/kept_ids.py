@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from delta_prop.ingest.seen_ids import SeenIds
 
 
-class Kept:
+class IdStore:
     """A simulated disk with id runs."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Kept:
         """Write all sealed runs."""
         for run in seen.runs:
             if run.is_in_memory:
-                written = self._written(run)
+                written = self._write_run(run)
                 written.filter = run.filter
                 seen.replace_runs([run], [written])
 
@@ -51,7 +51,7 @@ class Kept:
         while (run := seen.next_filter_to_load()) is not None:
             run.filter = run.load_filter()
 
-    def opened(self, runs: list[IdRun]) -> list[IdRun]:
+    def reopen(self, runs: list[IdRun]) -> list[IdRun]:
         """Open the same runs, as another process finds them."""
         return [
             open_run(self.checkpoints, run.checkpoint_file) for run in runs if run.checkpoint_file is not None
@@ -62,6 +62,6 @@ class Kept:
         assert run.checkpoint_file is not None
         return self.checkpoints.path_of(run.checkpoint_file)
 
-    def _written(self, run: IdRun) -> IdRun:
+    def _write_run(self, run: IdRun) -> IdRun:
         name = self.checkpoints.free_name(run.facts.last_offset, "run")
         return open_run(self.checkpoints, self.checkpoints.write_file(name, run.chunks()))

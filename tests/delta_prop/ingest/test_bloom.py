@@ -19,91 +19,91 @@ if TYPE_CHECKING:
 COUNT = 20_000
 
 
-def a_drawn_id(number: int) -> bytes:
+def random_id(number: int) -> bytes:
     return blake2b(number.to_bytes(8), digest_size=16).digest()
 
 
-def a_counter(number: int) -> bytes:
+def counter_id(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-def a_dot(number: int) -> bytes:
+def dot_id(number: int) -> bytes:
     return b"\x00\x00\x12\x34\x56\x00\x00\x02" + number.to_bytes(8, "big")
 
 
-def a_time_ordered_id(number: int) -> bytes:
+def time_ordered_id(number: int) -> bytes:
     return (1_700_000_000_000 + number // 10).to_bytes(6, "big") + number.to_bytes(10, "big")
 
 
-def a_padded_text(number: int) -> bytes:
+def padded_text_id(number: int) -> bytes:
     return f"row-{number:08}".encode().ljust(16, b"\x00")
 
 
-def a_twice_written_number(number: int) -> bytes:
+def doubled_number_id(number: int) -> bytes:
     return number.to_bytes(8, "little") * 2
 
 
-SHAPES = [a_drawn_id, a_counter, a_dot, a_time_ordered_id, a_padded_text, a_twice_written_number]
+SHAPES = [random_id, counter_id, dot_id, time_ordered_id, padded_text_id, doubled_number_id]
 
 
 @pytest.mark.parametrize("make_id", SHAPES)
-def test_a_full_filter_misses_nothing_and_errs_as_rarely_as_it_says(make_id: Callable[[int], bytes]) -> None:
+def test_full_filter_misses_nothing_and_keeps_its_error_rate(make_id: Callable[[int], bytes]) -> None:
     filter_ = IdFilter(COUNT, 0.001)
-    held, _ = hash_ids([make_id(number) for number in range(COUNT)])
-    for part in np.array_split(held, 7):
+    added, _ = hash_ids([make_id(number) for number in range(COUNT)])
+    for part in np.array_split(added, 7):
         filter_.add(part)
     assert len(filter_) == COUNT
-    assert filter_.candidates(held).tolist() == list(range(COUNT))
+    assert filter_.candidates(added).tolist() == list(range(COUNT))
     others, _ = hash_ids([make_id(number) for number in range(COUNT, 6 * COUNT)])
-    wrong = len(filter_.candidates(others)) / len(others)
-    print(f"{make_id.__name__}: {wrong:.5f} false positives of 0.001 asked for")
-    assert wrong < 0.002
+    error_share = len(filter_.candidates(others)) / len(others)
+    print(f"{make_id.__name__}: {error_share:.5f} false positives of 0.001 asked for")
+    assert error_share < 0.002
 
 
 @given(st.binary(min_size=16, max_size=16))
-def test_one_id_is_hashed_as_many_are(one: bytes) -> None:
+def test_single_id_hash_equals_batch_hash(one: bytes) -> None:
     hashes, seconds = hash_ids([one, one])
     assert hash_id(one) == (int(hashes[1]), int(seconds[1]))
 
 
-def test_ids_that_differ_have_hashes_or_second_halves_that_differ() -> None:
+def test_different_ids_differ_in_hash_or_second_half() -> None:
     ids = [bytes([left] * 8 + [right] * 8) for left in range(100) for right in range(100)]
     hashes, seconds = hash_ids(ids)
     assert len(set(zip(hashes.tolist(), seconds.tolist(), strict=True))) == len(ids)
 
 
-def test_ids_of_another_length_are_a_bug() -> None:
+def test_id_of_another_length_fails_an_assertion() -> None:
     with pytest.raises(AssertionError):
         hash_ids([b"short"])
 
 
-def test_one_hash_is_answered_as_many_are() -> None:
+def test_may_hold_agrees_with_candidates() -> None:
     filters = [IdFilter(1_000, 0.05) for _ in range(3)]
-    hashes, _ = hash_ids([a_drawn_id(number) for number in range(6_000)])
+    hashes, _ = hash_ids([random_id(number) for number in range(6_000)])
     for at, filter_ in enumerate(filters):
         filter_.add(hashes[1_000 * at :][:1_000])
-    many = [set(filter_.candidates(hashes).tolist()) for filter_ in filters]
+    expected_hits = [set(filter_.candidates(hashes).tolist()) for filter_ in filters]
     for row, hashed in enumerate(hashes.tolist()):
-        expected = [at for at in range(3) if row in many[at]]
+        expected = [at for at in range(3) if row in expected_hits[at]]
         assert [at for at in range(3) if filters[at].may_hold(hashed)] == expected
 
 
-def test_it_is_a_filter_of_pybloom_in_size_and_bits() -> None:
+def test_filter_matches_pybloom_in_size_and_bits() -> None:
     stock = BloomFilter(COUNT, 0.001)
     filter_ = IdFilter(COUNT, 0.001)
     assert filter_.nbytes == len(stock.bitarray.tobytes()) == IdFilter.compute_size(COUNT, 0.001)
-    filter_.add(hash_ids([a_counter(number) for number in range(100)])[0])
+    filter_.add(hash_ids([counter_id(number) for number in range(100)])[0])
     assert 900 < filter_.bits.count() <= 100 * stock.num_slices
 
 
 @given(st.integers(1, 100_000), st.sampled_from([0.5, 0.3, 0.25, 0.125, 0.1, 0.01, 0.001, 0.0001]))
-def test_its_size_is_known_before_it_is_made(capacity: int, error_rate: float) -> None:
+def test_compute_size_matches_the_filter(capacity: int, error_rate: float) -> None:
     assert IdFilter.compute_size(capacity, error_rate) == IdFilter(capacity, error_rate).nbytes
 
 
-def test_no_more_than_its_capacity_goes_in() -> None:
+def test_filter_refuses_more_than_its_capacity() -> None:
     filter_ = IdFilter(10, 0.001)
-    hashes, _ = hash_ids([a_counter(number) for number in range(11)])
+    hashes, _ = hash_ids([counter_id(number) for number in range(11)])
     with pytest.raises(AssertionError):
         filter_.add(hashes)
     filter_.add(hashes[:10])

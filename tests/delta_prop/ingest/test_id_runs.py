@@ -15,7 +15,7 @@ from delta_prop.ingest.bloom import hash_ids
 from delta_prop.ingest.id_merging import FANOUT, GENERATIONS_PER_RUN_MAX, RunMerge, choose_runs
 from delta_prop.ingest.id_runs import IdRun, RunCorrupted, RunFacts, RunWriter, sort_rows
 from delta_prop.ingest.seen_ids import SeenIds
-from tests.delta_prop.ingest.kept_ids import Kept
+from tests.delta_prop.ingest.kept_ids import IdStore
 from tests.delta_prop.ingest.test_seen_ids import id_with_hash, ids_of
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ def run_of(ids: Sequence[bytes], offsets: Sequence[int], *, step: int = 1_000) -
     return run
 
 
-def written(kept: Kept, run: IdRun) -> IdRun:
+def store_run(store: IdStore, run: IdRun) -> IdRun:
     """The same run, from its file."""
-    name = kept.checkpoints.free_name(0, "run")
-    part = kept.checkpoints.write_file(name, run.chunks())
-    return IdRun.open(kept.checkpoints.open_file(part), part, kept.checkpoints.path_of(part))
+    name = store.checkpoints.free_name(0, "run")
+    part = store.checkpoints.write_file(name, run.chunks())
+    return IdRun.open(store.checkpoints.open_file(part), part, store.checkpoints.path_of(part))
 
 
-def looked_up(run: IdRun, ids: Sequence[bytes]) -> list[int | None]:
+def find_ids(run: IdRun, ids: Sequence[bytes]) -> list[int | None]:
     """Return the ids' offsets; check `find` against `find_many`."""
     hashes, seconds = hash_ids(ids)
     many = run.find_many(hashes, seconds)
@@ -64,9 +64,9 @@ def looked_up(run: IdRun, ids: Sequence[bytes]) -> list[int | None]:
 def variants(run: IdRun) -> Iterator[IdRun]:
     """A run in memory; in a file; with fewer and fewer fences."""
     yield run
-    kept = Kept()
-    yield written(kept, run)
-    thinned = written(kept, run)
+    store = IdStore()
+    yield store_run(store, run)
+    thinned = store_run(store, run)
     while thinned.thin_fences():
         yield thinned
 
@@ -77,24 +77,24 @@ def test_each_id_is_found_at_its_offset_and_no_other(count: int) -> None:
     ids, others = ids_of(1, count), ids_of(2, 200)
     offsets = list(range(5, 5 + 2 * count, 2))
     for run in variants(run_of(ids, offsets, step=7)):
-        assert looked_up(run, ids) == offsets
-        assert looked_up(run, others) == [None] * 200
+        assert find_ids(run, ids) == offsets
+        assert find_ids(run, others) == [None] * 200
         assert (run.facts.rows, run.facts.first_offset, run.facts.last_offset) == (count, 5, offsets[-1])
         rows = run.rows(0, run.facts.pages)
         assert sorted(rows[:, 2].tolist()) == offsets
-    assert run.fences_nbytes == id_runs.FENCE_BYTES, "one fence is left at last"
+    assert run.fences_nbytes == id_runs.FENCE_BYTES, "one fence is left in the end"
 
 
 @pytest.mark.usefixtures("_page_bytes")
-def test_ids_that_share_a_hash_reach_over_many_pages() -> None:
+def test_ids_with_equal_hashes_span_many_pages() -> None:
     ids = [id_with_hash(hashed, second) for hashed in (7, 8, 1 << 63) for second in range(0, 200, 2)]
     others = [id_with_hash(hashed, second) for hashed in (6, 7, 8, 9, 1 << 63) for second in range(1, 201, 2)]
     for run in variants(run_of(ids, range(300))):
-        assert looked_up(run, ids) == list(range(300))
-        assert looked_up(run, others) == [None] * len(others)
+        assert find_ids(run, ids) == list(range(300))
+        assert find_ids(run, others) == [None] * len(others)
 
 
-def test_bytes_across_two_rows_are_no_id(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_across_two_rows_do_not_match(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(id_runs, "PAGE_BYTES", SMALL_PAGE)
     ids = [id_with_hash(1, 0), id_with_hash(1, 1)]
     run = run_of(ids, [2, 3])
@@ -111,96 +111,96 @@ def test_bytes_across_two_rows_are_no_id(monkeypatch: pytest.MonkeyPatch) -> Non
     page_rows=st.integers(1, 4),
     pages=st.integers(1, 3),
 )
-def test_merged_runs_say_what_they_said_and_the_first_place_counts(
+def test_merged_run_keeps_all_ids_with_first_offsets(
     groups: list[list[int]], page_rows: int, pages: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(id_runs, "PAGE_BYTES", 16 + 24 * page_rows)
         patch.setattr("delta_prop.ingest.id_merging.PAGES_PER_STEP", pages)
-        kept, expected, runs, offset = Kept(), dict[int, int](), [], 0
+        store, expected, runs, offset = IdStore(), dict[int, int](), [], 0
         for numbers in groups:
-            named = [id_with_hash(number % 5, number) for number in numbers]
-            runs.append(written(kept, run_of(named, range(offset, offset + len(numbers)))))
-            for place, number in enumerate(numbers):
-                expected.setdefault(number, offset + place)
+            some_ids = [id_with_hash(number % 5, number) for number in numbers]
+            runs.append(store_run(store, run_of(some_ids, range(offset, offset + len(numbers)))))
+            for index, number in enumerate(numbers):
+                expected.setdefault(number, offset + index)
             offset += len(numbers)
-        merge, writer = RunMerge(runs, 0.001), kept.checkpoints.begin_file("merged.part")
+        merge, writer = RunMerge(runs, 0.001), store.checkpoints.begin_file("merged.part")
         while not merge.is_done:
             for chunk in merge.step():
                 writer.add(chunk)
         part = writer.finish()
         for run in (
-            merge.result(kept.checkpoints.open_file(part), part, "merged"),
-            IdRun.open(kept.checkpoints.open_file(part), part, "merged"),
+            merge.result(store.checkpoints.open_file(part), part, "merged"),
+            IdRun.open(store.checkpoints.open_file(part), part, "merged"),
         ):
             run.filter = run.filter or run.load_filter()
-            everything = [id_with_hash(number % 5, number) for number in range(61)]
-            assert looked_up(run, everything) == [expected.get(number) for number in range(61)]
+            all_ids = [id_with_hash(number % 5, number) for number in range(61)]
+            assert find_ids(run, all_ids) == [expected.get(number) for number in range(61)]
             assert run.facts.rows == len(expected)
-            hashes, _ = hash_ids([everything[number] for number in expected])
+            hashes, _ = hash_ids([all_ids[number] for number in expected])
             assert len(run.filter.candidates(hashes)) == len(expected)
 
 
-# --- damage
+# --- corruption
 
 
-def test_each_flipped_bit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_flipped_bit_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(id_runs, "PAGE_BYTES", SMALL_PAGE)
     ids, offsets = ids_of(1, 20), list(range(20))
     size = len(b"".join(run_of(ids, offsets).chunks()))
     for at in range(size):
-        kept = Kept()
+        store = IdStore()
         run = run_of(ids, offsets)
-        name = kept.checkpoints.free_name(0, "run")
-        part = kept.checkpoints.write_file(name, run.chunks())
-        path = kept.checkpoints.path_of(part)
-        kept.disk.flip(path, at)
-        with pytest.raises(RunCorrupted) as damage:
-            read_all(kept, part, ids)
-        assert damage.value.path == path
+        name = store.checkpoints.free_name(0, "run")
+        part = store.checkpoints.write_file(name, run.chunks())
+        path = store.checkpoints.path_of(part)
+        store.disk.flip(path, at)
+        with pytest.raises(RunCorrupted) as corruption:
+            read_all(store, part, ids)
+        assert corruption.value.path == path
 
 
-def read_all(kept: Kept, part: CheckpointFile, ids: Sequence[bytes]) -> None:
+def read_all(store: IdStore, part: CheckpointFile, ids: Sequence[bytes]) -> None:
     """All that there is to read of a run."""
-    opened = IdRun.open(kept.checkpoints.open_file(part), part, kept.checkpoints.path_of(part))
+    opened = IdRun.open(store.checkpoints.open_file(part), part, store.checkpoints.path_of(part))
     opened.load_filter()
-    looked_up(opened, ids)
+    find_ids(opened, ids)
 
 
 @pytest.mark.parametrize("cut", [1, 60, 500])
-def test_run_that_was_cut_is_told_when_it_is_opened(cut: int) -> None:
-    kept = Kept()
-    part = kept.checkpoints.write_file("run.part", run_of(ids_of(1, 300), range(300)).chunks())
-    file = kept.disk.open("x/run.part")
+def test_truncated_run_is_reported_on_open(cut: int) -> None:
+    store = IdStore()
+    part = store.checkpoints.write_file("run.part", run_of(ids_of(1, 300), range(300)).chunks())
+    file = store.disk.open("x/run.part")
     file.truncate(part.size - cut)
     with pytest.raises(RunCorrupted, match=r"x/run\.part"):
-        IdRun.open(kept.checkpoints.open_file(part), part, "x/run.part")
+        IdRun.open(store.checkpoints.open_file(part), part, "x/run.part")
 
 
-def test_pages_that_changed_places_are_told() -> None:
-    kept = Kept()
-    part = kept.checkpoints.write_file("run.part", run_of(ids_of(1, 400), range(400)).chunks())
-    file = kept.disk.open("x/run.part")
+def test_swapped_pages_are_reported() -> None:
+    store = IdStore()
+    part = store.checkpoints.write_file("run.part", run_of(ids_of(1, 400), range(400)).chunks())
+    file = store.disk.open("x/run.part")
     first, second = file.read(0, 4096), file.read(4096, 4096)
     file.write(0, [second, first])
-    run = IdRun.open(kept.checkpoints.open_file(part), part, "x/run.part")
+    run = IdRun.open(store.checkpoints.open_file(part), part, "x/run.part")
     with pytest.raises(RunCorrupted, match="page"):
-        looked_up(run, ids_of(1, 400))
+        find_ids(run, ids_of(1, 400))
 
 
-def test_opening_reads_fences_and_nothing_of_the_pages() -> None:
-    kept = Kept()
+def test_opening_reads_fences_and_no_pages() -> None:
+    store = IdStore()
     run = run_of(ids_of(1, 50_000), range(50_000))
-    part = kept.checkpoints.write_file("run.part", run.chunks())
+    part = store.checkpoints.write_file("run.part", run.chunks())
     read: list[int] = []
-    file = kept.checkpoints.open_file(part)
+    file = store.checkpoints.open_file(part)
     original = file.read
 
-    def counted(at: int, size: int) -> bytes:
+    def record_read(at: int, size: int) -> bytes:
         read.append(size)
         return original(at, size)
 
-    file.read = counted  # type: ignore[method-assign]
+    file.read = record_read  # type: ignore[method-assign]
     opened = IdRun.open(file, part, "x/run.part")
     assert sum(read) < part.size // 200
     read.clear()
@@ -209,10 +209,10 @@ def test_opening_reads_fences_and_nothing_of_the_pages() -> None:
     assert read == [4096]
 
 
-# --- which are merged
+# --- choice of runs to merge
 
 
-def sized(*generations: int) -> list[IdRun]:
+def runs_of_sizes(*generations: int) -> list[IdRun]:
     empty = run_of(ids_of(1, 1), [0])
     runs = []
     for count in generations:
@@ -238,10 +238,10 @@ def sized(*generations: int) -> list[IdRun]:
         ([3, 1, 2, 1], (0, 4)),
     ],
 )
-def test_neighbours_of_which_none_outweighs_the_others_are_merged_up_to_the_bound(
+def test_similar_neighbours_are_merged_up_to_the_bound(
     generations: list[int], merged: tuple[int, int] | None
 ) -> None:
-    runs = sized(*generations)
+    runs = runs_of_sizes(*generations)
     chosen = choose_runs(runs, 1_000)
     assert list(chosen) == ([] if merged is None else runs[merged[0] : merged[1]])
 
@@ -249,7 +249,7 @@ def test_neighbours_of_which_none_outweighs_the_others_are_merged_up_to_the_boun
 @given(
     st.lists(st.integers(1, 7), min_size=1, max_size=60), st.sampled_from([GENERATIONS_PER_RUN_MAX, 1 << 20])
 )
-def test_few_runs_are_left_and_each_id_is_written_a_few_times(arrivals: list[int], bound: int) -> None:
+def test_merging_leaves_few_runs_at_few_rewrites(arrivals: list[int], bound: int) -> None:
     """So many generations come between two looks at what is to be merged."""
     sizes: list[int] = []
     written = 0
@@ -257,7 +257,7 @@ def test_few_runs_are_left_and_each_id_is_written_a_few_times(arrivals: list[int
         patch.setattr("delta_prop.ingest.id_merging.GENERATIONS_PER_RUN_MAX", bound)
         for count in arrivals:
             sizes += [1] * count
-            while chosen := choose_runs(runs := sized(*sizes), 1_000):
+            while chosen := choose_runs(runs := runs_of_sizes(*sizes), 1_000):
                 first = runs.index(chosen[0])
                 merged = sum(sizes[first : first + FANOUT])
                 sizes[first : first + FANOUT] = [merged]
@@ -268,13 +268,13 @@ def test_few_runs_are_left_and_each_id_is_written_a_few_times(arrivals: list[int
     assert written <= total * math.log2(min(total, bound))
 
 
-def test_ids_stay_known_from_run_to_run() -> None:
-    kept, seen = Kept(), SeenIds(generation_ids=100)
+def test_ids_stay_known_through_merges() -> None:
+    store, seen = IdStore(), SeenIds(generation_ids=100)
     for batch in range(40):
         seen.add(ids_of(batch, 100), 100 * batch)
         seen.seal()
-        kept.write(seen)
-        while kept.merge(seen):
+        store.write(seen)
+        while store.merge(seen):
             pass
     assert seen.statistics().runs <= 8
     for batch in range(40):

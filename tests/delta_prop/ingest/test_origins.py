@@ -27,35 +27,35 @@ def batch(base: int, count: int = 1, **more: Any) -> Any:
     return batch_of(ORIGIN, base, *rows(count, more.pop("content", b"x")), **more)
 
 
-def refused(origins: Origins, one: Any) -> Refused:
+def refusal_of(origins: Origins, some_batch: Any) -> Refused:
     with pytest.raises(Refused) as caught:
-        origins.require(one, "p")
+        origins.require(some_batch, "p")
     return caught.value
 
 
 # --- epochs
 
 
-def test_each_hello_grants_the_next_epoch_and_fences_the_one_before() -> None:
+def test_each_hello_grants_the_next_epoch_and_fences_the_last() -> None:
     origins = Origins()
-    assert refused(origins, batch(1)).code is ErrorCode.UNKNOWN_ORIGIN
+    assert refusal_of(origins, batch(1)).code is ErrorCode.UNKNOWN_ORIGIN
     assert [origins.hello(ORIGIN, "p", 0.0).epoch for _ in range(3)] == [1, 2, 3]
     assert origins.require(batch(1, epoch=3), "p").epoch == 3
-    fenced = refused(origins, batch(1, epoch=2))
+    fenced = refusal_of(origins, batch(1, epoch=2))
     assert (fenced.code, fenced.details["epoch"]) == (ErrorCode.FENCED, 3)
-    assert refused(origins, batch(1, epoch=4)).code is ErrorCode.UNKNOWN_ORIGIN
+    assert refusal_of(origins, batch(1, epoch=4)).code is ErrorCode.UNKNOWN_ORIGIN
     assert len(origins) == 1
 
 
-def test_what_is_idle_is_put_aside_and_its_epoch_goes_on() -> None:
+def test_idle_origin_is_deactivated_and_keeps_its_epoch() -> None:
     origins = Origins()
     state = origins.hello(ORIGIN, "p", 0.0)
     origins.hello(OTHER, "q", 1.0)
     origins.note_appended(state, batch(1), 0, 100.0)
-    assert origins.deactivate_idle(IDLE_S_MAX + 50) == 1  # the one that wrote last stays
+    assert origins.deactivate_idle(IDLE_S_MAX + 50) == 1  # the origin that wrote last stays
     assert origins.get(OTHER) is None
     assert origins.deactivate_idle(IDLE_S_MAX + 100) == 1
-    assert refused(origins, batch(2)).code is ErrorCode.UNKNOWN_ORIGIN
+    assert refusal_of(origins, batch(2)).code is ErrorCode.UNKNOWN_ORIGIN
     assert len(origins) == 2
     assert origins.hello(ORIGIN, "p", IDLE_S_MAX + 200).epoch == 2
 
@@ -63,7 +63,7 @@ def test_what_is_idle_is_put_aside_and_its_epoch_goes_on() -> None:
 # --- bounds
 
 
-def test_origins_are_bounded_for_each_owner_and_in_all() -> None:
+def test_origins_are_bounded_per_owner_and_in_total() -> None:
     origins = Origins(origins_max=5, per_owner_max=3)
     for number in range(3):
         origins.hello(number, "p", 0.0)
@@ -73,7 +73,7 @@ def test_origins_are_bounded_for_each_owner_and_in_all() -> None:
     assert caught.value.retry_after_ms
     origins.check_capacity([3], "p", bounded=False)  # a forwarder brings others' origins
     origins.check_capacity([1, 2], "p")
-    assert origins.hello(1, "p", 0.0).epoch == 2  # it is there already
+    assert origins.hello(1, "p", 0.0).epoch == 2  # the origin exists already
     for number in (3, 4):
         origins.hello(number, "q", 0.0)
     with pytest.raises(Refused, match="5 of 5 in all"):
@@ -86,7 +86,9 @@ def test_first_offsets_are_bounded_over_all_origins(monkeypatch: pytest.MonkeyPa
     origins = Origins()
     state = origins.hello(ORIGIN, "p", 0.0)
     for number in range(1, 501):
-        origins.note_appended(state, batch(number), 3 * number, 0.0)  # others write between: each is a run
+        origins.note_appended(
+            state, batch(number), 3 * number, 0.0
+        )  # other rows lie between, so each is a range of its own
     assert state.first_offset(500) == 1500
     assert state.first_offset(470) == 1410
     assert state.first_offset(1) is None
@@ -96,9 +98,9 @@ def test_first_offsets_are_bounded_over_all_origins(monkeypatch: pytest.MonkeyPa
 # --- first offsets
 
 
-def test_first_offsets_of_random_batches_are_those_of_a_plain_dict() -> None:
+def test_first_offsets_of_random_batches_match_a_dict() -> None:
     random = Random(7)
-    state, plain = OriginState("p", 1, 0.0), {}
+    state, expected = OriginState("p", 1, 0.0), {}
     counter, offset, runs = 1, 0, 0
     for _ in range(300):
         offset += random.choice((0, 0, 1, 5))
@@ -106,79 +108,79 @@ def test_first_offsets_of_random_batches_are_those_of_a_plain_dict() -> None:
         counters = None
         if random.random() < 0.2:
             counters = sorted(random.sample(range(counter, counter + 10), count))
-            one = batch(counters[0], count, counters=counters, previous=counter - 1)
+            some_batch = batch(counters[0], count, counters=counters, previous=counter - 1)
         else:
-            one = batch(counter, count)
-        runs += state.note_appended(one, offset)
-        plain |= {one.counter(row): offset + row for row in range(count)}
-        counter, offset = one.last + 1, offset + count
-    assert {at: state.first_offset(at) for at in plain} == plain
-    assert runs == len(state._range_bases) < len(plain)
+            some_batch = batch(counter, count)
+        runs += state.note_appended(some_batch, offset)
+        expected |= {some_batch.counter(row): offset + row for row in range(count)}
+        counter, offset = some_batch.last + 1, offset + count
+    assert {at: state.first_offset(at) for at in expected} == expected
+    assert runs == len(state._range_bases) < len(expected)
 
 
-def test_rows_that_repeat_an_id_point_to_its_first_copy() -> None:
+def test_duplicate_id_rows_point_to_the_first_copy() -> None:
     state = OriginState("p", 1, 0.0)
     state.note_appended(batch(1, 3), 10, {0: 0, 1: 7, 2: None})
     assert [state.first_offset(counter) for counter in (1, 2, 3)] == [0, 7, None]
 
 
-# --- repeats and voids
+# --- duplicates and no-ops
 
 
-def test_a_repeat_is_told_from_a_reuse_by_its_checksum() -> None:
+def test_checksum_distinguishes_duplicate_from_reuse() -> None:
     state = OriginState("p", 1, 0.0)
     state.note_appended(batch(1, 2), 0)
     assert state.is_same_frame(batch(1, 2)) is True
     assert state.is_same_frame(batch(1, 2, content=b"other")) is False
-    assert state.is_same_frame(batch(1, 1)) is None, "another cut has another checksum"
+    assert state.is_same_frame(batch(1, 1)) is None, "a batch of other rows has another checksum"
     for number in range(3, 3 + 2 * RECENT_BATCHES):
         state.note_appended(batch(number), number)
     assert state.is_same_frame(batch(2 + 2 * RECENT_BATCHES, content=b"other")) is False
-    assert state.is_same_frame(batch(1, 2)) is None, "too long ago"
+    assert state.is_same_frame(batch(1, 2)) is None, "the batch is too old to be remembered"
 
 
-def test_void_runs_are_known_with_their_codes_and_bounded() -> None:
+def test_noop_ranges_keep_their_codes_and_are_bounded() -> None:
     state = OriginState("p", 1, 0.0)
     state.note_noop(batch(5, 3), ErrorCode.INVALID_DELTA)
     state.note_noop(batch(10), ErrorCode.CONFLICT)
-    told = [state.first_noop(batch(counter)) for counter in (4, 5, 7, 8, 10, 11)]
+    noops = [state.first_noop(batch(counter)) for counter in (4, 5, 7, 8, 10, 11)]
     invalid, conflict = ErrorCode.INVALID_DELTA, ErrorCode.CONFLICT
-    assert told == [None, (5, invalid), (7, invalid), None, (10, conflict), None]
+    assert noops == [None, (5, invalid), (7, invalid), None, (10, conflict), None]
     assert state.first_noop(batch(1, 20)) == (5, invalid)
     assert state.first_noop(batch(6, 20)) == (6, invalid)
     assert state.first_noop(batch(8, 20)) == (10, conflict)
-    one = batch(20)
+    some_batch = batch(20)
     for _ in range(NOOPS_MAX):
-        state.note_noop(one, ErrorCode.INVALID_DELTA)
+        state.note_noop(some_batch, ErrorCode.INVALID_DELTA)
     assert len(state._noop_bases) <= NOOPS_MAX
 
 
 class TestClaims:
     """A hello over the network names the epoch that its producer holds."""
 
-    def test_the_present_epoch_goes_on(self) -> None:
+    def test_current_epoch_is_granted_unchanged(self) -> None:
         origins = Origins()
         epoch = origins.claim(1, 0, "a", 0.0, 0).epoch
         assert origins.claim(1, epoch, "a", 1.0, 5).epoch == epoch
         assert origins.claim(1, 0, "a", 2.0, 5).epoch == epoch + 1
 
-    def test_a_lower_one_is_fenced(self) -> None:
+    def test_lower_epoch_is_fenced(self) -> None:
         origins = Origins()
         first = origins.claim(1, 0, "a", 0.0, 0).epoch
         origins.claim(1, 0, "a", 1.0, 0)
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(Refused) as refusal_of:
             origins.claim(1, first, "a", 2.0, 0)
-        assert refused.value.code is ErrorCode.FENCED
+        assert refusal_of.value.code is ErrorCode.FENCED
 
-    def test_another_owner_has_no_claim(self) -> None:
+    def test_claim_by_another_owner_is_refused(self) -> None:
         origins = Origins()
         epoch = origins.claim(1, 0, "a", 0.0, 0).epoch
         for claimed in (0, epoch):
-            with pytest.raises(Refused) as refused:
+            with pytest.raises(Refused) as refusal_of:
                 origins.claim(1, claimed, "b", 1.0, 0)
-            assert refused.value.code is ErrorCode.UNAUTHORIZED
+            assert refusal_of.value.code is ErrorCode.UNAUTHORIZED
 
-    def test_one_of_a_former_life_goes_on(self) -> None:
+    def test_epoch_granted_before_a_restart_stays_valid(self) -> None:
         granted = Origins(epoch_floor=100).claim(1, 0, "a", 0.0, 0).epoch
         restarted = Origins(epoch_floor=200)
         restarted.restore(1, 50, 0.0)
@@ -186,7 +188,7 @@ class TestClaims:
         assert restarted.claim(1, 0, "a", 1.0, 7).epoch == 201
 
     @pytest.mark.parametrize("known", [0, 3])
-    def test_one_that_nobody_knows_is_granted_as_it_is(self, known: int) -> None:
+    def test_unknown_epoch_is_granted_as_claimed(self, known: int) -> None:
         origins = Origins()
         if known:
             origins.restore(1, known, 0.0)
@@ -195,42 +197,42 @@ class TestClaims:
         assert origins.claim(1, 0, "a", 1.0, 7).epoch == 7
 
     @pytest.mark.parametrize("epoch", [CLAIMED_EPOCH_MAX + 1, EPOCH_MAX])
-    def test_one_that_would_leave_too_few_is_refused(self, epoch: int) -> None:
+    def test_claim_near_the_last_epoch_is_refused(self, epoch: int) -> None:
         origins = Origins()
-        with pytest.raises(Refused, match=r"claims up to 2147483648: claim with epoch 0") as refused:
+        with pytest.raises(Refused, match=r"claims up to 2147483648: claim with epoch 0") as refusal_of:
             origins.claim(1, epoch, "a", 0.0, 0)
-        assert (refused.value.code, refused.value.retryable) == (ErrorCode.BAD_REQUEST, False)
+        assert (refusal_of.value.code, refusal_of.value.retryable) == (ErrorCode.BAD_REQUEST, False)
         assert origins.get(1) is None
         assert origins.claim(1, CLAIMED_EPOCH_MAX, "a", 0.0, 0).epoch == CLAIMED_EPOCH_MAX
         assert origins.claim(1, 0, "a", 0.0, 0).epoch == CLAIMED_EPOCH_MAX + 1
 
-    def test_one_that_is_not_set_aside_is_granted_once_it_is(self) -> None:
+    def test_unreserved_epoch_is_granted_once_reserved(self) -> None:
         origins = Origins(epoch_floor=4_096, epoch_limit=8_192)
         for epoch in (8_193, 100_000):
-            with pytest.raises(Refused) as refused:
+            with pytest.raises(Refused) as refusal_of:
                 origins.claim(1, epoch, "a", 0.0, 0)
-            assert (refused.value.code, refused.value.retryable) == (ErrorCode.RATE_LIMITED, True)
+            assert (refusal_of.value.code, refusal_of.value.retryable) == (ErrorCode.RATE_LIMITED, True)
             assert origins.epoch_requested >= epoch
         origins.note_reserved(epoch_limit(openings_for(origins.epoch_requested)))
         assert origins.epoch_requested == 0
         assert origins.claim(1, 100_000, "a", 0.0, 0).epoch == 100_000
 
-    def test_no_epoch_is_left_behind_the_last_one(self) -> None:
+    def test_last_epoch_has_no_successor(self) -> None:
         origins = Origins()
         origins.restore(1, EPOCH_MAX, 0.0)
-        with pytest.raises(Refused, match="used up") as refused:
+        with pytest.raises(Refused, match="used up") as refusal_of:
             origins.claim(1, 0, "a", 0.0, 0)
-        assert refused.value.code is ErrorCode.BAD_REQUEST
+        assert refusal_of.value.code is ErrorCode.BAD_REQUEST
         assert origins.claim(1, EPOCH_MAX, "a", 0.0, 0).epoch == EPOCH_MAX
 
-    def test_one_that_a_checkpoint_had_put_aside_goes_on(self) -> None:
+    def test_deactivated_epoch_of_a_checkpoint_stays_valid(self) -> None:
         origins = Origins()
         origins.restore_states({}, {1: 5})
         assert origins.claim(1, 5, "a", 0.0, 0).epoch == 5
         with pytest.raises(Refused, match="another producer"):
             origins.claim(1, 5, "b", 0.0, 0)
 
-    def test_one_put_aside_comes_back_under_its_epoch(self) -> None:
+    def test_deactivated_origin_returns_with_its_epoch(self) -> None:
         origins = Origins()
         epoch = origins.claim(1, 0, "a", 0.0, 0).epoch
         assert origins.deactivate_idle(1e9) == 1
@@ -238,12 +240,12 @@ class TestClaims:
         assert len(origins) == 1
 
 
-def test_where_the_first_delta_behind_a_counter_stands() -> None:
+def test_first_offset_above_a_counter() -> None:
     state = OriginState("p", 1, 0.0)
     for base, offset in ((1, 10), (3, 20)):
         state.note_appended(batch(base, 2), offset)
     assert [state.first_offset_above(counter) for counter in range(5)] == [10, 11, 20, 21, None]
-    # Ids that had been accepted before: what is remembered is where their first copies stand.
+    # For ids accepted before, the state remembers the offsets of their first copies.
     state.note_appended(batch(5, 2), 30, {0: 3, 1: None})
     assert state.first_offset_above(4) == 22
     state.note_appended(batch(7, 2), 40)
@@ -253,7 +255,7 @@ def test_where_the_first_delta_behind_a_counter_stands() -> None:
     assert state.first_offset_above(7) == 41
 
 
-def test_what_became_of_an_idle_origin_is_not_guessed() -> None:
+def test_offsets_of_an_idle_origin_are_unknown() -> None:
     state = OriginState("p", 1, 0.0, known_above=5)
     state.note_appended(batch(6, 2), 10)
     assert state.first_offset_above(3) is None

@@ -19,35 +19,35 @@ from delta_prop.ingest.bloom import hash_id, hash_ids
 from delta_prop.ingest.id_merging import RunMerge
 from delta_prop.ingest.id_runs import RunCorrupted
 from delta_prop.ingest.seen_ids import FEW_IDS, SeenIds
-from tests.delta_prop.ingest.kept_ids import Kept
+from tests.delta_prop.ingest.kept_ids import IdStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 BATCH = 1_000
-GAP = 3  # offsets that other rows took between two batches
-REPEATS = 10_000
+GAP = 3  # offsets of other rows between two batches
+DUPLICATES = 10_000
 BYTES_PER_ID_MAX = 64
 
 
 def ids_of(batch: int, count: int = BATCH) -> list[bytes]:
     """The ids of a batch; the same each time."""
-    drawn = np.random.default_rng([4711, batch]).bytes(16 * count)
-    return [drawn[at : at + 16] for at in range(0, 16 * count, 16)]
+    raw = np.random.default_rng([4711, batch]).bytes(16 * count)
+    return [raw[at : at + 16] for at in range(0, 16 * count, 16)]
 
 
 def offset_of(batch: int, row: int = 0) -> int:
     return batch * (BATCH + GAP) + row
 
 
-def filled(batches: int, **settings: int) -> SeenIds:
+def filled_ids(batches: int, **settings: int) -> SeenIds:
     seen = SeenIds(**settings)
     for batch in range(batches):
         seen.add(ids_of(batch), offset_of(batch))
     return seen
 
 
-def test_what_was_never_added_was_never_seen() -> None:
+def test_unknown_ids_are_not_found() -> None:
     seen = SeenIds()
     assert seen.find([]) == []
     assert seen.find(ids_of(0)) == [None] * BATCH
@@ -58,7 +58,7 @@ def test_what_was_never_added_was_never_seen() -> None:
 @pytest.mark.parametrize(
     ("generation_ids", "count"), [(1, 4), (7, 40), (70, 100), (2_500, BATCH), (1_000_000, BATCH)]
 )
-def test_each_id_is_found_with_its_first_offset_whatever_its_age(generation_ids: int, count: int) -> None:
+def test_each_id_is_found_with_its_first_offset(generation_ids: int, count: int) -> None:
     seen = SeenIds(generation_ids=generation_ids)
     for batch in range(10):
         seen.add(ids_of(batch, count), offset_of(batch))
@@ -71,22 +71,22 @@ def test_each_id_is_found_with_its_first_offset_whatever_its_age(generation_ids:
     assert seen.statistics().ids == 10 * count
 
 
-def test_repeats_and_new_ids_in_one_call() -> None:
-    seen = filled(5, generation_ids=1_500)
-    mixed = [one for pair in zip(ids_of(0), ids_of(77), ids_of(4), strict=True) for one in pair]
+def test_duplicates_and_new_ids_in_one_call() -> None:
+    seen = filled_ids(5, generation_ids=1_500)
+    interleaved = [one for pair in zip(ids_of(0), ids_of(77), ids_of(4), strict=True) for one in pair]
     expected = [at for row in range(BATCH) for at in (offset_of(0, row), None, offset_of(4, row))]
-    assert seen.find(mixed) == expected
-    assert [seen.find([one])[0] for one in mixed] == expected
+    assert seen.find(interleaved) == expected
+    assert [seen.find([one])[0] for one in interleaved] == expected
 
 
-def test_the_first_place_counts() -> None:
+def test_first_offset_wins() -> None:
     seen = SeenIds(generation_ids=100)
     one, *others = ids_of(0, 301)
     seen.add([one, others[0], one], 10)
     assert seen.find([one]) == [10]
     seen.add(others[1:], 20)
     finish_sealing(seen)
-    for _ in range(2):  # its second place is in the dict, then sealed too
+    for _ in range(2):  # its second offset is in the dict, then sealed too
         seen.add([one], 1_000)
         assert seen.find([one]) == [10]
         assert seen.find([one] * (FEW_IDS + 1)) == [10] * (FEW_IDS + 1)
@@ -101,10 +101,10 @@ def test_offsets_may_be_given_one_by_one() -> None:
     assert seen.find(ids) == [3, 5, 8, 13, 21]
     finish_sealing(seen)
     statistics = seen.statistics()
-    assert (statistics.runs, statistics.ids_open) == (2, 1), "a batch is cut where a generation ends"
+    assert (statistics.runs, statistics.ids_open) == (2, 1), "a batch is split where a generation ends"
 
 
-def test_ids_that_share_a_hash_are_told_apart() -> None:
+def test_ids_with_equal_hashes_are_distinguished() -> None:
     ids = [id_with_hash(hashed=7, second=second) for second in range(3_000)]
     assert len(set(ids)) == 3_000
     assert {hash_id(one)[0] for one in ids} == {7}
@@ -118,17 +118,17 @@ def test_ids_that_share_a_hash_are_told_apart() -> None:
 def id_with_hash(hashed: int, second: int) -> bytes:
     """An id made to collide, as a foe would: the finaliser undone."""
     word = (1 << 64) - 1
-    mixed = unshifted(hashed, 31) * pow(0x94D049BB133111EB, -1, 1 << 64) & word
-    mixed = unshifted(mixed, 27) * pow(0xBF58476D1CE4E5B9, -1, 1 << 64) & word
-    first = (unshifted(mixed, 30) - second * 0x9E3779B97F4A7C15) & word
+    interleaved = undo_shift(hashed, 31) * pow(0x94D049BB133111EB, -1, 1 << 64) & word
+    interleaved = undo_shift(interleaved, 27) * pow(0xBF58476D1CE4E5B9, -1, 1 << 64) & word
+    first = (undo_shift(interleaved, 30) - second * 0x9E3779B97F4A7C15) & word
     return first.to_bytes(8, "little") + second.to_bytes(8, "little")
 
 
-def unshifted(value: int, by: int) -> int:
-    undone = value
+def undo_shift(value: int, by: int) -> int:
+    value_before = value
     for _ in range(64 // by + 1):
-        undone = value ^ (undone >> by)
-    return undone
+        value_before = value ^ (value_before >> by)
+    return value_before
 
 
 def finish_sealing(seen: SeenIds) -> None:
@@ -136,7 +136,7 @@ def finish_sealing(seen: SeenIds) -> None:
         seen._step(seen_ids.STEP_EVERY_IDS)
 
 
-def test_a_false_positive_costs_a_lookup_and_never_a_delta() -> None:
+def test_false_positive_costs_a_lookup_and_no_delta() -> None:
     seen = SeenIds(generation_ids=1_000, error_rate=0.3)
     for batch in range(20):
         assert seen.find(ids_of(batch)) == [None] * BATCH
@@ -144,12 +144,12 @@ def test_a_false_positive_costs_a_lookup_and_never_a_delta() -> None:
         seen.add(ids_of(batch), offset_of(batch))
     finish_sealing(seen)
     statistics = seen.statistics()
-    assert statistics.false_positives > 1_000, "the filters erred, or this test shows nothing"
+    assert statistics.false_positives > 1_000, "without false positives this test shows nothing"
     assert statistics.confirmed == 0
 
 
-def test_whole_runs_below_an_offset_are_forgotten() -> None:
-    seen = filled(10, generation_ids=2_000)
+def test_runs_below_an_offset_are_forgotten() -> None:
+    seen = filled_ids(10, generation_ids=2_000)
     finish_sealing(seen)
     assert (seen.statistics().runs, seen.kept_since) == (5, 0)
     seen.forget_below(offset_of(3, BATCH - 1))
@@ -161,8 +161,8 @@ def test_whole_runs_below_an_offset_are_forgotten() -> None:
     assert seen.find(ids_of(4)) == [offset_of(4, row) for row in range(BATCH)]
 
 
-def test_newest_ids_stay_known_whatever_the_log_lets_go() -> None:
-    seen = filled(10, generation_ids=2_000, retained_min=5 * BATCH)
+def test_newest_ids_stay_known_though_the_log_drops_rows() -> None:
+    seen = filled_ids(10, generation_ids=2_000, retained_min=5 * BATCH)
     finish_sealing(seen)
     seen.forget_below(offset_of(10))
     assert (seen.statistics().runs, seen.kept_since) == (3, offset_of(3, BATCH - 1) + 1)
@@ -173,89 +173,89 @@ def test_newest_ids_stay_known_whatever_the_log_lets_go() -> None:
     assert seen.find(ids_of(4)) == [None] * BATCH
 
 
-def test_ids_are_full_while_as_many_runs_as_may_wait_to_be_written() -> None:
-    seen, kept = SeenIds(generation_ids=1_000, waiting_max=2), Kept()
+def test_ids_are_full_while_the_maximum_of_runs_is_unwritten() -> None:
+    seen, store = SeenIds(generation_ids=1_000, waiting_max=2), IdStore()
     for batch in range(2):
         assert not seen.is_full
         seen.add(ids_of(batch), offset_of(batch))
         finish_sealing(seen)
     assert seen.is_full
-    kept.write(seen)
+    store.write(seen)
     assert not seen.is_full
-    assert not filled(5, generation_ids=1_000).is_full, "nobody writes them"
+    assert not filled_ids(5, generation_ids=1_000).is_full, "by default unwritten runs are not bounded"
 
 
 @pytest.mark.parametrize("index_bytes_max", [1, 60_000, 1 << 30])
-def test_filters_stay_in_memory_as_far_as_there_is_room(index_bytes_max: int) -> None:
-    seen, kept = SeenIds(generation_ids=5_000, index_bytes_max=index_bytes_max), Kept()
+def test_filters_stay_in_memory_within_the_bound(index_bytes_max: int) -> None:
+    seen, store = SeenIds(generation_ids=5_000, index_bytes_max=index_bytes_max), IdStore()
     for batch in range(90):
         seen.add(ids_of(batch), offset_of(batch))
-        kept.write(seen)
-        while kept.merge(seen):
+        store.write(seen)
+        while store.merge(seen):
             pass
-        kept.load_filters(seen)
+        store.load_filters(seen)
         assert sum(run.nbytes for run in seen.runs) <= max(
             index_bytes_max, id_runs.FENCE_BYTES * len(seen.runs)
-        ), "but for one fence of each run"
+        ), "except one fence for each run"
     sizes = [(run.facts.rows, run.filter is not None) for run in seen.runs]
     with_filter = [rows for rows, held in sizes if held]
     without = [rows for rows, held in sizes if not held]
     assert (with_filter == []) == (index_bytes_max == 1)
     assert (without == []) == (index_bytes_max == 1 << 30)
-    assert max(with_filter, default=0) <= min(without, default=1 << 60), "the small ones have theirs"
+    assert max(with_filter, default=0) <= min(without, default=1 << 60), "small runs have their filters"
     for batch in (0, 40, 89):
         assert seen.find(ids_of(batch)) == [offset_of(batch, row) for row in range(BATCH)]
         assert seen.find(ids_of(batch)[:5]) == [offset_of(batch, row) for row in range(5)]
     assert seen.find(ids_of(500)) == [None] * BATCH
 
 
-def test_run_that_cannot_be_read_is_named_and_nothing_is_guessed() -> None:
-    seen, kept = SeenIds(generation_ids=1_000, index_bytes_max=1), Kept()
-    told: list[bool] = []
+def test_unreadable_run_is_named_and_nothing_is_guessed() -> None:
+    seen, store = SeenIds(generation_ids=1_000, index_bytes_max=1), IdStore()
+    reports: list[bool] = []
     for batch in range(2):
         seen.add(ids_of(batch), offset_of(batch))
         seen.seal()
-    kept.write(seen)
-    seen.on_corruption = lambda: told.append(True)
+    store.write(seen)
+    seen.on_corruption = lambda: reports.append(True)
     bad = seen.runs[0]
     for page in range(bad.facts.pages):
-        kept.disk.flip(kept.path(bad), 4096 * page + 50)
+        store.disk.flip(store.path(bad), 4096 * page + 50)
     for ask in (ids_of(0), ids_of(0)[:1], ids_of(1), ids_of(7)):
         seen.corrupted_run = None
         with pytest.raises(RunCorrupted):
             seen.find(ask)
         assert seen.corrupted_run is bad
-    assert ids_of(0)[0] not in seen, "it counts as not seen yet where one only waits for it"
-    assert told
+    assert ids_of(0)[0] not in seen, "an id in an unreadable run counts as not seen"
+    assert reports
     seen.forget_below(offset_of(0, BATCH - 1) + 1)
     assert seen.corrupted_run is None
     assert seen.find(ids_of(1)) == [offset_of(1, row) for row in range(BATCH)]
 
 
-def test_runs_that_were_forgotten_meanwhile_stay_forgotten_when_others_take_their_place() -> None:
-    seen, kept = SeenIds(generation_ids=1_000), Kept()
+def test_runs_forgotten_during_a_merge_stay_forgotten() -> None:
+    seen, store = SeenIds(generation_ids=1_000), IdStore()
     for batch in range(4):
         seen.add(ids_of(batch), offset_of(batch))
         seen.seal()
-    kept.write(seen)
+    store.write(seen)
     before = seen.runs
     merge = RunMerge(before, 0.001)
     seen.forget_below(offset_of(1, BATCH - 1) + 1)
-    writer = kept.checkpoints.begin_file("merged.part")
+    writer = store.checkpoints.begin_file("merged.part")
     while not merge.is_done:
         for chunk in merge.step():
             writer.add(chunk)
     part = writer.finish()
-    merged = merge.result(kept.checkpoints.open_file(part), part, "x/merged.part")
+    merged = merge.result(store.checkpoints.open_file(part), part, "x/merged.part")
     seen.replace_runs(before, [merged])
     assert seen.runs == [merged]
     seen.forget_below(offset_of(3, BATCH - 1) + 1)
     seen.replace_runs([merged], before[:1])
-    assert seen.runs == [], "all of it is gone by now"
+    assert seen.runs == [], "all runs are forgotten by now"
 
 
 @pytest.mark.alone
-def test_sealing_is_spread_over_the_calls_that_follow() -> None:
+def test_sealing_is_spread_over_later_calls() -> None:
     generation_ids, batch = 50_000, 100
     seen = SeenIds(generation_ids=generation_ids)
     work = []
@@ -265,42 +265,42 @@ def test_sealing_is_spread_over_the_calls_that_follow() -> None:
         seen.add(ids, number * batch)
         work.append(time.thread_time() - began)
         if number == generation_ids // batch:
-            assert seen.statistics().runs == 0, "a full generation is not sealed at once"
+            assert seen.statistics().runs == 0, "a full generation is sealed step by step"
             assert seen.find(ids_of(3, batch)) == list(range(300, 400)), "the dict answers meanwhile"
-    assert seen.statistics().runs == 1, "done before the next one is full"
+    assert seen.statistics().runs == 1, "sealed before the next generation is full"
     median = sorted(work)[len(work) // 2]
     print(f"adding {batch} ids took {median * 1e6:.0f} us, at most {max(work) * 1e3:.1f} ms")
     assert max(work) < 0.05
 
 
 @pytest.mark.alone
-def test_looking_costs_a_few_microseconds_an_id() -> None:
-    seen = filled(21, generation_ids=2_000)
+def test_lookup_costs_a_few_microseconds_per_id() -> None:
+    seen = filled_ids(21, generation_ids=2_000)
     finish_sealing(seen)
     new = ids_of(500)
-    singles = min(timed(lambda: [seen.find([one]) for one in new]) for _ in range(5)) / len(new)
-    batched = min(timed(lambda: seen.find(new)) for _ in range(5)) / len(new)
+    singles = min(cpu_time_s(lambda: [seen.find([one]) for one in new]) for _ in range(5)) / len(new)
+    batched = min(cpu_time_s(lambda: seen.find(new)) for _ in range(5)) / len(new)
     print(f"beside 10 runs a new id costs {singles * 1e6:.1f} us alone, {batched * 1e6:.2f} us in 1,000")
     assert singles < 30e-6
     assert batched < 10e-6
 
 
-def timed(action: Callable[[], object]) -> float:
+def cpu_time_s(action: Callable[[], object]) -> float:
     began = time.process_time()
     action()
     return time.process_time() - began
 
 
-def test_vectors_of_hashes_and_single_hashes_agree() -> None:
+def test_batch_hashes_agree_with_single_hashes() -> None:
     ids = ids_of(1, 100)
     hashes, seconds = hash_ids(ids)
     assert [hash_id(one) for one in ids] == list(zip(hashes.tolist(), seconds.tolist(), strict=True))
 
 
-# --- the promise on amounts: none lost, first offsets right, memory bounded
+# --- large amounts: none lost, first offsets right, memory bounded
 
 
-def test_unique_ids_none_lost_and_in_bounded_memory(full: bool) -> None:
+def test_unique_ids_are_all_stored_in_bounded_memory(full: bool) -> None:
     count, generation_ids = (10_000_000, 1_000_000) if full else (200_000, 20_000)
     run = subprocess.run(
         [sys.executable, __file__, str(count), str(generation_ids)],
@@ -317,7 +317,7 @@ def test_unique_ids_none_lost_and_in_bounded_memory(full: bool) -> None:
         f"(bound {BYTES_PER_ID_MAX}); {outcome['seconds']:.1f} s"
     )
     assert outcome["lost"] == 0
-    assert (outcome["repeats"], outcome["wrong"]) == (REPEATS, 0)
+    assert (outcome["repeats"], outcome["wrong"]) == (DUPLICATES, 0)
     assert outcome["runs"] >= 9
     assert outcome["peak_bytes_per_id"] <= BYTES_PER_ID_MAX
 
@@ -325,7 +325,7 @@ def test_unique_ids_none_lost_and_in_bounded_memory(full: bool) -> None:
 def measure(count: int, generation_ids: int) -> dict[str, float]:
     """In a process of its own, whose memory nothing else has touched."""
     batches = count // BATCH
-    filled(2, generation_ids=BATCH).find(ids_of(0))  # what is loaded and made once is not what ids cost
+    filled_ids(2, generation_ids=BATCH).find(ids_of(0))  # one-time allocations do not count as memory of ids
     seen = SeenIds(generation_ids=generation_ids)
     before = peak = resident_bytes()
     began = time.perf_counter()
@@ -338,15 +338,15 @@ def measure(count: int, generation_ids: int) -> dict[str, float]:
     lost += batches * BATCH - seen.statistics().ids
     after = resident_bytes()
     wrong = 0
-    places = np.sort(np.random.default_rng(4).integers(0, count, REPEATS)).tolist()
-    for batch, group in groupby(places, key=lambda place: place // BATCH):
+    positions = np.sort(np.random.default_rng(4).integers(0, count, DUPLICATES)).tolist()
+    for batch, group in groupby(positions, key=lambda place: place // BATCH):
         ids = ids_of(batch)
         for row in (place % BATCH for place in group):
             wrong += seen.find(ids[row : row + 1]) != [offset_of(batch, row)]
         wrong += seen.find(ids) != [offset_of(batch, row) for row in range(BATCH)]
     return {
         "lost": lost,
-        "repeats": REPEATS,
+        "repeats": DUPLICATES,
         "wrong": wrong,
         "runs": seen.statistics().runs,
         "bytes_per_id": (after - before) / count,
@@ -360,10 +360,10 @@ def resident_bytes() -> int:
     statm = Path("/proc/self/statm")
     if statm.exists():
         return int(statm.read_text().split()[1]) * 4_096
-    listed = subprocess.run(
+    ps = subprocess.run(
         ["ps", "-o", "rss=", "-p", str(os.getpid())], capture_output=True, text=True, check=True
     )
-    return int(listed.stdout) * 1_024
+    return int(ps.stdout) * 1_024
 
 
 if __name__ == "__main__":

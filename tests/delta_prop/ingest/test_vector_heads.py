@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 ORIGIN, OTHER = 0xFFFF_FFFF_FFF0_0002, 7
 
 
-def nothing(_namespace: str, _vector_id: str) -> Head | None:
+def load_nothing(_namespace: str, _vector_id: str) -> Head | None:
     return None
 
 
-class Edge:
-    """A `Vectors` that is checked before each batch, as the chain does."""
+class HeadsFixture:
+    """`VectorHeads` that are checked before each batch, as the chain does."""
 
     def __init__(self, **options: Any) -> None:
         self.vectors = VectorHeads(**options)
@@ -58,7 +58,7 @@ class Edge:
     def send(self, *deltas: Delta, origin: int = ORIGIN, source: Source = Source.LOCAL) -> Batch:
         batch = self.batch(*deltas, origin=origin)
         if source is not Source.REPLICA:
-            self.vectors.check(batch, nothing)
+            self.vectors.check(batch, load_nothing)
         self.vectors.note_appended(batch, source)
         self.next[origin] = batch.last + 1
         return batch
@@ -102,33 +102,33 @@ calls = st.lists(
 
 
 @given(calls)
-def test_what_is_refused_is_what_the_fold_would_ignore_and_nothing_changes(
+def test_rows_are_refused_iff_the_fold_would_ignore_them(
     history: list[list[Delta]],
 ) -> None:
-    edge = Edge()
+    fixture = HeadsFixture()
     states: dict[tuple[str, str], VectorState] = {}
     dimensions: dict[str, int] = {}
     heads: dict[tuple[str, str], Dot] = {}
     for rows in history:
-        batch = edge.batch(*rows)
-        after, fixed, sound = dict(states), dict(dimensions), True
+        batch = fixture.batch(*rows)
+        after, fixed, valid = dict(states), dict(dimensions), True
         for delta in rows:
             ref = (delta.namespace, delta.vector_id)
-            sound = sound and _applies(delta, after.get(ref, VectorState()), fixed)
+            valid = valid and _applies(delta, after.get(ref, VectorState()), fixed)
             after[ref] = apply(after.get(ref, VectorState()), delta.operation)
             if delta.operation.kind in (Kind.CREATE, Kind.DENSE):
                 fixed.setdefault(delta.namespace, _length(delta))
-        if not sound:
+        if not valid:
             with pytest.raises(InvalidDelta):
-                edge.send(*rows)
+                fixture.send(*rows)
         else:
-            edge.send(*rows)
+            fixture.send(*rows)
             states, dimensions = after, fixed
             heads |= {(delta.namespace, delta.vector_id): batch.dot(row) for row, delta in enumerate(rows)}
-        for space in ("default", "other"):
-            assert edge.vectors.dimension(space) == dimensions.get(space, 0)
+        for namespace_name in ("default", "other"):
+            assert fixture.vectors.dimension(namespace_name) == dimensions.get(namespace_name, 0)
             for name in "abc":
-                assert edge.vectors.head(space, name) == heads.get((space, name))
+                assert fixture.vectors.head(namespace_name, name) == heads.get((namespace_name, name))
 
 
 class RowByRow(VectorHeads):
@@ -146,32 +146,32 @@ class RowByRow(VectorHeads):
         st.tuples(st.lists(deltas, min_size=1, max_size=6), st.sampled_from([ORIGIN, OTHER])), max_size=10
     )
 )
-def test_mixed_rows_are_looked_at_by_columns_as_one_by_one(history: list[tuple[list[Delta], int]]) -> None:
-    short, long = Edge(), Edge()
-    long.vectors = RowByRow()
+def test_column_checks_match_row_by_row_checks(history: list[tuple[list[Delta], int]]) -> None:
+    by_column, by_row = HeadsFixture(), HeadsFixture()
+    by_row.vectors = RowByRow()
     for rows, origin in history:
         outcomes = []
-        for edge in (short, long):
-            batch = edge.batch(*rows, origin=origin)
+        for fixture in (by_column, by_row):
+            batch = fixture.batch(*rows, origin=origin)
             try:
-                edge.vectors.check(batch, nothing)
+                fixture.vectors.check(batch, load_nothing)
             except InvalidDelta as error:
                 outcomes.append(str(error))
             else:
-                edge.vectors.count_concurrent(batch, lambda _: 0)
-                edge.send(*rows, origin=origin)
+                fixture.vectors.count_concurrent(batch, lambda _: 0)
+                fixture.send(*rows, origin=origin)
                 outcomes.append("")
         assert outcomes[0] == outcomes[1]
-        assert short.vectors.save() == long.vectors.save()
-        assert (short.vectors.head_count, short.vectors.concurrent_updates) == (
-            long.vectors.head_count,
-            long.vectors.concurrent_updates,
+        assert by_column.vectors.save() == by_row.vectors.save()
+        assert (by_column.vectors.head_count, by_column.vectors.concurrent_updates) == (
+            by_row.vectors.head_count,
+            by_row.vectors.concurrent_updates,
         )
-        for name in short.vectors.save().namespaces:
-            assert heads_of(short.vectors, name) == heads_of(long.vectors, name)
+        for name in by_column.vectors.save().namespaces:
+            assert heads_of(by_column.vectors, name) == heads_of(by_row.vectors, name)
 
 
-STORY = st.lists(
+MIXED_STEPS = st.lists(
     st.tuples(
         st.lists(st.lists(deltas, min_size=1, max_size=5), min_size=1, max_size=4),
         st.sampled_from([ORIGIN, ORIGIN, OTHER]),
@@ -181,50 +181,57 @@ STORY = st.lists(
 ROW = [Delta("a", opaque(b"x")), Delta("b", opaque(b"x"), "other")]
 NEW = [Delta("c", create([1.0, 2.0])), Delta("c", opaque(b"x"), "other")]
 ELSEWHERE = [Delta("a", opaque(b"x"), "third")]
-TURNED = ROW[::-1]
+REORDERED = ROW[::-1]
 """The same names, in another table."""
 
 
-@given(STORY)
-@example([([ROW, NEW], ORIGIN), ([ROW, TURNED], OTHER), ([ROW], ORIGIN)])
-@example([([ROW, NEW], ORIGIN), ([ROW, ROW], OTHER), ([TURNED, TURNED], OTHER), ([ROW, ROW], ORIGIN)])
+@given(MIXED_STEPS)
+@example([([ROW, NEW], ORIGIN), ([ROW, REORDERED], OTHER), ([ROW], ORIGIN)])
+@example([([ROW, NEW], ORIGIN), ([ROW, ROW], OTHER), ([REORDERED, REORDERED], OTHER), ([ROW, ROW], ORIGIN)])
 @example(
     [([ROW, NEW], ORIGIN), ([[Delta("c", delete())]], ORIGIN), ([[*ROW, Delta("c", offset(1.0))]], ORIGIN)]
 )
 @example([([ELSEWHERE * 4], OTHER), ([ROW], ORIGIN), ([NEW], OTHER), ([NEW], ORIGIN)])
 @example([([ELSEWHERE * 4], OTHER), ([NEW], OTHER), ([NEW[:1]], ORIGIN)])
 @example([([ROW], ORIGIN), ([ROW[:1]], OTHER), ([ROW], ORIGIN), ([ROW[1:]], OTHER), ([ROW], ORIGIN)])
-def test_batches_that_come_together_move_what_they_move_one_by_one(story: list[Any]) -> None:
-    together, singly = Edge(), Edge()
+def test_batches_appended_together_match_one_by_one(moves: list[Any]) -> None:
+    together, singly = HeadsFixture(), HeadsFixture()
     singly.vectors = RowByRow()
-    for edge in (together, singly):  # so that there is something to build on
+    for fixture in (together, singly):  # both namespaces have vectors from the start
         for name in ("default", "other"):
-            edge.send(*(Delta(key, create([1.0, 2.0]), name) for key in "ab"))
-    for batches, origin in story:
+            fixture.send(*(Delta(key, create([1.0, 2.0]), name) for key in "ab"))
+    for batches, origin in moves:
         if len(batches) == 1 and len({(row.namespace, row.operation.kind) for row in batches[0]}) == 1:
-            alike = batch_of(origin, together.next.get(origin, 1), *batches[0])
-            if together.vectors.append_uniform([alike], Source.LOCAL, three):
-                noted(singly.vectors, alike, 3)
-                together.next[origin] = alike.last + 1
-                assert told(together.vectors) == told(singly.vectors)
+            uniform = batch_of(origin, together.next.get(origin, 1), *batches[0])
+            if together.vectors.append_uniform([uniform], Source.LOCAL, counter_three):
+                check_and_append(singly.vectors, uniform, 3)
+                together.next[origin] = uniform.last + 1
+                assert state_of(together.vectors) == state_of(singly.vectors)
                 continue
         made, counter = [], together.next.get(origin, 1)
         for rows in batches:
             made.append(batch_of(origin, counter, *rows))
             counter = made[-1].last + 1
-        for batch in made[together.vectors.append_heterogeneous(made, three) :]:
-            noted(together.vectors, batch, 3)
+        for batch in made[together.vectors.append_heterogeneous(made, counter_three) :]:
+            check_and_append(together.vectors, batch, 3)
         for batch in made:
-            noted(singly.vectors, batch, 3)
+            check_and_append(singly.vectors, batch, 3)
         together.next[origin] = counter
-        assert told(together.vectors) == told(singly.vectors)
+        assert state_of(together.vectors) == state_of(singly.vectors)
 
 
-ALIKE = [create([1.0, 2.0]), dense([3.0, 4.0]), create([1.0]), sparse([1], [1.0]), delete(), opaque(b"x")]
-PLAIN_STORY = st.lists(
+OPERATIONS = [
+    create([1.0, 2.0]),
+    dense([3.0, 4.0]),
+    create([1.0]),
+    sparse([1], [1.0]),
+    delete(),
+    opaque(b"x"),
+]
+UNIFORM_STEPS = st.lists(
     st.tuples(
         st.lists(st.lists(st.sampled_from("abcd"), min_size=1, max_size=5), min_size=1, max_size=4),
-        st.sampled_from(ALIKE),
+        st.sampled_from(OPERATIONS),
         st.sampled_from([ORIGIN, ORIGIN, OTHER, 9]),
         st.integers(0, 12),
     ),
@@ -232,95 +239,108 @@ PLAIN_STORY = st.lists(
 )
 
 
-@given(PLAIN_STORY, st.integers(0, 10))
-@example([([["a"]], ALIKE[0], OTHER, 0), ([["b"]], ALIKE[0], 9, 0), ([["a", "b"]], ALIKE[1], 9, 0)], 10)
-@example([([["a"]], ALIKE[0], OTHER, 0), ([["b"]], ALIKE[0], 9, 0), ([["a"], ["a"]], ALIKE[1], 9, 0)], 10)
-@example([([["a"]], ALIKE[0], OTHER, 0), ([["b"]], ALIKE[0], 9, 0), ([["a", "a"]], ALIKE[1], 9, 1)], 10)
-def test_plain_batches_move_together_what_they_move_one_by_one_whoever_wrote_before(
-    story: list[Any], saved_after: int
-) -> None:
-    together, singly = Edge(), Edge()
-    for number, (batches, operation, origin, seen) in enumerate(story):
+@given(UNIFORM_STEPS, st.integers(0, 10))
+@example(
+    [([["a"]], OPERATIONS[0], OTHER, 0), ([["b"]], OPERATIONS[0], 9, 0), ([["a", "b"]], OPERATIONS[1], 9, 0)],
+    10,
+)
+@example(
+    [
+        ([["a"]], OPERATIONS[0], OTHER, 0),
+        ([["b"]], OPERATIONS[0], 9, 0),
+        ([["a"], ["a"]], OPERATIONS[1], 9, 0),
+    ],
+    10,
+)
+@example(
+    [([["a"]], OPERATIONS[0], OTHER, 0), ([["b"]], OPERATIONS[0], 9, 0), ([["a", "a"]], OPERATIONS[1], 9, 1)],
+    10,
+)
+def test_uniform_batches_appended_together_match_one_by_one(moves: list[Any], saved_after: int) -> None:
+    together, singly = HeadsFixture(), HeadsFixture()
+    for number, (batches, operation, origin, seen) in enumerate(moves):
         made, counter = [], together.next.get(origin, 1)
         for keys in batches:
             made.append(batch_of(origin, counter, *(Delta(key, operation) for key in keys)))
             counter = made[-1].last + 1
         if not together.vectors.append_uniform(made, Source.LOCAL, lambda _, seen=seen: seen):  # type: ignore[misc]
             for batch in made:
-                noted(together.vectors, batch, seen)
+                check_and_append(together.vectors, batch, seen)
         for batch in made:
-            noted(singly.vectors, batch, seen)
+            check_and_append(singly.vectors, batch, seen)
         together.next[origin] = counter
-        assert told(together.vectors) == told(singly.vectors)
+        assert state_of(together.vectors) == state_of(singly.vectors)
         if number == saved_after:
-            together.vectors, singly.vectors = restored(together.vectors), restored(singly.vectors)
+            together.vectors, singly.vectors = restore_copy(together.vectors), restore_copy(singly.vectors)
 
 
-def test_rows_that_others_changed_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    edge = Edge()
-    edge.send(*(Delta(key, create([1.0, 2.0])) for key in "abc"), origin=OTHER)
-    edge.send(Delta("d", create([1.0, 2.0])))
+def test_heads_of_other_writers_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixture = HeadsFixture()
+    fixture.send(*(Delta(key, create([1.0, 2.0])) for key in "abc"), origin=OTHER)
+    fixture.send(Delta("d", create([1.0, 2.0])))
     monkeypatch.setattr(VectorHeads, "check", lambda *_: pytest.fail("one by one"))
     made = [batch_of(ORIGIN, at, *(Delta(key, sparse([1], [1.0])) for key in "abd")) for at in (2, 5)]
-    assert edge.vectors.append_uniform(made, Source.LOCAL, lambda _: 1)
-    assert edge.vectors.concurrent_updates == 1  # "a" had been seen, and the second time all are its own
-    assert edge.vectors.head("default", "b") == Dot(ORIGIN, 6)
+    assert fixture.vectors.append_uniform(made, Source.LOCAL, lambda _: 1)
+    assert (
+        fixture.vectors.concurrent_updates == 1
+    )  # "a" had been seen; in the second batch all heads are its own
+    assert fixture.vectors.head("default", "b") == Dot(ORIGIN, 6)
 
 
-def test_where_one_has_written_its_rows_are_its_own_after_a_start_too(
+def test_own_heads_need_no_lookup_after_a_restore(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    edge = Edge()
-    edge.send(Delta("a", create([1.0])))
-    edge.vectors = restored(edge.vectors)
+    fixture = HeadsFixture()
+    fixture.send(Delta("a", create([1.0])))
+    fixture.vectors = restore_copy(fixture.vectors)
     with monkeypatch.context() as patch:
         patch.setattr(VectorHeads, "_head_codes", lambda *_: pytest.fail("heads are looked up"))
-        edge.vectors.count_concurrent(edge.batch(Delta("a", create([1.0]))), lambda _: 0)
-    edge.vectors.count_concurrent(edge.batch(Delta("a", create([1.0])), origin=OTHER), lambda _: 0)
-    assert edge.vectors.concurrent_updates == 1
+        fixture.vectors.count_concurrent(fixture.batch(Delta("a", create([1.0]))), lambda _: 0)
+    fixture.vectors.count_concurrent(fixture.batch(Delta("a", create([1.0])), origin=OTHER), lambda _: 0)
+    assert fixture.vectors.concurrent_updates == 1
 
 
-def noted(vectors: VectorHeads, batch: Batch, seen: int = 0) -> None:
+def check_and_append(vectors: VectorHeads, batch: Batch, seen: int = 0) -> None:
     try:
-        vectors.check(batch, nothing)
+        vectors.check(batch, load_nothing)
     except InvalidDelta:
         return
     vectors.count_concurrent(batch, lambda _: seen)
     vectors.note_appended(batch, Source.LOCAL)
 
 
-def three(_origin: int) -> int:
+def counter_three(_origin: int) -> int:
     """Return 3 as the highest counter seen."""
     return 3
 
 
-def told(vectors: VectorHeads) -> list[object]:
+def state_of(vectors: VectorHeads) -> list[object]:
     """All that is known, but for namespaces that nobody has written in."""
     heads = {name: heads_of(vectors, name) for name in vectors.save().namespaces}
     return [vectors.save(), vectors.head_count, vectors.concurrent_updates, heads]
 
 
-def test_rows_that_differ_move_heads_together_whoever_wrote_before() -> None:
-    edge = Edge()
+def test_heterogeneous_batches_move_heads_together() -> None:
+    fixture = HeadsFixture()
     rows = [Delta("a", create([1.0, 2.0])), Delta("b", create([1.0, 2.0]), "other")]
-    edge.send(*rows, origin=OTHER)
+    fixture.send(*rows, origin=OTHER)
     assert (
-        edge.vectors.append_heterogeneous([batch_of(ORIGIN, 1, *rows)], three) == 0
-    )  # it has not written yet
-    edge.send(Delta("c", opaque(b"x")))
+        fixture.vectors.append_heterogeneous([batch_of(ORIGIN, 1, *rows)], counter_three) == 0
+    )  # the origin has not written yet
+    fixture.send(Delta("c", opaque(b"x")))
     batches = [batch_of(ORIGIN, at, *rows) for at in (2, 4)]
-    assert edge.vectors.append_heterogeneous(batches, lambda _: 1) == 2
-    assert edge.vectors.concurrent_updates == 1  # the second one's first change was not seen
+    assert fixture.vectors.append_heterogeneous(batches, lambda _: 1) == 2
+    assert fixture.vectors.concurrent_updates == 1  # the first change of "b" was not seen
     facts = [Delta("d", opaque(b"x"), "other"), Delta("a", sparse([1], [1.0]))]
     batches = [batch_of(ORIGIN, at, *facts) for at in (6, 8, 10)]
-    assert edge.vectors.append_heterogeneous(batches, three) == 3
-    assert edge.vectors.head("default", "a") == Dot(ORIGIN, 11)
-    assert (edge.vectors.head_count, edge.vectors.concurrent_updates) == (4, 1)
+    assert fixture.vectors.append_heterogeneous(batches, counter_three) == 3
+    assert fixture.vectors.head("default", "a") == Dot(ORIGIN, 11)
+    assert (fixture.vectors.head_count, fixture.vectors.concurrent_updates) == (4, 1)
     unknown = [Delta("a", opaque(b"x")), Delta("z", offset(1.0), "other")]
-    assert edge.vectors.append_heterogeneous([batch_of(ORIGIN, 12, *unknown)], three) == 0
+    assert fixture.vectors.append_heterogeneous([batch_of(ORIGIN, 12, *unknown)], counter_three) == 0
     last = [Delta("a", opaque(b"x")), Delta("b", delete(), "other")]
     batches = [batch_of(ORIGIN, 12, *facts), batch_of(ORIGIN, 14, *last)]
-    assert edge.vectors.append_heterogeneous(batches, three) == 1
+    assert fixture.vectors.append_heterogeneous(batches, counter_three) == 1
 
 
 def _length(delta: Delta) -> int:
@@ -336,14 +356,14 @@ def _applies(delta: Delta, state: VectorState, dimensions: dict[str, int]) -> bo
         return True
     indices = delta.operation.indices
     in_range = indices is None or not dimension or int(indices.max()) < dimension
-    return state.alive and in_range  # that a fact is opaque bytes is for the fold to know
+    return state.alive and in_range  # only the fold knows whether a fact is opaque bytes
 
 
-# --- what is told
+# --- refusals
 
 
 @pytest.mark.parametrize(
-    ("rows", "row", "field", "words"),
+    ("rows", "row", "field", "message"),
     [
         ([Delta("v", create([1.0, 2.0, 3.0]))], 0, "vector", "3 numbers, but namespace 'default' holds"),
         ([Delta("a", create([1.0, 2.0])), Delta("b", create([1.0]))], 1, "vector", "vectors of 2"),
@@ -353,106 +373,106 @@ def _applies(delta: Delta, state: VectorState, dimensions: dict[str, int]) -> bo
         ([Delta("v", offset(1.0)), Delta("v", sparse_add([9], [1.0]))], 1, "indices", "9 is outside 0 to 1"),
     ],
 )
-def test_a_refusal_names_row_field_and_bound(rows: Sequence[Delta], row: int, field: str, words: str) -> None:
-    edge = Edge()
-    edge.send(Delta("v", create([1.0, 2.0])))
-    refusal = edge.refusal(*rows)
+def test_refusal_names_row_field_and_bound(rows: Sequence[Delta], row: int, field: str, message: str) -> None:
+    fixture = HeadsFixture()
+    fixture.send(Delta("v", create([1.0, 2.0])))
+    refusal = fixture.refusal(*rows)
     assert (refusal.code, refusal.row, refusal.field) == (ErrorCode.INVALID_DELTA, row, field)
-    assert words in refusal.message
+    assert message in refusal.message
 
 
-def test_each_namespace_has_a_dimension_of_its_own() -> None:
-    edge = Edge()
-    edge.send(Delta("v", create([1.0])), Delta("v", create([1.0, 2.0]), "other"))
-    assert (edge.vectors.dimension("default"), edge.vectors.dimension("other")) == (1, 2)
-    assert edge.refusal(Delta("w", create([1.0]), "other")).field == "vector"
+def test_each_namespace_has_its_own_dimension() -> None:
+    fixture = HeadsFixture()
+    fixture.send(Delta("v", create([1.0])), Delta("v", create([1.0, 2.0]), "other"))
+    assert (fixture.vectors.dimension("default"), fixture.vectors.dimension("other")) == (1, 2)
+    assert fixture.refusal(Delta("w", create([1.0]), "other")).field == "vector"
 
 
 def test_expect_is_checked_against_the_last_change() -> None:
-    edge = Edge()
-    first = edge.send(Delta("v", create([1.0]))).dot(0)
-    second = edge.send(Delta("v", offset(1.0), expect=first), origin=OTHER).dot(0)
-    refusal = edge.refusal(Delta("v", offset(1.0), expect=first))
+    fixture = HeadsFixture()
+    first = fixture.send(Delta("v", create([1.0]))).dot(0)
+    second = fixture.send(Delta("v", offset(1.0), expect=first), origin=OTHER).dot(0)
+    refusal = fixture.refusal(Delta("v", offset(1.0), expect=first))
     assert (refusal.code, refusal.field, refusal.details["current"]) == (ErrorCode.CONFLICT, "expect", second)
-    assert edge.refusal(Delta("nobody", create([1.0]), expect=first)).details["current"] is None
-    edge.send(Delta("v", offset(1.0), expect=second))
+    assert fixture.refusal(Delta("nobody", create([1.0]), expect=first)).details["current"] is None
+    fixture.send(Delta("v", offset(1.0), expect=second))
 
 
 # --- forwarded deltas
 
 
-def test_a_forwarded_delete_claims_nothing() -> None:
-    edge = Edge()
-    edge.send(Delta("v", create([1.0])))
-    edge.send(Delta("v", delete()), origin=OTHER, source=Source.REPLICA)
-    edge.send(Delta("v", offset(1.0)))  # the delete may sort before the create
-    edge.send(Delta("v", delete()))
-    assert edge.refusal(Delta("v", offset(1.0))).field == "vector_id"
-    edge.send(Delta("v", offset(1.0)), origin=OTHER, source=Source.REPLICA)
-    edge.send(Delta("v", offset(1.0)))
+def test_forwarded_delete_does_not_end_the_vector() -> None:
+    fixture = HeadsFixture()
+    fixture.send(Delta("v", create([1.0])))
+    fixture.send(Delta("v", delete()), origin=OTHER, source=Source.REPLICA)
+    fixture.send(Delta("v", offset(1.0)))  # the delete may sort before the create
+    fixture.send(Delta("v", delete()))
+    assert fixture.refusal(Delta("v", offset(1.0))).field == "vector_id"
+    fixture.send(Delta("v", offset(1.0)), origin=OTHER, source=Source.REPLICA)
+    fixture.send(Delta("v", offset(1.0)))
 
 
 # --- heads of others
 
 
-def test_other_heads_are_the_rows_that_somebody_else_wrote_last() -> None:
-    edge = Edge()
-    edge.send(Delta("a", create([1.0])), Delta("b", create([1.0])))
-    dot = edge.send(Delta("b", offset(1.0)), origin=OTHER).dot(0)
+def test_other_heads_lists_rows_last_written_by_others() -> None:
+    fixture = HeadsFixture()
+    fixture.send(Delta("a", create([1.0])), Delta("b", create([1.0])))
+    dot = fixture.send(Delta("b", offset(1.0)), origin=OTHER).dot(0)
     rows = [("default", name) for name in "abz"]
-    assert list(edge.vectors.other_heads(ORIGIN, iter(rows))) == [(1, dot)]
-    assert [row for row, _ in edge.vectors.other_heads(OTHER, iter(rows))] == [0]
-    assert [row for row, _ in edge.vectors.other_heads(99, iter(rows))] == [0, 1]
-    assert edge.vectors.writer_count == 2
+    assert list(fixture.vectors.other_heads(ORIGIN, iter(rows))) == [(1, dot)]
+    assert [row for row, _ in fixture.vectors.other_heads(OTHER, iter(rows))] == [0]
+    assert [row for row, _ in fixture.vectors.other_heads(99, iter(rows))] == [0, 1]
+    assert fixture.vectors.writer_count == 2
 
 
 # --- bounds
 
 
-def test_heads_are_bounded_and_what_is_forgotten_passes() -> None:
-    edge = Edge(heads_max=100)
+def test_heads_are_bounded_and_forgotten_vectors_pass() -> None:
+    fixture = HeadsFixture(heads_max=100)
     for number in range(500):
-        edge.send(Delta(f"v{number}", create([1.0])))
-    held = sum(edge.vectors.head("default", f"v{number}") is not None for number in range(500))
+        fixture.send(Delta(f"v{number}", create([1.0])))
+    held = sum(fixture.vectors.head("default", f"v{number}") is not None for number in range(500))
     print(f"{held} of 500 heads held, bound 100")
     assert held <= 100
-    assert edge.vectors.head("default", "v499") is not None
-    edge.send(Delta("v0", offset(1.0)))
-    edge.send(Delta("never there", offset(1.0)))  # the fold ignores it
-    edge.send(Delta("v499", delete()))
-    assert edge.refusal(Delta("v499", offset(1.0))).field == "vector_id"
+    assert fixture.vectors.head("default", "v499") is not None
+    fixture.send(Delta("v0", offset(1.0)))
+    fixture.send(Delta("never there", offset(1.0)))  # the fold ignores it
+    fixture.send(Delta("v499", delete()))
+    assert fixture.refusal(Delta("v499", offset(1.0))).field == "vector_id"
 
 
-def test_what_is_forgotten_passes_without_a_look_at_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    edge = Edge(heads_max=100)
+def test_forgotten_vectors_pass_without_row_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixture = HeadsFixture(heads_max=100)
     for number in range(500):
-        edge.send(Delta(f"v{number}", create([1.0, 2.0])))
+        fixture.send(Delta(f"v{number}", create([1.0, 2.0])))
     with monkeypatch.context() as patch:
         patch.setattr(VectorHeads, "_check_rows", lambda *_: pytest.fail("row by row"))
-        edge.send(*(Delta(f"v{number}", sparse([1], [0.5])) for number in (0, 1, 499)))
-    assert edge.refusal(Delta("v0", sparse([2], [0.5]))).field == "indices"
-    edge.send(Delta("v499", delete()))
-    gone = edge.refusal(Delta("v0", sparse([1], [0.5])), Delta("v499", sparse([1], [0.5])))
-    assert (gone.field, gone.row) == ("vector_id", 1)
+        fixture.send(*(Delta(f"v{number}", sparse([1], [0.5])) for number in (0, 1, 499)))
+    assert fixture.refusal(Delta("v0", sparse([2], [0.5]))).field == "indices"
+    fixture.send(Delta("v499", delete()))
+    missing = fixture.refusal(Delta("v0", sparse([1], [0.5])), Delta("v499", sparse([1], [0.5])))
+    assert (missing.field, missing.row) == ("vector_id", 1)
 
 
-def test_expect_of_a_forgotten_head_is_looked_up() -> None:
-    edge = Edge(heads_max=1)
-    first = edge.send(Delta("a", create([1.0]))).dot(0)
-    edge.send(Delta("b", create([1.0])))
-    asked: list[str] = []
+def test_expect_of_a_forgotten_head_is_loaded() -> None:
+    fixture = HeadsFixture(heads_max=1)
+    first = fixture.send(Delta("a", create([1.0]))).dot(0)
+    fixture.send(Delta("b", create([1.0])))
+    loaded: list[str] = []
 
     def load(_namespace: str, vector_id: str) -> Head | None:
-        asked.append(vector_id)
+        loaded.append(vector_id)
         return Head(first, True)
 
-    edge.vectors.check(edge.batch(Delta("a", offset(1.0), expect=first)), load)
+    fixture.vectors.check(fixture.batch(Delta("a", offset(1.0), expect=first)), load)
     with pytest.raises(Refused, match="expects no vector"):
-        edge.vectors.check(edge.batch(Delta("a", create([1.0]), expect=ABSENT)), load)
-    assert asked == ["a", "a"]
+        fixture.vectors.check(fixture.batch(Delta("a", create([1.0]), expect=ABSENT)), load)
+    assert loaded == ["a", "a"]
 
 
-def test_heads_are_bounded_over_namespaces_of_one_vector_each() -> None:
+def test_heads_are_bounded_over_many_namespaces() -> None:
     vectors = VectorHeads(heads_max=100)
     for number in range(1, 1001):
         delta = Delta("k", create([1.0]), f"namespace-{number}")
@@ -462,34 +482,34 @@ def test_heads_are_bounded_over_namespaces_of_one_vector_each() -> None:
     assert vectors.head("namespace-1000", "k") == Dot(16, 1000)
 
 
-WRITTEN = st.tuples(
+WRITES = st.tuples(
     st.sampled_from([3, 3, 3, 4, 5]),  # the origin
     st.lists(st.tuples(st.sampled_from(["one", "two"]), st.sampled_from("abc")), min_size=1, max_size=3),
 )
 
 
-@given(st.lists(WRITTEN, max_size=20), st.integers(0, 30), st.integers(0, 20))
+@given(st.lists(WRITES, max_size=20), st.integers(0, 30), st.integers(0, 20))
 @example([(3, [("one", "a")]), (4, [("one", "b")]), (4, [("one", "a")])], 0, 9)
 @example([(3, [("one", "a"), ("one", "b")]), (4, [("one", "a"), ("one", "b")])], 1, 9)
 @example([(3, [("one", "a"), ("one", "b")]), (4, [("one", "a"), ("one", "b")])], 0, 9)
 @example([(3, [("one", "a")]), (4, [("one", "a")]), (3, [("one", "a")])], 0, 1)
-def test_conflicts_are_counted_as_they_would_be_row_by_row(
-    story: list[tuple[int, list[tuple[str, str]]]], seen: int, saved_after: int
+def test_concurrent_updates_are_counted_as_row_by_row(
+    moves: list[tuple[int, list[tuple[str, str]]]], seen: int, saved_after: int
 ) -> None:
-    edge, heads, conflicts = Edge(), dict[tuple[str, str], Dot](), 0
-    for number, (origin, named) in enumerate(story):
-        rows = [Delta(key, opaque(b"x"), namespace) for namespace, key in named]
-        batch = edge.batch(*rows, origin=origin)
-        for name in named:
+    fixture, heads, conflicts = HeadsFixture(), dict[tuple[str, str], Dot](), 0
+    for number, (origin, refs) in enumerate(moves):
+        rows = [Delta(key, opaque(b"x"), namespace) for namespace, key in refs]
+        batch = fixture.batch(*rows, origin=origin)
+        for name in refs:
             head = heads.get(name, Dot(origin, 0))
             conflicts += head.origin != origin and head.counter > seen
-        edge.vectors.count_concurrent(batch, lambda _: seen)
-        assert edge.vectors.concurrent_updates == conflicts
-        edge.send(*rows, origin=origin)
-        for row, name in enumerate(named):
+        fixture.vectors.count_concurrent(batch, lambda _: seen)
+        assert fixture.vectors.concurrent_updates == conflicts
+        fixture.send(*rows, origin=origin)
+        for row, name in enumerate(refs):
             heads[name] = batch.dot(row)
         if number == saved_after:
-            edge.vectors = restored(edge.vectors)
+            fixture.vectors = restore_copy(fixture.vectors)
 
 
 def heads_of(vectors: VectorHeads, namespace: str, rows: int = 2) -> dict[str, tuple[int, int]]:
@@ -503,30 +523,32 @@ def heads_of(vectors: VectorHeads, namespace: str, rows: int = 2) -> dict[str, t
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["send", "more", "fewer"])), max_size=9))
-def test_heads_are_copied_while_vectors_come_and_go(steps: list[tuple[int, str]]) -> None:
-    edge, new = Edge(heads_max=39), count(100)
+def test_heads_can_be_copied_during_changes(steps: list[tuple[int, str]]) -> None:
+    fixture, new = HeadsFixture(heads_max=39), count(100)
     first = [f"v{at}" for at in range(20)]
-    edge.send(*(Delta(name, create([1.0])) for name in first))
-    copied = edge.vectors.copy_heads("default", 3)
+    fixture.send(*(Delta(name, create([1.0])) for name in first))
+    copied = fixture.vectors.copy_heads("default", 3)
     done: list[str] = []
     for at, what in steps:
         some, codes, _ = next(copied, ([], [], b""))
         done += some
         assert codes == [
-            None if head is None else edge.vectors._writer_indexes[head.origin] << ORIGIN_SHIFT | head.counter
-            for head in (edge.vectors.head("default", name) for name in some)
+            None
+            if head is None
+            else fixture.vectors._writer_indexes[head.origin] << ORIGIN_SHIFT | head.counter
+            for head in (fixture.vectors.head("default", name) for name in some)
         ]
         names = (
             [f"v{at}"] if what == "send" else [f"v{next(new)}" for _ in range(1 if what == "more" else 20)]
         )
-        edge.send(*(Delta(name, create([2.0])) for name in names), origin=OTHER)
+        fixture.send(*(Delta(name, create([2.0])) for name in names), origin=OTHER)
     done += [name for some, _, _ in copied for name in some]
     assert done == first
 
 
-def restored(vectors: VectorHeads) -> VectorHeads:
+def restore_copy(vectors: VectorHeads) -> VectorHeads:
     """Save vector heads; restore new ones."""
-    saved, again = vectors.save(), VectorHeads()
+    saved, restored = vectors.save(), VectorHeads()
     heads = {}
     for name in saved.namespaces:
         found = heads_of(vectors, name)
@@ -534,6 +556,6 @@ def restored(vectors: VectorHeads) -> VectorHeads:
             {key: code for key, (code, _) in found.items()},
             {key for key in found if found[key][1]},
         )
-    again.restore(saved, heads)
-    again.concurrent_updates = vectors.concurrent_updates
-    return again
+    restored.restore(saved, heads)
+    restored.concurrent_updates = vectors.concurrent_updates
+    return restored

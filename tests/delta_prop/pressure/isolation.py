@@ -36,20 +36,20 @@ def traffic(seed: int, *, calls: int, calls_per_s: float) -> list[Arrival]:
 
     One in ten names a cause that comes later, so its acknowledgement takes time too.
     """
-    drawn = random.Random(f"traffic {seed}")
+    rng = random.Random(f"traffic {seed}")
     arrivals, at_s = [], 0.0
     for number in range(calls):
-        at_s += drawn.expovariate(calls_per_s)
+        at_s += rng.expovariate(calls_per_s)
         deltas = tuple(
             Delta(
                 f"v{number}-{row}",
-                opaque(bytes(drawn.choice((0, 10, 500)))),
-                drawn.choice(NAMESPACES),
+                opaque(bytes(rng.choice((0, 10, 500)))),
+                rng.choice(NAMESPACES),
                 id=_id(number, row),
             )
-            for row in range(drawn.choice(SIZES))
+            for row in range(rng.choice(SIZES))
         )
-        waits = drawn.random() < 0.1 and number + 3 < calls
+        waits = rng.random() < 0.1 and number + 3 < calls
         arrivals.append(Arrival(at_s, deltas, (_id(number + 3, 0),) if waits else ()))
     return arrivals
 
@@ -72,7 +72,7 @@ class TimedSink:
     name: str
     work: Callable[[list[int]], Awaitable[int | None]]
     """Is given the offsets of a call. Says below which offset it got before it failed; None: it did not."""
-    noted: list[tuple[int, float]] = field(default_factory=list)
+    applied: list[tuple[int, float]] = field(default_factory=list)
     calls: int = 0
     failures: int = 0
 
@@ -85,7 +85,7 @@ class TimedSink:
         offsets = list(rows_of(deliveries))
         done = await self.work(offsets)
         now = anyio.current_time()
-        self.noted += [(offset, now) for offset in offsets if done is None or offset < done]
+        self.applied += [(offset, now) for offset in offsets if done is None or offset < done]
         if done is not None:
             self.failures += 1
             raise TryAgain("it fails now and then", done_offset=done if done > offsets[0] else None)
@@ -95,7 +95,7 @@ class TimedSink:
 
     def statistics(self) -> int:
         """Count the rows applied."""
-        return len(self.noted)
+        return len(self.applied)
 
 
 def steady(name: str, *, call_s: float, row_s: float = 0.0) -> TimedSink:
@@ -109,26 +109,26 @@ def steady(name: str, *, call_s: float, row_s: float = 0.0) -> TimedSink:
 
 def failing(name: str, seed: int, *, share: float, call_s: float = 0.0) -> TimedSink:
     """A sink that fails that share of its calls; half of those times part of the rows are done before."""
-    drawn = random.Random(f"{name} {seed}")
+    rng = random.Random(f"{name} {seed}")
 
     async def work(offsets: list[int]) -> int | None:
         if call_s:
             await anyio.sleep(call_s)
-        if drawn.random() >= share:
+        if rng.random() >= share:
             return None
-        return drawn.choice(offsets) if drawn.random() < 0.5 else offsets[0]
+        return rng.choice(offsets) if rng.random() < 0.5 else offsets[0]
 
     return TimedSink(name, work)
 
 
 def stalled(name: str, *, from_offset: int, stall_s: float) -> TimedSink:
     """A sink that stands still once, in the call that brings it that offset."""
-    stood = False
+    has_stalled = False
 
     async def work(offsets: list[int]) -> None:
-        nonlocal stood
-        if offsets[-1] >= from_offset and not stood:
-            stood = True
+        nonlocal has_stalled
+        if offsets[-1] >= from_offset and not has_stalled:
+            has_stalled = True
             await anyio.sleep(stall_s)
 
     return TimedSink(name, work)

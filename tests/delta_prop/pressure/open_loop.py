@@ -53,19 +53,19 @@ class Calls(NamedTuple):
     matrices: list[NDArray[np.float32]]
 
     @classmethod
-    def drawn(cls, seed: int) -> Calls:
-        drawn = np.random.default_rng(seed)
+    def draw(cls, seed: int) -> Calls:
+        rng = np.random.default_rng(seed)
         keys = [f"vector-{number}" for number in range(KEYS)]
-        order = drawn.permutation(KEYS).reshape(-1, ROWS)
+        order = rng.permutation(KEYS).reshape(-1, ROWS)
         return cls(
-            [[keys[place] for place in row] for row in order],
-            [drawn.random((ROWS, DIMENSION), np.float32) for _ in order],
+            [[keys[index] for index in row] for row in order],
+            [rng.random((ROWS, DIMENSION), np.float32) for _ in order],
         )
 
     async def publish(self, p: Propagator, number: int, kind: Kind = Kind.DENSE) -> int:
         """Call number so-and-so; returns the offset behind it."""
-        place = number % len(self.ids)
-        published = await p.publish_many(self.ids[place], self.matrices[place], kind=kind)
+        index = number % len(self.ids)
+        published = await p.publish_many(self.ids[index], self.matrices[index], kind=kind)
         return published.next_offset
 
 
@@ -120,7 +120,7 @@ class StampedCallback(CallbackSink):
         self.stamps.note(deliveries)
 
 
-class DisturbedSink:
+class FaultySink:
     """Stands still until it is released, or fails a share of its calls. Notes what it applied, as ranges."""
 
     def __init__(self, name: str, *, stands: bool = False, fails: float = 0.0) -> None:
@@ -190,13 +190,13 @@ class Load:
 
     def settings(self) -> Settings:
         """A log that holds the run, whoever stands still; everything else small."""
-        held = round(1.5 * (self.calls + KEYS // ROWS))  # below the mark at which a required sink paces
+        calls_held = round(1.5 * (self.calls + KEYS // ROWS))  # below the mark at which a required sink paces
         return Settings(
             queue_bytes_max=4 * MIB,
             pending_bytes_max=MIB,
             pending_deltas_max=100,
-            log_deltas_max=held * ROWS,
-            log_bytes_max=max(16 * MIB, held * LOGGED_BYTES_PER_CALL),
+            log_deltas_max=calls_held * ROWS,
+            log_bytes_max=max(16 * MIB, calls_held * LOGGED_BYTES_PER_CALL),
             ids_per_generation=1,
             id_generations_max=1,
             heads_max=2 * KEYS,
@@ -239,7 +239,7 @@ class Side:
     """One of the two services that are compared, with what was measured of it slice by slice."""
 
     def __init__(
-        self, p: Propagator, calls: Calls, healthy: dict[str, Stamps], disturbed: list[DisturbedSink]
+        self, p: Propagator, calls: Calls, healthy: dict[str, Stamps], disturbed: list[FaultySink]
     ) -> None:
         self.p = p
         self._calls = calls
@@ -255,9 +255,7 @@ class Side:
     @asynccontextmanager
     async def open(cls, load: Load, calls: Calls, path: Path, *, disturbed: bool) -> AsyncIterator[Side]:
         """A service that holds every vector, with or without the two sinks that must hurt nobody."""
-        extra = (
-            [DisturbedSink("stalled", stands=True), DisturbedSink("failing", fails=0.3)] if disturbed else []
-        )
+        extra = [FaultySink("stalled", stands=True), FaultySink("failing", fails=0.3)] if disturbed else []
         async with Propagator(load.settings()) as p:
             healthy = await _attach_healthy(p, path)
             for sink in extra:
@@ -265,7 +263,7 @@ class Side:
             await _fill(p, calls)
             yield cls(p, calls, healthy, extra)
 
-    async def settle(self) -> None:
+    async def collect_garbage(self) -> None:
         """Be open, and hold no garbage of before."""
         gc.collect()
 
@@ -286,11 +284,11 @@ class Side:
             if sink.released.is_set():
                 await self.p.wait_visible(int(ends[-1]), sinks=[sink.name])
 
-    async def measured(self) -> Measured:
+    async def finish(self) -> Measured:
         """Let go of who stands still, see that everybody has everything, and tell."""
         due, ends = np.concatenate(self._due), np.concatenate(self._ends)
-        held = self.p.statistics().log
-        assert held.dropped == held.refused == 0
+        log_statistics = self.p.statistics().log
+        assert log_statistics.dropped == log_statistics.refused == 0
         for sink in self._disturbed:
             sink.released.set()
         await self.p.wait_visible(int(ends[-1]))
@@ -300,12 +298,12 @@ class Side:
             len(due) * ROWS,
             self._cpu_s * 1e6 / (len(due) * ROWS),
             self._rss_bytes_max,
-            held.bytes,
+            log_statistics.bytes,
             {sink.name: (self._lags[sink.name], sink.failures) for sink in self._disturbed},
         )
 
 
-class Frozen:
+class SteppedLoop:
     """A service in an event loop of its own, which stands still while the other service has its turn.
 
     So what a service does between its slices is not counted for the other.
@@ -321,17 +319,17 @@ class Frozen:
         """Let the loop run until the step is done."""
         answer: asyncio.Future[T] = self._loop.create_future()
 
-        def ended(task: asyncio.Task[None]) -> None:
+        def on_end(task: asyncio.Task[None]) -> None:
             if not answer.done():
                 answer.set_exception(task.exception() or RuntimeError("the service has ended"))
 
         self._steps.put_nowait((step, answer))
-        self._task.add_done_callback(ended)
+        self._task.add_done_callback(on_end)
         try:
-            # Not a coroutine: anyio would take it for the root of all, and end its threads with it.
+            # Not a coroutine: anyio would treat it as the root task and stop its threads with it.
             return self._loop.run_until_complete(answer)
         finally:
-            self._task.remove_done_callback(ended)
+            self._task.remove_done_callback(on_end)
 
     def close(self) -> None:
         """Close the service, or what is left of it, and its loop."""
@@ -357,16 +355,16 @@ def measure_pair(load: Load, calls: Calls, path: Path, number: int) -> tuple[Mea
 
     So whatever else the machine does meets both.
     """
-    a = Frozen(load, calls, path / f"{number}-a.db", disturbed=False)
-    b = Frozen(load, calls, path / f"{number}-b.db", disturbed=True)
+    a = SteppedLoop(load, calls, path / f"{number}-a.db", disturbed=False)
+    b = SteppedLoop(load, calls, path / f"{number}-b.db", disturbed=True)
     try:
         for side in (a, b):
-            side.run(Side.settle)
-        for place in range(load.slices):
-            due = load.schedule(number * load.slices + place)
-            for side in (b, a) if (place + number) % 2 else (a, b):
+            side.run(Side.collect_garbage)
+        for slice_number in range(load.slices):
+            due = load.schedule(number * load.slices + slice_number)
+            for side in (b, a) if (slice_number + number) % 2 else (a, b):
                 side.run(partial(Side.slice, due=due))
-        return a.run(Side.measured), b.run(Side.measured)
+        return a.run(Side.finish), b.run(Side.finish)
     finally:
         a.close()
         b.close()
@@ -401,12 +399,12 @@ async def _fill(p: Propagator, calls: Calls) -> None:
 async def _offer_load(
     p: Propagator, calls: Calls, due: NDArray[np.float64], begin: float
 ) -> tuple[NDArray[np.int64], int]:
-    ends, rss, looked = np.empty(len(due), np.int64), 0, 0.0
+    ends, rss, sampled_at = np.empty(len(due), np.int64), 0, 0.0
     for number, at in enumerate(due.tolist()):
         wait_s = begin + at - time.perf_counter()
         if wait_s > 0:
             await anyio.sleep(wait_s)
         ends[number] = await calls.publish(p, number)
-        if at - looked > 0.2:
-            looked, rss = at, max(rss, rss_bytes())
+        if at - sampled_at > 0.2:
+            sampled_at, rss = at, max(rss, rss_bytes())
     return ends, rss

@@ -25,8 +25,8 @@ MATRIX = np.ones((1_000, 1), np.float32)
 
 def noisy_steps(seed: int, steps: Sequence[int], hold_s: float) -> list[float]:
     """Draw a sink's capacity for each 100 ms, in deltas a second: within 20 % of each step."""
-    drawn = random.Random(f"capacity {seed}")
-    return [step * (1 + drawn.uniform(-0.2, 0.2)) for step in steps for _ in range(round(hold_s / DRAW_S))]
+    rng = random.Random(f"capacity {seed}")
+    return [step * (1 + rng.uniform(-0.2, 0.2)) for step in steps for _ in range(round(hold_s / DRAW_S))]
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class WorkingSink:
     done_at: list[tuple[float, int]] = field(default_factory=list)
     _p: Propagator | None = None
 
-    def watch(self, p: Propagator) -> None:
+    def observe(self, p: Propagator) -> None:
         """Look at each call, in what service is given, how much is admitted and not applied."""
         self._p = p
 
@@ -52,13 +52,13 @@ class WorkingSink:
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         """Work through the rows."""
         rows = sum(delivery.count for delivery in deliveries)
-        self.look()
-        await anyio.sleep_until(self.done(anyio.current_time(), rows))
-        self.look()
+        self.sample()
+        await anyio.sleep_until(self.finish_time(anyio.current_time(), rows))
+        self.sample()
         self.rows += rows
         self.done_at.append((anyio.current_time(), self.rows))
 
-    def done(self, now: float, rows: float) -> float:
+    def finish_time(self, now: float, rows: float) -> float:
         """When so many rows are done that are begun now."""
         at, last = int(now / DRAW_S + 1e-9), len(self.capacity) - 1
         while True:
@@ -69,7 +69,7 @@ class WorkingSink:
             rows -= rate * max(end - now, 0.0)
             now, at = end, at + 1
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """See how much is admitted and not applied."""
         if self._p is not None:
             feed = self._p._sinks.feed(self.name)
@@ -86,7 +86,7 @@ class WorkingSink:
 
 
 @dataclass(slots=True)
-class Admitted:
+class AdmittedRates:
     """Deltas acknowledged, by 100 ms of virtual time."""
 
     bins: list[int] = field(default_factory=list)
@@ -106,9 +106,9 @@ class Admitted:
             yield float(sum(bins[start : start + 10]))
 
 
-async def demand(
+async def publish_until(
     p: Propagator,
-    admitted: Admitted,
+    admitted: AdmittedRates,
     *,
     until_s: float,
     batch: int = 100,

@@ -23,44 +23,44 @@ PUBLISHED, EVERY_S = 40, 0.005
 P50_RATIO_MAX = 1.2
 
 
-def blocks(offset: int, delta: Delta) -> None:
+def block_loop(offset: int, delta: Delta) -> None:
     """Block, as a callback unaware of event loops does."""
     time.sleep(BLOCKS_S)
 
 
-async def latencies_s(*, beside: bool) -> list[float]:
+async def latencies_s(*, blocking: bool) -> list[float]:
     """Return another sink's delays in seconds, with or without a blocking callback beside it."""
-    took: list[float] = []
+    delays_s: list[float] = []
     began: dict[int, float] = {}
 
     def note(offset: int, _: Delta) -> None:
-        took.append(time.perf_counter() - began[offset])
+        delays_s.append(time.perf_counter() - began[offset])
 
     async with Propagator(Settings(close_timeout_s=0.1)) as p:
         await p.attach(CallbackSink(note, name="quick", nonblocking=True))
-        if beside:
-            await p.attach(CallbackSink(blocks, name="blocks"), required=False)
+        if blocking:
+            await p.attach(CallbackSink(block_loop, name="blocks"), required=False)
         first = time.perf_counter() + EVERY_S
-        for number in range(PUBLISHED):  # each at its time, even if earlier ones are late
+        for number in range(PUBLISHED):  # each delta at its time, even if earlier ones are late
             began[number] = first + number * EVERY_S
             await anyio.sleep(max(began[number] - time.perf_counter(), 0))
             await p.publish(Delta(f"v{number}", opaque(b"x")))
-        if beside:
+        if blocking:
             assert p.statistics().sinks["blocks"].lag > PUBLISHED // 4
         await p.wait_visible(PUBLISHED, sinks=["quick"])
-        assert len(took) == PUBLISHED
-    return took
+        assert len(delays_s) == PUBLISHED
+    return delays_s
 
 
 @pytest.mark.alone
-def test_a_callback_that_blocks_leaves_another_sinks_median_as_it_is() -> None:
-    without, beside = list[float](), list[float]()
-    anyio.run(lambda: latencies_s(beside=True))
+def test_blocking_callback_keeps_other_sinks_median() -> None:
+    without, with_blocking = list[float](), list[float]()
+    anyio.run(lambda: latencies_s(blocking=True))
     for _ in range(TRIES):
         for _ in range(ROUNDS):
-            without += anyio.run(lambda: latencies_s(beside=False))
-            beside += anyio.run(lambda: latencies_s(beside=True))
-        p50, p99 = (np.quantile([without, beside], share, axis=1) for share in (0.5, 0.99))
+            without += anyio.run(lambda: latencies_s(blocking=False))
+            with_blocking += anyio.run(lambda: latencies_s(blocking=True))
+        p50, p99 = (np.quantile([without, with_blocking], share, axis=1) for share in (0.5, 0.99))
         print(
             f"another sink, ms, without and beside a callback that blocks for {BLOCKS_S * 1000:.0f}: "
             f"p50 {p50[0] * 1e3:.3f} {p50[1] * 1e3:.3f}, p99 {p99[0] * 1e3:.3f} {p99[1] * 1e3:.3f}"
@@ -71,33 +71,33 @@ def test_a_callback_that_blocks_leaves_another_sinks_median_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("per", ["delta", "delivery"])
-def test_the_loop_goes_on_while_a_callback_blocks(per: str) -> None:
-    go, entered = threading.Event(), threading.Event()
+def test_loop_runs_while_a_callback_blocks(per: str) -> None:
+    released, entered = threading.Event(), threading.Event()
 
-    def stands(*_: object) -> None:
+    def wait_for_go(*_: object) -> None:
         entered.set()
-        assert go.wait(30)
+        assert released.wait(30)
 
     async def main() -> None:
         async with Propagator() as p:
-            await p.attach(CallbackSink(stands, name="stands", per=per))  # type: ignore[arg-type]
+            await p.attach(CallbackSink(wait_for_go, name="stands", per=per))  # type: ignore[arg-type]
             await p.attach(CacheSink())
             first = await p.publish(Delta("v", create([1.0])))
             assert await anyio.to_thread.run_sync(entered.wait, 30)
             await p.wait_visible(first, sinks=["cache"], timeout_s=30)
-            told = p.statistics().sinks["stands"]
-            assert (told.lag, told.errors) == (1, 0), "else it is here because the callback gave up"
-            go.set()
+            statistics = p.statistics().sinks["stands"]
+            assert (statistics.lag, statistics.errors) == (1, 0), "the callback still blocks"
+            released.set()
             await p.wait_visible(first, timeout_s=30)
 
     try:
         anyio.run(main)
     finally:
-        go.set()
+        released.set()
 
 
 @pytest.mark.parametrize("nonblocking", [False, True])
-def test_a_transform_is_applied_in_a_thread_unless_it_is_nonblocking(nonblocking: bool) -> None:
+def test_transform_runs_in_a_thread_unless_nonblocking(nonblocking: bool) -> None:
     ran: list[int] = []
 
     def double(vector: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 OTHERS = 1_000
 
 
-class Picky:
+class RejectingSink:
     """A real sink that rejects, while it is picky, each create of one vector, and keeps the contract."""
 
     def __init__(self, sink: Sink, vector_id: str) -> None:
@@ -90,7 +90,7 @@ async def content(sink: Any, name: str) -> dict[str, object]:
     return {key: state.vector.tolist() for key, state in states if state is not None and state.alive}
 
 
-def folded(p: RecordedPropagator, without: set[int]) -> dict[str, object]:
+def fold_log(p: RecordedPropagator, without: set[int]) -> dict[str, object]:
     """The fold of what the log holds, but for some offsets."""
     changes: dict[str, list[Any]] = {}
     for one in p.recorder.received:
@@ -109,9 +109,9 @@ def folded(p: RecordedPropagator, without: set[int]) -> dict[str, object]:
 
 @pytest.mark.parametrize("name", ["storage", "through", "index", "cache"])
 @pytest.mark.parametrize("act", ["replay", "drop"])
-def test_a_rejected_create_holds_back_its_vector_alone(tmp_path: Path, name: str, act: str) -> None:
+def test_rejected_create_blocks_only_its_vector(tmp_path: Path, name: str, act: str) -> None:
     async def main(p: RecordedPropagator) -> None:
-        sink = Picky(sinks(tmp_path)[name], "bad")
+        sink = RejectingSink(sinks(tmp_path)[name], "bad")
         await p.attach(sink)
         matrix = np.arange(2 * OTHERS, dtype=np.float32).reshape(OTHERS, 2)
         await p.publish_many([f"v{n}" for n in range(OTHERS // 2)], matrix[: OTHERS // 2])
@@ -122,13 +122,18 @@ def test_a_rejected_create_holds_back_its_vector_alone(tmp_path: Path, name: str
         await p.publish_many([f"v{n}" for n in range(OTHERS // 2, OTHERS)], matrix[OTHERS // 2 :])
         await p.settle()
 
-        told = p.statistics().sinks[name]
-        assert (told.quarantined, told.rejected, told.state, told.lag) == (7, 1, "idle", 0)
+        statistics = p.statistics().sinks[name]
+        assert (statistics.quarantined, statistics.rejected, statistics.state, statistics.lag) == (
+            7,
+            1,
+            "idle",
+            0,
+        )
         held = p.quarantine(name)
         assert [one.reason for one in held] == ["no room for bad", *[None] * 6]
         assert {one.blocked_by for one in held} == {bad.offset}
         assert held[-1].delta.vector_id == "child"
-        others = folded(p, {one.offset for one in held})
+        others = fold_log(p, {one.offset for one in held})
         assert len(others) == OTHERS
         assert await content(sink, name) == others
         refusal = await refused(p.wait_visible(child, sinks=[name]))
@@ -137,15 +142,15 @@ def test_a_rejected_create_holds_back_its_vector_alone(tmp_path: Path, name: str
 
         assert bad.offset is not None
         if act == "replay":
-            assert (await p.replay(name)).left == 7  # nothing was cured
+            assert (await p.replay(name)).left == 7  # the sink still rejects it
             assert await content(sink, name) == others
             sink.vector_id = None
             assert (await p.replay(name, bad.offset)).applied == 7
-            assert await content(sink, name) == folded(p, set())
+            assert await content(sink, name) == fold_log(p, set())
         else:
             done = await p.drop(name, bad.offset)
             assert (done.applied, done.dropped, done.left) == (6, 1, 0)
-            assert await content(sink, name) == folded(p, {bad.offset})
+            assert await content(sink, name) == fold_log(p, {bad.offset})
         await p.wait_visible(child, sinks=[name])
         sink.vector_id = None
         await p.publish(Delta("bad", create([8.0, 9.0])), Delta("bad", sparse([0], [7.0])))
@@ -156,21 +161,21 @@ def test_a_rejected_create_holds_back_its_vector_alone(tmp_path: Path, name: str
     run_propagator(main)
 
 
-def test_a_quarantine_waits_for_its_sink_to_come_back(tmp_path: Path) -> None:
+def test_quarantine_survives_detach_and_attach(tmp_path: Path) -> None:
     async def main(p: RecordedPropagator) -> None:
-        first = Picky(StorageSink(tmp_path / "facts.db"), "bad")
+        first = RejectingSink(StorageSink(tmp_path / "facts.db"), "bad")
         await p.attach(first)
         await p.publish(Delta("bad", create([1.0])), Delta("good", create([1.0])))
         await p.settle()
         await p.detach("storage")
         await p.publish(Delta("bad", sparse([0], [2.0])))
-        again = StorageSink(tmp_path / "facts.db")
-        await p.attach(again)
+        second = StorageSink(tmp_path / "facts.db")
+        await p.attach(second)
         await p.settle()
         assert [one.delta.vector_id for one in p.quarantine("storage")] == ["bad", "bad"]
-        assert await again.get("default", "bad") is None
+        assert await second.get("default", "bad") is None
         assert (await p.replay("storage")).applied == 2
-        state = await again.get("default", "bad")
+        state = await second.get("default", "bad")
         assert state is not None
         assert state.vector is not None
         assert state.vector.tolist() == [2.0]
@@ -179,7 +184,7 @@ def test_a_quarantine_waits_for_its_sink_to_come_back(tmp_path: Path) -> None:
     run_propagator(main)
 
 
-def test_ten_minutes_of_refused_connections(caplog: pytest.LogCaptureFixture) -> None:
+def test_ten_minute_outage_opens_breaker_and_quarantines_none(caplog: pytest.LogCaptureFixture) -> None:
     async def main(p: RecordedPropagator) -> None:
         applied: Counter[int] = Counter()
         calls: list[float] = []
@@ -195,15 +200,19 @@ def test_ten_minutes_of_refused_connections(caplog: pytest.LogCaptureFixture) ->
         for number in range(600):
             await p.publish(*(Delta(f"v{n}", create([float(number)])) for n in range(5)))
             await anyio.sleep(1)
-            told = p.statistics().sinks["remote"]
-            assert (told.quarantined, told.applied_offset, told.committed_offset) == (0, 0, 0)
-        told = p.statistics().sinks["remote"]
-        assert told.state == "breaker open"
-        assert told.breaker_opened == 1
-        assert told.reason is not None
-        assert "connection refused" in told.reason
-        assert told.errors == len(calls) < 60
-        assert told.lag == 3_000
+            statistics = p.statistics().sinks["remote"]
+            assert (statistics.quarantined, statistics.applied_offset, statistics.committed_offset) == (
+                0,
+                0,
+                0,
+            )
+        statistics = p.statistics().sinks["remote"]
+        assert statistics.state == "breaker open"
+        assert statistics.breaker_opened == 1
+        assert statistics.reason is not None
+        assert "connection refused" in statistics.reason
+        assert statistics.errors == len(calls) < 60
+        assert statistics.lag == 3_000
         with pytest.raises(
             TimeoutError, match=r"'remote' is breaker open, 3000 deltas behind \(.*connection refused"
         ):
@@ -220,7 +229,7 @@ def test_ten_minutes_of_refused_connections(caplog: pytest.LogCaptureFixture) ->
     assert len(caplog.records) == 1
 
 
-def test_an_operator_is_told_what_cannot_be_replayed() -> None:
+def test_replay_of_unknown_offset_or_sink_is_refused() -> None:
     async def main(p: RecordedPropagator) -> None:
         await p.attach(CallbackSink(lambda offset, delta: None))
         with pytest.raises(UsageError, match="offset 3 is not in the quarantine of sink 'callback'"):
@@ -232,7 +241,7 @@ def test_an_operator_is_told_what_cannot_be_replayed() -> None:
     run_propagator(main)
 
 
-def test_a_replay_of_a_failing_sink_gives_up_in_time() -> None:
+def test_replay_of_a_failing_sink_times_out() -> None:
     async def main(p: RecordedPropagator) -> None:
         mood: list[Exception | None] = [RejectDelta(0, "no")]
 
@@ -248,15 +257,15 @@ def test_a_replay_of_a_failing_sink_gives_up_in_time() -> None:
             await p.replay("callback", timeout_s=5)
         mood[0] = None
         await anyio.sleep(60)
-        assert len(p.quarantine("callback")) == 1  # given up is given up
+        assert len(p.quarantine("callback")) == 1  # the failed replay is not continued
         assert (await p.replay("callback")).applied == 1
 
     run_propagator(main)
 
 
-def test_a_parent_in_the_quarantine_is_still_a_parent_elsewhere() -> None:
+def test_quarantined_parent_blocks_only_its_own_sink() -> None:
     async def main(p: RecordedPropagator) -> None:
-        await p.attach(Picky(CacheSink(), "bad"))
+        await p.attach(RejectingSink(CacheSink(), "bad"))
         await p.publish(Delta("bad", create([1.0])))
         named = p.head("bad")
         assert isinstance(named, Dot)
@@ -268,16 +277,16 @@ def test_a_parent_in_the_quarantine_is_still_a_parent_elsewhere() -> None:
     run_propagator(main)
 
 
-def test_what_names_a_publish_waits_for_every_row_of_it() -> None:
+def test_after_a_publish_waits_for_all_its_rows() -> None:
     async def main(p: RecordedPropagator) -> None:
-        sink = Picky(CacheSink(), "bad")
+        sink = RejectingSink(CacheSink(), "bad")
         await p.attach(sink)
         await p.publish(Delta("other", create([1.0])))
         several = await p.publish(Delta("bad", create([1.0])), Delta("fine", create([1.0])))
-        waited_for = p.offer(Delta("bad", sparse([0], [2.0])))
+        receipt = p.offer(Delta("bad", sparse([0], [2.0])))
         children = [
             await p.publish(Delta("child-1", create([1.0])), after=[several]),
-            await p.publish(Delta("child-2", create([1.0])), after=[waited_for]),
+            await p.publish(Delta("child-2", create([1.0])), after=[receipt]),
         ]
         await p.settle()
         held = [one.delta.vector_id for one in p.quarantine("cache")]
@@ -290,7 +299,7 @@ def test_what_names_a_publish_waits_for_every_row_of_it() -> None:
     run_propagator(main)
 
 
-class Odd:
+class ContractBreakingSink:
     """A sink that breaks in one way of its own, outside of what the contract allows."""
 
     name = "odd"
@@ -331,26 +340,26 @@ class Textless(Exception):
 
 
 @pytest.mark.parametrize("breaks", ["offset", "done", "text", "group", "reasonless", "backlog", "number"])
-def test_an_odd_sink_breaks_alone(breaks: str) -> None:
+def test_contract_breaking_sink_affects_only_itself(breaks: str) -> None:
     async def main(p: RecordedPropagator) -> None:
-        await p.attach(Odd(breaks))
+        await p.attach(ContractBreakingSink(breaks))
         published = await p.publish(Delta("v", create([1.0])))
         await anyio.sleep(1)
-        told = p.statistics().sinks["odd"]
+        statistics = p.statistics().sinks["odd"]
         state = {"group": "idle", "reasonless": "idle", "backlog": "stopped", "number": "stopped"}
-        assert told.state == state.get(breaks, "retrying")
-        if told.state == "idle":
-            assert told.quarantined == 1
+        assert statistics.state == state.get(breaks, "retrying")
+        if statistics.state == "idle":
+            assert statistics.quarantined == 1
             assert (await p.drop("odd")).left == 0
         else:
-            assert told.reason
+            assert statistics.reason
         await p.wait_visible(published, sinks=["recorder"])
         await p.detach("odd")
 
     run_propagator(main)
 
 
-def test_a_call_that_hangs_is_broken_off_whatever_the_log_does_for_the_sink() -> None:
+def test_hanging_call_is_cancelled_for_an_optional_sink() -> None:
     async def main(p: RecordedPropagator) -> None:
         calls: list[float] = []
 
@@ -368,8 +377,8 @@ def test_a_call_that_hangs_is_broken_off_whatever_the_log_does_for_the_sink() ->
 
 
 @pytest.mark.parametrize("hangs", ["apply", "apply and aclose", "breaker"])
-def test_closing_takes_no_longer_than_it_may(hangs: str) -> None:
-    class Hanging(Odd):
+def test_detach_ends_within_the_close_timeout(hangs: str) -> None:
+    class HangingSink(ContractBreakingSink):
         async def apply(self, deliveries: Sequence[Delivery]) -> None:
             if hangs == "breaker":
                 raise TryAgain("down")
@@ -380,7 +389,7 @@ def test_closing_takes_no_longer_than_it_may(hangs: str) -> None:
                 await anyio.sleep_forever()
 
     async def main(p: RecordedPropagator) -> None:
-        await p.attach(Hanging("nothing"))
+        await p.attach(HangingSink("nothing"))
         await p.publish(Delta("v", create([1.0])))
         await anyio.sleep(20)
         began = anyio.current_time()
@@ -390,7 +399,7 @@ def test_closing_takes_no_longer_than_it_may(hangs: str) -> None:
     run_propagator(main)
 
 
-def test_pressure_is_at_its_highest_while_a_sink_keeps_the_log_full() -> None:
+def test_pressure_is_stop_while_a_sink_keeps_the_log_full() -> None:
     async def main(p: RecordedPropagator) -> None:
         await p.attach(CallbackSink(lambda offset, delta: anyio.sleep_forever()))
         for number in range(200):
@@ -404,7 +413,7 @@ def test_pressure_is_at_its_highest_while_a_sink_keeps_the_log_full() -> None:
     run_propagator(main, Settings(log_deltas_max=100, close_timeout_s=1.0))
 
 
-def test_subscriptions_that_come_and_go_leave_nothing() -> None:
+def test_closed_subscriptions_leave_nothing() -> None:
     async def main(p: RecordedPropagator) -> None:
         for _ in range(50):
             async with p.subscribe():
@@ -416,27 +425,27 @@ def test_subscriptions_that_come_and_go_leave_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "message"),
     [
         (lambda p: p.replay("recorder", [1]), "give whole numbers"),
         (lambda p: p.drop("recorder", timeout_s="x"), "timeout_s 'x'"),
         (lambda p: p.wait_visible(0, sinks=5), "give a list of names"),
-        (lambda p: p.attach(Odd(""), pacing="yes"), "give True or False"),
-        (lambda p: p.attach(Odd(""), on_log_full="drop"), "give one of refuse"),
-        (lambda p: p.attach(Odd(""), batch_deltas="x"), "batch_deltas"),
-        (lambda p: p.attach(Odd(""), linger_ms="x"), "linger_ms"),
-        (lambda p: p.attach(Odd(""), start=[]), "start"),
+        (lambda p: p.attach(ContractBreakingSink(""), pacing="yes"), "give True or False"),
+        (lambda p: p.attach(ContractBreakingSink(""), on_log_full="drop"), "give one of refuse"),
+        (lambda p: p.attach(ContractBreakingSink(""), batch_deltas="x"), "batch_deltas"),
+        (lambda p: p.attach(ContractBreakingSink(""), linger_ms="x"), "linger_ms"),
+        (lambda p: p.attach(ContractBreakingSink(""), start=[]), "start"),
     ],
 )
-def test_mistakes_get_one_line(call: Any, words: str) -> None:
+def test_invalid_arguments_raise_usage_errors(call: Any, message: str) -> None:
     async def main(p: RecordedPropagator) -> None:
-        with pytest.raises(UsageError, match=words):
+        with pytest.raises(UsageError, match=message):
             await call(p)
 
     run_propagator(main)
 
 
-def test_what_is_not_open_says_so() -> None:
+def test_calls_on_a_closed_propagator_are_refused() -> None:
     p = Propagator()
     for verb in (p.pressure, p.statistics, lambda: p.quarantine("x"), lambda: p.restart("x")):
         with pytest.raises(UsageError, match="not open"):

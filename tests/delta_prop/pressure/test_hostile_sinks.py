@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from delta_prop_sinks.sink import Sink
 
 
-class Moody:
+class FaultyCallback:
     """A callback's moods: what it rejects, what it raises, how long it takes. `seen` is what it took."""
 
     def __init__(self, *rejects: int) -> None:
@@ -51,21 +51,21 @@ class Moody:
         self.seen.append(offset)
 
 
-def new(vector_id: str) -> Delta:
+def create_delta(vector_id: str) -> Delta:
     return Delta(vector_id, create([1.0, 2.0]))
 
 
-def adds_up(p: Propagator, name: str, *, start: int = 0, inherited: int = 0) -> bool:
-    told = p.statistics().sinks[name]
-    outcomes = told.applied_deltas + told.skipped + told.quarantined + told.dropped
-    return told.skipped >= 0 and outcomes == told.applied_offset - start + inherited
+def outcomes_add_up(p: Propagator, name: str, *, start: int = 0, inherited: int = 0) -> bool:
+    statistics = p.statistics().sinks[name]
+    outcomes = statistics.applied_deltas + statistics.skipped + statistics.quarantined + statistics.dropped
+    return statistics.skipped >= 0 and outcomes == statistics.applied_offset - start + inherited
 
 
-def test_whoever_waits_is_told_of_the_one_that_is_left_in_the_way() -> None:
+def test_waiter_is_refused_with_the_remaining_blocking_offset() -> None:
     async def main(p: RecordedPropagator) -> None:
-        mood = Moody(0, 1)
-        await p.attach(CallbackSink(mood, name="picky"))
-        last = [await p.publish(new("v")) for _ in range(3)][-1]
+        callback = FaultyCallback(0, 1)
+        await p.attach(CallbackSink(callback, name="picky"))
+        last = [await p.publish(create_delta("v")) for _ in range(3)][-1]
         await p.settle()
         await p.drop("picky", 0)
         refusal = await refused(p.wait_visible(last, sinks=["picky"]))
@@ -76,39 +76,39 @@ def test_whoever_waits_is_told_of_the_one_that_is_left_in_the_way() -> None:
     run_propagator(main)
 
 
-def test_what_a_replay_left_half_done_can_be_named() -> None:
+def test_half_done_replay_can_be_resumed_by_offset() -> None:
     async def main(p: RecordedPropagator) -> None:
-        mood = Moody(0)
-        await p.attach(CallbackSink(mood, name="picky"))
-        last = [await p.publish(new("v")) for _ in range(3)][-1]
+        callback = FaultyCallback(0)
+        await p.attach(CallbackSink(callback, name="picky"))
+        last = [await p.publish(create_delta("v")) for _ in range(3)][-1]
         await p.settle()
-        mood.rejects.clear()
-        mood.fails_at = 1
+        callback.rejects.clear()
+        callback.fails_at = 1
         with pytest.raises(TimeoutError, match="its quarantine holds 2 deltas"):
             await p.replay("picky", timeout_s=1)
         await anyio.sleep(10)
-        assert mood.seen == [0]
+        assert callback.seen == [0]
         refusal = await refused(p.wait_visible(last, sinks=["picky"]))
         assert "it is blocked by offset 1: to be replayed" in refusal.message
         with pytest.raises(UsageError, match="offset 1 was not rejected: replay it"):
             await p.drop("picky", 1)
-        mood.fails_at = None
+        callback.fails_at = None
         assert (await p.replay("picky", 1)).left == 0
         await p.wait_visible(last)
-        assert mood.seen == [0, 1, 2]
-        assert adds_up(p, "picky")
+        assert callback.seen == [0, 1, 2]
+        assert outcomes_add_up(p, "picky")
 
     run_propagator(main)
 
 
-def test_a_cancellation_let_out_is_told_for_good_and_nobody_waits_for_that_sink() -> None:
+def test_leaked_cancellation_stops_the_sink_until_reattached() -> None:
     async def main(p: RecordedPropagator) -> None:
-        mood = Moody(0)
-        await p.attach(CallbackSink(mood, name="stray"))
-        await p.publish(new("v"))
+        callback = FaultyCallback(0)
+        await p.attach(CallbackSink(callback, name="stray"))
+        await p.publish(create_delta("v"))
         await p.settle()
-        mood.raises = anyio.get_cancelled_exc_class()()
-        published = await p.publish(new("w"))
+        callback.raises = anyio.get_cancelled_exc_class()()
+        published = await p.publish(create_delta("w"))
         await anyio.sleep(1)
         for _ in range(2):
             refusal = await refused(p.wait_visible(published, sinks=["stray"]))
@@ -119,12 +119,12 @@ def test_a_cancellation_let_out_is_told_for_good_and_nobody_waits_for_that_sink(
         assert "leaked a cancellation" in (await refused(p.replay("stray"))).message
         await p.detach("stray")
         assert anyio.current_time() == before
-        mood.raises = None
-        mood.rejects.clear()
-        await p.attach(CallbackSink(mood, name="stray"))
+        callback.raises = None
+        callback.rejects.clear()
+        await p.attach(CallbackSink(callback, name="stray"))
         await p.wait_visible(published)
         assert (await p.replay("stray")).applied == 1
-        assert mood.seen == [1, 0]
+        assert callback.seen == [1, 0]
 
     run_propagator(main)
 
@@ -132,27 +132,27 @@ def test_a_cancellation_let_out_is_told_for_good_and_nobody_waits_for_that_sink(
 @pytest.mark.parametrize(
     "at", ["call", "back-off", "breaker", "late call", "late back-off", "full", "detach"]
 )
-def test_a_cancelled_propagator_closes_at_once_whatever_its_sinks_do(at: str) -> None:
+def test_cancelled_propagator_closes_at_once(at: str) -> None:
     ended_at: list[float] = []
 
     async def main() -> None:
-        mood = Moody(0)
+        callback = FaultyCallback(0)
         with anyio.CancelScope() as scope:
             async with (
                 Propagator(world=virtual_world(0)) as p,
                 anyio.create_task_group() as tasks,
             ):
-                await p.attach(CallbackSink(mood, name="sick"))
-                await p.publish(new("v"))
+                await p.attach(CallbackSink(callback, name="sick"))
+                await p.publish(create_delta("v"))
                 await anyio.sleep(1)
                 if at in ("call", "detach", "late call"):
-                    mood.takes_s = 1e5
+                    callback.takes_s = 1e5
                 elif at != "full":
-                    mood.raises = ConnectionRefusedError("no")
+                    callback.raises = ConnectionRefusedError("no")
                 if at.startswith("late"):
                     tasks.start_soon(p.replay, "sick")
                 else:
-                    published = await p.publish(new("w"))
+                    published = await p.publish(create_delta("w"))
                     tasks.start_soon(p.wait_visible, published)
                 await anyio.sleep(20 if at == "breaker" else 0.3)
                 if at == "detach":
@@ -167,20 +167,20 @@ def test_a_cancelled_propagator_closes_at_once_whatever_its_sinks_do(at: str) ->
     assert ended_at[1] - ended_at[0] < 0.1
 
 
-class Odd(BaseException):
+class UnexpectedError(BaseException):
     """Of no kind that anybody foresees."""
 
 
-@pytest.mark.parametrize("error", [Odd("odd"), KeyboardInterrupt(), SystemExit(3)])
-def test_what_is_no_exception_ends_the_propagator_and_leaves_nobody_waiting(error: BaseException) -> None:
+@pytest.mark.parametrize("error", [UnexpectedError("odd"), KeyboardInterrupt(), SystemExit(3)])
+def test_base_exception_ends_propagator_and_its_waiters(error: BaseException) -> None:
     ends: list[str] = []
 
     async def main() -> None:
-        mood = Moody()
-        mood.raises = error
+        callback = FaultyCallback()
+        callback.raises = error
         async with Propagator(world=virtual_world(0)) as p:
-            await p.attach(CallbackSink(mood, name="odd"))
-            published = await p.publish(new("v"))
+            await p.attach(CallbackSink(callback, name="odd"))
+            published = await p.publish(create_delta("v"))
             try:
                 await p.wait_visible(published)
             finally:
@@ -192,74 +192,74 @@ def test_what_is_no_exception_ends_the_propagator_and_leaves_nobody_waiting(erro
     assert ends == ["told"]
 
 
-# --- coming back
+# --- reattached sinks
 
 
-def test_what_lies_ahead_of_a_sink_that_comes_back_is_delivered_in_its_turn() -> None:
+def test_rewound_sink_gets_quarantined_rows_in_order() -> None:
     async def main(p: RecordedPropagator) -> None:
-        mood = Moody(2)
-        await p.attach(CallbackSink(mood, name="again"))
+        callback = FaultyCallback(2)
+        await p.attach(CallbackSink(callback, name="again"))
         for vector in "xvvyv":
-            await p.publish(new(vector))
+            await p.publish(create_delta(vector))
         await p.settle()
         assert len(p.quarantine("again")) == 2
         await p.detach("again")
-        mood.seen.clear()
-        mood.rejects.clear()
-        mood.takes_s = 1
-        await p.attach(CallbackSink(mood, name="again"), start="earliest")
+        callback.seen.clear()
+        callback.rejects.clear()
+        callback.takes_s = 1
+        await p.attach(CallbackSink(callback, name="again"), start="earliest")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(p.replay, "again")
             await p.settle()
-        assert mood.seen == [0, 1, 2, 3, 4]
+        assert callback.seen == [0, 1, 2, 3, 4]
         assert p.quarantine("again") == []
-        assert adds_up(p, "again")
+        assert outcomes_add_up(p, "again")
 
     run_propagator(main)
 
 
 @pytest.mark.parametrize("start", ["resume", "latest", 3])
-def test_a_quarantine_that_waited_counts_from_anew(start: int | str) -> None:
+def test_statistics_of_a_reattached_quarantine_start_anew(start: int | str) -> None:
     async def main(p: RecordedPropagator) -> None:
-        mood = Moody(0, 1, 2)
-        await p.attach(CallbackSink(mood, name="again"))
+        callback = FaultyCallback(0, 1, 2)
+        await p.attach(CallbackSink(callback, name="again"))
         for vector in "abcd":
-            await p.publish(new(vector))
+            await p.publish(create_delta(vector))
         await p.settle()
         await p.drop("again", 0)
-        mood.rejects.discard(1)
+        callback.rejects.discard(1)
         await p.replay("again", 1)
-        assert adds_up(p, "again")
+        assert outcomes_add_up(p, "again")
         await p.detach("again")
-        await p.publish(new("c"))
-        await p.attach(CallbackSink(mood, name="again"), start=start)  # type: ignore[arg-type]
+        await p.publish(create_delta("c"))
+        await p.attach(CallbackSink(callback, name="again"), start=start)  # type: ignore[arg-type]
         begin = {"resume": 4, "latest": 5}.get(str(start), 3)
         await p.settle()
-        assert adds_up(p, "again", start=begin, inherited=1)
-        mood.rejects.clear()
+        assert outcomes_add_up(p, "again", start=begin, inherited=1)
+        callback.rejects.clear()
         await p.replay("again")
-        assert adds_up(p, "again", start=begin, inherited=1)
-        told = p.statistics().sinks["again"]
-        assert (told.dropped, told.quarantined) == (0, 0)
+        assert outcomes_add_up(p, "again", start=begin, inherited=1)
+        statistics = p.statistics().sinks["again"]
+        assert (statistics.dropped, statistics.quarantined) == (0, 0)
 
     run_propagator(main)
 
 
-class Halting:
+class HaltingSink:
     """A real sink that rejects the rows at some offsets, or takes nothing but late rows."""
 
     def __init__(self, sink: Sink, *rejects: int) -> None:
         self.sink = sink
         self.name = sink.name
         self.rejects = set(rejects)
-        self.late_only = False
+        self.redelivered_only = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sink, name)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         for one in deliveries:
-            if self.late_only and not one.redelivered:
+            if self.redelivered_only and not one.redelivered:
                 raise StopSink("late rows only")
             rows = np.arange(one.logged.count) if one.rows is None else one.rows
             for at, row in enumerate(rows.tolist()):
@@ -271,62 +271,60 @@ class Halting:
             await self.sink.apply([one])
 
 
-async def _halt_in_a_batch(p: RecordedPropagator, sink: Halting) -> None:
+async def _halt_in_a_batch(p: RecordedPropagator, sink: HaltingSink) -> None:
     """Row 0 of a batch comes late, while row 1 is all of the rest that has come."""
     await p.attach(sink)
     await p.publish_many([f"v{n}" for n in range(5)], np.ones((5, 2), np.float32))
     await anyio.sleep(1)
-    told = p.statistics().sinks[sink.name]
-    assert (told.state, told.applied_offset, told.quarantined) == ("stopped", 2, 1)
+    statistics = p.statistics().sinks[sink.name]
+    assert (statistics.state, statistics.applied_offset, statistics.quarantined) == ("stopped", 2, 1)
     sink.rejects.clear()
-    sink.late_only = True
+    sink.redelivered_only = True
     assert (await p.replay(sink.name)).applied == 1
     await anyio.sleep(2)
-    told = p.statistics().sinks[sink.name]
-    assert (told.state, told.applied_offset) == ("stopped", 2)
-    assert told.committed_offset <= 2
+    statistics = p.statistics().sinks[sink.name]
+    assert (statistics.state, statistics.applied_offset) == ("stopped", 2)
+    assert statistics.committed_offset <= 2
 
 
-ONE_HELD = Settings(quarantine_deltas_max=1)
+QUARANTINE_OF_ONE = Settings(quarantine_deltas_max=1)
 
 
-def test_a_late_row_does_not_carry_the_cursor_of_storage_over_the_rest_of_its_batch(tmp_path: Path) -> None:
+def test_redelivered_row_does_not_advance_storage_cursor(tmp_path: Path) -> None:
     async def main(p: RecordedPropagator) -> None:
-        await _halt_in_a_batch(p, Halting(StorageSink(tmp_path / "facts.db"), 0, 2))
+        await _halt_in_a_batch(p, HaltingSink(StorageSink(tmp_path / "facts.db"), 0, 2))
         await p.detach("storage")
-        again = StorageSink(tmp_path / "facts.db")
-        await p.attach(again)
+        second = StorageSink(tmp_path / "facts.db")
+        await p.attach(second)
         await p.settle()
-        states = [await again.get("default", f"v{n}") for n in range(5)]
+        states = [await second.get("default", f"v{n}") for n in range(5)]
         assert all(state is not None and state.alive for state in states)
         await p.detach("storage")
 
-    run_propagator(main, ONE_HELD)
+    run_propagator(main, QUARANTINE_OF_ONE)
 
 
-def test_a_late_row_does_not_carry_the_cursor_of_an_index_over_the_rest_of_its_batch() -> None:
+def test_redelivered_row_does_not_advance_index_cursor() -> None:
     async def main(p: RecordedPropagator) -> None:
-        sink = Halting(IndexSink(), 0, 2)
+        sink = HaltingSink(IndexSink(), 0, 2)
         await _halt_in_a_batch(p, sink)
-        sink.late_only = False
+        sink.redelivered_only = False
         p.restart("index")
         await p.settle()
         await p.wait_visible(5, committed=True)
         alive = {vector_id for _, vector_id, state in sink.rows() if state.alive}
         assert alive == {f"v{n}" for n in range(5)}
 
-    run_propagator(main, ONE_HELD)
+    run_propagator(main, QUARANTINE_OF_ONE)
 
 
 @pytest.mark.parametrize("rejects", [set(), {2}])
-def test_a_late_row_is_on_the_disk_when_the_quarantine_lets_go_of_it(
-    tmp_path: Path, rejects: set[int]
-) -> None:
+def test_redelivered_row_is_flushed_before_its_quarantine_ends(tmp_path: Path, rejects: set[int]) -> None:
     async def main(p: RecordedPropagator) -> None:
         storage = StorageSink(tmp_path / "facts.db", flush_s=1e3)
-        sink = Halting(storage, 0, 2)
+        sink = HaltingSink(storage, 0, 2)
         await p.attach(sink)
-        await p.publish(*(new(f"v{n}") for n in range(3)))
+        await p.publish(*(create_delta(f"v{n}") for n in range(3)))
         await p.settle()
         await storage.flush()
         sink.rejects = rejects
@@ -337,33 +335,35 @@ def test_a_late_row_is_on_the_disk_when_the_quarantine_lets_go_of_it(
     run_propagator(main)
 
 
-def test_what_finds_no_room_in_the_middle_of_a_batch_is_not_passed_by_the_cursor_of_storage(
+def test_full_quarantine_amid_a_batch_stops_the_storage_cursor(
     tmp_path: Path,
 ) -> None:
     async def main(p: RecordedPropagator) -> None:
-        await p.attach(Halting(StorageSink(tmp_path / "facts.db"), 0))
-        await p.publish(new("v"))
+        await p.attach(HaltingSink(StorageSink(tmp_path / "facts.db"), 0))
+        await p.publish(create_delta("v"))
         await p.settle()
-        await p.publish(*(new(name) for name in ("a", "v", "b")))  # the second has to wait, with no room
+        await p.publish(
+            *(create_delta(name) for name in ("a", "v", "b"))
+        )  # the second is blocked, and the quarantine is full
         await anyio.sleep(1)
-        told = p.statistics().sinks["storage"]
-        assert (told.state, told.applied_offset) == ("stopped", 2)
-        assert told.committed_offset <= 2
+        statistics = p.statistics().sinks["storage"]
+        assert (statistics.state, statistics.applied_offset) == ("stopped", 2)
+        assert statistics.committed_offset <= 2
         await p.detach("storage")
-        again = StorageSink(tmp_path / "facts.db")
-        await p.attach(again)
+        second = StorageSink(tmp_path / "facts.db")
+        await p.attach(second)
         await anyio.sleep(1)
         assert (await p.replay("storage")).left == 0
         await p.settle()
-        states = [await again.get("default", name) for name in "vab"]
+        states = [await second.get("default", name) for name in "vab"]
         assert all(state is not None and state.alive for state in states)
         await p.detach("storage")
 
-    run_propagator(main, ONE_HELD)
+    run_propagator(main, QUARANTINE_OF_ONE)
 
 
-def test_a_part_of_a_delivery_ends_where_its_rows_end() -> None:
-    batch = encode_batch([new(f"v{n}") for n in range(7)], origin=16, base=1)
+def test_delivery_part_ends_after_its_last_row() -> None:
+    batch = encode_batch([create_delta(f"v{n}") for n in range(7)], origin=16, base=1)
     logged = LoggedBatch(batch, 10, 1, Source.LOCAL)
     rows = np.array([0, 2, 3, 5], np.intp)
     parts = [part for group in _pieces([Delivery(logged, rows)], 2) for part in group]

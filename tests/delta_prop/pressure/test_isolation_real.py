@@ -38,7 +38,7 @@ SAMPLES_MIN_FULL = 10_000
 
 
 @dataclass(slots=True)
-class Pairs:
+class RunPairs:
     """Run A without and run B with the disturbed sinks, as often as was needed."""
 
     pairs: list[tuple[Measured, Measured]] = field(default_factory=list)
@@ -63,14 +63,14 @@ class Pairs:
         found = {name: [p99_ms(b, name) / p99_ms(a, name) for a, b in self.pairs] for name in sinks}
         return found | {"cpu": [b.cpu_us_per_delta / a.cpu_us_per_delta for a, b in self.pairs]}
 
-    def within(self) -> bool:
+    def is_within_bounds(self) -> bool:
         """True if all medians are in bounds."""
         return all(
             statistics.median(ratios) <= (CPU_RATIO_MAX if name == "cpu" else P99_RATIO_MAX)
             for name, ratios in self.ratios().items()
         )
 
-    def told(self, title: str) -> str:
+    def table(self, title: str) -> str:
         """The table of pairs."""
         ratios = self.ratios()
         rows: list[list[str]] = []
@@ -100,32 +100,32 @@ def p99_ms(run: Measured, sink: str) -> float:
 
 
 @pytest.mark.alone
-def test_a_stalled_and_a_failing_sink_cost_the_others_little(tmp_path: Path, full: bool) -> None:
+def test_stalled_and_failing_sink_cost_others_little(tmp_path: Path, full: bool) -> None:
     seconds, slices = (6.0, 24) if full else (0.5, 4)
-    calls = Calls.drawn(0)
-    pairs = Pairs()
+    calls = Calls.draw(0)
+    pairs = RunPairs()
     gc.collect()
-    gc.freeze()  # what the tests around hold is not this service's to collect
+    gc.freeze()  # objects of other tests are left out of collections
     try:
         rss = rss_bytes()
         for _ in range(TRIES):
             for _ in range(PAIRS):
                 pairs.run(calls, tmp_path, seconds, slices)
-            if pairs.within():
+            if pairs.is_within_bounds():
                 break
     finally:
         gc.unfreeze()
     grown, bound = pairs.rss_bytes_max - rss, max(memory_bytes_max(load) for load in pairs.loads)
     samples = sum(len(one) for _, b in pairs.pairs for one in b.latencies_s.values())
     print(
-        pairs.told(f"{len(pairs.pairs)} pairs of {seconds} s in {slices} slices, {samples} latencies in B")
+        pairs.table(f"{len(pairs.pairs)} pairs of {seconds} s in {slices} slices, {samples} latencies in B")
         + f"memory: grew by {grown / MIB:.1f} MiB since before the first run, at most {bound / MIB:.1f} MiB; "
         f"log {pairs.pairs[-1][1].log_bytes / MIB:.1f} MiB"
     )
     assert grown <= bound
     assert samples >= SAMPLES_MIN_FULL or not full
-    for _, b in pairs.pairs:  # the two were in trouble throughout
+    for _, b in pairs.pairs:  # the two kept stalling and failing
         assert b.disturbed["stalled"][0] >= b.deltas
         assert b.disturbed["failing"][1] > 3
-    within = pairs.within()
-    assert within, {name: statistics.median(ratios) for name, ratios in pairs.ratios().items()}
+    is_within = pairs.is_within_bounds()
+    assert is_within, {name: statistics.median(ratios) for name, ratios in pairs.ratios().items()}

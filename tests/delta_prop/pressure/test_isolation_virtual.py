@@ -32,7 +32,7 @@ SETTINGS = Settings(mailbox_deltas_max=300, merge_deltas_max=200)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunResult:
     """Results of one run; `midway` is taken late in the stall."""
 
     acknowledged: Times
@@ -51,7 +51,7 @@ def healthy(_seed: int) -> list[tuple[TimedSink, str]]:
     ]
 
 
-def troubled(seed: int) -> list[tuple[TimedSink, str]]:
+def occasionally_failing(seed: int) -> list[tuple[TimedSink, str]]:
     """Others that fail now and then themselves."""
     return [
         (failing("troubled", seed, share=0.1, call_s=0.002), "*"),
@@ -59,7 +59,7 @@ def troubled(seed: int) -> list[tuple[TimedSink, str]]:
     ]
 
 
-def disturbing(seed: int) -> list[TimedSink]:
+def disturbing_sinks(seed: int) -> list[TimedSink]:
     """The two that must hurt nobody."""
     return [
         stalled("stalled", from_offset=STALLED_FROM, stall_s=STALL_S),
@@ -67,21 +67,21 @@ def disturbing(seed: int) -> list[TimedSink]:
     ]
 
 
-def nobody(_seed: int) -> list[TimedSink]:
+def no_sinks(_seed: int) -> list[TimedSink]:
     return []
 
 
 def run(
     seed: int,
-    disturbed: Callable[[int], list[TimedSink]] = nobody,
+    disturbed: Callable[[int], list[TimedSink]] = no_sinks,
     *,
     calls: int = CALLS,
     settings: Settings = SETTINGS,
     others: Callable[[int], list[tuple[TimedSink, str]]] = healthy,
-) -> Run:
+) -> RunResult:
     """One run in virtual time."""
 
-    async def main() -> Run:
+    async def main() -> RunResult:
         arrivals = traffic(seed, calls=calls, calls_per_s=CALLS_PER_S)
         sinks, extra = others(seed), disturbed(seed)
         async with Propagator(settings, world=virtual_world(seed)) as p:
@@ -91,110 +91,117 @@ def run(
                 await p.attach(sink)
             midway: list[Statistics] = []
 
-            async def look() -> None:
+            async def take_midway() -> None:
                 await anyio.sleep(MIDWAY_S)
                 midway.append(p.statistics())
 
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(look)
+                tasks.start_soon(take_midway)
                 acknowledged = await publish_all(p, arrivals)
             end = p.statistics().log.next_offset
             await p.wait_visible(end, timeout_s=600)
-        applied = {sink.name: sink.noted for sink, _ in sinks}
-        return Run(acknowledged, applied, {sink.name: sink for sink in extra}, midway[0], end)
+        applied = {sink.name: sink.applied for sink, _ in sinks}
+        return RunResult(acknowledged, applied, {sink.name: sink for sink in extra}, midway[0], end)
 
     return run_virtual(main)
 
 
-def first_difference(alone: Run, beside: Run) -> str | None:
+def first_difference(baseline: RunResult, other: RunResult) -> str | None:
     """Describe the first time that differs; None if both runs are equal to the last bit."""
-    everything = {"acknowledgements": (alone.acknowledged, beside.acknowledged)} | {
-        name: (noted, beside.applied[name]) for name, noted in alone.applied.items()
+    series = {"acknowledgements": (baseline.acknowledged, other.acknowledged)} | {
+        name: (times, other.applied[name]) for name, times in baseline.applied.items()
     }
-    for name, (expected, seen) in everything.items():
+    for name, (expected, seen) in series.items():
         if expected != seen:
-            place = next(
-                (at for at, (one, other) in enumerate(zip(expected, seen, strict=False)) if one != other), -1
+            position = next(
+                (at for at, (one, second) in enumerate(zip(expected, seen, strict=False)) if one != second),
+                -1,
             )
-            return f"{name}: {len(expected)} and {len(seen)}; {place}: {expected[place]} and {seen[place]}"
+            pair = f"{expected[position]} and {seen[position]}"
+            return f"{name}: {len(expected)} and {len(seen)}; {position}: {pair}"
     return None
 
 
-def longest_gap_s(noted: Times) -> float:
-    return max(later - sooner for (_, sooner), (_, later) in pairwise(noted))
+def longest_gap_s(times: Times) -> float:
+    return max(later - sooner for (_, sooner), (_, later) in pairwise(times))
 
 
-def test_a_stalled_and_a_failing_sink_change_no_time_of_anybody_else(full: bool) -> None:
+def test_disturbed_sinks_change_no_time_of_others(full: bool) -> None:
     seeds = range(40 if full else 2)
     for seed in seeds:
-        alone, beside = run(seed), run(seed, disturbing)
-        told = first_difference(alone, beside)
-        assert told is None
-        # So that equality means something: there was traffic, some of it waited, and the two were in trouble.
-        assert alone.end == beside.end > 4_000
-        assert beside.acknowledged[-1][1] > MIDWAY_S
-        assert beside.midway.pending.released > 10
-        stalled_sink, failing_sink = (beside.midway.sinks[name] for name in ("stalled", "failing"))
+        baseline, disturbed_run = run(seed), run(seed, disturbing_sinks)
+        difference = first_difference(baseline, disturbed_run)
+        assert difference is None
+        # Otherwise equality would mean nothing: there was traffic, some of it waited, and the two did fail.
+        assert baseline.end == disturbed_run.end > 4_000
+        assert disturbed_run.acknowledged[-1][1] > MIDWAY_S
+        assert disturbed_run.midway.pending.released > 10
+        stalled_sink, failing_sink = (disturbed_run.midway.sinks[name] for name in ("stalled", "failing"))
         assert stalled_sink.catching_up
-        assert not any(sink.pacing for sink in beside.midway.sinks.values())
-        assert stalled_sink.lag > alone.end // 2
+        assert not any(sink.pacing for sink in disturbed_run.midway.sinks.values())
+        assert stalled_sink.lag > baseline.end // 2
         assert failing_sink.errors > 20
-        # Who was in trouble has everything all the same: in order, each row once.
-        for sink in beside.disturbed.values():
-            assert [offset for offset, _ in sink.noted] == list(range(beside.end))
-        stood_s = longest_gap_s(beside.disturbed["stalled"].noted)
-        assert stood_s >= STALL_S
+        # The disturbed sinks still got everything, in order, each row once.
+        for sink in disturbed_run.disturbed.values():
+            assert [offset for offset, _ in sink.applied] == list(range(disturbed_run.end))
+        longest_stall_s = longest_gap_s(disturbed_run.disturbed["stalled"].applied)
+        assert longest_stall_s >= STALL_S
     print(
-        f"{len(seeds)} seeds of {CALLS} calls ({alone.end} deltas in the last), equal to the tick; "
-        f"{failing_sink.errors} failures, a stall of {stood_s:.1f} s"
+        f"{len(seeds)} seeds of {CALLS} calls ({baseline.end} deltas in the last), equal to the tick; "
+        f"{failing_sink.errors} failures, a stall of {longest_stall_s:.1f} s"
     )
 
 
-def test_retries_of_one_sink_do_not_move_those_of_another() -> None:
+def test_retries_of_one_sink_do_not_shift_another() -> None:
     seed = 1
-    told = first_difference(run(seed, others=troubled), run(seed, disturbing, others=troubled))
-    assert told is None
+    difference = first_difference(
+        run(seed, others=occasionally_failing), run(seed, disturbing_sinks, others=occasionally_failing)
+    )
+    assert difference is None
 
 
-# --- what these tests would see
+# --- sensitivity of these tests
 
 
-def test_a_delay_that_sinks_share_would_be_seen() -> None:
+def test_shared_lock_would_be_detected() -> None:
     """One lock between a healthy sink and the stalled one is enough."""
     locks: list[anyio.Lock] = []
 
-    def shared(sink: TimedSink) -> TimedSink:
+    def with_shared_lock(sink: TimedSink) -> TimedSink:
         work, lock = sink.work, locks[-1]
 
-        async def locked(offsets: list[int]) -> int | None:
+        async def work_under_lock(offsets: list[int]) -> int | None:
             async with lock:
                 return await work(offsets)
 
-        sink.work = locked
+        sink.work = work_under_lock
         return sink
 
     def others(seed: int) -> list[tuple[TimedSink, str]]:
         locks.append(anyio.Lock())
         (first, topic), *rest = healthy(seed)
-        return [(shared(first), topic), *rest]
+        return [(with_shared_lock(first), topic), *rest]
 
     def disturbed(seed: int) -> list[TimedSink]:
-        return [shared(sink) for sink in disturbing(seed)]
+        return [with_shared_lock(sink) for sink in disturbing_sinks(seed)]
 
-    alone, beside = run(0, others=others, calls=120), run(0, disturbed, others=others, calls=120)
-    told = first_difference(alone, beside)
-    assert told is not None
-    assert told.startswith("quick")
+    baseline, disturbed_run = run(0, others=others, calls=120), run(0, disturbed, others=others, calls=120)
+    difference = first_difference(baseline, disturbed_run)
+    assert difference is not None
+    assert difference.startswith("quick")
 
 
-def test_a_log_that_cannot_hold_the_stall_would_be_seen() -> None:
+def test_log_too_small_for_the_stall_would_be_detected() -> None:
     """The bounds are part of the promise: where the stalled sink fills the log, producers wait for it."""
     small = replace(SETTINGS, log_deltas_max=600)
 
-    def short(_seed: int) -> list[TimedSink]:
+    def short_stall(_seed: int) -> list[TimedSink]:
         return [stalled("stalled", from_offset=STALLED_FROM, stall_s=8)]
 
-    alone, beside = run(0, settings=small, calls=120), run(0, short, settings=small, calls=120)
-    told = first_difference(alone, beside)
-    assert told is not None
-    assert told.startswith("acknowledgements")
+    baseline, disturbed_run = (
+        run(0, settings=small, calls=120),
+        run(0, short_stall, settings=small, calls=120),
+    )
+    difference = first_difference(baseline, disturbed_run)
+    assert difference is not None
+    assert difference.startswith("acknowledgements")

@@ -49,7 +49,7 @@ class Gate:
 
 
 @dataclass(slots=True)
-class Counted:
+class CallCounts:
     """Counters of `counting()`."""
 
     calls: int = 0
@@ -58,27 +58,27 @@ class Counted:
 
 
 @contextmanager
-def counting() -> Iterator[Counted]:
+def count_calls() -> Iterator[CallCounts]:
     """Count every call of a function, offers among them, and what the loop is asked to run."""
-    counted = Counted()
+    counts = CallCounts()
     offer = Feed.offer.__code__
     loop: Any = asyncio.get_running_loop()
     call_soon = loop.call_soon
 
     def note(frame: Any, event: str, _argument: Any) -> None:
         if event in ("call", "c_call"):
-            counted.calls += 1
-            counted.offers += event == "call" and frame.f_code is offer
+            counts.calls += 1
+            counts.offers += event == "call" and frame.f_code is offer
 
     def wake(*arguments: Any, **options: Any) -> Any:
-        counted.wakes += 1
+        counts.wakes += 1
         return call_soon(*arguments, **options)
 
     before = sys.getprofile()
     loop.call_soon = wake
     sys.setprofile(note)
     try:
-        yield counted
+        yield counts
     finally:
         sys.setprofile(before)
         del loop.call_soon
@@ -94,7 +94,7 @@ class Service:
     stalled: list[TimedSink] = field(default_factory=list)
 
     @classmethod
-    async def attached(cls, p: Propagator, healthy: int, stalled: int) -> Service:
+    async def attach(cls, p: Propagator, healthy: int, stalled: int) -> Service:
         service = cls(p, Gate())
         service.healthy = [steady(f"healthy-{number}", call_s=0.001) for number in range(healthy)]
         service.stalled = [service.gate.sink(f"stalled-{number}") for number in range(stalled)]
@@ -108,46 +108,52 @@ class Service:
             await self.p.publish(*(Delta(f"v{number % 7}", opaque(bytes(100))),) * deltas)
             await anyio.sleep(0.05)
 
-    async def cost(self) -> Counted:
+    async def cost(self) -> CallCounts:
         """Of one publish and the deliveries that follow, all things being as they are for long."""
         await self.publish(5)
-        with counting() as of_call:
+        with count_calls() as call_counts:
             self.p.offer(Delta("v0", opaque(bytes(100))))
         await anyio.sleep(0.05)
-        with counting() as of_turns:
+        with count_calls() as tick_counts:
             await self.publish(1)
-        of_call.wakes = of_turns.wakes
-        return of_call
+        call_counts.wakes = tick_counts.wakes
+        return call_counts
 
 
-def cost(healthy: int, stalled: int) -> Counted:
-    async def main() -> Counted:
+def cost(healthy: int, stalled: int) -> CallCounts:
+    async def main() -> CallCounts:
         async with Propagator(SETTINGS, world=virtual_world()) as p:
-            service = await Service.attached(p, healthy, stalled)
+            service = await Service.attach(p, healthy, stalled)
             await service.publish(25, MAILBOX_DELTAS // 20)
             assert all(p.statistics().sinks[sink.name].catching_up for sink in service.stalled)
-            counted = await service.cost()
+            counts = await service.cost()
             service.gate.opened.set()
-        return counted
+        return counts
 
     return run_virtual(main)
 
 
-def test_what_a_publish_costs_grows_with_the_sinks_that_keep_up_alone() -> None:
-    nobody, few, all_healthy, some_stalled = cost(0, 0), cost(HEALTHY // 4, 0), cost(HEALTHY, 0), cost(40, 10)
-    print(
-        f"nobody {nobody}, {HEALTHY // 4} sinks {few}, {HEALTHY} {all_healthy}, {STALLED} more {some_stalled}"
+def test_publish_cost_grows_only_with_sinks_that_keep_up() -> None:
+    no_sinks, few, all_healthy, some_stalled = (
+        cost(0, 0),
+        cost(HEALTHY // 4, 0),
+        cost(HEALTHY, 0),
+        cost(40, 10),
     )
-    assert (nobody.offers, few.offers, all_healthy.offers) == (0, HEALTHY // 4, HEALTHY)
+    print(
+        f"nobody {no_sinks}, {HEALTHY // 4} sinks {few}, {HEALTHY} {all_healthy}, "
+        f"{STALLED} more {some_stalled}"
+    )
+    assert (no_sinks.offers, few.offers, all_healthy.offers) == (0, HEALTHY // 4, HEALTHY)
     assert some_stalled.offers <= HEALTHY + STALLED
-    assert few.calls - nobody.calls <= CALLS_PER_SINK_MAX * HEALTHY // 4
-    assert all_healthy.calls - nobody.calls <= CALLS_PER_SINK_MAX * HEALTHY
+    assert few.calls - no_sinks.calls <= CALLS_PER_SINK_MAX * HEALTHY // 4
+    assert all_healthy.calls - no_sinks.calls <= CALLS_PER_SINK_MAX * HEALTHY
     assert some_stalled.calls - all_healthy.calls <= CALLS_PER_STALLED_SINK_MAX * STALLED
-    assert all_healthy.wakes - nobody.wakes <= WAKES_PER_SINK_MAX * HEALTHY
-    assert some_stalled.wakes == all_healthy.wakes  # who stands still is not woken
+    assert all_healthy.wakes - no_sinks.wakes <= WAKES_PER_SINK_MAX * HEALTHY
+    assert some_stalled.wakes == all_healthy.wakes  # a stalled sink is not woken
 
 
-def test_mailboxes_stay_within_their_bounds_and_laggards_read_the_log(
+def test_mailboxes_are_bounded_and_lagging_sinks_read_the_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reads = 0
@@ -162,7 +168,7 @@ def test_mailboxes_stay_within_their_bounds_and_laggards_read_the_log(
 
     async def main() -> None:
         async with Propagator(SETTINGS, world=virtual_world()) as p:
-            service = await Service.attached(p, HEALTHY, STALLED)
+            service = await Service.attach(p, HEALTHY, STALLED)
             worst_deltas = worst_bytes = 0
             for number in range(150):  # mostly small; now and then a third of a mailbox's bytes
                 rows = 1 + number % 5
@@ -179,12 +185,12 @@ def test_mailboxes_stay_within_their_bounds_and_laggards_read_the_log(
             assert MAILBOX_DELTAS // 2 < worst_deltas <= MAILBOX_DELTAS
             assert MAILBOX_BYTES // 4 < worst_bytes <= MAILBOX_BYTES
             await p.wait_visible(end, sinks=[sink.name for sink in service.healthy])
-            assert reads == 0  # who keeps up is handed its deltas
+            assert reads == 0  # a sink that keeps up gets its deltas from its mailbox
             service.gate.opened.set()
             await p.wait_visible(end)
             assert STALLED <= reads <= STALLED * (2 * end // MERGE + 3)
             for one in service.healthy + service.stalled:
-                assert [offset for offset, _ in one.noted] == list(range(end))
+                assert [offset for offset, _ in one.applied] == list(range(end))
             print(
                 f"{STALLED} of {HEALTHY + STALLED} sinks {end} deltas behind: mailboxes held at most "
                 f"{worst_deltas} of {MAILBOX_DELTAS} deltas, {worst_bytes} of {MAILBOX_BYTES} bytes; "

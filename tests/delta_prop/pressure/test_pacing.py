@@ -14,7 +14,7 @@ from delta_prop.backpressure.pacer import Pacer
 from delta_prop.pacing import PacingGate
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_wire.frames import PressureLevel
-from tests.delta_prop.pressure.paced import Admitted, WorkingSink, demand, noisy_steps
+from tests.delta_prop.pressure.paced import AdmittedRates, WorkingSink, noisy_steps, publish_until
 from tests.delta_prop.support import made
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ TOLERANCE = 0.15
 MAILBOXES = (5_000, 20_000, 100_000)
 
 
-class Followed(NamedTuple):
+class PacingResult(NamedTuple):
     """Of each settled second, every 100 ms: how far what was admitted is from the capacity; extremes."""
 
     deviations: list[float]
@@ -42,61 +42,61 @@ class Followed(NamedTuple):
         return max(self.deviations)
 
     @property
-    def outside(self) -> float:
+    def outside_share(self) -> float:
         return sum(one > TOLERANCE for one in self.deviations) / len(self.deviations)
 
 
-def follow(mailbox: int, seed: int, *, law: RateLaw = "drain", hold_s: float, batch: int) -> Followed:
+def run_paced(mailbox: int, seed: int, *, law: RateLaw = "drain", hold_s: float, batch: int) -> PacingResult:
     """One run with a demand that is never the limit."""
     settings = Settings(mailbox_deltas_max=mailbox, rate_law=law)
 
-    async def main() -> Followed:
-        admitted, sink = Admitted(), WorkingSink("slow", noisy_steps(seed, STEPS, hold_s))
+    async def main() -> PacingResult:
+        admitted, sink = AdmittedRates(), WorkingSink("slow", noisy_steps(seed, STEPS, hold_s))
         async with Propagator(settings, world=virtual_world(seed)) as p:
-            sink.watch(p)
+            sink.observe(p)
             await p.attach(sink, pacing=True)
-            await demand(p, admitted, until_s=hold_s * len(STEPS), batch=batch)
+            await publish_until(p, admitted, until_s=hold_s * len(STEPS), batch=batch)
         deviations = [
             abs(rate / step - 1)
             for at, step in enumerate(STEPS)
             for rate in admitted.rates(at * hold_s + SETTLE_S, (at + 1) * hold_s)
         ]
-        return Followed(deviations, sink.most_in_flight, sink.most_lag_pushed)
+        return PacingResult(deviations, sink.most_in_flight, sink.most_lag_pushed)
 
     return run_virtual(main)
 
 
-def test_the_source_goes_at_the_pace_of_a_sink_whose_capacity_changes(full: bool) -> None:
-    # The price of a run is that of its rows; larger batches and shorter steps buy a run for each mailbox.
+def test_source_follows_a_sink_whose_capacity_changes(full: bool) -> None:
+    # A run costs time per row; larger batches and shorter steps allow a run for each mailbox.
     seeds, hold_s, batch = (10, 10.0, 100) if full else (1, 8.0, 500)
     print(f"\n{seeds} seeds, steps of {hold_s:g} s, batches of {batch}; windows of 1 s, 5 s after each step")
     print(f"{'law':>14} {'mailbox':>8} {'worst':>7} {'outside 15 %':>13} {'most in flight':>15}")
     for mailbox in MAILBOXES:
         laws: tuple[RateLaw, ...] = ("drain", "depth") if full or mailbox == 5_000 else ("drain",)
         for law in laws:
-            runs = [follow(mailbox, seed, law=law, hold_s=hold_s, batch=batch) for seed in range(seeds)]
+            runs = [run_paced(mailbox, seed, law=law, hold_s=hold_s, batch=batch) for seed in range(seeds)]
             worst, most = max(run.worst for run in runs), max(run.most_in_flight for run in runs)
-            outside = sum(run.outside for run in runs) / seeds
-            print(f"{law:>14} {mailbox:8} {worst:7.1%} {outside:13.1%} {most:15}")
-            # Credits hold whatever the rate is.
+            outside_share = sum(run.outside_share for run in runs) / seeds
+            print(f"{law:>14} {mailbox:8} {worst:7.1%} {outside_share:13.1%} {most:15}")
+            # The credit limit applies whatever the rate is.
             assert 0 < most <= mailbox
             assert max(run.most_lag for run in runs) <= mailbox
             if law == "drain":
                 assert worst <= TOLERANCE
             else:
-                assert outside > 0.2  # the comparison that the choice of the law rests on
+                assert outside_share > 0.2  # the comparison that justifies the default law
 
 
-# --- the gate where nobody paces
+# --- the gate without a pacing sink
 
 
-def test_where_nobody_paces_nothing_is_limited_and_the_gate_is_one_call(
+def test_gate_without_a_pacing_sink_limits_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A sink that takes all day lets the source go as it likes; no credit is counted, no token."""
     counts: dict[str, int] = {}
 
-    def counted(owner: type, name: str) -> None:
+    def count_calls(owner: type, name: str) -> None:
         function: Callable[..., object] = getattr(owner, name)
 
         def call(*given: object, **named: object) -> object:
@@ -113,7 +113,7 @@ def test_where_nobody_paces_nothing_is_limited_and_the_gate_is_one_call(
         (Pacer, "_refill"),
         (PacingGate, "_poll_log"),
     ):
-        counted(owner, name)
+        count_calls(owner, name)
 
     async def main() -> None:
         async with Propagator(world=virtual_world()) as p:
@@ -122,13 +122,13 @@ def test_where_nobody_paces_nothing_is_limited_and_the_gate_is_one_call(
             for number in range(900):
                 assert p.offer(made(f"v{number}"), made(f"w{number}")).acknowledged
             assert counts.pop("admits") == counts.pop("note") == 900
-            # 900 small batches are 1.7 % of the log's bytes, so it is looked at once.
+            # 900 small batches are 1.7 % of the log's bytes, so the log is polled once.
             assert counts == {"_poll_log": 1}
             counts.clear()
             receipts = [p.offer(made(f"x{number}")) for number in range(1_000)]
             assert p.statistics().queue.depth == 0
             assert all(receipt.acknowledged for receipt in receipts)
-            # The first of a turn goes at once, those behind it as one batch: a call for each of the two,
+            # The first of a tick is sent at once, the rest as one batch: a call for each of the two,
             # and of the log not 0.2 %.
             assert counts == {"admits": 2, "note": 2}
             assert p.pressure().rate_limit is None

@@ -53,7 +53,7 @@ class HeldSink:
         return len(self.keys)
 
 
-def at_the_gate(
+def run_at_closed_gate(
     main: Callable[[Propagator, HeldSink], Awaitable[None]], *, settings: Settings = SETTINGS
 ) -> None:
     """Run `main` with a gate that is closed: the sink's mailbox is full, and it stands still."""
@@ -64,7 +64,7 @@ def at_the_gate(
             await p.attach(sink, pacing=True)
             first = [p.offer(made(f"first-{row}")) for row in range(MAILBOX)]
             closed = p.offer(made("closed"))
-            assert p.statistics().queue.depth == 1  # who looks has sent what was offered in this turn
+            assert p.statistics().queue.depth == 1  # statistics() first sends what this tick offered
             assert all(receipt.acknowledged for receipt in first)
             assert not closed.done
             assert closed.withdraw()
@@ -74,22 +74,22 @@ def at_the_gate(
     run_virtual(run)
 
 
-async def all_done(receipts: Sequence[Receipt], within_s: float = 60) -> None:
+async def wait_all(receipts: Sequence[Receipt], within_s: float = 60) -> None:
     with anyio.fail_after(within_s):
         for receipt in receipts:
             await receipt.wait()
 
 
-def offset(receipt: Receipt) -> int:
+def offset_of(receipt: Receipt) -> int:
     at = receipt.result().offset
     assert at is not None
     return at
 
 
-# --- whose turn
+# --- order at the gate
 
 
-def test_critical_work_overtakes_what_waits_at_the_gate() -> None:
+def test_critical_work_overtakes_low_work_at_the_gate() -> None:
     async def main(p: Propagator, sink: HeldSink) -> None:
         low = [p.offer(made(f"low-{row}", priority=Priority.LOW)) for row in range(200)]
         await anyio.sleep(1)
@@ -97,18 +97,18 @@ def test_critical_work_overtakes_what_waits_at_the_gate() -> None:
         assert p.statistics().queue.depth == 230
         assert not any(receipt.done for receipt in low + critical)
         sink.opened.set()
-        await all_done(low + critical)
-        last = max(map(offset, critical))
-        before = sum(offset(receipt) < last for receipt in low)
+        await wait_all(low + critical)
+        last = max(map(offset_of, critical))
+        before = sum(offset_of(receipt) < last for receipt in low)
         print(f"\nlast of 30 critical deltas at place {last - MAILBOX}, {before} of 200 low before it")
-        assert before <= 15  # of eight, one is low; more, as it had waited for a second
-        assert [offset(one) for one in critical] == sorted(map(offset, critical))
-        assert [offset(one) for one in low] == sorted(map(offset, low))
+        assert before <= 15  # one low delta in eight; more after ageing for a second
+        assert [offset_of(one) for one in critical] == sorted(map(offset_of, critical))
+        assert [offset_of(one) for one in low] == sorted(map(offset_of, low))
 
-    at_the_gate(main)
+    run_at_closed_gate(main)
 
 
-def test_low_work_goes_on_beside_endless_critical_work() -> None:
+def test_low_work_progresses_under_endless_critical_work() -> None:
     async def main(p: Propagator, sink: HeldSink) -> None:
         done: dict[Priority, list[float]] = {Priority.CRITICAL: [], Priority.LOW: []}
         sink.row_s = 0.002
@@ -135,7 +135,7 @@ def test_low_work_goes_on_beside_endless_critical_work() -> None:
             critical_late
         )
 
-    at_the_gate(main)
+    run_at_closed_gate(main)
 
 
 def test_publishers_are_served_in_order() -> None:
@@ -157,46 +157,46 @@ def test_publishers_are_served_in_order() -> None:
         assert served == list(range(40))
         assert offsets == list(range(MAILBOX, MAILBOX + 40))
 
-    at_the_gate(main)
+    run_at_closed_gate(main)
 
 
-def test_what_is_offered_is_acknowledged_when_the_gate_opens() -> None:
+def test_offers_are_acknowledged_when_the_gate_opens() -> None:
     async def main(p: Propagator, sink: HeldSink) -> None:
         receipts = [p.offer(made(f"v{row}-0"), made(f"v{row}-1")) for row in range(10)]
         await anyio.sleep(5)
         assert not any(receipt.done for receipt in receipts)
         assert p.statistics().queue.depth == 20
         sink.opened.set()
-        await all_done(receipts)
-        assert [offset(one) for one in receipts] == list(range(MAILBOX, MAILBOX + 20, 2))
+        await wait_all(receipts)
+        assert [offset_of(one) for one in receipts] == list(range(MAILBOX, MAILBOX + 20, 2))
         assert p.statistics().queue.depth == 0
 
-    at_the_gate(main)
+    run_at_closed_gate(main)
 
 
-def test_a_small_batch_does_not_pass_a_large_one_that_waits() -> None:
+def test_small_batch_does_not_overtake_a_waiting_large_one() -> None:
     async def main(p: Propagator, sink: HeldSink) -> None:
         sink.opened.set()
         await p.wait_visible(MAILBOX)
         sink.opened = anyio.Event()
-        again = [p.offer(made(f"again-{row}")) for row in range(MAILBOX - 2)]
+        refill = [p.offer(made(f"again-{row}")) for row in range(MAILBOX - 2)]
         large = p.offer(*(made(f"large-{row}") for row in range(5)))
         small = p.offer(made("small"))
         assert p.statistics().queue.depth == 6
-        assert all(receipt.acknowledged for receipt in again)
+        assert all(receipt.acknowledged for receipt in refill)
         assert not large.done
-        assert not small.done  # there is room for it, and not for the one before it
+        assert not small.done  # it would fit, but the one before it does not
         sink.opened.set()
-        await all_done([large, small])
-        assert offset(large) < offset(small)
+        await wait_all([large, small])
+        assert offset_of(large) < offset_of(small)
 
-    at_the_gate(main)
-
-
-# --- who gives up
+    run_at_closed_gate(main)
 
 
-def test_a_publish_that_gives_up_at_the_gate_leaves_nothing_behind() -> None:
+# --- cancelled publishers
+
+
+def test_publish_cancelled_at_the_gate_leaves_nothing() -> None:
     async def main(p: Propagator, sink: HeldSink) -> None:
         before = p.statistics()
         late = await refused(p.publish(made("late"), timeout_s=2))
@@ -205,25 +205,29 @@ def test_a_publish_that_gives_up_at_the_gate_leaves_nothing_behind() -> None:
             await p.publish(made("cancelled"))
         assert scope.cancelled_caught
         assert p.offer(made("withdrawn")).withdraw()
-        told = p.statistics()
-        assert (told.queue.depth, told.queue.depth_bytes, told.pending.pending_deltas) == (0, 0, 0)
-        assert (told.accepted, told.log.next_offset) == (before.accepted, before.log.next_offset)
+        statistics = p.statistics()
+        assert (statistics.queue.depth, statistics.queue.depth_bytes, statistics.pending.pending_deltas) == (
+            0,
+            0,
+            0,
+        )
+        assert (statistics.accepted, statistics.log.next_offset) == (before.accepted, before.log.next_offset)
         sink.opened.set()
         await p.publish(made("next"))
         await p.wait_visible(MAILBOX + 1)
         assert sink.keys == [*(f"first-{row}" for row in range(MAILBOX)), "next"]
-        # What was held back is not held for ever: a mailbox full goes at once.
+        # The gate opens again: a full mailbox of deltas is admitted at once.
         await anyio.sleep(5)
         assert p.pressure().level is PressureLevel.OK
         receipts = [p.offer(made(f"more-{row}")) for row in range(MAILBOX)]
         assert p.statistics().queue.depth == 0
         assert all(receipt.acknowledged for receipt in receipts)
 
-    at_the_gate(main)
+    run_at_closed_gate(main)
 
 
-def test_closing_refuses_at_once_whoever_waits_at_the_gate() -> None:
-    told: list[tuple[float, ErrorCode]] = []
+def test_close_refuses_waiting_publishers_at_once() -> None:
+    refusals: list[tuple[float, ErrorCode]] = []
 
     async def main() -> None:
         async with anyio.create_task_group() as callers:
@@ -235,44 +239,44 @@ def test_closing_refuses_at_once_whoever_waits_at_the_gate() -> None:
                 async def publish(number: int) -> None:
                     priority = Priority(number % 4)
                     refusal = await refused(p.publish(made(f"v{number}", priority=priority)))
-                    told.append((anyio.current_time(), refusal.code))
+                    refusals.append((anyio.current_time(), refusal.code))
 
                 async def produce() -> None:
                     refusal = await refused(p.producer("dots").publish(made("dots"), timeout_s=60))
-                    told.append((anyio.current_time(), refusal.code))
+                    refusals.append((anyio.current_time(), refusal.code))
 
                 for number in range(20):
                     callers.start_soon(publish, number)
                 receipt = p.offer(made("offered"))
                 await anyio.sleep(3)
-                assert told == []
+                assert refusals == []
             refusal = receipt.refusal()
             assert refusal is not None
             assert refusal.code is ErrorCode.SHUTTING_DOWN
             assert refusal.retry_after_ms
 
     run_virtual(main)
-    assert len(told) == 20
-    assert {code for _, code in told} == {ErrorCode.SHUTTING_DOWN}
-    assert {round(at, 3) for at, _ in told} == {3.0}  # while the sink still had its time to end
+    assert len(refusals) == 20
+    assert {code for _, code in refusals} == {ErrorCode.SHUTTING_DOWN}
+    assert {round(at, 3) for at, _ in refusals} == {3.0}  # before the sink's close timeout
 
 
 # --- producers with dots
 
 
-def test_a_producer_comes_through_the_gate_in_order_exactly_once() -> None:
+def test_producer_passes_the_gate_in_order_exactly_once() -> None:
     async def main(p: Propagator, sink: HeldSink) -> None:
         sink.row_s = 0.02
         producer = p.producer("one")
         order: list[int] = []
-        given_up: set[int] = set()
+        cancelled: set[int] = set()
 
         async def publish(number: int) -> None:
             with anyio.move_on_after(0.5 if number % 10 == 3 else 60) as scope:
                 await producer.publish(made(f"dot-{number:03}"))
                 order.append(number)
             if scope.cancelled_caught:
-                given_up.add(number)
+                cancelled.add(number)
 
         async def open_and_close() -> None:
             for _ in range(5):
@@ -287,17 +291,17 @@ def test_a_producer_comes_through_the_gate_in_order_exactly_once() -> None:
             for number in range(100):
                 tasks.start_soon(publish, number)
                 await anyio.sleep(0.01)
-        assert given_up
-        assert order == [number for number in range(100) if number not in given_up]
-        assert producer.watermark() == 100  # what was given up is void: nothing lines up behind it
+        assert cancelled
+        assert order == [number for number in range(100) if number not in cancelled]
+        assert producer.watermark() == 100  # cancelled counters are no-ops: nothing waits for them
         assert producer.in_flight_batches == 0
         await p.wait_visible(p.statistics().log.next_offset)
         assert [key for key in sink.keys if key.startswith("dot")] == [f"dot-{number:03}" for number in order]
 
-    at_the_gate(main)
+    run_at_closed_gate(main)
 
 
-def test_a_producer_goes_as_soon_as_the_gate_opens() -> None:
+def test_producer_sends_as_soon_as_the_gate_opens() -> None:
     """Not at the next look at the sinks, ten times a second, nor when a sink has ended its call."""
     settings = Settings(merge_deltas_max=100, rate_initial=200)
 
@@ -318,32 +322,36 @@ def test_a_producer_goes_as_soon_as_the_gate_opens() -> None:
     run_virtual(main)
 
 
-# --- who is told
+# --- listeners
 
 
-def test_changes_of_pressure_are_told_to_everybody_who_listens() -> None:
-    heard: list[list[Pressure]] = [[], [], []]
+def test_pressure_changes_reach_every_listener() -> None:
+    received: list[list[Pressure]] = [[], [], []]
 
     async def main() -> None:
         async with anyio.create_task_group() as listeners:
             sink = HeldSink()
             async with Propagator(SETTINGS, world=virtual_world()) as p:
 
-                async def listen(told: list[Pressure]) -> None:
+                async def listen(pressures: list[Pressure]) -> None:
                     async for pressure in p.pressure_changes():
-                        told.append(pressure)
+                        pressures.append(pressure)
 
-                for told in heard:
-                    listeners.start_soon(listen, told)
+                for pressures in received:
+                    listeners.start_soon(listen, pressures)
                 await anyio.sleep(1)
-                assert [len(told) for told in heard] == [1, 1, 1]  # the first at once, and nothing since
-                assert heard[0][0].level is PressureLevel.OK
-                assert heard[0][0].rate_limit is None
+                assert [len(pressures) for pressures in received] == [
+                    1,
+                    1,
+                    1,
+                ]  # the first level came at once, and no change since
+                assert received[0][0].level is PressureLevel.OK
+                assert received[0][0].rate_limit is None
                 await p.attach(sink, pacing=True)
                 for row in range(MAILBOX + 5):
                     p.offer(made(f"v{row}"))
                 await anyio.sleep(3)
-                last = heard[0][-1]
+                last = received[0][-1]
                 assert last.level is PressureLevel.STOP
                 assert last.paced_by == "held"
                 assert last.depth == 5
@@ -351,21 +359,21 @@ def test_changes_of_pressure_are_told_to_everybody_who_listens() -> None:
                 assert "nothing leaves it" in last.reason
                 sink.opened.set()
                 await anyio.sleep(3)
-                assert heard[0][-1].level is PressureLevel.OK
+                assert received[0][-1].level is PressureLevel.OK
                 await p.detach("held")
                 await anyio.sleep(0.2)
-                assert heard[0][-1].rate_limit is None
-                count = len(heard[0])
-                await anyio.sleep(60.05)  # closes between two steps
-                assert len(heard[0]) == count < 60
-            # It has closed: they end, or this block never would.
+                assert received[0][-1].rate_limit is None
+                count = len(received[0])
+                await anyio.sleep(60.05)  # so that the close falls between two steps
+                assert len(received[0]) == count < 60
+            # After the close the listeners end, or this block never would.
 
     run_virtual(main)
-    assert heard[0] == heard[1] == heard[2]
-    assert {PressureLevel.OK, PressureLevel.STOP} <= {one.level for one in heard[0]}
+    assert received[0] == received[1] == received[2]
+    assert {PressureLevel.OK, PressureLevel.STOP} <= {one.level for one in received[0]}
 
 
-def test_listening_to_a_propagator_that_closes_ends_though_a_sink_hangs() -> None:
+def test_listening_ends_at_close_though_a_sink_hangs() -> None:
     ended: list[float] = []
 
     async def main() -> None:

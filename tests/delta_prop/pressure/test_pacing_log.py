@@ -14,7 +14,7 @@ from delta_prop_sinks.sink import StopSink
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import PressureLevel
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.pressure.paced import Admitted, WorkingSink, demand
+from tests.delta_prop.pressure.paced import AdmittedRates, WorkingSink, publish_until
 from tests.delta_prop.support import made, refused
 
 if TYPE_CHECKING:
@@ -43,28 +43,28 @@ def paced_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if "paces the source" in record.getMessage()]
 
 
-def test_a_required_sink_paces_from_80_percent_of_the_log_and_the_source_settles(
+def test_required_sink_paces_from_80_percent_of_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING, "delta_prop")
 
     async def main() -> None:
         slow, quick = WorkingSink("slow", [DRAIN]), WorkingSink("quick", [1e6])
-        admitted, fills = Admitted(), []
+        admitted, fills = AdmittedRates(), []
 
         async with Propagator(log_settings(), world=virtual_world()) as p:
             await p.attach(quick)
             await p.attach(slow)
 
-            async def look() -> None:
+            async def sample_fill() -> None:
                 while True:
                     await anyio.sleep(0.05)
                     fills.append((anyio.current_time(), p._log.used_share(p._sinks.feed("slow").committed)))
 
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(look)
-                await demand(p, admitted, until_s=15, batch=200)
-                tell(p.pressure(), p)
+                tasks.start_soon(sample_fill)
+                await publish_until(p, admitted, until_s=15, batch=200)
+                check_pressure(p.pressure(), p)
                 await anyio.sleep(0.25)  # the demand falls
                 assert p.pressure().level <= PressureLevel.WARN
                 await anyio.sleep(30)
@@ -75,7 +75,7 @@ def test_a_required_sink_paces_from_80_percent_of_the_log_and_the_source_settles
             assert statistics.pressure.level is PressureLevel.OK
             assert statistics.pressure.rate_limit is None
             assert slow.rows == quick.rows == statistics.accepted
-        # Till then it went as fast as it could; then at the rate the sink drains, without a saw-tooth.
+        # At first the source is unlimited; then it keeps to the sink's rate, without oscillating.
         settled = list(admitted.rates(5, 15))
         assert min(settled) >= 0.9 * DRAIN
         assert max(settled) <= 1.1 * DRAIN
@@ -85,7 +85,7 @@ def test_a_required_sink_paces_from_80_percent_of_the_log_and_the_source_settles
             f"admitted {min(settled):.0f} to {max(settled):.0f}/s; the log {min(held):.0%} to {max(held):.0%}"
         )
 
-    def tell(pressure: Pressure, p: Propagator) -> None:
+    def check_pressure(pressure: Pressure, p: Propagator) -> None:
         assert pressure.level is PressureLevel.THROTTLE
         assert pressure.paced_by == "slow (its share of the log)"
         assert pressure.rate_limit == pytest.approx(DRAIN, rel=0.1)
@@ -93,18 +93,18 @@ def test_a_required_sink_paces_from_80_percent_of_the_log_and_the_source_settles
         assert f"it drains {DRAIN:.0f} deltas/s" in pressure.reason
         assert pressure.retry_after_ms is not None
         assert 1 <= pressure.retry_after_ms <= 1_000
-        told = p.statistics().sinks
-        assert told["slow"].pacing
-        assert not told["quick"].pacing
+        statistics = p.statistics().sinks
+        assert statistics["slow"].pacing
+        assert not statistics["quick"].pacing
 
     run_virtual(main)
-    told = [line for line in paced_lines(caplog) if "'slow'" in line]
-    assert [line.split("source")[0] for line in told] == [
+    paced = [line for line in paced_lines(caplog) if "'slow'" in line]
+    assert [line.split("source")[0] for line in paced] == [
         "sink 'slow' paces the ",
     ]
 
 
-def test_at_the_limit_producers_are_refused_and_told_which_sink_holds_the_log() -> None:
+def test_full_log_refuses_producers_and_names_the_sink() -> None:
     """It has stopped, and gives nothing up: producers are slowed down first, then refused."""
 
     async def main() -> None:
@@ -116,8 +116,8 @@ def test_at_the_limit_producers_are_refused_and_told_which_sink_holds_the_log() 
                 with anyio.move_on_after(5):
                     try:
                         await receipt.wait()
-                    except Refused as told:
-                        refusal = told
+                    except Refused as error:
+                        refusal = error
                 if p.statistics().log.deltas == 900:
                     assert p.pressure().level is PressureLevel.THROTTLE
                     assert p.pressure().paced_by == "stopped (its share of the log)"
@@ -127,14 +127,16 @@ def test_at_the_limit_producers_are_refused_and_told_which_sink_holds_the_log() 
             assert refusal.details["blocked_by"] == "stopped"
             assert refusal.retry_after_ms
             assert p.statistics().sinks["stopped"].state == "stopped"
-            assert anyio.current_time() > 1  # it was paced before: 200 deltas at 100 a second, at least
+            assert (
+                anyio.current_time() > 1
+            )  # the source was paced before: at least 200 deltas at 100 a second
             await p.detach("stopped")
             assert (await p.publish(made("after"))).offset == 1_000
 
     run_virtual(main)
 
 
-def test_at_the_limit_a_sink_that_gives_way_loses_its_place_alone() -> None:
+def test_full_log_invalidates_only_the_evictable_sinks_cursor() -> None:
     async def main() -> None:
         quick, slow = WorkingSink("quick", [1e6]), WorkingSink("slow", [5_000.0])
         stopped = StoppingSink("stopped", [1.0])
@@ -156,18 +158,18 @@ def test_at_the_limit_a_sink_that_gives_way_loses_its_place_alone() -> None:
             assert "needs a snapshot" in (statistics.sinks["stopped"].reason or "")
             await p.wait_visible(3_000, sinks=["quick", "slow"])
             assert quick.rows == slow.rows == 3_000
-            # Back again, from what the log still has.
+            # Attached again, it reads the rows that are still in the log.
             await p.detach("stopped")
-            again = WorkingSink("stopped", [1e6])
-            await p.attach(again, start="earliest")
+            restarted = WorkingSink("stopped", [1e6])
+            await p.attach(restarted, start="earliest")
             first = p.statistics().log.start_offset
             await p.wait_visible(3_000, sinks=["stopped"])
-            assert again.rows == 3_000 - first > 0
+            assert restarted.rows == 3_000 - first > 0
 
     run_virtual(main)
 
 
-def test_a_sink_that_gives_way_and_stands_still_is_not_said_to_pace(
+def test_evictable_stopped_sink_is_not_reported_as_pacing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING, "delta_prop")
@@ -184,7 +186,7 @@ def test_a_sink_that_gives_way_and_stands_still_is_not_said_to_pace(
     assert paced_lines(caplog) == []
 
 
-def test_what_waits_for_room_when_the_log_is_full_is_refused_in_time() -> None:
+def test_publish_into_a_full_log_is_refused_at_its_timeout() -> None:
     async def main() -> None:
         async with Propagator(log_settings(1_000), world=virtual_world()) as p:
             await p.attach(StoppingSink("stopped", [1.0]))

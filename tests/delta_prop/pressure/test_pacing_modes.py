@@ -17,7 +17,7 @@ from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_sinks.sink import Backlog, StopSink
 from delta_prop_wire.frames import PressureLevel
-from tests.delta_prop.pressure.paced import IDS, MATRIX, Admitted, WorkingSink, demand
+from tests.delta_prop.pressure.paced import IDS, MATRIX, AdmittedRates, WorkingSink, publish_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,11 +31,11 @@ LIMITS = Settings().feed_limits(None, None)
 
 
 @dataclass(slots=True)
-class LinkingSink(WorkingSink):
+class BacklogSink(WorkingSink):
     """Takes rows at once, and works on them later, at its own rate; `apply` keeps the bound."""
 
     waiting: int = 0
-    most: int = 0
+    backlog_max: int = 0
     worked: anyio.Event | None = None
 
     def backlog(self) -> Backlog:
@@ -59,33 +59,33 @@ class LinkingSink(WorkingSink):
             await self.worked.wait()
         self.waiting += rows
         self.rows += rows
-        self.most = max(self.most, self.waiting)
+        self.backlog_max = max(self.backlog_max, self.waiting)
 
 
 @pytest.mark.parametrize("demand_max", [10 * BACKGROUND, inf], ids=["fast", "endless"])
-def test_a_sink_with_a_backlog_is_paced_at_what_its_background_achieves(demand_max: float) -> None:
+def test_source_is_paced_at_the_rate_of_backlog_work(demand_max: float) -> None:
     """Endless demand fills the log before anybody can look: then the sink is let catch up first."""
     log_deltas_max, until_s = (1_000_000, 20) if demand_max < inf else (40_000, 40)
 
     async def main() -> None:
-        linking, admitted = LinkingSink("index", [1e6]), Admitted()
+        backlog_sink, admitted = BacklogSink("index", [1e6]), AdmittedRates()
         backlogs: list[tuple[float, int]] = []
         async with Propagator(Settings(log_deltas_max=log_deltas_max), world=virtual_world()) as p:
-            await p.attach(linking)
+            await p.attach(backlog_sink)
 
-            async def look() -> None:
+            async def sample() -> None:
                 while True:
                     await anyio.sleep(0.05)
-                    backlogs.append((anyio.current_time(), linking.waiting))
+                    backlogs.append((anyio.current_time(), backlog_sink.waiting))
 
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(look)
-                # Below the mark nobody is paced: the backlog is what it is for.
+                tasks.start_soon(sample)
+                # Below the mark nobody is paced.
                 for _ in range(15):
                     await p.publish_many(IDS, MATRIX)
                 await anyio.sleep(0.5)
                 assert p.pressure().paced_by is None
-                await demand(p, admitted, until_s=until_s, batch=200, rate_max=demand_max)
+                await publish_until(p, admitted, until_s=until_s, batch=200, rate_max=demand_max)
                 pressure = p.pressure()
                 assert pressure.level is PressureLevel.THROTTLE
                 assert pressure.paced_by == "index (its backlog)"
@@ -104,14 +104,14 @@ def test_a_sink_with_a_backlog_is_paced_at_what_its_background_achieves(demand_m
         assert min(settled) >= 0.85 * BACKGROUND
         assert max(settled) <= 1.15 * BACKGROUND
         assert min(held) > 0.75 * BACKLOG_MAX
-        assert max(held) < BACKLOG_MAX  # it stands above the mark, and not at the bound
-        assert linking.most <= BACKLOG_MAX
+        assert max(held) < BACKLOG_MAX  # the backlog stays above the mark and below the bound
+        assert backlog_sink.backlog_max <= BACKLOG_MAX
 
     run_virtual(main)
 
 
 @dataclass(slots=True)
-class TroubledSink(WorkingSink):
+class FailingSink(WorkingSink):
     """Works, until it is told to fail."""
 
     failure: Exception | None = None
@@ -126,21 +126,19 @@ class TroubledSink(WorkingSink):
 @pytest.mark.parametrize(
     ("failure", "state"), [(StopSink("out of order"), "stopped"), (OSError("gone"), "breaker open")]
 )
-def test_a_pacing_sink_that_stands_still_holds_nobody_and_holds_again_when_it_goes_on(
-    failure: Exception, state: str
-) -> None:
+def test_stalled_pacing_sink_limits_nobody_until_it_resumes(failure: Exception, state: str) -> None:
     async def main() -> None:
-        sink, admitted = TroubledSink("slow", [2_000.0]), Admitted()
+        sink, admitted = FailingSink("slow", [2_000.0]), AdmittedRates()
         async with Propagator(Settings(mailbox_deltas_max=5_000), world=virtual_world()) as p:
             await p.attach(sink, pacing=True, required=False)
-            await demand(p, admitted, until_s=5)
+            await publish_until(p, admitted, until_s=5)
             assert p.pressure().paced_by == "slow"
             assert p.statistics().sinks["slow"].pacing
             sink.failure = failure
             before = p.statistics().accepted
             await anyio.sleep(60)
             assert p.statistics().sinks["slow"].state == state
-            # Nothing waits, whatever is offered, and nobody is told to slow down.
+            # Nothing waits, whatever is offered, and no pressure is reported.
             assert p.pressure().rate_limit is None
             assert p.pressure().level is PressureLevel.OK
             assert not p.statistics().sinks["slow"].pacing
@@ -149,7 +147,7 @@ def test_a_pacing_sink_that_stands_still_holds_nobody_and_holds_again_when_it_go
                 await p.publish_many(IDS[:200], MATRIX[:200])
             assert anyio.current_time() == at
             assert p.statistics().accepted == before + 10_000
-            # It goes on: the source goes at its pace again, at first at a share, as it has to catch up.
+            # After the restart the sink paces the source again, at first at a share, while it catches up.
             sink.failure = None
             p.restart("slow")
             await anyio.sleep(0.3)
@@ -157,7 +155,7 @@ def test_a_pacing_sink_that_stands_still_holds_nobody_and_holds_again_when_it_go
             assert p.pressure().paced_by == "slow"
             assert p._sinks.pacing.pacer.mode("slow") is Mode.CATCHING_UP
             at = anyio.current_time()
-            await demand(p, admitted, until_s=at + 40, batch=200)
+            await publish_until(p, admitted, until_s=at + 40, batch=200)
             assert not p.statistics().sinks["slow"].catching_up
             assert max(admitted.rates(at + 30, at + 40)) <= 2_000 * 1.15
             assert min(admitted.rates(at + 30, at + 40)) >= 2_000 * 0.85
@@ -166,37 +164,37 @@ def test_a_pacing_sink_that_stands_still_holds_nobody_and_holds_again_when_it_go
     run_virtual(main)
 
 
-def test_a_sink_that_is_attached_late_catches_up_while_producers_go_on() -> None:
+def test_late_sink_catches_up_while_producers_continue() -> None:
     past, capacity, mailbox = 30_000, 5_000.0, 5_000
 
     async def main() -> None:
-        sink, admitted = WorkingSink("late", [capacity]), Admitted()
+        sink, admitted = WorkingSink("late", [capacity]), AdmittedRates()
         lags: list[tuple[float, int, bool]] = []
         async with Propagator(Settings(mailbox_deltas_max=mailbox), world=virtual_world()) as p:
             for _ in range(past // 1_000):
                 await p.publish_many(IDS, MATRIX)
-            sink.watch(p)
+            sink.observe(p)
             await p.attach(sink, pacing=True, start=0)
 
-            async def look() -> None:
+            async def sample() -> None:
                 while True:
                     await anyio.sleep(0.05)
-                    told = p.statistics().sinks["late"]
-                    lags.append((anyio.current_time(), told.lag, told.catching_up))
+                    statistics = p.statistics().sinks["late"]
+                    lags.append((anyio.current_time(), statistics.lag, statistics.catching_up))
 
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(look)
-                await demand(p, admitted, until_s=45, batch=250)
+                tasks.start_soon(sample)
+                await publish_until(p, admitted, until_s=45, batch=250)
                 tasks.cancel_scope.cancel()
-        arrived = next(at for at, _, behind in lags if not behind)
+        arrived = next(at for at, _, catching_up in lags if not catching_up)
         share = [rate / capacity for rate in admitted.rates(5, arrived - 1)]
         print(f"\narrived after {arrived:.1f} s; admitted {min(share):.0%} to {max(share):.0%} meanwhile")
-        # 0.7 of what it drains is let in, so that 30,000 are caught up at 0.3 of it: some 20 s.
+        # 0.7 of its rate is admitted, so 30,000 deltas are caught up at 0.3 of it: some 20 s.
         assert 15 < arrived < 28
         assert min(share) > 0.5
         assert max(share) < 0.85
-        # From then on credits hold, and it is not left behind again.
-        assert not any(behind for at, _, behind in lags if at > arrived)
+        # From then on the credit limit applies, and the sink does not lag again.
+        assert not any(catching_up for at, _, catching_up in lags if at > arrived)
         assert max(lag for at, lag, _ in lags if at > arrived) <= mailbox
         assert sink.most_in_flight <= mailbox
         settled = [rate / capacity for rate in admitted.rates(arrived + 10, 45)]
@@ -205,7 +203,7 @@ def test_a_sink_that_is_attached_late_catches_up_while_producers_go_on() -> None
     run_virtual(main)
 
 
-def test_a_look_between_two_calls_of_a_sink_that_reads_the_log_sees_what_stands_before_it() -> None:
+def test_gauge_of_a_catching_up_sink_measures_its_lag() -> None:
     """Nothing is in its hands at that moment: that is no mailbox that ran empty at once."""
     log = MemoryLog(bytes(16))
     feed = cast(
@@ -218,5 +216,5 @@ def test_a_look_between_two_calls_of_a_sink_that_reads_the_log_sees_what_stands_
     feed.in_flight = (0, 0)  # type: ignore[misc]
     full, measure = gauge.measure(0.1, 0.8)
     assert (full, measure.depth, measure.drained) == (1, 50_000, 0)
-    feed.is_catching_up = False  # type: ignore[misc]  # what lies between is for others
+    feed.is_catching_up = False  # type: ignore[misc]  # other sinks' rows lie between
     assert gauge.measure(0.2, 0.8)[1].depth == 0

@@ -30,12 +30,12 @@ CALLS = 60
 
 
 @dataclass(slots=True)
-class Silent:
+class AllOrNothingSink:
     """Fails as the callbacks do, and never says how far it came."""
 
     name: str
-    drawn: random.Random
-    noted: list[int] = field(default_factory=list)
+    rng: random.Random
+    applied: list[int] = field(default_factory=list)
 
     async def open(self, context: SinkContext) -> None:
         """Nothing to open: the service keeps the cursor."""
@@ -43,9 +43,9 @@ class Silent:
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         """Apply all, or nothing."""
         offsets = list(rows_of(deliveries))
-        if any(self.drawn.random() < SHARE for _ in offsets):
+        if any(self.rng.random() < SHARE for _ in offsets):
             raise TryAgain("busy")
-        self.noted += offsets
+        self.applied += offsets
 
     async def aclose(self) -> None:
         """Nothing to close."""
@@ -54,24 +54,24 @@ class Silent:
         """Nothing to tell."""
 
 
-def unsteady(kind: str, seed: int) -> tuple[Any, list[int]]:
+def unsteady_sink(kind: str, seed: int) -> tuple[Any, list[int]]:
     """A sink that says "try again" for that share of the rows it is brought, and what it has applied."""
-    drawn = random.Random(f"unsteady {seed}")
+    rng = random.Random(f"unsteady {seed}")
     if kind == "silent":
-        sink = Silent("unsteady", drawn)
-        return sink, sink.noted
-    noted: list[int] = []
+        sink = AllOrNothingSink("unsteady", rng)
+        return sink, sink.applied
+    applied: list[int] = []
 
     def take(offset: int, _: Delta) -> None:
-        if drawn.random() < SHARE:
+        if rng.random() < SHARE:
             raise TryAgain("busy") if kind != "defect" else ValueError("busy")
-        noted.append(offset)
+        applied.append(offset)
 
     async def take_on_the_loop(offset: int, delta: Delta) -> None:
         await anyio.lowlevel.checkpoint()
         take(offset, delta)
 
-    return CallbackSink(take_on_the_loop if kind == "async" else take, name="unsteady"), noted
+    return CallbackSink(take_on_the_loop if kind == "async" else take, name="unsteady"), applied
 
 
 def run(seed: int, kind: str | None) -> tuple[list[Any], list[int], float]:
@@ -79,7 +79,7 @@ def run(seed: int, kind: str | None) -> tuple[list[Any], list[int], float]:
 
     async def main() -> tuple[list[Any], list[int], float]:
         others = [steady("quick", call_s=0.001), steady("busy", call_s=0.05, row_s=0.005)]
-        sink, noted = (None, []) if kind is None else unsteady(kind, seed)
+        sink, applied = (None, []) if kind is None else unsteady_sink(kind, seed)
         async with Propagator(
             Settings(mailbox_deltas_max=300, merge_deltas_max=200), world=virtual_world(seed)
         ) as p:
@@ -91,27 +91,27 @@ def run(seed: int, kind: str | None) -> tuple[list[Any], list[int], float]:
             ended = anyio.current_time()
             if sink is not None:
                 assert p.statistics().sinks["unsteady"].applied_offset == end > 500
-        return [acknowledged, *_times(others)], noted, ended
+        return [acknowledged, *_times(others)], applied, ended
 
     return run_virtual(main)
 
 
 def _times(sinks: Sequence[TimedSink]) -> list[Any]:
-    return [sink.noted for sink in sinks]
+    return [sink.applied for sink in sinks]
 
 
 @pytest.mark.parametrize("kind", ["plain", "async", "defect", "silent"])
-def test_a_sink_that_fails_for_three_rows_in_ten_ends_and_delays_nobody(kind: str, full: bool) -> None:
+def test_sink_failing_for_30_percent_of_rows_delays_nobody(kind: str, full: bool) -> None:
     for seed in range(20 if full else 2):
-        seen, _, without_s = run(seed, None)
-        beside, noted, ended_s = run(seed, kind)
-        assert beside == seen
-        assert sorted(noted) == list(range(len(noted)))  # each once: what was applied does not come again
-        print(f"{kind}: {len(noted)} rows in {ended_s:.0f} s of virtual time, without it {without_s:.0f} s")
+        baseline, _, without_s = run(seed, None)
+        disturbed, applied, ended_s = run(seed, kind)
+        assert disturbed == baseline
+        assert sorted(applied) == list(range(len(applied)))  # each once: an applied row is not redelivered
+        print(f"{kind}: {len(applied)} rows in {ended_s:.0f} s of virtual time, without it {without_s:.0f} s")
         assert ended_s < 300
 
 
-def test_a_row_that_fails_on_and_on_is_told_as_the_cause(caplog: pytest.LogCaptureFixture) -> None:
+def test_row_that_keeps_failing_is_reported_as_the_cause(caplog: pytest.LogCaptureFixture) -> None:
     async def main(p: RecordedPropagator) -> None:
         cured = False
 
@@ -122,21 +122,21 @@ def test_a_row_that_fails_on_and_on_is_told_as_the_cause(caplog: pytest.LogCaptu
         await p.attach(CallbackSink(take, name="target"))
         await p.publish(*(made(f"v{number}") for number in range(100)))
         await anyio.sleep(0.3)
-        assert p.statistics().sinks["target"].failing is None  # may pass soon
+        assert p.statistics().sinks["target"].failing is None  # the row may still pass
         await anyio.sleep(5)
-        told = p.statistics().sinks["target"]
-        assert (told.state, told.applied_offset) == ("retrying", 40)
-        assert told.failing is not None
-        assert (told.failing.offset, told.failing.vector_id) == (40, "v40")
-        assert told.failing.failures > 5
-        assert told.reason is not None
-        assert told.reason.startswith("TryAgain: no such table; offset 40 (vector 'v40' in namespace")
+        statistics = p.statistics().sinks["target"]
+        assert (statistics.state, statistics.applied_offset) == ("retrying", 40)
+        assert statistics.failing is not None
+        assert (statistics.failing.offset, statistics.failing.vector_id) == (40, "v40")
+        assert statistics.failing.failures > 5
+        assert statistics.reason is not None
+        assert statistics.reason.startswith("TryAgain: no such table; offset 40 (vector 'v40' in namespace")
         await anyio.sleep(60)
         assert p.statistics().sinks["target"].state == "breaker open"
         cured = True
         await p.settle()
-        told = p.statistics().sinks["target"]
-        assert (told.state, told.failing, told.reason) == ("idle", None, None)
+        statistics = p.statistics().sinks["target"]
+        assert (statistics.state, statistics.failing, statistics.reason) == ("idle", None, None)
 
     with caplog.at_level(logging.WARNING, "delta_prop"):
         run_propagator(main)
@@ -145,59 +145,59 @@ def test_a_row_that_fails_on_and_on_is_told_as_the_cause(caplog: pytest.LogCaptu
     assert "RejectDelta" in line
 
 
-def test_a_sink_whose_calls_take_too_long_is_brought_less_until_they_do_not() -> None:
+def test_slow_sink_gets_smaller_calls_until_they_fit_timeout() -> None:
     async def main() -> None:
         sink = steady("slow", call_s=0.0, row_s=1.0)
         async with Propagator(Settings(apply_timeout_s=10.0), world=virtual_world()) as p:
             await p.attach(sink)
             last = await p.publish(*(made(f"v{number}") for number in range(100)))
             await p.wait_visible(last, timeout_s=1_000)
-        assert [offset for offset, _ in sink.noted] == list(range(100))
+        assert [offset for offset, _ in sink.applied] == list(range(100))
 
     run_virtual(main)
 
 
-def test_a_call_that_cannot_be_broken_off_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_uncancellable_call_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        async def works(_: list[int]) -> None:
+        async def shielded_work(_: list[int]) -> None:
             with anyio.CancelScope(shield=True):
                 await anyio.sleep(20)
 
         async with Propagator(Settings(apply_timeout_s=5.0), world=virtual_world()) as p:
-            await p.attach(TimedSink("stuck", works))
+            await p.attach(TimedSink("stuck", shielded_work))
             await p.publish(made("v"))
             await anyio.sleep(5.5)
             assert p.statistics().sinks["stuck"].reason is None
             await anyio.sleep(2)
-            told = p.statistics().sinks["stuck"]
-            assert told.state == "working"
-            assert told.reason is not None
-            assert told.reason.startswith(
+            statistics = p.statistics().sinks["stuck"]
+            assert statistics.state == "working"
+            assert statistics.reason is not None
+            assert statistics.reason.startswith(
                 "a call was cancelled after 5 s (apply_timeout_s), but does not end"
             )
             await anyio.sleep(13)
-            told = p.statistics().sinks["stuck"]
-            assert (told.state, told.reason, told.applied_offset) == ("idle", None, 1)
+            statistics = p.statistics().sinks["stuck"]
+            assert (statistics.state, statistics.reason, statistics.applied_offset) == ("idle", None, 1)
 
     with caplog.at_level(logging.WARNING, "delta_prop"):
         run_virtual(main)
     assert [one.message for one in caplog.records if "does not end" in one.message]
 
 
-def test_a_replay_of_rows_that_fail_now_and_then_ends() -> None:
+def test_replay_of_flaky_rows_completes() -> None:
     async def main(p: RecordedPropagator) -> None:
-        rejects, drawn, seen = True, random.Random(1), list[int]()
+        rejects, rng, seen = True, random.Random(1), list[int]()
 
-        class Moody(Silent):
+        class FlakySink(AllOrNothingSink):
             async def apply(self, deliveries: Sequence[Delivery]) -> None:
                 offsets = list(rows_of(deliveries))
                 if rejects:
                     raise RejectDelta(offsets[0], "not now")
-                if any(drawn.random() < SHARE for _ in offsets):
+                if any(rng.random() < SHARE for _ in offsets):
                     raise TryAgain("busy")
                 seen.extend(offsets)
 
-        await p.attach(Moody("moody", drawn))
+        await p.attach(FlakySink("moody", rng))
         await p.publish(*(made(f"v{number}") for number in range(60)))
         await p.settle()
         rejects = False

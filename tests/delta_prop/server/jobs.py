@@ -41,11 +41,11 @@ def block_of(deltas: Sequence[Delta]) -> Block:
 
 def rows(part: int, count: int, begin: int = 0) -> list[Delta]:
     """The deltas of a part, the same each time it is made."""
-    made = (f"{part}-{begin + number}" for number in range(count))
-    return [Delta(name, opaque(name.encode()), NAMESPACE) for name in made]
+    names = (f"{part}-{begin + number}" for number in range(count))
+    return [Delta(name, opaque(name.encode()), NAMESPACE) for name in names]
 
 
-def at_fault(part: int, number: int) -> Delta:
+def invalid_delta(part: int, number: int) -> Delta:
     """One that is refused when it is published: there is no such vector."""
     return Delta(f"none-{part}-{number}", sparse([0], [1.0]), NAMESPACE)
 
@@ -69,12 +69,12 @@ def stage(
     return StagedPart(part, attempt, len(deltas))
 
 
-def counts(status: JobStatus) -> JobStatus:
+def without_rows(status: JobStatus) -> JobStatus:
     """Return a status without its list of the first refused rows."""
     return replace(status, refused_rows=())
 
 
-def published(address: str, job: str = JOB, *, s_max: float = 60.0) -> JobStatus:
+def wait_published(address: str, job: str = JOB, *, s_max: float = 60.0) -> JobStatus:
     """Wait until a job is published; return its status."""
     deadline = time.monotonic() + s_max
     while (status := decide(address, job, Decision.QUERY)).state is not JobState.PUBLISHED:
@@ -89,7 +89,7 @@ def keys_in(propagator: Propagator) -> list[str]:
     return [key for one in batches if not one.batch.is_control for key in one.batch.keys]
 
 
-class Place:
+class JobSite:
     """A service on a false disk, on a thread of its own, for clients that block."""
 
     def __init__(self, portal: BlockingPortal, propagator: Propagator, service: Service) -> None:
@@ -111,17 +111,17 @@ class Place:
 
 
 @contextmanager
-def place(disk: SimDisk | None, *, access: Access | None = None, **settings: Any) -> Iterator[Place]:
+def serve_jobs(disk: SimDisk | None, *, access: Access | None = None, **settings: Any) -> Iterator[JobSite]:
     """Serve what is on a disk, until the block ends; None: with a log in memory."""
 
-    def made() -> Propagator:
+    def new_propagator() -> Propagator:
         if disk is None:
             return Propagator()
         return Propagator(data="x", world=replace(real_world(), open_disk=lambda _: disk))
 
     @asynccontextmanager
-    async def running() -> AsyncIterator[tuple[Propagator, Service]]:
-        async with made() as propagator, anyio.create_task_group() as tasks:
+    async def run_service() -> AsyncIterator[tuple[Propagator, Service]]:
+        async with new_propagator() as propagator, anyio.create_task_group() as tasks:
             service = Service(propagator, ServerSettings(port=0, **settings), access=access)
             await tasks.start(service.run)
             try:
@@ -129,5 +129,5 @@ def place(disk: SimDisk | None, *, access: Access | None = None, **settings: Any
             finally:
                 service.stop()
 
-    with start_blocking_portal() as portal, portal.wrap_async_context_manager(running()) as (p, service):
-        yield Place(portal, p, service)
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(run_service()) as (p, service):
+        yield JobSite(portal, p, service)

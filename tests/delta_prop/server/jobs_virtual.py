@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tests.delta_prop.server.tokens import File
 
 
-NO_ROOM_KEPT = LogSettings(free_bytes_min=0, reserve_bytes=0)
+NO_RESERVE = LogSettings(free_bytes_min=0, reserve_bytes=0)
 
 
 class Site:
@@ -82,11 +82,13 @@ class Site:
         """One task. Raises Refused where its hello is refused."""
         async with self.connected() as raw:
             ack = await staged_hello(raw, part, attempt, job, token)
-            have = ack.welcome.origins[0].watermark
-            for begin in range(have, len(deltas), block_rows):
-                await raw.send(frame(part, deltas[begin : begin + block_rows], begin + 1, begin + 1 - have))
-            if len(deltas) > have:
-                await raw.told(len(deltas) - have)
+            watermark = ack.welcome.origins[0].watermark
+            for begin in range(watermark, len(deltas), block_rows):
+                await raw.send(
+                    frame(part, deltas[begin : begin + block_rows], begin + 1, begin + 1 - watermark)
+                )
+            if len(deltas) > watermark:
+                await raw.until_acked(len(deltas) - watermark)
         return StagedPart(part, attempt, len(deltas))
 
     async def decide(
@@ -100,10 +102,10 @@ class Site:
         """The driver. Raises Refused."""
         async with self.connected() as raw:
             await raw.send(Subscribe(1, Hello(token=token)))
-            answer(await raw.next())
-            return await decided(raw, decision, parts, job, run)
+            expect_ack(await raw.next())
+            return await request_decision(raw, decision, parts, job, run)
 
-    async def published(self, job: str = JOB) -> JobStatus:
+    async def wait_published(self, job: str = JOB) -> JobStatus:
         """Wait until a job is published; return its status."""
         while True:
             status = await self.decide(Decision.QUERY, job=job)
@@ -126,10 +128,10 @@ async def staged_hello(raw: Raw, part: int, attempt: int, job: str = JOB, token:
     """The answer to a task's hello, once there is one. Raises Refused."""
     claims = (OriginClaim(origin_of(part)),)
     await raw.send(Subscribe(1, Hello(origins=claims, job=JobPart(job, part, attempt), token=token)))
-    return answer(await raw.next())
+    return expect_ack(await raw.next())
 
 
-async def decided(
+async def request_decision(
     raw: Raw,
     decision: Decision,
     parts: Sequence[StagedPart] = (),
@@ -139,13 +141,13 @@ async def decided(
     await raw.send(Subscribe(9, Decide(job, decision, tuple(parts), run)))
     while (frame := await raw.next()) is not None:
         if isinstance(frame, Ack | Nack) and frame.correlation_id == 9:
-            status = answer(frame).job
+            status = expect_ack(frame).job
             assert status is not None
             return status
     raise AssertionError("the connection ended before the answer")
 
 
-def answer(frame: object) -> Ack:
+def expect_ack(frame: object) -> Ack:
     """An answer that grants. Raises Refused."""
     if isinstance(frame, Nack):
         raise frame.refusal()
@@ -154,7 +156,7 @@ def answer(frame: object) -> Ack:
 
 
 @asynccontextmanager
-async def site(
+async def serve_virtual(
     disk: SimDisk,
     seed: int = 1,
     settings: Settings | None = None,
@@ -174,21 +176,21 @@ async def site(
         made = ServerSettings(host="server", allow_anonymous=True, **server)
         service = Service(propagator, made, access=None if tokens is None else Access(world, tokens))
         await tasks.start(service.run)
-        found = Site(propagator, service, network)
-        await until_read(found)
+        site = Site(propagator, service, network)
+        await wait_staged_read(site)
         try:
-            yield found
+            yield site
         finally:
             service.stop()
 
 
-async def until_read(site: Site) -> None:
+async def wait_staged_read(site: Site) -> None:
     """Wait until the server knows what is staged."""
     while not site.jobs._is_loaded:  # noqa: ASYNC110
         await anyio.sleep(0.01)
 
 
-def on(
+def run_story(
     disk: SimDisk,
     story: Callable[[Site], Awaitable[None]],
     *,
@@ -199,25 +201,25 @@ def on(
 
     async def main() -> None:
         with anyio.fail_after(3_600):
-            async with site(disk, **more) as at:  # type: ignore[arg-type]
-                await story(at)
+            async with serve_virtual(disk, **more) as site:  # type: ignore[arg-type]
+                await story(site)
 
     run_virtual(main, backend=backend)
 
 
-def parts_of(disk: SimDisk) -> list[str]:
+def part_paths(disk: SimDisk) -> list[str]:
     return [path for path in disk.paths() if path.endswith(".part")]
 
 
-async def code_of(asked: Awaitable[object]) -> ErrorCode | None:
+async def refusal_code(call: Awaitable[object]) -> ErrorCode | None:
     try:
-        await asked
+        await call
     except Refused as refused:
         return refused.code
     return None
 
 
-async def begun(at: Site, raw: Raw, attempt: int = 1) -> None:
+async def stage_first_rows(site: Site, raw: Raw, attempt: int = 1) -> None:
     assert (await staged_hello(raw, 0, attempt)).welcome.origins == ((origin_of(0), 0, 0),)
     await raw.send(frame(0, rows(0, 4), 1))
-    assert (await raw.told(4)).ranges == (AckRange(1, 4, 0),)
+    assert (await raw.until_acked(4)).ranges == (AckRange(1, 4, 0),)

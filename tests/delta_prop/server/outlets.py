@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from delta_prop.server.send_queue import SendChunk
     from delta_prop_wire.batch import Batch, LoggedBatch
 
-ROOMY = LogSettings(
+LARGE_LOG = LogSettings(
     segment_bytes_max=300_000,
     bytes_max=4_000_000,
     retention_bytes=4_000_000,
@@ -51,7 +51,7 @@ LATEST = Start(StartAt.LATEST)
 ALL = (Topic.parse("*"),)
 
 
-def wanting(number: int = 1, *topics: str, **more: Any) -> Subscription:
+def subscription(number: int = 1, *topics: str, **more: Any) -> Subscription:
     return Subscription(number, tuple(map(Topic.parse, topics or ("*",))), **more)
 
 
@@ -69,19 +69,19 @@ class Sinks:
 
     def __init__(self) -> None:
         self.table: RoutingTable[RouteTarget] = RoutingTable()
-        self.outlets: dict[RouteTarget, None] = {}
+        self.sessions: dict[RouteTarget, None] = {}
 
-    def add_target(self, outlet: RouteTarget, topics: Iterable[Topic]) -> None:
-        self.outlets[outlet] = None
-        self.table.subscribe(outlet, topics)
+    def add_target(self, session: RouteTarget, topics: Iterable[Topic]) -> None:
+        self.sessions[session] = None
+        self.table.subscribe(session, topics)
 
-    def remove_target(self, outlet: RouteTarget) -> None:
-        self.outlets.pop(outlet, None)
-        self.table.unsubscribe(outlet)
+    def remove_target(self, session: RouteTarget) -> None:
+        self.sessions.pop(session, None)
+        self.table.unsubscribe(session)
 
 
 @dataclass
-class House:
+class FakeService:
     """A log and who is told what becomes visible, as a service does it."""
 
     log: DurableLog | MemoryLog
@@ -95,19 +95,19 @@ class House:
 
     def __post_init__(self) -> None:
         self.groups = Groups(self.disk, self.log, virtual_world())
-        self.inside: Any = SimpleNamespace(
+        self.internals: Any = SimpleNamespace(
             log=self.log,
             sinks=self.sinks,
             now=lambda: self.now,
         )
 
     @classmethod
-    def on_disk(cls, log_settings: LogSettings = ROOMY, **more: Any) -> House:
+    def on_disk(cls, log_settings: LogSettings = LARGE_LOG, **more: Any) -> FakeService:
         disk = SimDisk()
         return cls(open_log(disk, log_settings)[0], disk, **more)
 
     @classmethod
-    def in_memory(cls, **more: Any) -> House:
+    def in_memory(cls, **more: Any) -> FakeService:
         return cls(MemoryLog(LOG_ID), **more)
 
     def append(self, batch: Batch, source: Source = Source.LOCAL) -> LoggedBatch:
@@ -116,13 +116,13 @@ class House:
         self.appended.append(logged)
         self._unseen.append(logged)
         if isinstance(self.log, MemoryLog):
-            self.show()
+            self.publish_visible()
         return logged
 
     def rows(self, count: int, **more: Any) -> LoggedBatch:
         return self.append(rows_batch(count, self.counter, **more))
 
-    def void(self, count: int = 1) -> LoggedBatch:
+    def append_noop(self, count: int = 1) -> LoggedBatch:
         return self.append(
             encode_noop(code=ErrorCode.INVALID_DELTA, origin=16, base=self.counter, count=count)
         )
@@ -130,33 +130,33 @@ class House:
     def commit(self) -> None:
         if isinstance(self.log, DurableLog):
             commit(self.log)
-        self.show()
+        self.publish_visible()
 
-    def show(self) -> None:
+    def publish_visible(self) -> None:
         while self._unseen and self._unseen[0].next_offset <= self.log.high_watermark:
             logged = self._unseen.pop(0)
-            for taker, rows in self.sinks.table.plan(logged.batch):
-                taker.offer(logged, rows)
-        for outlet in self.sinks.outlets:
-            outlet.note_visible()
+            for target, rows in self.sinks.table.plan(logged.batch):
+                target.offer(logged, rows)
+        for session in self.sinks.sessions:
+            session.note_visible()
 
-    def fail(self) -> None:
+    def fail_and_recover(self) -> None:
         """The disk fails, and is well again: what was not synced is gone."""
         assert isinstance(self.log, DurableLog)
         self.log.fail(OSError("the disk"))
         self._unseen.clear()
         self.log.resume(self.log.recover_in_place())
         self.appended = [one for one in self.appended if one.next_offset <= self.log.next_offset]
-        for outlet in list(self.sinks.outlets):
-            outlet.note_recovered()
+        for session in list(self.sinks.sessions):
+            session.note_recovered()
 
 
-class Line:
+class FakeSubscriber:
     """A client's side: what it was sent, in the order of the bytes, and whether the credit allowed it."""
 
     def __init__(
         self,
-        house: House,
+        service: FakeService,
         *,
         codecs: frozenset[int] = frozenset(),
         may_read: Callable[[str], bool] | None = None,
@@ -164,71 +164,71 @@ class Line:
         rows_max: int | None = None,
     ) -> None:
         self.rows_max = rows_max
-        self.house = house
+        self.service = service
         self.got: list[tuple[int, int, bytes]] = []
         self.kinds: list[str] = []
         self.ranges: list[int] = []  # their sizes
-        self.bytes = 0  # as they travel
+        self.bytes = 0  # on the wire
         self.frames: list[BatchFrame | DeltaFrame] = []
-        self.rung = True
-        self.rings = 0
+        self.notified = True
+        self.notifications = 0
         self.window = CreditWindow(None)
         self.wake_at: float | None = None
-        self.bytes_max = bytes_max or house.settings.send_bytes_max
-        self.outlet = ConsumerSession(
-            house.inside,
-            settings=house.settings,
+        self.bytes_max = bytes_max or service.settings.send_bytes_max
+        self.session = ConsumerSession(
+            service.internals,
+            settings=service.settings,
             codecs=codecs,
             can_read=may_read,
-            notify=self._ring,
-            groups=house.groups,
+            notify=self._notify,
+            groups=service.groups,
         )
 
-    def _ring(self) -> None:
-        self.rung = True
-        self.rings += 1
+    def _notify(self) -> None:
+        self.notified = True
+        self.notifications += 1
 
     def subscribe(self, request: Subscription) -> int:
         if request.credit is not None:
             self.window = CreditWindow(request.credit)
-        granted = self.outlet.subscribe(request)
-        self.rung = True
+        granted = self.session.subscribe(request)
+        self.notified = True
         return granted.start.next_offset
 
     def grant(self, deltas: int, size: int = 1 << 40) -> None:
         self.window.grant(Credit(deltas, size))
-        self.outlet.grant(Credit(deltas, size))
+        self.session.grant(Credit(deltas, size))
 
     def write(self, times: int = 1 << 30) -> int:
         """Take as a writer does: when rung, or when it was said to be worth it; how often it took."""
         taken = 0
-        while times and (self.rung or (self.wake_at is not None and self.wake_at <= self.house.now)):
+        while times and (self.notified or (self.wake_at is not None and self.wake_at <= self.service.now)):
             times -= 1
-            self.rung, self.wake_at = False, None
-            sending = self.outlet.take(self.house.now, self.bytes_max, rows_max=self.rows_max)
+            self.notified, self.wake_at = False, None
+            sending = self.session.take(self.service.now, self.bytes_max, rows_max=self.rows_max)
             if sending is not None:
                 assert sending.deltas <= (self.rows_max or sending.deltas)
                 taken += 1
-                self._take_in(sending)
-                self.rung = self.rung or not times or not self.outlet.try_idle()
+                self._receive(sending)
+                self.notified = self.notified or not times or not self.session.try_idle()
                 continue
-            wait_s = self.outlet.wait_s(self.house.now)
-            self.wake_at = None if wait_s is None else self.house.now + wait_s
+            wait_s = self.session.wait_s(self.service.now)
+            self.wake_at = None if wait_s is None else self.service.now + wait_s
         return taken
 
     def write_all(self, seconds: float = 5.0) -> None:
         """Let time go by, and write whenever it is time to."""
-        end = self.house.now + seconds
+        end = self.service.now + seconds
         self.write()
         while self.wake_at is not None and self.wake_at <= end:
-            self.house.now = max(self.house.now, self.wake_at)
+            self.service.now = max(self.service.now, self.wake_at)
             self.write()
-        self.house.now = end
+        self.service.now = end
 
     def offsets(self) -> list[int]:
         return [offset for offset, _, _ in self.got]
 
-    def _take_in(self, sending: SendChunk) -> None:
+    def _receive(self, sending: SendChunk) -> None:
         if isinstance(sending.parts, FileRange):
             self.kinds.append("range")
             self.ranges.append(sending.parts.size)
@@ -238,19 +238,19 @@ class Line:
             raw = b"".join(sending.parts)
         assert len(raw) == sending.bytes
         self.bytes += len(raw)
-        visible = self.house.log.high_watermark
+        visible = self.service.log.high_watermark
         decoder, deltas = Decoder(), 0
         for start in range(0, len(raw), 1 << 22):
             decoder.receive(raw[start : start + (1 << 22)])
             while (frame := decoder.next_event()) is not NEED_BYTES:
                 assert isinstance(frame, BatchFrame | DeltaFrame)
-                deltas += self._take_frame(frame)
+                deltas += self._receive_frame(frame)
         assert decoder.buffered_bytes == 0
         assert deltas == sending.deltas
-        assert sending.next_offset <= self.outlet.processed <= visible
+        assert sending.next_offset <= self.session.processed <= visible
         assert self.got[-1][0] < sending.next_offset
 
-    def _take_frame(self, frame: BatchFrame | DeltaFrame) -> int:
+    def _receive_frame(self, frame: BatchFrame | DeltaFrame) -> int:
         assert self.window.is_open, "a frame is sent while both balances are above 0"
         self.frames.append(frame)
         if isinstance(frame, DeltaFrame):
@@ -262,56 +262,58 @@ class Line:
             assert not frame.batch.is_control
             rows = [(row.offset, row.lamport, pack_delta(row.delta)) for row in rows_of(frame)]
             size = frame.batch.size
-        assert rows[-1][0] < self.house.log.high_watermark
+        assert rows[-1][0] < self.service.log.high_watermark
         self.window.spend(len(rows), size)
         self.got += rows
         return len(rows)
 
 
-def told(logged: LoggedBatch, row: int) -> tuple[int, int, bytes]:
+def expected_row(logged: LoggedBatch, row: int) -> tuple[int, int, bytes]:
     """Return a row as expected at a subscriber."""
     delta = logged.batch.delta(row, logged.source)
     return logged.offset + row, logged.lamport + row, pack_delta(delta)
 
 
-def everything(house: House, first: int = 0) -> list[tuple[int, int, bytes]]:
+def expected_rows(service: FakeService, first: int = 0) -> list[tuple[int, int, bytes]]:
     """All rows from an offset on, those of control rows left out."""
     return [
-        told(logged, row)
-        for logged in house.appended
+        expected_row(logged, row)
+        for logged in service.appended
         for row in range(0 if logged.batch.is_control else logged.count)
         if logged.offset + row >= first
     ]
 
 
-def refused(call: Callable[[], object]) -> Refused:
+def refusal_of(call: Callable[[], object]) -> Refused:
     with pytest.raises(Refused) as caught:
         call()
     return caught.value
 
 
-def mixed(house: House) -> None:
+def append_mixed(service: FakeService) -> None:
     """A batch of two namespaces and two kinds."""
     deltas = [
         Delta(f"{name}{number}", operation, name)
         for number in range(3)
         for name, operation in (("a", create([1.0])), ("b", opaque(b"y")))
     ]
-    house.append(batch_of(deltas, house.counter))
+    service.append(batch_of(deltas, service.counter))
 
 
-def roomy() -> House:
+def multi_segment_service() -> FakeService:
     """A log of several segments, with control rows here and there."""
-    log_settings = replace(ROOMY, segment_bytes_max=80_000)
-    house = House.on_disk(log_settings, settings=ServerSettings(subscriber_bytes_max=20_000))
+    log_settings = replace(LARGE_LOG, segment_bytes_max=80_000)
+    service = FakeService.on_disk(log_settings, settings=ServerSettings(subscriber_bytes_max=20_000))
     for number in range(250):
-        house.rows(2, data=bytes(400))
+        service.rows(2, data=bytes(400))
         if number % 150 == 149:
-            house.void(2)
+            service.append_noop(2)
         if number % 10 == 0:
-            house.commit()
-    house.commit()
-    return house
+            service.commit()
+    service.commit()
+    return service
 
 
-HOUSES = pytest.mark.parametrize("make", [House.in_memory, House.on_disk], ids=["in memory", "on disk"])
+EACH_LOG = pytest.mark.parametrize(
+    "make", [FakeService.in_memory, FakeService.on_disk], ids=["in memory", "on disk"]
+)

@@ -28,8 +28,8 @@ class Served:
 
     def cpu_s(self) -> float:
         """Seconds of processor time so far."""
-        told = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(told[11]) + int(told[12])) / _TICKS
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
 
     def loop_cpu_s(self) -> float:
         """The same of its first thread alone, where its event loop runs; exact where that sleeps."""
@@ -68,8 +68,8 @@ def served(
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("ready "), f"{line!r}; exit status {process.poll()}"
-        told = dict(part.split("=") for part in line.split()[1:])
-        yield Served(process, int(told["port"]), int(told["http"]))
+        ports = dict(part.split("=") for part in line.split()[1:])
+        yield Served(process, int(ports["port"]), int(ports["http"]))
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)

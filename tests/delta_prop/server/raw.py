@@ -72,7 +72,7 @@ class Raw:
             assert frame is not None, f"the connection ended before a {kind.__name__} came"
         return frame
 
-    async def told(self, sequence: int) -> Ack:
+    async def until_acked(self, sequence: int) -> Ack:
         """The Ack that tells all up to this number."""
         while (ack := await self.until(Ack)).sequence < sequence:
             pass
@@ -90,7 +90,7 @@ class Raw:
         parsed = tuple(Topic.parse(topic) for topic in topics or ("*",))
         await self.send(Subscribe(2, Subscription(1, parsed, start, **more)))
         while isinstance(ack := await self.next(), Ack) and ack.correlation_id is None:
-            pass  # how far it is, which a server tells now and then
+            pass  # progress, which a server reports now and then
         assert isinstance(ack, Ack), ack
         return ack
 

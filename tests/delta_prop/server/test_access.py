@@ -30,7 +30,7 @@ def refusal(access: Access, token: str | None) -> Unauthorized:
     return caught.value
 
 
-def running(main: Callable[[Access, File], Awaitable[None]], text: str = READS + WRITES) -> None:
+def run_with_access(main: Callable[[Access, File], Awaitable[None]], text: str = READS + WRITES) -> None:
     """Run `main` beside an access that looks at its file."""
 
     async def run() -> None:
@@ -44,19 +44,19 @@ def running(main: Callable[[Access, File], Awaitable[None]], text: str = READS +
     run_virtual(run)
 
 
-def test_without_a_file_everybody_may_do_everything() -> None:
+def test_access_without_token_file_allows_everything() -> None:
     async def main() -> None:
         access = Access(virtual_world())
         assert access.is_open
         assert access.check(None) is access.check("whatever") is ALL_PERMISSIONS
         assert access.is_valid(ALL_PERMISSIONS)
         await access.reload()
-        await access.run()  # there is nothing to look at
+        await access.run()  # there is no file to watch
 
     run_virtual(main)
 
 
-def test_every_wrong_token_is_refused_the_same_way() -> None:
+def test_wrong_tokens_get_identical_refusals() -> None:
     async def main() -> None:
         world, clock = world_with_clock()
         old = table("old", "t-old", admin=True, expires="1970-01-01T00:00:10Z")
@@ -82,30 +82,30 @@ def test_every_wrong_token_is_refused_the_same_way() -> None:
     run_virtual(main)
 
 
-def test_a_file_that_cannot_be_used_at_the_start_is_refused() -> None:
+def test_unusable_token_file_fails_startup() -> None:
     async def main() -> None:
-        for text, said in (
+        for text, message in (
             (b"\xff", "not UTF-8"),
             ("[[token]]", "name"),
             (b"#" * (1024 * 1024 + 1), "larger"),
         ):
             file = File("")
             file.holds = text
-            with pytest.raises(UsageError, match=said):
+            with pytest.raises(UsageError, match=message):
                 Access(virtual_world(), file)
 
     run_virtual(main)
 
 
-def test_the_usual_rate_is_the_servers() -> None:
+def test_token_without_rate_gets_server_default() -> None:
     async def main() -> None:
-        grant = Access(virtual_world(), File(WRITES), TokenDefaults(rate=7.0, burst=3)).check("t-write")
-        assert (grant.rate, grant.burst) == (7.0, 3)
+        permissions = Access(virtual_world(), File(WRITES), TokenDefaults(rate=7.0, burst=3)).check("t-write")
+        assert (permissions.rate, permissions.burst) == (7.0, 3)
 
     run_virtual(main)
 
 
-def test_a_token_that_is_taken_out_ends_within_seconds() -> None:
+def test_removed_token_is_invalid_within_seconds() -> None:
     async def main(access: Access, file: File) -> None:
         changed: list[float] = []
         access.on_change = lambda: changed.append(anyio.current_time())
@@ -120,10 +120,10 @@ def test_a_token_that_is_taken_out_ends_within_seconds() -> None:
         await anyio.sleep(10)
         assert changed == [1.0]
 
-    running(main)
+    run_with_access(main)
 
 
-def test_a_token_that_says_something_else_now_must_come_again() -> None:
+def test_changed_token_is_invalid_until_checked_anew() -> None:
     async def main(access: Access, file: File) -> None:
         reader, writer = access.check("t-read"), access.check("t-write")
         file.holds = READS.replace("docs", "other") + table(
@@ -131,15 +131,15 @@ def test_a_token_that_says_something_else_now_must_come_again() -> None:
         )
         await access.reload()
         assert not access.is_valid(reader)
-        assert not access.is_valid(writer), "its secret is another, though its rights are the same"
+        assert not access.is_valid(writer), "its secret has changed, though its rights have not"
         assert access.check("t-read").can_read("other")
         assert access.check("t-new") == writer
         refusal(access, "t-write")
 
-    running(main)
+    run_with_access(main)
 
 
-def test_a_token_that_is_added_ends_nobody() -> None:
+def test_added_token_invalidates_no_other() -> None:
     async def main(access: Access, file: File) -> None:
         access.on_change = lambda: pytest.fail("nobody's token has changed")
         refusal(access, "t-write")
@@ -147,10 +147,10 @@ def test_a_token_that_is_added_ends_nobody() -> None:
         await anyio.sleep(1.5)
         assert access.check("t-write").publish
 
-    running(main, READS)
+    run_with_access(main, READS)
 
 
-def test_a_token_ends_when_it_expires() -> None:
+def test_token_is_invalid_once_expired() -> None:
     async def run() -> None:
         world, clock = world_with_clock()
         access = Access(world, File(READS + table("b", "t-b", admin=True, expires="1970-01-01T00:01:00Z")))
@@ -158,11 +158,11 @@ def test_a_token_ends_when_it_expires() -> None:
         access.on_change = lambda: changed.append(anyio.current_time())
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(access.run)
-            grant = access.check("t-b")
+            permissions = access.check("t-b")
             await anyio.sleep(2.5)
-            assert access.is_valid(grant)
+            assert access.is_valid(permissions)
             clock.wall = 60 * SECOND
-            assert not access.is_valid(grant)
+            assert not access.is_valid(permissions)
             assert not changed
             await anyio.sleep(5)
             assert changed == [3.0]
@@ -172,7 +172,7 @@ def test_a_token_ends_when_it_expires() -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "message"),
     [
         ("[[token", "not TOML"),
         ("", "0 tables"),
@@ -180,16 +180,16 @@ def test_a_token_ends_when_it_expires() -> None:
         (FileNotFoundError(2, "No such file", "tokens.toml"), "tokens.toml"),
     ],
 )
-def test_a_broken_file_changes_nothing_and_is_told_once(
-    broken: str | Exception, said: str, caplog: pytest.LogCaptureFixture
+def test_broken_token_file_keeps_tokens_and_logs_once(
+    broken: str | Exception, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main(access: Access, file: File) -> None:
         access.on_change = lambda: pytest.fail("the tokens read before hold on")
-        grant = access.check("t-read")
+        permissions = access.check("t-read")
         file.holds = broken
         await anyio.sleep(10.5)
-        assert access.check("t-read") is grant
-        assert access.is_valid(grant)
+        assert access.check("t-read") is permissions
+        assert access.is_valid(permissions)
         assert file.reads >= 10
         file.holds = READS + WRITES
         await anyio.sleep(1)
@@ -197,7 +197,7 @@ def test_a_broken_file_changes_nothing_and_is_told_once(
         await anyio.sleep(1)
 
     with caplog.at_level(logging.ERROR, "delta_prop"):
-        running(main)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2, "once, and once more after the file was well in between"
-    assert all(said in one and "stay valid" in one for one in told)
+        run_with_access(main)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2, "logged once, and once more after the file was valid in between"
+    assert all(message in one and "stay valid" in one for one in messages)

@@ -28,7 +28,7 @@ def facts(record: logging.LogRecord) -> dict[str, Any]:
     return {name: getattr(record, name) for name in names if hasattr(record, name)}
 
 
-def test_a_refusal_is_one_line_with_its_facts(caplog: pytest.LogCaptureFixture) -> None:
+def test_refusal_is_one_record_with_its_facts(caplog: pytest.LogCaptureFixture) -> None:
     audit = Audit(lambda: 0.0)
     audit.record_refusal("10.0.0.7:51", GRANT, "BATCH", Unauthorized("the token may not publish"))
     audit.record_refusal("10.0.0.8:52", None, "SUBSCRIBE", ProtocolError(ErrorCode.BAD_FRAME, "no map"))
@@ -52,18 +52,18 @@ def test_a_refusal_is_one_line_with_its_facts(caplog: pytest.LogCaptureFixture) 
     assert audit.refusals == 2
 
 
-def test_what_a_client_sent_is_printable_and_short(caplog: pytest.LogCaptureFixture) -> None:
+def test_client_text_is_escaped_and_shortened(caplog: pytest.LogCaptureFixture) -> None:
     audit = Audit(lambda: 0.0)
     wild = Refused(ErrorCode.INVALID_DELTA, "a\nb\x1b[2J\u0085\ud800" + "x" * 1000)
     audit.record_refusal("10.0.0.7:51", None, "GET /\r\nHost: x", wild)
     (record,) = caplog.records
-    told = facts(record)
-    assert told["what"].startswith("a\\nb\\x1b[2J\\x85\\ud800xxx")
-    assert told["frame"] == "GET /\\r\\nHost: x"
-    assert len(told["what"]) < 350
+    written = facts(record)
+    assert written["what"].startswith("a\\nb\\x1b[2J\\x85\\ud800xxx")
+    assert written["frame"] == "GET /\\r\\nHost: x"
+    assert len(written["what"]) < 350
 
 
-def test_a_flood_is_summed_up_and_hides_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_flood_is_summarized_and_hides_no_other_peer(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         audit = Audit(anyio.current_time)
         async with anyio.create_task_group() as tasks:
@@ -91,7 +91,7 @@ def test_a_flood_is_summed_up_and_hides_nobody_else(caplog: pytest.LogCaptureFix
     run_virtual(main)
 
 
-def test_a_flood_that_goes_on_is_summed_up_each_window(caplog: pytest.LogCaptureFixture) -> None:
+def test_continuing_flood_is_summarized_each_window(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
     audit = Audit(lambda: now)
     for step in range(100):
@@ -101,7 +101,7 @@ def test_a_flood_that_goes_on_is_summed_up_each_window(caplog: pytest.LogCapture
     assert counts == ([None] * 10 + [10]) * 4 + [None] * 10
 
 
-def test_at_the_end_what_was_only_counted_is_written(caplog: pytest.LogCaptureFixture) -> None:
+def test_pending_count_is_written_at_shutdown(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         audit = Audit(anyio.current_time)
         with anyio.move_on_after(2):
@@ -113,7 +113,7 @@ def test_at_the_end_what_was_only_counted_is_written(caplog: pytest.LogCaptureFi
     assert getattr(caplog.records[-1], "count", None) == 5
 
 
-def test_a_flood_from_everywhere_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+def test_flood_from_many_hosts_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     audit = Audit(lambda: 0.0)
     for number in range(2 * KINDS_MAX):
         audit.record_refusal(f"10.{number >> 8}.{number & 255}.1:1", None, "SUBSCRIBE", LIMITED)
@@ -125,5 +125,5 @@ def test_a_flood_from_everywhere_is_bounded(caplog: pytest.LogCaptureFixture) ->
     ("peer", "host"),
     [("10.0.0.1:80", "10.0.0.1"), ("[::1]:80", "::1"), ("::1:80", "::1"), ("client", "client")],
 )
-def test_the_host_of_a_peer(peer: str, host: str) -> None:
+def test_host_of_strips_port(peer: str, host: str) -> None:
     assert host_of(peer) == host

@@ -36,7 +36,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> object:
     return request.param
 
 
-async def claimed(address: Address, epoch: int) -> OriginGrant | Nack:
+async def claim_epoch(address: Address, epoch: int) -> OriginGrant | Nack:
     """Claim an epoch on a new connection; return the answer."""
     async with connected(address) as client:
         await client.send(Subscribe(1, Hello(origins=(OriginClaim(ORIGIN, epoch),))))
@@ -49,10 +49,10 @@ async def claimed(address: Address, epoch: int) -> OriginGrant | Nack:
     return grant
 
 
-async def granted(address: Address, epoch: int) -> int:
+async def claim_until_granted(address: Address, epoch: int) -> int:
     """Claim until it is granted; the epoch."""
     with anyio.fail_after(60):
-        while isinstance(answer := await claimed(address, epoch), Nack):
+        while isinstance(answer := await claim_epoch(address, epoch), Nack):
             assert answer.code is ErrorCode.RATE_LIMITED
             assert answer.retry_after_ms
             await anyio.sleep(answer.retry_after_ms / 1000)
@@ -60,48 +60,48 @@ async def granted(address: Address, epoch: int) -> int:
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-async def test_epoch_that_a_fresh_server_does_not_know_is_granted(on_disk: bool, tmp_path: Path) -> None:
+async def test_epoch_unknown_to_fresh_server_is_granted(on_disk: bool, tmp_path: Path) -> None:
     async with Propagator(data=tmp_path if on_disk else None) as p, serving(p) as (_, address):
-        assert await claimed(address, 6) == OriginGrant(ORIGIN, 6, 0)
+        assert await claim_epoch(address, 6) == OriginGrant(ORIGIN, 6, 0)
         async with connected(address) as client:
             await client.hello()
             await client.send(Subscribe(2, Hello(origins=(OriginClaim(ORIGIN, 6),))))
             await client.until(Ack)
             await client.send(opaque_batch(1, 2, epoch=6))
-            await client.told(2)
-            assert await claimed(address, 0) == OriginGrant(ORIGIN, 7, 2)
+            await client.until_acked(2)
+            assert await claim_epoch(address, 0) == OriginGrant(ORIGIN, 7, 2)
             await client.send(opaque_batch(3, 1, epoch=6))
             assert (await client.until(Nack)).code is ErrorCode.FENCED
-        fenced = await claimed(address, 6)
+        fenced = await claim_epoch(address, 6)
         assert isinstance(fenced, Nack)
         assert fenced.code is ErrorCode.FENCED
 
 
 @pytest.mark.parametrize("epoch", [CLAIMED_EPOCH_MAX + 1, EPOCH_MAX])
-async def test_claim_that_would_leave_too_few_epochs_is_refused_and_uses_none(epoch: int) -> None:
+async def test_claim_near_the_last_epoch_is_refused_and_uses_none(epoch: int) -> None:
     async with Propagator() as p, serving(p) as (_, address):
-        answer = await claimed(address, epoch)
+        answer = await claim_epoch(address, epoch)
         assert isinstance(answer, Nack)
         assert (answer.code, answer.retry_after_ms) == (ErrorCode.BAD_REQUEST, None)
         assert "claim with epoch 0" in answer.text
-        assert [await granted(address, 0) for _ in range(3)] == [1, 2, 3]
+        assert [await claim_until_granted(address, 0) for _ in range(3)] == [1, 2, 3]
 
 
-async def test_epoch_beyond_those_set_aside_is_granted_soon_and_never_again(tmp_path: Path) -> None:
+async def test_epoch_beyond_the_reserved_is_granted_soon_and_only_once(tmp_path: Path) -> None:
     async with Propagator(data=tmp_path) as p, serving(p) as (_, address):
-        first = await claimed(address, 100_000)
+        first = await claim_epoch(address, 100_000)
         assert isinstance(first, Nack)
         assert first.code is ErrorCode.RATE_LIMITED
-        assert await granted(address, 100_000) == 100_000
-        # A crash now would leave nothing of it but what was set aside.
+        assert await claim_until_granted(address, 100_000) == 100_000
+        # After a crash now, only the reserved epochs would be known.
         identity = read_identity(LocalDisk(tmp_path), PATH)
         assert identity is not None
         assert (identity.openings + 1) * 4_096 >= 100_000
     async with Propagator(data=tmp_path) as p, serving(p) as (_, address):
-        assert await granted(address, 0) > 100_000
+        assert await claim_until_granted(address, 0) > 100_000
 
 
-async def test_producer_goes_on_when_its_log_comes_back_empty(tmp_path: Path) -> None:
+async def test_producer_continues_when_its_log_returns_empty(tmp_path: Path) -> None:
     old, new = LocalDisk(tmp_path / "old"), LocalDisk(tmp_path / "new")
     for disk in (old, new):
         async with Propagator(data=disk.root):
@@ -145,7 +145,7 @@ async def test_producer_goes_on_when_its_log_comes_back_empty(tmp_path: Path) ->
         "a job with two",
     ],
 )
-async def test_origins_that_a_hello_may_not_claim_are_refused(hello: Hello, tmp_path: Path) -> None:
+async def test_hello_with_forbidden_origins_is_refused(hello: Hello, tmp_path: Path) -> None:
     async with Propagator(data=tmp_path) as p, serving(p) as (_, address), connected(address) as client:
         await client.send(Subscribe(1, hello))
         answer = await client.next()
@@ -164,15 +164,15 @@ async def test_origins_that_a_hello_may_not_claim_are_refused(hello: Hello, tmp_
         Hello(job=JobPart("nightly", 0, 1), origins=(OriginClaim(ORIGIN), OriginClaim(OTHER, 0, 7))),
     ],
     ids=[
-        "behind origin 0",
+        "after origin 0",
         "before origin 0",
         "of origin 0",
-        "behind one twice",
+        "after one twice",
         "of a forwarder",
         "of a job",
     ],
 )
-async def test_unknown_stream_is_told_before_any_other_fault_of_a_claim(hello: Hello, tmp_path: Path) -> None:
+async def test_unknown_stream_is_reported_before_other_claim_faults(hello: Hello, tmp_path: Path) -> None:
     async with Propagator(data=tmp_path) as p, serving(p) as (_, address), connected(address) as client:
         await client.send(Subscribe(1, hello))
         answer = await client.next()
@@ -181,7 +181,7 @@ async def test_unknown_stream_is_told_before_any_other_fault_of_a_claim(hello: H
     assert answer.details == {"stream": 7}
 
 
-async def test_a_later_hello_says_no_other_source(tmp_path: Path) -> None:
+async def test_later_hello_cannot_change_the_source(tmp_path: Path) -> None:
     async with Propagator(data=tmp_path) as p, serving(p) as (_, address):
         async with connected(address) as producer:
             await producer.hello(ORIGIN)
@@ -197,7 +197,7 @@ async def test_a_later_hello_says_no_other_source(tmp_path: Path) -> None:
             assert (nack.code, nack.field, nack.correlation_id) == (ErrorCode.BAD_REQUEST, "origins", 2)
 
 
-async def test_a_delta_of_an_origin_that_another_claimed_is_of_an_unknown_one() -> None:
+async def test_delta_of_an_origin_claimed_by_another_is_refused() -> None:
     async with Propagator() as p, serving(p) as (_, at), connected(at) as holder, connected(at) as other:
         await holder.hello(ORIGIN)
         await other.hello(ORIGIN + 1)
@@ -207,7 +207,7 @@ async def test_a_delta_of_an_origin_that_another_claimed_is_of_an_unknown_one() 
 
 
 @pytest.mark.parametrize("wrong", [CLAIMED_EPOCH_MAX + 1, 1])
-async def test_hello_that_is_refused_for_one_claim_grants_none(wrong: int) -> None:
+async def test_hello_with_one_wrong_claim_grants_none(wrong: int) -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as holder:
         await holder.hello(ORIGIN, OTHER)
         async with connected(address) as other:
@@ -216,5 +216,5 @@ async def test_hello_that_is_refused_for_one_claim_grants_none(wrong: int) -> No
             await other.send(Subscribe(2, Hello(origins=claims)))
             assert (await other.until(Nack)).code in (ErrorCode.BAD_REQUEST, ErrorCode.FENCED)
         await holder.send(opaque_batch(1, 2))
-        await holder.told(2)
-        assert await granted(address, 0) == 2
+        await holder.until_acked(2)
+        assert await claim_until_granted(address, 0) == 2

@@ -37,7 +37,7 @@ def anyio_backend() -> str:
 
 
 @asynccontextmanager
-async def served(tmp_path: Path, codec: Compress) -> AsyncIterator[Address]:
+async def serve_compressed(tmp_path: Path, codec: Compress) -> AsyncIterator[Address]:
     """A server with a small log that has a compressed segment at least."""
     log = LogSettings(compress=codec, segment_bytes_max=200_000, tail_bytes_max=1, compact=False)
     async with Propagator(data=tmp_path, log=log) as p:
@@ -45,13 +45,13 @@ async def served(tmp_path: Path, codec: Compress) -> AsyncIterator[Address]:
             data = b"%d " % number * 100
             await p.publish(*[Delta(f"v{row}", opaque(data), namespace="n") for row in range(ROWS)])
         with anyio.fail_after(60):
-            while p.statistics().log.compressed_segments < 1:  # noqa: ASYNC110 - nobody tells of it
+            while p.statistics().log.compressed_segments < 1:  # noqa: ASYNC110 - there is no event for it
                 await anyio.sleep(0.05)
         async with serving(p) as (_, address):
             yield address
 
 
-class Heard:
+class ReceivedFrames:
     """The headers received, and the rows with their offsets."""
 
     def __init__(self, client: Raw) -> None:
@@ -60,7 +60,7 @@ class Heard:
         self._client = client
         client._decoder = Decoder(on_header=self.headers.append)
 
-    async def all(self) -> None:
+    async def receive_all(self) -> None:
         while len(self.rows) < ROWS * BATCHES:
             frame = await self._client.until(BatchFrame)
             offsets = frame.batch.row_offsets
@@ -82,11 +82,11 @@ EXPECTED = [
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
-async def test_stored_frames_are_delivered_compressed_to_who_offers_the_codec(
+async def test_subscriber_with_the_codec_gets_stored_compressed_frames(
     tmp_path: Path, codec: Compress
 ) -> None:
     other = next(name for name in NAMES if name != codec)
-    async with served(tmp_path, codec) as address:
+    async with serve_compressed(tmp_path, codec) as address:
         for features, is_compressed in (
             ((codec,), True),
             (tuple(NAMES), True),
@@ -95,44 +95,44 @@ async def test_stored_frames_are_delivered_compressed_to_who_offers_the_codec(
             (("unheard",), False),
         ):
             async with connected(address) as client:
-                heard = Heard(client)
+                received = ReceivedFrames(client)
                 ack = await client.hello(features=features)
                 assert codec in ack.welcome.features  # type: ignore[union-attr]
                 await client.subscribe()
-                await heard.all()
-                assert heard.rows == EXPECTED
-                assert (heard.compressed > 0) == is_compressed
+                await received.receive_all()
+                assert received.rows == EXPECTED
+                assert (received.compressed > 0) == is_compressed
 
 
-async def test_later_hello_without_features_leaves_the_codec(tmp_path: Path) -> None:
-    async with served(tmp_path, "zstd") as address, connected(address) as client:
-        heard = Heard(client)
+async def test_later_hello_without_features_keeps_the_codec(tmp_path: Path) -> None:
+    async with serve_compressed(tmp_path, "zstd") as address, connected(address) as client:
+        received = ReceivedFrames(client)
         await client.hello(features=("zstd",))
         await client.hello()
         await client.subscribe()
-        await heard.all()
-        assert heard.rows == EXPECTED
-        assert heard.compressed > 0
+        await received.receive_all()
+        assert received.rows == EXPECTED
+        assert received.compressed > 0
 
 
-async def test_cut_deliveries_are_plain_and_all_there(tmp_path: Path) -> None:
-    async with served(tmp_path, "zstd") as address:
+async def test_sliced_deliveries_are_uncompressed_and_complete(tmp_path: Path) -> None:
+    async with serve_compressed(tmp_path, "zstd") as address:
         for topic, rate in (("ns:n", None), ("*", 80.0 * ROWS), ("*", 1e6)):
             async with connected(address) as client:
-                heard = Heard(client)
+                received = ReceivedFrames(client)
                 await client.hello(features=("zstd",))
                 await client.send(Backpressure(1, PressureLevel.WARN, rate=rate))
                 await client.subscribe(topic, credit=Credit(100_000, 10_000_000))
-                await heard.all()
-                assert heard.rows == EXPECTED
-                assert topic == "*" or not heard.compressed
+                await received.receive_all()
+                assert received.rows == EXPECTED
+                assert topic == "*" or not received.compressed
 
 
-async def test_shipped_subscriber_reads_compressed_frames(tmp_path: Path) -> None:
+async def test_client_subscriber_reads_compressed_frames(tmp_path: Path) -> None:
     found: list[bytes | None] = []
     size = 0
     async with (
-        served(tmp_path, "zstd") as address,
+        serve_compressed(tmp_path, "zstd") as address,
         Subscriber(f"{address.host}:{address.port}", "*", start="earliest", compressed=True) as subscriber,
     ):
         async for batch in subscriber.batches():
@@ -141,4 +141,4 @@ async def test_shipped_subscriber_reads_compressed_frames(tmp_path: Path) -> Non
             if len(found) == len(EXPECTED):
                 break
     assert found == [data for _, _, data in EXPECTED]
-    assert size < sum(len(data) for _, _, data in EXPECTED) * 0.7, "but the last segment is plain"
+    assert size < sum(len(data) for _, _, data in EXPECTED) * 0.7, "all but the last segment is compressed"

@@ -23,50 +23,50 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Wire:
-    """Takes so many bytes at once; what it waits for is taken after a second. `said` is what came."""
+class FakeStream:
+    """Takes so many bytes at once; what it waits for is taken after a second. `written` is what came."""
 
-    room: int = 1_000
-    said: list[bytes] = field(default_factory=list)
+    capacity_bytes: int = 1_000
+    written: list[bytes] = field(default_factory=list)
     broken: bool = False
 
     def send_now(self, parts: Sequence[Buffer]) -> int:
         if self.broken:
             raise ConnectionError("broken")
-        raw = b"".join(parts)[: self.room]
-        self.said.append(raw)
+        raw = b"".join(parts)[: self.capacity_bytes]
+        self.written.append(raw)
         return len(raw)
 
     async def send(self, parts: Sequence[Buffer]) -> None:
         await anyio.sleep(1)
-        self.said.append(b"late " + b"".join(parts))
+        self.written.append(b"late " + b"".join(parts))
 
     async def send_file(self, part: Any) -> None:
         await anyio.sleep(1)
-        self.said.append(b"file")
+        self.written.append(b"file")
 
 
 @dataclass
-class Source:
+class FakeSource:
     """A fake peer with frames to be written."""
 
     frames: list[Ack] = field(default_factory=list)
-    sendings: list[bytes] = field(default_factory=list)
+    chunks: list[bytes] = field(default_factory=list)
     not_before: float | None = None
     ended: bool = False
-    asked: int = 0
+    takes: int = 0
 
     def take_answers(self) -> list[Ack]:
-        self.asked += 1
-        told, self.frames = self.frames, []
-        return told
+        self.takes += 1
+        taken, self.frames = self.frames, []
+        return taken
 
     def next_chunk(self, now: float) -> SendChunk | None:
         early = self.not_before is not None and now < self.not_before
-        return SendChunk([self.sendings.pop(0)], 1, 1, 1) if self.sendings and not early else None
+        return SendChunk([self.chunks.pop(0)], 1, 1, 1) if self.chunks and not early else None
 
     def is_idle(self) -> bool:
-        return not (self.frames or self.sendings or self.ended)
+        return not (self.frames or self.chunks or self.ended)
 
     def wait_s(self, now: float) -> float | None:
         return None if self.not_before is None or now >= self.not_before else self.not_before - now
@@ -75,133 +75,133 @@ class Source:
         return self.ended
 
 
-class Play:
+class WriterFixture:
     def __init__(self) -> None:
-        self.turn, self.wire, self.source = TickCallbacks(anyio.current_time), Wire(), Source()
-        internals = SimpleNamespace(tick_callbacks=self.turn)
+        self.tick, self.stream, self.source = TickCallbacks(anyio.current_time), FakeStream(), FakeSource()
+        internals = SimpleNamespace(tick_callbacks=self.tick)
         settings = SimpleNamespace(send_timeout_s=10)
-        self.hub: Any = SimpleNamespace(
+        self.context: Any = SimpleNamespace(
             now=anyio.current_time, internals=internals, counters=Counters(), settings=settings
         )
         connection: Any = SimpleNamespace(send=lambda ack: b"ack%d " % ack.sequence)
-        stream: Any = self.wire
-        self.outbox = ConnectionWriter(stream, connection, self.hub, self.source)
+        stream: Any = self.stream
+        self.writer = ConnectionWriter(stream, connection, self.context, self.source)
 
-    def in_a_turn(self, *sendings: bytes, acks: Sequence[int] = ()) -> None:
-        with self.turn:
-            self.source.sendings += sendings
+    def in_a_tick(self, *chunks: bytes, acks: Sequence[int] = ()) -> None:
+        with self.tick:
+            self.source.chunks += chunks
             self.source.frames += [Ack(number) for number in acks]
-            self.outbox.notify()
-            self.outbox.notify()
+            self.writer.notify()
+            self.writer.notify()
 
 
-def played(play: Any) -> None:
+def run_play(play: Any) -> None:
     async def main() -> None:
-        given = Play()
+        fixture = WriterFixture()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(given.outbox.run)
+            tasks.start_soon(fixture.writer.run)
             await anyio.sleep(1)
-            await play(given)
+            await play(fixture)
             tasks.cancel_scope.cancel()
 
     run_virtual(main)
 
 
-def test_a_turn_is_told_at_its_end_by_one_call_answers_first() -> None:
-    async def play(given: Play) -> None:
-        asked = given.source.asked
-        given.in_a_turn(b"one", acks=[1, 2])
-        assert given.wire.said == [b"ack1 ack2 one"]
-        assert given.source.asked - asked == 1, "it rests then"
+def test_tick_ends_with_one_write_answers_first() -> None:
+    async def play(fixture: WriterFixture) -> None:
+        takes_before = fixture.source.takes
+        fixture.in_a_tick(b"one", acks=[1, 2])
+        assert fixture.stream.written == [b"ack1 ack2 one"]
+        assert fixture.source.takes - takes_before == 1, "an idle source is not polled again"
         await anyio.sleep(1)
-        assert given.source.asked - asked == 1, "the loop was not woken"
-        given.outbox.send(Ack(3))
-        assert len(given.wire.said) == 1, "not in a turn: by the loop"
+        assert fixture.source.takes - takes_before == 1, "the loop was not woken"
+        fixture.writer.send(Ack(3))
+        assert len(fixture.stream.written) == 1, "outside a tick the loop writes"
         await anyio.sleep(1)
-        assert given.wire.said[1:] == [b"ack3 "]
-        assert given.hub.counters.bytes_out == 13 + 5
-        assert given.hub.counters.deltas_out == 1
+        assert fixture.stream.written[1:] == [b"ack3 "]
+        assert fixture.context.counters.bytes_out == 13 + 5
+        assert fixture.context.counters.deltas_out == 1
 
-    played(play)
+    run_play(play)
 
 
-def test_what_the_system_does_not_take_at_once_is_left_to_the_loop() -> None:
-    async def play(given: Play) -> None:
-        given.wire.room = 4
-        given.in_a_turn(b"first", b"second")
-        assert given.wire.said == [b"firs"]
-        given.wire.room = 100
-        given.in_a_turn(acks=[1])
-        assert given.wire.said == [b"firs"], "nothing overtakes what is left"
+def test_unwritten_rest_is_left_to_the_loop() -> None:
+    async def play(fixture: WriterFixture) -> None:
+        fixture.stream.capacity_bytes = 4
+        fixture.in_a_tick(b"first", b"second")
+        assert fixture.stream.written == [b"firs"]
+        fixture.stream.capacity_bytes = 100
+        fixture.in_a_tick(acks=[1])
+        assert fixture.stream.written == [b"firs"], "nothing overtakes the unwritten rest"
         await anyio.sleep(2)
-        assert given.wire.said == [b"firs", b"late t", b"ack1 second"]
+        assert fixture.stream.written == [b"firs", b"late t", b"ack1 second"]
 
-    played(play)
+    run_play(play)
 
 
-def test_one_connection_gets_so_many_calls_in_a_turn() -> None:
-    async def play(given: Play) -> None:
-        given.in_a_turn(*[b"x"] * (WRITES_PER_TICK + 2))
-        assert len(given.wire.said) == WRITES_PER_TICK
+def test_writes_per_tick_are_bounded() -> None:
+    async def play(fixture: WriterFixture) -> None:
+        fixture.in_a_tick(*[b"x"] * (WRITES_PER_TICK + 2))
+        assert len(fixture.stream.written) == WRITES_PER_TICK
         await anyio.sleep(1)
-        assert len(given.wire.said) == WRITES_PER_TICK + 2
+        assert len(fixture.stream.written) == WRITES_PER_TICK + 2
 
-    played(play)
+    run_play(play)
 
 
-def test_a_connection_that_broke_in_a_turn_ends_its_own_loop() -> None:
+def test_connection_broken_in_a_tick_ends_its_own_loop() -> None:
     async def main() -> None:
-        given = Play()
-        given.wire.broken = True
+        fixture = WriterFixture()
+        fixture.stream.broken = True
 
         async def end() -> None:
             await anyio.sleep(1)
-            given.in_a_turn(acks=[1])
+            fixture.in_a_tick(acks=[1])
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(end)
             with pytest.raises(ConnectionError, match="broken"):
-                await given.outbox.run()
+                await fixture.writer.run()
 
     run_virtual(main)
 
 
-def test_what_is_over_at_the_end_of_a_turn_ends_the_loop() -> None:
+def test_end_reached_in_a_tick_ends_the_loop() -> None:
     async def main() -> None:
-        for how in ("is_ending", "ended"):
-            given = Play()
+        for flag in ("is_ending", "ended"):
+            fixture = WriterFixture()
 
-            async def end(given: Play = given, how: str = how) -> None:
+            async def end(fixture: WriterFixture = fixture, flag: str = flag) -> None:
                 await anyio.sleep(1)
-                with given.turn:
-                    given.outbox.send(Ack(1))
-                    setattr(given.outbox if how == "is_ending" else given.source, how, True)
+                with fixture.tick:
+                    fixture.writer.send(Ack(1))
+                    setattr(fixture.writer if flag == "is_ending" else fixture.source, flag, True)
 
             with anyio.fail_after(5):
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(end)
-                    await given.outbox.run()
-            assert given.wire.said == [b"ack1 "]
+                    await fixture.writer.run()
+            assert fixture.stream.written == [b"ack1 "]
 
     run_virtual(main)
 
 
-def test_the_loop_wakes_by_itself_when_there_is_more_to_deliver() -> None:
-    async def play(given: Play) -> None:
+def test_loop_wakes_by_itself_for_delayed_chunks() -> None:
+    async def play(fixture: WriterFixture) -> None:
         began = anyio.current_time()
-        given.source.not_before = began + 2
-        given.in_a_turn(b"later", acks=[1])
-        assert given.wire.said == [b"ack1 "]
+        fixture.source.not_before = began + 2
+        fixture.in_a_tick(b"later", acks=[1])
+        assert fixture.stream.written == [b"ack1 "]
         await anyio.sleep(1)
-        asked = given.source.asked
-        given.in_a_turn(acks=[2])
+        takes_before = fixture.source.takes
+        fixture.in_a_tick(acks=[2])
         await anyio.sleep(0.5)
-        assert given.source.asked == asked + 2, "it waits for that time already"
-        given.source.not_before = began + 1.7
-        given.in_a_turn()
+        assert fixture.source.takes == takes_before + 2, "a wake-up at that time is scheduled already"
+        fixture.source.not_before = began + 1.7
+        fixture.in_a_tick()
         await anyio.sleep(0.1)
-        assert len(given.wire.said) == 2
+        assert len(fixture.stream.written) == 2
         await anyio.sleep(0.15)
-        assert given.wire.said[2:] == [b"later"]
+        assert fixture.stream.written[2:] == [b"later"]
 
-    played(play)
+    run_play(play)

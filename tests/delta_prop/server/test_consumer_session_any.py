@@ -20,7 +20,14 @@ from delta_prop_wire.frames import Credit, Filter, Start, StartAt, Subscription
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import ALL, Topic
 from tests.broker.durable import LOG_ID
-from tests.delta_prop.server.outlets import ROOMY, SETTINGS, House, Line, batch_of, told
+from tests.delta_prop.server.outlets import (
+    LARGE_LOG,
+    SETTINGS,
+    FakeService,
+    FakeSubscriber,
+    batch_of,
+    expected_row,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,150 +38,150 @@ FILTERS = (None, None, Filter(sources=(Source.LOCAL,)), Filter(priorities=(Prior
 
 
 @pytest.fixture(autouse=True)
-def _small_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_sendfile_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RangeBounds", partial(stretches.RangeBounds, bytes_min=2_000))
 
 
 @dataclass
-class Story:
+class SubscriberRun:
     """A random life of a subscriber, and what it should have got."""
 
-    chance: random.Random
-    house: House
+    rng: random.Random
+    service: FakeService
     scope: frozenset[str] | None
-    form: bool
-    plain: bool
-    line: Line = field(init=False)
+    as_deltas: bool
+    unfiltered: bool
+    subscriber: FakeSubscriber = field(init=False)
     earlier: list[tuple[int, int, bytes]] = field(default_factory=list)
     begin: int = 0
     numbers: int = 0
     open: dict[int, Subscription] = field(default_factory=dict)
-    asked: list[tuple[int, list[Subscription]]] = field(default_factory=list)
+    subscriptions: list[tuple[int, list[Subscription]]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.begin = self.connect(Start(StartAt.LATEST))
 
-    # --- what happens
+    # --- moves
 
     def append(self) -> None:
-        chance, house = self.chance, self.house
-        one_name = chance.choice([*NAMES, None, None])
+        rng, service = self.rng, self.service
+        one_name = rng.choice([*NAMES, None, None])
         deltas = [
             Delta(
-                f"k{chance.randrange(4)}",
-                chance.choice([create([1.0]), delete(), opaque(b"x" * chance.choice([1, 300]))]),
-                one_name or chance.choice(NAMES),
-                topics=("x",) if chance.random() < 0.1 else (),
+                f"k{rng.randrange(4)}",
+                rng.choice([create([1.0]), delete(), opaque(b"x" * rng.choice([1, 300]))]),
+                one_name or rng.choice(NAMES),
+                topics=("x",) if rng.random() < 0.1 else (),
             )
-            for _ in range(chance.choice([1, 1, 2, 5, 12]))
+            for _ in range(rng.choice([1, 1, 2, 5, 12]))
         ]
-        priority = chance.choice([Priority.HIGH, Priority.NORMAL, Priority.LOW])
-        house.append(batch_of(deltas, house.counter, priority), chance.choice([Source.LOCAL, Source.IMPORT]))
+        priority = rng.choice([Priority.HIGH, Priority.NORMAL, Priority.LOW])
+        service.append(batch_of(deltas, service.counter, priority), rng.choice([Source.LOCAL, Source.IMPORT]))
 
-    def void(self) -> None:
-        self.house.void(self.chance.randint(1, 3))
+    def append_noop(self) -> None:
+        self.service.append_noop(self.rng.randint(1, 3))
 
     def commit(self) -> None:
-        self.house.commit()
+        self.service.commit()
 
     def write(self) -> None:
-        self.line.write(times=self.chance.choice([1, 2, 5]))
+        self.subscriber.write(times=self.rng.choice([1, 2, 5]))
 
     def wait(self) -> None:
-        self.house.now += self.chance.choice([0.001, 0.02, 0.5])
+        self.service.now += self.rng.choice([0.001, 0.02, 0.5])
 
     def grant(self) -> None:
-        self.line.grant(self.chance.randint(0, 30), self.chance.randint(0, 9_000))
+        self.subscriber.grant(self.rng.randint(0, 30), self.rng.randint(0, 9_000))
 
     def subscribe(self) -> None:
         if len(self.open) < 4:
-            self.note(self.line.subscribe(self.subscription()))
+            self.note_subscriptions(self.subscriber.subscribe(self.subscription()))
 
     def unsubscribe(self) -> None:
         if len(self.open) > 1:
-            number = self.chance.choice(list(self.open))
-            self.line.outlet.unsubscribe(number)
+            number = self.rng.choice(list(self.open))
+            self.subscriber.session.unsubscribe(number)
             del self.open[number]
-            self.note(self.line.outlet.processed)
+            self.note_subscriptions(self.subscriber.session.processed)
 
     def reconnect(self) -> None:
-        at = self.line.outlet.processed
-        self.line.outlet.close()
-        self.go_on(at, self.house.log.epoch)
+        at = self.subscriber.session.processed
+        self.subscriber.session.close()
+        self.resume(at, self.service.log.epoch)
 
     def recover(self) -> None:
-        if self.house.disk is None:
+        if self.service.disk is None:
             return
-        epoch, at = self.house.log.epoch, self.line.outlet.processed
-        self.house.fail()
-        assert self.line.rung
-        self.line.wake_at = None
+        epoch, at = self.service.log.epoch, self.subscriber.session.processed
+        self.service.fail_and_recover()
+        assert self.subscriber.notified
+        self.subscriber.wake_at = None
         with pytest.raises(Refused) as caught:
-            self.line.write()
+            self.subscriber.write()
         assert caught.value.code is ErrorCode.SHUTTING_DOWN
-        self.go_on(at, epoch)
+        self.resume(at, epoch)
 
     # --- helpers
 
-    def go_on(self, at: int, epoch: int) -> None:
-        self.earlier += self.line.got
+    def resume(self, at: int, epoch: int) -> None:
+        self.earlier += self.subscriber.got
         self.connect(Start(StartAt.CURSOR, Cursor(LOG_ID, epoch, at)))
 
     def connect(self, start: Start) -> int:
         self.open = {}
         scope = self.scope
-        self.line = Line(
-            self.house,
+        self.subscriber = FakeSubscriber(
+            self.service,
             may_read=None if scope is None else scope.__contains__,
-            bytes_max=self.chance.choice([1, 500, 30_000]),
+            bytes_max=self.rng.choice([1, 500, 30_000]),
         )
-        credit = self.chance.choice([None, None, Credit(5, 3_000), Credit(0, 0)])
-        wait_ms_max = self.chance.choice([0, 10])
+        credit = self.rng.choice([None, None, Credit(5, 3_000), Credit(0, 0)])
+        wait_ms_max = self.rng.choice([0, 10])
         first = replace(self.subscription(), start=start, credit=credit, wait_ms_max=wait_ms_max)
-        at = self.line.subscribe(first)
-        self.note(at)
+        at = self.subscriber.subscribe(first)
+        self.note_subscriptions(at)
         return at
 
     def subscription(self) -> Subscription:
         self.numbers += 1
-        topics = tuple({self.chance.choice(TOPICS) for _ in range(self.chance.choice([1, 1, 2]))})
-        filter_ = self.chance.choice(FILTERS)
-        if self.plain:
+        topics = tuple({self.rng.choice(TOPICS) for _ in range(self.rng.choice([1, 1, 2]))})
+        filter_ = self.rng.choice(FILTERS)
+        if self.unfiltered:
             topics, filter_ = (ALL,), None
-        self.open[self.numbers] = Subscription(self.numbers, topics, filter=filter_, deltas=self.form)
+        self.open[self.numbers] = Subscription(self.numbers, topics, filter=filter_, deltas=self.as_deltas)
         return self.open[self.numbers]
 
-    def note(self, at: int) -> None:
+    def note_subscriptions(self, at: int) -> None:
         """From this offset on it asks for what is open now."""
-        self.asked = [one for one in self.asked if one[0] < at]
-        self.asked.append((at, list(self.open.values())))
+        self.subscriptions = [one for one in self.subscriptions if one[0] < at]
+        self.subscriptions.append((at, list(self.open.values())))
 
     def end(self) -> None:
         self.commit()
-        self.line.grant(1 << 40)
-        self.line.write_all(600)
+        self.subscriber.grant(1 << 40)
+        self.subscriber.write_all(600)
 
     def expected(self) -> Iterator[tuple[int, int, bytes]]:
-        for logged in self.house.appended:
+        for logged in self.service.appended:
             for row in range(0 if logged.batch.is_control else logged.count):
                 offset = logged.offset + row
                 if offset >= self.begin and self.wants(offset, logged.batch.delta(row, logged.source)):
-                    yield told(logged, row)
+                    yield expected_row(logged, row)
 
     def wants(self, offset: int, delta: Delta) -> bool:
-        _, asked = [one for one in self.asked if one[0] <= offset][-1]
+        _, subscriptions = [one for one in self.subscriptions if one[0] <= offset][-1]
         return (self.scope is None or delta.namespace in self.scope) and any(
             any(topic.matches(delta) for topic in one.topics)
             and (one.filter is None or not one.filter.sources or delta.source in one.filter.sources)
             and (one.filter is None or not one.filter.priorities or delta.priority in one.filter.priorities)
-            for one in asked
+            for one in subscriptions
         )
 
 
 MOVES = {
     "append": 12,
-    "void": 1,
+    "append_noop": 1,
     "commit": 5,
     "write": 6,
     "wait": 3,
@@ -188,24 +195,22 @@ MOVES = {
 
 @pytest.mark.parametrize("place", ["in memory", "on disk"])
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 1 << 32), form=st.sampled_from([False, False, True]))
-def test_each_matching_delta_comes_once_in_order_and_never_before_it_is_visible(
-    place: str, seed: int, form: bool
-) -> None:
-    chance = random.Random(seed)
-    small = replace(SETTINGS, subscriber_bytes_max=chance.choice([1, 1_000, 20_000]))
-    log_settings = replace(ROOMY, segment_bytes_max=10_000)
-    house = House.in_memory(settings=small)
+@given(seed=st.integers(0, 1 << 32), as_deltas=st.sampled_from([False, False, True]))
+def test_each_matching_delta_comes_once_in_order_once_visible(place: str, seed: int, as_deltas: bool) -> None:
+    rng = random.Random(seed)
+    small = replace(SETTINGS, subscriber_bytes_max=rng.choice([1, 1_000, 20_000]))
+    log_settings = replace(LARGE_LOG, segment_bytes_max=10_000)
+    service = FakeService.in_memory(settings=small)
     if place == "on disk":
-        house = House.on_disk(log_settings, settings=small)
-    for _ in range(chance.choice([0, 10])):
-        house.rows(2)
-        house.commit()
-    plain = chance.random() < 0.4
-    scope = frozenset(chance.sample(NAMES, 2)) if chance.random() < 0.3 and not plain else None
-    story = Story(chance, house, scope, form, plain)
-    for move in chance.choices(list(MOVES), list(MOVES.values()), k=chance.choice([20, 150])):
-        getattr(story, move)()
-    story.end()
-    assert story.earlier + story.line.got == list(story.expected())
-    assert story.line.outlet.processed == house.log.high_watermark == house.log.next_offset
+        service = FakeService.on_disk(log_settings, settings=small)
+    for _ in range(rng.choice([0, 10])):
+        service.rows(2)
+        service.commit()
+    unfiltered = rng.random() < 0.4
+    scope = frozenset(rng.sample(NAMES, 2)) if rng.random() < 0.3 and not unfiltered else None
+    run = SubscriberRun(rng, service, scope, as_deltas, unfiltered)
+    for move in rng.choices(list(MOVES), list(MOVES.values()), k=rng.choice([20, 150])):
+        getattr(run, move)()
+    run.end()
+    assert run.earlier + run.subscriber.got == list(run.expected())
+    assert run.subscriber.session.processed == service.log.high_watermark == service.log.next_offset

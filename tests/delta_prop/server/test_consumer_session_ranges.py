@@ -18,139 +18,139 @@ from delta_prop_wire.spec import ErrorCode
 from tests.broker.compressed import rewrite
 from tests.delta_prop.server.outlets import (
     EARLIEST,
-    ROOMY,
-    House,
-    Line,
-    everything,
-    refused,
-    roomy,
-    wanting,
+    LARGE_LOG,
+    FakeService,
+    FakeSubscriber,
+    expected_rows,
+    multi_segment_service,
+    refusal_of,
+    subscription,
 )
 
 if TYPE_CHECKING:
     from delta_prop_wire.frames import Subscription
 
-# --- reading stretches of the files
+# --- sendfile ranges
 
 
 @pytest.fixture(autouse=True)
-def _small_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_sendfile_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stretches, "BYTES_MIN", 8_000)
     monkeypatch.setattr(module, "RangeBounds", partial(stretches.RangeBounds, bytes_min=8_000))
 
 
-def test_who_wants_everything_and_is_behind_is_sent_ranges_of_the_files() -> None:
-    house = roomy()
-    line = Line(house)
-    line.subscribe(wanting(start=EARLIEST))
-    line.write_all()
-    assert line.got == everything(house)
-    assert line.kinds[0] == "parts", "what comes first is read, and so checked"
-    assert line.kinds.count("range") >= 3
-    assert sum(1 for kind in line.kinds if kind == "parts") < 20
-    house.rows(1)
-    house.commit()
-    line.write_all()
-    assert line.got == everything(house)
-    assert line.outlet._sendfile_reader is not None
-    assert line.outlet._sendfile_reader._opened is None, "nobody who keeps up holds a file"
+def test_unfiltered_lagging_subscriber_gets_file_ranges() -> None:
+    service = multi_segment_service()
+    subscriber = FakeSubscriber(service)
+    subscriber.subscribe(subscription(start=EARLIEST))
+    subscriber.write_all()
+    assert subscriber.got == expected_rows(service)
+    assert subscriber.kinds[0] == "parts", "the first rows are read and checked"
+    assert subscriber.kinds.count("range") >= 3
+    assert sum(1 for kind in subscriber.kinds if kind == "parts") < 20
+    service.rows(1)
+    service.commit()
+    subscriber.write_all()
+    assert subscriber.got == expected_rows(service)
+    assert subscriber.session._sendfile_reader is not None
+    assert subscriber.session._sendfile_reader._opened is None, "a subscriber that keeps up holds no file"
 
 
-def test_a_range_is_as_long_as_who_reads_just_quickly_enough_takes_in_time() -> None:
+def test_range_size_follows_the_send_timeout() -> None:
     """Finding one costs more than sending 256 KiB: the longer they are, the better."""
     longest = {}
     for seconds in (60.0, 1.5):
         settings = ServerSettings(send_timeout_s=seconds)
-        house = House.on_disk(
-            replace(ROOMY, segment_bytes_max=3_000_000, bytes_max=12_000_000), settings=settings
+        service = FakeService.on_disk(
+            replace(LARGE_LOG, segment_bytes_max=3_000_000, bytes_max=12_000_000), settings=settings
         )
         for _ in range(300):
-            house.rows(1, data=bytes(9_000))
-            house.commit()
-        line = Line(house)
-        line.subscribe(wanting(start=EARLIEST))
-        line.write_all()
-        assert line.got == everything(house)
-        assert line.kinds[-1] == "range"
-        assert line.outlet._sendfile_reader is not None
-        assert line.outlet._sendfile_reader._opened is None, "nobody who rests holds a file"
-        longest[seconds] = max(line.ranges)
+            service.rows(1, data=bytes(9_000))
+            service.commit()
+        subscriber = FakeSubscriber(service)
+        subscriber.subscribe(subscription(start=EARLIEST))
+        subscriber.write_all()
+        assert subscriber.got == expected_rows(service)
+        assert subscriber.kinds[-1] == "range"
+        assert subscriber.session._sendfile_reader is not None
+        assert subscriber.session._sendfile_reader._opened is None, "an idle subscriber holds no file"
+        longest[seconds] = max(subscriber.ranges)
     assert longest[1.5] <= ServerSettings().send_bytes_max < 600_000 < longest[60.0] <= 60 * 16 * 1024
 
 
-def test_credit_bounds_ranges_as_it_does_frames() -> None:
-    house = roomy()
-    line = Line(house)
-    line.subscribe(wanting(start=EARLIEST, credit=Credit(1 << 40, 40_000)))
-    line.write_all()
-    while line.outlet.is_catching_up:
-        line.grant(400, 40_000)
-        line.write_all()
-    line.grant(400, 40_000)
-    line.write_all()
-    assert line.got == everything(house)
-    assert "range" in line.kinds
+def test_credit_bounds_file_ranges() -> None:
+    service = multi_segment_service()
+    subscriber = FakeSubscriber(service)
+    subscriber.subscribe(subscription(start=EARLIEST, credit=Credit(1 << 40, 40_000)))
+    subscriber.write_all()
+    while subscriber.session.is_catching_up:
+        subscriber.grant(400, 40_000)
+        subscriber.write_all()
+    subscriber.grant(400, 40_000)
+    subscriber.write_all()
+    assert subscriber.got == expected_rows(service)
+    assert "range" in subscriber.kinds
 
 
 @pytest.mark.parametrize(
     ("request_", "scope"),
     [
-        (wanting(1, "ns:rows", start=EARLIEST), None),
-        (wanting(start=EARLIEST, deltas=True), None),
-        (wanting(start=EARLIEST, filter=Filter(sources=(Source.LOCAL,))), None),
-        (wanting(start=EARLIEST), frozenset({"rows"})),
+        (subscription(1, "ns:rows", start=EARLIEST), None),
+        (subscription(start=EARLIEST, deltas=True), None),
+        (subscription(start=EARLIEST, filter=Filter(sources=(Source.LOCAL,))), None),
+        (subscription(start=EARLIEST), frozenset({"rows"})),
     ],
 )
-def test_who_may_not_get_everything_is_never_sent_ranges(
+def test_restricted_subscriber_never_gets_file_ranges(
     request_: Subscription, scope: frozenset[str] | None
 ) -> None:
-    house = roomy()
-    line = Line(house, may_read=None if scope is None else scope.__contains__)
-    line.subscribe(request_)
-    line.write_all()
-    assert line.got == everything(house)
-    assert "range" not in line.kinds
+    service = multi_segment_service()
+    subscriber = FakeSubscriber(service, may_read=None if scope is None else scope.__contains__)
+    subscriber.subscribe(request_)
+    subscriber.write_all()
+    assert subscriber.got == expected_rows(service)
+    assert "range" not in subscriber.kinds
 
 
-def test_compressed_frames_go_as_they_are_to_who_reads_them() -> None:
-    house = House.on_disk(replace(ROOMY, segment_bytes_max=60_000, compress="lz4"))
+def test_stored_compressed_frames_go_to_capable_subscribers() -> None:
+    service = FakeService.on_disk(replace(LARGE_LOG, segment_bytes_max=60_000, compress="lz4"))
     for _ in range(300):
-        house.rows(3, data=bytes(400))
-        house.commit()
-    assert isinstance(house.log, object)
-    while rewrite(house.log) is not None:  # type: ignore[arg-type]
+        service.rows(3, data=bytes(400))
+        service.commit()
+    assert isinstance(service.log, object)
+    while rewrite(service.log) is not None:  # type: ignore[arg-type]
         pass
     sizes = {}
     for codecs in (frozenset[int](), frozenset({1}), frozenset({2})):
-        line = Line(house, codecs=codecs, bytes_max=100_000)
-        line.subscribe(wanting(start=EARLIEST))
-        line.write_all()
-        assert line.got == everything(house)
-        sizes[codecs] = line.bytes
+        subscriber = FakeSubscriber(service, codecs=codecs, bytes_max=100_000)
+        subscriber.subscribe(subscription(start=EARLIEST))
+        subscriber.write_all()
+        assert subscriber.got == expected_rows(service)
+        sizes[codecs] = subscriber.bytes
     plain, compressed, other = sizes.values()
     assert plain == other > 3 * compressed
 
 
-def test_damage_is_told_where_it_lies_and_at_the_next_connection_at_the_latest() -> None:
-    house = roomy()
-    assert house.disk is not None
-    segment = house.log._segments.all[0]  # type: ignore[union-attr]
+def test_corruption_is_reported_by_the_next_connection() -> None:
+    service = multi_segment_service()
+    assert service.disk is not None
+    segment = service.log._segments.all[0]  # type: ignore[union-attr]
     at = segment.size // 2
-    house.disk.flip(segment.path, at=at)
-    line = Line(house)
-    line.subscribe(wanting(start=EARLIEST))
-    with pytest.raises(ProtocolError):  # it lies in a range, and is found by the client
-        line.write_all()
-    line.outlet.close()
-    again = Line(house)
-    house.settings = ServerSettings()
-    reading = Line(house)
-    again.subscribe(wanting(start=Start(StartAt.OFFSET, line.offsets()[-1] + 1)))
-    refusal = refused(again.write_all)
-    assert again.got == []
-    reading.subscribe(wanting(1, "ns:rows", start=EARLIEST))
-    assert refused(reading.write_all).message == refusal.message
-    assert reading.got == line.got, "all that lies before it is sent"
+    service.disk.flip(segment.path, at=at)
+    subscriber = FakeSubscriber(service)
+    subscriber.subscribe(subscription(start=EARLIEST))
+    with pytest.raises(ProtocolError):  # the corruption is in a range, so the client finds it
+        subscriber.write_all()
+    subscriber.session.close()
+    second = FakeSubscriber(service)
+    service.settings = ServerSettings()
+    reading = FakeSubscriber(service)
+    second.subscribe(subscription(start=Start(StartAt.OFFSET, subscriber.offsets()[-1] + 1)))
+    refusal = refusal_of(second.write_all)
+    assert second.got == []
+    reading.subscribe(subscription(1, "ns:rows", start=EARLIEST))
+    assert refusal_of(reading.write_all).message == refusal.message
+    assert reading.got == subscriber.got, "all rows before the corruption are sent"
     assert refusal.code is ErrorCode.PROCESSING_FAILED
     assert segment.path in refusal.message
-    assert not house.sinks.outlets
+    assert not service.sinks.sessions

@@ -47,7 +47,7 @@ def in_virtual_time(
     run_virtual(run)
 
 
-def test_an_idle_client_that_beats_stays_and_a_silent_one_goes() -> None:
+def test_heartbeats_keep_a_client_and_silence_ends_it() -> None:
     async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
         async with connected(address, network) as alive, connected(address, network) as silent:
             await alive.hello()
@@ -68,7 +68,7 @@ def test_an_idle_client_that_beats_stays_and_a_silent_one_goes() -> None:
     in_virtual_time(story)
 
 
-def test_a_hello_that_never_comes_ends_the_connection() -> None:
+def test_connection_without_hello_is_ended() -> None:
     async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
         began = anyio.current_time()
         async with connected(address, network) as client:
@@ -87,7 +87,7 @@ def test_a_hello_that_never_comes_ends_the_connection() -> None:
 
 
 @pytest.mark.parametrize("greeted", [False, True])
-def test_a_frame_that_dribbles_in_ends_the_connection(greeted: bool) -> None:
+def test_slow_partial_frame_ends_the_connection(greeted: bool) -> None:
     async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
         async with connected(address, network) as client:
             raw = encode(opaque_batch(1, 50)) if greeted else encode(Subscribe(1, Hello(client="x" * 200)))
@@ -106,7 +106,7 @@ def test_a_frame_that_dribbles_in_ends_the_connection(greeted: bool) -> None:
     in_virtual_time(story)
 
 
-def test_a_large_frame_over_a_slow_link_is_taken() -> None:
+def test_large_frame_over_a_slow_link_is_accepted() -> None:
     async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
         async with connected(address, network) as client:
             await client.hello(ORIGIN)
@@ -114,12 +114,12 @@ def test_a_large_frame_over_a_slow_link_is_taken() -> None:
             for at in range(0, len(raw), 20_000):
                 await client.stream.send([raw[at : at + 20_000]])
                 await anyio.sleep(1)
-            assert (await client.told(20_000)).sequence == 20_000
+            assert (await client.until_acked(20_000)).sequence == 20_000
 
     in_virtual_time(story)
 
 
-def test_large_frames_find_room_in_turn() -> None:
+def test_large_frames_share_the_receive_budget() -> None:
     async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
         async def publish(number: int) -> None:
             origin = ORIGIN + (number << 20)
@@ -131,7 +131,7 @@ def test_large_frames_find_room_in_turn() -> None:
                 for at in range(0, len(raw), 100_000):
                     await client.stream.send([raw[at : at + 100_000]])
                     await anyio.sleep(2)
-                assert (await client.told(1)).sequence == 1
+                assert (await client.until_acked(1)).sequence == 1
 
         async with anyio.create_task_group() as tasks:
             for number in range(6):
@@ -141,17 +141,17 @@ def test_large_frames_find_room_in_turn() -> None:
     in_virtual_time(story, receiving_bytes_max=2_100_000, frame_bytes_max=2_000_000)
 
 
-def test_who_ends_its_side_gets_its_answers_first() -> None:
+def test_half_closed_client_gets_its_answers_first() -> None:
     async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
         async with connected(address, network) as client:
             await client.hello(ORIGIN)
             await client.send(*(opaque_batch(1 + n, 1) for n in range(100)))
-            assert (await client.told(100)).sequence == 100
+            assert (await client.until_acked(100)).sequence == 100
 
     in_virtual_time(story)
 
 
-def test_a_subscriber_that_asks_for_a_pause_gets_one() -> None:
+def test_stop_from_a_subscriber_pauses_delivery() -> None:
     async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
         async with connected(address, network) as client:
             await client.hello()
@@ -166,7 +166,7 @@ def test_a_subscriber_that_asks_for_a_pause_gets_one() -> None:
     in_virtual_time(story)
 
 
-def test_progress_is_told_where_nothing_matches() -> None:
+def test_progress_is_reported_when_nothing_matches() -> None:
     async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
         async with connected(address, network) as client:
             await client.hello()
@@ -177,7 +177,7 @@ def test_progress_is_told_where_nothing_matches() -> None:
     in_virtual_time(story)
 
 
-def test_too_many_connections_are_turned_away() -> None:
+def test_connection_above_the_maximum_is_refused() -> None:
     async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
         async with connected(address, network) as first:
             await first.hello()

@@ -30,7 +30,7 @@ LOG = LogSettings(tail_bytes_max=1, compact=False, reserve_bytes=0, free_bytes_m
 GROUP = Start(StartAt.GROUP)
 
 
-async def published(p: Propagator, batches: int, rows: int = 10) -> None:
+async def publish_batches(p: Propagator, batches: int, rows: int = 10) -> None:
     for number in range(batches):
         data = bytes([number % 251]) * 300
         receipt = p.offer(*(Delta(f"v{row}", opaque(data), "rows") for row in range(rows)))
@@ -46,53 +46,53 @@ async def offsets(client: Raw, count: int) -> list[int]:
     return found
 
 
-async def processed(client: Raw, offset: int) -> None:
+async def ack_processed(client: Raw, offset: int) -> None:
     """Say so, and wait until the server has heard it: frames are taken in order, and this one is refused."""
     await client.send(Ack(0, processed=offset), Unsubscribe(9, 77, drain=False))
     assert (await client.until(Nack)).correlation_id == 9
 
 
-async def test_who_was_away_is_sent_parts_of_the_files_and_then_what_comes(
+async def test_late_subscriber_gets_file_ranges_then_new_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranges: list[FileRange] = []
 
-    def watched(self: ConsumerSession, now: float, bytes_max: int, **more: Any) -> SendChunk | None:
+    def record_ranges(self: ConsumerSession, now: float, bytes_max: int, **more: Any) -> SendChunk | None:
         sending = take(self, now, bytes_max, **more)
         if sending is not None and isinstance(sending.parts, FileRange):
             ranges.append(sending.parts)
         return sending
 
     take = ConsumerSession.take
-    monkeypatch.setattr(ConsumerSession, "take", watched)
+    monkeypatch.setattr(ConsumerSession, "take", record_ranges)
     async with Propagator(data=tmp_path, log=LOG) as p:
-        await published(p, 300)
+        await publish_batches(p, 300)
         async with serving(p) as (_, address), connected(address) as client:
             await client.hello()
             await client.subscribe()
             assert await offsets(client, 3_000) == list(range(3_000))
             assert sum(one.size for one in ranges) > 400_000
-            await published(p, 3)
+            await publish_batches(p, 3)
             assert await offsets(client, 30) == list(range(3_000, 3_030))
 
 
-async def test_a_group_changes_hands_and_loses_nothing(tmp_path: Path) -> None:
+async def test_group_takeover_loses_nothing(tmp_path: Path) -> None:
     async with Propagator(data=tmp_path, log=LOG) as p, serving(p) as (_, address):
-        await published(p, 20, rows=2)
+        await publish_batches(p, 20, rows=2)
         async with connected(address) as first, connected(address) as second:
             for client in (first, second):
                 await client.hello()
             await first.subscribe(start=GROUP, group="g", credit=Credit(5, 1 << 30))
             assert await offsets(first, 6) == list(range(6))
-            await processed(first, 4)
+            await ack_processed(first, 4)
             answer = await second.subscribe(start=GROUP, group="g")
             assert answer.subscribed is not None
             assert (answer.subscribed.start.next_offset, answer.subscribed.standby) == (4, True)
-            await processed(first, 5)
+            await ack_processed(first, 5)
             await first.stream.aclose()
-            while (again := await second.until(Ack)).correlation_id is None:
+            while (takeover := await second.until(Ack)).correlation_id is None:
                 pass
-            assert (again.correlation_id, again.subscribed) == (
+            assert (takeover.correlation_id, takeover.subscribed) == (
                 answer.correlation_id,
                 replace(
                     answer.subscribed, start=answer.subscribed.start._replace(next_offset=5), standby=False
@@ -101,23 +101,23 @@ async def test_a_group_changes_hands_and_loses_nothing(tmp_path: Path) -> None:
             assert await offsets(second, 35) == list(range(5, 40))
 
 
-async def test_a_place_outlives_the_server(tmp_path: Path) -> None:
+async def test_group_cursor_survives_a_restart(tmp_path: Path) -> None:
     for begin in (0, 10):
         async with Propagator(data=tmp_path, log=LOG) as p:
             if not begin:
-                await published(p, 2)
+                await publish_batches(p, 2)
             async with serving(p) as (_, address), connected(address) as client:
                 await client.hello()
                 granted = (await client.subscribe(start=GROUP, group="g")).subscribed
                 assert granted is not None
                 assert granted.start.next_offset == begin
                 await offsets(client, 20 - begin)
-                await processed(client, 10)
+                await ack_processed(client, 10)
 
 
-async def test_deltas_one_a_frame_carry_their_lamport_numbers() -> None:
+async def test_single_delta_frames_carry_lamport_numbers() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as client:
-        await published(p, 2, rows=3)
+        await publish_batches(p, 2, rows=3)
         await client.hello()
         await client.subscribe("ns:rows", deltas=True)
         found = [await client.until(DeltaFrame) for _ in range(6)]

@@ -16,7 +16,7 @@ from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.server.raw import connected, serving
 
 
-def test_the_cursor_goes_on_in_the_new_epoch() -> None:
+def test_cursor_continues_in_the_new_epoch() -> None:
     async def run() -> None:
         network, disk = VirtualNetwork(1), SimDisk(1)
         world = virtual_world(1, network=network, disk=disk)
@@ -31,21 +31,21 @@ def test_the_cursor_goes_on_in_the_new_epoch() -> None:
             await p.publish(Delta("a", opaque(b"1")))
             assert (await client.until(BatchFrame)).sequence == 0
             disk.fail(lambda call: call.name == "sync" and call.path.endswith(".log"))
-            await p.publish(Delta("a", opaque(b"2")))  # tried again once the log is well
+            await p.publish(Delta("a", opaque(b"2")))  # retried once the log is recovered
             nack = await client.until(Nack)
             assert (nack.code, nack.retry_after_ms) == (ErrorCode.SHUTTING_DOWN, 50)
             assert p.internals().log.epoch == granted.start.epoch + 1
             cursor = Start(StartAt.CURSOR, granted.start._replace(next_offset=1))
-            again = (await client.subscribe(start=cursor)).subscribed
-            assert again is not None
-            assert again.start == (granted.start.log_id, granted.start.epoch + 1, 1)
+            second = (await client.subscribe(start=cursor)).subscribed
+            assert second is not None
+            assert second.start == (granted.start.log_id, granted.start.epoch + 1, 1)
             frame = await client.until(BatchFrame)
             assert (frame.sequence, frame.batch.blob(0)) == (1, b"2")
 
     run_virtual(run)
 
 
-def test_who_sends_to_a_log_that_was_recovered_since_hello_has_to_say_hello_again() -> None:
+def test_producer_reconnects_once_after_a_log_recovery() -> None:
     async def run() -> None:
         network, disk = VirtualNetwork(1), SimDisk(1)
         log = LogSettings(compact=False, read_level=AckLevel.LOGGED)
@@ -59,7 +59,7 @@ def test_who_sends_to_a_log_that_was_recovered_since_hello_has_to_say_hello_agai
             async with Producer(f"{host}:{port}", name="me", world=client) as producer:
                 await producer.publish(Delta("a", opaque(b"1")))
                 disk.fail(lambda call: call.name == "write" and call.path.endswith(".log"))
-                await p.publish(Delta("b", opaque(b"2")))  # tried again once the log is well
+                await p.publish(Delta("b", opaque(b"2")))  # retried once the log is recovered
                 before = producer.reconnects
                 await producer.publish(Delta("a", opaque(b"3")))
                 assert producer.reconnects == before + 1
@@ -69,7 +69,7 @@ def test_who_sends_to_a_log_that_was_recovered_since_hello_has_to_say_hello_agai
     run_virtual(run)
 
 
-def test_a_forwarder_is_told_of_a_recovery_though_it_has_nothing_to_send() -> None:
+def test_idle_forwarder_reconnects_after_a_log_recovery() -> None:
     async def run() -> None:
         network, disk = VirtualNetwork(1), SimDisk(1)
         async with (

@@ -37,7 +37,7 @@ from delta_prop_wire.frames import (
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import Topic
 from tests.delta_prop.server.raw import EARLIEST, ORIGIN, Raw, connected, serving
-from tests.net.proxy import Proxy, proxy_to, rough, smooth
+from tests.net.proxy import Proxy, no_faults, proxy_to, random_faults
 from tests.whole_log import read_all
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 SINGLES = make_origin(78, 2)
-REPEATS_MAX = 20
+RESENDS_MAX = 20
 ROUGH_CONNECTIONS = 60
 """After so many the proxy is smooth, so that the test ends."""
 ANSWER_S_MAX = 0.25
@@ -67,27 +67,27 @@ class Request:
     rows: int
     wanted: int
     sent: int = 0
-    offsets: dict[int, int] = field(default_factory=dict)  # by row, as it was told first
-    fresh: Counter[int] = field(default_factory=Counter)
-    code: ErrorCode | None = None  # of a refusal, which holds as well
+    offsets: dict[int, int] = field(default_factory=dict)  # by row, as first acknowledged
+    first_acks: Counter[int] = field(default_factory=Counter)
+    code: ErrorCode | None = None  # of a refusal; a later answer has to repeat it
 
     @property
     def open(self) -> bool:
         return self.sent < self.wanted or (self.code is None and len(self.offsets) < self.rows)
 
-    def refused(self, code: ErrorCode) -> None:
+    def record_refusal(self, code: ErrorCode) -> None:
         assert not self.offsets
-        assert self.code in (None, code), "another refusal than at first"
+        assert self.code in (None, code), "the refusal differs from the first"
         self.code = code
 
-    def told(self, row: int, offset: int, *, duplicate: bool) -> None:
-        assert self.code is None, "what was refused was taken"
-        assert self.offsets.setdefault(row, offset) == offset, "another offset than at first"
-        self.fresh[row] += not duplicate
-        assert self.fresh[row] <= 1, "it was new twice"
+    def record_ack(self, row: int, offset: int, *, duplicate: bool) -> None:
+        assert self.code is None, "a refused row was accepted later"
+        assert self.offsets.setdefault(row, offset) == offset, "the offset differs from the first"
+        self.first_acks[row] += not duplicate
+        assert self.first_acks[row] <= 1, "two answers call it new"
 
 
-def requests(chance: random.Random, epochs: dict[int, int], count: int) -> list[Request]:
+def requests(rng: random.Random, epochs: dict[int, int], count: int) -> list[Request]:
     """Batches of one origin, single deltas of another one, deltas that have an id alone.
 
     Some say again what an earlier one said under its id, some say something else under it.
@@ -96,29 +96,29 @@ def requests(chance: random.Random, epochs: dict[int, int], count: int) -> list[
     next_counter = dict.fromkeys(epochs, 1)
     identified: list[Delta] = []
     for number in range(count):
-        kind = chance.choice(("batch", "batch with ids", "dot", "dot and id", "id", "refused"))
-        rows = chance.randint(1, 4) if kind.startswith("batch") else 1
+        kind = rng.choice(("batch", "batch with ids", "dot", "dot and id", "id", "refused"))
+        rows = rng.randint(1, 4) if kind.startswith("batch") else 1
         origin = ORIGIN if kind.startswith("batch") else SINGLES
         base = next_counter[origin]
         deltas = []
         for row in range(rows):
-            operation = opaque(b"%d" % number) if chance.random() < 0.5 else create([number, 1.0])
+            operation = opaque(b"%d" % number) if rng.random() < 0.5 else create([number, 1.0])
             if kind == "refused":
-                operation = sparse_add([1], [1.0])  # to a vector that is not there
+                operation = sparse_add([1], [1.0])  # the vector does not exist
             delta = Delta(f"{number}-{row}", operation)
             if kind.endswith(("id", "ids")):
-                before = chance.choice(identified) if identified and chance.random() < 0.3 else None
+                before = rng.choice(identified) if identified and rng.random() < 0.3 else None
                 if before is None:
-                    delta = replace(delta, id=chance.randbytes(16))
+                    delta = replace(delta, id=rng.randbytes(16))
                 else:
-                    delta = before if chance.random() < 0.7 else replace(delta, id=before.id)
+                    delta = before if rng.random() < 0.7 else replace(delta, id=before.id)
                 identified.append(delta)
             dot = Dot(origin, base + row) if kind in ("dot", "dot and id", "refused") else None
             deltas.append(replace(delta, dot=dot))
         if kind != "id":
             next_counter[origin] += rows
         make = frame_of(deltas, kind, origin, base, epochs[origin])
-        made.append(Request(make, rows, chance.randint(1, REPEATS_MAX)))
+        made.append(Request(make, rows, rng.randint(1, RESENDS_MAX)))
     return made
 
 
@@ -134,19 +134,19 @@ def frame_of(
 class Sender:
     """A client that forgets nothing but what a broken connection took."""
 
-    def __init__(self, proxy: Proxy, chance: random.Random) -> None:
+    def __init__(self, proxy: Proxy, rng: random.Random) -> None:
         self.connections = self.frames = 0
         self._proxy = proxy
-        self._chance = chance
+        self._rng = rng
 
-    async def send_all(self, epochs: dict[int, int], wanted: list[Request]) -> None:
-        while any(one.open for one in wanted):
+    async def send_all(self, epochs: dict[int, int], all_requests: list[Request]) -> None:
+        while any(one.open for one in all_requests):
             if self.connections > ROUGH_CONNECTIONS:
-                self._proxy.fates = smooth
-            grants = await self._session(epochs, wanted)
-            assert not grants or grants == epochs, "a repeated hello got another epoch"
+                self._proxy.draw_faults = no_faults
+            grants = await self._session(epochs, all_requests)
+            assert not grants or grants == epochs, "a duplicate hello got another epoch"
 
-    async def _session(self, epochs: dict[int, int], wanted: list[Request]) -> dict[int, int]:
+    async def _session(self, epochs: dict[int, int], all_requests: list[Request]) -> dict[int, int]:
         """One connection: hello, and each open request in its order, some twice; what was granted."""
         self.connections += 1
         grants: dict[int, int] = {}
@@ -154,29 +154,29 @@ class Sender:
             async with connected(Address(*self._proxy.address)) as client:
                 claims = tuple(OriginClaim(origin, epoch) for origin, epoch in epochs.items())
                 hello = Subscribe(1, Hello(origins=claims))
-                await client.send(*[hello] * self._chance.randint(1, 3))
-                stalled = self._chance.random() < 0.1
+                await client.send(*[hello] * self._rng.randint(1, 3))
+                stalled = self._rng.random() < 0.1
                 if stalled:
                     self._proxy.stall("back")
-                rows = await self._send_open(client, wanted)
+                rows = await self._send_open(client, all_requests)
                 if stalled:
                     await anyio.sleep(0.02)
-                    if self._chance.random() < 0.5:
+                    if self._rng.random() < 0.5:
                         self._proxy.cut()
                     self._proxy.resume("back")
                 with anyio.move_on_after(ANSWER_S_MAX):
-                    await hear(client, rows, grants)
+                    await receive_answers(client, rows, grants)
         return grants
 
-    async def _send_open(self, client: Raw, wanted: list[Request]) -> list[tuple[Request, int]]:
+    async def _send_open(self, client: Raw, all_requests: list[Request]) -> list[tuple[Request, int]]:
         """The rows that were sent, by their sequence."""
         rows: list[tuple[Request, int]] = []
         sent: list[Request] = []
-        for one in wanted:
+        for one in all_requests:
             if not one.open:
                 continue
-            again = self._chance.sample(sent, 1) if sent and self._chance.random() < 0.3 else []
-            for request in (one, *again):
+            extra = self._rng.sample(sent, 1) if sent and self._rng.random() < 0.3 else []
+            for request in (one, *extra):
                 await client.send(request.make(len(rows) + 1))
                 rows += [(request, row) for row in range(request.rows)]
                 request.sent += 1
@@ -185,64 +185,66 @@ class Sender:
         return rows
 
 
-async def hear(client: Raw, rows: list[tuple[Request, int]], grants: dict[int, int]) -> None:
+async def receive_answers(client: Raw, rows: list[tuple[Request, int]], grants: dict[int, int]) -> None:
     """Take answers until all is told or the connection is gone."""
     up_to = 0
     while (up_to < len(rows) or not grants) and (frame := await client.next()) is not None:
         if isinstance(frame, Nack):
-            rows[frame.sequence - 1][0].refused(frame.code)
+            rows[frame.sequence - 1][0].record_refusal(frame.code)
             continue
         assert isinstance(frame, Ack), frame
         if frame.welcome is not None:
             grants.update({one.origin: one.epoch for one in frame.welcome.origins})
-        for told in frame.ranges:
-            for sequence in range(told.first, told.last + 1):
+        for ack_range in frame.ranges:
+            for sequence in range(ack_range.first, ack_range.last + 1):
                 request, row = rows[sequence - 1]
-                request.told(row, told.offset + sequence - told.first, duplicate=told.duplicate)
+                request.record_ack(
+                    row, ack_range.offset + sequence - ack_range.first, duplicate=ack_range.duplicate
+                )
         up_to = max(up_to, frame.sequence)
 
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_each_delta_has_one_effect_and_one_offset(seed: int, full: bool) -> None:
-    chance = random.Random(f"repeats {seed}")
-    fates = rough(seed, cut_bytes_mean=6_000, delay_s_max=0.004, piece_bytes_max=2_000)
+    rng = random.Random(f"repeats {seed}")
+    draw_faults = random_faults(seed, cut_bytes_mean=6_000, delay_s_max=0.004, piece_bytes_max=2_000)
     async with (
         Propagator() as p,
         serving(p) as (_, address),
-        proxy_to((address.host, address.port), fates=fates, seed=seed) as proxy,
+        proxy_to((address.host, address.port), draw_faults=draw_faults, seed=seed) as proxy,
     ):
-        sender = Sender(proxy, chance)
+        sender = Sender(proxy, rng)
         async with connected(address) as first:
             welcome = (await first.hello(ORIGIN, SINGLES)).welcome
             assert welcome is not None
             epochs = {one.origin: one.epoch for one in welcome.origins}
-        wanted = requests(chance, epochs, 400 if full else 60)
-        await sender.send_all(epochs, wanted)
+        all_requests = requests(rng, epochs, 400 if full else 60)
+        await sender.send_all(epochs, all_requests)
         logged = {
             one.offset + row: one.batch.keys[row]
             for one in read_all(p.internals().log)
             if not one.batch.is_control
             for row in range(one.count)
         }
-    told = {offset for one in wanted for offset in one.offsets.values()}
+    acked_offsets = {offset for one in all_requests for offset in one.offsets.values()}
     print(
-        f"seed {seed}: {len(wanted)} requests in {sender.frames} frames over {sender.connections} "
+        f"seed {seed}: {len(all_requests)} requests in {sender.frames} frames over {sender.connections} "
         f"connections ({proxy.struck['reset']} reset, {proxy.struck['stall']} stalled): {len(logged)} effects"
     )
-    assert {one.code for one in wanted} == {None, ErrorCode.INVALID_DELTA, ErrorCode.ID_REUSED}
-    assert told == logged.keys()
+    assert {one.code for one in all_requests} == {None, ErrorCode.INVALID_DELTA, ErrorCode.ID_REUSED}
+    assert acked_offsets == logged.keys()
     assert len(set(logged.values())) == len(logged), "a delta is in the log twice"
-    assert max(one.sent for one in wanted) >= REPEATS_MAX
+    assert max(one.sent for one in all_requests) >= RESENDS_MAX
     assert proxy.struck["reset"] > 5
 
 
-async def test_subscriptions_and_their_ends_again_and_again() -> None:
-    chance = random.Random("subscriptions")
-    fates = rough(5, cut_bytes_mean=1_500, delay_s_max=0.002, piece_bytes_max=300)
+async def test_duplicate_subscribes_and_unsubscribes_have_one_effect() -> None:
+    rng = random.Random("subscriptions")
+    draw_faults = random_faults(5, cut_bytes_mean=1_500, delay_s_max=0.002, piece_bytes_max=300)
     async with (
         Propagator() as p,
         serving(p) as (_, address),
-        proxy_to((address.host, address.port), fates=fates, seed=5) as proxy,
+        proxy_to((address.host, address.port), draw_faults=draw_faults, seed=5) as proxy,
     ):
         for number in range(60):
             await p.publish(Delta(f"v{number}", opaque(b"x" * 50)))
@@ -255,7 +257,7 @@ async def test_subscriptions_and_their_ends_again_and_again() -> None:
             with suppress(ConnectionError, OSError), anyio.move_on_after(ANSWER_S_MAX):
                 async with connected(Address(*proxy.address)) as client:
                     await client.send(Subscribe(1, Hello()))
-                    for sequence in range(2, 2 + chance.randint(1, REPEATS_MAX)):
+                    for sequence in range(2, 2 + rng.randint(1, RESENDS_MAX)):
                         await client.send(Subscribe(sequence, request))
                     while (frame := await client.next()) is not None:
                         if isinstance(frame, BatchFrame):
@@ -263,7 +265,7 @@ async def test_subscriptions_and_their_ends_again_and_again() -> None:
                             got += frame.batch.keys
                             start = Start(StartAt.CURSOR, Cursor(log.log_id, log.epoch, len(got)))
                         elif isinstance(frame, Ack) and frame.subscribed is not None:
-                            assert frame.correlation_id == 2, "a repeat was granted"
+                            assert frame.correlation_id == 2, "a duplicate request was granted"
                             assert frame.subscribed.start.next_offset == len(got)
                         elif isinstance(frame, Nack):
                             assert (frame.code, frame.correlation_id != 2) == (ErrorCode.BAD_REQUEST, True)
@@ -282,33 +284,33 @@ async def test_subscriptions_and_their_ends_again_and_again() -> None:
                     answers.append((type(frame), frame.correlation_id))
             assert answers == [(Ack, 3), *((Nack, sequence) for sequence in range(4, 23))]
             await p.publish(Delta("late", opaque(b"x")))
-            again = await client.subscribe("*", start=Start(StartAt.OFFSET, 60))
-            assert again.subscribed is not None
+            resubscribed = await client.subscribe("*", start=Start(StartAt.OFFSET, 60))
+            assert resubscribed.subscribed is not None
             assert (await client.until(BatchFrame)).batch.keys == ["late"]
 
 
-async def test_a_producer_that_asks_in_each_of_its_lives(full: bool) -> None:
+async def test_producer_restarts_get_the_first_offsets(full: bool) -> None:
     lives, count = (20, 300) if full else (8, 60)
-    fates = rough(9, cut_bytes_mean=15_000, delay_s_max=0.004, piece_bytes_max=2_000)
+    draw_faults = random_faults(9, cut_bytes_mean=15_000, delay_s_max=0.004, piece_bytes_max=2_000)
     first: dict[int, int] = {}
     async with (
         Propagator() as p,
         serving(p) as (_, address),
-        proxy_to((address.host, address.port), fates=fates, seed=9) as proxy,
+        proxy_to((address.host, address.port), draw_faults=draw_faults, seed=9) as proxy,
     ):
         for life in range(lives):
             outcomes: dict[int, PublishAck] = {}
 
-            def keep(counter: int) -> Callable[[Receipt], None]:
+            def store_outcome(counter: int) -> Callable[[Receipt], None]:
                 return lambda done: outcomes.__setitem__(counter, done.result())  # noqa: B023 - called in this life
 
             async with Producer("{}:{}".format(*proxy.address), name="again") as producer:
                 for counter in range(1, count * (life + 1) // lives + 1):
                     delta = Delta(f"v{counter}", opaque(b"%d" % counter))
-                    producer.offer_numbered(counter, delta, keep(counter))
+                    producer.offer_numbered(counter, delta, store_outcome(counter))
                 await producer.flush()
-            for counter, told in outcomes.items():
-                offset = told.duplicates.get(0, told.offset)
+            for counter, ack in outcomes.items():
+                offset = ack.duplicates.get(0, ack.offset)
                 assert offset is not None
                 assert first.setdefault(counter, offset) == offset
         (log,) = (p.internals().log,)

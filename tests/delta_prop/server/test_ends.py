@@ -28,7 +28,7 @@ pytestmark = pytest.mark.anyio
 QUICK = ServerSettings(port=0, heartbeat_interval_s=0.2)
 
 
-async def test_a_first_hello_that_is_refused_ends_its_connection_alone() -> None:
+async def test_refused_first_hello_ends_only_its_connection() -> None:
     async with Propagator() as p, serving(p, QUICK) as (_, address), connected(address) as honest:
         await honest.hello()
         for _ in range(2):
@@ -40,14 +40,14 @@ async def test_a_first_hello_that_is_refused_ends_its_connection_alone() -> None
             assert isinstance(nack, Nack)
             assert (nack.code, nack.correlation_id) == (ErrorCode.FENCED, 1)
             assert await late.next() is None
-            await anyio.sleep(1)  # heartbeats are due, and not said to who is gone
+            await anyio.sleep(1)  # heartbeats are due, but not on closed connections
         assert isinstance(await honest.next(), Heartbeat)
         await honest.send(Heartbeat(1))
         assert isinstance(await honest.next(), Heartbeat)
 
 
 @pytest.mark.parametrize("drain", [True, False])
-async def test_a_subscription_ends_at_once_or_behind_what_was_there(drain: bool) -> None:
+async def test_unsubscribe_ends_at_once_or_after_the_drain(drain: bool) -> None:
     async with (
         Propagator() as p,
         serving(p) as (_, address),
@@ -56,12 +56,12 @@ async def test_a_subscription_ends_at_once_or_behind_what_was_there(drain: bool)
     ):
         await producer.hello(ORIGIN)
         await producer.send(*(opaque_batch(base, 2) for base in (1, 3, 5)))
-        await producer.told(6)
+        await producer.until_acked(6)
         await subscriber.hello()
         await subscriber.subscribe(credit=Credit(1, 1_000_000))
         assert (await subscriber.until(BatchFrame)).sequence == 0
         await subscriber.send(Unsubscribe(7, 1, drain=drain), Unsubscribe(8, 3, drain=drain))
-        if drain:  # one that there is not is told at once: nothing is to be delivered for it
+        if drain:  # an unknown number is refused at once: there is nothing to drain
             nack = await subscriber.next()
             assert isinstance(nack, Nack)
             assert (nack.correlation_id, nack.code) == (8, ErrorCode.BAD_REQUEST)
@@ -78,12 +78,12 @@ async def test_a_subscription_ends_at_once_or_behind_what_was_there(drain: bool)
             assert isinstance(nack, Nack)
             assert (nack.correlation_id, nack.code) == (8, ErrorCode.BAD_REQUEST)
         await producer.send(opaque_batch(7, 2))
-        await producer.told(8)
+        await producer.until_acked(8)
         await subscriber.subscribe(start=Start(StartAt.OFFSET, 7))
         assert (await subscriber.until(BatchFrame)).sequence in (6, 7)
 
 
-async def test_what_came_before_garbage_is_taken_and_the_garbage_is_refused(
+async def test_frames_before_garbage_count_and_garbage_is_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with Propagator() as p, serving(p, QUICK) as (_, address), connected(address) as one:
@@ -94,8 +94,8 @@ async def test_what_came_before_garbage_is_taken_and_the_garbage_is_refused(
         while (rest := await one.next()) is not None:
             assert isinstance(rest, Ack)
         assert p.statistics().accepted == 3
-        async with connected(address) as again:
-            welcome = await again.hello(ORIGIN)
+        async with connected(address) as second:
+            welcome = await second.hello(ORIGIN)
             assert isinstance(welcome, Ack)
             assert welcome.welcome is not None
             assert welcome.welcome.origins == ((ORIGIN, 2, 3),)

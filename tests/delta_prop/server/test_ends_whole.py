@@ -38,7 +38,7 @@ async def read_to_the_end(reader: Raw, *, grants: int = 0) -> tuple[list[int], N
     """The offsets of all rows that come, and the last word. `grants`: so many more for each frame."""
     offsets: list[int] = []
     while not isinstance(frame := await reader.next(), Nack):
-        assert frame is not None, "the connection ended without a word"
+        assert frame is not None, "the connection ended without a refusal"
         if isinstance(frame, BatchFrame):
             offsets += range(frame.sequence, frame.sequence + frame.batch.count)
             if grants:
@@ -49,7 +49,7 @@ async def read_to_the_end(reader: Raw, *, grants: int = 0) -> tuple[list[int], N
 
 
 @pytest.mark.parametrize("level", [AckLevel.MEMORY, AckLevel.DURABLE])
-def test_readers_get_what_is_committed_after_the_end_was_asked_for(level: AckLevel) -> None:
+def test_readers_get_rows_committed_after_shutdown_began(level: AckLevel) -> None:
     async def run() -> None:
         network = VirtualNetwork(1)
         world = virtual_world(1, network=network, disk=SimDisk(1), thread_delay_s_max=0.2)
@@ -57,33 +57,31 @@ def test_readers_get_what_is_committed_after_the_end_was_asked_for(level: AckLev
             Propagator(data="x", log=LogSettings(compact=False), world=world) as p,
             serving(p) as (service, address),
             connected(address, network) as producer,
-            connected(address, network) as all_of_it,
+            connected(address, network) as reads_all,
             connected(address, network) as granting,
-            connected(address, network) as others,
+            connected(address, network) as reads_none,
         ):
             await producer.hello(ORIGIN)
-            for reader in (all_of_it, granting, others):
+            for reader in (reads_all, granting, reads_none):
                 await reader.hello()
-            await all_of_it.subscribe()
+            await reads_all.subscribe()
             await granting.subscribe(credit=Credit(1, 1 << 20))
-            await others.subscribe("ns:nothing of that")
+            await reads_none.subscribe("ns:nothing of that")
             await producer.send(*(opaque_batch(base, 10, level=level) for base in range(1, 400, 10)))
-            while p.internals().log.next_offset < 400:  # noqa: ASYNC110 - what is appended tells nobody
+            while p.internals().log.next_offset < 400:  # noqa: ASYNC110 - an append has no event
                 await anyio.sleep(0.001)
             assert p.internals().log.high_watermark < 400
             service.stop()
-            for reader, grants, expected in ((all_of_it, 0, 400), (granting, 10, 400), (others, 0, 0)):
+            for reader, grants, expected in ((reads_all, 0, 400), (granting, 10, 400), (reads_none, 0, 0)):
                 offsets, nack = await read_to_the_end(reader, grants=grants)
                 assert offsets == list(range(expected))
                 assert (nack.code, nack.sequence, nack.correlation_id) == (ErrorCode.SHUTTING_DOWN, 0, None)
-            assert (await producer.told(400)).sequence == 400
+            assert (await producer.until_acked(400)).sequence == 400
 
     run_virtual(run)
 
 
-def test_a_reader_that_takes_nothing_and_a_delta_without_its_parent_hold_up_the_end_no_longer_than_said() -> (
-    None
-):
+def test_stalled_reader_and_gap_cannot_exceed_drain_timeout() -> None:
     async def run() -> None:
         network = VirtualNetwork(1)
         world = virtual_world(1, network=network, disk=SimDisk(1))
@@ -100,8 +98,8 @@ def test_a_reader_that_takes_nothing_and_a_delta_without_its_parent_hold_up_the_
             await reader.subscribe()
             await idle.hello()
             await idle.subscribe(credit=Credit(0, 0))
-            await producer.send(opaque_batch(1, 5), opaque_batch(7, 5))  # 6 is missing
-            await producer.told(5)
+            await producer.send(opaque_batch(1, 5), opaque_batch(7, 5))  # counter 6 is missing
+            await producer.until_acked(5)
             began = anyio.current_time()
             service.stop()
             offsets, nack = await read_to_the_end(reader)
@@ -112,7 +110,7 @@ def test_a_reader_that_takes_nothing_and_a_delta_without_its_parent_hold_up_the_
     run_virtual(run)
 
 
-def test_a_reader_that_takes_its_time_gets_all_of_what_the_system_holds_for_it() -> None:
+def test_slow_reader_gets_everything_in_socket_buffers() -> None:
     count, rows = 25, 60
 
     async def run() -> None:
@@ -130,26 +128,26 @@ def test_a_reader_that_takes_its_time_gets_all_of_what_the_system_holds_for_it()
                 await producer.send(
                     BatchFrame(base, encode_batch(deltas, origin=ORIGIN, base=base), ack_wanted=True)
                 )
-            await producer.told(count * rows)
+            await producer.until_acked(count * rows)
             service.stop()
             read = 0
             while not isinstance(frame := await reader.next(), Nack):
-                assert frame is not None, f"the connection ended without a word after {read} rows"
+                assert frame is not None, f"the connection ended without a refusal after {read} rows"
                 if isinstance(frame, BatchFrame):
                     read += frame.batch.count
                     await anyio.sleep(0.1)  # 2.5 s in all
-                    await reader.send(Ack(processed=read))  # sent to a closed socket it would cost the rest
+                    await reader.send(Ack(processed=read))  # on a closed socket this would lose the rest
             assert read == count * rows
 
     anyio.run(run)
 
 
-def test_sigterm_delivers_all_that_is_logged(tmp_path: Path) -> None:
+def test_sigterm_delivers_everything_logged(tmp_path: Path) -> None:
     for number in range(RUNS):
         data, lines = tmp_path / f"data {number}", tmp_path / f"{number}.jsonl"
         config = tmp_path / f"{number}.toml"
         config.write_text(f'[[sinks]]\nkind = "jsonlines"\npath = "{lines}"\n')
-        read = anyio.run(_read_while_it_ends, data, config)
+        read = anyio.run(_read_during_shutdown, data, config)
         status = subprocess.run(
             [sys.executable, "-m", "delta_prop", "status", "--data", str(data), "--json"],
             check=True,
@@ -162,7 +160,7 @@ def test_sigterm_delivers_all_that_is_logged(tmp_path: Path) -> None:
         assert lines.read_text().count("\n") == end
 
 
-async def _read_while_it_ends(data: Path, config: Path) -> list[int]:
+async def _read_during_shutdown(data: Path, config: Path) -> list[int]:
     """The offsets that a subscriber got of a server that is ended while a producer floods it."""
     read: list[int] = []
 
@@ -176,7 +174,7 @@ async def _read_while_it_ends(data: Path, config: Path) -> list[int]:
             for _ in range(20):
                 try:
                     producer.offer(Delta(f"v{number % 50}", opaque(bytes(200))))
-                except Refused:  # the server ends: nothing of it is taken any more
+                except Refused:  # the server is shutting down
                     await anyio.sleep(0.01)
                 number += 1
             await anyio.sleep(0.001)
@@ -184,7 +182,7 @@ async def _read_while_it_ends(data: Path, config: Path) -> list[int]:
     with served(data, "--config", str(config)) as server:
         address = f"127.0.0.1:{server.port}"
         producing = Producer(address, name="flood", settings=ClientSettings(close_timeout_s=0.1))
-        with suppress(Refused):  # what was not taken any more
+        with suppress(Refused):  # deltas refused at the shutdown
             async with (
                 Subscriber(address, "*", start="earliest") as subscriber,
                 producing as producer,
@@ -193,11 +191,11 @@ async def _read_while_it_ends(data: Path, config: Path) -> list[int]:
                 tasks.start_soon(follow, subscriber)
                 tasks.start_soon(flood, producer)
                 with anyio.fail_after(30):
-                    while len(read) < 500:  # noqa: ASYNC110 - a test's patience
+                    while len(read) < 500:  # noqa: ASYNC110 - polled until a deadline
                         await anyio.sleep(0.01)
                     server.process.send_signal(signal.SIGTERM)
                     assert await anyio.to_thread.run_sync(server.process.wait) == 0
-                    while len(read) < subscriber.received:  # noqa: ASYNC110 - what came is still to be taken
+                    while len(read) < subscriber.received:  # noqa: ASYNC110 - received rows are still queued
                         await anyio.sleep(0.01)
                 tasks.cancel_scope.cancel()
     return read

@@ -14,7 +14,7 @@ from tests.delta_prop.server.raw import ORIGIN, connected, serving
 
 pytestmark = pytest.mark.anyio
 
-ONE = create([1.0, 2.0])
+CREATE = create([1.0, 2.0])
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -26,12 +26,12 @@ def frame(base: int, *deltas: Delta) -> BatchFrame:
     return BatchFrame(base, encode_batch(deltas, origin=ORIGIN, base=base), ack_wanted=True)
 
 
-async def test_rows_of_one_batch_are_judged_one_by_one() -> None:
+async def test_rows_of_a_batch_are_checked_one_by_one() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as client:
         await client.hello(ORIGIN)
         first = Dot(ORIGIN, 1)
         await client.send(
-            frame(1, Delta("v", ONE, expect=ABSENT), Delta("v", offset(1.0), expect=first)),
+            frame(1, Delta("v", CREATE, expect=ABSENT), Delta("v", offset(1.0), expect=first)),
             frame(3, *[Delta("v", offset(1.0), expect=Dot(ORIGIN, 2))] * 2),
         )
         nack = await client.until(Nack)
@@ -40,12 +40,12 @@ async def test_rows_of_one_batch_are_judged_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("as_batch", [True, False])
-async def test_of_many_that_create_if_absent_one_does(as_batch: bool) -> None:
+async def test_concurrent_create_if_absent_succeeds_once(as_batch: bool) -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as client:
         await client.hello(ORIGIN)
-        deltas = [Delta("v", ONE, expect=ABSENT, dot=Dot(ORIGIN, at)) for at in range(1, 21)]
+        deltas = [Delta("v", CREATE, expect=ABSENT, dot=Dot(ORIGIN, at)) for at in range(1, 21)]
         deltas.append(Delta("v", delete(), dot=Dot(ORIGIN, 21)))
-        deltas.append(Delta("v", ONE, expect=ABSENT, dot=Dot(ORIGIN, 22)))
+        deltas.append(Delta("v", CREATE, expect=ABSENT, dot=Dot(ORIGIN, 22)))
         frames = [
             frame(at, one) if as_batch else DeltaFrame(at, one, ack_wanted=True)
             for at, one in enumerate(deltas, 1)
@@ -53,5 +53,5 @@ async def test_of_many_that_create_if_absent_one_does(as_batch: bool) -> None:
         await client.send(*frames)
         codes = [(await client.until(Nack)).code for _ in range(19)]
         assert codes == [ErrorCode.CONFLICT] * 19
-        await client.told(22)
+        await client.until_acked(22)
         assert (p.statistics().accepted, p.head("v")) == (3, Dot(ORIGIN, 22))

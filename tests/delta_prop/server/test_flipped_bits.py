@@ -40,13 +40,13 @@ async def test_flipped_bit_has_no_effect_beyond_its_connection(full: bool) -> No
     async with Propagator() as p, serving(p) as (service, address), connected(address) as honest:
         await honest.hello(OTHER)
         for number, (raw, bit) in enumerate(flips):
-            if number % 1_000 == 0:  # whoever says nothing for long is gone
+            if number % 1_000 == 0:  # a silent client would be disconnected
                 await honest.send(Heartbeat(number))
-            turned = bytearray(raw)
-            turned[bit // 8] ^= 1 << bit % 8
+            flipped = bytearray(raw)
+            flipped[bit // 8] ^= 1 << bit % 8
             async with connected(address) as one:
                 await one.hello(ORIGIN)
-                await one.stream.send([turned])
+                await one.stream.send([flipped])
         with anyio.fail_after(60):
             while len(service._handlers) > 1:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
@@ -55,12 +55,12 @@ async def test_flipped_bit_has_no_effect_beyond_its_connection(full: bool) -> No
         assert (await honest.until(Ack)).sequence == 1
 
 
-def test_frames_as_they_are_have_an_effect() -> None:
+def test_unflipped_samples_cover_the_data_frames() -> None:
     kinds = {FrameType(raw[2]) for raw in SENT}
     assert {FrameType.DELTA, FrameType.BATCH, FrameType.SUBSCRIBE, FrameType.ACK} <= kinds
 
 
-async def test_what_is_not_flipped_is_logged() -> None:
+async def test_unflipped_batch_is_logged() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as one:
         await one.hello(ORIGIN)
         await one.send(opaque_batch(1, origin=ORIGIN))

@@ -14,7 +14,7 @@ from tests.delta_prop.server.raw import ORIGIN, connected, opaque_batch, serving
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_compressed_batch_gives_back_what_it_cost() -> None:
+async def test_credit_for_a_compressed_batch_equals_its_charge() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as producer:
         await producer.hello(ORIGIN)
         frame = opaque_batch(1, 500)
@@ -24,7 +24,7 @@ async def test_a_compressed_batch_gives_back_what_it_cost() -> None:
         assert (await producer.until(Ack)).credit == Credit(500, len(raw))
 
 
-async def test_producers_alone_are_told_of_the_producers_pressure() -> None:
+async def test_producer_backpressure_goes_to_producers_only() -> None:
     quick = ServerSettings(port=0, heartbeat_interval_s=0.2)
     async with (
         Propagator() as p,

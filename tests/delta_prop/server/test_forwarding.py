@@ -61,7 +61,7 @@ class Node:
         self.links.append(link)
         await self.p.attach(ForwardSink(link, name=f"to-{other.host}"))
 
-    def sink_to(self, other: Node) -> FeedStatistics:
+    def statistics_to(self, other: Node) -> FeedStatistics:
         """Return its forward sink's statistics."""
         return self.p.statistics().sinks[f"to-{other.host}"]
 
@@ -81,19 +81,19 @@ class Node:
         )
 
 
-async def settle(nodes: Sequence[Node], seconds: float = 60.0) -> None:
+async def wait_converged(nodes: Sequence[Node], seconds: float = 60.0) -> None:
     """Until all hold the same and every sink has all of it."""
     with anyio.fail_after(seconds):
-        while not settled(nodes):  # noqa: ASYNC110 - nobody tells when several services agree
+        while not has_converged(nodes):  # noqa: ASYNC110 - there is no event for several services agreeing
             await anyio.sleep(0.2)
 
 
-def settled(nodes: Sequence[Node]) -> bool:
+def has_converged(nodes: Sequence[Node]) -> bool:
     same = len({tuple(node.deltas()) for node in nodes}) == 1
     return same and not any(one.lag for node in nodes for one in node.p.statistics().sinks.values())
 
 
-def test_a_pair_comes_to_the_same_and_then_is_quiet() -> None:
+def test_pair_converges_then_sends_nothing() -> None:
     async def main() -> None:
         network = VirtualNetwork(3)
         async with AsyncExitStack() as exits:
@@ -105,7 +105,7 @@ def test_a_pair_comes_to_the_same_and_then_is_quiet() -> None:
             await b.forward_to(a)
             await a.p.publish(Delta("x", create([1.0, 2.0]), "facts"))
             await b.p.publish(Delta("y", create([3.0, 4.0]), "facts"))
-            await settle(nodes)
+            await wait_converged(nodes)
             assert len(a.deltas()) == 2
             network.cut(a.host, b.host)
             network.cut(b.host, a.host)
@@ -116,7 +116,7 @@ def test_a_pair_comes_to_the_same_and_then_is_quiet() -> None:
             await anyio.sleep(30)
             network.heal(a.host, b.host)
             network.heal(b.host, a.host)
-            await settle(nodes, 600)
+            await wait_converged(nodes, 600)
             assert len(a.deltas()) == 62
             for node in nodes:
                 state = node.resident.state("facts", "x")
@@ -130,7 +130,7 @@ def test_a_pair_comes_to_the_same_and_then_is_quiet() -> None:
     run_virtual(main)
 
 
-def test_a_ring_of_three_ends_its_circles() -> None:
+def test_forwarding_in_a_cycle_terminates() -> None:
     async def main() -> None:
         network = VirtualNetwork(4)
         async with AsyncExitStack() as exits:
@@ -142,7 +142,7 @@ def test_a_ring_of_three_ends_its_circles() -> None:
             for number in range(30):
                 for node in nodes:
                     await node.p.publish(Delta(f"v{number % 5}", opaque(b"%d" % number), "rows"))
-            await settle(nodes)
+            await wait_converged(nodes)
             assert len(nodes[0].deltas()) == 90
             sent = [link.statistics().sent for node in nodes for link in node.links]
             await anyio.sleep(60)
@@ -151,7 +151,7 @@ def test_a_ring_of_three_ends_its_circles() -> None:
     run_virtual(main)
 
 
-def test_after_a_long_cut_it_goes_on_within_seconds() -> None:
+def test_forwarding_resumes_soon_after_a_long_cut() -> None:
     async def main() -> None:
         network = VirtualNetwork(5)
         async with AsyncExitStack() as exits:
@@ -162,15 +162,15 @@ def test_after_a_long_cut_it_goes_on_within_seconds() -> None:
             network.cut(a.host, b.host)
             await a.write(10)
             await anyio.sleep(300)
-            assert a.sink_to(b).lag == 10
-            assert a.sink_to(b).breaker == "closed"
+            assert a.statistics_to(b).lag == 10
+            assert a.statistics_to(b).breaker == "closed"
             network.heal(a.host, b.host)
-            await settle((a, b), 25)
+            await wait_converged((a, b), 25)
 
     run_virtual(main)
 
 
-def test_whoever_has_less_than_was_brought_gets_it_again() -> None:
+def test_target_that_lost_its_log_is_resent_everything() -> None:
     async def main() -> None:
         network = VirtualNetwork(6)
         async with AsyncExitStack() as exits:
@@ -180,18 +180,18 @@ def test_whoever_has_less_than_was_brought_gets_it_again() -> None:
                 await b.open(life)
                 await a.forward_to(b)
                 await a.write(20)
-                await settle((a, b))
-            again = Node("2", network)  # its log was in memory
-            await again.open(exits)
+                await wait_converged((a, b))
+            restarted = Node("2", network)  # its log was in memory
+            await restarted.open(exits)
             await a.write(1, "more")
-            await settle((a, again))
-            assert len(again.deltas()) == 21
-            assert a.sink_to(b).rebuilds == 0
+            await wait_converged((a, restarted))
+            assert len(restarted.deltas()) == 21
+            assert a.statistics_to(b).rebuilds == 0
 
     run_virtual(main)
 
 
-def test_it_stops_where_the_log_no_longer_has_what_is_lacking_there() -> None:
+def test_forwarding_stops_when_needed_rows_left_the_log() -> None:
     async def main() -> None:
         network = VirtualNetwork(7)
         async with AsyncExitStack() as exits:
@@ -203,20 +203,20 @@ def test_it_stops_where_the_log_no_longer_has_what_is_lacking_there() -> None:
                 for _ in range(4):
                     await a.write(5)
                     await a.p.wait_visible(a.p.statistics().log.next_offset)
-            again = Node("2", network)
-            await again.open(exits)
+            restarted = Node("2", network)
+            await restarted.open(exits)
             await a.write(1, "more")
             await anyio.sleep(60)
-            told = a.sink_to(b)
-            assert told.state == "stopped"
-            assert told.reason is not None
-            assert "lacks deltas from offset 0 on, which this log no longer holds" in told.reason
-            assert again.deltas() == []
+            statistics = a.statistics_to(b)
+            assert statistics.state == "stopped"
+            assert statistics.reason is not None
+            assert "lacks deltas from offset 0 on, which this log no longer holds" in statistics.reason
+            assert restarted.deltas() == []
 
     run_virtual(main)
 
 
-def test_it_stops_where_it_may_not_and_goes_on_when_it_may() -> None:
+def test_forwarding_stops_without_the_right_and_resumes_with_it() -> None:
     async def main() -> None:
         network = VirtualNetwork(8)
         file = File(table("other", "t" * 32, publish=True, subscribe=True, namespaces='["*"]'))
@@ -227,10 +227,10 @@ def test_it_stops_where_it_may_not_and_goes_on_when_it_may() -> None:
             await a.forward_to(b, token="t" * 32)
             await a.write(3)
             await anyio.sleep(300)
-            told = a.sink_to(b)
-            assert told.state == "stopped"
-            assert told.reason is not None
-            assert "the other service refuses" in told.reason
+            statistics = a.statistics_to(b)
+            assert statistics.state == "stopped"
+            assert statistics.reason is not None
+            assert "the other service refuses" in statistics.reason
             assert b.service.counters is not None
             assert b.service.counters.connections < 40
             file.holds = table(
@@ -238,12 +238,12 @@ def test_it_stops_where_it_may_not_and_goes_on_when_it_may() -> None:
             )
             await anyio.sleep(60)
             a.p.restart(f"to-{b.host}")
-            await settle((a, b))
+            await wait_converged((a, b))
 
     run_virtual(main)
 
 
-def test_it_stops_where_it_would_forward_to_itself() -> None:
+def test_forwarding_to_itself_stops() -> None:
     async def main() -> None:
         async with AsyncExitStack() as exits:
             a = Node("1", VirtualNetwork(9))
@@ -251,14 +251,14 @@ def test_it_stops_where_it_would_forward_to_itself() -> None:
             await a.forward_to(a)
             await a.write(1)
             await anyio.sleep(30)
-            told = a.sink_to(a)
-            assert told.state == "stopped"
-            assert "forward to itself" in (told.reason or "")
+            statistics = a.statistics_to(a)
+            assert statistics.state == "stopped"
+            assert "forward to itself" in (statistics.reason or "")
 
     run_virtual(main)
 
 
-def test_what_is_refused_for_now_comes_again() -> None:
+def test_rate_limited_rows_are_resent() -> None:
     """At the other service's rate; and nothing of it is void there."""
 
     async def main() -> None:
@@ -271,7 +271,7 @@ def test_what_is_refused_for_now_comes_again() -> None:
                 await node.open(exits)
             await a.forward_to(b, token="t" * 32)
             await a.write(100)
-            await settle((a, b), 600)
+            await wait_converged((a, b), 600)
             assert b.p.statistics().noops == 0
 
     run_virtual(main)

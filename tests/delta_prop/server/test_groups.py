@@ -35,32 +35,32 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Reader:
+class FakeMember:
     """A member that notes what it is told."""
 
     fenced: list[Refused] = field(default_factory=list)
     took_over: list[GroupAssignment] = field(default_factory=list)
 
-    def fence(self, refused: Refused) -> None:
-        self.fenced.append(refused)
+    def fence(self, refusal_of: Refused) -> None:
+        self.fenced.append(refusal_of)
 
     def take_over(self, joined: GroupAssignment) -> None:
         self.took_over.append(joined)
 
 
 def join(
-    groups: Groups, name: str, member: Reader, begin: int = 0, identity: bytes | None = None
+    groups: Groups, name: str, member: FakeMember, begin: int = 0, identity: bytes | None = None
 ) -> GroupAssignment:
     return groups.join(name, member, lambda: begin, member_id=identity)
 
 
-def place(groups: Groups, name: str, member: Reader, begin: int = 0) -> int:
+def join_active(groups: Groups, name: str, member: FakeMember, begin: int = 0) -> int:
     joined = join(groups, name, member, begin)
     assert not joined.is_standby
     return joined.offset
 
 
-def log_of(disk: SimDisk, rows: int = 100) -> Log:
+def log_with_rows(disk: SimDisk, rows: int = 100) -> Log:
     writer = Writer(open_log(disk, SMALL)[0])
     for _ in range(rows // 2):
         writer.append()
@@ -69,7 +69,7 @@ def log_of(disk: SimDisk, rows: int = 100) -> Log:
 
 
 @asynccontextmanager
-async def running(disk: SimDisk | None, log: Log) -> AsyncIterator[Groups]:
+async def run_groups(disk: SimDisk | None, log: Log) -> AsyncIterator[Groups]:
     groups = Groups(disk, log, virtual_world(disk=disk, thread_delay_s_max=0.01))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(groups.run)
@@ -77,18 +77,18 @@ async def running(disk: SimDisk | None, log: Log) -> AsyncIterator[Groups]:
         tasks.cancel_scope.cancel()
 
 
-def refused(call: Callable[[], object]) -> Refused:
+def refusal_of(call: Callable[[], object]) -> Refused:
     with pytest.raises(Refused) as caught:
         call()
     return caught.value
 
 
-def test_a_place_is_written_down_and_found_again() -> None:
+def test_committed_offset_is_stored_and_restored() -> None:
     async def main() -> None:
-        disk, reader = SimDisk(), Reader()
-        log = log_of(disk)
-        async with running(disk, log) as groups:
-            assert place(groups, "g", reader) == 0
+        disk, reader = SimDisk(), FakeMember()
+        log = log_with_rows(disk)
+        async with run_groups(disk, log) as groups:
+            assert join_active(groups, "g", reader) == 0
             groups.commit("g", 10, reader)
             assert read_groups(disk, LOG_ID) == {}
             await anyio.sleep(0.1)
@@ -96,28 +96,28 @@ def test_a_place_is_written_down_and_found_again() -> None:
             for offset in (11, 12, 13):
                 groups.commit("g", offset, reader)
                 await anyio.sleep(0.1)
-            assert read_group(disk, "g", LOG_ID) == 10, "once a second is enough"
+            assert read_group(disk, "g", LOG_ID) == 10, "offsets are stored at most once a second"
             await anyio.sleep(1)
             assert read_group(disk, "g", LOG_ID) == 13
             groups.commit("g", 20, reader)
-        assert read_group(disk, "g", LOG_ID) == 20, "the last is kept at the end"
-        async with running(disk, log) as groups:
-            assert place(groups, "g", Reader()) == 20
+        assert read_group(disk, "g", LOG_ID) == 20, "the last offset is stored at shutdown"
+        async with run_groups(disk, log) as groups:
+            assert join_active(groups, "g", FakeMember()) == 20
         assert read_group(disk.crash(1), "g", LOG_ID) == 20
 
     run_virtual(main)
 
 
-def test_second_member_stands_by_and_takes_over_where_the_first_stopped() -> None:
+def test_standby_takes_over_where_the_first_member_stopped() -> None:
     async def main() -> None:
-        disk, first, second, third = SimDisk(), Reader(), Reader(), Reader()
-        async with running(disk, log_of(disk)) as groups:
-            assert place(groups, "g", first) == 0
+        disk, first, second, third = SimDisk(), FakeMember(), FakeMember(), FakeMember()
+        async with run_groups(disk, log_with_rows(disk)) as groups:
+            assert join_active(groups, "g", first) == 0
             groups.commit("g", 30, first)
             assert join(groups, "g", second) == GroupAssignment(30, 0, is_standby=True)
             assert join(groups, "g", third) == GroupAssignment(30, 0, is_standby=True)
             assert groups.statistics() == {"g": GroupStatistics(30, True, 2)}
-            groups.commit("g", 99, second)  # it is not heard
+            groups.commit("g", 99, second)  # a standby's commit is ignored
             groups.commit("g", 31, first)
             assert [first.fenced, second.fenced, second.took_over] == [[], [], []]
             groups.leave("g", first)
@@ -126,16 +126,16 @@ def test_second_member_stands_by_and_takes_over_where_the_first_stopped() -> Non
             assert groups.statistics() == {"g": GroupStatistics(31, True, 1)}
             groups.leave("g", third)
             groups.leave("g", second)
-            assert not third.took_over, "it stands by no more"
-            assert place(groups, "g", first) == 31
+            assert not third.took_over, "the member has left"
+            assert join_active(groups, "g", first) == 31
 
     run_virtual(main)
 
 
-def test_client_that_connects_again_takes_its_own_place_at_once() -> None:
+def test_reconnecting_client_reclaims_its_membership_at_once() -> None:
     async def main() -> None:
-        disk, old, other, new = SimDisk(), Reader(), Reader(), Reader()
-        async with running(disk, log_of(disk)) as groups:
+        disk, old, other, new = SimDisk(), FakeMember(), FakeMember(), FakeMember()
+        async with run_groups(disk, log_with_rows(disk)) as groups:
             join(groups, "g", old, identity=b"a")
             groups.commit("g", 30, old)
             assert join(groups, "g", other, identity=b"b").is_standby
@@ -144,35 +144,35 @@ def test_client_that_connects_again_takes_its_own_place_at_once() -> None:
             groups.commit("g", 99, old)
             groups.leave("g", old)
             assert groups.statistics() == {"g": GroupStatistics(30, True, 1)}
-            again = Reader()
-            assert join(groups, "g", again, identity=b"b").is_standby
+            rejoined = FakeMember()
+            assert join(groups, "g", rejoined, identity=b"b").is_standby
             assert [one.code for one in other.fenced] == [ErrorCode.FENCED]
             groups.leave("g", other)
             groups.leave("g", new)
-            assert again.took_over == [GroupAssignment(30, 0)]
+            assert rejoined.took_over == [GroupAssignment(30, 0)]
 
     run_virtual(main)
 
 
-def test_start_counts_for_a_new_group_alone_and_is_written_down() -> None:
+def test_start_applies_to_new_groups_only_and_is_stored() -> None:
     async def main() -> None:
         disk = SimDisk()
-        log = log_of(disk)
-        async with running(disk, log) as groups:
-            assert place(groups, "g", Reader(), begin=40) == 40
-        assert read_group(disk, "g", LOG_ID) == 40, "though nothing was committed"
-        async with running(disk, log) as groups:
-            assert place(groups, "g", Reader(), begin=7) == 40
+        log = log_with_rows(disk)
+        async with run_groups(disk, log) as groups:
+            assert join_active(groups, "g", FakeMember(), begin=40) == 40
+        assert read_group(disk, "g", LOG_ID) == 40, "the start is stored though nothing was committed"
+        async with run_groups(disk, log) as groups:
+            assert join_active(groups, "g", FakeMember(), begin=7) == 40
 
     run_virtual(main)
 
 
-def test_reset_moves_a_group_and_its_members_connect_again() -> None:
+def test_reset_moves_the_cursor_and_fences_members() -> None:
     async def main() -> None:
-        disk, first, second = SimDisk(), Reader(), Reader()
-        log = log_of(disk)
-        async with running(disk, log) as groups:
-            assert not await groups.reset("g", 3), "this process does not have it"
+        disk, first, second = SimDisk(), FakeMember(), FakeMember()
+        log = log_with_rows(disk)
+        async with run_groups(disk, log) as groups:
+            assert not await groups.reset("g", 3), "this process does not hold the group"
             join(groups, "g", first)
             groups.commit("g", 30, first)
             join(groups, "g", second)
@@ -182,23 +182,23 @@ def test_reset_moves_a_group_and_its_members_connect_again() -> None:
             groups.leave("g", first)
             assert second.took_over == [GroupAssignment(3, 1)]
         reset_group(disk, "g", LOG_ID, 5)
-        async with running(disk, log) as groups:
+        async with run_groups(disk, log) as groups:
             assert join(groups, "g", first) == GroupAssignment(5, 2)
 
     run_virtual(main)
 
 
-def test_member_stands_by_for_a_group_that_another_process_reads() -> None:
+def test_member_stands_by_while_another_process_reads() -> None:
     async def main() -> None:
-        disk, reader, gone = SimDisk(), Reader(), Reader()
-        log = log_of(disk)
+        disk, reader, leaver = SimDisk(), FakeMember(), FakeMember()
+        log = log_with_rows(disk)
         command = GroupCursor(disk, "g", LOG_ID)
         command.next_offset = 10
         command.store()
-        async with running(disk, log) as groups:
-            assert join(groups, "g", gone) == GroupAssignment(10, 0, is_standby=True)
+        async with run_groups(disk, log) as groups:
+            assert join(groups, "g", leaver) == GroupAssignment(10, 0, is_standby=True)
             assert join(groups, "g", reader) == GroupAssignment(10, 0, is_standby=True)
-            groups.leave("g", gone)
+            groups.leave("g", leaver)
             await anyio.sleep(5)
             assert not reader.took_over
             assert groups.statistics() == {"g": GroupStatistics(10, False, 1)}
@@ -219,12 +219,12 @@ def test_member_stands_by_for_a_group_that_another_process_reads() -> None:
     run_virtual(main)
 
 
-def test_who_leaves_lets_other_processes_have_the_group() -> None:
+def test_group_without_members_is_released_to_other_processes() -> None:
     async def main() -> None:
-        disk, reader = SimDisk(), Reader()
-        log = log_of(disk)
-        async with running(disk, log) as groups:
-            place(groups, "g", reader)
+        disk, reader = SimDisk(), FakeMember()
+        log = log_with_rows(disk)
+        async with run_groups(disk, log) as groups:
+            join_active(groups, "g", reader)
             groups.commit("g", 5, reader)
             await anyio.sleep(2)
             with pytest.raises(UsageError, match="read by another process"):
@@ -236,17 +236,17 @@ def test_who_leaves_lets_other_processes_have_the_group() -> None:
             assert command.next_offset == 5
             command.next_offset = 50
             command.close()
-            assert place(groups, "g", reader) == 50
+            assert join_active(groups, "g", reader) == 50
 
     run_virtual(main)
 
 
-def test_a_member_that_comes_while_the_last_ones_place_is_written_gets_it() -> None:
+def test_member_joining_during_the_final_store_gets_the_cursor() -> None:
     async def main() -> None:
-        disk, first, second = SimDisk(), Reader(), Reader()
-        async with running(disk, log_of(disk)) as groups:
+        disk, first, second = SimDisk(), FakeMember(), FakeMember()
+        async with run_groups(disk, log_with_rows(disk)) as groups:
             for offset in range(20):
-                assert place(groups, "g", first) == offset
+                assert join_active(groups, "g", first) == offset
                 groups.commit("g", offset + 1, first)
                 await anyio.sleep(0.999 + 0.001 * offset)
                 groups.leave("g", first)
@@ -259,21 +259,21 @@ def test_a_member_that_comes_while_the_last_ones_place_is_written_gets_it() -> N
     run_virtual(main)
 
 
-def test_what_is_not_synced_is_not_written_down() -> None:
+def test_unsynced_offset_is_not_stored() -> None:
     async def main() -> None:
-        disk, reader = SimDisk(), Reader()
+        disk, reader = SimDisk(), FakeMember()
         writer = Writer(open_log(disk, SMALL)[0])
         writer.append(8)
         commit(writer.log)
         writer.append(8, level=AckLevel.LOGGED)
-        async with running(disk, writer.log) as groups:
-            place(groups, "g", reader)
+        async with run_groups(disk, writer.log) as groups:
+            join_active(groups, "g", reader)
             groups.commit("g", 12, reader)
             await anyio.sleep(2)
             assert read_group(disk, "g", LOG_ID) == 8
             groups.leave("g", reader)
             await anyio.sleep(2)
-            assert place(groups, "g", reader) == 12, "known here, though not safe yet"
+            assert join_active(groups, "g", reader) == 12, "known in memory, though not synced yet"
             groups.leave("g", reader)
             commit(writer.log, sync=True)
             await anyio.sleep(2)
@@ -283,11 +283,11 @@ def test_what_is_not_synced_is_not_written_down() -> None:
     run_virtual(main)
 
 
-def test_a_disk_that_fails_is_tried_again() -> None:
+def test_failed_store_is_retried() -> None:
     async def main() -> None:
-        disk, reader = SimDisk(), Reader()
-        async with running(disk, log_of(disk)) as groups:
-            place(groups, "g", reader)
+        disk, reader = SimDisk(), FakeMember()
+        async with run_groups(disk, log_with_rows(disk)) as groups:
+            join_active(groups, "g", reader)
             disk.fail(lambda call: call.name == "rename", times=2)
             groups.commit("g", 7, reader)
             await anyio.sleep(0.5)
@@ -298,73 +298,75 @@ def test_a_disk_that_fails_is_tried_again() -> None:
     run_virtual(main)
 
 
-def test_beside_a_log_in_memory_places_live_as_long_as_the_server() -> None:
+def test_memory_log_keeps_cursors_in_memory_only() -> None:
     async def main() -> None:
-        reader = Reader()
+        reader = FakeMember()
         log = MemoryLog(LOG_ID)
-        async with running(None, log) as groups:
-            assert place(groups, "g", reader) == 0
+        async with run_groups(None, log) as groups:
+            assert join_active(groups, "g", reader) == 0
             groups.commit("g", 0, reader)
             groups.leave("g", reader)
             await anyio.sleep(2)
-            assert place(groups, "g", reader) == 0
+            assert join_active(groups, "g", reader) == 0
 
     run_virtual(main)
 
 
-def test_a_log_that_lost_its_end_takes_the_place_back() -> None:
+def test_cursor_beyond_the_log_end_moves_back() -> None:
     async def main() -> None:
-        reader = Reader()
+        reader = FakeMember()
         log = MemoryLog(LOG_ID)
-        async with running(None, log) as groups:
-            place(groups, "g", reader)
+        async with run_groups(None, log) as groups:
+            join_active(groups, "g", reader)
             groups.commit("g", 5, reader)
             groups.leave("g", reader)
-            assert place(groups, "g", reader) == log.next_offset == 0
+            assert join_active(groups, "g", reader) == log.next_offset == 0
 
     run_virtual(main)
 
 
 @pytest.mark.parametrize("disk", [None, SimDisk()], ids=["in memory", "on disk"])
-def test_bounds_of_names_and_of_their_number(disk: SimDisk | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_names_and_count_are_bounded(disk: SimDisk | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GROUPS_MAX", 2)
 
     async def main() -> None:
-        log = MemoryLog(LOG_ID) if disk is None else log_of(disk)
-        async with running(disk, log) as groups:
-            assert "65 bytes" in refused(lambda: place(groups, "g" * 65, Reader())).message
-            assert refused(lambda: place(groups, "", Reader())).code is ErrorCode.BAD_REQUEST
-            join(groups, "a", Reader())
-            join(groups, "b/../..", Reader())
-            assert "there are 2 groups" in refused(lambda: place(groups, "c", Reader())).message
-            join(groups, "a", Reader())
-        async with running(disk, log) as groups:
+        log = MemoryLog(LOG_ID) if disk is None else log_with_rows(disk)
+        async with run_groups(disk, log) as groups:
+            assert "65 bytes" in refusal_of(lambda: join_active(groups, "g" * 65, FakeMember())).message
+            assert refusal_of(lambda: join_active(groups, "", FakeMember())).code is ErrorCode.BAD_REQUEST
+            join(groups, "a", FakeMember())
+            join(groups, "b/../..", FakeMember())
+            assert "there are 2 groups" in refusal_of(lambda: join_active(groups, "c", FakeMember())).message
+            join(groups, "a", FakeMember())
+        async with run_groups(disk, log) as groups:
             if disk is not None:
-                assert "there are 2 groups" in refused(lambda: place(groups, "c", Reader())).message
-            join(groups, "b/../..", Reader())
+                assert (
+                    "there are 2 groups" in refusal_of(lambda: join_active(groups, "c", FakeMember())).message
+                )
+            join(groups, "b/../..", FakeMember())
 
     run_virtual(main)
 
 
-def test_a_damaged_place_is_told() -> None:
+def test_corrupted_cursor_file_is_reported() -> None:
     async def main() -> None:
-        disk, reader = SimDisk(), Reader()
-        log = log_of(disk)
+        disk, reader = SimDisk(), FakeMember()
+        log = log_with_rows(disk)
         disk.put("groups/g.cursor", b"00000000\n{}")
-        async with running(disk, log) as groups:
-            assert "corrupted" in refused(lambda: place(groups, "g", reader)).message
+        async with run_groups(disk, log) as groups:
+            assert "corrupted" in refusal_of(lambda: join_active(groups, "g", reader)).message
             assert groups.statistics() == {}
 
     run_virtual(main)
 
 
-def test_a_group_is_told_at_its_true_place_from_the_moment_its_reader_leaves() -> None:
+def test_statistics_show_the_last_commit_after_leave() -> None:
     async def main() -> None:
-        disk, reader = SimDisk(), Reader()
+        disk, reader = SimDisk(), FakeMember()
         threads = virtual_world().new_threads()
-        async with running(disk, log_of(disk)) as groups:
+        async with run_groups(disk, log_with_rows(disk)) as groups:
             await groups.poll_absent(threads)
-            place(groups, "g", reader)
+            join_active(groups, "g", reader)
             await anyio.sleep(1.5)
             groups.commit("g", 5, reader)
             await anyio.sleep(0.3)
@@ -373,16 +375,16 @@ def test_a_group_is_told_at_its_true_place_from_the_moment_its_reader_leaves() -
                 await groups.poll_absent(threads)
                 assert groups.all_statistics()["g"].next_offset == 5
                 await anyio.sleep(0.1)
-            assert groups.statistics() == {}, "the file tells it by now"
+            assert groups.statistics() == {}, "only the file has it by now"
 
     run_virtual(main)
 
 
-def test_a_place_is_written_down_at_once_when_the_reader_leaves() -> None:
+def test_leave_stores_the_cursor_at_once() -> None:
     async def main() -> None:
-        disk, reader = SimDisk(), Reader()
-        async with running(disk, log_of(disk)) as groups:
-            place(groups, "g", reader)
+        disk, reader = SimDisk(), FakeMember()
+        async with run_groups(disk, log_with_rows(disk)) as groups:
+            join_active(groups, "g", reader)
             await anyio.sleep(0.1)
             groups.commit("g", 5, reader)
             groups.leave("g", reader)
@@ -392,12 +394,12 @@ def test_a_place_is_written_down_at_once_when_the_reader_leaves() -> None:
     run_virtual(main)
 
 
-def test_a_reset_by_another_process_is_told_at_once() -> None:
+def test_reset_by_another_process_shows_at_once() -> None:
     async def main() -> None:
-        disk, reader = SimDisk(), Reader()
+        disk, reader = SimDisk(), FakeMember()
         threads = virtual_world().new_threads()
-        async with running(disk, log_of(disk)) as groups:
-            place(groups, "g", reader)
+        async with run_groups(disk, log_with_rows(disk)) as groups:
+            join_active(groups, "g", reader)
             groups.commit("g", 5, reader)
             groups.leave("g", reader)
             await anyio.sleep(2)

@@ -30,7 +30,7 @@ PORT = 7374
 TOKENS = table("ops", "t-admin", admin=True) + table("r", "t-read", subscribe=True, namespaces='["*"]')
 
 
-class Told:
+class FakeStatusView:
     """A look that says what it is told to."""
 
     def __init__(self) -> None:
@@ -113,12 +113,12 @@ class Client:
         return not await self.more()
 
 
-class Site:
+class HttpSite:
     """A port in virtual time, and who asks it."""
 
     def __init__(self, network: VirtualNetwork) -> None:
         self.network = network
-        self.look = Told()
+        self.view = FakeStatusView()
         self.port: HttpPort
 
     async def client(self, host: str = "10.0.0.1") -> Client:
@@ -134,8 +134,8 @@ class Site:
         return answer
 
 
-def serve(
-    main: Callable[[Site], Awaitable[None]],
+def serve_http(
+    main: Callable[[HttpSite], Awaitable[None]],
     *,
     tokens: str | None = None,
     backend: Literal["asyncio", "trio"] = "asyncio",
@@ -144,9 +144,9 @@ def serve(
 ) -> None:
     async def run() -> None:
         network = VirtualNetwork(conditions=conditions)
-        site, world = Site(network), virtual_world()
+        site, world = HttpSite(network), virtual_world()
         access = Access(world, None if tokens is None else File(tokens))
-        port = HttpPort(network, world, site.look, access=access, port=PORT, connections_max=connections_max)
+        port = HttpPort(network, world, site.view, access=access, port=PORT, connections_max=connections_max)
         site.port = port
         async with anyio.create_task_group() as tasks:
             assert await tasks.start(port.run) == ("127.0.0.1", PORT)
@@ -161,7 +161,7 @@ def serve(
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_each_path_answers(backend: Literal["asyncio", "trio"]) -> None:
-    async def main(site: Site) -> None:
+    async def main(site: HttpSite) -> None:
         assert (await site.ask("GET", "/healthz")).json == {"alive": True}
         assert (await site.ask("GET", "/readyz")).json == {"ready": True}
         assert (await site.ask("GET", "/api/status")).json == {"log_id": "00ff"}
@@ -173,46 +173,48 @@ def test_each_path_answers(backend: Literal["asyncio", "trio"]) -> None:
         assert metrics.headers["date"] == "Sun, 13 Sep 2020 12:26:40 GMT"
         assert metrics.headers["cache-control"] == "no-store"
 
-    serve(main, backend=backend)
+    serve_http(main, backend=backend)
 
 
-def test_open_metrics_where_they_are_asked_for() -> None:
-    async def main(site: Site) -> None:
+def test_open_metrics_on_request() -> None:
+    async def main(site: HttpSite) -> None:
         answer = await site.ask("GET", "/metrics", Accept="application/openmetrics-text; version=1.0.0")
         assert answer.headers["content-type"].startswith("application/openmetrics-text")
         assert answer.body.endswith(b"# EOF\n")
 
-    serve(main)
+    serve_http(main)
 
 
-def test_not_ready_says_why_and_lives_on() -> None:
-    async def main(site: Site) -> None:
-        site.look.reason = "it is starting"
+def test_unready_server_gives_its_reason_and_stays_healthy() -> None:
+    async def main(site: HttpSite) -> None:
+        site.view.reason = "it is starting"
         answer = await site.ask("GET", "/readyz")
         assert (answer.status, answer.json) == (503, {"ready": False, "reason": "it is starting"})
         assert (await site.ask("GET", "/healthz")).status == 200
         assert b"\ndelta_prop_ready 0.0\n" in (await site.ask("GET", "/metrics")).body
 
-    serve(main)
+    serve_http(main)
 
 
-def test_head_tells_the_size_alone() -> None:
-    async def main(site: Site) -> None:
-        whole = await site.ask("GET", "/readyz")
+def test_head_returns_the_size_without_a_body() -> None:
+    async def main(site: HttpSite) -> None:
+        full = await site.ask("GET", "/readyz")
         client = await site.client()
         await client.send(b"HEAD /readyz HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
         for _ in range(2):
             answer = await client.answer(body=False)
-            assert answer.headers["content-length"] == str(len(whole.body))
+            assert answer.headers["content-length"] == str(len(full.body))
         assert client.bytes == b""
         await client.send(b"HELLO\r\n\r\n")
-        assert (await client.answer()).json["code"] == "BAD_REQUEST", "what is no HEAD gets a body"
+        assert (await client.answer()).json["code"] == "BAD_REQUEST", (
+            "an error answer to another method has a body"
+        )
 
-    serve(main)
+    serve_http(main)
 
 
-def test_a_connection_serves_one_request_after_the_other() -> None:
-    async def main(site: Site) -> None:
+def test_connection_serves_several_requests() -> None:
+    async def main(site: HttpSite) -> None:
         client = await site.client()
         for _ in range(3):
             await client.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -228,15 +230,15 @@ def test_a_connection_serves_one_request_after_the_other() -> None:
         assert (await old.answer()).status == 200
         assert await old.is_closed()
 
-    serve(main)
+    serve_http(main)
 
 
-# --- who may
+# --- access
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/api/status", "/api/sinks"])
-def test_with_tokens_all_but_health_is_an_admins(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def main(site: Site) -> None:
+def test_with_tokens_all_but_health_needs_admin(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def main(site: HttpSite) -> None:
         assert (await site.ask("GET", path, Authorization="Bearer t-admin")).status == 200
         assert (await site.ask("GET", path, Authorization="bearer  t-admin ")).status == 200
         assert (await site.ask("GET", "/healthz")).status == 200
@@ -255,21 +257,21 @@ def test_with_tokens_all_but_health_is_an_admins(path: str, caplog: pytest.LogCa
         assert (await site.ask("HEAD", path)).status == 401
 
     caplog.set_level(logging.WARNING, "delta_prop.audit")
-    serve(main, tokens=TOKENS)
+    serve_http(main, tokens=TOKENS)
     facts = [vars(record) for record in caplog.records]
     assert len(facts) == 9
     assert facts[0]["peer"].startswith("10.0.0.1:")
-    told = [(one["token"], one["frame"], one["code"], one["what"]) for one in facts]
-    assert told[0] == ("r", f"GET {path}", "UNAUTHORIZED", "the token does not have the right admin")
-    assert told[1] == ("-", f"GET {path}", "UNAUTHORIZED", "the token is unknown")
-    assert told[-1] == ("-", f"HEAD {path}", "UNAUTHORIZED", "no token was given")
+    audited = [(one["token"], one["frame"], one["code"], one["what"]) for one in facts]
+    assert audited[0] == ("r", f"GET {path}", "UNAUTHORIZED", "the token does not have the right admin")
+    assert audited[1] == ("-", f"GET {path}", "UNAUTHORIZED", "the token is unknown")
+    assert audited[-1] == ("-", f"HEAD {path}", "UNAUTHORIZED", "no token was given")
 
 
-# --- what goes wrong
+# --- failures
 
 
-def test_a_mistake_is_told_as_json() -> None:
-    async def main(site: Site) -> None:
+def test_client_errors_are_json() -> None:
+    async def main(site: HttpSite) -> None:
         nowhere = await site.ask("GET", "/metric")
         assert nowhere.status == 404
         assert nowhere.json["code"] == "NOT_FOUND"
@@ -279,7 +281,7 @@ def test_a_mistake_is_told_as_json() -> None:
             changed = await site.ask(method, "/api/sinks", Content_Length="0")
             assert (changed.status, changed.headers["allow"]) == (405, "GET, HEAD")
 
-    serve(main)
+    serve_http(main)
 
 
 @pytest.mark.parametrize(
@@ -297,8 +299,8 @@ def test_a_mistake_is_told_as_json() -> None:
         (b"POST /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", 413),
     ],
 )
-def test_what_is_no_request_gets_one_answer_and_the_end(raw: bytes, status: int) -> None:
-    async def main(site: Site) -> None:
+def test_malformed_request_gets_one_answer_then_close(raw: bytes, status: int) -> None:
+    async def main(site: HttpSite) -> None:
         client = await site.client()
         await client.send(raw)
         answer = await client.answer()
@@ -308,15 +310,15 @@ def test_what_is_no_request_gets_one_answer_and_the_end(raw: bytes, status: int)
         assert await client.is_closed()
         assert (await site.ask("GET", "/healthz")).status == 200
 
-    serve(main)
+    serve_http(main)
 
 
-def test_who_tells_nothing_is_let_go_and_who_tells_half_is_told() -> None:
-    async def main(site: Site) -> None:
-        silent, half, gone = await site.client(), await site.client(), await site.client()
+def test_silent_client_is_closed_and_partial_request_gets_408() -> None:
+    async def main(site: HttpSite) -> None:
+        silent, half, closed = await site.client(), await site.client(), await site.client()
         await half.send(b"GET /healthz HT")
-        await gone.send(b"GET /he")
-        await gone.stream.aclose()
+        await closed.send(b"GET /he")
+        await closed.stream.aclose()
         began = anyio.current_time()
         assert await silent.is_closed()
         assert anyio.current_time() - began == pytest.approx(10, abs=0.01)
@@ -324,11 +326,11 @@ def test_who_tells_nothing_is_let_go_and_who_tells_half_is_told() -> None:
         assert (answer.status, answer.json["code"]) == (408, "REQUEST_TIMEOUT")
         assert await half.is_closed()
 
-    serve(main)
+    serve_http(main)
 
 
-def test_a_byte_a_second_is_not_a_request() -> None:
-    async def main(site: Site) -> None:
+def test_request_at_one_byte_per_second_is_closed() -> None:
+    async def main(site: HttpSite) -> None:
         client = await site.client()
         for letter in b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n":
             try:
@@ -337,14 +339,14 @@ def test_a_byte_a_second_is_not_a_request() -> None:
                 break
             await anyio.sleep(1)
         else:
-            pytest.fail("it was let go on")
+            pytest.fail("the slow request was not closed")
         assert 10 < anyio.current_time() < 13
 
-    serve(main)
+    serve_http(main)
 
 
-def test_who_takes_no_answer_is_let_go() -> None:
-    async def main(site: Site) -> None:
+def test_client_that_reads_nothing_is_closed() -> None:
+    async def main(site: HttpSite) -> None:
         client = await site.client()
         await client.send(b"GET /api/status HTTP/1.1\r\nHost: x\r\n\r\n" * 50)
         await anyio.sleep(9)
@@ -352,11 +354,11 @@ def test_who_takes_no_answer_is_let_go() -> None:
         await anyio.sleep(3)
         assert site.port._connections.open == 0
 
-    serve(main, conditions=NetworkConditions(buffer_bytes=4096))
+    serve_http(main, conditions=NetworkConditions(buffer_bytes=4096))
 
 
-def test_a_flood_of_wrong_tokens_is_summed_up(caplog: pytest.LogCaptureFixture) -> None:
-    async def main(site: Site) -> None:
+def test_flood_of_wrong_tokens_is_summarized(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(site: HttpSite) -> None:
         for _ in range(30):
             await site.ask("GET", "/metrics", Authorization="Bearer wrong")
         assert len(caplog.records) == 10
@@ -364,11 +366,11 @@ def test_a_flood_of_wrong_tokens_is_summed_up(caplog: pytest.LogCaptureFixture) 
         assert getattr(caplog.records[-1], "count", None) == 20
 
     caplog.set_level(logging.WARNING, "delta_prop.audit")
-    serve(main, tokens=TOKENS)
+    serve_http(main, tokens=TOKENS)
 
 
-def test_too_many_connections_keep_nobody_else_out() -> None:
-    async def main(site: Site) -> None:
+def test_connections_of_one_host_do_not_block_others() -> None:
+    async def main(site: HttpSite) -> None:
         crowd = [await site.client("10.0.0.9") for _ in range(8)]
         await anyio.sleep(0.1)
         assert [await one.is_closed() for one in crowd[4:]] == [True] * 4
@@ -379,37 +381,37 @@ def test_too_many_connections_keep_nobody_else_out() -> None:
         await anyio.sleep(10)
         assert (await site.ask("GET", "/healthz")).status == 200
 
-    serve(main, connections_max=8)
+    serve_http(main, connections_max=8)
 
 
-def test_a_look_that_fails_is_an_answer_too(caplog: pytest.LogCaptureFixture) -> None:
-    async def main(site: Site) -> None:
-        site.look.fails = True
+def test_failing_status_view_is_a_500_answer(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(site: HttpSite) -> None:
+        site.view.fails = True
         answer = await site.ask("GET", "/api/status")
         assert (answer.status, answer.json["code"]) == (500, "INTERNAL_SERVER_ERROR")
         assert "ZeroDivision" not in answer.json["error"]
-        site.look.fails = False
+        site.view.fails = False
         assert (await site.ask("GET", "/api/status")).status == 200
 
-    serve(main)
+    serve_http(main)
     assert "/api/status failed" in caplog.text
     caplog.clear()
 
 
-def test_broken_connections_and_small_pieces_change_nothing() -> None:
-    async def main(site: Site) -> None:
+def test_requests_survive_resets_and_small_chunks() -> None:
+    async def main(site: HttpSite) -> None:
         client = await site.client()
         await client.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         site.network.reset()
         for _ in range(3):
             assert (await site.ask("GET", "/healthz")).status == 200
 
-    serve(main, conditions=NetworkConditions(chunk_bytes_max=3))
+    serve_http(main, conditions=NetworkConditions(chunk_bytes_max=3))
 
 
 @given(st.lists(st.binary(max_size=40) | st.sampled_from([b"GET ", b"/metrics", b" HTTP/1.1", b"\r\n"])))
-def test_no_bytes_end_more_than_their_connection(parts: list[bytes]) -> None:
-    async def main(site: Site) -> None:
+def test_arbitrary_bytes_end_only_their_connection(parts: list[bytes]) -> None:
+    async def main(site: HttpSite) -> None:
         client = await site.client()
         try:
             for part in parts:
@@ -419,14 +421,14 @@ def test_no_bytes_end_more_than_their_connection(parts: list[bytes]) -> None:
         await anyio.sleep(11)
         assert (await site.ask("GET", "/healthz")).status == 200
 
-    serve(main)
+    serve_http(main)
 
 
-def test_over_tls_where_a_certificate_is_given() -> None:
+def test_https_with_a_certificate() -> None:
     async def run() -> None:
         network, world = VirtualNetwork(), virtual_world()
         tls = Tls(certificate="server.pem", key="server.key")
-        port = HttpPort(network, world, Told(), access=Access(world), port=PORT, tls=tls)
+        port = HttpPort(network, world, FakeStatusView(), access=Access(world), port=PORT, tls=tls)
         async with anyio.create_task_group() as tasks:
             await tasks.start(port.run)
             with pytest.raises(Misconfigured):

@@ -17,7 +17,15 @@ from delta_prop.client.jobs import Decision, JobPart, JobState, JobStatus, Stage
 from delta_prop.commands.readonly_log import open_readonly_log
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.server.jobs import JOB, at_fault, block_of, counts, published, rows, stage
+from tests.delta_prop.server.jobs import (
+    JOB,
+    block_of,
+    invalid_delta,
+    rows,
+    stage,
+    wait_published,
+    without_rows,
+)
 from tests.delta_prop.server.process import Served, served
 from tests.whole_log import read_all
 
@@ -34,7 +42,7 @@ PATIENT = ClientSettings(open_timeout_s=60.0)
 def deltas_of(part: int) -> list[object]:
     deltas = rows(part, ROWS)
     for number in FAULTS if part == 1 else ():
-        deltas[number] = at_fault(part, number)
+        deltas[number] = invalid_delta(part, number)
     return deltas  # type: ignore[return-value]
 
 
@@ -43,7 +51,7 @@ FAULTY = {f"1-{number}" for number in FAULTS}
 ENDED = JobStatus(JobState.PUBLISHED, PARTS * ROWS, published=PARTS * ROWS - len(FAULTS), refused=len(FAULTS))
 
 
-class Life:
+class RestartingServer:
     """A server that is killed and comes back, on one port."""
 
     def __init__(self, data: Path, stack: ExitStack) -> None:
@@ -70,54 +78,56 @@ def keys_of(data: Path) -> list[str]:
         return [key for one in read_all(log) if not one.batch.is_control for key in one.batch.keys]
 
 
-def task(life: Life, part: int, attempt: int, kill_after: int | None) -> StagedPart:
+def stage_with_kill(
+    restarting: RestartingServer, part: int, attempt: int, kill_after: int | None
+) -> StagedPart:
     """Stage a part; the server dies under it after so many blocks, and the task goes on."""
     deltas = deltas_of(part)
     where = JobPart(JOB, part, attempt)
-    with SyncProducer(life.address, name=f"{JOB}/{part}", job=where, settings=PATIENT) as producer:
+    with SyncProducer(restarting.address, name=f"{JOB}/{part}", job=where, settings=PATIENT) as producer:
         for number, begin in enumerate(range(0, ROWS, BLOCK_ROWS)):
             producer.offer_block(block_of(deltas[begin : begin + BLOCK_ROWS]))  # type: ignore[arg-type]
             if number == kill_after:
-                life.kill()
+                restarting.kill()
         producer.flush()
     return StagedPart(part, attempt, ROWS)
 
 
-def test_a_server_killed_at_each_step_of_a_job(tmp_path: Path, full: bool) -> None:
-    chance = random.Random("jobs")
+def test_server_killed_at_each_job_step_publishes_once(tmp_path: Path, full: bool) -> None:
+    rng = random.Random("jobs")
     with ExitStack() as stack:
-        life = Life(tmp_path / "data", stack)
-        parts = [task(life, 0, 1, kill_after=20)]
-        life.kill()  # between parts
-        parts += [task(life, part, 1, None) for part in range(1, PARTS)]
-        life.kill()  # before the decision
-        assert decide(life.address, JOB, Decision.COMMIT, parts, timeout_s=60).deltas == PARTS * ROWS
-        life.kill()  # before the first is published, or amid that
+        restarting = RestartingServer(tmp_path / "data", stack)
+        parts = [stage_with_kill(restarting, 0, 1, kill_after=20)]
+        restarting.kill()  # between parts
+        parts += [stage_with_kill(restarting, part, 1, None) for part in range(1, PARTS)]
+        restarting.kill()  # before the decision
+        assert decide(restarting.address, JOB, Decision.COMMIT, parts, timeout_s=60).deltas == PARTS * ROWS
+        restarting.kill()  # before or during the publishing of the first row
         amid = 0
         for _ in range(20 if full else 1):
-            status = look(life)
+            status = query(restarting)
             if status.state is JobState.PUBLISHED:
                 break
             amid += 0 < status.published < PARTS * ROWS
-            time.sleep(chance.uniform(0, 0.02))
-            life.kill()
-        assert counts(ended := published(life.address, s_max=60)) == ENDED
-        assert [(one.part, one.row) for one in ended.refused_rows] == [(1, number) for number in FAULTS]
-        assert decide(life.address, JOB, Decision.COMMIT, parts, timeout_s=60) == ended
-    assert keys_of(life.data) == [key for key in WANTED if key not in FAULTY]
-    print(f"{life.kills} kills, {amid} of them amid publishing")
+            time.sleep(rng.uniform(0, 0.02))
+            restarting.kill()
+        assert without_rows(final := wait_published(restarting.address, s_max=60)) == ENDED
+        assert [(one.part, one.row) for one in final.refused_rows] == [(1, number) for number in FAULTS]
+        assert decide(restarting.address, JOB, Decision.COMMIT, parts, timeout_s=60) == final
+    assert keys_of(restarting.data) == [key for key in WANTED if key not in FAULTY]
+    print(f"{restarting.kills} kills, {amid} of them amid publishing")
 
 
-def look(life: Life) -> JobStatus:
-    return decide(life.address, JOB, Decision.QUERY, timeout_s=60)
+def query(restarting: RestartingServer) -> JobStatus:
+    return decide(restarting.address, JOB, Decision.QUERY, timeout_s=60)
 
 
-def test_two_attempts_at_once_tasks_that_die_and_a_driver_that_dies(tmp_path: Path) -> None:
+def test_concurrent_attempts_and_dead_driver_publish_once(tmp_path: Path) -> None:
     """Of each part one attempt is killed amid sending, two run at once; the first driver dies undecided."""
     with served(tmp_path / "data") as server:
         address = f"127.0.0.1:{server.port}"
         for part in range(2):
-            killed_task(address, part)
+            run_killed_task(address, part)
         results: dict[tuple[int, int], StagedPart] = {}
 
         def run(part: int, attempt: int) -> None:
@@ -132,12 +142,12 @@ def test_two_attempts_at_once_tasks_that_die_and_a_driver_that_dies(tmp_path: Pa
             one.join()
         assert decide(address, JOB, Decision.QUERY).state is JobState.STAGING
         # The driver died here. The job is run again, all of it, and commits.
-        again = [stage(address, part, 100 + part, rows(part, ROWS), block_rows=50) for part in range(2)]
-        decide(address, JOB, Decision.COMMIT, again)
-        assert published(address).published == 2 * ROWS
-        with pytest.raises(Refused) as told:  # what a driver that was only thought dead says now
+        rerun = [stage(address, part, 100 + part, rows(part, ROWS), block_rows=50) for part in range(2)]
+        decide(address, JOB, Decision.COMMIT, rerun)
+        assert wait_published(address).published == 2 * ROWS
+        with pytest.raises(Refused) as refusal:  # the first driver was still alive
             decide(address, JOB, Decision.ABORT)
-        assert told.value.code is ErrorCode.JOB_DECIDED
+        assert refusal.value.code is ErrorCode.JOB_DECIDED
         assert (
             decide(address, JOB, Decision.COMMIT, [results[part, 2] for part in range(2)]).deltas == 2 * ROWS
         )
@@ -145,7 +155,7 @@ def test_two_attempts_at_once_tasks_that_die_and_a_driver_that_dies(tmp_path: Pa
     assert not list((tmp_path / "data" / "jobs").glob("*.part"))
 
 
-SENDS = """
+SENDER_SCRIPT = """
 import sys
 from delta_prop.client import SyncProducer
 from delta_prop.client.jobs import JobPart
@@ -161,9 +171,9 @@ with SyncProducer(sys.argv[1], name=f"{JOB}/{part}", job=JobPart(JOB, part, 99))
 """
 
 
-def killed_task(address: str, part: int) -> None:
+def run_killed_task(address: str, part: int) -> None:
     """One in a process of its own, which is killed amid sending."""
-    command = [sys.executable, "-c", SENDS, address, str(part)]
+    command = [sys.executable, "-c", SENDER_SCRIPT, address, str(part)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline()

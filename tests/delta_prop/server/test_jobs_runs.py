@@ -14,12 +14,12 @@ from delta_prop_wire.frames import Decision, JobState, JobStatus, Nack, StagedPa
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.server.jobs import JOB, keys_in, rows
 from tests.delta_prop.server.jobs_virtual import (
-    NO_ROOM_KEPT,
+    NO_RESERVE,
     Site,
-    code_of,
     frame,
-    on,
-    parts_of,
+    part_paths,
+    refusal_code,
+    run_story,
     staged_hello,
 )
 
@@ -30,150 +30,156 @@ ONE, OTHER = 0xFFFF_FFFF, 7
 DAY_S = 60.0
 
 
-async def stage(at: Site, run: int, count: int, parts: int = 2) -> list[StagedPart]:
+async def stage(site: Site, run: int, count: int, parts: int = 2) -> list[StagedPart]:
     """All parts of a run of the job."""
-    return [await at.stage(part, attempt_of(run, part), rows(part, count)) for part in range(parts)]
+    return [await site.stage(part, attempt_of(run, part), rows(part, count)) for part in range(parts)]
 
 
-async def abort(at: Site, run: int) -> JobState:
-    return (await at.decide(Decision.ABORT, run=run)).state
+async def abort(site: Site, run: int) -> JobState:
+    return (await site.decide(Decision.ABORT, run=run)).state
 
 
-async def check(at: Site, parts: Sequence[StagedPart]) -> None:
+async def check_committed(site: Site, parts: Sequence[StagedPart]) -> None:
     """These are committed, and all is published."""
     deltas = sum(part.deltas for part in parts)
-    await at.decide(Decision.COMMIT, parts)
-    assert await at.published() == JobStatus(JobState.PUBLISHED, deltas, published=deltas)
+    await site.decide(Decision.COMMIT, parts)
+    assert await site.wait_published() == JobStatus(JobState.PUBLISHED, deltas, published=deltas)
     wanted = [one.vector_id for part in parts for one in rows(part.part, part.deltas)]
-    assert keys_in(at.propagator) == wanted
+    assert keys_in(site.propagator) == wanted
 
 
-def test_a_run_and_its_attempts() -> None:
+def test_attempt_contains_its_run() -> None:
     assert attempt_of(ONE, (5 << 32) + 9) == (ONE << 32) + 9 < 1 << 64
     assert job_run_of(attempt_of(ONE, 9)) == ONE
     assert job_run_of(9) == 0
 
 
-def test_a_driver_that_fails_leaves_the_parts_of_another() -> None:
+def test_abort_of_one_run_leaves_parts_of_another() -> None:
     disk = SimDisk()
 
-    async def story(at: Site) -> None:
-        await stage(at, ONE, 3)
-        parts = await stage(at, OTHER, 5)
-        async with at.connected() as late:
+    async def story(site: Site) -> None:
+        await stage(site, ONE, 3)
+        parts = await stage(site, OTHER, 5)
+        async with site.connected() as late:
             await staged_hello(late, 0, attempt_of(ONE, 9))
             await late.send(frame(0, rows(0, 4), 1))
-            await late.told(4)
-            assert await abort(at, ONE) is JobState.ABORTED
+            await late.until_acked(4)
+            assert await abort(site, ONE) is JobState.ABORTED
             await late.send(frame(0, rows(0, 4, 4), 5))
             assert (await late.until(Nack)).code is ErrorCode.UNKNOWN_JOB
-        assert await at.decide(Decision.QUERY) == JobStatus(JobState.STAGING, 10)
-        size = sum(len(disk.peek(path)) for path in parts_of(disk))
-        assert (len(parts_of(disk)), at.jobs.counts.staged_bytes, at.jobs._attempt_count) == (2, size, 2)
-        await check(at, parts)
-        assert at.jobs.counts.staged_bytes == at.jobs._attempt_count == 0
+        assert await site.decide(Decision.QUERY) == JobStatus(JobState.STAGING, 10)
+        size = sum(len(disk.peek(path)) for path in part_paths(disk))
+        assert (len(part_paths(disk)), site.jobs.counts.staged_bytes, site.jobs._attempt_count) == (
+            2,
+            size,
+            2,
+        )
+        await check_committed(site, parts)
+        assert site.jobs.counts.staged_bytes == site.jobs._attempt_count == 0
 
-    on(disk, story)
+    run_story(disk, story)
 
 
-def test_after_a_restart_too_and_then_none_is_left() -> None:
+def test_abort_after_a_restart_drops_each_run() -> None:
     disk = SimDisk()
 
-    async def story(at: Site) -> None:
-        await stage(at, ONE, 3)
-        await stage(at, OTHER, 5)
+    async def story(site: Site) -> None:
+        await stage(site, ONE, 3)
+        await stage(site, OTHER, 5)
 
-    async def later(at: Site) -> None:
-        await abort(at, ONE)
-        assert (await at.decide(Decision.QUERY)).deltas == 10
-        assert await abort(at, ONE) is JobState.ABORTED
-        await abort(at, OTHER)
-        assert await code_of(at.decide(Decision.QUERY)) is ErrorCode.UNKNOWN_JOB
-        assert parts_of(disk) == []
-        assert (at.jobs.counts.active, at.jobs.counts.staged_bytes, at.jobs._attempt_count) == (0, 0, 0)
+    async def later(site: Site) -> None:
+        await abort(site, ONE)
+        assert (await site.decide(Decision.QUERY)).deltas == 10
+        assert await abort(site, ONE) is JobState.ABORTED
+        await abort(site, OTHER)
+        assert await refusal_code(site.decide(Decision.QUERY)) is ErrorCode.UNKNOWN_JOB
+        assert part_paths(disk) == []
+        assert (site.jobs.counts.active, site.jobs.counts.staged_bytes, site.jobs._attempt_count) == (0, 0, 0)
 
-    on(disk, story)
-    on(disk, later)
+    run_story(disk, story)
+    run_story(disk, later)
 
 
-def test_who_has_said_hello_for_another_run_goes_on() -> None:
-    async def story(at: Site) -> None:
-        await stage(at, ONE, 3)
-        async with at.connected() as raw:
+def test_open_task_of_another_run_continues_after_abort() -> None:
+    async def story(site: Site) -> None:
+        await stage(site, ONE, 3)
+        async with site.connected() as raw:
             await staged_hello(raw, 0, attempt_of(OTHER, 0))
-            await abort(at, ONE)
+            await abort(site, ONE)
             await raw.send(frame(0, rows(0, 4), 1))
-            await raw.told(4)
-        await check(at, [StagedPart(0, attempt_of(OTHER, 0), 4)])
+            await raw.until_acked(4)
+        await check_committed(site, [StagedPart(0, attempt_of(OTHER, 0), 4)])
 
-    on(SimDisk(), story)
+    run_story(SimDisk(), story)
 
 
-def test_what_comes_late_of_a_run_that_was_dropped_is_dropped_in_its_time() -> None:
+def test_late_parts_of_a_dropped_run_expire() -> None:
     disk = SimDisk()
 
-    async def story(at: Site) -> None:
-        await stage(at, ONE, 3)
-        await abort(at, ONE)
-        await at.stage(1, attempt_of(ONE, 8), rows(1, 3))
-        await check(at, await stage(at, OTHER, 5))
-        assert parts_of(disk) == []  # it does not outlive the decision
-        await at.stage(0, attempt_of(ONE, 8), rows(0, 3), job="other")
+    async def story(site: Site) -> None:
+        await stage(site, ONE, 3)
+        await abort(site, ONE)
+        await site.stage(1, attempt_of(ONE, 8), rows(1, 3))
+        await check_committed(site, await stage(site, OTHER, 5))
+        assert part_paths(disk) == []  # the decision removed the late part
+        await site.stage(0, attempt_of(ONE, 8), rows(0, 3), job="other")
         await anyio.sleep(1.3 * DAY_S)
-        assert parts_of(disk) == []
+        assert part_paths(disk) == []
 
-    on(disk, story, job_decision_timeout_s=DAY_S)
+    run_story(disk, story, job_decision_timeout_s=DAY_S)
 
 
-def test_a_run_that_has_nothing_here_is_dropped_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(at: Site) -> None:
-        assert await abort(at, ONE) is JobState.ABORTED
+def test_abort_of_an_unknown_run_succeeds_silently(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(site: Site) -> None:
+        assert await abort(site, ONE) is JobState.ABORTED
         assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
-        assert await code_of(at.decide(Decision.ABORT)) is ErrorCode.UNKNOWN_JOB  # who names none is told
-        parts = await stage(at, OTHER, 5)
-        assert await abort(at, ONE) is JobState.ABORTED
-        await check(at, parts)
+        assert (
+            await refusal_code(site.decide(Decision.ABORT)) is ErrorCode.UNKNOWN_JOB
+        )  # an abort without a run is refused
+        parts = await stage(site, OTHER, 5)
+        assert await abort(site, ONE) is JobState.ABORTED
+        await check_committed(site, parts)
         for run in (ONE, OTHER):
-            assert await code_of(at.decide(Decision.ABORT, run=run)) is ErrorCode.JOB_DECIDED
+            assert await refusal_code(site.decide(Decision.ABORT, run=run)) is ErrorCode.JOB_DECIDED
 
-    on(SimDisk(), story)
+    run_story(SimDisk(), story)
 
 
 @pytest.mark.parametrize("of_all", [False, True])
-def test_a_decision_of_which_nobody_was_told_goes_with_the_run(of_all: bool) -> None:
+def test_unanswered_decision_is_dropped_with_its_run(of_all: bool) -> None:
     """The disk fails behind the decision's name: it stands there, and its driver was told it does not."""
     disk = SimDisk()
     others: list[StagedPart] = []
 
-    async def story(at: Site) -> None:
-        others.extend([] if of_all else await stage(at, OTHER, 5))
-        parts = await stage(at, ONE, 3)
+    async def story(site: Site) -> None:
+        others.extend([] if of_all else await stage(site, OTHER, 5))
+        parts = await stage(site, ONE, 3)
         disk.fail(lambda call: call.name == "sync_directory" and call.path == "jobs", errno.EIO)
-        assert await code_of(at.decide(Decision.COMMIT, parts)) is ErrorCode.LOG_FAILED
+        assert await refusal_code(site.decide(Decision.COMMIT, parts)) is ErrorCode.LOG_FAILED
         assert any(path.endswith(".job") for path in disk.paths())
-        await abort(at, ONE)
+        await abort(site, ONE)
 
-    async def later(at: Site) -> None:
+    async def later(site: Site) -> None:
         if of_all:
-            assert await code_of(at.decide(Decision.QUERY)) is ErrorCode.UNKNOWN_JOB
+            assert await refusal_code(site.decide(Decision.QUERY)) is ErrorCode.UNKNOWN_JOB
         else:
-            await check(at, others)
+            await check_committed(site, others)
 
-    on(disk, story, log=NO_ROOM_KEPT)
-    on(disk, later, log=NO_ROOM_KEPT)
+    run_story(disk, story, log=NO_RESERVE)
+    run_story(disk, later, log=NO_RESERVE)
 
 
-def test_a_disk_that_fails_while_a_run_is_dropped() -> None:
+def test_disk_failure_during_abort_drops_nothing() -> None:
     disk = SimDisk()
 
-    async def story(at: Site) -> None:
-        await stage(at, ONE, 3)
-        parts = await stage(at, OTHER, 5)
+    async def story(site: Site) -> None:
+        await stage(site, ONE, 3)
+        parts = await stage(site, OTHER, 5)
         disk.fail(lambda call: call.name == "remove" and call.path.endswith(".part"), errno.EIO)
-        assert await code_of(at.decide(Decision.ABORT, run=ONE)) is ErrorCode.LOG_FAILED
-        assert (await at.decide(Decision.QUERY)).deltas == 16
-        await abort(at, ONE)
-        assert (await at.decide(Decision.QUERY, job=JOB)).deltas == 10
-        await check(at, parts)
+        assert await refusal_code(site.decide(Decision.ABORT, run=ONE)) is ErrorCode.LOG_FAILED
+        assert (await site.decide(Decision.QUERY)).deltas == 16
+        await abort(site, ONE)
+        assert (await site.decide(Decision.QUERY, job=JOB)).deltas == 10
+        await check_committed(site, parts)
 
-    on(disk, story)
+    run_story(disk, story)

@@ -46,14 +46,14 @@ class Delivery:
         async with Subscriber(address, "*", start="earliest", settings=PATIENT) as subscriber:
             await self._read(subscriber)
 
-    async def resume(self, address: str, chance: random.Random) -> None:
+    async def resume(self, address: str, rng: random.Random) -> None:
         """The same, by one reader after the other: each goes on where the last one stopped."""
         cursor = None
         while True:
             async with Subscriber(address, "*", start=cursor or "earliest", settings=PATIENT) as subscriber:
                 assert subscriber.cursor is not None
                 self.epochs.add(subscriber.cursor.epoch)
-                with anyio.move_on_after(chance.uniform(0.05, 0.5)):
+                with anyio.move_on_after(rng.uniform(0.05, 0.5)):
                     await self._read(subscriber)
                 cursor = subscriber.cursor
 
@@ -86,14 +86,14 @@ class Load:
         number = 0
         while not self.enough:
             keys = [f"{name}-{number}-{row}" for row in range(1 + number % 5)]
-            told = await producer.publish(*(Delta(key, opaque(b"x" * 100)) for key in keys))
-            self._note(keys, told)
+            ack = await producer.publish(*(Delta(key, opaque(b"x" * 100)) for key in keys))
+            self._note(keys, ack)
             number += 1
 
-    def _note(self, keys: list[str], told: PublishAck) -> None:
-        assert told.offset is not None
-        assert not told.duplicates
-        self.offsets.update((key, told.offset + row) for row, key in enumerate(keys))
+    def _note(self, keys: list[str], ack: PublishAck) -> None:
+        assert ack.offset is not None
+        assert not ack.duplicates
+        self.offsets.update((key, ack.offset + row) for row, key in enumerate(keys))
 
 
 @pytest.fixture
@@ -102,11 +102,13 @@ def anyio_backend() -> str:
 
 
 @pytest.mark.anyio
-async def test_acknowledged_is_delivered_exactly_once(tmp_path: Path, full: bool) -> None:
+async def test_acknowledged_deltas_are_delivered_exactly_once(tmp_path: Path, full: bool) -> None:
     kills = 20 if full else 2
-    levels = ["logged"] * (kills // 2) + ["durable"] * (kills - kills // 2 + 1)  # kill -9 spares the system
-    chance = random.Random("kills")
-    load, whole, resumed = Load(), Delivery(), Delivery()
+    levels = ["logged"] * (kills // 2) + ["durable"] * (
+        kills - kills // 2 + 1
+    )  # kill -9 leaves the system running
+    rng = random.Random("kills")
+    load, follower, resumed = Load(), Delivery(), Delivery()
     with ExitStack() as life:
 
         async def start(port: int) -> Served:
@@ -123,46 +125,46 @@ async def test_acknowledged_is_delivered_exactly_once(tmp_path: Path, full: bool
             proxy_to(("127.0.0.1", server.port)) as proxy,
             anyio.create_task_group() as readers,
         ):
-            readers.start_soon(whole.follow, address)
-            readers.start_soon(resumed.resume, address, chance)
+            readers.start_soon(follower.follow, address)
+            readers.start_soon(resumed.resume, address, rng)
             async with anyio.create_task_group() as writers:
                 for number in range(PRODUCERS):
                     writers.start_soon(load.publish, "{}:{}".format(*proxy.address), f"p{number}")
                 for _ in range(kills):
-                    await more(load)
-                    await anyio.sleep(chance.uniform(0, LOAD_S_MAX))
-                    proxy.stall("back")  # what is acknowledged from now on nobody hears
-                    await anyio.sleep(chance.uniform(0, UNHEARD_S_MAX))
+                    await wait_for_more_acks(load)
+                    await anyio.sleep(rng.uniform(0, LOAD_S_MAX))
+                    proxy.stall("back")  # from here on acknowledgements do not reach the producer
+                    await anyio.sleep(rng.uniform(0, UNHEARD_S_MAX))
                     server.kill()
                     proxy.cut()
                     proxy.resume("back")
                     server = await start(server.port)
-                await more(load)
+                await wait_for_more_acks(load)
                 load.enough = True
-            await until(lambda: min(len(whole.keys), len(resumed.keys)) >= len(load.offsets))
-            await anyio.sleep(0.1)  # nothing may come behind it
+            await wait_until(lambda: min(len(follower.keys), len(resumed.keys)) >= len(load.offsets))
+            await anyio.sleep(0.1)  # no further row may come
             readers.cancel_scope.cancel()
     print(
         f"{kills} kills, {load.reconnects} reconnects of producers, {len(load.offsets)} deltas "
-        f"acknowledged, {load.resent} batches sent again, {whole.rows} deltas delivered"
+        f"acknowledged, {load.resent} batches sent again, {follower.rows} deltas delivered"
     )
     assert load.reconnects >= kills
     assert load.resent
     assert load.lost == 0
     assert max(resumed.epochs) == kills + 1
-    for delivered in (whole, resumed):
-        places = {key: offset for offset, key in delivered.keys.items()}
-        assert len(places) == len(delivered.keys), "a delta was delivered twice"
-        assert places == load.offsets
+    for delivered in (follower, resumed):
+        offsets = {key: offset for offset, key in delivered.keys.items()}
+        assert len(offsets) == len(delivered.keys), "a delta was delivered twice"
+        assert offsets == load.offsets
 
 
-async def more(load: Load) -> None:
+async def wait_for_more_acks(load: Load) -> None:
     """Wait until more was acknowledged: clients are back, and at work."""
     enough = len(load.offsets) + 500
-    await until(lambda: len(load.offsets) >= enough)
+    await wait_until(lambda: len(load.offsets) >= enough)
 
 
-async def until(reached: Callable[[], bool]) -> None:
+async def wait_until(reached: Callable[[], bool]) -> None:
     """Wait for others' work, under a deadline."""
     with anyio.fail_after(WAIT_S_MAX):
         while True:

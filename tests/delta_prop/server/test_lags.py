@@ -32,27 +32,27 @@ class Site:
         self.world: World = virtual_world(1, disk=SimDisk(1), network=network)
         self.clients = virtual_world(2, network=network.at("client"))
         self.propagator = Propagator(data="facts" if durable else None, world=self.world)
-        self.overview = ServerStatus(version="1", now=self.world.clock.now)
+        self.server_status = ServerStatus(version="1", now=self.world.clock.now)
 
     async def lags(self) -> dict[str, Any]:
-        await self.overview.refresh()
-        told: dict[str, Any] = self.overview.status()["lags"]
-        return told
+        await self.server_status.refresh()
+        lags: dict[str, Any] = self.server_status.status()["lags"]
+        return lags
 
-    def scraped(self, name: str) -> dict[str, float]:
-        lines = Metrics(self.overview).scrape().text("")[0].decode().splitlines()
+    def scrape(self, name: str) -> dict[str, float]:
+        lines = Metrics(self.server_status).scrape().text("")[0].decode().splitlines()
         rows = (line.rpartition(" ") for line in lines if line.startswith(f"delta_prop_{name}{{"))
         return {labels.partition("{")[2]: float(value) for labels, _, value in rows}
 
 
 async def serve(site: Site, tasks: Any) -> None:
     service = Service(site.propagator, ServerSettings(host="server", port=7373, allow_anonymous=True))
-    site.overview.propagator, site.overview.service = site.propagator, service
+    site.server_status.propagator, site.server_status.service = site.propagator, service
     await tasks.start(service.run)
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_a_sink_is_as_late_as_the_oldest_delta_that_it_has_not_applied(durable: bool) -> None:
+def test_sink_lag_is_the_age_of_its_oldest_unapplied_delta(durable: bool) -> None:
     async def main() -> None:
         site, gate = Site(durable=durable), Gate()
         async with site.propagator as p, anyio.create_task_group() as tasks:
@@ -69,12 +69,12 @@ def test_a_sink_is_as_late_as_the_oldest_delta_that_it_has_not_applied(durable: 
             lags = await site.lags()
             assert lags["sinks"]["slow"] == {"deltas": 3, "seconds": pytest.approx(30, abs=0.2)}
             assert lags["sinks"]["quick"] == {"deltas": 0, "seconds": 0}
-            assert site.scraped("sink_lag_seconds") == {
+            assert site.scrape("sink_lag_seconds") == {
                 'sink="slow"}': pytest.approx(30, abs=0.2),
                 'sink="quick"}': 0,
             }
-            told = {one["name"]: one["lag_s"] for one in site.overview.sinks()}
-            assert told == {"slow": pytest.approx(30, abs=0.2), "quick": 0}
+            sink_lags = {one["name"]: one["lag_s"] for one in site.server_status.sinks()}
+            assert sink_lags == {"slow": pytest.approx(30, abs=0.2), "quick": 0}
             gate.opened.set()
             await anyio.sleep(1)
             assert (await site.lags())["sinks"]["slow"] == {"deltas": 0, "seconds": 0}
@@ -84,7 +84,7 @@ def test_a_sink_is_as_late_as_the_oldest_delta_that_it_has_not_applied(durable: 
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_a_subscriber_and_a_group_are_told_with_and_without_a_member(durable: bool) -> None:
+def test_lag_of_subscriber_and_group_with_and_without_member(durable: bool) -> None:
     async def main() -> None:
         site = Site(durable=durable)
         async with site.propagator, anyio.create_task_group() as tasks:
@@ -95,7 +95,7 @@ def test_a_subscriber_and_a_group_are_told_with_and_without_a_member(durable: bo
                     SERVER, "*", group="indexer", start="earliest", credit=(4, 1 << 20), world=site.clients
                 ),
             ):
-                for number in range(6):  # nobody takes them, so there is no credit for the fifth
+                for number in range(6):  # the subscriber reads none, so there is no credit for the fifth
                     await producer.publish(made(str(number)))
                     await anyio.sleep(1)
                 await anyio.sleep(40)
@@ -104,16 +104,16 @@ def test_a_subscriber_and_a_group_are_told_with_and_without_a_member(durable: bo
                 assert lags["subscribers"][number] == {"deltas": 2, "seconds": pytest.approx(42, abs=0.3)}
                 assert lags["groups"] == {"indexer": {"deltas": 6, "seconds": pytest.approx(46, abs=0.3)}}
                 labels = f'client="subscriber",connection="{number}"}}'
-                assert site.scraped("subscriber_lag_deltas") == {labels: 2}
-                (seconds,) = site.scraped("subscriber_lag_seconds").values()
+                assert site.scrape("subscriber_lag_deltas") == {labels: 2}
+                (seconds,) = site.scrape("subscriber_lag_seconds").values()
                 assert seconds == pytest.approx(42, abs=0.3)
             await anyio.sleep(60)
             lags = await site.lags()
             assert lags["subscribers"] == {}
-            late = {"deltas": 6, "seconds": pytest.approx(106, abs=1)}
-            assert lags["groups"] == {"indexer": late}
-            assert site.scraped("group_lag_seconds") == {'group="indexer"}': late["seconds"]}
-            assert site.scraped("group_lag_deltas") == {'group="indexer"}': 6}
+            group_lag = {"deltas": 6, "seconds": pytest.approx(106, abs=1)}
+            assert lags["groups"] == {"indexer": group_lag}
+            assert site.scrape("group_lag_seconds") == {'group="indexer"}': group_lag["seconds"]}
+            assert site.scrape("group_lag_deltas") == {'group="indexer"}': 6}
             tasks.cancel_scope.cancel()
 
     run_virtual(main)

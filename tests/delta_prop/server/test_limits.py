@@ -19,26 +19,26 @@ STEPS = st.lists(st.tuples(st.floats(0, 3), st.integers(1, 300)), min_size=1, ma
 
 
 @given(st.floats(0.1, 1000), st.integers(1, 200), STEPS)
-def test_over_any_time_no_more_goes_than_rate_and_burst_or_one_batch(
+def test_bucket_never_exceeds_rate_and_burst_or_one_batch(
     rate: float, burst: int, steps: list[tuple[float, int]]
 ) -> None:
     bucket, now = TokenBucket(rate, burst, 0.0), 0.0
-    gone: list[tuple[float, int]] = []
+    taken: list[tuple[float, int]] = []
     for pause, count in steps:
         now += pause
         if bucket.wait_s(count, now) == 0:
             bucket.take(count, now)
-            gone.append((now, count))
-    for first in range(len(gone)):
+            taken.append((now, count))
+    for first in range(len(taken)):
         total = 0
-        for at, count in gone[first:]:
+        for at, count in taken[first:]:
             total += count
-            most = max(burst, *(one for when, one in gone[first:] if when <= at))
-            assert total <= rate * (at - gone[first][0]) + most + 0.01
+            most = max(burst, *(one for when, one in taken[first:] if when <= at))
+            assert total <= rate * (at - taken[first][0]) + most + 0.01
 
 
 @given(st.floats(0.1, 1000), st.integers(1, 200), st.lists(st.integers(1, 300), min_size=1, max_size=10))
-def test_who_waits_as_long_as_told_goes(rate: float, burst: int, counts: list[int]) -> None:
+def test_batch_passes_after_the_reported_wait(rate: float, burst: int, counts: list[int]) -> None:
     bucket, now = TokenBucket(rate, burst, 0.0), 0.0
     for count in counts:
         now += bucket.wait_s(count, now)
@@ -46,14 +46,14 @@ def test_who_waits_as_long_as_told_goes(rate: float, burst: int, counts: list[in
         bucket.take(count, now)
 
 
-def test_a_clock_that_stands_or_steps_back_fills_nothing() -> None:
+def test_clock_that_steps_back_fills_nothing() -> None:
     bucket = TokenBucket(10.0, 5, now=100.0)
     bucket.take(5, 100.0)
     assert bucket.wait_s(5, 99.0) == bucket.wait_s(5, 100.0) == pytest.approx(0.5)
     assert bucket.wait_s(5, 100.5) == 0
 
 
-def test_more_than_the_burst_goes_when_the_bucket_is_full_and_is_paid_for_after() -> None:
+def test_batch_above_the_burst_needs_a_full_bucket() -> None:
     bucket = TokenBucket(100.0, 10, now=0.0)
     assert bucket.wait_s(500, 0.0) == 0
     bucket.take(500, 0.0)
@@ -62,7 +62,7 @@ def test_more_than_the_burst_goes_when_the_bucket_is_full_and_is_paid_for_after(
     assert bucket.wait_s(500, 5.0) == 0
 
 
-def test_the_bucket_longest_unused_goes_first() -> None:
+def test_least_recently_used_bucket_is_evicted() -> None:
     buckets = BucketCache(2)
     first = buckets.get("a", 1.0, 1, 0.0)
     buckets.get("b", 1.0, 1, 0.0)
@@ -76,81 +76,83 @@ def test_the_bucket_longest_unused_goes_first() -> None:
 # --- rates
 
 
-def refused(rates: RateLimiter, grant: Permissions, keys: list[str], now: float = 0.0) -> Refused | None:
+def refusal_of(
+    rates: RateLimiter, permissions: Permissions, keys: list[str], now: float = 0.0
+) -> Refused | None:
     batch = encode_batch([Delta(key, create([1.0]), "docs") for key in keys], origin=16, base=1)
     try:
-        rates.take(grant, batch, now)
+        rates.take(permissions, batch, now)
     except Refused as refusal:
         return refusal
     return None
 
 
-def test_a_tokens_rate_holds_over_all_its_batches_and_says_when_to_come_again() -> None:
-    rates, grant, other = (
+def test_token_rate_limits_all_its_batches_with_retry_after() -> None:
+    rates, permissions, other = (
         RateLimiter(),
         Permissions("a", rate=1000.0, burst=100),
         Permissions("b", rate=1000.0, burst=100),
     )
-    assert refused(rates, grant, ["x"] * 60) is None
-    refusal = refused(rates, grant, ["x"] * 60)
+    assert refusal_of(rates, permissions, ["x"] * 60) is None
+    refusal = refusal_of(rates, permissions, ["x"] * 60)
     assert refusal is not None
     assert refusal.code is ErrorCode.RATE_LIMITED
     assert refusal.retry_after_ms == 20
     assert "'a' may send 1000 deltas/s, 100 at once" in refusal.message
-    assert refused(rates, grant, ["x"] * 40) is None, "what was refused has taken nothing"
-    assert refused(rates, other, ["x"] * 100) is None
-    assert refused(rates, grant, ["x"] * 20, now=0.02) is None
+    assert refusal_of(rates, permissions, ["x"] * 40) is None, "a refusal takes no tokens"
+    assert refusal_of(rates, other, ["x"] * 100) is None
+    assert refusal_of(rates, permissions, ["x"] * 20, now=0.02) is None
 
 
-def test_without_a_rate_nothing_is_looked_at() -> None:
-    rates, grant = RateLimiter(), Permissions("anonymous", rate=inf)
-    assert all(refused(rates, grant, ["x"] * 1000) is None for _ in range(10))
+def test_infinite_rate_refuses_nothing() -> None:
+    rates, permissions = RateLimiter(), Permissions("anonymous", rate=inf)
+    assert all(refusal_of(rates, permissions, ["x"] * 1000) is None for _ in range(10))
 
 
-def test_a_vectors_rate_is_the_servers_for_all_or_a_tokens_own() -> None:
+def test_vector_rate_is_shared_or_set_by_the_token() -> None:
     rates = RateLimiter(vector_rate=2.0)
     one, two, own = Permissions("a"), Permissions("b"), Permissions("c", vector_rate=1.0)
-    assert refused(rates, one, ["x", "y"]) is None
-    assert refused(rates, two, ["x", "y"]) is None
-    refusal = refused(rates, one, ["z", "z", "x"])
+    assert refusal_of(rates, one, ["x", "y"]) is None
+    assert refusal_of(rates, two, ["x", "y"]) is None
+    refusal = refusal_of(rates, one, ["z", "z", "x"])
     assert refusal is not None
     assert refusal.retry_after_ms == 500
     assert refusal.row == 2
     assert "vector 'x' of namespace 'docs' may change 2 times/s" in refusal.message
-    assert refused(rates, one, ["z", "z"]) is None, "what was refused has taken nothing, of any vector"
-    assert refused(rates, own, ["x"]) is None
-    assert refused(rates, own, ["x"]) is not None
-    assert refused(rates, one, ["x"], now=0.5) is None
+    assert refusal_of(rates, one, ["z", "z"]) is None, "a refusal takes no tokens of any vector"
+    assert refusal_of(rates, own, ["x"]) is None
+    assert refusal_of(rates, own, ["x"]) is not None
+    assert refusal_of(rates, one, ["x"], now=0.5) is None
     free = Permissions("d", vector_rate=0.0)
-    assert all(refused(rates, free, ["x"] * 9) is None for _ in range(3))
+    assert all(refusal_of(rates, free, ["x"] * 9) is None for _ in range(3))
 
 
-def test_a_token_is_not_charged_for_what_a_vector_holds_back() -> None:
-    rates, grant = RateLimiter(vector_rate=1.0), Permissions("a", rate=10.0, burst=3)
-    assert refused(rates, grant, ["x"]) is None
-    assert refused(rates, grant, ["x"]) is not None
-    assert refused(rates, grant, ["y", "z"]) is None
-    assert refused(rates, grant, ["q"]) is not None
+def test_token_is_not_charged_for_a_vector_refusal() -> None:
+    rates, permissions = RateLimiter(vector_rate=1.0), Permissions("a", rate=10.0, burst=3)
+    assert refusal_of(rates, permissions, ["x"]) is None
+    assert refusal_of(rates, permissions, ["x"]) is not None
+    assert refusal_of(rates, permissions, ["y", "z"]) is None
+    assert refusal_of(rates, permissions, ["q"]) is not None
 
 
-def test_a_delta_by_itself_counts_as_one() -> None:
-    rates, grant, delta = (
+def test_single_delta_counts_as_one() -> None:
+    rates, permissions, delta = (
         RateLimiter(vector_rate=1.0),
         Permissions("a", rate=10.0, burst=2),
         Delta("x", create([1.0])),
     )
-    rates.take_delta(grant, delta, 0.0)
+    rates.take_delta(permissions, delta, 0.0)
     with pytest.raises(Refused, match="vector 'x' of namespace 'default'"):
-        rates.take_delta(grant, delta, 0.0)
-    rates.take_delta(grant, Delta("y", create([1.0])), 0.0)
+        rates.take_delta(permissions, delta, 0.0)
+    rates.take_delta(permissions, Delta("y", create([1.0])), 0.0)
     with pytest.raises(Refused, match="token 'a' may send"):
-        rates.take_delta(grant, Delta("z", create([1.0])), 0.0)
+        rates.take_delta(permissions, Delta("z", create([1.0])), 0.0)
 
 
-def test_a_long_debt_is_told_as_an_hour() -> None:
-    rates, grant = RateLimiter(), Permissions("a", rate=0.001, burst=1)
-    assert refused(rates, grant, ["x"] * 100) is None
-    refusal = refused(rates, grant, ["x"])
+def test_retry_after_is_at_most_an_hour() -> None:
+    rates, permissions = RateLimiter(), Permissions("a", rate=0.001, burst=1)
+    assert refusal_of(rates, permissions, ["x"] * 100) is None
+    refusal = refusal_of(rates, permissions, ["x"])
     assert refusal is not None
     assert refusal.retry_after_ms == 3_600_000
 
@@ -159,10 +161,10 @@ def test_a_long_debt_is_told_as_an_hour() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(["10.0.0.1", "10.0.0.2", "10.0.0.3"])), max_size=60))
-def test_connections_are_counted_as_a_list_of_them_would(moves: list[tuple[bool, str]]) -> None:
+def test_connection_limiter_matches_a_list(moves: list[tuple[bool, str]]) -> None:
     connections, naive = ConnectionLimiter(5, 2), list[str]()
-    for comes, host in moves:
-        if comes:
+    for is_entry, host in moves:
+        if is_entry:
             fits = len(naive) < 5 and naive.count(host) < 2
             if fits:
                 connections.enter(host)
@@ -176,10 +178,10 @@ def test_connections_are_counted_as_a_list_of_them_would(moves: list[tuple[bool,
             connections.leave(host)
             naive.remove(host)
         assert connections.open == len(naive)
-        assert len(connections._by_host) == len(set(naive)), "who is gone leaves nothing behind"
+        assert len(connections._by_host) == len(set(naive)), "a closed connection leaves no entry"
 
 
-def test_refused_connections_are_counted_and_told_with_their_bound() -> None:
+def test_refused_connections_are_counted_and_name_the_bound() -> None:
     connections = ConnectionLimiter(2, 1)
     connections.enter("10.0.0.1")
     with pytest.raises(Refused, match=r"1 connections from 10\.0\.0\.1 are open, the maximum is 1"):
@@ -200,5 +202,5 @@ def test_refused_connections_are_counted_and_told_with_their_bound() -> None:
         ("somewhere", "somewhere"),
     ],
 )
-def test_what_counts_as_one_address(host: str, address: str) -> None:
+def test_address_of_normalizes_hosts(host: str, address: str) -> None:
     assert address_of(host) == address

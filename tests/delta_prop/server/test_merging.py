@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
     from delta_prop_wire.delta import Operation
 
-VECTORS, NUMBERS = 10, 16
+VECTORS, DIMENSION = 10, 16
 ROUNDS_MIN, ROUNDS_MAX = 3, 7
 CONVERGED_S_MAX = 5.0
 WAIT_S_MAX, WAIT_SHARE_MAX = 0.1, 0.1
 """The longest wait: so many seconds, or on a slower machine so much of all processor time of its merge."""
 CPU_GROWTH_MAX = 12.0
-LOOK_S = 0.002
+SAMPLE_S = 0.002
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class Merge:
 
     `seconds`: by the clock, which tells only where the machine is quiet. `cpu_s`: of both services, which
     share this process. `wait_s`: the longest that the event loop let anybody wait, in processor time.
-    `folded_again`: deltas that were folded to put those that came late in their places.
+    `refolded`: deltas that were folded to put those that came late in their places.
     """
 
     deltas: int
     seconds: float
     cpu_s: float
     wait_s: float
-    folded_again: int
+    refolded: int
 
 
 class Side:
@@ -86,25 +86,27 @@ class Side:
     async def write(self, count: int) -> None:
         """One delta a frame, of kinds that do not commute."""
         for number in range(count):
-            receipt = self.p.offer(Delta(f"v{number % VECTORS}", change(number)))
+            receipt = self.p.offer(Delta(f"v{number % VECTORS}", operation_of(number)))
             if number % 200 == 199 or number == count - 1:
                 await receipt
 
     def has(self, deltas: int) -> bool:
         """True if its log and all its sinks have so many deltas."""
-        told = self.p.statistics()
-        return told.log.next_offset == deltas and not any(sink.lag for sink in told.sinks.values())
+        statistics = self.p.statistics()
+        return statistics.log.next_offset == deltas and not any(
+            sink.lag for sink in statistics.sinks.values()
+        )
 
     def states(self) -> dict[str, Any]:
         return {name: (state.content, state.key, state.ignored) for _, name, state in self.index.rows()}
 
 
-def change(number: int) -> Operation:
-    place = number % NUMBERS
+def operation_of(number: int) -> Operation:
+    index = number % DIMENSION
     return (
-        sparse_add([place], [number]),
-        sparse([place, 0], [number, 1]),
-        sparse_add([place, 3], [0.1, number]),
+        sparse_add([index], [number]),
+        sparse([index, 0], [number, 1]),
+        sparse_add([index, 3], [0.1, number]),
         scale(-0.5),
     )[number // VECTORS % 4]
 
@@ -119,7 +121,7 @@ def expected(side: Side) -> dict[str, Any]:
     return {name: (state.content, state.key, state.ignored) for name, state in folded.items()}
 
 
-class Watch:
+class LoopWatch:
     """The longest that the event loop let this wait, by its thread's processor time."""
 
     def __init__(self) -> None:
@@ -128,11 +130,11 @@ class Watch:
     async def run(self) -> None:
         while True:
             began = time.thread_time()
-            await anyio.sleep(LOOK_S)
-            self.wait_s = max(self.wait_s, time.thread_time() - began - LOOK_S)
+            await anyio.sleep(SAMPLE_S)
+            self.wait_s = max(self.wait_s, time.thread_time() - began - SAMPLE_S)
 
 
-async def merged(folder: Path, count: int) -> Merge:
+async def run_merge(folder: Path, count: int) -> Merge:
     """Write so many deltas on both sides of a cut, heal it, and wait until both have all."""
     async with AsyncExitStack() as exits:
         sides = [Side(folder, number) for number in range(2)]
@@ -140,7 +142,7 @@ async def merged(folder: Path, count: int) -> Merge:
             await side.open(exits)
         here, there = sides
         proxies = [await here.forward_to(there, exits), await there.forward_to(here, exits)]
-        await here.p.publish(*(Delta(f"v{number}", create([1.0] * NUMBERS)) for number in range(VECTORS)))
+        await here.p.publish(*(Delta(f"v{number}", create([1.0] * DIMENSION)) for number in range(VECTORS)))
         await until_all_have(sides, VECTORS)
         for proxy in proxies:
             proxy.refusing = True
@@ -149,42 +151,46 @@ async def merged(folder: Path, count: int) -> Merge:
             for side in sides:
                 tasks.start_soon(side.write, count)
         async with anyio.create_task_group() as tasks:
-            watch, before = Watch(), [side.link.statistics().sent for side in sides]
+            watch, before = LoopWatch(), [side.link.statistics().sent for side in sides]
             tasks.start_soon(watch.run)
             gc.collect()
             for proxy in proxies:
                 proxy.refusing = False
             while [side.link.statistics().sent for side in sides] == before:  # noqa: ASYNC110
-                await anyio.sleep(LOOK_S)
+                await anyio.sleep(SAMPLE_S)
             watch.wait_s, began, cpu = 0.0, time.monotonic(), time.process_time()
             await until_all_have(sides, VECTORS + 2 * count)
             seconds, cpu_s = time.monotonic() - began, time.process_time() - cpu
             tasks.cancel_scope.cancel()
         assert here.states() == there.states() == expected(here)
-        told = [side.storage.resident.statistics() for side in sides]
-        assert sum(one.late for one in told) > count, "nearly all that came from elsewhere came late"
-        return Merge(count, seconds, cpu_s, watch.wait_s, sum(one.refolded for one in told))
+        statistics = [side.storage.resident.statistics() for side in sides]
+        assert sum(one.late for one in statistics) > count, "nearly all forwarded deltas came late"
+        return Merge(count, seconds, cpu_s, watch.wait_s, sum(one.refolded for one in statistics))
 
 
 async def until_all_have(sides: list[Side], deltas: int) -> None:
     with anyio.fail_after(300):
-        while not all(side.has(deltas) for side in sides):  # noqa: ASYNC110 - nobody tells
+        while not all(side.has(deltas) for side in sides):  # noqa: ASYNC110 - there is no event for it
             await anyio.sleep(0.01)
 
 
 @pytest.mark.alone
-def test_merging_hot_vectors_after_a_cut_is_linear_and_holds_nobody_up(tmp_path: Path, full: bool) -> None:
+def test_merging_hot_vectors_after_a_cut_is_linear_and_smooth(tmp_path: Path, full: bool) -> None:
     few, many = (4_000, 40_000) if full else (400, 4_000)
     rounds: list[tuple[Merge, Merge]] = []
     gc.collect()
-    gc.freeze()  # what the tests around hold is not these services' to collect
+    gc.freeze()  # objects of other tests are left out of collections
     if full:
         gc.disable()
     try:
-        while len(rounds) < ROUNDS_MIN or (len(rounds) < ROUNDS_MAX and not all(within(rounds).values())):
+        while len(rounds) < ROUNDS_MIN or (
+            len(rounds) < ROUNDS_MAX and not all(check_limits(rounds).values())
+        ):
             folder = tmp_path / f"{len(rounds)}"
             folder.mkdir()
-            rounds.append((anyio.run(merged, folder / "few", few), anyio.run(merged, folder / "many", many)))
+            rounds.append(
+                (anyio.run(run_merge, folder / "few", few), anyio.run(run_merge, folder / "many", many))
+            )
     finally:
         gc.enable()
         gc.unfreeze()
@@ -193,17 +199,17 @@ def test_merging_hot_vectors_after_a_cut_is_linear_and_holds_nobody_up(tmp_path:
             print(
                 f"{one.deltas} deltas on {VECTORS} vectors on each side: {one.seconds:.2f} s, "
                 f"CPU {one.cpu_s:.2f} s, longest wait {one.wait_s * 1000:.0f} ms, "
-                f"{one.folded_again / one.deltas / 2:.1f} deltas folded for each"
+                f"{one.refolded / one.deltas / 2:.1f} deltas folded for each"
             )
     print(f"CPU {growth(rounds):.1f} times for ten times the deltas")
-    assert all(within(rounds).values()), within(rounds)
+    assert all(check_limits(rounds).values()), check_limits(rounds)
 
 
 def growth(rounds: list[tuple[Merge, Merge]]) -> float:
     return median(many.cpu_s / few.cpu_s for few, many in rounds)
 
 
-def within(rounds: list[tuple[Merge, Merge]]) -> dict[str, bool]:
+def check_limits(rounds: list[tuple[Merge, Merge]]) -> dict[str, bool]:
     """Return whether each limit is kept, by medians of the rounds."""
     return {
         "converged": median(many.cpu_s for _, many in rounds)

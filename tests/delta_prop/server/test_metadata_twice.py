@@ -29,24 +29,26 @@ def anyio_backend(request: pytest.FixtureRequest) -> object:
     return request.param
 
 
-def twice(base: int, count: int, row: int, *, packed: bytes = FLAT) -> Batch:
+def batch_with_duplicate_key(base: int, count: int, row: int, *, packed: bytes = FLAT) -> Batch:
     return with_metadata({row: packed}, count, origin=ORIGIN, base=base)
 
 
 @pytest.mark.parametrize("packed", [FLAT, DEEP])
-async def test_batch_is_refused_with_its_row_and_the_connection_goes_on(packed: bytes) -> None:
+async def test_batch_with_duplicate_key_is_refused_with_its_row(packed: bytes) -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as client:
         await client.hello(ORIGIN)
         await client.send(
-            opaque_batch(1, 2), BatchFrame(3, twice(3, 3, 1, packed=packed), ack_wanted=True), opaque_batch(6)
+            opaque_batch(1, 2),
+            BatchFrame(3, batch_with_duplicate_key(3, 3, 1, packed=packed), ack_wanted=True),
+            opaque_batch(6),
         )
         nack = await client.until(Nack)
         assert (nack.code, nack.field, nack.row) == (ErrorCode.INVALID_DELTA, "metadata", 1)
-        await client.told(6)
+        await client.until_acked(6)
         assert (p.statistics().accepted, p.statistics().noops) == (3, 3)
 
 
-async def test_one_of_many_frames_in_one_go_is_refused_alone() -> None:
+async def test_one_bad_frame_among_many_is_refused_singly() -> None:
     """So none of the ways that take many frames together, or a known form, lets it pass."""
     async with Propagator() as p, serving(p) as (_, address), connected(address) as client:
         await client.hello(ORIGIN)
@@ -58,19 +60,19 @@ async def test_one_of_many_frames_in_one_go_is_refused_alone() -> None:
         ]
         await client.send(*frames, opaque_batch(41))
         assert (await client.until(Nack)).code is ErrorCode.INVALID_DELTA
-        await client.told(41)
+        await client.until_acked(41)
         assert (p.statistics().accepted, p.statistics().noops) == (40, 1)
 
 
-async def test_forwarded_one_is_taken_and_its_last_value_counts_everywhere(tmp_path: Path) -> None:
-    batch = twice(1, 2, 0)
+async def test_forwarded_duplicate_key_is_accepted_and_last_value_wins(tmp_path: Path) -> None:
+    batch = batch_with_duplicate_key(1, 2, 0)
     async with Propagator(data=tmp_path / "log") as p, serving(p) as (_, address):
         storage = StorageSink(tmp_path / "rows.db")
         await p.attach(storage)
         async with connected(address) as forwarder:
             await forwarder.hello(source=Source.REPLICA)
             await forwarder.send(BatchFrame(1, batch, Stamp(100, Source.REPLICA), ack_wanted=True))
-            await forwarder.told(2)
+            await forwarder.until_acked(2)
         await p.wait_visible(await p.publish(Delta("other", opaque(b"x"))))
         for deltas in (False, True):
             async with connected(address) as client:

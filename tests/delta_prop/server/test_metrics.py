@@ -32,34 +32,34 @@ from tests.delta_prop.support import made
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
 
 
-def filled(kind: type, **known: Any) -> Any:
+def numbered(kind: type, **known: Any) -> Any:
     """One of a dataclass, every number another one."""
     names = [field.name for field in dataclasses.fields(kind)]
-    return kind(**{name: known.get(name, 100 + place) for place, name in enumerate(names)})
+    return kind(**{name: known.get(name, 100 + index) for index, name in enumerate(names)})
 
 
-class Whole:
+class FullStatusView:
     """A look in which nothing is absent."""
 
     def __init__(self) -> None:
         rebuild = RebuildProgress("x", 7, 70, 700)
         known = {"name": "storage", "state": "idle", "reason": None, "breaker": "open"}
         known |= {"failing": FailingDelta(17, "docs", "a", 6)}
-        sink = filled(FeedStatistics, **known, behind=True, pacing=False, rebuild=rebuild)
-        self.whole = filled(
+        sink = numbered(FeedStatistics, **known, behind=True, pacing=False, rebuild=rebuild)
+        self.full_statistics = numbered(
             Statistics,
-            queue=filled(QueueStatistics, lanes=tuple(filled(LaneStatistics) for _ in range(4))),
-            pending=filled(OrdererStatistics),
-            log=filled(DurableLogStatistics, held_by=None),
+            queue=numbered(QueueStatistics, lanes=tuple(numbered(LaneStatistics) for _ in range(4))),
+            pending=numbered(OrdererStatistics),
+            log=numbered(DurableLogStatistics, held_by=None),
             sinks={"storage": sink},
-            ids=filled(SeenIdsStatistics),
+            ids=numbered(SeenIdsStatistics),
             full=FullResource("disk", "2026-01-31T09:00:00.000Z", 57.5, "no bytes left", 1000),
             pressure=Pressure(PressureLevel.THROTTLE, 1234.5, 1, 2, None, None, ""),
             reopening=ReopeningStatistics(True, 1, 17, None, None),
         )
-        self.counted = filled(Counters, nacks={}, jobs=filled(JobCounts))
-        self.counted.count_nack(ErrorCode.RATE_LIMITED)
-        self.counted.count_nack(ErrorCode.RATE_LIMITED)
+        self.full_counters = numbered(Counters, nacks={}, jobs=numbered(JobCounts))
+        self.full_counters.count_nack(ErrorCode.RATE_LIMITED)
+        self.full_counters.count_nack(ErrorCode.RATE_LIMITED)
 
     def unready_reason(self) -> str | None:
         return None
@@ -71,10 +71,10 @@ class Whole:
         return []
 
     def statistics(self) -> Statistics | None:
-        return self.whole
+        return self.full_statistics
 
     def counters(self) -> Counters | None:
-        return self.counted
+        return self.full_counters
 
     def groups(self) -> list[dict[str, Any]]:
         read = {"name": "g", "lag": 7, "lag_s": 3.5, "has_member": True, "standing_by": 2}
@@ -88,14 +88,15 @@ class Whole:
 
     def connections(self) -> list[dict[str, Any]]:
         states = [(False, False), (True, True), (True, False)]
-        told = {"client": "c", "lag": 5, "lag_s": 2.5}
+        common = {"client": "c", "lag": 5, "lag_s": 2.5}
         return [
-            {"number": number, "subscribed": subscribed, "catching_up": behind, "standing_by": False} | told
-            for number, (subscribed, behind) in enumerate(states)
+            {"number": number, "subscribed": subscribed, "catching_up": catching_up, "standing_by": False}
+            | common
+            for number, (subscribed, catching_up) in enumerate(states)
         ]
 
 
-def scraped(text: bytes) -> dict[tuple[str, tuple[str, ...]], float]:
+def parse_samples(text: bytes) -> dict[tuple[str, tuple[str, ...]], float]:
     return {
         (sample.name.removeprefix("delta_prop_"), tuple(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(text.decode())
@@ -103,11 +104,16 @@ def scraped(text: bytes) -> dict[tuple[str, tuple[str, ...]], float]:
     }
 
 
-def test_every_row_of_the_tables_finds_its_number() -> None:
-    look = Whole()
-    found = scraped(Metrics(look).scrape().text("")[0])
-    sink = look.whole.sinks["storage"]
-    subjects = {"": look.whole, "log": look.whole.log, "lane": look.whole.queue.lanes[1], "sink": sink}
+def test_every_table_row_finds_its_number() -> None:
+    view = FullStatusView()
+    found = parse_samples(Metrics(view).scrape().text("")[0])
+    sink = view.full_statistics.sinks["storage"]
+    subjects = {
+        "": view.full_statistics,
+        "log": view.full_statistics.log,
+        "lane": view.full_statistics.queue.lanes[1],
+        "sink": sink,
+    }
     tables = {
         "": metrics.PROPAGATOR,
         "log": metrics.LOG,
@@ -122,9 +128,9 @@ def test_every_row_of_the_tables_finds_its_number() -> None:
                 value = getattr(value, name)
             assert found[row.name, labels[subject]] == float(value), row.name
     for row in metrics.SERVER:
-        assert found[row.name, ()] == float(getattr(look.counted, row.path)), row.name
+        assert found[row.name, ()] == float(getattr(view.full_counters, row.path)), row.name
     for row in metrics.JOBS:
-        assert found[row.name, ()] == float(getattr(look.counted.jobs, row.path)), row.name
+        assert found[row.name, ()] == float(getattr(view.full_counters.jobs, row.path)), row.name
     assert found["nacks_total", ("RATE_LIMITED",)] == 2
     assert [found[name, ()] for name in ("connections", "subscribers", "subscribers_catching_up")] == [
         3,
@@ -142,20 +148,20 @@ def test_every_row_of_the_tables_finds_its_number() -> None:
     assert [found["full_seconds", (what,)] for what in ("disk", "log", "queue")] == [57.5, 0, 0]
 
 
-def test_the_page_has_every_metric_with_its_type_and_no_other() -> None:
-    text = Metrics(Whole()).scrape().text("")[0].decode()
+def test_page_lists_exactly_the_metrics_with_their_types() -> None:
+    text = Metrics(FullStatusView()).scrape().text("")[0].decode()
     types = dict(re.findall(r"^# TYPE delta_prop_(\S+) (\S+)$", text, re.MULTILINE))
-    told: dict[str, str] = {}
+    documented: dict[str, str] = {}
     for names, type_ in re.findall(r"^\| (.+?) \| (gauge|counter) \|", PAGE, re.MULTILINE):
-        told |= dict.fromkeys(re.findall(r"`delta_prop_([a-z_]+)[{`]", names), type_)
-    assert told == types
+        documented |= dict.fromkeys(re.findall(r"`delta_prop_([a-z_]+)[{`]", names), type_)
+    assert documented == types
     everywhere = set(re.findall(r"`delta_prop_([a-z_]+)[{`]", PAGE))
-    assert everywhere == set(types), "what to watch names metrics that there are"
+    assert everywhere == set(types), "the page names only existing metrics"
     states = next(line for line in PAGE.splitlines() if "sink_state{" in line)
     assert [state.value for state in FeedState if state.value not in states] == []
 
 
-def test_names_follow_the_rules() -> None:
+def test_metric_names_follow_the_rules() -> None:
     for row in (
         *metrics.PROPAGATOR,
         *metrics.LOG,
@@ -168,8 +174,8 @@ def test_names_follow_the_rules() -> None:
         assert row.help.endswith("."), row.name
 
 
-def test_what_has_no_value_has_no_sample() -> None:
-    nothing = scraped(Metrics(ServerStatus(version="1")).scrape().text("")[0])
+def test_missing_value_has_no_sample() -> None:
+    nothing = parse_samples(Metrics(ServerStatus(version="1")).scrape().text("")[0])
     assert nothing == {("ready", ()): 0.0}
 
     async def main(propagator: RecordedPropagator) -> None:
@@ -178,7 +184,7 @@ def test_what_has_no_value_has_no_sample() -> None:
         text = Metrics(overview)
         await propagator.publish(made("a"))
         await propagator.settle()
-        found = scraped(text.scrape().text("")[0])
+        found = parse_samples(text.scrape().text("")[0])
         assert found["accepted_deltas_total", ()] == 1
         assert found["sink_applied_deltas_total", ("recorder",)] == 1
         assert found["log_next_offset", ()] == 1
@@ -186,17 +192,17 @@ def test_what_has_no_value_has_no_sample() -> None:
         assert ("sink_rebuild_rows", ("recorder",)) not in found
         assert ("connections_total", ()) not in found
         await propagator.publish(made("b"))
-        assert scraped(text.scrape().text("")[0])["accepted_deltas_total", ()] == 2
+        assert parse_samples(text.scrape().text("")[0])["accepted_deltas_total", ()] == 2
 
     run_propagator(main)
 
 
-def test_nothing_is_global_and_nothing_asked_before_a_scrape() -> None:
-    class Silent(Whole):
+def test_metrics_are_not_global_and_read_only_when_scraped() -> None:
+    class UnscrapedView(FullStatusView):
         def statistics(self) -> Statistics | None:
-            raise AssertionError("asked too early")
+            raise AssertionError("read before a scrape")
 
     before = list(REGISTRY._collector_to_names)
-    Metrics(Silent())
-    Metrics(Silent())
+    Metrics(UnscrapedView())
+    Metrics(UnscrapedView())
     assert list(REGISTRY._collector_to_names) == before

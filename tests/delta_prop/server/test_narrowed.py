@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 NAMESPACES = ("docs", "docs-2", "mail", "doc", "img-a", "img-b")
-MINE = {"docs", "img-a", "img-b"}
+READABLE = {"docs", "img-a", "img-b"}
 TOKENS = table("reader", "s-reader", subscribe=True, namespaces='["docs", "img-*"]') + table(
     "writer", "s-writer", publish=True, namespaces='["*"]', rate="inf"
 )
@@ -43,17 +43,17 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def batches(chance: random.Random, level: AckLevel) -> list[BatchFrame]:
+def batches(rng: random.Random, level: AckLevel) -> list[BatchFrame]:
     """Namespaces mixed row by row, some batches of one alone; the same vector ids in each; some refused."""
     made = []
     for number in range(BATCHES):
-        names = NAMESPACES if chance.random() < 0.7 else [chance.choice(NAMESPACES)]
+        names = NAMESPACES if rng.random() < 0.7 else [rng.choice(NAMESPACES)]
         rows = [
-            Delta(f"same-{chance.randrange(3)}", opaque(b"x" * 90), chance.choice(names), topics=("tag",))
+            Delta(f"same-{rng.randrange(3)}", opaque(b"x" * 90), rng.choice(names), topics=("tag",))
             for _ in range(ROWS)
         ]
-        if chance.random() < 0.1:  # void: a control row in the log, which is nobody's
-            rows[chance.randrange(ROWS)] = Delta("unknown", sparse_add([1], [1.0]), "docs")
+        if rng.random() < 0.1:  # refused: a control row in the log, which nobody is sent
+            rows[rng.randrange(ROWS)] = Delta("unknown", sparse_add([1], [1.0]), "docs")
         base = 1 + number * ROWS
         made.append(
             BatchFrame(
@@ -71,7 +71,7 @@ async def read(client: Raw, count: int) -> list[tuple[int, Delta]]:
         assert frame is not None
         if isinstance(frame, BatchFrame):
             found += [(offset, delta) for offset, _, delta in rows_of(frame)]
-            assert set(frame.batch.namespace_names) <= MINE, "names of others are in the frame"
+            assert set(frame.batch.namespace_names) <= READABLE, "the frame names other namespaces"
         elif isinstance(frame, DeltaFrame):
             found.append((frame.sequence, frame.delta))
     return found
@@ -79,7 +79,7 @@ async def read(client: Raw, count: int) -> list[tuple[int, Delta]]:
 
 @pytest.mark.parametrize("form", ["batches", "deltas"])
 @pytest.mark.parametrize("log", ["memory", "files"])
-async def test_only_its_own_rows(log: str, form: str, tmp_path: Path) -> None:
+async def test_scoped_token_reads_only_its_namespaces(log: str, form: str, tmp_path: Path) -> None:
     world, more = real_world(), {"data": tmp_path / "data"} if log == "files" else {}
     access = Access(world, File(TOKENS))
     async with (
@@ -90,16 +90,16 @@ async def test_only_its_own_rows(log: str, form: str, tmp_path: Path) -> None:
     ):
         await subscribe(live, ["*"], deltas=form == "deltas")
         await producer.hello(ORIGIN, token="s-writer")
-        # Told only when it is visible: a lower level would be acknowledged before it can be read.
+        # Acknowledged only when visible: a lower level would be acknowledged before it can be read.
         level = p.internals().log.ack_level
         await producer.send(*batches(random.Random(5), level))
-        await producer.told(BATCHES * ROWS)
+        await producer.until_acked(BATCHES * ROWS)
         expected = {
             one.offset + row: delta
             for one in read_all(p.internals().log)
             if not one.batch.is_control
             for row in range(one.count)
-            if (delta := one.batch.delta(row)).namespace in MINE
+            if (delta := one.batch.delta(row)).namespace in READABLE
         }
         assert 100 < len(expected) < BATCHES * ROWS / 2
         check(await read(live, len(expected)), expected)
@@ -111,7 +111,7 @@ async def test_only_its_own_rows(log: str, form: str, tmp_path: Path) -> None:
 
 def check(found: list[tuple[int, Delta]], expected: dict[int, Delta]) -> None:
     assert [offset for offset, _ in found] == sorted(expected)
-    assert {delta.namespace for _, delta in found} == MINE
+    assert {delta.namespace for _, delta in found} == READABLE
     assert all(delta.vector_id == expected[offset].vector_id for offset, delta in found)
 
 

@@ -58,57 +58,57 @@ OFFSET = (1 << 63) - 1
 TOPICS = ("*", "v:v1", "ns:rows", "ns:nobody", "op:opaque", "op:63", "c:news")
 
 
-class Odd:
+class RandomClient:
     """A client that says whatever comes to its mind."""
 
-    def __init__(self, stream: Stream, chance: random.Random, log_id: bytes) -> None:
+    def __init__(self, stream: Stream, rng: random.Random, log_id: bytes) -> None:
         self._stream = stream
-        self._rules = Connection(Role.CLIENT) if chance.random() < 0.7 else None
+        self._rules = Connection(Role.CLIENT) if rng.random() < 0.7 else None
         """The protocol checks for both directions; None: invalid frames are sent too."""
         self._decoder = Decoder()
-        self._chance = chance
+        self._rng = rng
         self._log_id = log_id
         self._sequence = 1
         self._next = 1
         self.asked: set[int] = set()
         self.answered: Counter[int] = Counter()
-        self.owed: set[int] = set()
+        self.unanswered: set[int] = set()
         """Requests that need an answer, unless the connection ends."""
         self.ended = False
         self.delivered = 0
-        self._at_least = 0  # the lowest offset that the next delivery may have
-        self.said: Counter[str] = Counter()
+        self._offset_min = 0  # the lowest offset that the next delivery may have
+        self.sent: Counter[str] = Counter()
         self.codes: Counter[ErrorCode] = Counter()
-        self.origin = ORIGIN + (chance.randrange(4) << 20)
+        self.origin = ORIGIN + (rng.randrange(4) << 20)
 
-    async def live(self, steps: int) -> None:
+    async def talk(self, steps: int) -> None:
         """Talk and listen until the connection is gone, or so much was said."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._listen)
             with suppress(ConnectionError):
-                if self._chance.random() < 0.95:
-                    await self._say(self._hello(origins=(OriginClaim(self.origin),)))
+                if self._rng.random() < 0.95:
+                    await self._send(self._hello(origins=(OriginClaim(self.origin),)))
                 for _ in range(steps):
-                    await self._say(*(self._anything() for _ in range(self._chance.choice((1, 1, 2, 5)))))
-                    await anyio.sleep(self._chance.choice((0, 0, 0.001, 0.1, 1.0)))
+                    await self._send(*(self._random_frame() for _ in range(self._rng.choice((1, 1, 2, 5)))))
+                    await anyio.sleep(self._rng.choice((0, 0, 0.001, 0.1, 1.0)))
                 await anyio.sleep(2)
-                assert self.ended or self.owed <= self.answered.keys(), "a request has no answer"
-                if self._chance.random() < 0.3:  # gone in the middle of a frame
+                assert self.ended or self.unanswered <= self.answered.keys(), "a request has no answer"
+                if self._rng.random() < 0.3:  # disconnected in the middle of a frame
                     await self._stream.send([encode(opaque_batch(1, 50))[:200]])
             tasks.cancel_scope.cancel()
 
-    async def _say(self, *frames: Frame) -> None:
+    async def _send(self, *frames: Frame) -> None:
         parts: list[bytes] = []
         for frame in frames:
             if self._rules and isinstance(frame, Ack) and self.asked - self.answered.keys():
-                continue  # whether its credit is for what ends or for what begins, both sides see otherwise
+                continue  # the two sides would count its credit for different subscriptions
             with suppress(UsageError):
                 parts.append(encode(frame) if self._rules is None else self._rules.send(frame))
-                self.said[type(frame).__name__] += 1
+                self.sent[type(frame).__name__] += 1
                 if isinstance(frame, Subscribe | Unsubscribe):
                     self.asked.add(frame.sequence)
                     if not (isinstance(frame, Unsubscribe) and frame.drain):
-                        self.owed.add(frame.sequence)
+                        self.unanswered.add(frame.sequence)
         await self._stream.send(parts)
 
     async def _listen(self) -> None:
@@ -118,31 +118,31 @@ class Odd:
             while count := await self._stream.receive_into(buffer):
                 source.receive(buffer[:count])
                 while (frame := source.next_event()) is not NEED_BYTES:
-                    self._hear(frame)
+                    self._receive(frame)
         self.ended = True
 
-    def _hear(self, frame: Frame) -> None:
+    def _receive(self, frame: Frame) -> None:
         if isinstance(frame, BatchFrame):
-            self._delivered([row.offset for row in rows_of(frame)])
+            self._check_offsets([row.offset for row in rows_of(frame)])
         elif isinstance(frame, DeltaFrame):
-            self._delivered([frame.sequence])
+            self._check_offsets([frame.sequence])
         elif isinstance(frame, Ack | Nack) and frame.correlation_id is not None:
             self.answered[frame.correlation_id] += not _goes_on(frame)
             if isinstance(frame, Ack) and frame.subscribed is not None:
-                self._at_least = frame.subscribed.start.next_offset
+                self._offset_min = frame.subscribed.start.next_offset
         if isinstance(frame, Nack):
             self.codes[frame.code] += 1
 
-    def _delivered(self, offsets: list[int]) -> None:
+    def _check_offsets(self, offsets: list[int]) -> None:
         for offset in offsets:
-            assert offset >= self._at_least, "offsets went back"
-            self._at_least = offset + 1
+            assert offset >= self._offset_min, "offsets went back"
+            self._offset_min = offset + 1
             self.delivered += 1
 
-    # --- what it says
+    # --- random frames
 
-    def _anything(self) -> Frame:
-        draw = self._chance.choices(
+    def _random_frame(self) -> Frame:
+        draw = self._rng.choices(
             (
                 self._batch,
                 self._delta,
@@ -150,7 +150,7 @@ class Odd:
                 self._subscribe,
                 self._unsubscribe,
                 self._ack,
-                self._nothing_much,
+                self._minor_frame,
             ),
             (3, 2, 1, 4, 2, 4, 2),
         )[0]
@@ -161,176 +161,176 @@ class Odd:
         return self._sequence
 
     def _hello(self, **more: Any) -> Subscribe:
-        chance = self._chance
+        rng = self._rng
         if not more:
             more = {
                 "origins": tuple(
-                    OriginClaim(
-                        self.origin + (chance.randrange(2) << 20), chance.choice((0, 0, 1, 5, 2**32 - 1))
-                    )
-                    for _ in range(chance.randrange(3))
+                    OriginClaim(self.origin + (rng.randrange(2) << 20), rng.choice((0, 0, 1, 5, 2**32 - 1)))
+                    for _ in range(rng.randrange(3))
                 ),
-                "features": chance.choice(((), ("lz4",), ("zstd", "what"))),
-                "token": chance.choice((None, "anything")),
-                "source": chance.choice(list(Source)),
+                "features": rng.choice(((), ("lz4",), ("zstd", "what"))),
+                "token": rng.choice((None, "anything")),
+                "source": rng.choice(list(Source)),
             }
         return Subscribe(self._request(), Hello(**more))
 
     def _subscribe(self) -> Subscribe:
-        chance = self._chance
-        topics = tuple(Topic.parse(topic) for topic in chance.sample(TOPICS, chance.randint(1, 3)))
-        group = chance.choice((None, None, None, "g", "h"))
+        rng = self._rng
+        topics = tuple(Topic.parse(topic) for topic in rng.sample(TOPICS, rng.randint(1, 3)))
+        group = rng.choice((None, None, None, "g", "h"))
         request = Subscription(
-            chance.randrange(4),
+            rng.randrange(4),
             topics,
             self._start(),
-            credit=chance.choice((None, Credit(0, 0), Credit(1, 1), Credit(5, 10_000), Credit(U64, U64))),
+            credit=rng.choice((None, Credit(0, 0), Credit(1, 1), Credit(5, 10_000), Credit(U64, U64))),
             group=group,
-            batch_deltas_max=chance.choice((1, 100, 65_536)),
-            wait_ms_max=chance.choice((0, 10, 60_000)),
-            filter=chance.choice(
+            batch_deltas_max=rng.choice((1, 100, 65_536)),
+            wait_ms_max=rng.choice((0, 10, 60_000)),
+            filter=rng.choice(
                 (None, None, Filter((Source.LOCAL,)), Filter((), ()), Filter((Source.IMPORT,)))
             ),
-            deltas=chance.random() < 0.3,
+            deltas=rng.random() < 0.3,
         )
         return Subscribe(self._request(), request)
 
     def _start(self) -> Start:
-        return self._chance.choice(
+        return self._rng.choice(
             (
                 Start(StartAt.LATEST),
                 Start(StartAt.LATEST),
                 Start(StartAt.EARLIEST),
-                Start(StartAt.OFFSET, self._chance.choice((0, 3, OFFSET))),
-                Start(StartAt.TIME, self._chance.choice((0, OFFSET))),
+                Start(StartAt.OFFSET, self._rng.choice((0, 3, OFFSET))),
+                Start(StartAt.TIME, self._rng.choice((0, OFFSET))),
                 Start(StartAt.CURSOR, self._cursor()),
                 Start(StartAt.GROUP),
             )
         )
 
     def _cursor(self) -> Cursor:
-        log_id = self._log_id if self._chance.random() < 0.7 else b"another log's id"
-        return Cursor(log_id, self._chance.choice((0, 0, 1, 99)), self._chance.choice((0, 5, 50, OFFSET)))
+        log_id = self._log_id if self._rng.random() < 0.7 else b"another log's id"
+        return Cursor(log_id, self._rng.choice((0, 0, 1, 99)), self._rng.choice((0, 5, 50, OFFSET)))
 
     def _unsubscribe(self) -> Unsubscribe:
-        return Unsubscribe(self._request(), self._chance.randrange(4), drain=self._chance.random() < 0.5)
+        return Unsubscribe(self._request(), self._rng.randrange(4), drain=self._rng.random() < 0.5)
 
     def _ack(self) -> Ack:
-        chance = self._chance
+        rng = self._rng
         return Ack(
-            chance.choice((0, 7, OFFSET)),
-            processed=chance.choice((None, 0, 10, OFFSET)),
-            credit=chance.choice((None, Credit(0, 0), Credit(3, 3_000), Credit(U64, U64))),
-            cursor=self._cursor() if chance.random() < 0.2 else None,
-            correlation_id=chance.choice((None, 1, 2)) if self._rules is None else None,
+            rng.choice((0, 7, OFFSET)),
+            processed=rng.choice((None, 0, 10, OFFSET)),
+            credit=rng.choice((None, Credit(0, 0), Credit(3, 3_000), Credit(U64, U64))),
+            cursor=self._cursor() if rng.random() < 0.2 else None,
+            correlation_id=rng.choice((None, 1, 2)) if self._rules is None else None,
         )
 
-    def _nothing_much(self) -> Frame:
-        chance = self._chance
-        return chance.choice(
+    def _minor_frame(self) -> Frame:
+        rng = self._rng
+        return rng.choice(
             (
-                Heartbeat(chance.choice((0, OFFSET)), processed=chance.choice((None, 0, OFFSET))),
+                Heartbeat(rng.choice((0, OFFSET)), processed=rng.choice((None, 0, OFFSET))),
                 Nack(3, ErrorCode.PROCESSING_FAILED, "never"),
                 Backpressure(
-                    1, PressureLevel.STOP, rate=chance.choice((None, 1e-300, 1e300)), retry_after_ms=200
+                    1, PressureLevel.STOP, rate=rng.choice((None, 1e-300, 1e300)), retry_after_ms=200
                 ),
-                Backpressure(1, PressureLevel.WARN, rate=chance.choice((0.5, 1e-300, 1e6))),
+                Backpressure(1, PressureLevel.WARN, rate=rng.choice((0.5, 1e-300, 1e6))),
                 Backpressure(2, PressureLevel.OK),
             )
         )
 
     def _batch(self) -> BatchFrame:
-        chance = self._chance
-        base = chance.choice((self._next, self._next, self._next, 1, self._next + 3))
-        rows = chance.choice((1, 2, 40))
+        rng = self._rng
+        base = rng.choice((self._next, self._next, self._next, 1, self._next + 3))
+        rows = rng.choice((1, 2, 40))
         frame = opaque_batch(
             base,
             rows,
-            epoch=chance.choice((1, 1, 1, 2, 3, 0)),
-            origin=chance.choice((self.origin, self.origin, self.origin + 1)),
-            level=chance.choice((AckLevel.MEMORY, AckLevel.MEMORY, AckLevel.QUORUM)),
+            epoch=rng.choice((1, 1, 1, 2, 3, 0)),
+            origin=rng.choice((self.origin, self.origin, self.origin + 1)),
+            level=rng.choice((AckLevel.MEMORY, AckLevel.MEMORY, AckLevel.QUORUM)),
         )
         self._next = base + rows
         return frame
 
     def _delta(self) -> DeltaFrame:
-        chance = self._chance
-        dot = chance.choice((None, Dot(self.origin, self._next), Dot(self.origin, 1)))
-        operation = chance.choice((opaque(b"x"), sparse_add([1], [1.0])))
-        name = chance.choice((None, b"the same id, ever"[:16]))
-        level = chance.choice((None, *AckLevel))
-        delta = Delta("v1", operation, chance.choice(("rows", "other")), id=name, dot=dot)
-        return DeltaFrame(
-            chance.choice((self._next, 5, 5 if self._rules else 0)), delta, True, ack_level=level
-        )
+        rng = self._rng
+        dot = rng.choice((None, Dot(self.origin, self._next), Dot(self.origin, 1)))
+        operation = rng.choice((opaque(b"x"), sparse_add([1], [1.0])))
+        name = rng.choice((None, b"the same id, ever"[:16]))
+        level = rng.choice((None, *AckLevel))
+        delta = Delta("v1", operation, rng.choice(("rows", "other")), id=name, dot=dot)
+        return DeltaFrame(rng.choice((self._next, 5, 5 if self._rules else 0)), delta, True, ack_level=level)
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_whatever_is_said_and_when(backend: Any, full: bool, caplog: pytest.LogCaptureFixture) -> None:
-    said: Counter[str] = Counter()
+def test_random_frame_orders_end_only_their_connection(
+    backend: Any, full: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent: Counter[str] = Counter()
     codes: Counter[ErrorCode] = Counter()
     for seed in range(200 if full else 2 if backend == "asyncio" else 1):
-        run_virtual(lambda seed=seed: one_run(seed, said, codes), backend=backend)
+        run_virtual(lambda seed=seed: run_clients(seed, sent, codes), backend=backend)
         bad = [one for one in caplog.records if one.levelno >= logging.ERROR]
         assert not bad, f"seed {seed}: {bad[0].getMessage()} {bad[0].exc_text}"
         caplog.clear()
-    print(dict(said), {code.name: count for code, count in codes.items()})
-    assert len(said) == 8
-    assert len(codes) >= (6 if backend == "asyncio" else 4)  # trio has one seed, and its own order of tasks
+    print(dict(sent), {code.name: count for code, count in codes.items()})
+    assert len(sent) == 8
+    assert len(codes) >= (
+        6 if backend == "asyncio" else 4
+    )  # trio has one seed and schedules tasks in its own order
 
 
-async def one_run(seed: int, said: Counter[str], codes: Counter[ErrorCode]) -> None:
-    chance = random.Random(f"odd {seed}")
+async def run_clients(seed: int, sent: Counter[str], codes: Counter[ErrorCode]) -> None:
+    rng = random.Random(f"odd {seed}")
     conditions = NetworkConditions(
-        latency_s=0.001, jitter_s_max=0.01, chunk_bytes_max=chance.choice((7, 300, 60_000))
+        latency_s=0.001, jitter_s_max=0.01, chunk_bytes_max=rng.choice((7, 300, 60_000))
     )
     network = VirtualNetwork(seed, conditions)
     async with (
         Propagator(world=virtual_world(seed, network=network)) as p,
         serving(p, ServerSettings(port=0)) as (service, address),
     ):
-        odd: list[Odd] = []
+        clients: list[RandomClient] = []
 
         async def one(number: int) -> None:
             async with connected(address, network) as raw:
-                own = random.Random(f"{seed} {number}")
-                client = Odd(raw.stream, own, p.internals().log.log_id)
-                odd.append(client)
-                await client.live(chance.randint(1, 40))
+                client_rng = random.Random(f"{seed} {number}")
+                client = RandomClient(raw.stream, client_rng, p.internals().log.log_id)
+                clients.append(client)
+                await client.talk(rng.randint(1, 40))
 
         async with anyio.create_task_group() as tasks:
             for number in range(5):
                 tasks.start_soon(one, number)
-            await honest(address, network, p)
-        for client in odd:
-            said.update(client.said)
+            await check_honest_clients(address, network, p)
+        for client in clients:
+            sent.update(client.sent)
             codes.update(client.codes)
             assert all(count == 1 for count in client.answered.values()), f"seed {seed}: {client.answered}"
             assert client.answered.keys() <= client.asked
-        await all_gone(service, p)
+        await check_nothing_left(service, p)
 
 
 def _goes_on(frame: Ack | Nack) -> bool:
     return isinstance(frame, Ack) and frame.welcome is not None and frame.more
 
 
-async def honest(address: Address, network: VirtualNetwork, p: Propagator) -> None:
+async def check_honest_clients(address: Address, network: VirtualNetwork, p: Propagator) -> None:
     """A producer and a subscriber beside them."""
-    own = ORIGIN + (99 << 20)
+    origin = ORIGIN + (99 << 20)
     async with connected(address, network) as producer, connected(address, network) as subscriber:
         await subscriber.hello()
         await subscriber.subscribe("ns:honest")
-        await producer.hello(own)
+        await producer.hello(origin)
         for number in range(1, 31):
-            delta = Delta(f"h{number}", opaque(b"x"), "honest", dot=Dot(own, number))
+            delta = Delta(f"h{number}", opaque(b"x"), "honest", dot=Dot(origin, number))
             await producer.send(DeltaFrame(number, delta, True))
-            await producer.told(number)
+            await producer.until_acked(number)
             frame = await subscriber.until(BatchFrame)
             assert frame.batch.keys == [f"h{number}"]
             await anyio.sleep(0.3)
 
 
-async def all_gone(service: Service, p: Propagator) -> None:
+async def check_nothing_left(service: Service, p: Propagator) -> None:
     """Nothing is left of those who went."""
     await anyio.sleep(20)
     assert service.connections() == []

@@ -48,7 +48,7 @@ def attempt(part: int = 0, number: int = 1) -> Attempt:
     return Attempt(part, number, path_of(stem_of(JOB), part, number), head)
 
 
-def put(files: JobFiles, one: Attempt, batches: list[Batch]) -> bool:
+def write_part(files: JobFiles, one: Attempt, batches: list[Batch]) -> bool:
     """Write these as the jobs do; whether they are acknowledged."""
     for each in batches:
         one.add(each, Receipt())
@@ -57,11 +57,11 @@ def put(files: JobFiles, one: Attempt, batches: list[Batch]) -> bool:
     if isinstance(outcome, PartPosition):
         one.on_written(work[0][1], outcome)
         return True
-    one.on_failed(work[0][1], no_capacity("a test says so"))
+    one.on_failed(work[0][1], no_capacity("refused by the test"))
     return False
 
 
-def read(disk: SimDisk, one: Attempt) -> list[bytes]:
+def read_bodies(disk: SimDisk, one: Attempt) -> list[bytes]:
     """The bodies that a start finds."""
     found = JobFiles(disk).read_staged([])
     if not found:
@@ -72,7 +72,7 @@ def read(disk: SimDisk, one: Attempt) -> list[bytes]:
     begun = read_head(file)
     assert begun is not None
     bodies = list(read_frames(file, begun[1]))
-    assert file.size() == end.byte_offset, "the torn end is cut"
+    assert file.size() == end.byte_offset, "the torn tail is truncated"
     assert end == (bodies[-1].end if bodies else begun[1])
     return [bytes(each.batch.raw) for each in bodies]
 
@@ -83,7 +83,7 @@ def read(disk: SimDisk, one: Attempt) -> list[bytes]:
     seed=st.integers(0, 1000),
     power=st.booleans(),
 )
-def test_what_was_acknowledged_is_found_whole_after_any_crash(
+def test_acknowledged_batches_survive_any_crash(
     groups: list[list[int]], crash: int, seed: int, power: bool
 ) -> None:
     disk, one = SimDisk(seed), attempt()
@@ -99,11 +99,11 @@ def test_what_was_acknowledged_is_found_whole_after_any_crash(
                 batches.append(batch(base, count))
                 base += count
             sent += [bytes(each.raw) for each in batches]
-            assert put(files, one, batches)
+            assert write_part(files, one, batches)
             acknowledged = len(sent)
     except SimCrash:
         pass
-    found = read(disk.crash(seed) if power else disk.kill(), one)
+    found = read_bodies(disk.crash(seed) if power else disk.kill(), one)
     assert found == sent[: len(found)]
     assert len(found) >= acknowledged
 
@@ -112,35 +112,35 @@ def test_what_was_acknowledged_is_found_whole_after_any_crash(
     failing=st.lists(st.tuples(st.sampled_from(["open", "write", "sync", "sync_directory"]), st.booleans())),
     seed=st.integers(0, 1000),
 )
-def test_it_goes_on_after_calls_that_failed(failing: list[tuple[str, bool]], seed: int) -> None:
-    disk, one, kept = SimDisk(seed), attempt(), list[bytes]()
+def test_writing_continues_after_failed_calls(failing: list[tuple[str, bool]], seed: int) -> None:
+    disk, one, acked_bodies = SimDisk(seed), attempt(), list[bytes]()
     files = JobFiles(disk)
     for name, fails in [*failing, ("", False)]:
         if fails:
             disk.fail(lambda call, name=name: call.name == name and call.path.startswith("jobs"), 5)
-        new = batch(one.taken_counter + 1, 3 if fails else 2)  # what failed was longer
-        if put(files, one, [new]):
-            kept.append(bytes(new.raw))
+        new = batch(one.taken_counter + 1, 3 if fails else 2)  # the failed batch was longer
+        if write_part(files, one, [new]):
+            acked_bodies.append(bytes(new.raw))
         disk.heal()
     assert one.synced_position is not None
     assert len(disk.peek(one.path)) == one.synced_position.byte_offset
-    assert read(disk.crash(seed), one) == kept
-    assert kept
+    assert read_bodies(disk.crash(seed), one) == acked_bodies
+    assert acked_bodies
 
 
 @given(at=st.integers(0, 10_000), bit=st.integers(0, 7))
-def test_a_flipped_bit_makes_it_shorter_and_never_other(at: int, bit: int) -> None:
+def test_flipped_bit_shortens_the_part_and_never_alters_it(at: int, bit: int) -> None:
     disk, one = SimDisk(1), attempt()
     batches = [batch(1, 3), batch(4, 2), batch(6, 1)]
-    put(JobFiles(disk), one, batches)
+    write_part(JobFiles(disk), one, batches)
     size = len(disk.peek(one.path))
     disk.flip(one.path, at % size, bit)
-    found = read(disk, one)
+    found = read_bodies(disk, one)
     assert len(found) < len(batches)
     assert found == [bytes(each.raw) for each in batches[: len(found)]]
 
 
-def test_the_same_parts_have_the_same_checksum_and_others_another() -> None:
+def test_checksum_depends_on_the_batches() -> None:
     marks = set()
     for counts in ([3, 2], [3, 2], [2, 3], [5]):
         disk, one, base = SimDisk(1), attempt(), 1
@@ -148,7 +148,7 @@ def test_the_same_parts_have_the_same_checksum_and_others_another() -> None:
         for count in counts:
             batches.append(batch(base, count))
             base += count
-        put(JobFiles(disk), one, batches)
+        write_part(JobFiles(disk), one, batches)
         marks.add(one.synced_position)
     assert len(marks) == 3
 
@@ -181,7 +181,7 @@ DECIDED = st.builds(
 
 
 @given(DECIDED, PROGRESS)
-def test_a_decision_is_read_as_it_was_written(decided: JobDecision, later: Progress) -> None:
+def test_decision_is_read_back_as_written(decided: JobDecision, later: Progress) -> None:
     disk = SimDisk(1)
     JobFiles(disk).write_decision(decided)
     assert JobFiles(disk.crash()).read_decisions() == ([decided], {})
@@ -192,7 +192,7 @@ def test_a_decision_is_read_as_it_was_written(decided: JobDecision, later: Progr
     assert JobFiles(disk.crash()).read_decisions() == ([], {})
 
 
-def test_what_was_written_before_rows_were_told_of_is_read() -> None:
+def test_progress_file_without_refused_rows_is_read() -> None:
     disk, progress = SimDisk(1), Progress(1, PartPosition(2, 3, 4), 5, 6, 7, 8)
     part = CommittedPart(0, 1, 5, 9, 9, 0)
     JobFiles(disk).write_decision(JobDecision(JOB, "", JobState.COMMITTED, 1, digest_parts(()), 5, (part,)))
@@ -202,7 +202,7 @@ def test_what_was_written_before_rows_were_told_of_is_read() -> None:
     assert found.progress == progress
 
 
-def test_what_is_told_of_refused_rows_is_bounded() -> None:
+def test_stored_refused_rows_are_bounded() -> None:
     progress = Progress()
     for row in range(12):
         progress = progress.with_refused(RefusedRow(0, row, "ä" * 200, ErrorCode.INVALID_DELTA, "ö" * 200), 2)
@@ -212,7 +212,7 @@ def test_what_is_told_of_refused_rows_is_bounded() -> None:
 
 
 @given(st.integers(1, 12), st.booleans(), st.integers(0, 100))
-def test_a_crash_leaves_the_one_decision_or_the_other(crash: int, power: bool, seed: int) -> None:
+def test_crash_leaves_the_old_or_the_new_decision(crash: int, power: bool, seed: int) -> None:
     first = JobDecision(
         JOB, "", JobState.COMMITTED, 1, digest_parts(()), 5, (CommittedPart(0, 1, 5, 9, 9, 0),)
     )
@@ -225,50 +225,50 @@ def test_a_crash_leaves_the_one_decision_or_the_other(crash: int, power: bool, s
         done = True
     except SimCrash:
         done = False
-    (found,), damaged = JobFiles(disk.crash(seed) if power else disk.kill()).read_decisions()
-    assert not damaged
+    (found,), corrupted = JobFiles(disk.crash(seed) if power else disk.kill()).read_decisions()
+    assert not corrupted
     assert found in ((second,) if done else (first, second))
 
 
-def test_a_damaged_decision_is_told_and_its_parts_are_left_alone() -> None:
+def test_corrupted_decision_is_reported_and_its_parts_stay() -> None:
     disk, one, other = SimDisk(1), attempt(), attempt(1)
     files = JobFiles(disk)
     for each in (one, other):
-        put(files, each, [batch(1, 3)])
+        write_part(files, each, [batch(1, 3)])
     part = CommittedPart(0, 1, 3, 9, 9, 0)
     files.write_decision(JobDecision(JOB, "", JobState.COMMITTED, 1, digest_parts(()), 3, (part,)))
     path = f"jobs/{stem_of(JOB)}.job"
     disk.flip(path)
-    decided, damaged = files.read_decisions()
-    assert (decided, list(damaged)) == ([], [stem_of(JOB)])
-    assert path in str(damaged[stem_of(JOB)])
+    decided, corrupted = files.read_decisions()
+    assert (decided, list(corrupted)) == ([], [stem_of(JOB)])
+    assert path in str(corrupted[stem_of(JOB)])
     with pytest.raises(JobCorrupted):
         read_decision(disk, path)
-    assert files.read_staged(decided, damaged) == []
+    assert files.read_staged(decided, corrupted) == []
     assert {one.path, other.path} <= set(disk.paths())
 
 
-def test_what_no_decision_needs_is_removed() -> None:
+def test_files_that_no_decision_needs_are_removed() -> None:
     disk = SimDisk(1)
     files = JobFiles(disk)
     for each in (attempt(0, 1), attempt(0, 2), attempt(1, 1)):
-        put(files, each, [batch(1, 3)])
+        write_part(files, each, [batch(1, 3)])
     files.write_decision(
         JobDecision(JOB, "", JobState.COMMITTED, 1, digest_parts(()), 3, (CommittedPart(0, 2, 3, 9, 9, 0),))
     )
     files.write_progress(JOB, Progress())
     disk.put(f"jobs/{stem_of(JOB)}.at.new", b"half")
     disk.put("jobs/other.txt", b"not ours")
-    decided, damaged = files.read_decisions()
-    assert files.read_staged(decided, damaged, read_only=True) == []
+    decided, corrupted = files.read_decisions()
+    assert files.read_staged(decided, corrupted, read_only=True) == []
     assert len(disk.paths()) == 7
-    assert files.read_staged(decided, damaged) == []
+    assert files.read_staged(decided, corrupted) == []
     left = {path.rpartition("/")[2] for path in disk.crash().paths()}
     stem = stem_of(JOB)
     assert left == {f"{stem}-0-2.part", f"{stem}.job", f"{stem}.at", "other.txt"}
 
 
-def test_the_digest_of_parts_knows_parts_and_deltas_alone() -> None:
+def test_digest_of_parts_covers_parts_and_deltas_only() -> None:
     parts = [StagedPart(0, 5, 10), StagedPart(1, 6, 20)]
     assert digest_parts(parts) == digest_parts(
         [StagedPart(1, 9, 20), StagedPart(2, 1, 0), StagedPart(0, 9, 10)]

@@ -17,14 +17,14 @@ NAMES = st.text("ab*", max_size=4)
 
 
 @given(NAMES, st.lists(NAMES.filter(lambda name: "*" not in name[:-1]), max_size=4))
-def test_a_namespace_is_named_or_begun(name: str, patterns: list[str]) -> None:
-    grant = Permissions("a", publish=True, namespaces=tuple(patterns))
+def test_namespace_matches_a_name_or_a_prefix(name: str, patterns: list[str]) -> None:
+    permissions = Permissions("a", publish=True, namespaces=tuple(patterns))
     naive = any(name.startswith(one[:-1]) if one.endswith("*") else name == one for one in patterns)
-    assert grant.can_publish(name) is naive
-    assert not grant.can_read(name)
+    assert permissions.can_publish(name) is naive
+    assert not permissions.can_read(name)
 
 
-def test_publishing_and_reading_are_two_rights() -> None:
+def test_publish_and_read_are_separate_rights() -> None:
     reads = Permissions("a", subscribe=True, namespaces=("docs",))
     assert reads.can_read("docs")
     assert not reads.can_read("docs2")
@@ -38,24 +38,24 @@ def test_publishing_and_reading_are_two_rights() -> None:
     assert not nothing("docs")
 
 
-def denied(grant: Permissions, what: str) -> str | None:
+def denial_cause(permissions: Permissions, what: str) -> str | None:
     """Do one thing; the true cause of its denial, None where it is allowed."""
     actions = {
-        "origins": lambda: grant.check_origins(Source.LOCAL),
-        "replica": lambda: grant.check_origins(Source.REPLICA),
-        "publish": lambda: grant.check_publish(["docs"], 1 << Kind.CREATE),
-        "publish elsewhere": lambda: grant.check_publish(["docs", "secret"], 1 << Kind.CREATE),
-        "delete": lambda: grant.check_publish(["docs"], 1 << Kind.CREATE | 1 << Kind.DELETE),
-        "read": lambda: grant.check_subscribe([Topic.parse("ns:docs")]),
-        "read all": lambda: grant.check_subscribe([Topic.parse("*"), Topic.parse("v:x")]),
-        "read elsewhere": lambda: grant.check_subscribe([Topic.parse("*"), Topic.parse("ns:secret")]),
-        "admin": grant.check_admin,
+        "origins": lambda: permissions.check_origins(Source.LOCAL),
+        "replica": lambda: permissions.check_origins(Source.REPLICA),
+        "publish": lambda: permissions.check_publish(["docs"], 1 << Kind.CREATE),
+        "publish elsewhere": lambda: permissions.check_publish(["docs", "secret"], 1 << Kind.CREATE),
+        "delete": lambda: permissions.check_publish(["docs"], 1 << Kind.CREATE | 1 << Kind.DELETE),
+        "read": lambda: permissions.check_subscribe([Topic.parse("ns:docs")]),
+        "read all": lambda: permissions.check_subscribe([Topic.parse("*"), Topic.parse("v:x")]),
+        "read elsewhere": lambda: permissions.check_subscribe([Topic.parse("*"), Topic.parse("ns:secret")]),
+        "admin": permissions.check_admin,
     }
     try:
         actions[what]()
     except Unauthorized as refused:
         frame = Nack.of(7, refused)
-        assert frame == Nack(7, ErrorCode.UNAUTHORIZED, UNAUTHORIZED_TEXT)  # not a word more
+        assert frame == Nack(7, ErrorCode.UNAUTHORIZED, UNAUTHORIZED_TEXT)  # no further detail
         return refused.cause
     return None
 
@@ -81,14 +81,16 @@ ADMIN = Permissions("a", admin=True, namespaces=None)
         ("admin", {"admin"}),
     ],
 )
-def test_each_action_needs_its_right_and_no_other(what: str, allowed: set[str]) -> None:
+def test_each_action_needs_exactly_its_right(what: str, allowed: set[str]) -> None:
     grants = {"publishes": PUBLISHES, "forwards": FORWARDS, "reads": READS, "admin": ADMIN}
-    assert {name for name, grant in grants.items() if denied(grant, what) is None} == allowed
-    assert denied(ALL_PERMISSIONS, what) is None
-    assert denied(Permissions("a", namespaces=None), what)
+    assert {
+        name for name, permissions in grants.items() if denial_cause(permissions, what) is None
+    } == allowed
+    assert denial_cause(ALL_PERMISSIONS, what) is None
+    assert denial_cause(Permissions("a", namespaces=None), what)
 
 
-def test_the_cause_names_what_was_wrong() -> None:
-    assert denied(PUBLISHES, "publish elsewhere") == "the token may not publish to namespace 'secret'"
-    assert denied(PUBLISHES, "delete") == "the token may not publish operation 'delete'"
-    assert denied(READS, "read elsewhere") == "the token may not read namespace 'secret'"
+def test_denial_cause_names_the_fault() -> None:
+    assert denial_cause(PUBLISHES, "publish elsewhere") == "the token may not publish to namespace 'secret'"
+    assert denial_cause(PUBLISHES, "delete") == "the token may not publish operation 'delete'"
+    assert denial_cause(READS, "read elsewhere") == "the token may not read namespace 'secret'"

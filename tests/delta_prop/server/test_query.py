@@ -50,7 +50,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> object:
     return request.param
 
 
-async def asked(raw: Raw, number: int, request: Any) -> Ack | Nack:
+async def ask(raw: Raw, number: int, request: Any) -> Ack | Nack:
     await raw.send(Subscribe(number, request))
     while True:
         frame = await raw.next()
@@ -58,7 +58,7 @@ async def asked(raw: Raw, number: int, request: Any) -> Ack | Nack:
             return frame
 
 
-async def test_facts_are_told_with_the_dot_that_expect_names(tmp_path: Path) -> None:
+async def test_get_returns_facts_with_the_dot_for_expect(tmp_path: Path) -> None:
     vector = np.arange(20_000, dtype=np.float32)
     async with Propagator() as p, serving(p) as (_, address):
         await p.attach(StorageSink(tmp_path / "v.db"))
@@ -66,9 +66,9 @@ async def test_facts_are_told_with_the_dot_that_expect_names(tmp_path: Path) -> 
         await p.publish(Delta("r:1", opaque(b"x" * 100_000), "r"))
         await p.publish(Delta("r:2", opaque(b""), "r"))
         await p.publish(Delta("r:2", delete(), "r"))
-        where = f"{address.host}:{address.port}"
+        address_text = f"{address.host}:{address.port}"
         one, two, three, four = [
-            await anyio.to_thread.run_sync(facts.get, where, *names)
+            await anyio.to_thread.run_sync(facts.get, address_text, *names)
             for names in (("doc-1", "docs"), ("r:1",), ("r:2", None), ("r:3",))
         ]
     assert (one.state, one.dot, one.metadata_map) == (FactState.VECTOR, made.dot, {"title": "fox"})
@@ -78,7 +78,7 @@ async def test_facts_are_told_with_the_dot_that_expect_names(tmp_path: Path) -> 
     assert (four.state, four.dot, four.offset) == (FactState.ABSENT, None, 4)
 
 
-async def test_who_was_refused_with_conflict_reads_and_decides_again(tmp_path: Path) -> None:
+async def test_refused_writer_reads_the_fact_and_retries(tmp_path: Path) -> None:
     async with Propagator() as p, serving(p) as (_, address):
         await p.attach(StorageSink(tmp_path / "v.db"))
         first = await p.publish(Delta("a", opaque(b"1")))
@@ -91,32 +91,32 @@ async def test_who_was_refused_with_conflict_reads_and_decides_again(tmp_path: P
         await p.publish(Delta("a", opaque(b"3"), expect=fact.dot))
 
 
-async def test_a_service_without_states_refuses_and_goes_on() -> None:
+async def test_get_without_a_state_sink_is_refused() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as raw:
         await raw.hello()
-        told = await asked(raw, 2, Get("a"))
-        assert isinstance(told, Nack)
-        assert (told.code, told.sequence) == (ErrorCode.BAD_REQUEST, 0)
-        assert isinstance(await asked(raw, 3, Describe()), Ack)
+        answer = await ask(raw, 2, Get("a"))
+        assert isinstance(answer, Nack)
+        assert (answer.code, answer.sequence) == (ErrorCode.BAD_REQUEST, 0)
+        assert isinstance(await ask(raw, 3, Describe()), Ack)
 
 
-async def test_offsets_by_time_and_what_a_service_is(tmp_path: Path) -> None:
+async def test_find_offsets_and_describe(tmp_path: Path) -> None:
     async with Propagator(data=tmp_path) as p, serving(p) as (_, address):
         await p.publish(Delta("a", opaque(b"1")))
         await anyio.sleep(0.01)
         between = time.time_ns() // 1000
         await p.publish(Delta("a", opaque(b"2")))
-        where = f"{address.host}:{address.port}"
-        found = await anyio.to_thread.run_sync(facts.find_offsets, where, [0, between, 1 << 62])
+        address_text = f"{address.host}:{address.port}"
+        found = await anyio.to_thread.run_sync(facts.find_offsets, address_text, [0, between, 1 << 62])
         assert found.offsets == (0, 1, 2)
-        told = await anyio.to_thread.run_sync(facts.describe, where)
-        (stream,) = told.streams
+        description = await anyio.to_thread.run_sync(facts.describe, address_text)
+        (stream,) = description.streams
         ((partition, start, log),) = stream.partitions
         assert (stream.name, stream.stream, partition, start) == ("default", 0, 0, 0)
-        assert (log, told.requests["get"]) == (found.log, 1)
+        assert (log, description.requests["get"]) == (found.log, 1)
 
 
-async def test_requests_may_follow_a_hello_at_once(tmp_path: Path) -> None:
+async def test_requests_may_be_pipelined_after_hello(tmp_path: Path) -> None:
     async with Propagator(data=tmp_path) as p, serving(p) as (_, address), connected(address) as raw:
         await raw.send(
             Subscribe(1, Hello(origins=(OriginClaim(ORIGIN),))),
@@ -124,39 +124,39 @@ async def test_requests_may_follow_a_hello_at_once(tmp_path: Path) -> None:
             Subscribe(3, Describe()),
             Heartbeat(1, sent_us=7),
         )
-        told = [await raw.next() for _ in range(4)]
-        assert [getattr(one, "correlation_id", None) for one in told] == [1, 2, 3, None]
-        assert isinstance(told[3], Heartbeat)
-        assert told[3].echo_us == 7
+        answers = [await raw.next() for _ in range(4)]
+        assert [getattr(one, "correlation_id", None) for one in answers] == [1, 2, 3, None]
+        assert isinstance(answers[3], Heartbeat)
+        assert answers[3].echo_us == 7
         await raw.send(opaque_batch(1))
         assert (await raw.until(BatchFrame)).batch.count == 1
 
 
-async def test_what_only_a_later_version_knows_closes_no_connection() -> None:
+async def test_unknown_request_or_version_keeps_the_connection() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as raw:
         await raw.hello()
         for number, (request, version, code) in enumerate(
             [("compact", 1, ErrorCode.BAD_REQUEST), ("get", 9, ErrorCode.UNSUPPORTED_VERSION)], 2
         ):
-            said = msgpack.packb({"request": request, "version": version, "later": [1]})
-            await raw.stream.send([sealed(FrameType.SUBSCRIBE, said, sequence=number, flags=0x40)])
+            payload = msgpack.packb({"request": request, "version": version, "later": [1]})
+            await raw.stream.send([sealed(FrameType.SUBSCRIBE, payload, sequence=number, flags=0x40)])
             nack = await raw.until(Nack)
             assert (nack.correlation_id, nack.code) == (number, code)
         await raw.send(Nack(0, ErrorCode(999), "later"))
-        assert isinstance(await asked(raw, 9, Describe()), Ack)
+        assert isinstance(await ask(raw, 9, Describe()), Ack)
 
 
-async def test_a_hello_of_a_later_version_is_refused_with_the_one_that_is_known() -> None:
+async def test_hello_of_a_later_version_is_refused_with_the_known_one() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as raw:
-        said = msgpack.packb({"request": "hello", "version": 2})
-        await raw.stream.send([sealed(FrameType.SUBSCRIBE, said)])
+        payload = msgpack.packb({"request": "hello", "version": 2})
+        await raw.stream.send([sealed(FrameType.SUBSCRIBE, payload)])
         nack = await raw.until(Nack)
         assert (nack.correlation_id, nack.code) == (1, ErrorCode.UNSUPPORTED_VERSION)
         assert nack.details == {"version": 1}
         assert await raw.next() is None
 
 
-async def test_another_stream_or_partition_is_refused_and_its_dots_stay_open() -> None:
+async def test_frame_for_another_partition_is_refused_and_uses_no_dot() -> None:
     elsewhere = make_origin(77, 2, 3)
     async with Propagator() as p, serving(p) as (_, address), connected(address) as raw:
         await raw.hello(ORIGIN, elsewhere)
@@ -180,7 +180,7 @@ async def test_another_stream_or_partition_is_refused_and_its_dots_stay_open() -
             await raw.until(Ack)
 
 
-async def test_a_subscription_may_name_its_partition() -> None:
+async def test_subscription_may_name_its_partition() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as raw:
         await raw.hello()
         for number, (more, code) in enumerate(
@@ -191,36 +191,36 @@ async def test_a_subscription_may_name_its_partition() -> None:
             ],
             2,
         ):
-            nack = await asked(raw, number, Subscription(1, (ALL,), **more))  # type: ignore[arg-type]
+            nack = await ask(raw, number, Subscription(1, (ALL,), **more))  # type: ignore[arg-type]
             assert isinstance(nack, Nack)
             assert nack.code is code
         for _ in range(3):
             await p.publish(Delta("a", opaque(b"1")))
         one = PartitionStart(0, Start(StartAt.OFFSET, 1), Credit(1, 1 << 20))
-        ack = await asked(raw, 9, Subscription(1, (ALL,), partitions=(one,)))
+        ack = await ask(raw, 9, Subscription(1, (ALL,), partitions=(one,)))
         assert isinstance(ack, Ack)
         assert ack.subscribed is not None
         assert ack.subscribed.start.next_offset == 1
         assert (await raw.until(BatchFrame)).sequence == 1
-        nack = await asked(raw, 10, FindOffsets((Start(StartAt.EARLIEST),), partition=2))
+        nack = await ask(raw, 10, FindOffsets((Start(StartAt.EARLIEST),), partition=2))
         assert isinstance(nack, Nack)
         assert nack.code is ErrorCode.WRONG_PARTITION
 
 
-async def test_a_fact_of_which_something_is_set_aside_is_not_told(tmp_path: Path) -> None:
+async def test_fact_with_a_quarantined_delta_is_refused(tmp_path: Path) -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as raw:
         await p.attach(StorageSink(tmp_path / "v.db"))
         await p.publish(Delta("a", opaque(b"1")), Delta("b", opaque(b"1")))
         await p.publish(Delta("a", Operation(12, data=b"later")))
         await raw.hello()
-        told = await asked(raw, 2, Get("a", "default"))
-        assert isinstance(told, Nack)
-        assert (told.code, told.details) == (ErrorCode.PROCESSING_FAILED, {"offset": 2})
-        assert isinstance(await asked(raw, 3, Get("b", "default")), Ack)
+        answer = await ask(raw, 2, Get("a", "default"))
+        assert isinstance(answer, Nack)
+        assert (answer.code, answer.details) == (ErrorCode.PROCESSING_FAILED, {"offset": 2})
+        assert isinstance(await ask(raw, 3, Get("b", "default")), Ack)
 
 
 @pytest.mark.parametrize("key", ["", "\ud800", "x" * 513])
-def test_names_that_no_fact_has_are_refused_before_anybody_is_asked(key: str) -> None:
+def test_invalid_names_are_refused_before_connecting(key: str) -> None:
     with pytest.raises(InvalidDelta, match="vector_id"):
         facts.get("127.0.0.1:1", key)
     with pytest.raises(InvalidDelta, match="namespace"):
@@ -228,11 +228,11 @@ def test_names_that_no_fact_has_are_refused_before_anybody_is_asked(key: str) ->
 
 
 @pytest.mark.parametrize("times", [5, [-1], [1 << 63], [1.5], [True], [1] * 65])
-def test_times_that_are_none_are_refused_before_anybody_is_asked(times: Any) -> None:
+def test_invalid_times_are_refused_before_connecting(times: Any) -> None:
     with pytest.raises(UsageError, match="times_us"):
         facts.find_offsets("127.0.0.1:1", times)
 
 
-def test_who_waits_for_no_time_is_told() -> None:
+def test_zero_timeout_is_refused() -> None:
     with pytest.raises(UsageError, match="timeout_s"):
         facts.describe("127.0.0.1:1", timeout_s=0)

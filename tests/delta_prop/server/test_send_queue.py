@@ -17,21 +17,21 @@ from tests.delta_prop.server.outlets import rows_batch
     st.lists(st.integers(1, 5), max_size=2),
     st.none() | st.builds(Credit, st.integers(-3, 9), st.integers(-3, 2_000)),
 )
-def test_one_batch_that_waits_goes_as_by_the_long_way(counts: list[int], credit: Credit | None) -> None:
-    short, long = SendQueue(), SendQueue()
+def test_single_batch_fast_path_equals_the_general_path(counts: list[int], credit: Credit | None) -> None:
+    fast, general = SendQueue(), SendQueue()
     windows = CreditWindow(credit), CreditWindow(credit)
     offset = 7
     for rows in counts:
         logged = LoggedBatch(rows_batch(rows, offset), offset, 3, Source.LOCAL)
         offset = logged.next_offset
-        short.put(logged, None)
-        long.put(logged, None)
-    sent = short.take_single(windows[0])
+        fast.put(logged, None)
+        general.put(logged, None)
+    sent = fast.take_single(windows[0])
     if sent is None:
         assert len(counts) != 1 or not windows[0].is_open
-        assert len(short.waiting) == len(counts)
+        assert len(fast.waiting) == len(counts)
     else:
-        assert sent == long.take(windows[1], 1_000_000, as_deltas=False)
-    left = [(queue.deltas, queue.bytes, len(queue.waiting)) for queue in (short, long)]
+        assert sent == general.take(windows[1], 1_000_000, as_deltas=False)
+    left = [(queue.deltas, queue.bytes, len(queue.waiting)) for queue in (fast, general)]
     assert left[0] == left[1]
     assert windows[0].remaining == windows[1].remaining

@@ -34,7 +34,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> object:
 pytestmark = pytest.mark.anyio
 
 
-async def test_what_is_published_is_acknowledged_and_delivered() -> None:
+async def test_published_batch_is_acknowledged_and_delivered() -> None:
     async with (
         Propagator() as p,
         serving(p) as (_, address),
@@ -56,7 +56,7 @@ async def test_what_is_published_is_acknowledged_and_delivered() -> None:
         assert (frame.sequence, frame.stamp is not None) == (0, True)
 
 
-async def test_a_repeat_is_acknowledged_with_its_first_offset() -> None:
+async def test_duplicate_batch_is_acked_with_its_first_offset() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as producer:
         await producer.hello(ORIGIN)
         for sequence in (1, 3, 5):
@@ -68,7 +68,7 @@ async def test_a_repeat_is_acknowledged_with_its_first_offset() -> None:
         assert p.statistics().accepted == 2
 
 
-async def test_a_single_delta_gets_a_dot() -> None:
+async def test_single_delta_gets_a_dot() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as producer:
         await producer.hello()
         await producer.send(DeltaFrame(9, Delta("a", opaque(b"x")), True))
@@ -80,17 +80,17 @@ async def test_a_single_delta_gets_a_dot() -> None:
         assert (await producer.until(Ack)).sequence == 10
 
 
-async def test_an_invalid_delta_under_a_dot_uses_the_dot_up() -> None:
+async def test_invalid_delta_with_a_dot_consumes_the_dot() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as producer:
         await producer.hello(ORIGIN)
         bad = Delta("a" * 600, opaque(b"x"), dot=opaque_batch(1).batch.dot(0))
         await producer.send(DeltaFrame(1, bad, True), opaque_batch(2))
         assert (await producer.until(Nack)).code is ErrorCode.INVALID_DELTA
-        assert (await producer.told(2)).sequence == 2
+        assert (await producer.until_acked(2)).sequence == 2
         assert p.statistics().noops == 1
 
 
-async def test_before_the_hello_nothing_else_is_taken() -> None:
+async def test_frames_before_hello_are_refused() -> None:
     async with Propagator() as p, serving(p) as (_, address):
         for frame in (opaque_batch(1), Heartbeat(1), Unsubscribe(1, 1), Ack(1)):
             async with connected(address) as client:
@@ -102,7 +102,7 @@ async def test_before_the_hello_nothing_else_is_taken() -> None:
         assert p.statistics().accepted == 0
 
 
-async def test_an_older_epoch_is_fenced() -> None:
+async def test_older_epoch_is_fenced() -> None:
     async with (
         Propagator() as p,
         serving(p) as (_, address),
@@ -117,22 +117,22 @@ async def test_an_older_epoch_is_fenced() -> None:
         assert (await second.until(Ack)).sequence == 1
 
 
-async def test_a_reconnecting_producer_goes_on_under_its_epoch() -> None:
+async def test_reconnecting_producer_keeps_its_epoch() -> None:
     async with Propagator() as p, serving(p) as (_, address):
         async with connected(address) as first:
             await first.hello(ORIGIN)
             await first.send(opaque_batch(1, 5))
             await first.until(Ack)
-        async with connected(address) as again:
+        async with connected(address) as second:
             from delta_prop_wire.frames import Hello, OriginClaim
 
-            await again.send(Subscribe(1, Hello(origins=(OriginClaim(ORIGIN, 1),))))
-            welcome = await again.until(Ack)
+            await second.send(Subscribe(1, Hello(origins=(OriginClaim(ORIGIN, 1),))))
+            welcome = await second.until(Ack)
             assert welcome.welcome is not None
             assert welcome.welcome.origins == ((ORIGIN, 1, 5),)
 
 
-async def test_credits_come_back() -> None:
+async def test_acked_batch_returns_its_credit() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as producer:
         welcome = await producer.hello(ORIGIN)
         left = welcome.credit
@@ -143,7 +143,7 @@ async def test_credits_come_back() -> None:
         assert back == Credit(10, frame.batch.size)
 
 
-async def test_a_second_subscription_adds_topics_and_an_end_takes_them_away() -> None:
+async def test_unsubscribe_reports_processed_and_frees_the_number() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as subscriber:
         await subscriber.hello()
         await subscriber.subscribe("ns:rows")
@@ -159,7 +159,7 @@ async def test_a_second_subscription_adds_topics_and_an_end_takes_them_away() ->
         assert (await subscriber.until(Nack)).code is ErrorCode.BAD_REQUEST
 
 
-async def test_the_end_tells_everybody_and_loses_nothing() -> None:
+async def test_shutdown_notifies_clients_and_loses_nothing() -> None:
     async with Propagator() as p:
         async with (
             serving(p) as (service, address),
@@ -172,17 +172,17 @@ async def test_the_end_tells_everybody_and_loses_nothing() -> None:
             await producer.send(*(opaque_batch(1 + 10 * n, 10) for n in range(50)))
             await producer.until(Ack)
             service.stop()
-            told, delivered = await ends(producer), await ends(subscriber)
-        acknowledged = max((one.sequence for one in told if isinstance(one, Ack)), default=0)
+            answers, delivered = await read_until_closed(producer), await read_until_closed(subscriber)
+        acknowledged = max((one.sequence for one in answers if isinstance(one, Ack)), default=0)
         rows = sum(one.batch.count for one in delivered if isinstance(one, BatchFrame))
         assert rows >= acknowledged
-        for frames in (told, delivered):
+        for frames in (answers, delivered):
             last = frames[-1]
             assert isinstance(last, Nack)
             assert last.code is ErrorCode.SHUTTING_DOWN
 
 
-async def ends(client: Raw) -> list[object]:
+async def read_until_closed(client: Raw) -> list[object]:
     """All frames up to the end of the connection."""
     frames: list[object] = []
     with anyio.fail_after(60):
@@ -198,7 +198,7 @@ async def test_level_that_the_log_cannot_grant_is_refused() -> None:
         assert (await producer.until(Nack)).code is ErrorCode.LEVEL_UNAVAILABLE
 
 
-async def test_data_with_sequence_0_breaks_the_protocol() -> None:
+async def test_data_with_sequence_0_is_a_protocol_error() -> None:
     """Its refusal could not be told from one of the connection."""
     async with Propagator() as p, serving(p) as (_, address), connected(address) as producer:
         await producer.hello(ORIGIN)

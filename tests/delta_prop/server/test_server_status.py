@@ -21,7 +21,7 @@ from tests.delta_prop.support import made
 
 
 @dataclass
-class Served:
+class FakeService:
     counters: Counters | None = None
     is_ending: bool = False
 
@@ -38,11 +38,11 @@ class Served:
         pass
 
 
-def test_from_its_start_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_from_start_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(propagator: RecordedPropagator) -> None:
-        overview = ServerStatus(version="1.2")
-        assert overview.unready_reason() == "it is starting"
-        assert overview.status() == {
+        server_status = ServerStatus(version="1.2")
+        assert server_status.unready_reason() == "it is starting"
+        assert server_status.status() == {
             "version": "1.2",
             "ready": False,
             "reason": "it is starting",
@@ -50,43 +50,43 @@ def test_from_its_start_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
             "connections": [],
             "groups": [],
         }
-        assert overview.sinks() == []
-        overview.propagator = propagator
-        assert overview.unready_reason() == "it is starting"
-        served = overview.service = Served(Counters(connections=3))
-        assert overview.unready_reason() is None
+        assert server_status.sinks() == []
+        server_status.propagator = propagator
+        assert server_status.unready_reason() == "it is starting"
+        service = server_status.service = FakeService(Counters(connections=3))
+        assert server_status.unready_reason() is None
         await propagator.publish(made("a"))
         await propagator.settle()
-        told = overview.status()
-        assert json.loads(json.dumps(told, allow_nan=False)) == told
-        assert told["ready"]
-        assert told["accepted"] == 1
-        assert told["log"]["next_offset"] == 1
-        assert told["log_id"] == propagator.internals().log.log_id.hex()
-        assert told["epoch"] == 1
-        assert told["queue"]["lanes"][0]["depth"] == 0
-        assert told["pressure"]["level"] == "ok"
-        assert (told["sinks"], told["failing_sinks"]) == (1, {})
-        assert told["server"]["connections"] == 3
-        assert told["connections"] == served.connections()
-        assert told["groups"] == served.groups()
-        assert told["lags"] == {
+        status = server_status.status()
+        assert json.loads(json.dumps(status, allow_nan=False)) == status
+        assert status["ready"]
+        assert status["accepted"] == 1
+        assert status["log"]["next_offset"] == 1
+        assert status["log_id"] == propagator.internals().log.log_id.hex()
+        assert status["epoch"] == 1
+        assert status["queue"]["lanes"][0]["depth"] == 0
+        assert status["pressure"]["level"] == "ok"
+        assert (status["sinks"], status["failing_sinks"]) == (1, {})
+        assert status["server"]["connections"] == 3
+        assert status["connections"] == service.connections()
+        assert status["groups"] == service.groups()
+        assert status["lags"] == {
             "sinks": {"recorder": {"deltas": 0, "seconds": 0.0}},
             "groups": {"g": {"deltas": 7, "seconds": 3.5}},
             "subscribers": {},
         }
-        (sink,) = overview.sinks()
+        (sink,) = server_status.sinks()
         assert (sink["name"], sink["state"], sink["lag"]) == ("recorder", "idle", 0)
         failed = replace(propagator.statistics(), reopening=ReopeningStatistics(True, 1, 0, "disk", None))
         monkeypatch.setattr(propagator, "statistics", lambda: failed)
-        assert overview.unready_reason() == "the log has failed, and is being recovered"
-        served.is_ending = True
-        assert overview.unready_reason() == "it is ending"
+        assert server_status.unready_reason() == "the log has failed, and is being recovered"
+        service.is_ending = True
+        assert server_status.unready_reason() == "it is ending"
 
     run_propagator(main)
 
 
-def test_plain_values_are_what_json_has() -> None:
+def test_values_are_converted_to_json() -> None:
     value = {
         PressureLevel.WARN: (1, 2.5, inf, nan, None, True),
         "bytes": b"\x00\xff",
@@ -94,8 +94,8 @@ def test_plain_values_are_what_json_has() -> None:
         "object": complex(1, 2),
         "nested": [Counters(nacks={"FENCED": 1})],
     }
-    told = to_json_value(value)
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
-    assert told["warn"] == [1, 2.5, None, None, None, True]
-    assert (told["bytes"], told["code"], told["object"]) == ("00ff", "fenced", "(1+2j)")
-    assert told["nested"][0]["nacks"] == {"FENCED": 1}
+    converted = to_json_value(value)
+    assert json.loads(json.dumps(converted, allow_nan=False)) == converted
+    assert converted["warn"] == [1, 2.5, None, None, None, True]
+    assert (converted["bytes"], converted["code"], converted["object"]) == ("00ff", "fenced", "(1+2j)")
+    assert converted["nested"][0]["nacks"] == {"FENCED": 1}

@@ -12,7 +12,14 @@ from delta_prop.embedded import Propagator
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.frames import Backpressure, BatchFrame, DeltaFrame, Heartbeat, PressureLevel
-from tests.delta_prop.server.outlets import EARLIEST, House, Line, everything, roomy, wanting
+from tests.delta_prop.server.outlets import (
+    EARLIEST,
+    FakeService,
+    FakeSubscriber,
+    expected_rows,
+    multi_segment_service,
+    subscription,
+)
 from tests.delta_prop.server.raw import connected, serving
 
 if TYPE_CHECKING:
@@ -56,9 +63,13 @@ async def arrivals(client: Raw, rows: int) -> list[tuple[float, int]]:
         if isinstance(frame, DeltaFrame):
             new = [frame.sequence]
         elif isinstance(frame, BatchFrame):
-            told = frame.batch.row_offsets
+            row_offsets = frame.batch.row_offsets
             count = frame.batch.count
-            new = list(range(frame.sequence, frame.sequence + count)) if told is None else told.tolist()
+            new = (
+                list(range(frame.sequence, frame.sequence + count))
+                if row_offsets is None
+                else row_offsets.tolist()
+            )
         else:
             assert frame is not None
             continue
@@ -68,7 +79,7 @@ async def arrivals(client: Raw, rows: int) -> list[tuple[float, int]]:
     return found
 
 
-def check_even(came: list[tuple[float, int]], rate: float, began: float) -> None:
+def check_even_rate(came: list[tuple[float, int]], rate: float, began: float) -> None:
     """Check that no moment has more than the rate allows, and that the rate is reached."""
     for start, _ in came:
         at_once = sum(rows for at, rows in came if start <= at < start + 0.01)
@@ -78,27 +89,27 @@ def check_even(came: list[tuple[float, int]], rate: float, began: float) -> None
 
 
 @pytest.mark.parametrize("data", [None, "x"])
-@pytest.mark.parametrize("how", ["behind", "pushed"])
-@pytest.mark.parametrize("form", ["batches", "deltas", "narrowed"])
-def test_deliveries_at_a_rate_come_evenly(data: str | None, how: str, form: str) -> None:
+@pytest.mark.parametrize("timing", ["catching up", "pushed"])
+@pytest.mark.parametrize("shape", ["batches", "deltas", "narrowed"])
+def test_deliveries_under_a_rate_are_even(data: str | None, timing: str, shape: str) -> None:
     async def story(p: Propagator, client: Raw) -> None:
         rate, rows = 500.0, 3_000
-        topics = ("ns:a",) if form == "narrowed" else ()
-        spaces = ("a", "b") if form == "narrowed" else ("a",)
-        if how == "behind":
-            await publish(p, rows, spaces)
+        topics = ("ns:a",) if shape == "narrowed" else ()
+        row_namespaces = ("a", "b") if shape == "narrowed" else ("a",)
+        if timing == "catching up":
+            await publish(p, rows, row_namespaces)
         await client.send(Backpressure(1, PressureLevel.WARN, rate=rate))
         began = anyio.current_time()
-        await client.subscribe(*topics, deltas=form == "deltas")
-        if how == "pushed":
-            await publish(p, rows, spaces)
-        came = await arrivals(client, rows // len(spaces))
-        check_even(came, rate, began)
+        await client.subscribe(*topics, deltas=shape == "deltas")
+        if timing == "pushed":
+            await publish(p, rows, row_namespaces)
+        came = await arrivals(client, rows // len(row_namespaces))
+        check_even_rate(came, rate, began)
 
     in_virtual_time(story, data=data)
 
 
-def test_rate_of_less_than_a_piece_comes_row_by_row() -> None:
+def test_low_rate_delivers_row_by_row() -> None:
     async def story(p: Propagator, client: Raw) -> None:
         await publish(p, 6)
         await client.send(Backpressure(1, PressureLevel.THROTTLE, rate=2.0))
@@ -110,7 +121,7 @@ def test_rate_of_less_than_a_piece_comes_row_by_row() -> None:
     in_virtual_time(story)
 
 
-def test_rate_that_ok_ends_holds_nothing_back() -> None:
+def test_ok_lifts_the_rate() -> None:
     async def story(p: Propagator, client: Raw) -> None:
         await publish(p, 2_000)
         await client.send(Backpressure(1, PressureLevel.WARN, rate=1.0))
@@ -124,26 +135,26 @@ def test_rate_that_ok_ends_holds_nothing_back() -> None:
     in_virtual_time(story)
 
 
-def test_ranges_of_files_keep_to_a_rate() -> None:
-    house = House.on_disk()
+def test_file_ranges_respect_the_rate() -> None:
+    service = FakeService.on_disk()
     for _ in range(300):
-        house.rows(1, data=bytes(3_000))
-    house.commit()
+        service.rows(1, data=bytes(3_000))
+    service.commit()
     for rows_max, kinds in ((60, {"parts", "range"}), (7, {"parts"})):
-        line = Line(house, rows_max=rows_max)
-        line.subscribe(wanting(start=EARLIEST))
-        line.write_all()
-        assert line.got == everything(house)
-        assert set(line.kinds) == kinds
+        subscriber = FakeSubscriber(service, rows_max=rows_max)
+        subscriber.subscribe(subscription(start=EARLIEST))
+        subscriber.write_all()
+        assert subscriber.got == expected_rows(service)
+        assert set(subscriber.kinds) == kinds
 
 
-def test_whole_batches_that_fit_a_piece_are_not_cut() -> None:
-    house = roomy()
-    line = Line(house, rows_max=5)  # each has two rows
-    line.subscribe(wanting(start=EARLIEST))
-    line.write_all()
-    assert line.got == everything(house)
-    assert all(isinstance(one, BatchFrame) and one.batch.row_offsets is None for one in line.frames)
+def test_batches_within_the_row_limit_are_not_sliced() -> None:
+    service = multi_segment_service()
+    subscriber = FakeSubscriber(service, rows_max=5)  # each has two rows
+    subscriber.subscribe(subscription(start=EARLIEST))
+    subscriber.write_all()
+    assert subscriber.got == expected_rows(service)
+    assert all(isinstance(one, BatchFrame) and one.batch.row_offsets is None for one in subscriber.frames)
 
 
 # --- stop
@@ -203,7 +214,7 @@ def stop(**more: Any) -> Backpressure:
         ([(0, stop(retry_after_ms=600_000))], 60.0),
     ],
 )
-def test_stop_holds_until_another_level_or_its_time(
+def test_stop_holds_until_another_level_or_its_timeout(
     advice: list[tuple[float, Backpressure]], seconds: float
 ) -> None:
     assert first_after(*advice) == pytest.approx(seconds, abs=0.4)

@@ -56,8 +56,8 @@ def batches(draw: st.DrawFn) -> LoggedBatch:
     return LoggedBatch(batch, 100, 7, draw(st.sampled_from(list(Source))))
 
 
-def plain_answer(
-    logged: LoggedBatch, asked: list[tuple[list[Topic], Filter | None]], scope: set[str] | None
+def naive_rows(
+    logged: LoggedBatch, requested: list[tuple[list[Topic], Filter | None]], scope: set[str] | None
 ) -> list[int]:
     """Row by row, subscription by subscription."""
     found = []
@@ -67,7 +67,7 @@ def plain_answer(
             any(topic.matches(delta) for topic in topics)
             and (one is None or not one.sources or delta.source in one.sources)
             and (one is None or not one.priorities or delta.priority in one.priorities)
-            for topics, one in asked
+            for topics, one in requested
         )
         if wanted and (scope is None or delta.namespace in scope):
             found.append(row)
@@ -91,25 +91,25 @@ def subscription(number: int, *topics: Topic | str, filter_: Filter | None = Non
 
 @settings(max_examples=50, deadline=None)
 @given(requests, scopes, st.lists(batches(), min_size=1, max_size=4), st.data())
-def test_rows_are_those_of_the_plain_answer(
-    asked: list[tuple[list[Topic], Filter | None]],
+def test_selected_rows_match_the_naive_search(
+    requested: list[tuple[list[Topic], Filter | None]],
     scope: set[str] | None,
     logged: list[LoggedBatch],
     data: st.DataObject,
 ) -> None:
     wanted = SubscriptionSet(None if scope is None else scope.__contains__)
-    for number, (topics, one) in zip(count(5), asked, strict=False):
+    for number, (topics, one) in zip(count(5), requested, strict=False):
         wanted.add(subscription(number, *topics, filter_=one))
-    removed = data.draw(st.none() | st.integers(0, len(asked) - 1))
+    removed = data.draw(st.none() | st.integers(0, len(requested) - 1))
     if removed is not None:
         for batch in logged:
-            wanted.rows(batch)  # what was worked out before counts no more
+            wanted.rows(batch)  # cached results are invalid after a change
         wanted.remove(5 + removed)
-        asked = asked[:removed] + asked[removed + 1 :]
+        requested = requested[:removed] + requested[removed + 1 :]
     table: RoutingTable[str] = RoutingTable()
     table.subscribe("all of them", wanted.topics)
     for batch in logged:
-        expected = plain_answer(batch, asked, scope)
+        expected = naive_rows(batch, requested, scope)
         assert as_list(wanted.rows(batch), batch) == expected
         routed = dict(table.plan(batch.batch))
         if "all of them" in routed:
@@ -120,36 +120,36 @@ def test_rows_are_those_of_the_plain_answer(
             assert expected == list(range(batch.count))
 
 
-def test_everything_is_only_where_nothing_narrows_it() -> None:
-    def everything(*asked: Subscription, scope: set[str] | None = None) -> bool:
+def test_wants_all_only_without_filter_or_scope() -> None:
+    def wants_all(*requested: Subscription, scope: set[str] | None = None) -> bool:
         wanted = SubscriptionSet(None if scope is None else scope.__contains__)
-        for one in asked:
+        for one in requested:
             wanted.add(one)
         return wanted.wants_all
 
     few = Filter(sources=(Source.LOCAL,))
-    assert everything(subscription(1, "*"))
-    assert everything(subscription(1, "ns:a", filter_=few), subscription(2, "*", filter_=Filter()))
-    assert not everything(subscription(1, "ns:a", "op:create"))
-    assert not everything(subscription(1, "*", filter_=few))
-    assert not everything(subscription(1, "*"), scope={"a", "b", "c"})
-    assert not everything()
+    assert wants_all(subscription(1, "*"))
+    assert wants_all(subscription(1, "ns:a", filter_=few), subscription(2, "*", filter_=Filter()))
+    assert not wants_all(subscription(1, "ns:a", "op:create"))
+    assert not wants_all(subscription(1, "*", filter_=few))
+    assert not wants_all(subscription(1, "*"), scope={"a", "b", "c"})
+    assert not wants_all()
 
 
-def test_control_rows_are_never_wanted() -> None:
+def test_control_rows_are_never_selected() -> None:
     wanted = SubscriptionSet()
     wanted.add(subscription(1, "*"))
-    void = encode_noop(code=ErrorCode.INVALID_DELTA, origin=16, base=1, count=3)
-    assert isinstance(wanted.rows(LoggedBatch(void, 0, 1, Source.LOCAL)), NoRows)
+    noop = encode_noop(code=ErrorCode.INVALID_DELTA, origin=16, base=1, count=3)
+    assert isinstance(wanted.rows(LoggedBatch(noop, 0, 1, Source.LOCAL)), NoRows)
 
 
-def test_what_cannot_be_granted_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_request_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SUBSCRIPTIONS_MAX", 2)
     monkeypatch.setattr(module, "TOPICS_MAX", 3)
     wanted = SubscriptionSet()
     wanted.add(subscription(1, "ns:a", "ns:b"))
 
-    def refused(call: object) -> str:
+    def refusal_message(call: object) -> str:
         assert callable(call)
         with pytest.raises(Refused) as caught:
             call()
@@ -158,9 +158,11 @@ def test_what_cannot_be_granted_changes_nothing(monkeypatch: pytest.MonkeyPatch)
         assert wanted.topics == (Topic.parse("ns:a"), Topic.parse("ns:b"))
         return caught.value.message
 
-    assert "subscription 1: already open" in refused(lambda: wanted.add(subscription(1, "*")))
-    assert "2 subscriptions of 4 topics" in refused(lambda: wanted.add(subscription(2, "v:1", "v:2")))
-    assert "subscription 7: not open on this connection: name one of [1]" in refused(lambda: wanted.remove(7))
+    assert "subscription 1: already open" in refusal_message(lambda: wanted.add(subscription(1, "*")))
+    assert "2 subscriptions of 4 topics" in refusal_message(lambda: wanted.add(subscription(2, "v:1", "v:2")))
+    assert "subscription 7: not open on this connection: name one of [1]" in refusal_message(
+        lambda: wanted.remove(7)
+    )
     wanted.add(subscription(2, "ns:b", "v:1"))
     wanted.remove(1)
     wanted.add(subscription(3, "v:1"))

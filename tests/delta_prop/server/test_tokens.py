@@ -15,12 +15,12 @@ from tests.delta_prop.server.tokens import table
 USUAL = TokenDefaults(rate=1000.0, burst=100)
 
 
-def parsed(text: str) -> Permissions:
+def parse_permissions(text: str) -> Permissions:
     (token,) = parse_tokens(text, USUAL)
     return token.permissions
 
 
-def test_a_token_says_what_it_may() -> None:
+def test_token_table_becomes_permissions() -> None:
     text = table(
         "ci",
         "secret",
@@ -50,23 +50,25 @@ def test_a_token_says_what_it_may() -> None:
     assert token.digest.hex() not in repr(token)
 
 
-def test_what_is_not_said_is_denied_and_usual() -> None:
-    assert parsed(table("a", "t", admin=True)) == Permissions("a", admin=True, rate=1000.0, burst=100)
-    assert parsed(table("a", "t", admin=True)).kinds_mask == ALL_KINDS
-    assert parsed(table("a", "t", publish=True, namespaces='["docs", "*"]')).namespaces is None
-    assert parsed(table("a", "t", publish=True, forward=True, namespaces='["*"]')).forward
+def test_missing_keys_deny_rights_and_take_defaults() -> None:
+    assert parse_permissions(table("a", "t", admin=True)) == Permissions(
+        "a", admin=True, rate=1000.0, burst=100
+    )
+    assert parse_permissions(table("a", "t", admin=True)).kinds_mask == ALL_KINDS
+    assert parse_permissions(table("a", "t", publish=True, namespaces='["docs", "*"]')).namespaces is None
+    assert parse_permissions(table("a", "t", publish=True, forward=True, namespaces='["*"]')).forward
 
 
 @pytest.mark.parametrize(
     ("rate", "burst"), [("20000", 2000), ("500", 100), ("inf", 100), ("1000.5", 100), ("0.01", 100)]
 )
-def test_a_rate_alone_lets_a_tenth_of_a_second_go_at_once(rate: str, burst: int) -> None:
-    grant = parsed(table("a", "t", admin=True, rate=rate))
-    assert (grant.rate, grant.burst) == (float(rate), burst)
+def test_default_burst_is_a_tenth_of_a_second(rate: str, burst: int) -> None:
+    permissions = parse_permissions(table("a", "t", admin=True, rate=rate))
+    assert (permissions.rate, permissions.burst) == (float(rate), burst)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "has 0 tables"),
         ("[[token]", "not TOML"),
@@ -117,29 +119,29 @@ def test_a_rate_alone_lets_a_tenth_of_a_second_go_at_once(rate: str, burst: int)
         (table("a", "t", admin=True, expires="2027-01-01"), "token[0].expires: datetime.date"),
     ],
 )
-def test_a_mistake_is_named_by_its_key_and_tells_no_secret(text: str, said: str) -> None:
+def test_error_names_the_key_and_reveals_no_secret(text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_tokens(text, USUAL)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
 
-def test_how_many_there_may_be() -> None:
+def test_number_of_tokens_is_bounded() -> None:
     text = "".join(table(f"t{i}", f"secret-{i}", admin=True) for i in range(TOKENS_MAX + 1))
     with pytest.raises(UsageError, match=f"{TOKENS_MAX + 1} tables"):
         parse_tokens(text, USUAL)
-    assert parsed(table("a", "t", admin=True, vector_rate=0, rate="inf")).rate == inf
+    assert parse_permissions(table("a", "t", admin=True, vector_rate=0, rate="inf")).rate == inf
 
 
-def test_a_token_may_have_two_secrets_while_one_takes_the_others_place() -> None:
+def test_token_may_have_two_secrets_during_rotation() -> None:
     hashes = ", ".join(f'"{digest_of(one).hex()}"' for one in ("old", "new"))
     old, new = parse_tokens(f'[[token]]\nname = "a"\nadmin = true\nsha256 = [{hashes}]', USUAL)
     assert (old.digest, new.digest) == (digest_of("old"), digest_of("new"))
     assert old.permissions == new.permissions
-    assert old.permissions is not new.permissions, "connections end with their own secret"
+    assert old.permissions is not new.permissions, "each connection ends with the secret it used"
 
 
-def test_a_new_token_is_made_of_all_its_random_bytes() -> None:
+def test_make_token_uses_all_random_bytes() -> None:
     one = make_token(bytes(range(32)))
     assert one.startswith("dp_")
     assert one.isascii()

@@ -21,7 +21,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> object:
 
 
 @pytest.mark.parametrize("before", [0, 2])
-async def test_batch_that_names_a_transform_is_refused_with_its_row(before: int) -> None:
+async def test_batch_with_a_transform_is_refused_with_its_row(before: int) -> None:
     rows = [*(Delta(f"v{row}", create([1.0])) for row in range(before)), Delta("v", transform("double"))]
     async with Propagator() as p, serving(p) as (_, address), connected(address) as client:
         await client.hello(ORIGIN)
@@ -29,11 +29,11 @@ async def test_batch_that_names_a_transform_is_refused_with_its_row(before: int)
         await client.send(BatchFrame(1, batch, ack_wanted=True), opaque_batch(len(rows) + 1))
         nack = await client.until(Nack)
         assert (nack.code, nack.field, nack.row) == (ErrorCode.INVALID_DELTA, "op", before)
-        await client.told(len(rows) + 1)
+        await client.until_acked(len(rows) + 1)
         assert (p.statistics().accepted, p.statistics().noops) == (1, len(rows))
 
 
-async def test_delta_that_names_a_transform_is_refused() -> None:
+async def test_delta_with_a_transform_is_refused() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as client:
         await client.hello(ORIGIN)
         await client.send(DeltaFrame(1, Delta("v", transform("double"), dot=Dot(ORIGIN, 1)), ack_wanted=True))

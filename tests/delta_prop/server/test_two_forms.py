@@ -42,11 +42,11 @@ from tests.delta_prop.server.two_forms import (
     SECOND,
     SEEDED,
     Answer,
-    Said,
+    DeltaFields,
     Server,
     as_batch,
     as_delta,
-    sound,
+    valid_fields,
     with_id,
 )
 
@@ -58,19 +58,19 @@ if TYPE_CHECKING:
 
 NEXT = SEEDED + 1
 INVALID, BAD = ErrorCode.INVALID_DELTA, ErrorCode.BAD_FRAME
-SAYABLE_BYTES_MAX = 65_535
+NAME_BYTES_MAX = 65_535
 """Of a name in a batch."""
 
 
-def floats(*numbers: float) -> bytes:
+def pack_floats(*numbers: float) -> bytes:
     return np.array(numbers, "<f4").tobytes()
 
 
-def places(*indices: int) -> bytes:
+def pack_indices(*indices: int) -> bytes:
     return np.array(indices, "<u4").tobytes()
 
 
-def lists(depth: int) -> bytes:
+def nested_lists(depth: int) -> bytes:
     """Return a map of lists within lists, so deep in all."""
     return b"\x81\xa1a" + b"\x91" * (depth - 1) + b"\xc0"
 
@@ -94,7 +94,7 @@ def on_metadata(packed: bytes) -> dict[str, Any]:
     return op(Kind.METADATA, metadata=packed)
 
 
-A_MILLION = b"x" * DELTA_BYTES_MAX
+ONE_MIB = b"x" * DELTA_BYTES_MAX
 SPARSE_MAX = DELTA_BYTES_MAX // 8
 NESTED_MAX = 1_024
 """As deep as msgpack is parsed."""
@@ -105,19 +105,19 @@ WITHIN: dict[str, dict[str, Any]] = {
     "namespace of 255 bytes": {"namespace": b"n" * 255},
     "transform-like bytes of an unknown kind": op(63, data=b"\xff"),
     "unknown kind without bytes": op(10),
-    "data of 1 MiB": op(Kind.OPAQUE, data=A_MILLION),
+    "data of 1 MiB": op(Kind.OPAQUE, data=ONE_MIB),
     "no data": op(Kind.OPAQUE),
-    "data and metadata of 1 MiB": op(Kind.OPAQUE, data=A_MILLION[1:], metadata=b"\x80"),
-    "65,536 numbers": op(0, floats(*[1] * DIMENSION_MAX), namespace=b"wide"),
+    "data and metadata of 1 MiB": op(Kind.OPAQUE, data=ONE_MIB[1:], metadata=b"\x80"),
+    "65,536 numbers": op(0, pack_floats(*[1] * DIMENSION_MAX), namespace=b"wide"),
     "no pairs": op(Kind.SPARSE),
     "131,072 pairs": op(Kind.SPARSE_ADD, bytes(4 * SPARSE_MAX), bytes(4 * SPARSE_MAX)),
-    "a scale": op(Kind.SCALE, floats(2)),
-    "an offset": op(Kind.OFFSET, floats(-2)),
+    "a scale": op(Kind.SCALE, pack_floats(2)),
+    "an offset": op(Kind.OFFSET, pack_floats(-2)),
     "a deletion": op(Kind.DELETE),
-    "the greatest number": op(Kind.DENSE, floats(3.4028234e38, -0.0)),
+    "the greatest number": op(Kind.DENSE, pack_floats(3.4028234e38, -0.0)),
     "metadata of 65,536 bytes": metadata(text_of(METADATA_BYTES_MAX)),
     "metadata in a longer form than need be": metadata(b"\xde\0\1\xd9\1a\xcf\0\0\0\0\0\0\0\1"),
-    "metadata 32 deep": metadata(lists(METADATA_DEPTH_MAX)),
+    "metadata 32 deep": metadata(nested_lists(METADATA_DEPTH_MAX)),
     "empty metadata": on_metadata(b"\x80"),
     "64 parents": {"parents": ((ORIGIN, 1),) * 64},
     "a parent by dot": {"parents": ((ORIGIN, 1),)},
@@ -139,25 +139,25 @@ BEYOND: dict[str, tuple[str, dict[str, Any]]] = {
     "vector id with U+0085": ("vector_id", {"vector_id": "a\x85".encode()}),
     "empty namespace": ("namespace", {"namespace": b""}),
     "namespace of 256 bytes": ("namespace", {"namespace": b"n" * 256}),
-    "namespace that a table can just hold": ("namespace", {"namespace": b"n" * SAYABLE_BYTES_MAX}),
+    "namespace that a table can just hold": ("namespace", {"namespace": b"n" * NAME_BYTES_MAX}),
     "namespace with a tab": ("namespace", {"namespace": b"\t"}),
-    "data of 1 MiB and a byte": ("data", op(Kind.OPAQUE, data=A_MILLION + b"x")),
-    "data of an unknown kind": ("data", op(40, data=A_MILLION + b"x")),
-    "data and metadata above 1 MiB": ("delta", op(Kind.OPAQUE, data=A_MILLION, metadata=b"\x80")),
+    "data of 1 MiB and a byte": ("data", op(Kind.OPAQUE, data=ONE_MIB + b"x")),
+    "data of an unknown kind": ("data", op(40, data=ONE_MIB + b"x")),
+    "data and metadata above 1 MiB": ("delta", op(Kind.OPAQUE, data=ONE_MIB, metadata=b"\x80")),
     "no numbers": ("vector", {"values": b""}),
     "65,537 numbers": ("vector", {"values": bytes(4 * DIMENSION_MAX + 4)}),
-    "a number that is none": ("vector", {"values": floats(1, float("nan"))}),
-    "an infinite number": ("vector", {"op": int(Kind.DENSE), "values": floats(float("inf"))}),
+    "a number that is none": ("vector", {"values": pack_floats(1, float("nan"))}),
+    "an infinite number": ("vector", {"op": int(Kind.DENSE), "values": pack_floats(float("inf"))}),
     "131,073 pairs": ("values", op(1, bytes(4 * SPARSE_MAX + 4), bytes(4 * SPARSE_MAX + 4))),
-    "an infinite pair": ("values", op(1, floats(float("-inf")), places(0))),
-    "index 65,536": ("indices", op(1, floats(1), places(DIMENSION_MAX))),
-    "an index above the dimension": ("indices", op(7, floats(1), places(2))),
-    "another dimension": ("vector", {"values": floats(1, 2, 3)}),
-    "a scale by two numbers": ("factor", op(Kind.SCALE, floats(1, 2))),
+    "an infinite pair": ("values", op(1, pack_floats(float("-inf")), pack_indices(0))),
+    "index 65,536": ("indices", op(1, pack_floats(1), pack_indices(DIMENSION_MAX))),
+    "an index above the dimension": ("indices", op(7, pack_floats(1), pack_indices(2))),
+    "another dimension": ("vector", {"values": pack_floats(1, 2, 3)}),
+    "a scale by two numbers": ("factor", op(Kind.SCALE, pack_floats(1, 2))),
     "a scale by none": ("factor", op(Kind.SCALE)),
-    "an infinite offset": ("amount", op(Kind.OFFSET, floats(float("inf")))),
-    "numbers of a deletion": ("values", op(Kind.DELETE, floats(1))),
-    "numbers of bytes": ("values", op(Kind.OPAQUE, floats(1), data=b"x")),
+    "an infinite offset": ("amount", op(Kind.OFFSET, pack_floats(float("inf")))),
+    "numbers of a deletion": ("values", op(Kind.DELETE, pack_floats(1))),
+    "numbers of bytes": ("values", op(Kind.OPAQUE, pack_floats(1), data=b"x")),
     "bytes of a vector": ("data", {"data": b"x"}),
     "bytes of a deletion": ("data", op(Kind.DELETE, data=b"x")),
     "no name of a transform": ("name", op(Kind.TRANSFORM)),
@@ -171,9 +171,9 @@ BEYOND: dict[str, tuple[str, dict[str, Any]]] = {
         "metadata",
         metadata(b"\x81\xa1a\xdd\0\x10\0\0" + b"\xc0" * (1 << 20)),
     ),
-    "metadata 33 deep": ("metadata", metadata(lists(METADATA_DEPTH_MAX + 1))),
-    "metadata 70 deep": ("metadata", metadata(lists(70))),
-    "metadata as deep as can be": ("metadata", on_metadata(lists(NESTED_MAX))),
+    "metadata 33 deep": ("metadata", metadata(nested_lists(METADATA_DEPTH_MAX + 1))),
+    "metadata 70 deep": ("metadata", metadata(nested_lists(70))),
+    "metadata as deep as can be": ("metadata", on_metadata(nested_lists(NESTED_MAX))),
     "an extension type": ("metadata", metadata(EXTENSION)),
     "an extension type in a long change": (
         "metadata",
@@ -212,9 +212,9 @@ BROKEN: dict[str, dict[str, Any]] = {
     "operation 64": {"op": 64},
     "an id of 15 bytes": {"id": bytes(15)},
     "numbers of three bytes": {"values": bytes(7)},
-    "more numbers than indices": op(1, floats(1, 2), places(0)),
-    "more indices than numbers": op(7, b"", places(0)),
-    "indices of a vector": {"indices": places(0, 1)},
+    "more numbers than indices": op(1, pack_floats(1, 2), pack_indices(0)),
+    "more indices than numbers": op(7, b"", pack_indices(0)),
+    "indices of a vector": {"indices": pack_indices(0, 1)},
     "metadata that is a list": metadata(b"\x91\1"),
     "metadata cut off": metadata(b"\x82\xa1a\1"),
     "metadata not in UTF-8": metadata(b"\x81\xa1a\xa1\xff"),
@@ -222,29 +222,33 @@ BROKEN: dict[str, dict[str, Any]] = {
     "a long change not in UTF-8": metadata(b"\x81\xa1a\xda\x04\0" + b"\xff" * 1_024),
     "metadata with a byte that msgpack has not": metadata(b"\x81\xa1a\xc1"),
     "metadata that announces what is not there": metadata(b"\x81\xa1a\xdd\xff\xff\xff\xff"),
-    "metadata deeper than is parsed": metadata(lists(NESTED_MAX + 1)),
+    "metadata deeper than is parsed": metadata(nested_lists(NESTED_MAX + 1)),
 }
 EDGES = WITHIN | {name: changes for name, (_, changes) in BEYOND.items()} | BROKEN
 """Each brings some fields to a bound, above it, or out of shape; several meet in one delta."""
-UNSAYABLE: dict[str, tuple[str, dict[str, Any]]] = {
-    "namespace of 65,536 bytes": ("namespace", {"namespace": b"n" * (SAYABLE_BYTES_MAX + 1)}),
-    "topic of 65,536 bytes": ("topics", {"topics": (b"t" * (SAYABLE_BYTES_MAX + 1),)}),
+UNENCODABLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "namespace of 65,536 bytes": ("namespace", {"namespace": b"n" * (NAME_BYTES_MAX + 1)}),
+    "topic of 65,536 bytes": ("topics", {"topics": (b"t" * (NAME_BYTES_MAX + 1),)}),
 }
 """Deltas that no batch can encode."""
 
 
-def answer_to(said: Said) -> Answer:
+def same_answer(delta_fields: DeltaFields) -> Answer:
     """Send it in all forms, hold what becomes of it to each other, and return the answer to a Delta frame."""
     one, two, three = Server(), Server(), Server()
-    answer = one.take(as_delta(said, NEXT))
-    assert two.take(as_batch([said], NEXT)) == answer
+    answer = one.take(as_delta(delta_fields, NEXT))
+    assert two.take(as_batch([delta_fields], NEXT)) == answer
     assert two.state() == one.state()
-    if [*said.clock] == sorted(said.clock):
+    if [*delta_fields.clock] == sorted(delta_fields.clock):
         assert two.logged() == one.logged()
     else:  # an encoder sorts, so the refused body's checksum is another one
         assert two.rows() == one.rows()
-    company = [with_id(sound(0), said), said, with_id(sound(1), said)]
-    among = three.take(as_batch(company, NEXT))
+    batch_rows = [
+        with_id(valid_fields(0), delta_fields),
+        delta_fields,
+        with_id(valid_fields(1), delta_fields),
+    ]
+    among = three.take(as_batch(batch_rows, NEXT))
     assert among == (answer if answer.row is None else replace(answer, row=1))
     if answer == Answer():
         offset, dot, delta = three.rows()[1]
@@ -257,28 +261,28 @@ def answer_to(said: Said) -> Answer:
         assert three.rows() == []
     for server in (one, two, three):
         if answer.waits:
-            assert server.later() == Answer(ErrorCode.DEP_TIMEOUT)
-        assert server.goes_on() == answer.open
+            assert server.result_after_timeout() == Answer(ErrorCode.DEP_TIMEOUT)
+        assert server.accepts_more() == answer.open
     return answer
 
 
 @pytest.mark.parametrize("name", WITHIN)
-def test_delta_at_its_bound_is_taken_in_each_form(name: str) -> None:
+def test_delta_at_its_bound_is_accepted_in_each_form(name: str) -> None:
     wanted = Answer(waits=name == WAITING)
     if name == CONFLICTING:
         wanted = Answer(ErrorCode.CONFLICT, "expect", 0)
-    assert answer_to(Said(**WITHIN[name])) == wanted
+    assert same_answer(DeltaFields(**WITHIN[name])) == wanted
 
 
 @pytest.mark.parametrize("name", BEYOND)
 def test_delta_beyond_a_bound_is_invalid_in_each_form(name: str) -> None:
     field, changes = BEYOND[name]
-    assert answer_to(Said(**changes)) == Answer(INVALID, field, None if field == "clock" else 0)
+    assert same_answer(DeltaFields(**changes)) == Answer(INVALID, field, None if field == "clock" else 0)
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_frame_that_says_nothing_certain_ends_the_connection_in_each_form(name: str) -> None:
-    assert answer_to(Said(**BROKEN[name])) == Answer(BAD, open=False)
+def test_malformed_delta_ends_the_connection_in_each_form(name: str) -> None:
+    assert same_answer(DeltaFields(**BROKEN[name])) == Answer(BAD, open=False)
 
 
 @pytest.mark.parametrize(
@@ -290,13 +294,13 @@ def test_frame_that_says_nothing_certain_ends_the_connection_in_each_form(name: 
     ],
 )
 def test_counters_have_the_same_bounds_in_each_form(counter: int, answer: Answer) -> None:
-    assert Server().take(as_delta(Said(), counter, sequence=9)) == answer
-    assert Server().take(as_batch([Said()], counter, sequence=9)) == answer
+    assert Server().take(as_delta(DeltaFields(), counter, sequence=9)) == answer
+    assert Server().take(as_batch([DeltaFields()], counter, sequence=9)) == answer
     if counter:
-        assert Server().take(as_batch([Said(), Said()], counter - 1, sequence=9)) == answer
+        assert Server().take(as_batch([DeltaFields(), DeltaFields()], counter - 1, sequence=9)) == answer
 
 
-def test_rows_that_a_log_alone_makes_end_the_connection() -> None:
+def test_log_only_batches_end_the_connection() -> None:
     cut = encode_batch([Delta("v", delete(), "n")], origin=ORIGIN, base=NEXT, row_offsets=[NEXT])
     state = apply(VectorState(), create([1.0]), None, (1, 1, 1))
     states = encode_states([StateRow("n", "v", state, 3)])
@@ -304,24 +308,24 @@ def test_rows_that_a_log_alone_makes_end_the_connection() -> None:
         assert Server().take(encode(BatchFrame(NEXT, batch))) == Answer(BAD, open=False)
 
 
-@pytest.mark.parametrize("name", UNSAYABLE)
-def test_delta_that_no_batch_can_say_is_invalid(name: str) -> None:
-    field, changes = UNSAYABLE[name]
+@pytest.mark.parametrize("name", UNENCODABLE)
+def test_delta_that_no_batch_can_encode_is_invalid(name: str) -> None:
+    field, changes = UNENCODABLE[name]
     server = Server()
-    assert server.take(as_delta(Said(**changes), NEXT)) == Answer(INVALID, field, 0)
+    assert server.take(as_delta(DeltaFields(**changes), NEXT)) == Answer(INVALID, field, 0)
     assert [code for _, _, code in server.rows()] == [INVALID]
-    assert server.goes_on()
+    assert server.accepts_more()
 
 
 @pytest.mark.parametrize("name", [name for name in (*WITHIN, *BEYOND) if name != WAITING])
-def test_delta_without_a_dot_is_judged_as_one_with_a_dot(name: str) -> None:
+def test_delta_without_a_dot_gets_the_same_answer(name: str) -> None:
     """But that what its clock names is not waited for: an origin of the server's own has another clock."""
-    said = Said(**EDGES[name])
+    delta_fields = DeltaFields(**EDGES[name])
     one, two = Server(), Server()
-    answer = one.take(as_delta(said, NEXT))
-    assert two.take(as_delta(said, NEXT, origin=None)) == answer
+    answer = one.take(as_delta(delta_fields, NEXT))
+    assert two.take(as_delta(delta_fields, NEXT, origin=None)) == answer
     if answer.code is not None:
-        assert two.rows() == [], "it had no dot that could be void"
+        assert two.rows() == [], "without a dot there is no no-op record"
 
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -412,15 +416,15 @@ def test_page_names_each_limit_with_its_code_and_field() -> None:
     limits = PAGE[PAGE.index("### Of a delta") : PAGE.index("**Which of two rules wins**")]
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([A-Z_]+) \| ([^|]+) \|$", limits, re.MULTILINE)
     assert len(rows) == len(EXAMPLES)
-    told = set()
+    named = set()
     for (what, _, code, fields), (start, (within, beyond)) in zip(rows, EXAMPLES.items(), strict=True):
         assert what.startswith(start)
         assert {*within} <= {*WITHIN}
         for name in beyond:
-            told.add(name)
+            named.add(name)
             assert code == INVALID.name
             assert fields.startswith("that of") or f"`{BEYOND[name][0]}`" in fields, name
-    assert {*BEYOND} - told == {
+    assert {*BEYOND} - named == {
         "name of a transform not in UTF-8",
         "unknown transform",
         "metadata that are missing",
@@ -433,7 +437,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "vector_id": {"vector_id": b""},
     "namespace": {"namespace": b""},
     "data": {"data": b"x"},
-    "vector": {"values": floats(float("nan"), 1)},
+    "vector": {"values": pack_floats(float("nan"), 1)},
     "metadata": metadata(EXTENSION),
     "expect": {"expect": (1, 0)},
     "parents": {"parents": ((1, 0),)},
@@ -444,41 +448,43 @@ FAULTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("first", range(len(FAULTS)))
-def test_first_field_at_fault_is_named(first: int) -> None:
-    said = Said()
+def test_first_invalid_field_is_named(first: int) -> None:
+    delta_fields = DeltaFields()
     for name in [*FAULTS][first:]:
-        said = replace(said, **FAULTS[name])
+        delta_fields = replace(delta_fields, **FAULTS[name])
     field = [*FAULTS][first]
-    assert answer_to(said) == Answer(INVALID, field, None if field == "clock" else 0)
+    assert same_answer(delta_fields) == Answer(INVALID, field, None if field == "clock" else 0)
 
 
-def test_first_row_at_fault_is_named_whatever_its_field() -> None:
+def test_first_invalid_row_is_named_whatever_its_field() -> None:
     server = Server()
-    rows = [sound(0), Said(topics=(b"",), clock=((1, 0),)), Said(vector_id=b"")]
+    rows = [valid_fields(0), DeltaFields(topics=(b"",), clock=((1, 0),)), DeltaFields(vector_id=b"")]
     assert server.take(as_batch(rows, NEXT)) == Answer(INVALID, "topics", 1)
 
 
-def test_bounds_of_all_rows_come_before_what_a_row_asks_of_the_service() -> None:
-    unknown = Said(**BEYOND["unknown transform"][1])
-    assert Server().take(as_batch([unknown, Said(topics=(b"",))], NEXT)) == Answer(INVALID, "topics", 1)
-    conflict = Said(vector_id=b"v", expect=(0, 0))
+def test_bounds_of_all_rows_precede_checks_against_the_service() -> None:
+    unknown = DeltaFields(**BEYOND["unknown transform"][1])
+    assert Server().take(as_batch([unknown, DeltaFields(topics=(b"",))], NEXT)) == Answer(
+        INVALID, "topics", 1
+    )
+    conflict = DeltaFields(vector_id=b"v", expect=(0, 0))
     assert Server().take(as_batch([conflict, unknown], NEXT)) == Answer(INVALID, "op", 1)
 
 
 SCOPED = Permissions("scoped", publish=True, namespaces=("n",), kinds_mask=1 << Kind.CREATE)
 SLOW = replace(SCOPED, rate=0.001)
-INSIDE, OUTSIDE = Said(vector_id=b""), Said(vector_id=b"", namespace=b"m")
+INSIDE, OUTSIDE = DeltaFields(vector_id=b""), DeltaFields(vector_id=b"", namespace=b"m")
 
 
-def alone(said: Said, counter: int, *, sequence: int | None = None) -> bytes:
-    return as_batch([said], counter, sequence=sequence)
+def as_single_batch(delta_fields: DeltaFields, counter: int, *, sequence: int | None = None) -> bytes:
+    return as_batch([delta_fields], counter, sequence=sequence)
 
 
-@pytest.mark.parametrize("form", [as_delta, alone])
-def test_structure_comes_first_then_rate_rights_clock_and_bounds(form: Callable[[Said, int], bytes]) -> None:
+@pytest.mark.parametrize("form", [as_delta, as_single_batch])
+def test_check_order_is_structure_rate_rights_clock_bounds(form: Callable[[DeltaFields, int], bytes]) -> None:
     unauthorized = Answer(ErrorCode.UNAUTHORIZED, open=False)
     slow = Server(SLOW)
-    assert slow.take(form(Said(), NEXT)) == Answer()
+    assert slow.take(form(DeltaFields(), NEXT)) == Answer()
     assert slow.take(form(OUTSIDE, NEXT + 1)) == Answer(ErrorCode.RATE_LIMITED)
     assert slow.take(form(replace(OUTSIDE, metadata=b"\x81"), NEXT + 2)) == Answer(BAD, open=False)
     assert Server(SCOPED).take(form(OUTSIDE, NEXT)) == unauthorized
@@ -487,53 +493,55 @@ def test_structure_comes_first_then_rate_rights_clock_and_bounds(form: Callable[
     few = ServerSettings(clock_entries_max=1)
     long = replace(INSIDE, clock=((ORIGIN, 1), (SECOND, 1)))
     assert Server(settings=few).take(form(long, NEXT)) == Answer(INVALID, "clock")
-    waiting = replace(INSIDE, clock=((ORIGIN, 9), (SECOND, 9)))  # it is refused before that is waited for
+    waiting = replace(
+        INSIDE, clock=((ORIGIN, 9), (SECOND, 9))
+    )  # refused before the service waits for the clock
     assert Server(settings=few).take(form(waiting, NEXT)) == Answer(INVALID, "clock")
     assert Server(SCOPED, few).take(form(replace(long, namespace=b"m"), NEXT)) == unauthorized
 
 
-def test_dots_that_are_dealt_with_come_before_bounds() -> None:
+def test_used_dot_is_refused_before_bounds() -> None:
     for raw in (as_delta(INSIDE, 1), as_batch([INSIDE], 1)):
         assert Server().take(raw) == Answer(ErrorCode.DOT_REUSED)
 
 
 @pytest.mark.parametrize("name", [name for name in BEYOND if name != "an unsorted clock"])
-def test_repeat_in_the_other_form_is_told_what_the_first_was(name: str) -> None:
-    said = Said(**BEYOND[name][1])
-    for first, again in ((as_delta, alone), (alone, as_delta)):
+def test_duplicate_in_the_other_form_gets_the_first_answer(name: str) -> None:
+    delta_fields = DeltaFields(**BEYOND[name][1])
+    for first, second in ((as_delta, as_single_batch), (as_single_batch, as_delta)):
         server = Server()
-        assert server.take(first(said, NEXT)).code is INVALID
-        assert server.take(again(said, NEXT, sequence=NEXT + 1)).code is INVALID
-        assert server.goes_on()
+        assert server.take(first(delta_fields, NEXT)).code is INVALID
+        assert server.take(second(delta_fields, NEXT, sequence=NEXT + 1)).code is INVALID
+        assert server.accepts_more()
 
 
-def test_question_with_metadata_that_cannot_be_read_is_answered() -> None:
+def test_outcome_query_with_unreadable_metadata_is_answered() -> None:
     server = Server()
-    assert server.take(as_batch([Said(metadata=b"\x80")], NEXT)) == Answer()
-    question = as_batch([Said(metadata=b"\x81\x01\xc0")], NEXT, epoch=0, sequence=NEXT + 1)
-    assert server.take(question) == Answer(ErrorCode.DOT_REUSED)
-    assert server.goes_on()
+    assert server.take(as_batch([DeltaFields(metadata=b"\x80")], NEXT)) == Answer()
+    outcome_query = as_batch([DeltaFields(metadata=b"\x81\x01\xc0")], NEXT, epoch=0, sequence=NEXT + 1)
+    assert server.take(outcome_query) == Answer(ErrorCode.DOT_REUSED)
+    assert server.accepts_more()
 
 
-# --- rows behind each other
+# --- rows after each other
 
-KNOWING = [
+FACT_OPERATIONS = [
     op(12, data=b"x"),
     op(63),
-    op(Kind.CREATE, floats(1, 2)),
-    op(Kind.DENSE, floats(1, 2)),
+    op(Kind.CREATE, pack_floats(1, 2)),
+    op(Kind.DENSE, pack_floats(1, 2)),
     op(Kind.OPAQUE, data=b"x"),
     op(Kind.DELETE),
-    op(Kind.SPARSE, floats(1), places(1)),
-    op(Kind.SPARSE_ADD, floats(1), places(1)),
-    op(Kind.SCALE, floats(2)),
-    op(Kind.OFFSET, floats(2)),
+    op(Kind.SPARSE, pack_floats(1), pack_indices(1)),
+    op(Kind.SPARSE_ADD, pack_floats(1), pack_indices(1)),
+    op(Kind.SCALE, pack_floats(2)),
+    op(Kind.OFFSET, pack_floats(2)),
     on_metadata(b"\x80"),
 ]
 """Operations that need a fact, make one, end one, or only make it known."""
 FOLLOWING = st.lists(
     st.tuples(
-        st.sampled_from(KNOWING),
+        st.sampled_from(FACT_OPERATIONS),
         st.sampled_from([b"new", b"new", b"v"]),
         st.sampled_from([b"n", b"m"]),
         st.none() | st.just((0, 0)) | st.integers(1, 3),
@@ -544,9 +552,9 @@ FOLLOWING = st.lists(
 
 
 @given(FOLLOWING)
-def test_rows_of_a_batch_are_judged_as_deltas_one_behind_the_other(rows: list[Any]) -> None:
-    said = [
-        Said(
+def test_rows_of_a_batch_are_checked_like_successive_deltas(rows: list[Any]) -> None:
+    delta_fields = [
+        DeltaFields(
             **operation,
             vector_id=name,
             namespace=space,
@@ -554,23 +562,23 @@ def test_rows_of_a_batch_are_judged_as_deltas_one_behind_the_other(rows: list[An
         )
         for at, (operation, name, space, expect) in enumerate(rows)
     ]
-    apart, together = Server(), Server()
-    for at, one in enumerate(said):
-        answer = apart.take(as_delta(one, NEXT + at))
+    one_by_one, together = Server(), Server()
+    for at, one in enumerate(delta_fields):
+        answer = one_by_one.take(as_delta(one, NEXT + at))
         if answer != Answer():
-            assert together.take(as_batch(said, NEXT)) == replace(answer, row=at)
+            assert together.take(as_batch(delta_fields, NEXT)) == replace(answer, row=at)
             return
-    assert together.take(as_batch(said, NEXT)) == Answer()
-    assert together.state() == apart.state()
-    assert together.rows() == apart.rows()
+    assert together.take(as_batch(delta_fields, NEXT)) == Answer()
+    assert together.state() == one_by_one.state()
+    assert together.rows() == one_by_one.rows()
 
 
 # --- any delta
 
 NUMBERS = st.lists(st.sampled_from([0.0, 1.0, -2.5, 3e38, float("nan")]), max_size=4).map(
-    lambda n: floats(*n)
+    lambda n: pack_floats(*n)
 )
-PLACES = st.lists(st.sampled_from([0, 1, 2, 70_000]), max_size=4).map(lambda n: places(*n))
+INDICES = st.lists(st.sampled_from([0, 1, 2, 70_000]), max_size=4).map(lambda n: pack_indices(*n))
 NAMES = st.sampled_from([b"v", b"seed-0", b"new", b"n", b"", b"\n", "é".encode(), b"\xff", b"x" * 300])
 DOTS = st.tuples(st.sampled_from([1, ORIGIN, SECOND]), st.sampled_from([0, 1, 2, 9, COUNTER_MAX + 1]))
 IDS = st.sampled_from([b"i" * 16, bytes(16)])
@@ -582,10 +590,10 @@ JSONS = st.recursive(
     max_leaves=5,
 )  # fmt: skip
 PACKED = (st.dictionaries(st.text(max_size=2), JSONS, max_size=3) | JSONS).map(msgpack.packb)
-DAMAGED = st.tuples(PACKED, st.integers(0, 20), st.binary(max_size=2)).map(
+CORRUPTED = st.tuples(PACKED, st.integers(0, 20), st.binary(max_size=2)).map(
     lambda drawn: drawn[0][: drawn[1]] + drawn[2] + drawn[0][drawn[1] + 1 :]
 )
-PATCHES = (PACKED | DAMAGED).filter(lambda packed: packed not in (b"", b"\xc0"))
+PATCHES = (PACKED | CORRUPTED).filter(lambda packed: packed not in (b"", b"\xc0"))
 """Without those that leave it out in one form: nil in a map, no bytes in a column."""
 FREE = st.fixed_dictionaries(
     {},
@@ -594,7 +602,7 @@ FREE = st.fixed_dictionaries(
         "namespace": NAMES,
         "op": st.integers(0, 11) | st.sampled_from([63, 64]),
         "values": NUMBERS,
-        "indices": PLACES,
+        "indices": INDICES,
         "data": st.sampled_from([b"", b"x", b"\xff"]),
         "id": st.none() | IDS,
         "parents": st.lists(DOTS | IDS, max_size=3).map(tuple),
@@ -609,9 +617,9 @@ FREE = st.fixed_dictionaries(
 
 @settings(max_examples=10 * settings().max_examples)
 @given(st.lists(st.sampled_from([*EDGES]) | FREE, min_size=1, max_size=4))
-def test_any_delta_has_the_same_answer_in_all_forms(changes: list[str | dict[str, Any]]) -> None:
-    said = Said()
+def test_any_delta_gets_the_same_answer_in_all_forms(changes: list[str | dict[str, Any]]) -> None:
+    delta_fields = DeltaFields()
     for some in changes:
-        said = replace(said, **(EDGES[some] if isinstance(some, str) else some))
-    assume(len(as_delta(said, NEXT)) <= HEADER_BYTES + DELTA_PAYLOAD_BYTES_MAX)
-    answer_to(said)
+        delta_fields = replace(delta_fields, **(EDGES[some] if isinstance(some, str) else some))
+    assume(len(as_delta(delta_fields, NEXT)) <= HEADER_BYTES + DELTA_PAYLOAD_BYTES_MAX)
+    same_answer(delta_fields)

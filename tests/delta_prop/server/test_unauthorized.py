@@ -97,7 +97,7 @@ FRAMES: dict[str, Frame] = {
 }
 
 
-AT_THE_DOOR = (
+INVALID_TOKENS = (
     ("no token", None, "no token was given"),
     ("unknown token", "s-nobody", "the token is unknown"),
     ("expired", "s-old", "token 'old' has expired"),
@@ -127,7 +127,7 @@ SCOPES: dict[str, tuple[Frame, str, str]] = {  # the frame, whose token, what th
 }
 
 
-class Scene:
+class TokenServer:
     """A server with tokens, and how its refusals are looked at."""
 
     def __init__(
@@ -144,32 +144,36 @@ class Scene:
         records = [one for one in self._audit.records if one.name == "delta_prop.audit"]
         found = [(vars(one)["token"], vars(one)["code"], vars(one)["what"]) for one in records]
         for one in records:
-            said = {key: value for key, value in vars(one).items() if key != "pathname"}  # of this checkout
-            assert "s-" not in str(said), "a secret was written"
+            facts = {
+                key: value for key, value in vars(one).items() if key != "pathname"
+            }  # the path of this checkout may match by chance
+            assert "s-" not in str(facts), "a secret was written"
         self._audit.clear()
         return found
 
-    async def refused(self, client: Raw, token: str, cause: str) -> None:
+    async def check_refused(self, client: Raw, token: str, cause: str) -> None:
         """The one answer, and nothing behind it."""
-        last, told = None, []
+        last, frames = None, []
         while (frame := await client.next()) is not None:
             last = frame
-            told.append(frame)
-        nacks = [one for one in told if isinstance(one, Nack)]
+            frames.append(frame)
+        nacks = [one for one in frames if isinstance(one, Nack)]
         assert len(nacks) == 1
         (nack,) = nacks
-        assert nack is last or (isinstance(last, Ack) and last.sequence in (1, 2)), "something came behind it"
+        assert nack is last or (isinstance(last, Ack) and last.sequence in (1, 2)), (
+            "a frame came after the refusal"
+        )
         assert (nack.code, nack.text) == (ErrorCode.UNAUTHORIZED, UNAUTHORIZED_TEXT)
         assert (nack.retry_after_ms, nack.row, nack.field, nack.details) == (None, None, None, {})
-        assert not any(isinstance(one, BatchFrame | DeltaFrame) for one in told)
-        assert not any(one.ranges or one.subscribed for one in told if isinstance(one, Ack))
+        assert not any(isinstance(one, BatchFrame | DeltaFrame) for one in frames)
+        assert not any(one.ranges or one.subscribed for one in frames if isinstance(one, Ack))
         ((name, code, what),) = self.audited()
         assert (name, code) == (token, "UNAUTHORIZED")
         assert cause in what
-        assert self.p.statistics().accepted == 1, "it had an effect"
+        assert self.p.statistics().accepted == 1, "a refused frame had an effect"
 
 
-def at_the_server(story: Callable[[Scene], Awaitable[None]], audit: pytest.LogCaptureFixture) -> None:
+def run_story(story: Callable[[TokenServer], Awaitable[None]], audit: pytest.LogCaptureFixture) -> None:
     """One delta lies in the log, which a reader could be sent."""
     audit.set_level(logging.WARNING, "delta_prop.audit")
 
@@ -182,99 +186,105 @@ def at_the_server(story: Callable[[Scene], Awaitable[None]], audit: pytest.LogCa
             serving(p, settings, access=Access(world, file)) as (_, address),
         ):
             await p.publish(Delta("first", opaque(b"1"), "docs"))
-            await story(Scene(p, address, network, file, audit))
+            await story(TokenServer(p, address, network, file, audit))
 
     run_virtual(run)
 
 
-@pytest.mark.parametrize(("case", "token", "cause"), AT_THE_DOOR, ids=[case for case, _, _ in AT_THE_DOOR])
+@pytest.mark.parametrize(
+    ("case", "token", "cause"), INVALID_TOKENS, ids=[case for case, _, _ in INVALID_TOKENS]
+)
 @pytest.mark.parametrize("frame", FRAMES)
-def test_at_the_door(
+def test_hello_with_an_invalid_token_is_refused(
     frame: str, case: str, token: str | None, cause: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(scene: Scene) -> None:
-        async with connected(scene.address, scene.network) as client:
+    async def story(server: TokenServer) -> None:
+        async with connected(server.address, server.network) as client:
             await client.send(hello(token=token), FRAMES[frame])
-            await scene.refused(client, "-", cause)
+            await server.check_refused(client, "-", cause)
 
-    at_the_server(story, caplog)
+    run_story(story, caplog)
 
 
 @pytest.mark.parametrize("frame", [name for name in FRAMES if not name.startswith("hello")])
-def test_without_a_hello(frame: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def story(scene: Scene) -> None:
-        async with connected(scene.address, scene.network) as client:
+def test_frame_without_hello_is_refused(frame: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(server: TokenServer) -> None:
+        async with connected(server.address, server.network) as client:
             await client.send(FRAMES[frame])
-            await scene.refused(client, "-", "")
+            await server.check_refused(client, "-", "")
 
-    at_the_server(story, caplog)
+    run_story(story, caplog)
 
 
 @pytest.mark.parametrize("case", SCOPES)
-def test_beyond_the_scope(case: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_frame_beyond_the_scope_is_refused(case: str, caplog: pytest.LogCaptureFixture) -> None:
     frame, token, cause = SCOPES[case]
 
-    async def story(scene: Scene) -> None:
-        async with connected(scene.address, scene.network) as client:
+    async def story(server: TokenServer) -> None:
+        async with connected(server.address, server.network) as client:
             await client.hello(*([ORIGIN] if token == "writer" else []), token=f"s-{token}")
             await client.send(frame, Heartbeat(1))
-            await scene.refused(client, token, cause)
+            await server.check_refused(client, token, cause)
 
-    at_the_server(story, caplog)
+    run_story(story, caplog)
 
 
-@pytest.mark.parametrize("how", ["expired", "revoked", "changed"])
+@pytest.mark.parametrize("end", ["expired", "revoked", "changed"])
 @pytest.mark.parametrize("frame", ["", *FRAMES])
-def test_once_the_token_holds_no_more(frame: str, how: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def story(scene: Scene) -> None:
-        token = "brief" if how == "expired" else "both"
-        async with connected(scene.address, scene.network) as client:
+def test_connection_of_an_ended_token_is_closed(
+    frame: str, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(server: TokenServer) -> None:
+        token = "brief" if end == "expired" else "both"
+        async with connected(server.address, server.network) as client:
             await client.hello(ORIGIN, token=f"s-{token}")
-            if how != "expired":
+            if end != "expired":
                 narrower = table("both", "s-both", admin=True)
-                scene.file.holds = "".join(TOKENS[:-1]) + (narrower if how == "changed" else "")
+                server.file.holds = "".join(TOKENS[:-1]) + (narrower if end == "changed" else "")
             await anyio.sleep(10.6)
-            if frame:  # too late: nobody reads it
+            if frame:  # too late: the server does not read it
                 with suppress(ConnectionError):
                     await client.send(FRAMES[frame])
-            await scene.refused(client, token, "has expired or was revoked")
+            await server.check_refused(client, token, "has expired or was revoked")
 
-    at_the_server(story, caplog)
+    run_story(story, caplog)
 
 
-def test_others_go_on_when_a_token_is_taken_back(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(scene: Scene) -> None:
+def test_revoked_token_ends_only_its_own_connections(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(server: TokenServer) -> None:
         async with (
-            connected(scene.address, scene.network) as one,
-            connected(scene.address, scene.network) as other,
+            connected(server.address, server.network) as one,
+            connected(server.address, server.network) as other,
         ):
             await one.hello(token="s-both")
             await other.hello(token="s-reader")
-            scene.file.holds = "".join(TOKENS[:-1])
-            await scene.refused(one, "both", "has expired or was revoked")
+            server.file.holds = "".join(TOKENS[:-1])
+            await server.check_refused(one, "both", "has expired or was revoked")
             await other.send(FRAMES["hello"])
             assert (await other.until(Ack)).correlation_id == 9
 
-    at_the_server(story, caplog)
+    run_story(story, caplog)
 
 
 @pytest.mark.parametrize("token", ["writer", "reader", "operator", "both"])
-def test_what_needs_no_right_is_taken_from_every_token(token: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def story(scene: Scene) -> None:
-        async with connected(scene.address, scene.network) as client:
+def test_frames_without_rights_are_accepted_from_every_token(
+    token: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(server: TokenServer) -> None:
+        async with connected(server.address, server.network) as client:
             await client.hello(token=f"s-{token}")
             await client.send(*(FRAMES[name] for name in ("hello", "nack", "backpressure", "heartbeat")))
             assert (await client.until(Ack)).correlation_id == 9
             assert (await client.until(Heartbeat)).echo_us is None
-            assert scene.audited() == []
+            assert server.audited() == []
 
-    at_the_server(story, caplog)
+    run_story(story, caplog)
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("mutual", [False, True], ids=["tls", "mutual tls"])
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_over_tls(mutual: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_refusals_over_tls(mutual: bool, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "delta_prop.audit")
     made, world, file = files(), real_world(), File("".join(TOKENS))
     network = world.network
@@ -288,20 +298,20 @@ async def test_over_tls(mutual: bool, caplog: pytest.LogCaptureFixture) -> None:
         serving(p, ServerSettings(port=0), access=Access(world, file), tls=at_server) as (_, address),
     ):
         await p.publish(Delta("first", opaque(b"1"), "docs"))
-        scene = Scene(p, address, network, file, caplog)
+        server = TokenServer(p, address, network, file, caplog)
 
-        async def told(token: str | None, frame: Frame, name: str, cause: str) -> None:
+        async def check_refused(token: str | None, frame: Frame, name: str, cause: str) -> None:
             stream = await network.connect(address.host, address.port, tls=at_client)
             client = Raw(stream)
             await client.send(hello(token=token), frame)
-            await scene.refused(client, name, cause)
+            await server.check_refused(client, name, cause)
             await stream.aclose()
 
-        for _, token, cause in AT_THE_DOOR:
-            await told(token, subscribe(), "-", cause)
+        for _, token, cause in INVALID_TOKENS:
+            await check_refused(token, subscribe(), "-", cause)
         for frame, name, cause in (SCOPES["batch by a reader"], SCOPES["topic of another namespace"]):
-            await told(f"s-{name}", frame, name, cause)
-        if mutual:  # without a certificate not even a token that holds is heard
+            await check_refused(f"s-{name}", frame, name, cause)
+        if mutual:  # without a certificate even a valid token is refused
             bare = Tls(authorities=made.authority)
             heard: list[Frame] = []
             with suppress(ConnectionError, Misconfigured):
@@ -311,13 +321,13 @@ async def test_over_tls(mutual: bool, caplog: pytest.LogCaptureFixture) -> None:
                     while (frame := await client.next()) is not None:
                         heard.append(frame)
             assert heard == []
-            assert scene.audited() == []
+            assert server.audited() == []
 
 
-def test_a_token_that_may_not_forward_opens_no_connection_to_do_so(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(scene: Scene) -> None:
-        async with connected(scene.address, scene.network) as client:
+def test_hello_without_the_forward_right_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(server: TokenServer) -> None:
+        async with connected(server.address, server.network) as client:
             await client.send(hello(source=Source.REPLICA, token="s-writer"), Heartbeat(1))
-            await scene.refused(client, "writer", "may not forward")
+            await server.check_refused(client, "writer", "may not forward")
 
-    at_the_server(story, caplog)
+    run_story(story, caplog)

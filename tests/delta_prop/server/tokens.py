@@ -16,8 +16,8 @@ def table(name: str, token: str, **more: Any) -> str:
     """One token, as TOML."""
     lines = ["[[token]]", f'name = "{name}"', f'sha256 = "{digest_of(token).hex()}"']
     for key, value in more.items():
-        told = str(value).lower() if isinstance(value, bool) else value
-        lines.append(f"{key} = {told}")
+        toml = str(value).lower() if isinstance(value, bool) else value
+        lines.append(f"{key} = {toml}")
     return "\n".join(lines) + "\n"
 
 

@@ -48,12 +48,12 @@ SEEDED = 3
 CREDIT = Credit(100_000, 1 << 30)
 NORMAL = int(Priority.NORMAL) << 12
 SPARSE = (Kind.SPARSE, Kind.SPARSE_ADD)
-WHOLE = (Kind.CREATE, Kind.DENSE)
-NUMBERED = (*SPARSE, *WHOLE, Kind.SCALE, Kind.OFFSET)
+FULL_VECTOR = (Kind.CREATE, Kind.DENSE)
+NUMBERED = (*SPARSE, *FULL_VECTOR, Kind.SCALE, Kind.OFFSET)
 
 
 @dataclass(frozen=True)
-class Said:
+class DeltaFields:
     """A delta's fields, as bytes where frames have bytes."""
 
     vector_id: bytes = b"v"
@@ -71,35 +71,37 @@ class Said:
     expect: tuple[int, int] | None = None
 
 
-def as_delta(said: Said, counter: int, *, origin: int | None = ORIGIN, sequence: int | None = None) -> bytes:
+def as_delta(
+    delta_fields: DeltaFields, counter: int, *, origin: int | None = ORIGIN, sequence: int | None = None
+) -> bytes:
     """Return a Delta frame; without an origin it has no dot."""
-    fields: dict[str, bytes] = {
-        "vector_id": text(said.vector_id),
-        "namespace": text(said.namespace),
-        "op": pack(said.op),
+    parts: dict[str, bytes] = {
+        "vector_id": text(delta_fields.vector_id),
+        "namespace": text(delta_fields.namespace),
+        "op": pack(delta_fields.op),
     }
     if origin is not None:
-        fields |= {"origin": pack(origin), "counter": pack(counter)}
+        parts |= {"origin": pack(origin), "counter": pack(counter)}
     for name in ("values", "indices", "data"):
-        if getattr(said, name):
-            fields[name] = pack(getattr(said, name))
+        if getattr(delta_fields, name):
+            parts[name] = pack(getattr(delta_fields, name))
     for name in ("id", "expect"):
-        if getattr(said, name) is not None:
-            fields[name] = pack(getattr(said, name))
+        if getattr(delta_fields, name) is not None:
+            parts[name] = pack(getattr(delta_fields, name))
     for name in ("parents", "clock", "timestamp"):
-        if getattr(said, name):
-            fields[name] = pack(getattr(said, name))
-    if said.topics:
-        packed = msgpack.Packer().pack_array_header(len(said.topics))
-        fields["topics"] = packed + b"".join(map(text, said.topics))
-    if said.metadata is not None:
-        fields["metadata"] = said.metadata
-    payload = msgpack.Packer().pack_map_header(len(fields))
-    payload += b"".join(pack(name) + value for name, value in fields.items())
+        if getattr(delta_fields, name):
+            parts[name] = pack(getattr(delta_fields, name))
+    if delta_fields.topics:
+        packed = msgpack.Packer().pack_array_header(len(delta_fields.topics))
+        parts["topics"] = packed + b"".join(map(text, delta_fields.topics))
+    if delta_fields.metadata is not None:
+        parts["metadata"] = delta_fields.metadata
+    payload = msgpack.Packer().pack_map_header(len(parts))
+    payload += b"".join(pack(name) + value for name, value in parts.items())
     return sealed(FrameType.DELTA, payload, flags=Flag.ACK_WANTED, sequence=sequence or counter)
 
 
-def as_batch(rows: Sequence[Said], base: int, *, epoch: int = 1, sequence: int | None = None) -> bytes:
+def as_batch(rows: Sequence[DeltaFields], base: int, *, epoch: int = 1, sequence: int | None = None) -> bytes:
     """Return a Batch frame, whose clock is that of the row that has one."""
     columns: dict[Column, bytes] = {
         Column.KEY_ENDS: ends(len(row.vector_id) for row in rows),
@@ -133,7 +135,7 @@ def as_batch(rows: Sequence[Said], base: int, *, epoch: int = 1, sequence: int |
     clock = next((row.clock for row in rows if row.clock), ())
     if clock:
         columns[Column.CLOCK] = b"".join(CLOCK_ENTRY.pack(*entry) for entry in clock)
-    widths = {len(row.values) // 4 for row in rows if row.op in WHOLE}
+    widths = {len(row.values) // 4 for row in rows if row.op in FULL_VECTOR}
     batch = assemble(
         columns,
         attributes=NORMAL,
@@ -148,20 +150,26 @@ def as_batch(rows: Sequence[Said], base: int, *, epoch: int = 1, sequence: int |
     return encode(BatchFrame(sequence or base, batch, ack_wanted=True))
 
 
-def _add_exceptions(columns: dict[Column, bytes], rows: Sequence[Said]) -> None:
+def _add_exceptions(columns: dict[Column, bytes], rows: Sequence[DeltaFields]) -> None:
     named = [
         PARENT.pack(row, 1, one) if isinstance(one, bytes) else PARENT.pack(row, 0, CLOCK_ENTRY.pack(*one))
-        for row, said in enumerate(rows)
-        for one in said.parents
+        for row, delta_fields in enumerate(rows)
+        for one in delta_fields.parents
     ]
     topics = [*dict.fromkeys(one for row in rows for one in row.topics)]
-    expects = [EXPECT.pack(row, 0, *said.expect) for row, said in enumerate(rows) if said.expect is not None]
+    expects = [
+        EXPECT.pack(row, 0, *delta_fields.expect)
+        for row, delta_fields in enumerate(rows)
+        if delta_fields.expect is not None
+    ]
     if named:
         columns[Column.PARENTS] = b"".join(named)
     if topics:
         columns[Column.TAG_NAMES] = table(topics)
         columns[Column.TAGS] = b"".join(
-            TAG.pack(row, topics.index(one)) for row, said in enumerate(rows) for one in said.topics
+            TAG.pack(row, topics.index(one))
+            for row, delta_fields in enumerate(rows)
+            for one in delta_fields.topics
         )
     if expects:
         columns[Column.EXPECTS] = b"".join(expects)
@@ -246,24 +254,24 @@ class Server:
                     intake.handle_delta(frame, connection.last_frame_bytes)
         except ProtocolError as error:
             return Answer(error.code, open=False)
-        return self._told()
+        return self._result()
 
-    def _told(self) -> Answer:
-        told = self.intake.take_answers(throttled=False)
-        (nack,) = [one for one in told if isinstance(one, Nack)] or [None]
+    def _result(self) -> Answer:
+        answers = self.intake.take_answers(throttled=False)
+        (nack,) = [one for one in answers if isinstance(one, Nack)] or [None]
         if nack is None:
-            return Answer(waits=not told)
+            return Answer(waits=not answers)
         return Answer(nack.code, nack.field, nack.row, open=not self.intake.is_unauthorized)
 
-    def later(self) -> Answer:
+    def result_after_timeout(self) -> Answer:
         """Return what became of it when all that may wait has waited."""
         self.bench.now += 3_600
         self.bench.chain.tick(self.bench.now)
-        return self._told()
+        return self._result()
 
-    def goes_on(self) -> bool:
+    def accepts_more(self) -> bool:
         """True if the connection takes more."""
-        after = as_delta(Said(vector_id=b"after"), 1, origin=OTHER, sequence=1_000)
+        after = as_delta(DeltaFields(vector_id=b"after"), 1, origin=OTHER, sequence=1_000)
         return self.take(after) == Answer()
 
     def logged(self) -> list[tuple[int, int, bytes]]:
@@ -297,11 +305,15 @@ class Server:
         )
 
 
-def sound(number: int) -> Said:
+def valid_fields(number: int) -> DeltaFields:
     """Return a delta that breaks nothing, as company."""
-    return Said(vector_id=b"company-%d" % number)
+    return DeltaFields(vector_id=b"company-%d" % number)
 
 
-def with_id(said: Said, of: Said) -> Said:
+def with_id(delta_fields: DeltaFields, of: DeltaFields) -> DeltaFields:
     """Return a row as it has to be beside another one: with an id, where that has one."""
-    return said if of.id is None else replace(said, id=said.vector_id.ljust(16, b"-")[:16])
+    return (
+        delta_fields
+        if of.id is None
+        else replace(delta_fields, id=delta_fields.vector_id.ljust(16, b"-")[:16])
+    )

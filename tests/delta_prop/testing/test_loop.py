@@ -50,7 +50,7 @@ print(run_virtual(main), run_virtual(main, seed=7), run_virtual(main, seed=8), s
 
 
 @BACKENDS
-def test_an_hour_of_sleeps_takes_milliseconds(backend: str) -> None:
+def test_hours_of_sleep_take_milliseconds(backend: str) -> None:
     async def main() -> float:
         with anyio.move_on_after(3600):
             for _ in range(1000):
@@ -62,7 +62,7 @@ def test_an_hour_of_sleeps_takes_milliseconds(backend: str) -> None:
     assert time.process_time() - begin < 2
 
 
-def test_runs_are_the_same_in_every_process() -> None:
+def test_runs_are_identical_in_every_process() -> None:
     traces = [
         subprocess.run(
             [sys.executable, "-c", TRACE],
@@ -79,7 +79,7 @@ def test_runs_are_the_same_in_every_process() -> None:
     assert "cancelled" in in_turn
 
 
-def test_tasks_cancelled_together_end_in_the_order_of_their_creation() -> None:
+def test_cancelled_tasks_end_in_creation_order() -> None:
     async def main() -> list[int]:
         ended: list[int] = []
 
@@ -103,7 +103,7 @@ def test_tasks_cancelled_together_end_in_the_order_of_their_creation() -> None:
 
 
 @BACKENDS
-def test_a_deadlock_is_told_at_once(backend: str) -> None:
+def test_deadlock_raises_stuck(backend: str) -> None:
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(anyio.sleep, 60, name="sleeper")
@@ -113,7 +113,7 @@ def test_a_deadlock_is_told_at_once(backend: str) -> None:
         run_virtual(main, backend=backend)
 
 
-def test_a_deadlock_names_who_waits_and_where() -> None:
+def test_deadlock_names_the_waiting_task_and_line() -> None:
     async def main() -> None:
         await anyio.sleep(60)
         async with anyio.create_task_group() as tasks:
@@ -125,16 +125,16 @@ def test_a_deadlock_names_who_waits_and_where() -> None:
         run_virtual(main)
 
 
-def test_sleeping_for_ever_is_a_deadlock() -> None:
+def test_sleeping_forever_is_a_deadlock() -> None:
     with pytest.raises(Stuck, match="no timer"):
         run_virtual(anyio.sleep_forever)
 
 
 @BACKENDS
-def test_a_run_that_goes_on_for_ever_ends_at_its_horizon(backend: str) -> None:
+def test_endless_run_ends_at_its_horizon(backend: str) -> None:
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_tick_for_ever)
+            tasks.start_soon(_tick_forever)
             await _wait_for_nobody()
 
     with pytest.raises(Stuck, match="horizon"):
@@ -142,10 +142,10 @@ def test_a_run_that_goes_on_for_ever_ends_at_its_horizon(backend: str) -> None:
 
 
 @BACKENDS
-def test_what_waits_behind_shields_is_told(backend: str) -> None:
+def test_shielded_wait_raises_stuck(backend: str) -> None:
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_tick_behind_a_shield)
+            tasks.start_soon(_tick_shielded)
             try:
                 with anyio.CancelScope(shield=True):
                     await _wait_for_nobody()
@@ -153,9 +153,9 @@ def test_what_waits_behind_shields_is_told(backend: str) -> None:
                 with anyio.CancelScope(shield=True), anyio.CancelScope(shield=True):
                     await anyio.sleep_forever()
 
-    async def _tick_behind_a_shield() -> None:
+    async def _tick_shielded() -> None:
         with anyio.CancelScope(shield=True):
-            await _tick_for_ever()
+            await _tick_forever()
 
     with pytest.raises(
         Stuck, match=r"100\.0 s|100 s.*main waits at .*test_loop\.py:\d+ \(_wait_for_nobody\)"
@@ -163,7 +163,7 @@ def test_what_waits_behind_shields_is_told(backend: str) -> None:
         run_virtual(main, horizon_s=100, backend=backend)
 
 
-def test_tasks_that_wake_each_other_for_ever_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_wakeups_at_one_instant_raise_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "TURNS_AT_ONE_INSTANT_MAX", 1000)
 
     async def main() -> None:
@@ -175,7 +175,7 @@ def test_tasks_that_wake_each_other_for_ever_are_told(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.001, 0.05])
-def test_a_thread_is_told(seconds: float) -> None:
+def test_waiting_for_a_thread_raises_stuck(seconds: float) -> None:
     async def main() -> None:
         await anyio.to_thread.run_sync(partial(time.sleep, seconds))
 
@@ -184,7 +184,7 @@ def test_a_thread_is_told(seconds: float) -> None:
 
 
 @BACKENDS
-def test_timeouts_and_cancellation_keep_their_times(backend: str) -> None:
+def test_timeouts_and_cancellation_happen_on_time(backend: str) -> None:
     async def main() -> list[tuple[str, float]]:
         seen: list[tuple[str, float]] = []
 
@@ -208,19 +208,19 @@ def test_timeouts_and_cancellation_keep_their_times(backend: str) -> None:
     assert run_virtual(main, backend=backend) == [("clean", 10), ("left", 10), ("failed", 10.25)]
 
 
-def test_results_and_errors_come_through() -> None:
-    async def main(what: int) -> int:
+def test_results_and_errors_reach_the_caller() -> None:
+    async def main(value: int) -> int:
         await anyio.sleep(1)
-        if what < 0:
-            raise ValueError(what)
-        return what + 1
+        if value < 0:
+            raise ValueError(value)
+        return value + 1
 
     assert run_virtual(main, 4) == 5
     with pytest.raises(ValueError, match="-1"):
         run_virtual(main, -1)
 
 
-def test_it_is_a_loop_for_any_runner() -> None:
+def test_loop_works_with_any_runner() -> None:
     async def main() -> float:
         await anyio.sleep(50_000)
         return anyio.current_time()
@@ -232,15 +232,15 @@ async def _wait_for_nobody() -> None:
     await anyio.Event().wait()
 
 
-async def _tick_for_ever() -> None:
-    while True:  # noqa: ASYNC110 - a service's ticker
+async def _tick_forever() -> None:
+    while True:  # noqa: ASYNC110 - ticks like a service
         await anyio.sleep(1)
 
 
-def test_each_turn_can_be_looked_at_and_ended() -> None:
+def test_on_turn_sees_each_turn_and_can_end_the_run() -> None:
     seen: list[float] = []
 
-    def look(now: float, runnable: int) -> None:
+    def on_turn(now: float, runnable: int) -> None:
         assert runnable >= 0
         seen.append(now)
         if now >= 2:
@@ -251,20 +251,20 @@ def test_each_turn_can_be_looked_at_and_ended() -> None:
             await anyio.sleep(1)
 
     with pytest.raises(ZeroDivisionError):
-        run_virtual(main, on_turn=look)
+        run_virtual(main, on_turn=on_turn)
     assert sorted(set(seen)) == [0, 1, 2]
     assert seen.count(2) == 1
     with pytest.raises(UsageError, match="asyncio"):
-        run_virtual(main, on_turn=look, backend="trio")
+        run_virtual(main, on_turn=on_turn, backend="trio")
 
 
-def test_timers_that_were_cancelled_do_not_pile_up_and_the_others_keep_their_order() -> None:
-    rung: list[int] = []
+def test_cancelled_timers_do_not_pile_up() -> None:
+    called: list[int] = []
 
     async def main() -> int:
         loop: Any = asyncio.get_running_loop()
         for number in range(50):
-            loop.call_at(20.0 + number, rung.append, number)
+            loop.call_at(20.0 + number, called.append, number)
         for _ in range(5_000):
             with anyio.move_on_after(500):
                 await anyio.sleep(0.001)
@@ -273,4 +273,4 @@ def test_timers_that_were_cancelled_do_not_pile_up_and_the_others_keep_their_ord
         return most
 
     assert run_virtual(main) < 250
-    assert rung == list(range(50))
+    assert called == list(range(50))

@@ -35,7 +35,7 @@ def in_virtual_time(main: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 
 @asynccontextmanager
-async def joined(network: VirtualNetwork) -> AsyncIterator[tuple[Stream, Stream]]:
+async def connect_pair(network: VirtualNetwork) -> AsyncIterator[tuple[Stream, Stream]]:
     """A stream from A to B: A's end, and B's."""
     listener = await network.at(B).listen("", 700)
     client = await network.at(A).connect(B, 700)
@@ -43,10 +43,10 @@ async def joined(network: VirtualNetwork) -> AsyncIterator[tuple[Stream, Stream]
 
 
 @in_virtual_time
-async def test_bytes_take_their_time() -> None:
+async def test_bytes_arrive_after_the_latency() -> None:
     network = VirtualNetwork(conditions=SECOND)
     begin = anyio.current_time()
-    async with joined(network) as (client, server):
+    async with connect_pair(network) as (client, server):
         assert anyio.current_time() - begin == 2
         assert (client.peer, server.peer_host) == (f"{B}:700", A)
         await client.send([b"x"])
@@ -56,31 +56,31 @@ async def test_bytes_take_their_time() -> None:
 
 
 @in_virtual_time
-async def test_a_slow_way_takes_longer_for_more() -> None:
+async def test_low_bandwidth_delays_large_sends() -> None:
     network = VirtualNetwork()
     network.set_way(A, B, NetworkConditions(latency_s=1.0, bytes_per_s=1000, buffer_bytes=500))
-    async with joined(network) as (client, server), anyio.create_task_group() as tasks:
+    async with connect_pair(network) as (client, server), anyio.create_task_group() as tasks:
         begin = anyio.current_time()
         assert client.send_now([bytes(2000)]) == 500
         assert client.send_now([b"x"]) == 0
         tasks.start_soon(client.send, [bytes(1500)])
         await receive(server, 2000)
-        assert anyio.current_time() - begin == pytest.approx(4 * 1.5)  # one buffer a trip
-        await server.send([bytes(60_000)])  # the other way is as it was
+        assert anyio.current_time() - begin == pytest.approx(4 * 1.5)  # one buffer per round trip
+        await server.send([bytes(60_000)])  # the other direction is unlimited
         begin = anyio.current_time()
         await receive(client, 60_000)
         assert anyio.current_time() - begin < 0.001
 
 
-def test_jitter_keeps_the_order_and_repeats_with_the_seed() -> None:
+def test_jitter_keeps_the_order_and_depends_on_the_seed() -> None:
     async def main(seed: int) -> list[float]:
         conditions = NetworkConditions(jitter_s_max=1.0, chunk_bytes_max=5)
         network = VirtualNetwork(seed, conditions)
-        async with joined(network) as (client, server):
+        async with connect_pair(network) as (client, server):
             body, found, times = bytes(range(200)), b"", []
             await client.send([body[:150]])
             await anyio.sleep(0.7)
-            network.cut(A, B)  # some of it has arrived
+            network.cut(A, B)  # part of the body has arrived
             await client.send([body[150:]])
             network.heal(A, B)
             while len(found) < len(body):
@@ -93,8 +93,11 @@ def test_jitter_keeps_the_order_and_repeats_with_the_seed() -> None:
 
 
 @in_virtual_time
-async def test_what_one_call_gets_is_drawn() -> None:
-    async with joined(VirtualNetwork(conditions=NetworkConditions(chunk_bytes_max=4))) as (client, server):
+async def test_chunk_sizes_are_drawn() -> None:
+    async with connect_pair(VirtualNetwork(conditions=NetworkConditions(chunk_bytes_max=4))) as (
+        client,
+        server,
+    ):
         assert {client.send_now([bytes(100)]) for _ in range(50)} == {1, 2, 3, 4}
         await anyio.sleep(1)
         buffer = memoryview(bytearray(100))
@@ -102,9 +105,9 @@ async def test_what_one_call_gets_is_drawn() -> None:
 
 
 @in_virtual_time
-async def test_a_cut_holds_up_one_direction_until_it_heals() -> None:
+async def test_cut_stops_one_direction_until_healed() -> None:
     network = VirtualNetwork(conditions=SECOND)
-    async with joined(network) as (client, server):
+    async with connect_pair(network) as (client, server):
         await client.send([b"under way "])
         network.cut(A, B)
         await client.send([b"behind"])
@@ -112,7 +115,7 @@ async def test_a_cut_holds_up_one_direction_until_it_heals() -> None:
         assert await receive(client, 9) == b"other way"
         with anyio.move_on_after(100):
             await receive(server, 1)
-            raise AssertionError("it came through")
+            raise AssertionError("a byte came through")
         with pytest.raises(TimeoutError, match="did not answer within 5 s"):
             await network.at(A).connect(B, 700, timeout_s=5)
         network.heal(A, B)
@@ -135,9 +138,9 @@ async def test_connecting_waits_for_a_cut_to_heal() -> None:
 
 
 @in_virtual_time
-async def test_a_reset_tells_both_ends_and_loses_what_was_under_way() -> None:
+async def test_reset_fails_both_ends_and_loses_bytes_in_flight() -> None:
     network = VirtualNetwork(conditions=SECOND)
-    async with joined(network) as (client, server):
+    async with connect_pair(network) as (client, server):
         await client.send([b"lost"])
         network.reset(B)
         assert client.send_now([b"nobody knows yet"]) == 16
@@ -150,9 +153,9 @@ async def test_a_reset_tells_both_ends_and_loses_what_was_under_way() -> None:
 
 
 @in_virtual_time
-async def test_a_killed_process_is_told_to_those_it_talked_to() -> None:
+async def test_killed_process_resets_its_peers() -> None:
     network = VirtualNetwork()
-    async with joined(network) as (client, server):
+    async with connect_pair(network) as (client, server):
         network.kill(B)
         with pytest.raises(ConnectionError, match="ended with its process"):
             await server.send([b"x"])
@@ -166,16 +169,16 @@ async def test_a_killed_process_is_told_to_those_it_talked_to() -> None:
 
 
 @in_virtual_time
-async def test_a_crashed_host_leaves_a_half_open_end_until_it_answers_again() -> None:
+async def test_crashed_host_leaves_peers_half_open_until_restored() -> None:
     network = VirtualNetwork(conditions=NetworkConditions(latency_s=1.0, buffer_bytes=100))
-    async with joined(network) as (client, _):
+    async with connect_pair(network) as (client, _):
         network.crash(B)
         with anyio.move_on_after(1000):
             await client.receive_into(memoryview(bytearray(9)))
             raise AssertionError("somebody answered")
         with anyio.move_on_after(1000):
             await client.send([bytes(101)])
-            raise AssertionError("it was taken")
+            raise AssertionError("the bytes were accepted")
         with pytest.raises(TimeoutError):
             await network.at(A).connect(B, 700)
         network.restore(B)
@@ -186,31 +189,31 @@ async def test_a_crashed_host_leaves_a_half_open_end_until_it_answers_again() ->
 
 
 @in_virtual_time
-async def test_connections_break_after_as_many_bytes_as_is_drawn() -> None:
+async def test_connections_reset_after_a_drawn_byte_count() -> None:
     network = VirtualNetwork(3, NetworkConditions(reset_bytes_mean=5000))
-    lived: list[int] = []
+    sent_bytes: list[int] = []
 
     async def use(client: Stream, server: Stream) -> None:
         while True:
-            lived[-1] += client.send_now([bytes(250)])
+            sent_bytes[-1] += client.send_now([bytes(250)])
             await receive(server, 250)
 
     for _ in range(60):
-        lived.append(0)
-        async with joined(network) as (client, server):
+        sent_bytes.append(0)
+        async with connect_pair(network) as (client, server):
             with pytest.raises(ConnectionError):
                 await use(client, server)
         network.kill(B)
-    assert 4000 < sum(lived) / 60 < 6000
-    assert min(lived) < 1000
-    assert max(lived) > 10_000
+    assert 4000 < sum(sent_bytes) / 60 < 6000
+    assert min(sent_bytes) < 1000
+    assert max(sent_bytes) > 10_000
     assert network.struck["reset"] == 60
 
 
 @in_virtual_time
-async def test_closing_waits_for_the_other_side_but_not_for_ever() -> None:
+async def test_close_waits_for_the_peer_but_not_forever() -> None:
     network = VirtualNetwork()
-    async with joined(network) as (client, server):
+    async with connect_pair(network) as (client, server):
         begin = anyio.current_time()
         await client.aclose()
         assert anyio.current_time() - begin == pytest.approx(1)
@@ -222,8 +225,8 @@ async def test_closing_waits_for_the_other_side_but_not_for_ever() -> None:
 
 
 @in_virtual_time
-async def test_a_stream_that_closes_takes_what_comes_within_bounds() -> None:
-    async with joined(VirtualNetwork()) as (client, server), anyio.create_task_group() as tasks:
+async def test_closing_stream_accepts_a_bounded_number_of_bytes() -> None:
+    async with connect_pair(VirtualNetwork()) as (client, server), anyio.create_task_group() as tasks:
         tasks.start_soon(server.aclose)
         begin = anyio.current_time()
         await client.send([bytes(1_000_000)])
@@ -234,24 +237,24 @@ async def test_a_stream_that_closes_takes_what_comes_within_bounds() -> None:
 
 
 @in_virtual_time
-async def test_a_connection_may_be_cut_from_its_beginning() -> None:
+async def test_cut_during_connect_stops_the_data() -> None:
     network = VirtualNetwork(conditions=SECOND)
     async with anyio.create_task_group() as tasks:
 
         async def cut() -> None:
-            await anyio.sleep(1.5)  # the way there is through, the way back is under way
+            await anyio.sleep(1.5)  # the request has arrived, the answer is in flight
             network.cut(A, B)
 
         tasks.start_soon(cut)
-        async with joined(network) as (client, server):
+        async with connect_pair(network) as (client, server):
             await client.send([b"x"])
             with anyio.move_on_after(100):
                 await receive(server, 1)
-                raise AssertionError("it came through")
+                raise AssertionError("a byte came through")
 
 
 @in_virtual_time
-async def test_a_listener_that_closes_resets_who_was_not_let_in() -> None:
+async def test_closed_listener_resets_unaccepted_connections() -> None:
     network = VirtualNetwork()
     listener = await network.listen("", 0)
     client = await network.connect(*listener.address)
@@ -261,7 +264,7 @@ async def test_a_listener_that_closes_resets_who_was_not_let_in() -> None:
 
 
 @in_virtual_time
-async def test_both_sides_must_want_tls() -> None:
+async def test_tls_is_required_on_both_sides() -> None:
     network = virtual_world(network=VirtualNetwork()).network
     assert network is not None
     with pytest.raises(UsageError, match="certificate"):
@@ -276,7 +279,7 @@ async def test_both_sides_must_want_tls() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid",
     [
         {"latency_s": 0.0},
         {"jitter_s_max": -1.0},
@@ -286,6 +289,6 @@ async def test_both_sides_must_want_tls() -> None:
         {"reset_bytes_mean": 0.0},
     ],
 )
-def test_conditions_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match=next(iter(wrong))):
-        partial(NetworkConditions, **wrong)()
+def test_invalid_conditions_are_refused(invalid: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=next(iter(invalid))):
+        partial(NetworkConditions, **invalid)()

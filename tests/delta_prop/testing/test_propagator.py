@@ -30,7 +30,7 @@ def test_mine(run_propagator):
 """
 
 
-def test_the_fixture_in_a_users_project(tmp_path: Path) -> None:
+def test_plugin_fixture_works_in_a_users_project(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["delta_prop.testing.plugin"]\n')
     (tmp_path / "test_mine.py").write_text(USERS_TEST)
     run = subprocess.run(
@@ -45,7 +45,7 @@ def test_the_fixture_in_a_users_project(tmp_path: Path) -> None:
     assert "1 passed" in run.stdout
 
 
-def test_two_runs_are_the_same() -> None:
+def test_runs_with_one_seed_are_identical() -> None:
     async def main(p: Propagator) -> tuple[object, float]:
         published = await p.publish(Delta("v", opaque(b"x")), Delta("w", opaque(b"x")))
         return published.dot, anyio.current_time()
@@ -54,12 +54,12 @@ def test_two_runs_are_the_same() -> None:
     assert run_propagator(main, seed=1) != run_propagator(main, seed=2)
 
 
-def test_a_sink_that_waits_for_ever_is_told() -> None:
-    async def forever(*_: object) -> None:
+def test_sink_that_waits_forever_raises_stuck() -> None:
+    async def wait_forever(*_: object) -> None:
         await anyio.sleep_forever()
 
     async def main(p: Propagator) -> None:
-        await p.attach(CallbackSink(forever))
+        await p.attach(CallbackSink(wait_forever))
         await p.publish(Delta("v", opaque(b"x")))
         await p.wait_visible(1, timeout_s=1e9)
 

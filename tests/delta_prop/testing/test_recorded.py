@@ -9,7 +9,7 @@ from delta_prop.sinks import CallbackSink, StopSink
 from delta_prop.testing import RecordedPropagator, RecordingSink, run_propagator
 
 
-def test_what_is_delivered_is_on_record() -> None:
+def test_delivered_deltas_are_recorded() -> None:
     async def main(p: RecordedPropagator) -> None:
         published = await p.publish_lines(
             '{"vector_id": "v", "op": "create", "vector": [1, 2]}\n\n{"vector_id": "v", "op": "delete"}'
@@ -23,7 +23,7 @@ def test_what_is_delivered_is_on_record() -> None:
     run_propagator(main)
 
 
-def test_settling_waits_for_what_sinks_publish() -> None:
+def test_settle_waits_for_deltas_published_by_sinks() -> None:
     async def main(p: RecordedPropagator) -> None:
         async def follow(_: int, delta: Delta) -> None:
             if delta.operation.kind == 0:
@@ -37,7 +37,7 @@ def test_settling_waits_for_what_sinks_publish() -> None:
     run_propagator(main)
 
 
-def test_a_stopped_sink_is_told_and_so_is_a_full_recorder() -> None:
+def test_settle_raises_for_a_stopped_sink_or_full_recorder() -> None:
     def stop(*_: object) -> None:
         raise StopSink("out of paper")
 

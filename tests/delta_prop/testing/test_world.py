@@ -8,7 +8,7 @@ from delta_prop.testing import run_virtual, virtual_world
 from delta_prop.testing.world import EPOCH_US
 
 
-def test_the_clock_follows_the_loop() -> None:
+def test_clock_follows_the_loop() -> None:
     async def main() -> None:
         clock = virtual_world().clock
         begin, wall = clock.now(), clock.wall_us()
@@ -21,7 +21,7 @@ def test_the_clock_follows_the_loop() -> None:
     run_virtual(main, backend="trio")
 
 
-def test_chance_repeats_with_its_seed() -> None:
+def test_randomness_depends_on_the_seed() -> None:
     async def main(seed: int) -> tuple[bytes, float]:
         randomness = virtual_world(seed).randomness
         return randomness.bytes(16), randomness.random()
@@ -30,7 +30,7 @@ def test_chance_repeats_with_its_seed() -> None:
     assert run_virtual(main, 1) != run_virtual(main, 2)
 
 
-def test_calls_on_a_thread_come_one_at_a_time_and_take_their_delay() -> None:
+def test_thread_calls_are_serial_and_delayed() -> None:
     async def main() -> list[float]:
         world = virtual_world(3, thread_delay_s_max=2.0)
         threads, ends = world.new_threads(), []
@@ -51,7 +51,7 @@ def test_calls_on_a_thread_come_one_at_a_time_and_take_their_delay() -> None:
     assert ends == run_virtual(main)
 
 
-def test_a_cancelled_caller_waits_for_the_end_of_its_call() -> None:
+def test_cancelled_caller_waits_for_its_thread_call() -> None:
     async def main() -> None:
         threads = virtual_world(3, thread_delay_s_max=1000.0).new_threads()
         done: list[str] = []
