@@ -96,7 +96,7 @@ def snapshot_to_json(log: DurableLog) -> dict[str, Any] | None:
     found.close()
     facts = found.facts
     fields: dict[str, Any] = {"offset": found.offset, "rows": found.rows, "bytes": found.bytes}
-    fields |= {"alive": facts.alive, "late": facts.out_of_order, "unfolded": facts.unfolded}
+    fields |= {"alive": facts.alive, "out_of_order": facts.out_of_order, "unfolded": facts.unfolded}
     return fields | {"counts_from": facts.begin} if facts.begin else fields
 
 

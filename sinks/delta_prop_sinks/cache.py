@@ -61,7 +61,7 @@ _NO_SLOTS = np.zeros(0, np.intp)
 
 @dataclass(frozen=True, slots=True)
 class CacheStatistics:
-    """Counts since the cache was made, and its contents. `late`: forwarded deltas out of canonical order."""
+    """Counts since the cache was made, and its contents. `out_of_order`: forwarded deltas out of canonical order."""
 
     entries: int
     bytes: int
@@ -71,7 +71,7 @@ class CacheStatistics:
     refreshed: int
     dropped: int
     evicted: int
-    late: int
+    out_of_order: int
 
 
 @dataclass(slots=True)
@@ -221,7 +221,7 @@ class CacheSink:
             refreshed=self._refreshed,
             dropped=self._dropped,
             evicted=self._evicted,
-            late=self._out_of_order,
+            out_of_order=self._out_of_order,
         )
 
     # --- for readers

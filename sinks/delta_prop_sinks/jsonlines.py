@@ -4,7 +4,7 @@ It writes each delta once: a line holds the cursor after it, so a restart reads 
 torn one, and skips rows that have a line. It never rewrites a complete line. Let one process write a file.
 
 Lines are in delivery order. That is log order, except for deltas released from quarantine: their lines are
-marked `"late": true` and follow lines with higher offsets; the lines of each vector are still in log order.
+marked `"redelivered": true` and follow lines with higher offsets; the lines of each vector are still in log order.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ _TAIL_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class JsonLinesStatistics:
-    """The offset that the file has reached, and counts since it was opened; `repeats` counts duplicates."""
+    """The offset that the file has reached, and counts since it was opened.
+
+    `duplicates`: redelivered deltas that the file already had.
+    """
 
     applied_offset: int
     lines: int
@@ -317,7 +320,7 @@ def _line(logged: LoggedBatch, row: int, end: _End, *, redelivered: bool) -> str
     form["dot"] = str(logged.batch.dot(row))
     form["lamport"] = logged.lamport + row
     if redelivered:
-        form["late"] = True
+        form["redelivered"] = True
     if end.lamport != form["lamport"]:  # forwarded and redelivered rows may have a lower one
         form["lamport_max"] = end.lamport
     if end.ahead:

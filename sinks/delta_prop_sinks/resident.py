@@ -243,7 +243,7 @@ class ResidentVectors:
             folded=self._folded,
             duplicates=self._duplicates + refolding.duplicates,
             ignored=sum(sum(table.ignored.values()) for table in self.tables.values()),
-            late=refolding.out_of_order,
+            out_of_order=refolding.out_of_order,
             beneath_snapshot=refolding.below_snapshot,
             refolded_from_log=refolding.vectors_from_log,
             log_passes=refolding.log_passes,

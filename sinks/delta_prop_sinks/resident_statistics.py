@@ -9,10 +9,10 @@ from dataclasses import dataclass
 class ResidentStatistics:
     """Counts since the structure was made, and what it holds now.
 
-    `late`: forwarded deltas that sort before an earlier one of their vector. `beneath_snapshot`: those that
+    `out_of_order`: forwarded deltas that sort before an earlier one of their vector. `beneath_snapshot`: those that
     sort before the state with which the log begins; they have no effect, and count as ignored.
     `refolded_from_log`: vectors folded from the log, in `log_passes` reads of it.
-    `refolded`: deltas folded to put the late ones in order, the late ones included. `duplicates`:
+    `refolded`: deltas folded to put those in order, themselves included. `duplicates`:
     duplicates.
     """
 
@@ -25,7 +25,7 @@ class ResidentStatistics:
     folded: int
     duplicates: int
     ignored: int
-    late: int
+    out_of_order: int
     beneath_snapshot: int
     refolded_from_log: int
     log_passes: int

@@ -60,7 +60,9 @@ async def out_of_order_rows(player: Player) -> None:
         "forwarded", "after many forwarded rows, among own ones, that sort before earlier ones"
     )
     await player.deliver(log.deliveries(first))
-    await player.check_view("repeats", "after forwarded rows that sort before earlier ones were redelivered")
+    await player.check_view(
+        "redelivery", "after forwarded rows that sort before earlier ones were redelivered"
+    )
     await _ties(player)
     await _duplicate_ids(player)
     await _cancellation(player)

@@ -34,11 +34,11 @@ async def sliced_batches(player: Player) -> None:
                 restart = player.reopen if between == "a restart" else player.crash
                 await restart(f"open() {when} and {between}")
                 when += f" and {between}, from the sink's cursor {player.start}"
-            await player.check_view("late" if gap else "resume", when)
+            await player.check_view("released" if gap else "resume", when)
             if gap:
-                await player.deliver(player.log.redeliveries(held), "late")
+                await player.deliver(player.log.redeliveries(held), "released")
             await deliver_new(player)
-            await player.check_view("late" if gap else "order", f"{when}, after the rest was delivered")
+            await player.check_view("released" if gap else "order", f"{when}, after the rest was delivered")
 
 
 async def _deliver_first_part(player: Player, prefix: str, *, gap: bool) -> list[int]:
@@ -56,7 +56,9 @@ async def _deliver_first_part(player: Player, prefix: str, *, gap: bool) -> list
     await player.check_view("order", "after the first part of a batch")
     if gap:
         await _redeliver(player, held)
-        await player.check_view("late", "after a redelivered row of a batch whose second part is still due")
+        await player.check_view(
+            "released", "after a redelivered row of a batch whose second part is still due"
+        )
     return held
 
 
@@ -103,9 +105,11 @@ async def _crash_after_redelivery(player: Player) -> None:
             await player.pause()
             await player.reopen("open() before redelivered rows")
         await _redeliver(player, held)
-        await _crash_and_check(player, f"a crash after {part} redelivered rows", "late")
-        await player.deliver(player.log.redeliveries(held), "late")
-        await player.check_view("late", f"after a crash after {part} redelivered rows and their duplicates")
+        await _crash_and_check(player, f"a crash after {part} redelivered rows", "released")
+        await player.deliver(player.log.redeliveries(held), "released")
+        await player.check_view(
+            "released", f"after a crash after {part} redelivered rows and their duplicates"
+        )
 
 
 async def _crash_during_redelivery(player: Player) -> None:
@@ -116,7 +120,7 @@ async def _crash_during_redelivery(player: Player) -> None:
         await player.crash(f"open() after a crash at wait {wait} of redelivered rows")
         await _redeliver(player, held)
         await player.check_view(
-            "late", f"after a crash at wait {wait} of redelivered rows and their duplicates"
+            "released", f"after a crash at wait {wait} of redelivered rows and their duplicates"
         )
         if waits < wait or not player.is_persistent:
             break
@@ -124,7 +128,7 @@ async def _crash_during_redelivery(player: Player) -> None:
 
 async def _redeliver(player: Player, offsets: Sequence[int]) -> None:
     """Release rows from quarantine and deliver them."""
-    await player.deliver(player.log.redeliveries(offsets), "late")
+    await player.deliver(player.log.redeliveries(offsets), "released")
     player.log.quarantined.difference_update(offsets)
 
 

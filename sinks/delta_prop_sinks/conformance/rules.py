@@ -9,7 +9,7 @@ RULES = {
     "blocking": "all calls run on the event loop, so blocking calls go to context.threads.run(function), and "
     "long work yields at intervals",
     "order": "apply() applies exactly the rows that are selected, in the order they come in",
-    "repeats": "a redelivered row, alone or among others, takes effect once",
+    "redelivery": "a redelivered row, alone or among others, takes effect once",
     "resume": "open() returns the offset below which everything is in the sink, never a lower one than "
     "before, and the highest Lamport timestamp in it; None: the service stores what apply() has reached",
     "committed": "committed(n) means that everything below n is durable, with a cursor of at least n",
@@ -22,7 +22,7 @@ RULES = {
     "background": "background() runs until it is cancelled or has no more to do; the next apply() "
     "reports its failures",
     "backlog": "backlog() returns a Backlog without a wait, with 0 <= rows <= rows_max whatever is applied",
-    "late": "rows released from quarantine arrive once, after higher offsets of other vectors; the sink "
+    "released": "rows released from quarantine arrive once, after higher offsets of other vectors; the sink "
     "detects duplicates by vector, moves no cursor, and if it has its own makes the rows durable before "
     "apply() returns",
     "forwarded": "a forwarded row may sort before an earlier one of its vector, or have its id; a "

@@ -99,14 +99,14 @@ async def duplicates(player: Player) -> None:
     }
     for when, redeliver in cases.items():
         await player.deliver(redeliver())
-        await player.check_view("repeats", when)
-        _check_same(player, "repeats", when, seen, await player.read_view())
+        await player.check_view("redelivery", when)
+        _check_same(player, "redelivery", when, seen, await player.read_view())
     seen = await player.read_view()
     for delivery in _pieces(log.deliveries(log.next_offset // 2)):
         await player.deliver([delivery])
-    await player.check_view("repeats", "after deliveries were redelivered one by one")
+    await player.check_view("redelivery", "after deliveries were redelivered one by one")
     _check_same(
-        player, "repeats", "after deliveries were redelivered one by one", seen, await player.read_view()
+        player, "redelivery", "after deliveries were redelivered one by one", seen, await player.read_view()
     )
 
 
@@ -129,7 +129,7 @@ async def resume(player: Player) -> None:
     await player.deliver(log.deliveries(player.start if player.is_persistent else log.delivered))
     await player.check_view("resume", "after a restart, duplicates and new rows")
     await player.deliver(log.deliveries(0))
-    await player.check_view("repeats", "after a restart and a redelivery of everything")
+    await player.check_view("redelivery", "after a restart and a redelivery of everything")
 
 
 async def _probe_persistence(player: Player, seen: object) -> None:
@@ -315,8 +315,8 @@ async def _misfits(player: Player) -> None:
     held = sorted(log.quarantined)
     if held:  # an operator releases them
         log.quarantined.clear()
-        await player.deliver(log.redeliveries(held), "late")
-        await player.check_view("late", "after rejected deltas were released from quarantine")
+        await player.deliver(log.redeliveries(held), "released")
+        await player.check_view("released", "after rejected deltas were released from quarantine")
 
 
 def _check_rejected(player: Player) -> None:
@@ -401,38 +401,38 @@ async def redelivery(player: Player) -> None:
     log = player.log
     log.append(*(Delta(f"late-{i}", create([i] * _WIDTH)) for i in range(4)))
     await deliver_new(player)
-    held = append_with_gaps(player, "late")
+    held = append_with_gaps(player, "released")
     await deliver_new(player)
-    await player.check_view("late", "after rows were quarantined and those of other vectors applied")
-    await player.deliver(log.redeliveries(held[:1]), "late")
-    await player.check_view("late", "after one row was released from quarantine")
-    await player.deliver(log.redeliveries(held[1:]), "late")
-    await player.check_view("late", "after all rows were released from quarantine")
+    await player.check_view("released", "after rows were quarantined and those of other vectors applied")
+    await player.deliver(log.redeliveries(held[:1]), "released")
+    await player.check_view("released", "after one row was released from quarantine")
+    await player.deliver(log.redeliveries(held[1:]), "released")
+    await player.check_view("released", "after all rows were released from quarantine")
     seen = await player.read_view()
     log.quarantined.difference_update(held)
-    await player.deliver(log.redeliveries(held), "late")
-    await player.check_view("late", "after released rows were redelivered")
-    await player.deliver(log.redeliveries(held[2:]), "late")
+    await player.deliver(log.redeliveries(held), "released")
+    await player.check_view("released", "after released rows were redelivered")
+    await player.deliver(log.redeliveries(held[2:]), "released")
     await player.deliver(log.deliveries(held[0]))
-    await player.check_view("late", "after released rows were redelivered with the others")
-    _check_same(player, "late", "after released rows were redelivered", seen, await player.read_view())
-    await player.deliver(grow(player, "late"))
-    await player.check_view("late", "after new rows after released ones")
+    await player.check_view("released", "after released rows were redelivered with the others")
+    _check_same(player, "released", "after released rows were redelivered", seen, await player.read_view())
+    await player.deliver(grow(player, "released"))
+    await player.check_view("released", "after new rows after released ones")
     await _redelivered_blocks(player)
     await player.reopen("open() after released rows")
-    await player.check_view("late", "after released rows and a restart")
-    await player.deliver(log.redeliveries(held), "late")
-    await player.check_view("late", "after released rows were redelivered after a restart")
-    held_later = append_with_gaps(player, "late")
+    await player.check_view("released", "after released rows and a restart")
+    await player.deliver(log.redeliveries(held), "released")
+    await player.check_view("released", "after released rows were redelivered after a restart")
+    held_later = append_with_gaps(player, "released")
     await deliver_new(player)
     await player.pause()
-    await player.deliver(log.redeliveries(held_later), "late")
+    await player.deliver(log.redeliveries(held_later), "released")
     log.quarantined.difference_update(held_later)
     await player.reopen("open() directly after released rows")
-    await player.check_view("late", "after a restart directly after released rows")
-    await player.deliver(log.redeliveries(held_later), "late")
-    await player.deliver(log.deliveries(held_later[0]), "late")
-    await player.check_view("late", "after a restart directly after released rows, and duplicates")
+    await player.check_view("released", "after a restart directly after released rows")
+    await player.deliver(log.redeliveries(held_later), "released")
+    await player.deliver(log.deliveries(held_later[0]), "released")
+    await player.check_view("released", "after a restart directly after released rows, and duplicates")
 
 
 async def _redelivered_blocks(player: Player) -> None:
@@ -443,9 +443,9 @@ async def _redelivered_blocks(player: Player) -> None:
     held = [logged.offset + row for row in range(12) if row not in (0, 6)]
     log.quarantined.update(held)
     await deliver_new(player)
-    await player.deliver(log.redeliveries(held[:4]), "late")
-    await player.deliver(log.redeliveries(held), "late")
-    await player.check_view("late", "after many rows of one kind were released, some of them twice")
+    await player.deliver(log.redeliveries(held[:4]), "released")
+    await player.deliver(log.redeliveries(held), "released")
+    await player.check_view("released", "after many rows of one kind were released, some of them twice")
     log.quarantined.difference_update(held)
 
 
