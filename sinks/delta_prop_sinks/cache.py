@@ -61,7 +61,10 @@ _NO_SLOTS = np.zeros(0, np.intp)
 
 @dataclass(frozen=True, slots=True)
 class CacheStatistics:
-    """Counts since the cache was made, and its contents. `out_of_order`: forwarded deltas out of canonical order."""
+    """Counts since the cache was made, and its contents.
+
+    `out_of_order`: forwarded deltas out of canonical order.
+    """
 
     entries: int
     bytes: int

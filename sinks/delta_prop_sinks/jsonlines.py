@@ -4,7 +4,8 @@ It writes each delta once: a line holds the cursor after it, so a restart reads 
 torn one, and skips rows that have a line. It never rewrites a complete line. Let one process write a file.
 
 Lines are in delivery order. That is log order, except for deltas released from quarantine: their lines are
-marked `"redelivered": true` and follow lines with higher offsets; the lines of each vector are still in log order.
+marked `"redelivered": true` and follow lines with higher offsets; the lines of each vector are still in log
+order.
 """
 
 from __future__ import annotations

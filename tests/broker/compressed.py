@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch, LoggedBatch
 
 
-def shrinking(rows: int, base: int, *, dimension: int = 64, origin: int = 16) -> Batch:
+def compressible_batch(rows: int, base: int, *, dimension: int = 64, origin: int = 16) -> Batch:
     """A batch that any codec makes much smaller."""
     values = np.tile(np.arange(dimension, dtype=np.float32) % 7, (rows, 1))
     keys = [f"v-{base + row:06}" for row in range(rows)]
@@ -38,18 +38,18 @@ def logged_frames(*, large: int = 4, small: int = 2) -> list[LoggedBatch]:
         if number % 3 == 2 and small:
             writer.append(1)
         else:
-            writer.append_batch(shrinking(6, writer.counter + 1))
+            writer.append_batch(compressible_batch(6, writer.counter + 1))
         commit(log)
     return [place.logged for place in log.frames()]
 
 
-def stored(logged: LoggedBatch, codec: Compression) -> bytes:
+def stored_form(logged: LoggedBatch, codec: Compression) -> bytes:
     """The frame as a compressed segment holds it."""
     packed = compress_frame(logged.head, logged.batch.body, codec)
     return logged.head + bytes(logged.batch.body) if packed is None else packed
 
 
-def walked(raw: bytes, base: int = 0) -> list[FrameLocation]:
+def scan_frames(raw: bytes, base: int = 0) -> list[FrameLocation]:
     """All frames of a file with these bytes."""
     disk = SimDisk()
     disk.put("file", raw)
@@ -86,7 +86,7 @@ def compressed_log(
     log, _ = open_log(disk, replace(settings, compress=codec))
     writer = Writer(log)
     for _ in range(batches):
-        writer.append_batch(shrinking(6, writer.counter + 1))
+        writer.append_batch(compressible_batch(6, writer.counter + 1))
         commit(log)
     before = log.statistics().bytes
     while rewrite(log) is not None:

@@ -83,7 +83,7 @@ class Writer:
 
     log: DurableLog
     counter: int = 0
-    appended: dict[int, bytes] = field(default_factory=dict)  # offset to the whole frame
+    appended: dict[int, bytes] = field(default_factory=dict)  # offset to the full frame
 
     def append(
         self, rows: int = 2, *, level: AckLevel = AckLevel.DURABLE, origin: int = 16, dimension: int = 1
@@ -113,7 +113,7 @@ def commit(log: DurableLog, *, sync: bool = False) -> bool:
     return True
 
 
-def until_refused(writer: Writer, *, commits: bool = True) -> Refused:
+def append_until_refused(writer: Writer, *, commits: bool = True) -> Refused:
     """Append until the log wants no more."""
     while True:
         try:
@@ -134,7 +134,7 @@ def contents(log: DurableLog, **bounds: int) -> dict[int, bytes]:
     at = log.start_offset
     while batches := log.read(at, **(bounds or EVERYTHING)):
         for logged in batches:
-            assert logged.offset == at, "no hole, nothing twice"
+            assert logged.offset == at, "no gap and no duplicate offset"
             stamp = unpack_stamp(logged.head[16:64], logged.head[:16])
             assert stamp is not None
             assert (stamp.lamport, stamp.source) == (logged.lamport, logged.source)

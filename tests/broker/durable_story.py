@@ -33,13 +33,13 @@ class Ledger:
     def copy(self) -> Ledger:
         return replace(self, appended=dict(self.appended))
 
-    def opened(self, log: DurableLog, report: RecoveryReport) -> None:
+    def check_recovery(self, log: DurableLog, report: RecoveryReport) -> None:
         """Hold what was found to what was promised; history goes on from it."""
         found = contents(log)
         assert found == {at: self.appended[at] for at in found}, "other bytes than were appended"
-        assert log.next_offset in self._ends(), "a batch is there as a whole or not at all"
-        assert log.next_offset >= self.acknowledged, "an acknowledged delta is gone"
-        assert log.start_offset <= self.start, "more is gone than was given up"
+        assert log.next_offset in self._ends(), "a batch is stored completely or not at all"
+        assert log.next_offset >= self.acknowledged, "an acknowledged delta is lost"
+        assert log.start_offset <= self.start, "more rows are removed than were dropped on purpose"
         assert log.epoch >= self.epoch
         assert report.clean or report.created or log.epoch > self.epoch
         assert (report.start_offset, report.next_offset) == (log.start_offset, log.next_offset)
@@ -51,58 +51,60 @@ class Ledger:
         return {*self.appended, max((at + _count(raw) for at, raw in self.appended.items()), default=0)}
 
 
-def life(disk: Disk, ledger: Ledger, *, logged: bool = False) -> None:
+def run_story(disk: Disk, ledger: Ledger, *, logged: bool = False) -> None:
     """Two sessions; raises whatever the disk raises."""
     clock = Clock()
     for session in range(2):
-        log = session_of(disk, ledger, clock, logged=logged)
+        log = open_session(disk, ledger, clock, logged=logged)
         writer = Writer(log, appended=ledger.appended, counter=log.next_offset)
         for step in range(8):
             for part in range(1 + step % 3):
                 level = AckLevel.LOGGED if logged and step % 4 != 3 else AckLevel.DURABLE
                 writer.append(1 + (step + part) % 4, level=level, dimension=1 + 20 * (step % 2))
-            note(log, ledger)
-            commit_noted(log, ledger)
+            record_promises(log, ledger)
+            commit_and_record(log, ledger)
             if step % 4 == 3:
                 log.retain()
-                note(log, ledger)
+                record_promises(log, ledger)
         if session == 0:
             close(log, ledger)
 
 
-def session_of(disk: Disk, ledger: Ledger, clock: Clock | None = None, *, logged: bool = False) -> DurableLog:
+def open_session(
+    disk: Disk, ledger: Ledger, clock: Clock | None = None, *, logged: bool = False
+) -> DurableLog:
     """Open, and hold what is found to what was promised."""
     log, report = open_log(disk, STORY_LOGGED if logged else STORY, clock=clock)
-    ledger.opened(log, report)
+    ledger.check_recovery(log, report)
     return log
 
 
-def commit_noted(log: DurableLog, ledger: Ledger) -> bool:
+def commit_and_record(log: DurableLog, ledger: Ledger) -> bool:
     """A commit, and what it promises once it is through."""
     done = commit(log)
-    note(log, ledger)
+    record_promises(log, ledger)
     return done
 
 
 def close(log: DurableLog, ledger: Ledger) -> None:
     log.close()
-    note(log, ledger)
+    record_promises(log, ledger)
 
 
-def note(log: DurableLog, ledger: Ledger) -> None:
+def record_promises(log: DurableLog, ledger: Ledger) -> None:
     ledger.acknowledged, ledger.written = log.synced, log.written
     ledger.start = max(ledger.start, log.start_offset)
 
 
-def go_on(disk: Disk, ledger: Ledger, *, logged: bool = False) -> None:
+def continue_after_fault(disk: Disk, ledger: Ledger, *, logged: bool = False) -> None:
     """After a fault: open, write more, close, open again."""
-    log = session_of(disk, ledger, logged=logged)
+    log = open_session(disk, ledger, logged=logged)
     writer = Writer(log, appended=ledger.appended, counter=log.next_offset)
     for rows in (1, 3):
         writer.append(rows)
-    commit_noted(log, ledger)
+    commit_and_record(log, ledger)
     close(log, ledger)
-    session_of(disk, ledger, logged=logged).close()
+    open_session(disk, ledger, logged=logged).close()
 
 
 def _count(raw: bytes) -> int:

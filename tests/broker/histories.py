@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 Name = tuple[str, str]
 numbers = st.floats(-8, 8, width=32)
 vectors = st.lists(numbers, min_size=2, max_size=2)
-wholes = st.one_of(
+full_writes = st.one_of(
     st.builds(d.create, vectors), st.builds(d.dense, vectors), st.builds(d.opaque, st.binary(max_size=5))
 )
 operations = st.one_of(
-    wholes,
+    full_writes,
     st.builds(d.create, st.lists(numbers, min_size=3, max_size=3)),
     st.just(d.delete()),
     st.builds(d.scale, numbers),
@@ -51,7 +51,7 @@ def deltas(draw: st.DrawFn) -> Delta:
 
 
 @st.composite
-def plain_deltas(draw: st.DrawFn, kind: str) -> list[Delta]:
+def uniform_deltas(draw: st.DrawFn, kind: str) -> list[Delta]:
     """Whole writes of one kind alone, which are copied without being decoded."""
     rows = []
     for namespace, vector_id in draw(st.lists(names, min_size=1, max_size=6)):
@@ -69,7 +69,7 @@ class Step:
     `ids`: the ids of the rows; some may repeat earlier ones.
     """
 
-    rows: list[Delta] | None  # None: a void
+    rows: list[Delta] | None  # None: a no-op batch
     origin: int
     back: int
     ids: tuple[int, ...] | None = None
@@ -79,7 +79,7 @@ steps = st.builds(
     Step,
     st.none()
     | st.lists(deltas(), min_size=1, max_size=5)
-    | st.sampled_from(["create", "dense", "delete"]).flatmap(plain_deltas),
+    | st.sampled_from(["create", "dense", "delete"]).flatmap(uniform_deltas),
     st.integers(1, 3),
     st.just(0) | st.just(0) | st.just(0) | st.integers(0, 6),
 )

@@ -19,7 +19,7 @@ BATCHES = 60
 
 @pytest.mark.parametrize("tail_bytes_max", [1, 1 << 30])
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_each_row_of_a_log_on_disk_is_as_old_as_its_batch(tail_bytes_max: int, codec: str) -> None:
+def test_disk_log_row_is_as_old_as_its_batch(tail_bytes_max: int, codec: str) -> None:
     disk, clock = SimDisk(1), Clock(step_us=0)
     settings = replace(SMALL, tail_bytes_max=tail_bytes_max, segment_bytes_max=6_000, compress=codec)
     log, _ = open_log(disk, settings, clock=clock)
@@ -37,11 +37,11 @@ def test_each_row_of_a_log_on_disk_is_as_old_as_its_batch(tail_bytes_max: int, c
         assert log.append_time(offset) == at_us
         assert log.age_s(offset) == pytest.approx((clock.us - at_us) / 1e6)
     log.close()
-    again, _ = open_log(disk, settings, read_only=True)
-    assert [again.append_time(offset) for offset in range(len(appended))] == appended
+    reopened, _ = open_log(disk, settings, read_only=True)
+    assert [reopened.append_time(offset) for offset in range(len(appended))] == appended
 
 
-def test_what_is_gone_is_as_old_as_the_oldest_row_that_is_there() -> None:
+def test_removed_offset_is_as_old_as_the_oldest_stored_row() -> None:
     clock = Clock(step_us=0)
     log, _ = open_log(SimDisk(1), replace(SMALL, retention_bytes=4_000), clock=clock)
     writer = Writer(log)
@@ -55,7 +55,7 @@ def test_what_is_gone_is_as_old_as_the_oldest_row_that_is_there() -> None:
     assert log.age_s(0) == log.age_s(log.start_offset)
 
 
-def test_a_disk_that_cannot_be_read_tells_no_age() -> None:
+def test_unreadable_disk_gives_no_age() -> None:
     disk, clock = SimDisk(1), Clock(step_us=0)
     log, _ = open_log(disk, clock=clock)
     writer = Writer(log)
@@ -66,7 +66,7 @@ def test_a_disk_that_cannot_be_read_tells_no_age() -> None:
     assert log.age_s(0) is None
 
 
-def test_rows_of_a_log_in_memory_are_as_old_as_the_next_mark() -> None:
+def test_memory_log_row_is_as_old_as_the_next_time_mark() -> None:
     now = [0.0]
     log = MemoryLog(LOG_ID, now=lambda: now[0])
     appended = list[float]()
@@ -86,7 +86,7 @@ def test_rows_of_a_log_in_memory_are_as_old_as_the_next_mark() -> None:
     assert len(log._mark_ends) <= TIME_MARKS_MAX
 
 
-def test_a_row_that_came_since_the_last_mark_is_new() -> None:
+def test_row_after_the_last_time_mark_has_age_zero() -> None:
     log = MemoryLog(LOG_ID, now=lambda: 5.0)
     log.mark_time()
     log.append(_batch(1), lamport=1, source=Source.LOCAL)
@@ -97,7 +97,7 @@ def _batch(number: int):  # type: ignore[no-untyped-def]
     return batch_of(1, base=number + 1, level=AckLevel.MEMORY)
 
 
-def test_log_time_is_looked_at_without_moving_it() -> None:
+def test_peek_leaves_log_time_unchanged() -> None:
     clock = Clock(step_us=0)
     log, _ = open_log(SimDisk(1), clock=clock)
     before = (log.clock.read(), log.clock.seen_us)

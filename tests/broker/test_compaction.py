@@ -26,14 +26,14 @@ from tests.wire.twice import DEEP, FLAT, NULLED, with_metadata
 TINY = replace(SMALL, segment_bytes_max=900, bytes_max=1 << 22, retention_bytes=1 << 22)
 
 
-def parts_of(log: DurableLog, begin: int = 0) -> list[SegmentRange]:
+def sealed_segments(log: DurableLog, begin: int = 0) -> list[SegmentRange]:
     """The sealed segments from `begin` on."""
     return [
         SegmentRange(one.path, one.base, one.end) for one in list(log._segments.all)[:-1] if one.base >= begin
     ]
 
 
-def compacted(
+def compact_segments(
     disk: Disk, parts: list[SegmentRange], previous: int | None = None, *, run_bytes_max: int = 1 << 20
 ) -> Snapshot:
     compaction = Compaction(
@@ -74,7 +74,7 @@ def check_rows(writer: Writer, snapshot: Snapshot, history: Rows) -> None:
     )
 
 
-def written(disk: Disk, history: list[Step]) -> tuple[DurableLog, Writer]:
+def write_history(disk: Disk, history: list[Step]) -> tuple[DurableLog, Writer]:
     log, _ = open_log(disk, TINY)
     writer = Writer(log)
     for step in history:
@@ -84,12 +84,12 @@ def written(disk: Disk, history: list[Step]) -> tuple[DurableLog, Writer]:
 
 
 @given(st.lists(steps_with_ids, min_size=8, max_size=30), st.sampled_from([300, 3_000, 1 << 20]))
-def test_a_snapshot_is_the_fold_of_everything_before_it(history: list[Step], run_bytes_max: int) -> None:
+def test_snapshot_equals_the_fold_of_all_rows_before_it(history: list[Step], run_bytes_max: int) -> None:
     disk = SimDisk()
-    log, writer = written(disk, history)
-    parts = parts_of(log)
+    log, writer = write_history(disk, history)
+    parts = sealed_segments(log)
     if parts:
-        snapshot = compacted(disk, parts, run_bytes_max=run_bytes_max)
+        snapshot = compact_segments(disk, parts, run_bytes_max=run_bytes_max)
         check_rows(writer, snapshot, Rows.below(writer.batches, snapshot.offset))
         clocks: dict[int, dict[int, int]] = {}
         for logged in writer.batches:
@@ -101,38 +101,36 @@ def test_a_snapshot_is_the_fold_of_everything_before_it(history: list[Step], run
 
 
 @given(st.lists(steps, min_size=12, max_size=40), st.data())
-def test_one_snapshot_after_another_goes_on_as_if_nothing_was_left_out(
-    history: list[Step], data: st.DataObject
-) -> None:
+def test_chained_snapshots_equal_the_fold_of_all_rows(history: list[Step], data: st.DataObject) -> None:
     disk = SimDisk()
-    log, writer = written(disk, [replace(step, back=0) for step in history])
-    left = parts_of(log)
+    log, writer = write_history(disk, [replace(step, back=0) for step in history])
+    left = sealed_segments(log)
     previous: int | None = None
-    kept: dict[Name, VectorState] = {}
+    expected: dict[Name, VectorState] = {}
     while left:
         count = data.draw(st.integers(1, len(left)))
         begin, taken = left[0].base, left[:count]
         bound = data.draw(st.sampled_from([300, 1 << 20]))
-        snapshot = compacted(disk, taken, previous, run_bytes_max=bound)
+        snapshot = compact_segments(disk, taken, previous, run_bytes_max=bound)
         tail = Rows.below(writer.batches, snapshot.offset, begin)
-        # What was not alive is forgotten, unless something came since.
-        kept = {name: state for name, state in kept.items() if state.alive or name in tail.of}
+        # A deleted vector is forgotten unless a later delta changed it.
+        expected = {name: state for name, state in expected.items() if state.alive or name in tail.of}
         for name, rows in tail.of.items():
             for key, _, operation, patch in rows:
-                kept[name] = apply(kept.get(name, VectorState()), operation, patch, key)
+                expected[name] = apply(expected.get(name, VectorState()), operation, patch, key)
         found = states(snapshot)
         assert {name: seen(state) for name, (state, _) in found.items()} == {
-            name: seen(state) for name, state in kept.items()
+            name: seen(state) for name, state in expected.items()
         }
-        whole = Rows.below(writer.batches, snapshot.offset).fold()
-        alive = {name: state.content for name, state in whole.items() if state.alive}
+        full_fold = Rows.below(writer.batches, snapshot.offset).fold()
+        alive = {name: state.content for name, state in full_fold.items() if state.alive}
         assert {name: state.content for name, (state, _) in found.items() if state.alive} == alive
         snapshot.verify()
         previous, left = snapshot.offset, left[count:]
     assert len([name for name in disk.paths() if name.endswith(".snapshot")]) <= 1
 
 
-def test_a_delta_that_sorts_before_its_state_has_no_effect_and_is_counted() -> None:
+def test_out_of_order_delta_is_ignored_and_counted() -> None:
     disk = SimDisk()
     log, _ = open_log(disk, TINY)
     one = {"namespace": "n", "dimension": 1}
@@ -142,12 +140,12 @@ def test_a_delta_that_sorts_before_its_state_has_no_effect_and_is_counted() -> N
             ["v"], np.full((1, 1), value, np.float32), namespace="n", origin=origin, base=base
         )
         log.append(batch, lamport=lamport, source=Source.REPLICA)
-        log._segments.last.size = 1 << 20  # the next one begins a segment
+        log._segments.last.size = 1 << 20  # the next batch begins a segment
     log.append(batch, lamport=10, source=Source.LOCAL)
     commit(log)
-    first, second, third = parts_of(log)
-    snapshot = compacted(disk, [first, second])
-    snapshot = compacted(disk, [third], snapshot.offset)
+    first, second, third = sealed_segments(log)
+    snapshot = compact_segments(disk, [first, second])
+    snapshot = compact_segments(disk, [third], snapshot.offset)
     ((state, offset),) = states(snapshot).values()
     assert (state.content[1], state.ignored, state.key, offset) == (
         np.float32([2.0]).tobytes(), 1, (9, 1, 2), 1,
@@ -156,7 +154,7 @@ def test_a_delta_that_sorts_before_its_state_has_no_effect_and_is_counted() -> N
 
 
 @pytest.mark.parametrize("known", KnownIds)
-def test_a_twin_of_what_is_in_the_snapshot_before_has_no_effect_where_its_frame_says_so(
+def test_duplicate_id_of_the_previous_snapshot_is_ignored_if_flagged(
     known: KnownIds,
 ) -> None:
     disk = SimDisk()
@@ -169,17 +167,20 @@ def test_a_twin_of_what_is_in_the_snapshot_before_has_no_effect_where_its_frame_
         log.append(batch, lamport=base, source=Source.REPLICA, known_ids=mark)
         log._segments.last.size = 1 << 20
     commit(log)
-    first, second, third = parts_of(log)
-    snapshot = compacted(disk, [first, second])
-    snapshot = compacted(disk, [third], snapshot.offset)
+    first, second, third = sealed_segments(log)
+    snapshot = compact_segments(disk, [first, second])
+    snapshot = compact_segments(disk, [third], snapshot.offset)
     ((state, offset),) = states(snapshot).values()
-    gone = known is KnownIds.ALL
-    assert (state.content[1], state.ignored) == (np.float32([2 if gone else 4]).tobytes(), int(gone))
+    is_ignored = known is KnownIds.ALL
+    assert (state.content[1], state.ignored) == (
+        np.float32([2 if is_ignored else 4]).tobytes(),
+        int(is_ignored),
+    )
     assert (state.key, offset) == ((3, 1, 3), 2)
 
 
 @pytest.mark.parametrize("packed", [FLAT, DEEP, NULLED])
-def test_metadata_with_a_key_twice_is_folded_by_its_last_value(packed: bytes) -> None:
+def test_duplicate_metadata_key_folds_to_its_last_value(packed: bytes) -> None:
     disk = SimDisk()
     log, _ = open_log(disk, TINY)
     wanted: dict[str, VectorState] = {}
@@ -192,7 +193,7 @@ def test_metadata_with_a_key_twice_is_folded_by_its_last_value(packed: bytes) ->
         wanted[delta.vector_id] = apply(before, batch.operation(0), batch.metadata(0), (base, 1, base))
         if log._segments.all[-1].base == base - 1:
             held = dict(wanted)
-            held[delta.vector_id] = before  # it is the first of a segment that is not compacted
-    snapshot = compacted(disk, parts_of(log))
+            held[delta.vector_id] = before  # the batch is the first of a segment that is not compacted
+    snapshot = compact_segments(disk, sealed_segments(log))
     found = {key: seen(state) for (_, key), (state, _) in states(snapshot).items()}
     assert found == {key: seen(state) for key, state in held.items()}

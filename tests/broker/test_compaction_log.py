@@ -27,7 +27,7 @@ COMPACT = replace(
 KEYS = 5
 
 
-def made(number: int) -> Delta:
+def delta_at(number: int) -> Delta:
     key = f"v-{number % KEYS}"
     if number < KEYS:
         return Delta(key, create([float(number), 1.0]), "n", metadata={"n": number})
@@ -42,7 +42,7 @@ class Service:
     disk: SimDisk
     acked: int = 0
     removed: int = 0
-    made: int = 0
+    compactions: int = 0
     clock: Clock = field(default_factory=Clock)
     log: DurableLog = field(init=False)
 
@@ -52,7 +52,7 @@ class Service:
     def append(self, count: int) -> None:
         for _ in range(count):
             at = self.log.next_offset
-            batch = encode_batch([made(at), made(at + 1)], origin=1, base=at + 1)
+            batch = encode_batch([delta_at(at), delta_at(at + 1)], origin=1, base=at + 1)
             self.log.append(batch, lamport=at + 1, source=Source.LOCAL)
             if at % 4 == 0:
                 self.commit()
@@ -69,7 +69,7 @@ class Service:
                 done = run_to_end(compaction)
             finally:
                 self.log.finish_compaction(compaction, made=done)
-            self.made += done
+            self.compactions += done
         self.removed += self.log.retain()
         self.commit()
 
@@ -105,7 +105,7 @@ def check(disk: SimDisk, acked: int) -> None:
         begin = batches[-1].next_offset
     wanted: dict[str, VectorState] = {}
     for at in range(log.next_offset):
-        delta = made(at)
+        delta = delta_at(at)
         key = delta.vector_id
         wanted[key] = apply(
             wanted.get(key, VectorState()), delta.operation, delta.metadata, (at + 1, 1, at + 1)
@@ -119,15 +119,15 @@ def check(disk: SimDisk, acked: int) -> None:
     log.close()
 
 
-def test_segments_go_when_a_snapshot_covers_them() -> None:
+def test_segments_covered_by_a_snapshot_are_removed() -> None:
     service = Service(SimDisk())
     service.live()
-    assert service.made >= 2
+    assert service.compactions >= 2
     assert service.removed >= 8
     check(service.disk.crash(), service.acked)
 
 
-def test_nothing_goes_without_one() -> None:
+def test_no_segment_is_removed_without_a_snapshot() -> None:
     service = Service(SimDisk())
     service.open()
     service.append(60)
@@ -143,7 +143,7 @@ def test_nothing_goes_without_one() -> None:
     service.append(2)
 
 
-def test_who_needs_the_oldest_keeps_it_and_who_gives_way_does_not_hold_compaction_up() -> None:
+def test_holder_blocks_compaction_and_yielding_holder_only_removal() -> None:
     service = Service(SimDisk())
     service.open()
     service.log.hold("slow", lambda: 0)
@@ -152,19 +152,19 @@ def test_who_needs_the_oldest_keeps_it_and_who_gives_way_does_not_hold_compactio
     service.log.release("slow")
     service.log.hold("gives way", lambda: 0, lambda: None)
     service.compact()
-    assert (service.made, service.removed) == (1, 0)
+    assert (service.compactions, service.removed) == (1, 0)
     service.log.release("gives way")
     service.compact()
     assert service.removed > 0
     check(service.disk.crash(), service.acked)
 
 
-def test_what_is_within_the_window_is_not_compacted_away() -> None:
+def test_rows_within_min_compaction_lag_are_not_compacted() -> None:
     clock = Clock()
     settings = replace(COMPACT, retention_bytes=20_000, bytes_max=40_000, min_compaction_lag_s=50.0)
     log, _ = open_log(SimDisk(), settings, clock=clock)
     for at in range(40):
-        batch = encode_batch([made(at)], origin=1, base=at + 1)
+        batch = encode_batch([delta_at(at)], origin=1, base=at + 1)
         log.append(batch, lamport=at + 1, source=Source.LOCAL)
         commit(log)
     segments = list(log._segments.all)
@@ -180,12 +180,12 @@ def test_what_is_within_the_window_is_not_compacted_away() -> None:
     assert log.take_compaction() is None, "one at a time"
 
 
-@pytest.mark.parametrize("kept", ["old", "new"])
-def test_one_that_is_given_up_leaves_nothing_behind(kept: str) -> None:
+@pytest.mark.parametrize("previous", ["old", "new"])
+def test_aborted_compaction_leaves_no_files(previous: str) -> None:
     service = Service(SimDisk())
     service.open()
     service.append(40)
-    if kept == "old":
+    if previous == "old":
         service.compact()
         service.append(40)
     before = service.disk.paths()
@@ -199,10 +199,10 @@ def test_one_that_is_given_up_leaves_nothing_behind(kept: str) -> None:
     check(service.disk.crash(), service.acked)
 
 
-def test_a_crash_at_every_call(full: bool) -> None:
-    whole = Service(SimDisk())
-    whole.live()
-    calls = whole.disk.calls
+def test_crash_at_any_call_preserves_acknowledged_rows(full: bool) -> None:
+    fault_free = Service(SimDisk())
+    fault_free.live()
+    calls = fault_free.disk.calls
     found = {"snapshot": 0, "none": 0, "temporary": 0}
     for number in range(1, calls + 1, 1 if full else 17):
         for seed in range(5 if full else 1):
@@ -222,14 +222,14 @@ def test_a_crash_at_every_call(full: bool) -> None:
     assert min(found.values()) > 0
 
 
-def test_a_failing_disk_leaves_the_log_as_it_was(full: bool) -> None:
-    whole = Service(SimDisk())
-    whole.open()
-    whole.append(60)
-    first = whole.disk.calls
-    whole.compact()
+def test_disk_error_during_compaction_preserves_the_log(full: bool) -> None:
+    fault_free = Service(SimDisk())
+    fault_free.open()
+    fault_free.append(60)
+    first = fault_free.disk.calls
+    fault_free.compact()
     struck = 0
-    for number in range(first + 1, whole.disk.calls, 1 if full else 7):
+    for number in range(first + 1, fault_free.disk.calls, 1 if full else 7):
         service = Service(SimDisk())
         service.open()
         service.append(60)
@@ -243,7 +243,7 @@ def test_a_failing_disk_leaves_the_log_as_it_was(full: bool) -> None:
     assert struck > 3
 
 
-def test_damage_is_told_and_nothing_more_goes() -> None:
+def test_corrupted_snapshot_is_reported_and_stops_removal() -> None:
     service = Service(SimDisk())
     service.live()
     (offset,) = snapshot_offsets(service.disk.list(DIRECTORY))
@@ -261,13 +261,13 @@ def test_damage_is_told_and_nothing_more_goes() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"min_compaction_lag_s": 0.0}, {"compact_memory_bytes_max": 0}])
-def test_settings_that_make_no_sense(wrong: dict[str, float]) -> None:
+def test_invalid_compaction_settings_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="give a number above 0"):
         replace(COMPACT, **wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_name_that_a_failed_sync_left_in_the_cache_is_not_believed_by_the_next_process(seed: int) -> None:
+def test_snapshot_with_unsynced_name_is_not_trusted_after_restart(seed: int) -> None:
     service = Service(SimDisk(seed))
     service.open()
     service.append(60)

@@ -25,7 +25,7 @@ KEYS = 10_000
 FLOATS = 256
 
 
-def written(path: Path) -> DurableLog:
+def make_large_log(path: Path) -> DurableLog:
     """About 24 MiB: whole vectors, overwritten here and there, and changed."""
     settings = LogSettings(segment_bytes_max=2 * MIB, reserve_bytes=0, free_bytes_min=0, compact=False)
     log, _ = DurableLog.open(LocalDisk(path), settings=settings, draw=lambda n: LOG_ID[:n], clock=Clock())
@@ -46,8 +46,8 @@ def written(path: Path) -> DurableLog:
     return log
 
 
-def test_the_memory_taken_is_bounded(tmp_path: Path) -> None:
-    log = written(tmp_path)
+def test_compaction_memory_is_bounded(tmp_path: Path) -> None:
+    log = make_large_log(tmp_path)
     parts = [SegmentRange(one.path, one.base, one.end) for one in list(log._segments.all)[:-1]]
     size = sum(one.size for one in log._segments.all)
     disk = LocalDisk(tmp_path)

@@ -16,28 +16,28 @@ from delta_prop_wire.compression import Compression
 from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.frames import BatchFrame
 from delta_prop_wire.spec import ErrorCode, Flag
-from tests.broker.compressed import logged_frames, stored, walked
+from tests.broker.compressed import logged_frames, scan_frames, stored_form
 from tests.broker.durable import frame
 
-EACH = pytest.mark.parametrize("codec", Compression, ids=lambda codec: codec.name)
+EACH_CODEC = pytest.mark.parametrize("codec", Compression, ids=lambda codec: codec.name)
 
 
-@EACH
-def test_a_file_of_plain_and_compressed_frames_reads_as_the_plain_ones(codec: Compression) -> None:
+@EACH_CODEC
+def test_file_of_mixed_frames_reads_as_uncompressed_frames(codec: Compression) -> None:
     frames = logged_frames()
-    files = [stored(logged, codec) for logged in frames]
+    files = [stored_form(logged, codec) for logged in frames]
     assert [len(raw) % 8 for raw in files] == [0] * 6
     assert [bool(raw[3] & Flag.COMPRESSED) for raw in files] == [True, True, False] * 2
-    found = walked(b"".join(files))
+    found = scan_frames(b"".join(files))
     assert [frame(place.logged) for place in found] == [frame(logged) for logged in frames]
     assert [place.size for place in found] == [len(raw) for raw in files]
     assert [place.codec for place in found] == [codec, codec, 0] * 2
 
 
-@EACH
-def test_what_lies_in_front_of_the_seal_is_the_frame_as_it_travels_compressed(codec: Compression) -> None:
+@EACH_CODEC
+def test_bytes_before_the_seal_are_the_compressed_wire_frame(codec: Compression) -> None:
     logged = logged_frames(large=1, small=0)[0]
-    raw = stored(logged, codec)
+    raw = stored_form(logged, codec)
     length = 16 + int.from_bytes(raw[12:16], "big")
     plain = decode(frame(logged))
     assert isinstance(plain, BatchFrame)
@@ -46,10 +46,10 @@ def test_what_lies_in_front_of_the_seal_is_the_frame_as_it_travels_compressed(co
     assert 4 <= len(raw) - length < 12
 
 
-@EACH
-def test_every_flipped_bit_of_a_compressed_frame_is_found_where_it_is(codec: Compression) -> None:
+@EACH_CODEC
+def test_flipped_bit_in_a_compressed_frame_is_found_in_that_frame(codec: Compression) -> None:
     frames = logged_frames(large=3, small=0)
-    files = [stored(logged, codec) for logged in frames]
+    files = [stored_form(logged, codec) for logged in frames]
     begin, end = len(files[0]), len(files[0]) + len(files[1])
     raw = bytearray(b"".join(files))
     reasons: Counter[str] = Counter()
@@ -59,23 +59,25 @@ def test_every_flipped_bit_of_a_compressed_frame_is_found_where_it_is(codec: Com
             disk = SimDisk()
             disk.put("file", bytes(raw))
             file = disk.open("file", read_only=True)
-            whole = []
+            intact = []
             with pytest.raises(BadFrame) as caught:
-                whole.extend(FrameScanner(file, position=0, offset=0, end=len(raw), previous_crc=None))
-            assert [frame(place.logged) for place in whole] == [frame(frames[0])]
+                intact.extend(FrameScanner(file, position=0, offset=0, end=len(raw), previous_crc=None))
+            assert [frame(place.logged) for place in intact] == [frame(frames[0])]
             assert (caught.value.position, caught.value.offset) == (begin, frames[1].offset)
-            behind = next(heads_after(file, begin + caught.value.skip, len(raw)))
-            assert (behind[0], behind[1].offset) == (end, frames[2].offset), "what lies behind is found again"
+            following = next(heads_after(file, begin + caught.value.skip, len(raw)))
+            assert (following[0], following[1].offset) == (end, frames[2].offset), (
+                "the scan finds the next frame"
+            )
             reasons["by the seal" if "compressed frame's" in caught.value.reason else "before it"] += 1
             raw[at] ^= 1 << bit
     print(f"{8 * (end - begin)} flipped bits: {dict(reasons)}")
     assert min(reasons.values()) > 500
 
 
-def test_a_size_that_no_frame_may_have_is_refused_before_anything_is_unpacked(
+def test_oversized_frame_is_refused_before_decompression(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    raw = bytearray(stored(logged_frames(large=1, small=0)[0], Compression.LZ4))
+    raw = bytearray(stored_form(logged_frames(large=1, small=0)[0], Compression.LZ4))
     raw[65:69] = (1 << 30).to_bytes(4, "little")
 
     def never(*_: object) -> bytes:
@@ -83,37 +85,37 @@ def test_a_size_that_no_frame_may_have_is_refused_before_anything_is_unpacked(
 
     monkeypatch.setattr("delta_prop_broker.log.files.compressed.decompress", never)
     with pytest.raises(BadFrame, match="announces 1073741824 bytes; the maximum is 16777168"):
-        walked(bytes(raw))
+        scan_frames(bytes(raw))
 
 
-def test_a_codec_that_is_not_installed_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = stored(logged_frames(large=1, small=0)[0], Compression.ZSTD)
+def test_missing_codec_is_not_reported_as_corruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = stored_form(logged_frames(large=1, small=0)[0], Compression.ZSTD)
 
     def missing(*_: object) -> bytes:
         raise ImportError
 
     monkeypatch.setattr(compression, "_decompress_zstd", missing)
     with pytest.raises(CodecMissing, match=r"compressed with zstd.*install delta-prop\[compress\]") as caught:
-        walked(raw)
+        scan_frames(raw)
     assert caught.value.codec == "zstd"
 
 
-def test_what_does_not_come_back_as_it_was_is_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frame_that_fails_to_round_trip_is_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
     logged = logged_frames(large=1, small=0)[0]
     monkeypatch.setattr("delta_prop_broker.log.files.compressed.decompress", lambda packed: b"something else")
     assert compress_frame(logged.head, logged.batch.body, Compression.LZ4) is None
 
 
-def test_a_truncated_compressed_frame_is_damage() -> None:
-    raw = stored(logged_frames(large=1, small=0)[0], Compression.LZ4)
+def test_truncated_compressed_frame_is_corruption() -> None:
+    raw = stored_form(logged_frames(large=1, small=0)[0], Compression.LZ4)
     for size in range(1, len(raw)):
         with pytest.raises(BadFrame):
-            walked(raw[:size])
+            scan_frames(raw[:size])
 
 
-def test_a_stored_frame_without_its_seal_does_not_decode_as_another() -> None:
+def test_stored_frame_with_its_seal_is_refused_by_the_decoder() -> None:
     """On the wire the seal is no part of the frame: with it, the frame is refused."""
-    raw = stored(logged_frames(large=1, small=0)[0], Compression.LZ4)
+    raw = stored_form(logged_frames(large=1, small=0)[0], Compression.LZ4)
     with pytest.raises(ProtocolError) as caught:
         decode(raw)
     assert caught.value.code is ErrorCode.BAD_FRAME

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk, File
 
 
-@pytest.fixture(params=["local", "false"])
+@pytest.fixture(params=["local", "simulated"])
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
     """Each of the two, empty."""
     return LocalDisk(tmp_path) if request.param == "local" else SimDisk()
 
 
-def test_bytes_come_back_where_they_were_put(disk: Disk) -> None:
+def test_written_bytes_are_read_back(disk: Disk) -> None:
     file = disk.open("a", create=True)
     assert file.write(0, [b"one", bytearray(b"two"), memoryview(b"three"), b""]) == 11
     assert file.read(0, 100) == b"onetwothree"
@@ -40,7 +40,7 @@ def test_bytes_come_back_where_they_were_put(disk: Disk) -> None:
     assert disk.open("a", read_only=True).read(0, 4) == b"oNEt"
 
 
-def test_more_buffers_than_one_system_call_takes_arrive_whole(disk: Disk) -> None:
+def test_write_of_many_buffers_is_complete(disk: Disk) -> None:
     parts = [b"%05d" % number for number in range(3000)]
     file = disk.open("a", create=True)
     assert file.write(7, parts) == 15_000
@@ -49,7 +49,7 @@ def test_more_buffers_than_one_system_call_takes_arrive_whole(disk: Disk) -> Non
     assert file.size() == 15_007
 
 
-def test_a_range_is_read_piece_by_piece_and_must_be_there(disk: Disk) -> None:
+def test_file_range_is_read_in_chunks_and_must_exist(disk: Disk) -> None:
     body = bytes(range(256)) * 3000
     file = disk.open("a", create=True)
     file.write(0, [body])
@@ -61,7 +61,7 @@ def test_a_range_is_read_piece_by_piece_and_must_be_there(disk: Disk) -> None:
         list(FileRange(file, len(body) - 1, 5).chunks())
 
 
-def test_a_file_of_the_machine_alone_has_a_number(disk: Disk) -> None:
+def test_only_a_local_file_has_a_descriptor(disk: Disk) -> None:
     file = disk.open("a", create=True)
     file.write(0, [b"text"])
     number = file.descriptor()
@@ -71,7 +71,7 @@ def test_a_file_of_the_machine_alone_has_a_number(disk: Disk) -> None:
     assert file.descriptor() is None
 
 
-def test_what_was_never_written_reads_as_zeros(disk: Disk) -> None:
+def test_unwritten_bytes_read_as_zeros(disk: Disk) -> None:
     file = disk.open("a", create=True)
     file.write(1000, [b"x"])
     assert file.read(0, 1001) == bytes(1000) + b"x"
@@ -83,7 +83,7 @@ def test_what_was_never_written_reads_as_zeros(disk: Disk) -> None:
     assert (file.size(), file.read(0, 30)) == (6, bytes(5) + b"y")
 
 
-def test_room_that_is_taken_is_part_of_the_file_until_it_is_given_back(disk: Disk) -> None:
+def test_allocated_bytes_count_until_truncated(disk: Disk) -> None:
     file = disk.open("a", create=True)
     file.write(0, [b"text"])
     file.allocate(10_000)
@@ -96,7 +96,7 @@ def test_room_that_is_taken_is_part_of_the_file_until_it_is_given_back(disk: Dis
         disk.open("a", read_only=True).allocate(5)
 
 
-def test_an_open_file_outlives_its_names(disk: Disk) -> None:
+def test_open_file_outlives_its_name(disk: Disk) -> None:
     first, second = disk.open("a", create=True), disk.open("b", create=True)
     first.write(0, [b"first"])
     second.write(0, [b"second"])
@@ -137,7 +137,7 @@ def test_an_open_file_outlives_its_names(disk: Disk) -> None:
         (lambda disk: disk.open("f", read_only=True).truncate(0), errno.EINVAL),
     ],
 )
-def test_errors_have_the_same_number_and_leave_everything_as_it_was(
+def test_failed_call_has_the_same_errno_and_changes_nothing(
     disk: Disk, call: Callable[[Disk], object], code: int
 ) -> None:
     disk.make_directory("d")
@@ -151,7 +151,7 @@ def test_errors_have_the_same_number_and_leave_everything_as_it_was(
 
 
 @pytest.mark.parametrize("path", ["/a", "a//b", "../a", "a/../../b", "a/./b", "a/", "a\0b", "/"])
-def test_a_path_that_leads_elsewhere_is_refused(disk: Disk, path: str) -> None:
+def test_path_outside_the_data_directory_is_refused(disk: Disk, path: str) -> None:
     for call in (disk.open, disk.list, disk.make_directory, disk.remove, disk.sync_directory, disk.lock):
         with pytest.raises(ValueError, match="not below the data directory"):
             call(path)
@@ -160,7 +160,7 @@ def test_a_path_that_leads_elsewhere_is_refused(disk: Disk, path: str) -> None:
     assert disk.list("") == []
 
 
-def test_the_root_is_no_file_and_nothing_is_made_read_only(disk: Disk) -> None:
+def test_root_is_not_a_file_and_read_only_creates_nothing(disk: Disk) -> None:
     for call in (disk.open, disk.remove, disk.lock):
         with pytest.raises(ValueError, match="is the data directory itself"):
             call("")
@@ -169,11 +169,11 @@ def test_the_root_is_no_file_and_nothing_is_made_read_only(disk: Disk) -> None:
     assert disk.list("") == []
 
 
-def test_a_closed_file_refuses_every_call(disk: Disk) -> None:
+def test_closed_file_refuses_every_call(disk: Disk) -> None:
     file = disk.open("a", create=True)
     file.close()
     file.close()
-    other = disk.open("b", create=True)  # may have got the number that the closed one had
+    other = disk.open("b", create=True)  # may reuse the descriptor number of the closed file
     for call in (lambda: file.read(0, 1), lambda: file.write(0, [b"x"]), file.sync, file.size):
         with pytest.raises(OSError) as caught:
             call()
@@ -181,7 +181,7 @@ def test_a_closed_file_refuses_every_call(disk: Disk) -> None:
     assert other.size() == 0
 
 
-def test_one_holds_the_lock_and_the_other_is_told_who(disk: Disk) -> None:
+def test_second_lock_fails_and_names_the_holder(disk: Disk) -> None:
     lock = disk.lock("lock")
     text = disk.open("lock", read_only=True).read(0, 100)
     with pytest.raises(BlockingIOError, match=f"by process {text.decode().strip()}: stop that one"):
@@ -189,25 +189,25 @@ def test_one_holds_the_lock_and_the_other_is_told_who(disk: Disk) -> None:
     other = disk.lock("other")
     lock.release()
     lock.release()
-    again = disk.lock("lock")
+    second = disk.lock("lock")
     with pytest.raises(BlockingIOError):
         disk.lock("lock")
     assert disk.list("") == ["lock", "other"]
-    again.release()
+    second.release()
     other.release()
 
 
-def test_room_is_told(disk: Disk) -> None:
+def test_free_bytes_are_reported(disk: Disk) -> None:
     assert disk.free_bytes() > 0
 
 
 # --- random calls
 
 PATHS = st.sampled_from(["a", "b", "d/a", "d/b", "d/e/a", "d", "d/e", "a/b", ""])
-PLACES = st.one_of(st.integers(0, 40), st.integers(500, 530), st.just(1024))
+POSITIONS = st.one_of(st.integers(0, 40), st.integers(500, 530), st.just(1024))
 
 
-class Twins(RuleBasedStateMachine):
+class DiskComparison(RuleBasedStateMachine):
     """The same calls on both; each must give the same answer, or the same error."""
 
     files = Bundle("files")
@@ -225,23 +225,23 @@ class Twins(RuleBasedStateMachine):
                 file.close()
         shutil.rmtree(self.root)
 
-    def both(self, call: Callable[[Disk], object]) -> list[object]:
+    def on_both(self, call: Callable[[Disk], object]) -> list[object]:
         """Ask both disks."""
         return [answer(call, disk) for disk in self.disks]
 
-    def alike(self, call: Callable[[Disk], object]) -> None:
+    def check_same(self, call: Callable[[Disk], object]) -> None:
         """Both say the same."""
-        local, false = self.both(call)
-        assert local == false
+        local, simulated = self.on_both(call)
+        assert local == simulated
 
     @rule(target=files, path=PATHS, create=st.booleans(), read_only=st.booleans())
     def open(self, path: str, create: bool, read_only: bool) -> tuple[File, File] | None:
         """A file, or the same error."""
-        local, false = self.both(lambda disk: disk.open(path, create=create, read_only=read_only))
-        if isinstance(local, str) or isinstance(false, str):
-            assert local == false
+        local, simulated = self.on_both(lambda disk: disk.open(path, create=create, read_only=read_only))
+        if isinstance(local, str) or isinstance(simulated, str):
+            assert local == simulated
             return None
-        self.opened.append((local, false))  # type: ignore[arg-type]
+        self.opened.append((local, simulated))  # type: ignore[arg-type]
         return self.opened[-1]
 
     def on_file(self, pair: tuple[File, File] | None, call: Callable[[File], object]) -> None:
@@ -249,17 +249,17 @@ class Twins(RuleBasedStateMachine):
         if pair is not None:
             assert answer(call, pair[0]) == answer(call, pair[1])
 
-    @rule(pair=files, at=PLACES, size=PLACES)
+    @rule(pair=files, at=POSITIONS, size=POSITIONS)
     def read(self, pair: tuple[File, File] | None, at: int, size: int) -> None:
         """Some bytes."""
         self.on_file(pair, lambda file: file.read(at, size))
 
-    @rule(pair=files, at=PLACES, parts=st.lists(st.binary(max_size=600), max_size=3))
+    @rule(pair=files, at=POSITIONS, parts=st.lists(st.binary(max_size=600), max_size=3))
     def write(self, pair: tuple[File, File] | None, at: int, parts: list[bytes]) -> None:
         """Some bytes."""
         self.on_file(pair, lambda file: file.write(at, parts))
 
-    @rule(pair=files, size=PLACES)
+    @rule(pair=files, size=POSITIONS)
     def truncate(self, pair: tuple[File, File] | None, size: int) -> None:
         """Shorter or longer."""
         self.on_file(pair, lambda file: file.truncate(size))
@@ -272,28 +272,28 @@ class Twins(RuleBasedStateMachine):
     @rule(old=PATHS, new=PATHS)
     def rename(self, old: str, new: str) -> None:
         """Over what is there, too."""
-        self.alike(lambda disk: disk.rename(old, new))
+        self.check_same(lambda disk: disk.rename(old, new))
 
     @rule(path=PATHS)
     def remove(self, path: str) -> None:
         """A file."""
-        self.alike(lambda disk: disk.remove(path))
+        self.check_same(lambda disk: disk.remove(path))
 
     @rule(path=PATHS)
     def make_directory(self, path: str) -> None:
         """With those above it."""
-        self.alike(lambda disk: disk.make_directory(path))
+        self.check_same(lambda disk: disk.make_directory(path))
 
     @rule(path=PATHS)
     def sync_directory(self, path: str) -> None:
         """Shows nothing either."""
-        self.alike(lambda disk: disk.sync_directory(path))
+        self.check_same(lambda disk: disk.sync_directory(path))
 
     @invariant()
     def same_names(self) -> None:
         """The same names, and the same bytes below them."""
         for path in ("", "d", "d/e"):
-            self.alike(lambda disk, path=path: disk.list(path))  # type: ignore[misc]
+            self.check_same(lambda disk, path=path: disk.list(path))  # type: ignore[misc]
 
 
 def answer(call: Callable[[Disk], object] | Callable[[File], object], on: object) -> object:
@@ -306,6 +306,6 @@ def answer(call: Callable[[Disk], object] | Callable[[File], object], on: object
         return f"ValueError {error}"
 
 
-def test_random_calls_are_answered_alike(full: bool) -> None:
+def test_random_calls_give_the_same_results(full: bool) -> None:
     amount = settings(max_examples=1000 if full else 40, stateful_step_count=30)
-    run_state_machine_as_test(Twins, settings=amount)
+    run_state_machine_as_test(DiskComparison, settings=amount)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-HOLDER = """
+HOLDER_SCRIPT = """
 import sys
 from delta_prop_broker.local_disk import LocalDisk
 lock = LocalDisk(sys.argv[1]).lock("lock")
@@ -28,7 +28,7 @@ sys.stdin.read()
 """
 
 
-def test_files_and_directories_are_their_owners_alone(tmp_path: Path) -> None:
+def test_files_and_directories_are_private_to_their_owner(tmp_path: Path) -> None:
     root = tmp_path / "above" / "data"
     disk = LocalDisk(root)
     assert not root.exists()
@@ -60,7 +60,7 @@ def test_files_and_directories_are_their_owners_alone(tmp_path: Path) -> None:
         lambda disk: disk.sync_directory("outside"),
     ],
 )
-def test_a_symbolic_link_is_not_followed(tmp_path: Path, call: Callable[[LocalDisk], object]) -> None:
+def test_symbolic_link_is_not_followed(tmp_path: Path, call: Callable[[LocalDisk], object]) -> None:
     outside, root = tmp_path / "elsewhere", tmp_path / "data"
     outside.mkdir()
     root.mkdir()
@@ -77,21 +77,21 @@ def test_a_symbolic_link_is_not_followed(tmp_path: Path, call: Callable[[LocalDi
     assert sorted(os.listdir(root)) == ["dangling", "link", "mine", "outside"]
 
 
-def test_the_root_itself_may_be_a_link(tmp_path: Path) -> None:
+def test_root_directory_may_be_a_symbolic_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "data").symlink_to("real")
     LocalDisk(tmp_path / "data").open("f", create=True).close()
     assert os.listdir(tmp_path / "real") == ["f"]
 
 
-def test_a_pipe_in_place_of_a_file_is_refused_and_waits_for_nobody(tmp_path: Path) -> None:
+def test_pipe_instead_of_a_file_is_refused_without_blocking(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for read_only in (True, False):
         with pytest.raises(OSError, match="is not a regular file"):
             LocalDisk(tmp_path).open("pipe", read_only=read_only)
 
 
-def test_a_root_that_is_not_there_has_no_names_and_takes_no_lock(tmp_path: Path) -> None:
+def test_missing_root_has_no_files_and_cannot_be_locked(tmp_path: Path) -> None:
     disk = LocalDisk(tmp_path / "none")
     assert disk.list("") == []
     for call in (disk.open, disk.lock, disk.sync_directory, disk.remove):
@@ -100,7 +100,7 @@ def test_a_root_that_is_not_there_has_no_names_and_takes_no_lock(tmp_path: Path)
     assert os.listdir(tmp_path) == []
 
 
-def test_looking_changes_nothing(tmp_path: Path) -> None:
+def test_reading_changes_nothing_on_disk(tmp_path: Path) -> None:
     disk = LocalDisk(tmp_path)
     disk.make_directory("d")
     disk.open("d/f", create=True).write(0, [b"text"])
@@ -123,10 +123,10 @@ def test_looking_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "d").chmod(0o700)
 
 
-def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
+def test_lock_ends_with_its_process(tmp_path: Path) -> None:
     disk = LocalDisk(tmp_path)
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", HOLDER_SCRIPT, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
@@ -139,7 +139,7 @@ def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
     lock.release()
 
 
-def test_a_lock_whose_file_was_replaced_is_taken_on_the_new_one(
+def test_lock_with_a_replaced_file_is_taken_on_the_new_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = LocalDisk(tmp_path)
@@ -157,7 +157,7 @@ def test_a_lock_whose_file_was_replaced_is_taken_on_the_new_one(
     lock.release()
 
 
-def test_what_the_system_cuts_short_is_told_or_gone_on_with(
+def test_short_write_is_returned_and_short_read_is_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = LocalDisk(tmp_path).open("f", create=True)
@@ -168,15 +168,13 @@ def test_what_the_system_cuts_short_is_told_or_gone_on_with(
 
     monkeypatch.setattr(os, "pwritev", pwritev)
     assert file.write(0, [b"x"] * 3000) == 1024 + 1024 + 952  # each batch is below 1,500 bytes
-    assert file.write(0, [b"yy"] * 3000) == 1500  # the first one is not: nothing goes behind a gap
+    assert file.write(0, [b"yy"] * 3000) == 1500  # the first batch is not: nothing is written after a gap
     monkeypatch.setattr(os, "pread", lambda fd, size, at: real_read(fd, min(size, 7), at))
     assert file.read(1490, 20) == b"y" * 10 + b"x" * 10
     assert len(file.read(0, 10_000)) == 3000
 
 
-def test_a_failed_sync_is_told_with_the_name_of_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_sync_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = LocalDisk(tmp_path)
     file = disk.open("f", create=True)
     synced: list[str] = []
@@ -194,7 +192,7 @@ def test_a_failed_sync_is_told_with_the_name_of_the_file(
     assert synced == [str(tmp_path / "f"), str(tmp_path)]
 
 
-def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+def test_no_file_descriptor_is_leaked(tmp_path: Path) -> None:
     disk = LocalDisk(tmp_path)
     disk.make_directory("d/e")
     before = len(os.listdir("/proc/self/fd"))

@@ -45,7 +45,7 @@ def state(disk: SimDisk) -> dict[str, bytes]:
     return {path: disk.peek(path) for path in disk.paths() if path != "lock"}
 
 
-def opened(disk: SimDisk) -> DurableLog | Exception:
+def try_open(disk: SimDisk) -> DurableLog | Exception:
     try:
         return open_log(disk, TINY)[0]
     except (LogCorrupted, FormatUnknown) as damage:
@@ -63,14 +63,14 @@ def read_each(log: DurableLog, appended: dict[int, bytes]) -> list[LogCorrupted]
             wrong.append(damage.offset != offset)
         else:
             wrong.append([frame(logged) for logged in found] != [raw])
-    assert not any(wrong), "damage is told where it is, and all else is read"
+    assert not any(wrong), "corruption is reported at its offset, and all other rows are read"
     return damages
 
 
 # --- every bit
 
 
-def test_no_flipped_bit_passes_for_a_frame() -> None:
+def test_frame_with_a_flipped_bit_is_never_accepted() -> None:
     disk, appended = small_log()
     bits = 0
     for path in segments_of(disk):
@@ -79,46 +79,48 @@ def test_no_flipped_bit_passes_for_a_frame() -> None:
         for at in range(size):
             for bit in range(8):
                 disk.flip(path, at, bit)
-                walk = FrameScanner(
+                scanner = FrameScanner(
                     disk.open(path, read_only=True), position=0, offset=base, end=size, previous_crc=None
                 )
-                whole = []
+                intact = []
                 with pytest.raises(BadFrame) as caught:
-                    whole.extend(walk)
+                    intact.extend(scanner)
                 assert caught.value.position <= at
-                assert [frame(place.logged) for place in whole] == [
-                    appended[offset] for offset in starts[: len(whole)]
+                assert [frame(place.logged) for place in intact] == [
+                    appended[offset] for offset in starts[: len(intact)]
                 ]
                 disk.flip(path, at, bit)
                 bits += 1
     print(f"{bits} flipped bits in {len(segments_of(disk))} segments")
 
 
-def test_a_flipped_bit_in_any_byte_of_any_file_is_named_and_never_delivered(full: bool) -> None:
-    whole, appended = small_log()
-    times = [place.stamp.append_time for place in inspect(whole) if not isinstance(place, LogCorrupted)]
+def test_flipped_bit_in_any_file_is_reported_and_never_delivered(full: bool) -> None:
+    intact, appended = small_log()
+    times = [place.stamp.append_time for place in inspect(intact) if not isinstance(place, LogCorrupted)]
     refused = harmless = 0
-    for path in whole.paths():
+    for path in intact.paths():
         if path == "lock":
             continue
-        for at in range(len(whole.peek(path))):
-            if not any(whole.peek(path)[at - 64 : at + 64]):
-                continue  # the hole between the slots of the mark
+        for at in range(len(intact.peek(path))):
+            if not any(intact.peek(path)[at - 64 : at + 64]):
+                continue  # the hole between the slots of the recovery point
             for bit in range(8) if full else (at % 8,):
-                disk = whole.kill()
+                disk = intact.kill()
                 disk.flip(path, at, bit)
                 before = state(disk)
-                log = opened(disk)
+                log = try_open(disk)
                 if not isinstance(log, DurableLog):
                     refused += 1
                     assert path in str(log)
                     assert path.endswith((".log", "log", "format"))
-                    assert state(disk) == before, "who refuses changes nothing"
-                    assert any(path in str(one) for one in _inspected(disk) if isinstance(one, Exception))
+                    assert state(disk) == before, "a refused open changes no file"
+                    assert any(path in str(one) for one in _try_inspect(disk) if isinstance(one, Exception))
                     continue
                 assert log.next_offset == 5, "never silently shorter"
                 assert log.epoch == 1 + (log.next_offset != 5)
-                assert not path.endswith((".log", "log", "format")), "what matters is not passed over"
+                assert not path.endswith((".log", "log", "format")), (
+                    "corruption of a needed file is not ignored"
+                )
                 assert read_each(log, appended) == []
                 assert [log.find(16, counter + 1) for counter in range(5)] == list(range(5))
                 assert [log.offset_at(time) for time in times] == list(range(5))
@@ -128,20 +130,20 @@ def test_a_flipped_bit_in_any_byte_of_any_file_is_named_and_never_delivered(full
     assert min(refused, harmless) > 300
 
 
-def test_damage_amid_a_sealed_segment_is_found_by_its_reader_and_all_else_is_read() -> None:
+def test_corruption_in_a_sealed_segment_is_found_on_read() -> None:
     """Opening trusts the index of a sealed segment for what it holds, so it does not read all of it."""
-    whole = SimDisk()
+    intact = SimDisk()
     settings = replace(SMALL, segment_bytes_max=30_000, bytes_max=200_000)
-    log, _ = open_log(whole, settings)
+    log, _ = open_log(intact, settings)
     writer = Writer(log)
     for rows in range(200):
         writer.append(1 + rows % 3, dimension=10)
         commit(log)
     log.close()
-    path = segments_of(whole)[0]
-    size, found = len(whole.peek(path)), 0
+    path = segments_of(intact)[0]
+    size, found = len(intact.peek(path)), 0
     for at in range(1_000, size - 10_000, 997):
-        disk = whole.kill()
+        disk = intact.kill()
         disk.flip(path, at)
         log, report = open_log(disk, settings)
         assert (report.clean, report.indexes_rebuilt) == (True, 0)
@@ -152,18 +154,18 @@ def test_damage_amid_a_sealed_segment_is_found_by_its_reader_and_all_else_is_rea
     assert found > 10
 
 
-def _inspected(disk: SimDisk) -> list[object]:
+def _try_inspect(disk: SimDisk) -> list[object]:
     try:
         return list(inspect(disk))
     except FormatUnknown as unknown:
         return [unknown]
 
 
-def test_a_bit_that_flips_while_the_log_is_open_is_found_by_the_reader() -> None:
-    whole, appended = small_log()
-    for path in segments_of(whole):
-        for at in range(0, len(whole.peek(path)), 7):
-            disk = whole.kill()
+def test_bit_flipped_while_the_log_is_open_is_found_on_read() -> None:
+    intact, appended = small_log()
+    for path in segments_of(intact):
+        for at in range(0, len(intact.peek(path)), 7):
+            disk = intact.kill()
             log, _ = open_log(disk, TINY)
             disk.flip(path, at)
             damages = read_each(log, appended)
@@ -174,13 +176,13 @@ def test_a_bit_that_flips_while_the_log_is_open_is_found_by_the_reader() -> None
             assert damage.end == damage.offset + 1  # type: ignore[operator]
             for text in (path, "offset", "delta-prop log verify", "delta-prop log export"):
                 assert text in str(damage)
-            # A reader on its way gets what lies before, then is told.
+            # A sequential reader gets the rows before the corruption, then the error.
             passed = [logged.offset for logged in log.read(0, **EVERYTHING)] if damage.offset else []
             assert passed == list(range(damage.offset or 0))
             log.close()
 
 
-def test_inspection_gives_every_frame_but_the_damaged_ones() -> None:
+def test_inspect_returns_every_frame_but_corrupted_ones() -> None:
     disk, appended = small_log(7)
     assert {place.logged.offset: frame(place.logged) for place in inspect(disk)} == appended  # type: ignore[union-attr]
     first, second = segments_of(disk)[:2]
@@ -196,18 +198,18 @@ def test_inspection_gives_every_frame_but_the_damaged_ones() -> None:
     assert (damages[-1].offset, damages[-1].end) == (3, 6)
 
 
-# --- whole files
+# --- missing or wrong files
 
 
-def test_an_index_that_is_gone_or_wrong_makes_no_difference() -> None:
-    whole, appended = small_log(9)
-    paths = [path for path in whole.paths() if path.endswith(".index")]
+def test_missing_or_wrong_index_is_rebuilt() -> None:
+    intact, appended = small_log(9)
+    paths = [path for path in intact.paths() if path.endswith(".index")]
     assert len(paths) == 4
-    other = [whole.peek(path) for path in paths]
+    other = [intact.peek(path) for path in paths]
     damages = [b"", bytes(len(other[0])), b"\xff" * 1000, other[0][:-1], other[1], other[0] * 2]
     for content in [None, *damages]:
         for chosen in (paths[:1], paths):
-            disk = whole.kill()
+            disk = intact.kill()
             for path in chosen:
                 if content is None:
                     disk.remove(path)
@@ -219,14 +221,14 @@ def test_an_index_that_is_gone_or_wrong_makes_no_difference() -> None:
             assert [log.find(16, counter + 1) for counter in range(9)] == list(range(9))
             log.close()
             log, report = open_log(disk, TINY)
-            assert report.indexes_rebuilt == 0, "rebuilt and kept"
-            for path in chosen:  # and while it is open
+            assert report.indexes_rebuilt == 0, "the rebuilt index is stored"
+            for path in chosen:  # and while the log is open
                 disk.put(path, b"\x00" * 300)
             assert contents(log) == appended
             log.close()
 
 
-def test_an_index_that_lies_about_sound_data_is_caught_at_its_target() -> None:
+def test_index_that_points_to_wrong_frames_is_rebuilt() -> None:
     """A checksum makes no index true: one made for other data of the same size leads to other frames."""
     disk, appended = small_log(9)
     log, _ = open_log(disk, TINY)
@@ -240,7 +242,7 @@ def test_an_index_that_lies_about_sound_data_is_caught_at_its_target() -> None:
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_a_missing_segment_is_told_with_its_range(which: int) -> None:
+def test_missing_segment_is_reported_with_its_offset_range(which: int) -> None:
     disk, _ = small_log()
     path = segments_of(disk)[which]
     disk.remove(path)
@@ -252,7 +254,7 @@ def test_a_missing_segment_is_told_with_its_range(which: int) -> None:
     assert state(disk) == before
 
 
-def test_segments_that_are_all_gone_are_missed() -> None:
+def test_log_without_any_segment_is_corruption() -> None:
     disk, _ = small_log()
     for path in segments_of(disk):
         disk.remove(path)
@@ -262,7 +264,7 @@ def test_segments_that_are_all_gone_are_missed() -> None:
 
 
 @pytest.mark.parametrize("name", ["format", f"{SEGMENTS}/log"])
-def test_a_log_whose_small_files_are_gone_is_not_taken_for_a_new_one(name: str) -> None:
+def test_log_without_its_metadata_files_is_not_taken_as_new(name: str) -> None:
     disk, _ = small_log()
     disk.remove(name)
     before = state(disk)
@@ -272,16 +274,16 @@ def test_a_log_whose_small_files_are_gone_is_not_taken_for_a_new_one(name: str) 
     assert any(isinstance(one, LogCorrupted) and one.path == name for one in inspect(disk))
 
 
-def test_without_its_mark_a_log_opens_and_says_so() -> None:
+def test_log_without_recovery_point_opens_and_reports_it() -> None:
     disk, appended = small_log()
     disk.remove(f"{SEGMENTS}/mark")
     log, report = open_log(disk, TINY)
     assert contents(log) == appended
     assert "mark is missing or damaged" in str(report)
-    assert log.epoch == 2, "whether a tail is missing cannot be known"
+    assert log.epoch == 2, "a missing tail cannot be ruled out"
 
 
-def test_a_newer_format_is_refused_with_its_number() -> None:
+def test_newer_format_is_refused_with_its_number() -> None:
     disk, _ = small_log()
     disk.put("format", json.dumps({"format": 7, "made_by": "9.0", "more": []}).encode())
     before = state(disk)
@@ -295,9 +297,9 @@ def test_a_newer_format_is_refused_with_its_number() -> None:
 # --- the tail
 
 
-@pytest.mark.parametrize("zeros", [0, 8192], ids=["", "zeros behind it"])
+@pytest.mark.parametrize("zeros", [0, 8192], ids=["", "zeros after it"])
 @pytest.mark.parametrize("kind", ["torn", "garbage", "flipped", "half a head"])
-def test_a_torn_tail_above_the_mark_is_cut_and_told(kind: str, zeros: int) -> None:
+def test_torn_tail_above_the_recovery_point_is_truncated(kind: str, zeros: int) -> None:
     disk = SimDisk()
     log, _ = open_log(disk, replace(SMALL, read_level=AckLevel.LOGGED))
     writer = Writer(log)
@@ -310,40 +312,40 @@ def test_a_torn_tail_above_the_mark_is_cut_and_told(kind: str, zeros: int) -> No
     size = len(writer.appended[0])
     raw = disk.peek(path)[: 4 * size]
     assert (log.synced, log.written, log.statistics().bytes) == (3, 4, 4 * size)
-    kept = raw[: 3 * size]
-    damaged = {
+    synced_bytes = raw[: 3 * size]
+    corrupted = {
         "torn": raw[:-5],
         "garbage": raw + b"\xd3\x01\x01\x08" + bytes(range(256)),
         "flipped": raw[:-30] + b"\xff" + raw[-29:],
-        "half a head": kept + raw[:40],
+        "half a head": synced_bytes + raw[:40],
     }[kind]
     after = disk.kill()
-    after.put(path, damaged + bytes(zeros))
-    looker, told = open_log(after, read_only=True)
-    assert looker.high_watermark == 3
-    assert told.truncated_tail is not None
-    assert after.peek(path) == damaged + bytes(zeros)
+    after.put(path, corrupted + bytes(zeros))
+    reader, read_only_report = open_log(after, read_only=True)
+    assert reader.high_watermark == 3
+    assert read_only_report.truncated_tail is not None
+    assert after.peek(path) == corrupted + bytes(zeros)
     assert any(isinstance(one, LogCorrupted) and "a torn tail" in one.reason for one in inspect(after))
     log, report = open_log(after)
     offset = 4 if kind == "garbage" else 3
     assert report.truncated_tail is not None
-    assert report.truncated_tail == told.truncated_tail
+    assert report.truncated_tail == read_only_report.truncated_tail
     assert (report.truncated_tail.offset, report.truncated_tail.position) == (offset, offset * size)
-    assert report.truncated_tail.bytes == len(damaged.rstrip(b"\0")) - offset * size
+    assert report.truncated_tail.bytes == len(corrupted.rstrip(b"\0")) - offset * size
     assert "never synced and are cut" in str(report)
     assert contents(log) == {at: raw for at, raw in writer.appended.items() if at < offset}
     assert (log.epoch, log.next_offset, log.epoch_end(1)) == (2, offset, offset)
     assert after.peek(path) == raw[: offset * size]
 
 
-def test_below_the_mark_nothing_is_cut_though_it_looks_like_a_torn_tail() -> None:
+def test_torn_frame_below_the_recovery_point_is_corruption() -> None:
     """The last synced frame is torn: the mark says that it was there."""
     disk, _ = small_log()
     path = segments_of(disk)[-1]
     raw = disk.peek(path)
-    for damaged in (raw[:-1], raw[:-70], b"", bytes(len(raw)), raw[: len(raw) // 2] + bytes(len(raw) // 2)):
+    for corrupted in (raw[:-1], raw[:-70], b"", bytes(len(raw)), raw[: len(raw) // 2] + bytes(len(raw) // 2)):
         after = disk.kill()
-        after.put(path, damaged)
+        after.put(path, corrupted)
         before = state(after)
         with pytest.raises(LogCorrupted) as caught:
             open_log(after, TINY)
@@ -351,7 +353,7 @@ def test_below_the_mark_nothing_is_cut_though_it_looks_like_a_torn_tail() -> Non
         assert state(after) == before
 
 
-def test_frames_behind_the_damage_say_what_was_synced_where_the_mark_does_not() -> None:
+def test_frames_after_corruption_prove_sync_without_recovery_point() -> None:
     disk = SimDisk()
     log, _ = open_log(disk)
     writer = Writer(log)
@@ -362,20 +364,20 @@ def test_frames_behind_the_damage_say_what_was_synced_where_the_mark_does_not() 
     after.remove(f"{SEGMENTS}/mark")
     path, size = segments_of(after)[0], len(writer.appended[0])
     for at, end in ((size + 20, 3), (2 * size + 100, 3)):
-        damaged = after.kill()
-        damaged.flip(path, at)
+        corrupted = after.kill()
+        corrupted.flip(path, at)
         with pytest.raises(LogCorrupted) as caught:
-            open_log(damaged)
+            open_log(corrupted)
         assert (caught.value.offset, caught.value.end) == (at // size, at // size + 1)
         assert end == 3
-    after.flip(path, 3 * size + 20)  # the last one: nothing behind it was written after its sync
+    after.flip(path, 3 * size + 20)  # the last frame: no later frame proves that it was synced
     log, report = open_log(after)
     assert (log.next_offset, report.truncated_tail is not None) == (3, True)
 
 
 @pytest.mark.parametrize("kind", ["lose", "misdirect"])
-def test_a_disk_that_lies_about_a_sync_is_found_out(kind: str) -> None:
-    found = sound = 0
+def test_lost_or_misdirected_write_is_detected(kind: str) -> None:
+    found = harmless = 0
     for count in range(1, 30):
         disk = SimDisk(count)
         when = nth("sync", count, ".log")
@@ -395,13 +397,13 @@ def test_a_disk_that_lies_about_a_sync_is_found_out(kind: str) -> None:
             damages = [damage]
         assert struck or not damages
         found += bool(damages)
-        sound += not damages
+        harmless += not damages
         assert log.next_offset == 40
-    print(f"{found} found, {sound} had no effect")
+    print(f"{found} found, {harmless} had no effect")
     assert found > 5
 
 
-def test_a_frame_of_another_history_does_not_pass() -> None:
+def test_frame_of_another_history_is_corruption() -> None:
     """The same offset, a sound stamp and body, but not the frame that was appended there."""
     disk, appended = small_log(2)
     disk.put(segments_of(disk)[0], appended[0] + _at_offset_one(appended))
@@ -409,7 +411,7 @@ def test_a_frame_of_another_history_does_not_pass() -> None:
         open_log(disk, TINY)
 
 
-def test_a_segment_under_another_name_is_not_taken_for_a_torn_tail() -> None:
+def test_renamed_segment_is_not_taken_as_a_torn_tail() -> None:
     """Nothing is known to be synced and nothing fits, but the frames are sound: they are not cut."""
     disk, _ = small_log(2)
     disk.remove(f"{SEGMENTS}/mark")
@@ -420,7 +422,7 @@ def test_a_segment_under_another_name_is_not_taken_for_a_torn_tail() -> None:
     assert state(disk) == before
 
 
-def test_a_sound_body_under_the_stamp_of_another_does_not_pass() -> None:
+def test_valid_body_with_a_foreign_stamp_is_corruption() -> None:
     disk, appended = small_log(2)
     disk.put(segments_of(disk)[0], appended[0] + appended[1][:64] + appended[0][64:])
     with pytest.raises(LogCorrupted, match="the stamp is of body"):
@@ -439,7 +441,7 @@ def _at_offset_one(appended: dict[int, bytes]) -> bytes:
 
 # --- two processes
 
-HOLD = """
+HOLDER_SCRIPT = """
 import sys
 from delta_prop_broker.local_disk import LocalDisk
 from tests.broker.durable import open_log
@@ -449,9 +451,9 @@ sys.stdin.read()
 """
 
 
-def test_another_process_is_told_who_has_the_directory_until_that_one_is_gone(tmp_path: Path) -> None:
+def test_second_process_is_refused_until_the_holder_exits(tmp_path: Path) -> None:
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", HOLDER_SCRIPT, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
         assert holder.stdout is not None

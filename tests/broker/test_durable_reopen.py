@@ -38,16 +38,16 @@ class Session:
         self.writer = Writer(self.log)
         self.promised: dict[int, bytes] = {}
         self.reopened = 0
-        self.looking = False  # the test itself reads: no fault strikes then
+        self.is_reading = False  # the test itself reads: no fault strikes then
 
-    def look(self) -> dict[int, bytes]:
-        self.looking = True
+    def read_all(self) -> dict[int, bytes]:
+        self.is_reading = True
         found = contents(self.log)
-        self.looking = False
+        self.is_reading = False
         return found
 
     def strikes_from(self, n: int) -> Callable[[Call], bool]:
-        return lambda call: call.number >= n and not self.looking
+        return lambda call: call.number >= n and not self.is_reading
 
     def live(self) -> None:
         for step in range(10):
@@ -69,19 +69,19 @@ class Session:
 
     def reopen(self) -> None:
         """As often as it takes; then it is held to what a fresh opening of the same disk finds."""
-        log, before = self.log, self.look()
-        assert log.high_watermark == log.synced, "what a failed sync may have lost is not shown"
+        log, before = self.log, self.read_all()
+        assert log.high_watermark == log.synced, "rows that a failed sync may have lost are not visible"
         for _ in range(10):
             image = self.disk.kill()
             try:
                 recovered = log.recover_in_place()
             except OSError:
-                assert self.look() == before, "reading goes on meanwhile"
+                assert self.read_all() == before, "the log can be read meanwhile"
                 continue
             log.resume(recovered)
             break
         fresh, _ = open_log(image)
-        now = self.look()
+        now = self.read_all()
         assert (now, log.next_offset, log.log_id) == (contents(fresh), fresh.next_offset, fresh.log_id)
         assert log.start_offset == fresh.start_offset
         assert log.epoch == fresh.epoch
@@ -94,13 +94,11 @@ class Session:
 
 @LEVELS
 @pytest.mark.parametrize("kind", KINDS)
-def test_at_every_call_that_fails_the_log_goes_on_with_what_was_promised(
-    logged: bool, kind: str, full: bool
-) -> None:
+def test_log_recovers_in_place_from_a_failure_of_any_call(logged: bool, kind: str, full: bool) -> None:
     probe = SimDisk()
-    opened = Session(probe, logged=logged)
+    probe_session = Session(probe, logged=logged)
     first = probe.calls
-    opened.live()
+    probe_session.live()
     reopened = struck = 0
     for n in range(first + 1, probe.calls - 6, 1 if full else 9):
         disk = SimDisk(n)
@@ -110,7 +108,7 @@ def test_at_every_call_that_fails_the_log_goes_on_with_what_was_promised(
                 disk.shorten(n + times)
             else:
                 disk.fail(session.strikes_from(n), getattr(errno, kind), times=times)
-        with suppress(OSError):  # of the last close
+        with suppress(OSError):  # the last close may fail
             session.live()
         struck += sum(count for name, count in disk.struck.items() if name.endswith(("failed", "writes")))
         reopened += session.reopened
@@ -136,7 +134,7 @@ def failed_log(disk: SimDisk) -> tuple[DurableLog, Writer]:
     return log, writer
 
 
-def test_what_was_synced_and_is_gone_stops_the_log_for_good_and_says_what_to_do() -> None:
+def test_loss_of_synced_rows_fails_the_log_for_good() -> None:
     disk = SimDisk(3)
     log, _ = open_log(disk)
     writer = Writer(log)
@@ -160,7 +158,7 @@ def test_what_was_synced_and_is_gone_stops_the_log_for_good_and_says_what_to_do(
     assert log.take_commit() is None
 
 
-def test_holders_and_the_lock_stay_when_the_log_goes_on() -> None:
+def test_recovery_in_place_keeps_holders_and_the_lock() -> None:
     disk = SimDisk(3)
     log, writer = failed_log(disk)
     log.hold("sink", lambda: 0)
@@ -180,14 +178,14 @@ def test_holders_and_the_lock_stay_when_the_log_goes_on() -> None:
 # --- the reserve
 
 
-def test_a_full_disk_can_still_be_opened_and_its_log_shortened() -> None:
+def test_log_on_a_full_disk_can_be_opened_and_shortened() -> None:
     """At every moment of a life the disk fills up; the directory opens, removes and closes all the same."""
     settings = replace(STORY, reserve_bytes=3_000)
     probe = SimDisk()
     session = Session(probe, logged=False)
     first = probe.calls
     session.live()
-    given_up = 0
+    reserve_drops = 0
     for n in range(first, probe.calls, 7):
         disk = SimDisk(n)
         session = Session(disk, logged=False)
@@ -199,36 +197,36 @@ def test_a_full_disk_can_still_be_opened_and_its_log_shortened() -> None:
         disk.capacity_bytes = disk.used_bytes
         clock = Clock()
         log, _ = open_log(disk, settings, clock=clock)
-        given_up += log.reserve.drops
+        reserve_drops += log.reserve.drops
         promised = {at: raw for at, raw in session.promised.items() if at >= log.start_offset}
         assert promised.items() <= contents(log).items()
         clock.wait(settings.retention_s)
         log.retain()
         commit(log)
         log.close()
-        again, _ = open_log(disk, settings)
-        assert again.next_offset == log.next_offset
-    assert given_up > 4
+        reopened, _ = open_log(disk, settings)
+        assert reopened.next_offset == log.next_offset
+    assert reserve_drops > 4
 
 
-def test_appends_never_get_the_reserve_and_go_on_when_it_is_taken_again() -> None:
+def test_appends_never_use_the_reserve_and_resume_with_space() -> None:
     disk = SimDisk(capacity_bytes=40_000)
     log, _ = open_log(disk, replace(SMALL, reserve_bytes=10_000))
     assert log.reserve.take(0)
     assert log.statistics().reserve_bytes == 10_000
     assert disk.free_bytes() < 30_000
     disk.put("others", bytes(disk.free_bytes() - 100))
-    made: list[int] = []
+    sizes: list[int] = []
 
-    def small() -> None:
+    def write_small() -> None:
         file = disk.open("small", create=True)
         file.write(0, [bytes(4_000)][:1])
-        made.append(file.size())
-        if made[-1] < 4_000:
+        sizes.append(file.size())
+        if sizes[-1] < 4_000:
             raise OSError(errno.ENOSPC, "no room")
 
-    log.reserve.use(small)
-    assert made == [100, 4_000]
+    log.reserve.use(write_small)
+    assert sizes == [100, 4_000]
     assert (log.reserve.bytes, log.reserve.drops) == (0, 1)
     writer = Writer(log)
     with pytest.raises(Refused, match="stay free") as caught:
@@ -236,22 +234,20 @@ def test_appends_never_get_the_reserve_and_go_on_when_it_is_taken_again() -> Non
     assert caught.value.code is ErrorCode.LOG_FULL
     assert not log.reserve.take(0)
     disk.remove("others")
-    writer.append()  # there is room for both
+    writer.append()  # there is space for both
     assert log.reserve.take(0)
     assert log.reserve.missing == 0
 
 
 @pytest.mark.parametrize("reserve", [0, 10])
 @pytest.mark.parametrize("new", [False, True])
-def test_a_disk_too_full_to_open_a_log_is_told_with_what_is_free_and_the_cure(
-    new: bool, reserve: int
-) -> None:
+def test_open_on_a_full_disk_reports_free_bytes_and_advice(new: bool, reserve: int) -> None:
     disk = SimDisk()
     if not new:
         session = Session(disk, logged=False)
         session.live()
         before = contents(session.log)
-    disk.put("reserve", bytes(reserve))  # it was given up before, or is too small
+    disk.put("reserve", bytes(reserve))  # the reserve was dropped before, or is too small
     disk.capacity_bytes = disk.used_bytes + 7
     for _ in range(2):
         with pytest.raises(DiskFull, match=r"disk is full: .*, \d+ bytes are free.*free some MB") as caught:
@@ -260,12 +256,12 @@ def test_a_disk_too_full_to_open_a_log_is_told_with_what_is_free_and_the_cure(
         assert caught.value.free_bytes in range(18)
         assert not disk.peek("reserve")
     disk.capacity_bytes = None
-    log, _ = open_log(disk, STORY)  # nobody holds the lock
+    log, _ = open_log(disk, STORY)  # the lock is free
     if not new:
         assert contents(log) == before
 
 
-def test_half_a_reserve_is_none() -> None:
+def test_partial_reserve_is_removed() -> None:
     disk = SimDisk(capacity_bytes=5_000)
     disk.fail(lambda call: call.name == "sync")
     reserve = Reserve(disk, 4_000)
@@ -280,11 +276,11 @@ def test_half_a_reserve_is_none() -> None:
             replace(SMALL, **bad)  # type: ignore[arg-type]
 
 
-# --- a segment that nobody appends to
+# --- a segment without appends
 
 
 @LEVELS
-def test_an_old_segment_is_sealed_though_nobody_appends(logged: bool) -> None:
+def test_old_segment_is_sealed_without_appends(logged: bool) -> None:
     disk, clock = SimDisk(), Clock(step_us=1)
     level = AckLevel.LOGGED if logged else AckLevel.DURABLE
     settings = replace(SMALL, segment_s_max=60, retention_s=120, read_level=level)
@@ -304,11 +300,11 @@ def test_an_old_segment_is_sealed_though_nobody_appends(logged: bool) -> None:
     clock.wait(30)
     assert log.retain() == 1
     clock.wait(999)
-    assert not log.roll(), "the next one is empty"
+    assert not log.roll(), "the next segment is empty"
     commit(log)
     assert (log.start_offset, log.next_offset) == (2, 2)
     writer.append(level=level)
     commit(log)
     disk = disk.crash(1) if not logged else disk.kill()
-    again, _ = open_log(disk, settings)
-    assert sorted(contents(again)) == [2]
+    reopened, _ = open_log(disk, settings)
+    assert sorted(contents(reopened)) == [2]

@@ -38,19 +38,19 @@ def disk(tmp_path: Path) -> Disk:
 
 @pytest.mark.parametrize("level", [AckLevel.LOGGED, AckLevel.DURABLE])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_synced_is_seen_once_and_nothing_before(seed: int, level: AckLevel, disk: Disk) -> None:
-    chance = Random(seed)
+def test_follower_reads_each_synced_frame_once(seed: int, level: AckLevel, disk: Disk) -> None:
+    rng = Random(seed)
     settings = replace(SMALL, read_level=level)
     log, _ = open_log(disk, settings)
     writer, follower = Writer(log), Follower(disk, 0)
     seen: dict[int, bytes] = {}
     reads = unsynced = 0
     for _ in range(300):
-        action = chance.random()
+        action = rng.random()
         if action < 0.6:
-            writer.append(chance.randrange(1, 4), level=level)
+            writer.append(rng.randrange(1, 4), level=level)
         elif action < 0.85:
-            commit(log, sync=chance.random() < 0.3)
+            commit(log, sync=rng.random() < 0.3)
         elif action < 0.87:
             log.close()
             log, _ = open_log(disk, settings)
@@ -71,7 +71,7 @@ def test_what_is_synced_is_seen_once_and_nothing_before(seed: int, level: AckLev
     follower.close()
 
 
-def test_a_start_within_a_batch_gives_that_batch(disk: Disk) -> None:
+def test_start_within_a_batch_reads_that_batch(disk: Disk) -> None:
     log, _ = open_log(disk)
     writer = Writer(log)
     for _ in range(3):
@@ -82,7 +82,7 @@ def test_a_start_within_a_batch_gives_that_batch(disk: Disk) -> None:
     follower.close()
 
 
-def test_one_that_is_too_late_is_told(disk: Disk) -> None:
+def test_follower_below_the_log_start_is_refused(disk: Disk) -> None:
     clock = Clock()
     log, _ = open_log(disk, clock=clock)
     writer = Writer(log)
@@ -99,7 +99,7 @@ def test_one_that_is_too_late_is_told(disk: Disk) -> None:
     log.close()
 
 
-def test_damage_on_its_way_is_told_with_its_place(disk: Disk) -> None:
+def test_corruption_is_reported_with_its_position(disk: Disk) -> None:
     log, _ = open_log(disk)
     writer = Writer(log)
     for _ in range(3):
@@ -118,7 +118,7 @@ def test_damage_on_its_way_is_told_with_its_place(disk: Disk) -> None:
     log.close()
 
 
-def test_a_missing_segment_is_told(disk: Disk) -> None:
+def test_missing_segment_is_reported(disk: Disk) -> None:
     log, _ = open_log(disk)
     writer = Writer(log)
     while len(disk.list(DIRECTORY)) < 6:

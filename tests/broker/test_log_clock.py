@@ -17,32 +17,34 @@ from delta_prop_simulations.disk import SimDisk
 from tests.broker.durable import BEGIN_US, SMALL, Clock, Writer, commit, open_log
 
 DAY_US = 86_400_000_000
-KEEP_S = 1_000.0
-AGEING = replace(SMALL, retention_s=KEEP_S, segment_s_max=100.0, retention_bytes=40_000)
+RETENTION_S = 1_000.0
+AGEING = replace(SMALL, retention_s=RETENTION_S, segment_s_max=100.0, retention_bytes=40_000)
 
 waits = st.one_of(st.integers(0, 50_000_000), st.integers(0, DAY_US))
-offs = st.one_of(st.just(0), st.integers(-JUMP_US, JUMP_US), st.sampled_from([20 * DAY_US, -20 * DAY_US]))
+wall_offsets = st.one_of(
+    st.just(0), st.integers(-JUMP_US, JUMP_US), st.sampled_from([20 * DAY_US, -20 * DAY_US])
+)
 
 
-def started(clock: Clock, *, seen_us: int = 0, time_us: int = 0) -> LogClock:
+def start_clock(clock: Clock, *, seen_us: int = 0, time_us: int = 0) -> LogClock:
     return LogClock(clock, seen_us=seen_us, time_us=time_us, jump=None)
 
 
-@given(st.lists(st.tuples(waits, offs, st.booleans()), max_size=30))
-def test_log_time_never_falls_and_seen_time_is_the_monotonic_clocks(
+@given(st.lists(st.tuples(waits, wall_offsets, st.booleans()), max_size=30))
+def test_log_time_never_falls_and_seen_time_is_monotonic(
     steps: list[tuple[int, int, bool]],
 ) -> None:
     clock = Clock(step_us=0)
-    times = started(clock)
+    times = start_clock(clock)
     times.read()
     for wait_us, off_us, restarts in steps:
         seen, stamp, began = times.seen_us, times.time_us, clock.us
         clock.us += wait_us
         clock.off_us = off_us
         if restarts:
-            times = started(clock, seen_us=seen, time_us=stamp)
+            times = start_clock(clock, seen_us=seen, time_us=stamp)
             assert times.read() == max(stamp, clock.wall_us())
-            assert times.seen_us == seen, "nobody saw what passed between two processes"
+            assert times.seen_us == seen, "no process saw the time between two processes"
         else:
             assert stamp + wait_us // 2 <= times.read() <= stamp + 2 * wait_us
             assert times.seen_us - seen == clock.us - began
@@ -51,9 +53,9 @@ def test_log_time_never_falls_and_seen_time_is_the_monotonic_clocks(
 
 
 @pytest.mark.parametrize("off_us", [3_600_000_000, -3_600_000_000])
-def test_log_time_reaches_a_wall_clock_that_was_set(off_us: int) -> None:
+def test_log_time_converges_to_an_adjusted_wall_clock(off_us: int) -> None:
     clock = Clock()
-    times = started(clock)
+    times = start_clock(clock)
     times.read()
     clock.off_us = off_us
     for _ in range(3_601):
@@ -65,9 +67,9 @@ def test_log_time_reaches_a_wall_clock_that_was_set(off_us: int) -> None:
     assert times.read() == clock.wall_us()
 
 
-def test_jump_and_back_leaves_log_time_where_it_was() -> None:
+def test_jump_and_return_leaves_log_time_unchanged() -> None:
     clock = Clock()
-    times = started(clock)
+    times = start_clock(clock)
     for second in range(1_000):
         clock.off_us = 20 * DAY_US if 100 <= second < 110 else 0
         times.read()
@@ -78,9 +80,9 @@ def test_jump_and_back_leaves_log_time_where_it_was() -> None:
 @pytest.mark.parametrize(
     ("moved_us", "found"), [(JUMP_US - 1, 0), (JUMP_US, 1), (-JUMP_US, 1), (1 - JUMP_US, 0)]
 )
-def test_jump_is_counted_from_a_minute_on(moved_us: int, found: int) -> None:
+def test_jump_of_a_minute_or_more_is_counted(moved_us: int, found: int) -> None:
     clock = Clock()
-    times = started(clock)
+    times = start_clock(clock)
     times.read()
     expected = clock.us + clock.step_us
     clock.off_us += moved_us
@@ -92,9 +94,9 @@ def test_jump_is_counted_from_a_minute_on(moved_us: int, found: int) -> None:
 @pytest.mark.parametrize(
     ("stopped_us", "found"), [(-JUMP_US, 1), (1 - JUMP_US, 0), (STOP_US - 1, 0), (STOP_US, 1)]
 )
-def test_start_far_from_the_last_log_time_is_a_jump(stopped_us: int, found: int) -> None:
+def test_start_far_from_the_last_log_time_counts_as_a_jump(stopped_us: int, found: int) -> None:
     clock = Clock(step_us=0)
-    times = started(clock, time_us=BEGIN_US - stopped_us)
+    times = start_clock(clock, time_us=BEGIN_US - stopped_us)
     times.read()
     assert times.jumps == found
     assert times.jump == (ClockJump(BEGIN_US - stopped_us, BEGIN_US) if found else None)
@@ -103,7 +105,7 @@ def test_start_far_from_the_last_log_time_is_a_jump(stopped_us: int, found: int)
 # --- what is written down
 
 
-def test_times_that_are_missing_or_damaged_are_those_of_a_new_log() -> None:
+def test_missing_or_corrupted_times_equal_those_of_a_new_log() -> None:
     disk = SimDisk()
     disk.make_directory(DIRECTORY)
     notes: list[str] = []
@@ -153,8 +155,8 @@ class Life:
             start = self.log.start_offset
             self.log.retain()
             commit(self.log)
-            went = {at: seen for at, seen in self.seen_s.items() if start <= at < self.log.start_offset}
-            assert all(seen >= KEEP_S for seen in went.values()), went
+            removed = {at: seen for at, seen in self.seen_s.items() if start <= at < self.log.start_offset}
+            assert all(seen >= RETENTION_S for seen in removed.values()), removed
 
     def end(self, how: str, stopped_us: int, off_us: int) -> None:
         if how == "written":
@@ -171,8 +173,8 @@ lives = st.lists(
     st.one_of(
         st.tuples(st.just("append"), st.integers(1, 3)),
         st.tuples(st.just("wait"), st.integers(1, 1_500)),
-        st.tuples(st.just("jump"), offs),
-        st.tuples(st.sampled_from(["closed", "killed", "crashed", "written"]), waits, offs),
+        st.tuples(st.just("jump"), wall_offsets),
+        st.tuples(st.sampled_from(["closed", "killed", "crashed", "written"]), waits, wall_offsets),
     ),
     max_size=20,
 )
@@ -183,7 +185,7 @@ lives = st.lists(
 @example([("append", 1), ("wait", 60), ("killed", 0, -20 * DAY_US), ("append", 1), ("wait", 900)])
 @example([("append", 1), ("wait", 60), ("closed", 20 * DAY_US, 0), ("append", 1), ("wait", 900)])
 @example([("append", 1), ("jump", 20 * DAY_US), ("append", 1), ("jump", 0), ("wait", 900)])
-def test_nothing_goes_before_it_was_seen_so_long_nor_stays_for_ever(steps: list[tuple[str, int]]) -> None:
+def test_rows_are_removed_after_their_retention_in_seen_time(steps: list[tuple[str, int]]) -> None:
     life = Life()
     for what, *values in steps:
         if what == "append":
@@ -197,19 +199,19 @@ def test_nothing_goes_before_it_was_seen_so_long_nor_stays_for_ever(steps: list[
         else:
             life.end(what, *values)
         assert all(earlier <= later for earlier, later in pairwise(life.stamps))
-    life.wait(KEEP_S + AGEING.segment_s_max + 100.0)
+    life.wait(RETENTION_S + AGEING.segment_s_max + 100.0)
     assert life.log.start_offset == life.log.next_offset
     life.log.close()
 
 
 @pytest.mark.parametrize("off_us", [0, 20 * DAY_US, -20 * DAY_US])
 @pytest.mark.parametrize("how", ["closed", "written"])
-def test_age_is_kept_over_a_restart(how: str, off_us: int) -> None:
+def test_age_is_preserved_over_a_restart(how: str, off_us: int) -> None:
     life = Life()
     life.append()
     life.wait(150.0)  # sealed meanwhile
     life.end(how, 5 * DAY_US, off_us)
-    life.wait(KEEP_S - 200.0)
+    life.wait(RETENTION_S - 200.0)
     assert life.log.start_offset == 0
     life.wait(150.0)
     assert life.log.start_offset == life.log.next_offset

@@ -36,7 +36,7 @@ def _in_memory() -> Log:
 LOGS = pytest.mark.parametrize("make", [_in_memory, _on_disk], ids=["in memory", "on disk"])
 
 
-def settle(log: Log) -> None:
+def make_visible(log: Log) -> None:
     """Whatever the log has to do until all that was appended is visible."""
     if isinstance(log, DurableLog):
         commit(log)
@@ -53,13 +53,13 @@ def offsets(log: Log, offset: int, rows_max: int = 1 << 20, bytes_max: int = 1 <
 
 
 @LOGS
-def test_places_are_given_in_a_row_and_read_back_as_given(make: Make) -> None:
+def test_offsets_are_consecutive_and_batches_are_read_back(make: Make) -> None:
     log = make()
     given = [
         log.append(batch_of(rows, 1, level=AckLevel.MEMORY), lamport=7 * rows, source=Source.REPLICA)
         for rows in (3, 1, 4)
     ]
-    settle(log)
+    make_visible(log)
     assert [logged.offset for logged in given] == [0, 3, 4]
     assert (log.start_offset, log.next_offset, log.epoch, len(log.log_id)) == (0, 8, 1, 16)
     found = log.read(0, **EVERYTHING)
@@ -69,11 +69,11 @@ def test_places_are_given_in_a_row_and_read_back_as_given(make: Make) -> None:
 
 
 @LOGS
-def test_reading_gives_the_batch_that_holds_an_offset_and_stops_at_either_bound(make: Make) -> None:
+def test_read_starts_at_the_containing_batch_and_stops_at_bounds(make: Make) -> None:
     log = make()
     for _ in range(4):
         append(log, 10)
-    settle(log)
+    make_visible(log)
     size = batch_of(10).size
     assert offsets(log, 0) == [0, 10, 20, 30]
     assert offsets(log, 15) == [10, 20, 30]
@@ -88,7 +88,7 @@ def test_appended_rows_are_read_back_before_they_are_visible(make: Make) -> None
     log = make()
     for rows in (10, 10):
         append(log, rows)
-    settle(log)
+    make_visible(log)
     given = [(append(log, rows), rows) for rows in (3, 1, 4)]
 
     def back(offset: int, rows_max: int = 1) -> list[tuple[int, int]]:
@@ -105,18 +105,18 @@ def test_appended_rows_are_read_back_before_they_are_visible(make: Make) -> None
     ]
     assert back(log.next_offset) == back(log.next_offset + 5) == []
     assert back(20, rows_max=99) == given
-    settle(log)
+    make_visible(log)
     assert back(20, rows_max=99) == given
     body = log.read_appended(23, rows_max=1, bytes_max=1)[0].batch.body
     assert bytes(body) == bytes(log.read(23, rows_max=1, bytes_max=1)[0].batch.body)
 
 
 @LOGS
-def test_appended_rows_that_the_log_has_let_go_are_refused_when_read_back(make: Make) -> None:
+def test_reading_back_dropped_rows_is_refused(make: Make) -> None:
     log = make()
     while log.start_offset == 0:
         append(log, 10)
-        settle(log)
+        make_visible(log)
     end = append(log, 10)
     with pytest.raises(Refused) as old:
         log.read_appended(log.start_offset - 1, rows_max=1, bytes_max=1)
@@ -125,7 +125,7 @@ def test_appended_rows_that_the_log_has_let_go_are_refused_when_read_back(make: 
 
 
 @LOGS
-def test_a_level_above_its_own_is_refused_and_changes_nothing(make: Make) -> None:
+def test_ack_level_above_the_logs_own_is_refused(make: Make) -> None:
     log = make()
     batch = batch_of(1, level=AckLevel(log.ack_level + 1))
     with pytest.raises(Refused, match="asked for") as caught:
@@ -136,7 +136,7 @@ def test_a_level_above_its_own_is_refused_and_changes_nothing(make: Make) -> Non
 
 
 @LOGS
-def test_refusal_of_several_batches_is_that_of_their_run(make: Make) -> None:
+def test_refusal_of_several_batches_judges_them_together(make: Make) -> None:
     log = make()
     log.hold("sink", lambda: 0)
     assert log.refusal(batch_of(2, level=AckLevel.MEMORY), batch_of(3, level=AckLevel.MEMORY)) is None
@@ -153,9 +153,9 @@ def test_refusal_of_several_batches_is_that_of_their_run(make: Make) -> None:
 
 
 @LOGS
-def test_a_full_log_says_who_holds_it_and_lets_go_who_gives_way(make: Make) -> None:
+def test_full_log_names_its_holder_and_releases_yielding_ones(make: Make) -> None:
     log = make()
-    gone: list[str] = []
+    released: list[str] = []
     log.hold("sink", lambda: 0)
     with pytest.raises(Refused) as caught:
         _fill(log)
@@ -168,11 +168,11 @@ def test_a_full_log_says_who_holds_it_and_lets_go_who_gives_way(make: Make) -> N
     assert log.used_share(log.next_offset) == 0
     assert log.capacity_refusal(2, batch_of(2).size) is not None
     log.release("sink")
-    log.hold("subscriber", lambda: 0, lambda: gone.append("subscriber"))
+    log.hold("subscriber", lambda: 0, lambda: released.append("subscriber"))
     end = log.next_offset
     append(log)
-    assert (log.next_offset, gone) == (end + 2, ["subscriber"])
-    settle(log)
+    assert (log.next_offset, released) == (end + 2, ["subscriber"])
+    make_visible(log)
     with pytest.raises(Refused) as old:
         log.read(0, **EVERYTHING)
     assert old.value.code is ErrorCode.CURSOR_TOO_OLD
@@ -182,7 +182,7 @@ def test_a_full_log_says_who_holds_it_and_lets_go_who_gives_way(make: Make) -> N
 def _fill(log: Log) -> None:
     while True:
         append(log)
-        settle(log)
+        make_visible(log)
 
 
 @LOGS
@@ -195,7 +195,7 @@ def _fill(log: Log) -> None:
         max_size=60,
     )
 )
-def test_what_a_holder_needs_stays_and_the_bounds_hold(make: Make, steps: list[tuple[str, int]]) -> None:
+def test_held_rows_stay_and_the_bounds_hold(make: Make, steps: list[tuple[str, int]]) -> None:
     log = make()
     holders: dict[str, int] = {}
     yielding: set[str] = set()
@@ -207,8 +207,8 @@ def test_what_a_holder_needs_stays_and_the_bounds_hold(make: Make, steps: list[t
                 append(log, amount)
             except Refused as refusal:
                 refusals.append(refusal.code)
-                assert holders.keys() - yielding, "only somebody who stays makes it refuse"
-            settle(log)
+                assert holders.keys() - yielding, "only a holder that does not yield causes a refusal"
+            make_visible(log)
         elif step in ("hold", "give way") and name not in holders:
             holders[name] = log.start_offset
             if step == "give way":

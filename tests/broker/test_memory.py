@@ -23,7 +23,7 @@ LOG_ID = bytes(range(16))
 EVERYTHING = {"rows_max": 1_000_000, "bytes_max": 1 << 40}
 
 
-def test_offsets_and_lamport_numbers_are_given_in_a_row() -> None:
+def test_offsets_and_lamport_numbers_are_consecutive() -> None:
     log = MemoryLog(LOG_ID)
     first = log.append(_batch(3), lamport=7, source=Source.REPLICA)
     second = log.append(_batch(2), lamport=10, source=Source.LOCAL)
@@ -34,7 +34,7 @@ def test_offsets_and_lamport_numbers_are_given_in_a_row() -> None:
     assert (log.log_id, log.epoch, log.ack_level) == (LOG_ID, 1, AckLevel.MEMORY)
 
 
-def test_it_keeps_exactly_so_many_deltas() -> None:
+def test_log_holds_at_most_deltas_max() -> None:
     log = MemoryLog(LOG_ID, deltas_max=10)
     for _ in range(5):
         _append(log, 2)
@@ -49,7 +49,7 @@ def test_it_keeps_exactly_so_many_deltas() -> None:
     assert (statistics.deltas, statistics.deltas_max, statistics.dropped) == (10, 10, 12)
 
 
-def test_it_keeps_exactly_so_many_bytes() -> None:
+def test_log_holds_at_most_bytes_max() -> None:
     size = weight(_batch(1))
     log = MemoryLog(LOG_ID, bytes_max=4 * size)
     for _ in range(4):
@@ -64,7 +64,7 @@ def test_it_keeps_exactly_so_many_bytes() -> None:
     assert short.start_offset == 1
 
 
-def test_a_batch_larger_than_the_log_is_refused_for_good_and_drops_nothing() -> None:
+def test_batch_larger_than_the_log_is_refused_and_drops_nothing() -> None:
     log = MemoryLog(LOG_ID, deltas_max=10, bytes_max=6000)
     _append(log, 3)
     for batch in (_batch(11), _batch(1, dimension=1000)):
@@ -76,7 +76,7 @@ def test_a_batch_larger_than_the_log_is_refused_for_good_and_drops_nothing() -> 
 
 
 @pytest.mark.parametrize("level", [AckLevel.LOGGED, AckLevel.DURABLE, AckLevel.QUORUM])
-def test_it_promises_no_more_than_memory_can(level: AckLevel) -> None:
+def test_ack_level_above_memory_is_refused(level: AckLevel) -> None:
     log = MemoryLog(LOG_ID)
     batch = encode_batch([Delta("v", create([1.0]))], origin=16, base=1, ack_level=level)
     with pytest.raises(Refused, match=f"{level.name.lower()} asked for.*data directory") as caught:
@@ -85,10 +85,10 @@ def test_it_promises_no_more_than_memory_can(level: AckLevel) -> None:
     assert (log.next_offset, log.statistics().refused) == (0, 1)
 
 
-# --- who holds it
+# --- holders
 
 
-def test_what_a_holder_needs_is_kept_and_the_refusal_says_who_and_how_full() -> None:
+def test_held_rows_stay_and_refusal_names_holder_and_usage() -> None:
     log = MemoryLog(LOG_ID, deltas_max=10)
     needed = {"index": 4, "store": 9}
     log.hold("index", lambda: needed["index"])
@@ -117,7 +117,7 @@ def test_what_a_holder_needs_is_kept_and_the_refusal_says_who_and_how_full() -> 
     }
     assert (log.next_offset, log.statistics().held_by, log.statistics().refused) == (14, "index", 1)
 
-    needed["index"] = 6  # caught up a little: two places
+    needed["index"] = 6  # the holder advanced by two offsets
     _append(log, 2)
     assert log.refusal(_batch(1)) is not None
     log.release("index")
@@ -129,7 +129,7 @@ def test_what_a_holder_needs_is_kept_and_the_refusal_says_who_and_how_full() -> 
     assert log.refusal(_batch(10)) is None
 
 
-def test_a_batch_goes_whole_when_its_last_row_is_no_longer_needed() -> None:
+def test_batch_is_dropped_when_its_last_row_is_not_needed() -> None:
     log = MemoryLog(LOG_ID, deltas_max=4)
     needed = 3
     log.hold("sink", lambda: needed)
@@ -139,7 +139,7 @@ def test_a_batch_goes_whole_when_its_last_row_is_no_longer_needed() -> None:
     assert log.refusal(_batch(1)) is None
 
 
-def test_a_refused_append_changes_nothing() -> None:
+def test_refused_append_changes_nothing() -> None:
     log = MemoryLog(LOG_ID, deltas_max=4)
     log.hold("sink", lambda: 2)
     _append(log, 2)
@@ -150,7 +150,7 @@ def test_a_refused_append_changes_nothing() -> None:
     with pytest.raises(Refused):
         _append(log, 3)
     assert log.next_offset == before.next_offset
-    assert _held(log) == [2, 3]  # what nobody needs may go meanwhile, what is needed stays
+    assert _held(log) == [2, 3]  # rows that no holder needs may be dropped, held rows stay
     _append(log, 2)
     assert _held(log) == [2, 3, 4, 5]
 
@@ -158,7 +158,7 @@ def test_a_refused_append_changes_nothing() -> None:
 # --- reading
 
 
-def test_reading_stops_at_either_bound_but_gives_at_least_one_batch() -> None:
+def test_read_stops_at_either_bound_but_returns_at_least_one_batch() -> None:
     log = MemoryLog(LOG_ID)
     for _ in range(5):
         _append(log, 10)
@@ -173,7 +173,7 @@ def test_reading_stops_at_either_bound_but_gives_at_least_one_batch() -> None:
     assert _read(log, 99, **EVERYTHING) == []
 
 
-def test_reading_inside_a_batch_gives_the_batch_that_holds_the_offset() -> None:
+def test_read_inside_a_batch_returns_the_containing_batch() -> None:
     log = MemoryLog(LOG_ID, deltas_max=20)
     for _ in range(3):
         _append(log, 10)
@@ -182,7 +182,7 @@ def test_reading_inside_a_batch_gives_the_batch_that_holds_the_offset() -> None:
     assert _read(log, 29, **EVERYTHING) == [20]
 
 
-def test_reading_what_is_gone_names_where_the_log_starts() -> None:
+def test_reading_dropped_rows_names_the_log_start_offset() -> None:
     log = MemoryLog(LOG_ID, deltas_max=10)
     for _ in range(3):
         _append(log, 5)
@@ -207,7 +207,9 @@ def test_reading_what_is_gone_names_where_the_log_starts() -> None:
         max_size=80,
     ),
 )
-def test_it_is_a_bounded_list(deltas_max: int, batches_bytes_max: int, steps: list[tuple[str, int]]) -> None:
+def test_log_behaves_like_a_bounded_list(
+    deltas_max: int, batches_bytes_max: int, steps: list[tuple[str, int]]
+) -> None:
     bytes_max = batches_bytes_max * weight(_batch(4))
     log = MemoryLog(LOG_ID, deltas_max=deltas_max, bytes_max=bytes_max)
     appended: list[LoggedBatch] = []
@@ -244,27 +246,27 @@ def test_it_is_a_bounded_list(deltas_max: int, batches_bytes_max: int, steps: li
 
 
 @pytest.mark.parametrize("rows", [1, 10, 1000])
-def test_bytes_counted_are_bytes_used(rows: int, full: bool) -> None:
+def test_counted_bytes_match_the_memory_used(rows: int, full: bool) -> None:
     """Once sinks have read the batches, and across many that came and went."""
     log = MemoryLog(LOG_ID, bytes_max=20_000_000 if full else 2_000_000)
     bound = log.statistics().bytes_max
     tracemalloc.start()
     try:
-        most = before = tracemalloc.get_traced_memory()[0]
+        peak = before = tracemalloc.get_traced_memory()[0]
         for _ in range(3 * bound // weight(_batch(rows))):
             _read_as_sinks_do(_append(log, rows).batch)
-            most = max(most, tracemalloc.get_traced_memory()[0])
+            peak = max(peak, tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    used = most - before
+    used = peak - before
     print(f"batches of {rows}: {used / 1e6:.2f} MB used of {bound / 1e6:.0f} MB")
     assert log.statistics().dropped > 0
     assert 0.5 * bound < used < 1.1 * bound
 
 
 def _read_as_sinks_do(batch: Batch) -> None:
-    for look in ("is_control", "namespace_names", "custom_topics", "kind", "kinds", "namespaces", "values"):
-        getattr(batch, look)
+    for name in ("is_control", "namespace_names", "custom_topics", "kind", "kinds", "namespaces", "values"):
+        getattr(batch, name)
     assert len(batch.keys) == batch.count
 
 

@@ -20,10 +20,10 @@ from delta_prop_simulations.disk import CHANGING, SimCrash, SimDisk
 from delta_prop_wire.delta import Dot, Source
 from delta_prop_wire.encode import encode_batch, encode_noop
 from delta_prop_wire.errors import UsageError
-from tests.broker.compressed import rewrite, shrinking
+from tests.broker.compressed import compressible_batch, rewrite
 from tests.broker.durable import SMALL, Clock, commit, contents, open_log
 from tests.broker.test_checkpoints import write_checkpoint
-from tests.broker.test_compaction_log import made
+from tests.broker.test_compaction_log import delta_at
 from tests.golden.migrating import migrate_disk
 from tests.wire.control_batches import without_types
 
@@ -48,57 +48,57 @@ class History:
 
     def __init__(self, seed: int, *, typed: bool, steps: int = 60) -> None:
         self.disk = SimDisk()
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         self._seed, self._typed = seed, typed
         compress = ("none", "lz4", "zstd")[seed % 3]
         self.settings = replace(SETTINGS, compress=compress)
         self.log, _ = open_log(self.disk, self.settings, clock=Clock())
         self._last = 0
-        self._live(steps)
+        self._run(steps)
         if not typed:
             self.disk.put("format", _pack_format(Format(1, "test")))
 
-    def _live(self, steps: int) -> None:
-        chance, log = self._chance, self.log
+    def _run(self, steps: int) -> None:
+        rng, log = self._rng, self.log
         for _ in range(steps):
-            what, rows = chance.random(), chance.randint(1, 3)
+            what, rows = rng.random(), rng.randint(1, 3)
             if what < CONTROLS:
-                self._append(self._control(rows if chance.random() < 0.8 else 100))
+                self._append(self._control(rows if rng.random() < 0.8 else 100))
             elif what < CONTROLS + 0.2:
-                self._append(shrinking(6, self._last + 1, origin=ORIGIN))
+                self._append(compressible_batch(6, self._last + 1, origin=ORIGIN))
             else:
                 at = self._last
                 self._append(
-                    encode_batch([made(at + row) for row in range(rows)], origin=ORIGIN, base=at + 1)
+                    encode_batch([delta_at(at + row) for row in range(rows)], origin=ORIGIN, base=at + 1)
                 )
-            if chance.random() < 0.7:
+            if rng.random() < 0.7:
                 commit(log)
             if what > 0.9:
                 commit(log)
                 write_checkpoint(log)
-            if chance.random() < 0.1:
+            if rng.random() < 0.1:
                 while self.settings.compress != "none" and rewrite(log) is not None:
                     pass
         commit(log)
         self._compact()
         for _ in range(3):
             self._append(self._control(2))
-            self._append(shrinking(6, self._last + 1, origin=ORIGIN))
+            self._append(compressible_batch(6, self._last + 1, origin=ORIGIN))
             commit(log)
         write_checkpoint(log)
         log.close()
 
     def _control(self, rows: int) -> Batch:
-        says = self._chance.randrange(3)
+        variant = self._rng.randrange(3)
         typed = encode_noop(
             origin=ORIGIN,
             base=self._last + 1,
             count=rows,
             code=LATER_CODE,  # type: ignore[arg-type]
-            clock=[Dot(3, self._last)] if says else (),
-            refused_crc=self._last if says else None,
-            first_offsets=[None, *range(rows - 1)] if says > 1 else None,
-            ids=[bytes((row,)) * 16 for row in range(rows)] if says == 1 else None,
+            clock=[Dot(3, self._last)] if variant else (),
+            refused_crc=self._last if variant else None,
+            first_offsets=[None, *range(rows - 1)] if variant > 1 else None,
+            ids=[bytes((row,)) * 16 for row in range(rows)] if variant == 1 else None,
         )
         return typed if self._typed else without_types(typed)
 
@@ -110,7 +110,7 @@ class History:
         compaction = self.log.take_compaction()
         if compaction is not None:
             self.log.finish_compaction(compaction, made=run_to_end(compaction))
-            if self._seed % 2:  # else a crash came before what the snapshot stands for went
+            if self._seed % 2:  # otherwise a crash came before the covered segments were removed
                 self.log.retain()
                 commit(self.log)
 
@@ -146,7 +146,7 @@ SEEDS = pytest.mark.parametrize("seed", range(12))
 
 
 @SEEDS
-def test_migrated_log_is_the_one_that_the_present_format_would_have(seed: int) -> None:
+def test_migrated_log_equals_one_written_in_the_current_format(seed: int) -> None:
     old, new = History(seed, typed=False), History(seed, typed=True)
     before = {
         place.logged.offset: place.stamp
@@ -163,8 +163,10 @@ def test_migrated_log_is_the_one_that_the_present_format_would_have(seed: int) -
     assert bodies(log, first) == bodies(expected, first)
     marks = {place.logged.offset: place.stamp for place in log.frames() if place.logged.offset >= first}
     for offset, stamp in marks.items():
-        kept = replace(before[offset], previous_crc=stamp.previous_crc, append_time=stamp.append_time)
-        assert stamp == kept, offset
+        expected_stamp = replace(
+            before[offset], previous_crc=stamp.previous_crc, append_time=stamp.append_time
+        )
+        assert stamp == expected_stamp, offset
     snapshot, wanted = log.snapshot(), expected.snapshot()
     assert (snapshot is None) == (wanted is None)
     if snapshot is not None and wanted is not None:
@@ -176,28 +178,30 @@ def test_migrated_log_is_the_one_that_the_present_format_would_have(seed: int) -
     check_new(old.disk, old, bodies(log))
 
 
-def test_histories_hold_what_a_migration_can_meet() -> None:
+def test_histories_cover_every_case_of_a_migration() -> None:
     """A snapshot behind control rows, checkpoints in sealed and growing segments, compressed control rows."""
-    met = set[str]()
+    covered = set[str]()
     for seed in range(12):
         history = History(seed, typed=False)
         plans: list[MigrationPlan] = []
         before = {path: history.disk.peek(path) for path in history.disk.paths()}
         migrate_disk(history.disk, plans)
         after = {path: history.disk.peek(path) for path in history.disk.paths()}
-        met |= {path.rpartition(".")[2] for path, raw in after.items() if raw != before.get(path)}
-        met |= {"untouched segment"} if plans[0].segments_rewritten < plans[0].segments else set()
+        covered |= {path.rpartition(".")[2] for path, raw in after.items() if raw != before.get(path)}
+        covered |= {"untouched segment"} if plans[0].segments_rewritten < plans[0].segments else set()
         log, _ = open_log(history.disk, history.settings, read_only=True)
-        met |= {"compressed"} if any(p.codec and p.logged.batch.is_control for p in log.frames()) else set()
-    assert met >= {"log", "index", "snapshot", "checkpoint", "untouched segment", "compressed"}, met
+        covered |= (
+            {"compressed"} if any(p.codec and p.logged.batch.is_control for p in log.frames()) else set()
+        )
+    assert covered >= {"log", "index", "snapshot", "checkpoint", "untouched segment", "compressed"}, covered
 
 
-def test_log_without_control_rows_keeps_every_file_but_its_marks() -> None:
+def test_migration_without_control_rows_rewrites_no_segment() -> None:
     disk, plans = SimDisk(), list[migration.MigrationPlan]()
     log, _ = open_log(disk, SETTINGS, clock=Clock())
     for number in range(40):
         log.append(
-            encode_batch([made(number)], origin=ORIGIN, base=number + 1),
+            encode_batch([delta_at(number)], origin=ORIGIN, base=number + 1),
             lamport=number + 1,
             source=Source.LOCAL,
         )
@@ -213,7 +217,7 @@ def test_log_without_control_rows_keeps_every_file_but_its_marks() -> None:
     assert changed <= {"format", f"{DIRECTORY}/mark", f"{DIRECTORY}/log"}
 
 
-def test_migrated_directory_is_left_alone() -> None:
+def test_migrated_directory_is_left_unchanged() -> None:
     history = History(1, typed=False)
     migrate_disk(history.disk)
     before = {path: history.disk.peek(path) for path in history.disk.paths()}
@@ -221,7 +225,7 @@ def test_migrated_directory_is_left_alone() -> None:
     assert {path: history.disk.peek(path) for path in history.disk.paths()} == before
 
 
-def test_what_is_no_log_or_in_use_is_refused() -> None:
+def test_directory_without_a_log_or_in_use_is_refused() -> None:
     with pytest.raises(UsageError, match="is not a data directory"):
         migrate_disk(SimDisk())
     history = History(1, typed=False)
@@ -231,7 +235,7 @@ def test_what_is_no_log_or_in_use_is_refused() -> None:
     lock.release()
 
 
-def test_damage_is_refused_and_the_directory_stays_old() -> None:
+def test_corrupted_log_is_refused_and_keeps_its_old_format() -> None:
     history = History(2, typed=False)
     path = next(path for path in history.disk.paths() if path.endswith(".log"))
     history.disk.flip(path, 70, 1)
@@ -240,7 +244,7 @@ def test_damage_is_refused_and_the_directory_stays_old() -> None:
     assert read_format(history.disk) == (1, "test", False)
 
 
-def test_want_of_room_is_told_before_a_file_is_written() -> None:
+def test_lack_of_disk_space_is_reported_before_any_write() -> None:
     history = History(4, typed=False)
     disk = history.disk
     segments = {path: disk.peek(path) for path in disk.paths() if path.endswith(".log")}
@@ -256,7 +260,7 @@ def test_want_of_room_is_told_before_a_file_is_written() -> None:
     check_new(disk, history, bodies(open_log(disk, history.settings, read_only=True)[0]))
 
 
-# --- broken off
+# --- interrupted
 
 
 def is_old(disk: SimDisk, wanted: dict[int, bytes]) -> bool:
@@ -277,24 +281,24 @@ def is_old(disk: SimDisk, wanted: dict[int, bytes]) -> bool:
 def test_crash_at_any_call_leaves_the_old_or_the_new_directory(seed: int, full: bool) -> None:
     old = History(seed, typed=False, steps=30)
     found = read_format(old.disk)
-    before = bodies(recovered_old(old))
-    whole = old.disk.kill()
-    migrate_disk(whole)
-    wanted = bodies(open_log(whole.kill(), old.settings, read_only=True)[0])
-    numbers = [call.number for call in whole.trace if call.name in CHANGING]
+    before = bodies(open_old_log(old))
+    migrated = old.disk.kill()
+    migrate_disk(migrated)
+    wanted = bodies(open_log(migrated.kill(), old.settings, read_only=True)[0])
+    numbers = [call.number for call in migrated.trace if call.name in CHANGING]
     outcomes = {"old": 0, "unfinished": 0, "new": 0}
     for number in numbers:
-        for again in range(4 if full else 1):
+        for attempt in range(4 if full else 1):
             disk = old.disk.kill()
             disk.crash_at(number)
             with pytest.raises(SimCrash):
                 migrate_disk(disk)
             disk.heal()
-            for after in (disk.crash(number + again), disk.kill()):
-                was_old, said = is_old(after, before), read_format(after)
-                assert said is not None
-                outcomes["old" if was_old else "unfinished" if said.unfinished else "new"] += 1
-                if was_old or said.unfinished:
+            for after in (disk.crash(number + attempt), disk.kill()):
+                was_old, found_format = is_old(after, before), read_format(after)
+                assert found_format is not None
+                outcomes["old" if was_old else "unfinished" if found_format.unfinished else "new"] += 1
+                if was_old or found_format.unfinished:
                     with pytest.raises(FormatOutdated, match="log migrate"):
                         open_log(after, old.settings)
                 migrate_disk(after)
@@ -304,18 +308,18 @@ def test_crash_at_any_call_leaves_the_old_or_the_new_directory(seed: int, full: 
     assert min(outcomes.values()) > 0
 
 
-def recovered_old(history: History) -> DurableLog:
+def open_old_log(history: History) -> DurableLog:
     """The log of format 1, read as an earlier version reads it."""
     copy = history.disk.kill()
     copy.put("format", _pack_format(Format(FORMAT, "test")))
     return open_log(copy, history.settings, read_only=True)[0]
 
 
-def test_crash_of_what_finishes_a_broken_off_migration_is_finished_too() -> None:
+def test_crash_while_resuming_a_migration_can_be_resumed() -> None:
     old = History(5, typed=False, steps=30)
-    whole = old.disk.kill()
-    migrate_disk(whole)
-    wanted = bodies(open_log(whole.kill(), old.settings, read_only=True)[0])
+    migrated = old.disk.kill()
+    migrate_disk(migrated)
+    wanted = bodies(open_log(migrated.kill(), old.settings, read_only=True)[0])
     begun = old.disk.kill()
     begun.crash_at(lambda call: call.name == "rename" and call.path.endswith(".log.new"))
     with pytest.raises(SimCrash):
@@ -337,14 +341,14 @@ def test_crash_of_what_finishes_a_broken_off_migration_is_finished_too() -> None
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
-def test_failing_call_is_told_and_the_migration_can_be_run_again(error: int) -> None:
+def test_failed_call_is_reported_and_migration_can_be_rerun(error: int) -> None:
     old = History(0, typed=False, steps=30)
-    before = bodies(recovered_old(old))
-    whole = old.disk.kill()
-    migrate_disk(whole)
-    wanted = bodies(open_log(whole.kill(), old.settings, read_only=True)[0])
+    before = bodies(open_old_log(old))
+    migrated = old.disk.kill()
+    migrate_disk(migrated)
+    wanted = bodies(open_log(migrated.kill(), old.settings, read_only=True)[0])
     struck = 0
-    for number in range(1, whole.calls + 1):
+    for number in range(1, migrated.calls + 1):
         disk = old.disk.kill()
         disk.fail(number, error)
         try:
@@ -361,15 +365,15 @@ def test_failing_call_is_told_and_the_migration_can_be_run_again(error: int) -> 
         check_new(after, old, wanted, failed=True)
         migrate_disk(disk)
         check_new(disk, old, wanted, failed=True)
-    assert struck > whole.calls / 2
+    assert struck > migrated.calls / 2
 
 
-def test_format_whose_sync_failed_is_written_again_before_a_file_is_exchanged() -> None:
+def test_unsynced_format_is_rewritten_before_any_file_is_replaced() -> None:
     old = History(1, typed=False, steps=30)
-    before = bodies(recovered_old(old))
-    whole = old.disk.kill()
-    migrate_disk(whole)
-    wanted = bodies(open_log(whole.kill(), old.settings, read_only=True)[0])
+    before = bodies(open_old_log(old))
+    migrated = old.disk.kill()
+    migrate_disk(migrated)
+    wanted = bodies(open_log(migrated.kill(), old.settings, read_only=True)[0])
     for seed in range(20):
         disk = old.disk.kill()
         disk.fail(lambda call: call.name == "sync_directory" and not call.path)
@@ -385,9 +389,9 @@ def test_format_whose_sync_failed_is_written_again_before_a_file_is_exchanged() 
         check_new(after, old, wanted, failed=True)
 
 
-def test_segment_that_was_compressed_is_not_compressed_once_more() -> None:
+def test_compressed_segment_is_not_compressed_twice() -> None:
     old = History(2, typed=False)
-    log = recovered_old(old)
+    log = open_old_log(old)
     tried = [segment.base for segment in log._segments.all if segment.compression_tried]
     assert tried
     migrate_disk(old.disk)

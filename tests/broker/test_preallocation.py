@@ -25,7 +25,7 @@ def sizes(disk: SimDisk) -> list[int]:
     return [len(disk.peek(path)) for path in disk.paths() if path.endswith(".log")]
 
 
-def three_commits() -> tuple[SimDisk, Writer]:
+def log_with_three_commits() -> tuple[SimDisk, Writer]:
     disk = SimDisk()
     log, _ = open_log(disk, ROOMY)
     writer = Writer(log)
@@ -35,7 +35,7 @@ def three_commits() -> tuple[SimDisk, Writer]:
     return disk, writer
 
 
-def test_a_durable_commit_finds_zeros_and_leaves_some_for_those_that_follow() -> None:
+def test_durable_commit_preallocates_zeros_for_later_commits() -> None:
     disk = SimDisk()
     log, _ = open_log(disk, ROOMY)
     writer = Writer(log)
@@ -46,18 +46,20 @@ def test_a_durable_commit_finds_zeros_and_leaves_some_for_those_that_follow() ->
     for _ in range(5):
         writer.append(1)
         commit(log)
-    assert sizes(disk) == [first + AHEAD_BYTES_MIN], "what they wrote lies in the zeros"
+    assert sizes(disk) == [first + AHEAD_BYTES_MIN], "later commits write into the zeros"
     writer.append(8, dimension=10_000)
     commit(log)
-    behind = log.statistics().bytes
-    assert behind > first + AHEAD_BYTES_MIN
-    assert 4 * AHEAD_BYTES_MIN < sizes(disk)[0] - behind <= 16 * (behind - first), "as large as commits are"
+    written_bytes = log.statistics().bytes
+    assert written_bytes > first + AHEAD_BYTES_MIN
+    assert 4 * AHEAD_BYTES_MIN < sizes(disk)[0] - written_bytes <= 16 * (written_bytes - first), (
+        "as large as commits are"
+    )
     assert contents(log) == writer.appended
     log.close()
-    assert sizes(disk) == [behind], "closed, it holds frames alone"
+    assert sizes(disk) == [written_bytes], "a closed log holds only frames"
 
 
-def test_a_sealed_segment_holds_frames_alone() -> None:
+def test_sealed_segment_holds_only_frames() -> None:
     disk = SimDisk()
     log, _ = open_log(disk)
     writer = Writer(log)
@@ -65,7 +67,7 @@ def test_a_sealed_segment_holds_frames_alone() -> None:
         writer.append(4)
         commit(log)
     *sealed, last = sizes(disk)
-    assert last == SMALL.segment_bytes_max, "no longer than a segment becomes"
+    assert last == SMALL.segment_bytes_max, "zeros do not exceed the segment bound"
     assert sum(sealed) < log.statistics().bytes
     log, report = open_log(disk.kill())
     assert report.truncated_tail is None
@@ -73,7 +75,7 @@ def test_a_sealed_segment_holds_frames_alone() -> None:
 
 
 @pytest.mark.parametrize("how", ["large", "logged", "full"])
-def test_zeros_are_left_out_where_they_cost_more_than_they_save(how: str) -> None:
+def test_zeros_are_omitted_where_they_cost_more_than_they_save(how: str) -> None:
     disk = SimDisk()
     settings = {
         "large": ROOMY,
@@ -90,23 +92,23 @@ def test_zeros_are_left_out_where_they_cost_more_than_they_save(how: str) -> Non
     assert sizes(disk) == [log.statistics().bytes]
 
 
-def test_after_a_crash_zeros_are_cut_off_and_nothing_is_told_of_them() -> None:
-    disk, writer = three_commits()
+def test_zeros_are_truncated_silently_after_a_crash() -> None:
+    disk, writer = log_with_three_commits()
     size = writer.log.statistics().bytes
     after = disk.kill()
     assert sizes(after)[0] > size
     assert not [one for one in inspect(after) if isinstance(one, LogCorrupted)]
     assert len(list(Follower(after, 0).read())) == 3
-    looker, report = open_log(after, ROOMY, read_only=True)
-    assert (contents(looker), report.truncated_tail) == (writer.appended, None)
+    reader, report = open_log(after, ROOMY, read_only=True)
+    assert (contents(reader), report.truncated_tail) == (writer.appended, None)
     log, report = open_log(after, ROOMY)
     assert report.truncated_tail is None
     assert contents(log) == writer.appended
     assert sizes(after) == [size]
 
 
-def test_zeros_where_a_synced_frame_belongs_are_damage() -> None:
-    disk, writer = three_commits()
+def test_zeros_in_place_of_a_synced_frame_are_corruption() -> None:
+    disk, writer = log_with_three_commits()
     size = len(writer.appended[0])
     after = disk.kill()
     (path,) = [path for path in after.paths() if path.endswith(".log")]
@@ -117,7 +119,9 @@ def test_zeros_where_a_synced_frame_belongs_are_damage() -> None:
 
 
 @pytest.mark.parametrize(("content", "zeros"), [(0, 0), (0, 5), (7, 0), (7, 3), (3_000_000, 2_500_000)])
-def test_where_content_ends(content: int, zeros: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_end_excludes_trailing_zeros(
+    content: int, zeros: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = SimDisk()
     disk.make_directory(SEGMENTS)
     disk.put("file", b"x" * content + bytes(zeros))
@@ -127,18 +131,18 @@ def test_where_content_ends(content: int, zeros: int, monkeypatch: pytest.Monkey
     assert content_end(file, content // 2, file.size()) == content
 
 
-@pytest.mark.parametrize("look", ["opened", "inspected", "followed"])
+@pytest.mark.parametrize("access", ["opened", "inspected", "followed"])
 @pytest.mark.parametrize("strikes", range(1, 7))
-def test_zeros_that_are_filled_while_somebody_reads_are_no_damage(
-    look: str, strikes: int, monkeypatch: pytest.MonkeyPatch
+def test_zeros_filled_during_a_read_are_not_corruption(
+    access: str, strikes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that writes appends behind one of the reads of another one."""
-    disk, writer = three_commits()
+    disk, writer = log_with_three_commits()
     (path,) = [path for path in disk.paths() if path.endswith(".log")]
-    with_reads = type(disk.open(path))
-    read, reads = with_reads.read, 0
+    file_type = type(disk.open(path))
+    read, reads = file_type.read, 0
 
-    def read_and_written(self: Any, at: int, size: int) -> bytes:
+    def read_then_append(self: Any, at: int, size: int) -> bytes:
         nonlocal reads
         found = read(self, at, size)
         if self._path == path:
@@ -149,12 +153,12 @@ def test_zeros_that_are_filled_while_somebody_reads_are_no_damage(
                     commit(writer.log)
         return found
 
-    monkeypatch.setattr(with_reads, "read", read_and_written)
-    if look == "opened":
-        looker, report = open_log(disk, ROOMY, read_only=True)
+    monkeypatch.setattr(file_type, "read", read_then_append)
+    if access == "opened":
+        reader, report = open_log(disk, ROOMY, read_only=True)
         assert report.truncated_tail is None
-        assert len(contents(looker)) >= 3
-    elif look == "inspected":
+        assert len(contents(reader)) >= 3
+    elif access == "inspected":
         assert not [one for one in inspect(disk) if isinstance(one, LogCorrupted)]
     else:
         assert len(list(Follower(disk, 0).read())) >= 3

@@ -37,7 +37,7 @@ def append(log: MemoryLog, count: int) -> None:
 # --- how full
 
 
-def test_the_share_that_a_holder_keeps_is_the_larger_of_deltas_and_bytes() -> None:
+def test_used_share_is_the_larger_of_deltas_and_bytes() -> None:
     size = weight(BATCHES[2])
     by_deltas = MemoryLog(LOG_ID, deltas_max=10, bytes_max=100 * size)
     by_bytes = MemoryLog(LOG_ID, deltas_max=1_000, bytes_max=4 * size)
@@ -45,11 +45,11 @@ def test_the_share_that_a_holder_keeps_is_the_larger_of_deltas_and_bytes() -> No
         append(log, 2)
         append(log, 2)
     assert [by_deltas.used_share(offset) for offset in (0, 1, 2, 3, 4, 9)] == [0.4, 0.3, 0.2, 0.1, 0, 0]
-    # Bytes are kept by whole batches.
+    # Bytes are counted by complete batches.
     assert [by_bytes.used_share(offset) for offset in (0, 1, 2, 3, 4)] == [0.5, 0.5, 0.25, 0.25, 0]
 
 
-def test_what_is_gone_takes_no_share() -> None:
+def test_dropped_rows_take_no_share() -> None:
     log = MemoryLog(LOG_ID, deltas_max=4)
     for _ in range(10):
         append(log, 1)
@@ -58,28 +58,28 @@ def test_what_is_gone_takes_no_share() -> None:
     assert log.used_share(8) == 0.5
 
 
-# --- who is let go
+# --- which holders are released
 
 
-def test_who_gives_way_is_let_go_rather_than_an_append_refused() -> None:
-    log, told = MemoryLog(LOG_ID, deltas_max=4), []
-    log.hold("snapshots", lambda: 0, lambda: told.append(log.next_offset))
+def test_yielding_holder_is_released_before_an_append_is_refused() -> None:
+    log, released = MemoryLog(LOG_ID, deltas_max=4), []
+    log.hold("snapshots", lambda: 0, lambda: released.append(log.next_offset))
     log.hold("quick", lambda: log.next_offset)
     for _ in range(4):
         append(log, 1)
-    assert told == []
+    assert released == []
     append(log, 1)
-    assert told == [4]  # before the append, once
+    assert released == [4]  # before the append, once
     append(log, 1)
-    assert told == [4]
+    assert released == [4]
     assert (log.start_offset, log.next_offset) == (2, 6)
     assert log.statistics().refused == 0
 
 
 @pytest.mark.parametrize("first", ["gives way", "stays"])
-def test_nobody_is_let_go_where_another_keeps_the_log_full_all_the_same(first: str) -> None:
-    log, told = MemoryLog(LOG_ID, deltas_max=4), []
-    holders = {"gives way": lambda: told.append(1), "stays": None}
+def test_no_holder_is_released_if_the_log_stays_full(first: str) -> None:
+    log, released = MemoryLog(LOG_ID, deltas_max=4), []
+    holders = {"gives way": lambda: released.append(1), "stays": None}
     for name in (first, *(one for one in holders if one != first)):
         log.hold(name, lambda: 0, holders[name])
     for _ in range(4):
@@ -89,24 +89,24 @@ def test_nobody_is_let_go_where_another_keeps_the_log_full_all_the_same(first: s
     with pytest.raises(Refused) as caught:
         append(log, 1)
     assert caught.value.code is ErrorCode.LOG_FULL
-    assert told == []
+    assert released == []
     log.release("stays")
     append(log, 1)
-    assert told == [1]
+    assert released == [1]
 
 
-def test_only_as_many_are_let_go_as_it_takes() -> None:
-    log, told = MemoryLog(LOG_ID, deltas_max=6), []
+def test_only_as_many_holders_are_released_as_needed() -> None:
+    log, released = MemoryLog(LOG_ID, deltas_max=6), []
     for name, at in (("far", 0), ("middle", 2), ("near", 4)):
-        log.hold(name, lambda at=at: at, lambda name=name: told.append(name))  # type: ignore[misc]
+        log.hold(name, lambda at=at: at, lambda name=name: released.append(name))  # type: ignore[misc]
     for _ in range(3):
         append(log, 2)
     append(log, 1)
-    assert told == ["far"]
+    assert released == ["far"]
     append(log, 1)
-    assert told == ["far"]
+    assert released == ["far"]
     append(log, 2)
-    assert told == ["far", "middle"]
+    assert released == ["far", "middle"]
 
 
 # --- against a model
@@ -119,12 +119,12 @@ class Model:
     starts: list[tuple[int, int]] = field(default_factory=list)  # offset and count of each batch held
     end: int = 0
     holders: dict[str, tuple[int, bool]] = field(default_factory=dict)
-    told: list[str] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
 
     def held(self) -> int:
         return sum(count for _, count in self.starts)
 
-    def kept(self, floor: int) -> int:
+    def held_above(self, floor: int) -> int:
         return sum(count for start, count in self.starts if start + count > floor)
 
     def append(self, count: int) -> bool:
@@ -134,11 +134,11 @@ class Model:
                 self.starts.pop(0)
                 continue
             staying = min((at for at, gives in self.holders.values() if not gives), default=self.end)
-            if self.kept(staying) + count > DELTAS_MAX:
+            if self.held_above(staying) + count > DELTAS_MAX:
                 return False
             name = min(self.holders, key=lambda one: self.holders[one][0])
             del self.holders[name]
-            self.told.append(name)
+            self.released.append(name)
         self.starts.append((self.end, count))
         self.end += count
         return True
@@ -155,8 +155,8 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_room_is_found_as_the_rules_say(steps: list[tuple[str, int, bool]]) -> None:
-    log, model, told = MemoryLog(LOG_ID, deltas_max=DELTAS_MAX), Model(), []
+def test_capacity_is_freed_as_in_the_model(steps: list[tuple[str, int, bool]]) -> None:
+    log, model, released = MemoryLog(LOG_ID, deltas_max=DELTAS_MAX), Model(), []
     for what, number, gives_way in steps:
         if what == "append":
             could = log.capacity_refusal(number, BATCHES[number].size) is None
@@ -166,17 +166,17 @@ def test_room_is_found_as_the_rules_say(steps: list[tuple[str, int, bool]]) -> N
         elif what == "release":
             log.release("abc"[number])
             model.holders.pop("abc"[number], None)
-        else:  # hold, or hold on from further on
+        else:  # hold, or hold from a later offset
             at = min(log.start_offset + number, log.next_offset)
             log.release(what)
             model.holders.pop(what, None)
             log.hold(
                 what,
                 lambda at=at: at,  # type: ignore[misc]
-                (lambda what=what: told.append(what)) if gives_way else None,  # type: ignore[misc]
+                (lambda what=what: released.append(what)) if gives_way else None,  # type: ignore[misc]
             )
             model.holders[what] = (at, gives_way)
-        assert told == model.told
+        assert released == model.released
         assert log.next_offset == model.end
         assert log.start_offset == (model.starts[0][0] if model.starts else model.end)
         for offset in range(log.start_offset, log.next_offset):

@@ -11,11 +11,13 @@ from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel, Source
 from tests.broker.durable import LOG_ID, SMALL, Clock, Writer, batch_of, commit, open_log
 
-KEPT = replace(SMALL, segment_bytes_max=2_000, bytes_max=80_000, retention_bytes=20_000, retention_s=1_000.0)
+SETTINGS = replace(
+    SMALL, segment_bytes_max=2_000, bytes_max=80_000, retention_bytes=20_000, retention_s=1_000.0
+)
 
 
-def test_what_is_beyond_the_size_kept_is_what_goes_next() -> None:
-    writer = Writer(open_log(SimDisk(), KEPT)[0])
+def test_rows_beyond_retention_bytes_are_removed_next() -> None:
+    writer = Writer(open_log(SimDisk(), SETTINGS)[0])
     log = writer.log
     assert log.retention_share(0) == 0
     for _ in range(150):
@@ -30,24 +32,24 @@ def test_what_is_beyond_the_size_kept_is_what_goes_next() -> None:
 
 
 @pytest.mark.parametrize("compact", [False, True])
-def test_what_is_older_than_is_kept_goes_next_but_never_the_last_segment(compact: bool) -> None:
+def test_old_rows_are_removed_next_except_the_last_segment(compact: bool) -> None:
     clock = Clock(step_us=0)
-    settings = replace(KEPT, compact=compact, min_compaction_lag_s=500.0 if compact else None)
+    settings = replace(SETTINGS, compact=compact, min_compaction_lag_s=500.0 if compact else None)
     writer = Writer(open_log(SimDisk(), settings, clock=clock)[0])
     while len(writer.log._segments.all) < 2:
         writer.append()
         commit(writer.log)
-    kept_s = 500 if compact else 1_000
+    retention_s = 500 if compact else 1_000
     shares = []
     for share in (0.5, 0.5, 1):
-        clock.wait(share * kept_s)
+        clock.wait(share * retention_s)
         writer.log.clock.read()
         shares.append(writer.log.retention_share(0))
     assert shares == pytest.approx([0.5, 1, 2])
     assert writer.log.retention_share(writer.log.next_offset - 1) == 0
 
 
-def test_in_memory_only_size_counts() -> None:
+def test_memory_log_share_depends_on_size_only() -> None:
     log = MemoryLog(LOG_ID, deltas_max=10)
     for base in range(1, 9):
         batch = batch_of(1, base, level=AckLevel.MEMORY)

@@ -19,7 +19,7 @@ from delta_prop_wire import compression
 from delta_prop_wire.compression import Compression
 from delta_prop_wire.encode import encode_vectors
 from delta_prop_wire.errors import UsageError
-from tests.broker.compressed import COMPRESSED, compressed_log, rewrite, shrinking
+from tests.broker.compressed import COMPRESSED, compressed_log, compressible_batch, rewrite
 from tests.broker.durable import SEGMENTS, SMALL, Clock, Writer, commit, contents, frame, open_log
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ def bytes_of(disk: SimDisk) -> int:
 
 
 @CODECS
-def test_a_compressed_log_is_smaller_and_reads_the_same(codec: Compress) -> None:
+def test_compressed_log_is_smaller_and_reads_the_same(codec: Compress) -> None:
     disk, writer, before = compressed_log(codec)
     log = writer.log
-    told = log.statistics()
-    assert (told.segments, told.compressed_segments) == (5, 4)
-    assert told.bytes == bytes_of(disk) < before / 2
+    statistics = log.statistics()
+    assert (statistics.segments, statistics.compressed_segments) == (5, 4)
+    assert statistics.bytes == bytes_of(disk) < before / 2
     for one in (log, open_log(disk.kill(), COMPRESSED)[0], open_log(disk, COMPRESSED, read_only=True)[0]):
         assert contents(one) == writer.appended
         assert contents(one, rows_max=1, bytes_max=1) == writer.appended
@@ -61,15 +61,15 @@ def test_a_compressed_log_is_smaller_and_reads_the_same(codec: Compress) -> None
     assert {place.logged.offset: frame(place.logged) for place in follower.read()} == writer.appended
 
 
-def test_a_compressed_log_is_opened_by_its_indexes_and_goes_on() -> None:
+def test_compressed_log_is_opened_by_its_indexes() -> None:
     disk, writer, _ = compressed_log()
     writer.log.close()
     log, report = open_log(disk, COMPRESSED)
     assert (report.clean, report.indexes_rebuilt, log.epoch) == (True, 0, 1)
-    assert log.take_compression() is None, "each is done once"
-    again = Writer(log, counter=writer.counter, appended=writer.appended)
+    assert log.take_compression() is None, "each segment is compressed once"
+    second_writer = Writer(log, counter=writer.counter, appended=writer.appended)
     for _ in range(4):
-        again.append_batch(shrinking(6, again.counter + 1))
+        second_writer.append_batch(compressible_batch(6, second_writer.counter + 1))
         commit(log)
     while rewrite(log) is not None:
         pass
@@ -84,7 +84,7 @@ def test_a_compressed_log_is_opened_by_its_indexes_and_goes_on() -> None:
     assert log.take_compression() is None, "the frames themselves say that they are compressed"
 
 
-def test_readers_on_the_way_go_on_whatever_is_exchanged_under_them() -> None:
+def test_active_readers_continue_while_segments_are_replaced() -> None:
     """One within a segment, one that has read its index and not its file, one that comes to it later."""
     disk, writer, _ = compressed_log(settings=replace(COMPRESSED, compress="none"), codec="none")
     writer.log.close()
@@ -93,33 +93,33 @@ def test_readers_on_the_way_go_on_whatever_is_exchanged_under_them() -> None:
     following = follower.read()
     seen = [frame(next(following).logged)]
     early, _ = open_log(disk, COMPRESSED, read_only=True)
-    walking = early.frames()
-    walked = [frame(next(walking).logged)]
+    remaining_frames = early.frames()
+    read_frames = [frame(next(remaining_frames).logged)]
     late, _ = open_log(disk, COMPRESSED, read_only=True)
     sizes = [late.find(16, counter) for counter in (1, 13, 30)]
     while rewrite(log) is not None:
         pass
     assert seen + [frame(place.logged) for place in following] == list(writer.appended.values())
-    assert walked + [frame(place.logged) for place in walking] == list(writer.appended.values())
+    assert read_frames + [frame(place.logged) for place in remaining_frames] == list(writer.appended.values())
     assert contents(late) == writer.appended
     assert sizes == [0, 12, 29]
 
 
-def test_within_the_steps_the_log_reads_and_writes_on() -> None:
+def test_log_reads_and_writes_between_compression_steps() -> None:
     disk = SimDisk()
     log, _ = open_log(disk, COMPRESSED)
     writer = Writer(log)
     for _ in range(4):
-        writer.append_batch(shrinking(6, writer.counter + 1))
+        writer.append_batch(compressible_batch(6, writer.counter + 1))
         commit(log)
-    assert contents(log) == writer.appended, "so its files are at hand"
+    assert contents(log) == writer.appended, "the read leaves its files open"
     rewriting = log.take_compression()
     assert rewriting is not None
     assert log.take_compression() is None, "one at a time"
-    assert rewriting.step()  # on the disk it is exchanged now, for the log it is not yet
+    assert rewriting.step()  # the file is replaced on disk, the log does not use it yet
     rewriting.close()
     assert contents(log) == writer.appended
-    writer.append_batch(shrinking(6, writer.counter + 1))
+    writer.append_batch(compressible_batch(6, writer.counter + 1))
     commit(log)
     log.finish_compression(rewriting)
     assert contents(log) == writer.appended
@@ -130,7 +130,7 @@ def test_within_the_steps_the_log_reads_and_writes_on() -> None:
 # --- what is not compressed
 
 
-def test_what_hardly_shrinks_stays_as_it_is_and_is_not_tried_again() -> None:
+def test_incompressible_segment_is_left_as_is_and_not_retried() -> None:
     disk = SimDisk()
     log, _ = open_log(disk, COMPRESSED)
     writer = Writer(log)
@@ -153,11 +153,11 @@ def test_what_hardly_shrinks_stays_as_it_is_and_is_not_tried_again() -> None:
     assert contents(log) == writer.appended
 
 
-def test_the_segment_that_grows_and_what_is_not_synced_are_left_alone() -> None:
+def test_active_or_unsynced_segment_is_not_compressed() -> None:
     log, _ = open_log(SimDisk(), COMPRESSED)
     writer = Writer(log)
     for _ in range(3):
-        writer.append_batch(shrinking(6, writer.counter + 1))
+        writer.append_batch(compressible_batch(6, writer.counter + 1))
     assert log.statistics().segments == 2
     assert log.take_compression() is None
     commit(log)
@@ -165,7 +165,7 @@ def test_the_segment_that_grows_and_what_is_not_synced_are_left_alone() -> None:
     assert log.take_compression() is None
 
 
-def test_a_damaged_segment_is_told_and_left_as_it_is() -> None:
+def test_corrupted_segment_is_reported_and_not_rewritten() -> None:
     disk, writer, _ = compressed_log("none")
     writer.log.close()
     log, _ = open_log(disk, COMPRESSED)
@@ -185,7 +185,7 @@ def test_a_damaged_segment_is_told_and_left_as_it_is() -> None:
 # --- retention, failures, a codec that is missing
 
 
-def test_a_segment_that_goes_while_it_is_rewritten_is_removed_when_that_ends() -> None:
+def test_segment_removed_during_compression_is_deleted_afterwards() -> None:
     for steps in (0, 1):
         disk, writer, _ = compressed_log("none")
         writer.log.close()
@@ -198,7 +198,7 @@ def test_a_segment_that_goes_while_it_is_rewritten_is_removed_when_that_ends() -
         commit(log)
         assert log.start_offset > 0
         first = f"{SEGMENTS}/{0:020}.log"
-        assert disk.paths().count(first) == 1, "not under the feet of who rewrites it"
+        assert disk.paths().count(first) == 1, "the file stays while its compression runs"
         if not steps:
             while not rewriting.step():
                 pass
@@ -212,7 +212,7 @@ def test_a_segment_that_goes_while_it_is_rewritten_is_removed_when_that_ends() -
         assert contents(log) == {at: raw for at, raw in writer.appended.items() if at >= log.start_offset}
 
 
-def test_where_there_is_no_room_beside_it_nothing_is_rewritten() -> None:
+def test_no_segment_is_compressed_without_disk_space() -> None:
     disk, writer, _ = compressed_log("none")
     writer.log.close()
     log, _ = open_log(disk, replace(COMPRESSED, free_bytes_min=1_000))
@@ -221,12 +221,12 @@ def test_where_there_is_no_room_beside_it_nothing_is_rewritten() -> None:
         rewrite(log)
     assert caught.value.errno == errno.ENOSPC
     disk.capacity_bytes = None
-    assert rewrite(log) is not None, "tried again"
+    assert rewrite(log) is not None, "the compression is retried"
     assert contents(log) == writer.appended
 
 
 @CODECS
-def test_a_codec_that_is_missing_is_told_at_the_start(
+def test_missing_codec_is_reported_when_the_log_opens(
     codec: Compress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk, writer, _ = compressed_log(codec)
@@ -240,14 +240,14 @@ def test_a_codec_that_is_missing_is_told_at_the_start(
         with pytest.raises(CodecMissing, match=rf"compressed with {codec}.*install delta-prop\[compress\]"):
             open_log(disk, SMALL, read_only=read_only)
     assert {path: disk.peek(path) for path in disk.paths() if path in before} == before
-    assert available_but(Compression[codec.upper()])
+    assert is_unavailable(Compression[codec.upper()])
 
 
-def available_but(missing: Compression) -> bool:
-    return missing not in compression.available_codecs()
+def is_unavailable(codec: Compression) -> bool:
+    return codec not in compression.available_codecs()
 
 
-def test_settings_name_a_codec() -> None:
+def test_settings_parse_the_codec() -> None:
     assert LogSettings().codec is None
     assert LogSettings(compress="zstd").codec is Compression.ZSTD
     with pytest.raises(UsageError, match="compress = 'gzip': give one of none, lz4, zstd"):
@@ -257,7 +257,7 @@ def test_settings_name_a_codec() -> None:
 # --- crashes and failures
 
 
-def life(disk: SimDisk, written: dict[int, bytes], held: list[int]) -> None:
+def run_log(disk: SimDisk, written: dict[int, bytes], held: list[int]) -> None:
     """Commits, rolls, removals, and rewritings of which every step falls between two commits."""
     clock = Clock()
     log, report = open_log(disk, replace(COMPRESSED, retention_bytes=20_000), clock=clock)
@@ -265,7 +265,7 @@ def life(disk: SimDisk, written: dict[int, bytes], held: list[int]) -> None:
     writer = Writer(log, appended=written, counter=log.next_offset)
     rewriting = None
     for step in range(24):
-        writer.append_batch(shrinking(5 + step % 3, writer.counter + 1))
+        writer.append_batch(compressible_batch(5 + step % 3, writer.counter + 1))
         commit(log)
         held[1] = log.synced
         rewriting = rewriting or log.take_compression()
@@ -289,7 +289,7 @@ def life(disk: SimDisk, written: dict[int, bytes], held: list[int]) -> None:
     log.close()
 
 
-def judged(disk: SimDisk, written: dict[int, bytes], held: list[int]) -> None:
+def check_log(disk: SimDisk, written: dict[int, bytes], held: list[int]) -> None:
     """Everything that was promised is there, and the log goes on."""
     log, _ = open_log(disk, COMPRESSED)
     found = contents(log)
@@ -308,67 +308,67 @@ def judged(disk: SimDisk, written: dict[int, bytes], held: list[int]) -> None:
     assert contents(log) == found | writer.appended
 
 
-def test_a_power_cut_or_a_kill_at_every_call_of_a_log_that_is_compressed(
+def test_crash_at_any_call_of_a_compressed_log_keeps_synced_rows(
     full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from delta_prop_simulations.disk import CHANGING, SimCrash
 
     monkeypatch.setattr(module, "STEP_BYTES", 2_000)
     seeds = 20 if full else 1
-    whole = SimDisk()
-    life(whole, {}, [0, 0])
-    renamed = [call for call in whole.trace if call.name == "rename" and call.path.endswith(".log.new")]
-    calls = [call.number for call in whole.trace if call.name in CHANGING]
+    fault_free = SimDisk()
+    run_log(fault_free, {}, [0, 0])
+    renamed = [call for call in fault_free.trace if call.name == "rename" and call.path.endswith(".log.new")]
+    calls = [call.number for call in fault_free.trace if call.name in CHANGING]
     struck = 0
     for number in calls if full else calls[::6]:
         disk, written, held = SimDisk(number), dict[int, bytes](), [0, 0]
         disk.crash_at(number)
         with pytest.raises(SimCrash):
-            life(disk, written, held)
+            run_log(disk, written, held)
         for seed in range(seeds):
-            judged(disk.crash(1_000 * number + seed), written, held)
-        judged(disk.kill(), written, held)
+            check_log(disk.crash(1_000 * number + seed), written, held)
+        check_log(disk.kill(), written, held)
         struck += 1
     print(f"{struck} of {len(calls)} calls, {seeds} seeds each; {len(renamed)} segments exchanged")
-    assert whole.calls >= 200
+    assert fault_free.calls >= 200
     assert len(renamed) >= 5
 
 
-def test_every_call_of_a_rewriting_fails_once_and_the_log_goes_on(
+def test_log_continues_after_a_failure_of_any_compression_call(
     full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "STEP_BYTES", 2_000)
-    whole = SimDisk()
-    life(whole, {}, [0, 0])
+    fault_free = SimDisk()
+    run_log(fault_free, {}, [0, 0])
     failed = 0
-    calls = [call for call in whole.trace if call.path.endswith(".log.new")]
+    calls = [call for call in fault_free.trace if call.path.endswith(".log.new")]
     for call in calls if full else calls[::3]:
         disk, written, held = SimDisk(call.number), dict[int, bytes](), [0, 0]
         disk.fail(call.number, (errno.EIO, errno.ENOSPC)[call.number % 2])
-        life(disk, written, held)
+        run_log(disk, written, held)
         disk.heal()
         failed += 1
-        judged(disk.crash(call.number), written, held)
-        judged(disk.kill(), written, held)
+        check_log(disk.crash(call.number), written, held)
+        check_log(disk.kill(), written, held)
     print(f"{failed} of {len(calls)} calls failed")
     assert len(calls) > 50
 
 
-def test_a_flipped_bit_in_any_byte_of_a_compressed_log_is_named_and_never_delivered(full: bool) -> None:
+def test_flipped_bit_in_a_compressed_log_is_never_delivered(full: bool) -> None:
     flips = refused = harmless = 0
     for codec in ("lz4", "zstd") if full else ("lz4",):
-        whole, writer, _ = compressed_log(codec, batches=5)  # type: ignore[arg-type]
+        intact, writer, _ = compressed_log(codec, batches=5)  # type: ignore[arg-type]
         writer.log.close()
-        last = segments_of(whole)[-1]
-        for path in whole.paths():
+        last = segments_of(intact)[-1]
+        for path in intact.paths():
             if path == last or not path.endswith((".log", ".index")):
-                continue  # those of other files are turned over elsewhere
-            for at in range(0, len(whole.peek(path)), 1 if full else 2):
+                continue  # other tests flip bits of other files
+            for at in range(0, len(intact.peek(path)), 1 if full else 2):
                 for bit in range(8) if full else (at // 2 % 8,):
-                    disk = whole.kill()
+                    disk = intact.kill()
                     disk.flip(path, at, bit)
                     flips += 1
-                    damage = _told(disk, writer.appended)
+                    damage = _find_corruption(disk, writer.appended)
                     assert (damage is None) is path.endswith(".index")
                     assert damage in (None, path)
                     refused += damage is not None
@@ -378,19 +378,19 @@ def test_a_flipped_bit_in_any_byte_of_a_compressed_log_is_named_and_never_delive
     assert harmless > 100
 
 
-def _told(disk: SimDisk, appended: dict[int, bytes]) -> str | None:
+def _find_corruption(disk: SimDisk, appended: dict[int, bytes]) -> str | None:
     """The file that is told to be damaged; None where everything is read, as it was written."""
-    looked_over = [one.path for one in inspect(disk) if isinstance(one, LogCorrupted)]
-    told: str | None = None
+    inspected = [one.path for one in inspect(disk) if isinstance(one, LogCorrupted)]
+    corrupted_path: str | None = None
     try:
         assert contents(open_log(disk, COMPRESSED)[0]) == appended
     except LogCorrupted as damage:
-        told = damage.path
-    assert looked_over == ([] if told is None else [told])
-    return told
+        corrupted_path = damage.path
+    assert inspected == ([] if corrupted_path is None else [corrupted_path])
+    return corrupted_path
 
 
-def test_who_reads_step_by_step_goes_on_in_the_exchanged_segment() -> None:
+def test_stepwise_reader_continues_in_the_replaced_segment() -> None:
     _, writer, _ = compressed_log(settings=replace(COMPRESSED, compress="none"), codec="none")
     writer.log.close()
     log, _ = open_log(writer.log._disk, COMPRESSED)  # type: ignore[arg-type]

@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 BASES = (5, 9, 14, 40)
 
 
-def table() -> Segments:
+def make_table() -> Segments:
     segments = Segments(SimDisk(), "d")
     for base in BASES:
         segments.add(Segment("d", base))
     return segments
 
 
-def test_an_offset_is_held_by_the_last_segment_that_begins_at_or_before_it() -> None:
-    segments = table()
+def test_offset_is_in_the_last_segment_starting_at_or_before_it() -> None:
+    segments = make_table()
     held = {offset: segments.segment_at(offset).base for offset in (0, 5, 8, 9, 13, 14, 39, 40, 1 << 60)}
     assert held == {0: 5, 5: 5, 8: 5, 9: 9, 13: 9, 14: 14, 39: 14, 40: 40, 1 << 60: 40}
     assert [segment.base for segment in segments.segments_from(13)] == [9, 14, 40]
     assert [segment.base for segment in segments.segments_from(0)] == list(BASES)
 
 
-def test_the_table_is_seen_as_a_sequence_that_follows_what_is_dropped_and_added() -> None:
-    segments = table()
+def test_table_is_a_live_sequence_of_its_segments() -> None:
+    segments = make_table()
     seen = segments.all
     assert segments.last is seen[-1]
     assert [segments.drop_first().base for _ in range(3)] == [5, 9, 14]
@@ -43,7 +43,7 @@ def test_the_table_is_seen_as_a_sequence_that_follows_what_is_dropped_and_added(
     assert segments.last is seen[0]
 
 
-def test_who_reads_on_in_small_steps_reads_the_files_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequential_small_reads_read_the_files_once(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimDisk()
     writer = Writer(open_log(disk, replace(SMALL, retention_bytes=40_000))[0])
     for _ in range(60):
@@ -62,13 +62,13 @@ def test_who_reads_on_in_small_steps_reads_the_files_once(monkeypatch: pytest.Mo
     assert once <= 1.5 * sum(read_bytes)
 
 
-def test_readers_in_several_places_each_go_on_where_they_were() -> None:
+def test_interleaved_readers_each_resume_at_their_position() -> None:
     writer = Writer(open_log(SimDisk(), replace(SMALL, retention_bytes=40_000))[0])
     for _ in range(60):
         writer.append()
         commit(writer.log)
     offsets = sorted(writer.appended)
-    seen: list[dict[int, bytes]] = [{} for _ in range(7)]  # more than places are kept for
+    seen: list[dict[int, bytes]] = [{} for _ in range(7)]  # more readers than positions are stored
     for step in range(len(offsets)):
         for reader, found in enumerate(seen):
             (logged, *_) = writer.log.read(

@@ -32,7 +32,7 @@ def row(namespace: str, key: str, number: int) -> StateRow:
     return StateRow(namespace, key, state, number - 1)
 
 
-def written(disk: SimDisk, frames: list[list[StateRow]]) -> Snapshot:
+def write_snapshot(disk: SimDisk, frames: list[list[StateRow]]) -> Snapshot:
     disk.make_directory(DIRECTORY)
     writer = SnapshotWriter(disk, DIRECTORY, FACTS)
     for rows in frames:
@@ -47,9 +47,9 @@ FRAMES = [
 ]
 
 
-def test_what_was_written_is_read_and_found_by_name() -> None:
+def test_written_rows_are_read_and_found_by_name() -> None:
     disk = SimDisk()
-    written(disk, FRAMES).close()
+    write_snapshot(disk, FRAMES).close()
     snapshot = open_snapshot(disk.crash(), DIRECTORY, 40)
     snapshot.verify()
     assert (snapshot.offset, snapshot.rows, snapshot.lamport, snapshot.log_id) == (40, 5, 44, LOG_ID)
@@ -65,8 +65,8 @@ def test_what_was_written_is_read_and_found_by_name() -> None:
         assert snapshot.find(namespace, key) is None
 
 
-def test_some_frames_are_read_by_their_numbers() -> None:
-    snapshot = written(SimDisk(), FRAMES)
+def test_frames_are_read_by_number() -> None:
+    snapshot = write_snapshot(SimDisk(), FRAMES)
     keys = [["x", "y"], ["é", "a"], ["b"]]
     assert snapshot.frame_count == 3
     for begin in range(3):
@@ -76,17 +76,17 @@ def test_some_frames_are_read_by_their_numbers() -> None:
         assert [logged.batch.keys for logged in snapshot.frames(begin)] == keys[begin:]
 
 
-def test_one_without_rows_is_one_too() -> None:
-    snapshot = written(SimDisk(), [])
+def test_snapshot_without_rows_is_valid() -> None:
+    snapshot = write_snapshot(SimDisk(), [])
     snapshot.verify()
     assert list(snapshot.frames()) == []
     assert snapshot.find("a", "x") is None
 
 
-def test_the_newest_is_taken_and_only_of_this_log() -> None:
+def test_newest_snapshot_must_belong_to_the_log() -> None:
     disk = SimDisk()
     assert newest_snapshot(disk, DIRECTORY, LOG_ID) is None
-    written(disk, FRAMES).close()
+    write_snapshot(disk, FRAMES).close()
     disk.put(snapshot_path(DIRECTORY, 39), b"older, and not looked at")
     newest = newest_snapshot(disk, DIRECTORY, LOG_ID)
     assert newest is not None
@@ -98,25 +98,25 @@ def test_the_newest_is_taken_and_only_of_this_log() -> None:
         newest_snapshot(disk, DIRECTORY, LOG_ID)
 
 
-def test_every_bit_that_is_flipped_is_found() -> None:
+def test_flipped_bit_is_found() -> None:
     disk = SimDisk()
-    written(disk, [[row("a", "x", 1)], [row("a", "y", 2)]]).close()
-    sound = disk.peek(PATH)
-    for at in range(len(sound)):
+    write_snapshot(disk, [[row("a", "x", 1)], [row("a", "y", 2)]]).close()
+    intact = disk.peek(PATH)
+    for at in range(len(intact)):
         for bit in range(8):
             disk.flip(PATH, at, bit)
             with pytest.raises(LogCorrupted, match=PATH):
                 open_snapshot(disk, DIRECTORY, 40).verify()
             disk.flip(PATH, at, bit)
-    assert disk.peek(PATH) == sound
+    assert disk.peek(PATH) == intact
 
 
 @pytest.mark.parametrize("cut", [1, 8, 200, 600])
-def test_one_that_was_cut_or_lengthened_is_found(cut: int) -> None:
+def test_truncated_or_extended_snapshot_is_corruption(cut: int) -> None:
     disk = SimDisk()
-    written(disk, FRAMES).close()
-    sound = disk.peek(PATH)
-    for wrong in (sound[:-cut], sound + bytes(cut)):
+    write_snapshot(disk, FRAMES).close()
+    intact = disk.peek(PATH)
+    for wrong in (intact[:-cut], intact + bytes(cut)):
         disk.put(PATH, wrong)
         with pytest.raises(LogCorrupted, match=PATH):
             open_snapshot(disk, DIRECTORY, 40).verify()

@@ -23,7 +23,7 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import AckRange, BatchFrame, Nack
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.chains import Bench, batch_of
-from tests.delta_prop.durable.histories import NEVER, repeat
+from tests.delta_prop.durable.histories import NEVER, resend_batch
 from tests.delta_prop.server.raw import ORIGIN, connected, serving
 from tests.delta_prop.server.test_forwarding import Node, wait_converged
 from tests.delta_prop.support import made
@@ -287,7 +287,7 @@ def test_very_frame_again_is_a_duplicate_after_a_restart(checkpoint: bool) -> No
             await p.publish(*map(row, KNOWN))
             origin = p.producer("p").watermark() or p._pipeline.hello(5, "p", p._now())[0].origin
             frame = mixed(origin)
-            published = (await repeat(p, frame, Sender("p"))).result()
+            published = (await resend_batch(p, frame, Sender("p"))).result()
             assert published.duplicates == TOLD
             await p.wait_visible(published)
             assert {
@@ -306,10 +306,10 @@ def test_very_frame_again_is_a_duplicate_after_a_restart(checkpoint: bool) -> No
             assert p.recovery is not None
             assert (p.recovery.checkpoint is not None) is checkpoint
             (grant, *_) = p._pipeline.hello(5, "p", p._now())
-            assert repeated(await repeat(p, frame, Sender("p"))) == offsets
+            assert repeated(await resend_batch(p, frame, Sender("p"))) == offsets
             rows = [row(number) for number in range(8)]
             other = encode_batch(rows, origin=frame.origin, base=1, epoch=grant.epoch, hybrid_time=3)
-            refusal = (await repeat(p, other, Sender("p"))).refusal()
+            refusal = (await resend_batch(p, other, Sender("p"))).refusal()
             assert refusal is not None
             assert refusal.code is ErrorCode.DOT_REUSED
 
@@ -327,7 +327,7 @@ def test_crash_between_the_pieces_leaves_what_the_producer_can_go_on_from() -> N
         async with opened(disk) as p:
             await p.publish(*map(row, KNOWN), ack_level=AckLevel.DURABLE)
             frame = mixed(p._pipeline.hello(5, "p", p._now())[0].origin)
-            await repeat(p, frame, Sender("p"))
+            await resend_batch(p, frame, Sender("p"))
             await anyio.sleep(0.1)
             return frame, disk.crash(seed)
 
@@ -338,14 +338,14 @@ def test_crash_between_the_pieces_leaves_what_the_producer_can_go_on_from() -> N
             rest = frame
             if 0 < grant.watermark < 8:
                 again = mixed(frame.origin, epoch=grant.epoch)
-                refusal = (await repeat(p, again, Sender("p"))).refusal()
+                refusal = (await resend_batch(p, again, Sender("p"))).refusal()
                 assert refusal is not None
                 assert (refusal.code, refusal.details) == (ErrorCode.OVERLAP, {"watermark": grant.watermark})
             if grant.watermark < 8:
                 rest = batch_of(
                     frame.origin, grant.watermark + 1, *map(row, range(grant.watermark, 8)), epoch=grant.epoch
                 )
-            published = (await repeat(p, rest, Sender("p"))).result()
+            published = (await resend_batch(p, rest, Sender("p"))).result()
             offsets = [one.offset for one in published.places()]
             assert offsets == [0, 5, 1, 2, 8, 9, 10, 3][-rest.count :]
             await anyio.sleep(0.1)
@@ -369,7 +369,7 @@ def test_pieces_are_forwarded_and_the_frame_is_a_repeat_there_too() -> None:
             await here.p.publish(*map(row, KNOWN))
             (grant, *_) = here.p._pipeline.hello(5, "p", here.p._now())
             frame = mixed(grant.origin)
-            published = (await repeat(here.p, frame, Sender("p"))).result()
+            published = (await resend_batch(here.p, frame, Sender("p"))).result()
             assert published.duplicates == TOLD
             await wait_converged(nodes)
             assert here.deltas() == there.deltas()
@@ -380,9 +380,9 @@ def test_pieces_are_forwarded_and_the_frame_is_a_repeat_there_too() -> None:
                     True
                 ] * 8
             (other, *_) = there.p._pipeline.hello(5, "p", there.p._now())
-            repeated(await repeat(there.p, frame, Sender("p")))
+            repeated(await resend_batch(there.p, frame, Sender("p")))
             refusal = (
-                await repeat(
+                await resend_batch(
                     there.p,
                     batch_of(grant.origin, 1, *map(row, range(10, 18)), epoch=other.epoch),
                     Sender("p"),

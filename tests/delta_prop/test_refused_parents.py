@@ -20,7 +20,7 @@ from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.frames import BatchFrame, DeltaFrame, Nack
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.chains import Bench, batch_of
-from tests.delta_prop.durable.histories import NEVER, repeat
+from tests.delta_prop.durable.histories import NEVER, resend_batch
 from tests.delta_prop.server.raw import ORIGIN, connected, serving
 from tests.delta_prop.support import made, refused
 
@@ -224,8 +224,8 @@ def test_refused_ids_are_known_after_a_restart(checkpoint: bool) -> None:
     async def first_life() -> None:
         async with opened(disk) as p:
             origin = p._pipeline.hello(5, "p", p._now())[0].origin
-            await repeat(p, batch_of(origin, 1, BAD, made("fine", id=TWO)), Sender("p"))
-            await repeat(p, batch_of(origin, 3, replace(BAD, id=THREE)), Sender("p"))
+            await resend_batch(p, batch_of(origin, 1, BAD, made("fine", id=TWO)), Sender("p"))
+            await resend_batch(p, batch_of(origin, 3, replace(BAD, id=THREE)), Sender("p"))
             await p.publish(made("right", id=THREE))
             assert p._service_log.checkpointer is not None
             if checkpoint:

@@ -36,8 +36,8 @@ from delta_prop_sinks import CallbackSink
 from delta_prop_wire.delta import Source, make_origin
 from delta_prop_wire.encode import encode_batch, encode_noop
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.durable.histories import repeat
-from tests.delta_prop.durable.quarantined import Rejecting, Store
+from tests.delta_prop.durable.histories import resend_batch
+from tests.delta_prop.durable.quarantined import RejectingSink, Store
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -90,7 +90,7 @@ VOID = encode_noop(origin=FAR, base=1, count=2, code=ErrorCode.CONFLICT, refused
 
 async def outcome(p: Propagator, batch: Batch) -> list[int | None] | str:
     """Repeat a frame; return its rows' offsets or error code."""
-    receipt = await repeat(p, batch, Sender("teller"))
+    receipt = await resend_batch(p, batch, Sender("teller"))
     refusal = receipt.refusal()
     return refusal.code.name if refusal is not None else [one.offset for one in receipt.result().places()]
 
@@ -125,7 +125,7 @@ async def _session(
 ) -> None:
     async with service(disk, seed, settings) as p:
         await p.attach(CallbackSink(lambda offset, _: None, name=AUDIT))
-        await p.attach(Rejecting(Store(keeps_cursor=False), {7.0}), topics="ns:adds")
+        await p.attach(RejectingSink(Store(keeps_cursor=False), {7.0}), topics="ns:adds")
         await main(p)
         group = GroupCursor(disk, GROUP, p._log.log_id)
         group.next_offset = p.statistics().log.high_watermark - 1

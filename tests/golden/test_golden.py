@@ -19,7 +19,7 @@ from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.files.identity import FORMAT, read_format
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink
-from tests.delta_prop.durable.quarantined import Rejecting, Store
+from tests.delta_prop.durable.quarantined import RejectingSink, Store
 from tests.golden.make import HERE, serve, unpacked
 from tests.golden.migrating import disk_of, migrated
 from tests.golden.reading import kept
@@ -107,7 +107,7 @@ def test_its_sinks_and_producers_go_on_where_they_stopped(packed: Path) -> None:
     async def run() -> None:
         async with service(disk, 3, SETTINGS) as p:
             await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name=AUDIT))
-            await p.attach(Rejecting(Store(keeps_cursor=False), set()), topics="ns:adds")
+            await p.attach(RejectingSink(Store(keeps_cursor=False), set()), topics="ns:adds")
             held = told["kept"]["quarantines"][ADDS]["held"]
             assert [one.offset for one in p.quarantine(ADDS)] == [int(offset) for offset in held]
             importer = p.producer(IMPORTER)

@@ -26,7 +26,7 @@ from delta_prop_wire.frames import DeltaFrame
 from delta_prop_wire.state_rows import StateRow, encode_states, state_of
 from delta_prop_wire.validate import validate_batch, validate_delta
 from tests.broker.durable import commit, open_log
-from tests.broker.test_compaction import TINY, compacted, parts_of, states
+from tests.broker.test_compaction import TINY, compact_segments, sealed_segments, states
 from tests.golden.fold_histories import HISTORIES, NAMESPACE, Change, change, histories
 from tests.golden.folds import (
     PATH,
@@ -274,6 +274,7 @@ def test_snapshot_of_a_compacted_log_holds_the_same_bytes(order: str) -> None:
         log.append(batch_of([change(delete(), counter=1)]), lamport=1 << 62, source=Source.LOCAL)
         commit(log)
         found = {
-            vector_id: state for (_, vector_id), (state, _) in states(compacted(disk, parts_of(log))).items()
+            vector_id: state
+            for (_, vector_id), (state, _) in states(compact_segments(disk, sealed_segments(log))).items()
         }
         assert shown(found) == GOLDEN[name]["states"], name

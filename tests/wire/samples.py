@@ -121,7 +121,7 @@ def states_batch() -> Batch:
     )
 
 
-def cut_batch() -> Batch:
+def sliced_batch() -> Batch:
     """Rows 0 and 2 of a batch of three that lies at offset 17."""
     return encode_batch(
         [SPARSE, dataclasses.replace(RICH_ROW, parents=(), expect=None)],
@@ -134,13 +134,13 @@ def cut_batch() -> Batch:
     )
 
 
-VOID = encode_noop(origin=ORIGIN, base=8, count=2, code=ErrorCode.INVALID_DELTA, refused_crc=0x0A0B0C0D)
+NOOP_BATCH = encode_noop(origin=ORIGIN, base=8, count=2, code=ErrorCode.INVALID_DELTA, refused_crc=0x0A0B0C0D)
 OWN_ROWS = {
     kind.name.lower().replace("_", " "): control_batch(bytes((kind,)) + b"what follows")
     for kind in sorted(LOG_TYPES)
 }
 """Of the types that a log will write for itself. What follows the type is open, so this stands for it."""
-CUT_STAMP = dataclasses.replace(STAMP, previous_crc=0, body_crc=cut_batch().crc)
+SLICED_STAMP = dataclasses.replace(STAMP, previous_crc=0, body_crc=sliced_batch().crc)
 STATE_STAMP = dataclasses.replace(STAMP, lamport=913, body_crc=states_batch().crc)
 SAMPLES: dict[str, Frame] = {
     "heartbeat without payload": Heartbeat(1),
@@ -206,9 +206,9 @@ SAMPLES: dict[str, Frame] = {
     ),
     "batch from the log": BatchFrame(17, small_batch(), STAMP),
     "delta from the log": DeltaFrame(17, SPARSE, lamport=900),
-    "batch cut by a filter": BatchFrame(17, cut_batch(), CUT_STAMP),
+    "batch cut by a filter": BatchFrame(17, sliced_batch(), SLICED_STAMP),
     "batch of void dots": BatchFrame(
-        20, VOID, dataclasses.replace(STAMP, lamport=903, body_crc=VOID.crc, source=Source.LOCAL)
+        20, NOOP_BATCH, dataclasses.replace(STAMP, lamport=903, body_crc=NOOP_BATCH.crc, source=Source.LOCAL)
     ),
     **{
         f"batch of {name} rows": BatchFrame(
@@ -343,7 +343,7 @@ def _compressed(frame: Frame, codec: Compression) -> bytes:
     raw = encode(frame)
     body = raw[64:]
     size = len(body)
-    if codec is Compression.LZ4:  # a token of 15 literals, and how many more
+    if codec is Compression.LZ4:  # a token of 15 literals, then the count of further literals
         rest = size - 15
         packed = b"\xf0" + b"\xff" * (rest // 255) + bytes([rest % 255]) + body
     else:  # magic, single segment with a content size of 2 bytes, one last raw block
@@ -368,7 +368,7 @@ NAMES_OF = {form.request_type: form.name for form in requests._CODECS} | {
 """The name of the request that a request or a response is of."""
 
 
-def plain(value: object) -> object:
+def to_json_value(value: object) -> object:
     """A value of a frame as JSON can hold it: what stands beside the golden bytes."""
     if isinstance(value, bytes | memoryview):
         return bytes(value).hex()
@@ -381,22 +381,24 @@ def plain(value: object) -> object:
     if isinstance(value, Batch):
         return [row_of(value, row) for row in range(value.count)]
     if dataclasses.is_dataclass(value):
-        fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        told = {name: field for name, field in fields.items() if field not in (None, [], {})}
-        return {"name": NAMES_OF[type(value)]} | told if type(value) in NAMES_OF else told
+        fields = {
+            field.name: to_json_value(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
+        present = {name: field for name, field in fields.items() if field not in (None, [], {})}
+        return {"name": NAMES_OF[type(value)]} | present if type(value) in NAMES_OF else present
     if isinstance(value, Mapping):
-        return {name: plain(item) for name, item in value.items()}
+        return {name: to_json_value(item) for name, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return plain(value._asdict())
+        return to_json_value(value._asdict())
     if isinstance(value, tuple | list):
-        return [plain(item) for item in value]
+        return [to_json_value(item) for item in value]
     return value
 
 
 def row_of(batch: Batch, row: int) -> object:
-    told = plain(batch.delta(row))
-    if batch.parent_positions and isinstance(told, dict):
-        told["places"] = [plain(place) for at, _, place in batch.parent_positions if at == row]
-    if batch.row_offsets is not None and isinstance(told, dict):
-        told["offset"] = int(batch.row_offsets[row])
-    return told
+    entry = to_json_value(batch.delta(row))
+    if batch.parent_positions and isinstance(entry, dict):
+        entry["places"] = [to_json_value(place) for at, _, place in batch.parent_positions if at == row]
+    if batch.row_offsets is not None and isinstance(entry, dict):
+        entry["offset"] = int(batch.row_offsets[row])
+    return entry

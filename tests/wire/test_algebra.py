@@ -67,12 +67,12 @@ def test_partial_kinds_change_the_vector() -> None:
     assert vector_of(start, dense([9, 9])) == [9, 9]
 
 
-def test_repeated_indices_add_up_in_sparse_add_and_the_last_wins_in_sparse() -> None:
+def test_duplicate_indices_add_up_or_the_last_one_wins() -> None:
     assert vector_of(create([1, 2]), sparse_add([1, 1, 1], [1, 2, 3])) == [1, 8]
     assert vector_of(create([1, 2]), sparse([1, 0, 1], [5, 7, 6])) == [7, 6]
 
 
-def test_repeated_additions_run_in_order_and_in_float32() -> None:
+def test_additions_to_one_index_run_in_order_and_in_float32() -> None:
     big = float(np.float32(2**24))
     assert vector_of(create([big]), sparse_add([0, 0], [1, 1])) == [big]  # 2**24 + 1 rounds back, twice
     assert vector_of(create([1]), sparse_add([0, 0], [1, big])) == [big + 2]
@@ -98,14 +98,14 @@ def test_arithmetic_has_no_effect_on_opaque_facts(operation: Operation) -> None:
 
 
 @pytest.mark.parametrize("operation", [sparse([0, 2], [1, 1]), sparse_add([2], [1])])
-def test_an_index_outside_the_dimension_has_no_effect_at_all(operation: Operation) -> None:
+def test_index_outside_the_dimension_has_no_effect(operation: Operation) -> None:
     state = apply(state_of(create([1, 2])), operation, {"a": 1})
     assert state.content == state_of(create([1, 2])).content
     assert state.ignored == 1
 
 
 @pytest.mark.parametrize("operation", [transform("upper"), UNKNOWN, Operation(63)])
-def test_transforms_and_unknown_kinds_leave_state_alone(operation: Operation) -> None:
+def test_transforms_and_unknown_kinds_leave_state_unchanged(operation: Operation) -> None:
     before = state_of((create([1, 2]), {"a": 1}))
     after = apply(before, operation, {"b": 1})
     assert after.content == before.content
@@ -121,17 +121,17 @@ def test_create_clears_metadata_dense_and_opaque_keep_it() -> None:
     assert apply(before, metadata_only(), {"a": None, "d": {"e": 1}}).metadata == {"d": {"e": 1}}
 
 
-def test_whole_kinds_replace_each_other() -> None:
+def test_full_writes_replace_each_other() -> None:
     facts = state_of(dense([1]), opaque(b""), dense([2, 3]), opaque(b"x"))
     assert (facts.alive, facts.vector, facts.data) == (True, None, b"x")
     assert vector_of(opaque(b"x"), dense([2, 3])) == [2, 3]
 
 
-@pytest.mark.parametrize("whole", [create([7]), dense([7]), opaque(b"7")])
-def test_after_a_delete_a_whole_kind_starts_anew(whole: Operation) -> None:
-    gone = state_of((create([1]), {"a": 1}), (delete(), {"why": "old"}))
-    assert (gone.alive, gone.vector, gone.data, gone.metadata) == (False, None, None, {})
-    assert apply(gone, whole, {"b": 2}).content == apply(VectorState(), whole, {"b": 2}).content
+@pytest.mark.parametrize("full_write", [create([7]), dense([7]), opaque(b"7")])
+def test_full_write_after_a_delete_starts_from_empty(full_write: Operation) -> None:
+    deleted = state_of((create([1]), {"a": 1}), (delete(), {"why": "old"}))
+    assert (deleted.alive, deleted.vector, deleted.data, deleted.metadata) == (False, None, None, {})
+    assert apply(deleted, full_write, {"b": 2}).content == apply(VectorState(), full_write, {"b": 2}).content
 
 
 def test_sums_and_products_saturate() -> None:
@@ -147,7 +147,7 @@ def test_each_addition_saturates_by_itself() -> None:
     assert at_once == one_by_one == [0, 2]
 
 
-def test_apply_never_writes_to_what_it_was_given() -> None:
+def test_apply_does_not_modify_its_input() -> None:
     values = np.array([1, 2], np.float32)
     before = state_of(Operation(Kind.CREATE, values))
     for operation in (sparse([0], [9]), sparse_add([0], [9]), scale(9), offset(9)):
@@ -158,7 +158,7 @@ def test_apply_never_writes_to_what_it_was_given() -> None:
     assert before.vector.tolist() == [1, 2], "a state shares no memory with the batch it came from"
 
 
-def test_change_works_on_a_row_of_a_matrix() -> None:
+def test_apply_in_place_changes_a_row_of_a_matrix() -> None:
     matrix = np.zeros((2, 3), np.float32)
     assert apply_in_place(matrix[1], sparse([2], [5]))
     assert apply_in_place(matrix[1], offset(1))
@@ -170,7 +170,7 @@ def test_change_works_on_a_row_of_a_matrix() -> None:
 # --- fold
 
 
-def test_fold_takes_canonical_order_and_repeats_once() -> None:
+def test_fold_sorts_rows_and_applies_duplicates_once() -> None:
     rows = [
         ((3, 1, 3), scale(2), None),
         ((1, 1, 1), create([1, 1]), {"a": 1}),
@@ -184,7 +184,7 @@ def test_fold_takes_canonical_order_and_repeats_once() -> None:
     assert (state.key, state.ignored) == ((3, 1, 3), 0)
 
 
-def test_fold_goes_on_from_a_state_and_tells_a_row_that_came_too_late() -> None:
+def test_fold_resumes_from_a_state_and_rejects_an_older_row() -> None:
     rows = [((n, 1, n), sparse_add([0], [n]), None) for n in range(2, 6)]
     first = ((1, 1, 1), create([0]), None)
     checkpoint = fold([first, *rows[:2]])
@@ -193,7 +193,7 @@ def test_fold_goes_on_from_a_state_and_tells_a_row_that_came_too_late() -> None:
         fold([((2, 0, 9), scale(1), None)], checkpoint)
 
 
-def test_the_empty_fold_is_a_vector_never_heard_of() -> None:
+def test_empty_fold_is_an_unknown_vector() -> None:
     assert fold([]).key is None
     assert fold([((1, 1, 1), delete(), None)]).key == (1, 1, 1)
 
@@ -231,7 +231,7 @@ CHANGES = st.tuples(OPERATIONS, PATCHES)
 
 
 @given(st.lists(CHANGES, max_size=8), st.randoms(use_true_random=False), st.data())
-def test_fold_does_not_depend_on_order_or_repeats(
+def test_fold_is_independent_of_order_and_duplicates(
     changes: list[tuple[Operation, Patch]], shuffler: Any, data: st.DataObject
 ) -> None:
     rows = [((n // 2, n % 3, n + 1), *one) for n, one in enumerate(changes)]

@@ -31,7 +31,7 @@ def block_of(deltas: list[Delta]) -> Block:
 
 
 @given(DELTAS, st.sampled_from(AckLevel), st.sampled_from(Priority))
-def test_a_block_becomes_the_bytes_of_its_deltas(
+def test_block_encodes_to_the_bytes_of_its_deltas(
     deltas: list[Delta], level: AckLevel, priority: Priority
 ) -> None:
     block = block_of(deltas)
@@ -42,13 +42,13 @@ def test_a_block_becomes_the_bytes_of_its_deltas(
 
 
 @given(DELTAS, st.integers(0, 9), st.integers(1, 9))
-def test_counters_that_leap_stand_in_the_batch(deltas: list[Delta], previous: int, leap: int) -> None:
-    base = previous + leap
+def test_batch_records_a_gap_before_its_counters(deltas: list[Delta], previous: int, step: int) -> None:
+    base = previous + step
     made = block_of(deltas).encode(origin=7, base=base, previous=previous)
     read: Batch = parse_batch(made.raw)
-    assert read.has_gaps == (leap > 1)
+    assert read.has_gaps == (step > 1)
     assert [read.counter(row) for row in range(read.count)] == list(range(base, base + len(deltas)))
-    assert read.previous == (previous if leap > 1 else 0)
+    assert read.previous == (previous if step > 1 else 0)
 
 
 NAMES = st.sampled_from(["a", "b" * 300, "long" * 500, "é", "", "tab\t", "nul\0"])
@@ -62,7 +62,7 @@ VECTORS = st.lists(NUMBERS, min_size=2, max_size=2)
     st.sampled_from([create, dense]),
     st.booleans(),
 )
-def test_whole_vectors_are_looked_over_in_few_steps_as_all_rows_are(
+def test_homogeneous_block_check_agrees_with_validation(
     rows: list[tuple[str, list[float]]], namespace: str, make: Callable[[Any], Operation], views: bool
 ) -> None:
     block = block_of([Delta(name, make(vector), namespace) for name, vector in rows])
@@ -78,13 +78,13 @@ def test_whole_vectors_are_looked_over_in_few_steps_as_all_rows_are(
     if wanted is None:
         block.check()
     else:
-        with pytest.raises(InvalidDelta) as told:
+        with pytest.raises(InvalidDelta) as caught:
             block.check()
-        assert str(told.value) == str(wanted)
+        assert str(caught.value) == str(wanted)
 
 
 @pytest.mark.parametrize("rows", [1, 3_000])
-def test_a_large_block_of_views_becomes_the_same_bytes(rows: int) -> None:
+def test_block_of_views_encodes_to_the_same_bytes(rows: int) -> None:
     deltas = [Delta(f"v{row}", create(np.arange(8) + row)) for row in range(rows)]
     block = block_of(deltas)
     views = replace(block, columns={column: memoryview(one) for column, one in block.columns.items()})
@@ -93,14 +93,14 @@ def test_a_large_block_of_views_becomes_the_same_bytes(rows: int) -> None:
     assert parse_batch(views.encode(origin=7, base=5).raw).keys == wanted.keys
 
 
-def test_a_bad_row_is_found() -> None:
+def test_invalid_row_is_named() -> None:
     block = block_of([Delta("a", create([1.0])), Delta("b", create([float("inf")]))])
-    with pytest.raises(InvalidDelta) as told:
+    with pytest.raises(InvalidDelta) as caught:
         block.check()
-    assert (told.value.row, told.value.field) == (1, "vector")
+    assert (caught.value.row, caught.value.field) == (1, "vector")
 
 
 @pytest.mark.parametrize("count", [0, 65_537])
-def test_a_block_has_as_many_rows_as_a_batch_may_have(count: int) -> None:
+def test_block_row_count_is_bounded_as_for_a_batch(count: int) -> None:
     with pytest.raises(ValueError, match="1 to 65536"):
         Block(count, {}, 1)

@@ -21,12 +21,12 @@ SIZES = st.integers(0, 50) | st.integers(0, 3 * BUFFER_BYTES_MIN)
 @given(steps=st.lists(st.tuples(st.booleans(), SIZES)))
 def test_bytes_come_out_in_order(steps: list[tuple[bool, int]]) -> None:
     buffer, expected, fresh = ReceiveBuffer(100_000), b"", itertools.cycle(range(251))
-    for into_room, size in steps:
+    for into_buffer, size in steps:
         chunk = bytes(itertools.islice(fresh, size))
-        if into_room:
-            room = buffer.get_buffer(len(buffer) + size)
-            chunk = chunk[: len(room)]
-            room[: len(chunk)] = chunk
+        if into_buffer:
+            space = buffer.get_buffer(len(buffer) + size)
+            chunk = chunk[: len(space)]
+            space[: len(chunk)] = chunk
             buffer.buffer_updated(len(chunk))
         else:
             buffer.feed(chunk)
@@ -39,7 +39,7 @@ def test_bytes_come_out_in_order(steps: list[tuple[bool, int]]) -> None:
     assert buffer.take(len(buffer)) == expected
 
 
-def test_peeking_takes_nothing() -> None:
+def test_peek_consumes_nothing() -> None:
     buffer = ReceiveBuffer(100)
     buffer.feed(b"abc")
     assert buffer.peek(4) is None
@@ -47,7 +47,7 @@ def test_peeking_takes_nothing() -> None:
     assert len(buffer) == 3
 
 
-def test_what_was_taken_is_read_only_and_stays() -> None:
+def test_taken_bytes_are_unaffected_by_later_writes() -> None:
     buffer = ReceiveBuffer(100)
     chunk = bytearray(b"abcdef")
     buffer.feed(chunk)
@@ -57,7 +57,7 @@ def test_what_was_taken_is_read_only_and_stays() -> None:
     assert taken == b"abcd"
 
 
-def test_feeding_on_without_taking_is_refused() -> None:
+def test_feeding_beyond_the_bound_is_refused() -> None:
     buffer = ReceiveBuffer(100)
     buffer.feed(bytes(HEADER_BYTES + 99))
     buffer.feed(bytes(50))
@@ -67,7 +67,7 @@ def test_feeding_on_without_taking_is_refused() -> None:
     buffer.feed(b"x")
 
 
-def test_receiving_on_without_taking_is_refused() -> None:
+def test_receiving_beyond_the_bound_is_refused() -> None:
     buffer = ReceiveBuffer(10 * BUFFER_BYTES_MAX)
     while len(buffer) < BUFFER_BYTES_MAX:
         buffer.buffer_updated(len(buffer.get_buffer()))
@@ -77,7 +77,7 @@ def test_receiving_on_without_taking_is_refused() -> None:
     assert len(buffer.get_buffer()) == 1
 
 
-def test_a_read_is_larger_where_much_comes_and_small_again_afterwards() -> None:
+def test_read_size_grows_with_traffic_and_shrinks_afterwards() -> None:
     buffer, sizes = ReceiveBuffer(FRAME_PAYLOAD_BYTES_MAX), []
     for _ in range(6):
         sizes.append(len(buffer.get_buffer()))
@@ -90,38 +90,36 @@ def test_a_read_is_larger_where_much_comes_and_small_again_afterwards() -> None:
     assert len(buffer.get_buffer()) == BUFFER_BYTES_MIN
 
 
-def test_the_memory_of_a_large_frame_is_given_back() -> None:
+def test_memory_of_a_large_frame_is_released() -> None:
     buffer, frame_bytes = ReceiveBuffer(FRAME_PAYLOAD_BYTES_MAX), 9_000_000
     reads = 0
     while len(buffer) < frame_bytes:
-        room = buffer.get_buffer(frame_bytes)
-        assert len(buffer) + len(room) <= 4 * max(len(buffer), BUFFER_BYTES_MAX)
-        buffer.buffer_updated(len(room))
+        space = buffer.get_buffer(frame_bytes)
+        assert len(buffer) + len(space) <= 4 * max(len(buffer), BUFFER_BYTES_MAX)
+        buffer.buffer_updated(len(space))
         reads += 1
     assert len(buffer) == frame_bytes
     assert reads < 10
     buffer.take(frame_bytes - 5)
     for _ in range(SMALL_READS_MAX):
-        assert len(buffer.get_buffer(16)) > BUFFER_BYTES_MAX, "where one came others may follow"
+        assert len(buffer.get_buffer(16)) > BUFFER_BYTES_MAX, "another large frame may follow"
     assert len(buffer.get_buffer(16)) == BUFFER_BYTES_MAX - 5
 
 
-def test_large_frames_one_behind_the_other_come_into_the_same_memory() -> None:
+def test_consecutive_large_frames_reuse_the_same_memory() -> None:
     buffer, frame_bytes = ReceiveBuffer(FRAME_PAYLOAD_BYTES_MAX), 300_000
     blocks = set()
     for _ in range(100):
-        buffer.buffer_updated(
-            len(buffer.get_buffer()[:16])
-        )  # a frame is known to be large once its head is there
+        buffer.buffer_updated(len(buffer.get_buffer()[:16]))  # the header announces a large frame
         while len(buffer) < frame_bytes:
-            room = buffer.get_buffer(frame_bytes)
-            buffer.buffer_updated(min(len(room), 100_000, frame_bytes - len(buffer)))
+            space = buffer.get_buffer(frame_bytes)
+            buffer.buffer_updated(min(len(space), 100_000, frame_bytes - len(buffer)))
         blocks.add(id(buffer.unread()[0].obj))
         buffer.take(frame_bytes)
     assert len(blocks) <= 3
 
 
-def test_memory_is_one_frame_and_one_chunk_however_long_the_stream() -> None:
+def test_memory_is_bounded_for_a_stream_of_any_length() -> None:
     decoder = Decoder()
     chunk = encode(Heartbeat(1)) * 1000 + encode(Heartbeat(1))[:5]
     chunk += encode(Heartbeat(1))[5:]

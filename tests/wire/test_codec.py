@@ -35,8 +35,8 @@ from tests.wire.samples import (
     SAMPLES,
     SPARSE,
     STAMP,
-    plain,
     small_batch,
+    to_json_value,
 )
 from tests.wire.sealing import sealed
 
@@ -53,7 +53,7 @@ def events(decoder: Decoder) -> list[Frame]:
     return found
 
 
-def received(*chunks: bytes) -> list[Frame]:
+def decode_chunks(*chunks: bytes) -> list[Frame]:
     decoder = Decoder()
     found = []
     for chunk in chunks:
@@ -63,7 +63,7 @@ def received(*chunks: bytes) -> list[Frame]:
     return found
 
 
-def golden() -> dict[str, dict[str, Any]]:
+def golden_entries() -> dict[str, dict[str, Any]]:
     entries = json.loads((DOCS / "protocol-golden.json").read_text())
     return {entry["name"]: entry for entry in entries["frames"]}
 
@@ -71,24 +71,24 @@ def golden() -> dict[str, dict[str, Any]]:
 # --- golden bytes
 
 
-def test_the_first_golden_frame() -> None:
+def test_first_golden_frame_encodes_and_decodes() -> None:
     frame = bytes.fromhex("D3 01 05 00 00 00 00 00 00 00 00 01 00 00 00 00")
     assert encode(Heartbeat(1)) == frame
     assert decode(frame) == Heartbeat(1)
 
 
 def test_every_sample_has_golden_bytes() -> None:
-    assert list(golden()) == list(SAMPLES)
+    assert list(golden_entries()) == list(SAMPLES)
 
 
 @NAMES
-def test_golden_bytes(name: str) -> None:
-    entry = golden()[name]
+def test_sample_encodes_to_its_golden_bytes(name: str) -> None:
+    entry = golden_entries()[name]
     raw = bytes.fromhex(entry["hex"])
     assert encode(SAMPLES[name]) == raw
     assert decode(raw) == SAMPLES[name]
     assert entry["type"] == FrameType(raw[2]).name
-    assert entry["fields"] == plain(decode(raw))
+    assert entry["fields"] == to_json_value(decode(raw))
 
 
 @pytest.mark.parametrize("name", COMPRESSED)
@@ -111,10 +111,10 @@ def test_compressed_golden_frames_are_read(name: str) -> None:
 
 
 @NAMES
-def test_whole_byte_by_byte_and_with_bytes_left_over(name: str) -> None:
+def test_frame_is_decoded_at_once_or_byte_by_byte(name: str) -> None:
     frame, raw = SAMPLES[name], encode(SAMPLES[name])
-    assert received(raw) == [frame]
-    assert received(*(bytes((byte,)) for byte in raw)) == [frame]
+    assert decode_chunks(raw) == [frame]
+    assert decode_chunks(*(bytes((byte,)) for byte in raw)) == [frame]
     decoder = Decoder()
     decoder.receive(raw + raw[:7])
     assert events(decoder) == [frame]
@@ -124,10 +124,10 @@ def test_whole_byte_by_byte_and_with_bytes_left_over(name: str) -> None:
 
 
 @NAMES
-def test_every_split_point(name: str) -> None:
+def test_frame_is_decoded_at_every_split_point(name: str) -> None:
     frame, raw = SAMPLES[name], encode(SAMPLES[name])
     for at in range(1, len(raw)):
-        assert received(raw[:at], raw[at:]) == [frame]
+        assert decode_chunks(raw[:at], raw[at:]) == [frame]
 
 
 @NAMES
@@ -139,14 +139,14 @@ def test_flipped_bit_is_refused_or_has_no_effect(name: str) -> None:
         decoder = Decoder()
         decoder.receive(raw)
         with suppress(ProtocolError):
-            told = events(decoder)
-            bare = all(isinstance(one, Heartbeat) and one == Heartbeat(one.sequence) for one in told)
-            assert told in ([], [frame]) or (frame == Heartbeat(1) and bare), bit
+            decoded = events(decoder)
+            bare = all(isinstance(one, Heartbeat) and one == Heartbeat(one.sequence) for one in decoded)
+            assert decoded in ([], [frame]) or (frame == Heartbeat(1) and bare), bit
         raw[bit // 8] ^= 1 << bit % 8
 
 
 @NAMES
-def test_truncated_anywhere_is_never_an_event(name: str) -> None:
+def test_truncated_frame_is_never_an_event(name: str) -> None:
     raw = encode(SAMPLES[name])
     for length in range(len(raw)):
         decoder = Decoder()
@@ -157,14 +157,14 @@ def test_truncated_anywhere_is_never_an_event(name: str) -> None:
             decode(raw[:length])
 
 
-def test_frames_in_a_row_in_any_chunks() -> None:
+def test_consecutive_frames_are_decoded_from_any_chunks() -> None:
     raw = b"".join(encode(frame) for frame in SAMPLES.values())
     for size in (1, 15, 16, 17, 64, 1000, len(raw)):
         chunks = [raw[at : at + size] for at in range(0, len(raw), size)]
-        assert received(*chunks) == list(SAMPLES.values())
+        assert decode_chunks(*chunks) == list(SAMPLES.values())
 
 
-def test_a_frame_that_is_kept_is_not_changed_by_what_comes_after() -> None:
+def test_decoded_frame_is_unaffected_by_later_frames() -> None:
     decoder = Decoder()
     decoder.receive(encode(SAMPLES["batch"]))
     (first,) = events(decoder)
@@ -173,7 +173,7 @@ def test_a_frame_that_is_kept_is_not_changed_by_what_comes_after() -> None:
     assert first == SAMPLES["batch"]
 
 
-# --- damage
+# --- corruption
 
 
 @WITH_DELTAS
@@ -200,45 +200,45 @@ def test_every_flipped_bit_is_refused_or_well_typed(name: str) -> None:
 
 
 @NAMES
-def test_flipped_bits_of_any_frame_raise_nothing_but_the_peers_error(name: str) -> None:
+def test_flipped_bits_raise_only_protocol_errors(name: str) -> None:
     raw = bytearray(encode(SAMPLES[name]))
     for bit in range(len(raw) * 8):
         raw[bit // 8] ^= 1 << bit % 8
-        only_the_peers_error(bytes(raw))
+        assert_only_protocol_error(bytes(raw))
         raw[bit // 8] ^= 1 << bit % 8
 
 
-def only_the_peers_error(raw: bytes) -> None:
+def assert_only_protocol_error(raw: bytes) -> None:
     decoder = Decoder()
     decoder.receive(raw)
     try:
         for event in events(decoder):
-            look_at(event)
+            read_all_rows(event)
             encode(event)
     except ProtocolError:
         with pytest.raises(ProtocolError):
             decoder.next_event()
 
 
-def look_at(event: Frame) -> None:
+def read_all_rows(event: Frame) -> None:
     """Read every row of an accepted frame."""
     if not isinstance(event, BatchFrame) or not event.batch.is_control:
-        plain(event)
+        to_json_value(event)
 
 
-def test_garbage_raises_nothing_but_the_peers_error(full: bool) -> None:
-    chance = random.Random(7)
+def test_garbage_raises_only_protocol_errors(full: bool) -> None:
+    rng = random.Random(7)
     for _ in range(200_000 if full else 3_000):
-        kind = chance.randrange(8)
-        payload = chance.randbytes(chance.randrange(200))
+        kind = rng.randrange(8)
+        payload = rng.randbytes(rng.randrange(200))
         flags = Flag.BATCHED if kind == FrameType.BATCH else 0
         if kind == FrameType.DELTA:
             payload += crc32c(payload).to_bytes(4, "little")
-        only_the_peers_error(sealed(FrameType(kind), payload, flags=flags))
-        only_the_peers_error(chance.randbytes(60))
+        assert_only_protocol_error(sealed(FrameType(kind), payload, flags=flags))
+        assert_only_protocol_error(rng.randbytes(60))
 
 
-def test_an_error_latches_and_frees_what_was_held() -> None:
+def test_error_is_permanent_and_frees_the_buffer() -> None:
     decoder = Decoder()
     decoder.receive(encode(Heartbeat(1)) + b"GET / HTTP/1.1\r\n" + encode(Heartbeat(2)))
     assert decoder.next_event() == Heartbeat(1)
@@ -250,7 +250,7 @@ def test_an_error_latches_and_frees_what_was_held() -> None:
         assert decoder.buffered_bytes == 0
 
 
-def test_the_frame_that_failed_can_be_named() -> None:
+def test_header_of_the_failed_frame_is_available() -> None:
     payload = msgpack.packb({"level": 9})
     decoder = Decoder()
     decoder.receive(sealed(FrameType.BACKPRESSURE, payload, sequence=77))
@@ -263,7 +263,7 @@ def test_the_frame_that_failed_can_be_named() -> None:
 # --- bounds
 
 
-def refused(raw: bytes) -> ProtocolError:
+def decode_error(raw: bytes) -> ProtocolError:
     decoder = Decoder()
     decoder.receive(raw)
     with pytest.raises(ProtocolError) as caught:
@@ -280,13 +280,13 @@ def refused(raw: bytes) -> ProtocolError:
         (FrameType.SUBSCRIBE, 0, CONTROL_PAYLOAD_BYTES_MAX),
     ],
 )
-def test_a_frame_too_large_is_refused_by_its_header_alone(kind: FrameType, flags: int, bound: int) -> None:
+def test_oversized_frame_is_refused_by_its_header(kind: FrameType, flags: int, bound: int) -> None:
     decoder = Decoder()
     decoder.receive(pack_header(kind, flags, 1, bound))
     assert decoder.next_event() is NEED_BYTES
     tracemalloc.start()
     try:
-        error = refused(pack_header(kind, flags, 1, bound + 1))
+        error = decode_error(pack_header(kind, flags, 1, bound + 1))
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
@@ -294,7 +294,7 @@ def test_a_frame_too_large_is_refused_by_its_header_alone(kind: FrameType, flags
     assert str(bound) in error.message
 
 
-def test_an_announced_size_allocates_nothing() -> None:
+def test_announced_size_allocates_nothing() -> None:
     tracemalloc.start()
     try:
         decoder = Decoder()
@@ -305,14 +305,14 @@ def test_an_announced_size_allocates_nothing() -> None:
         tracemalloc.stop()
 
 
-def test_a_peer_not_yet_known_gets_less() -> None:
+def test_decoder_with_a_lower_bound_refuses_larger_frames() -> None:
     decoder = Decoder(payload_bytes_max=4096)
     decoder.receive(pack_header(FrameType.SUBSCRIBE, 0, 1, 4097))
     with pytest.raises(ProtocolError, match="the maximum is 4096"):
         decoder.next_event()
 
 
-def test_a_few_bytes_cannot_announce_gigabytes() -> None:
+def test_small_frame_cannot_announce_gigabytes() -> None:
     for bomb in (
         b"\xdd\xff\xff\xff\xff",
         b"\xdf\xff\xff\xff\xff",
@@ -323,20 +323,20 @@ def test_a_few_bytes_cannot_announce_gigabytes() -> None:
     ):
         tracemalloc.start()
         try:
-            error = refused(sealed(FrameType.ACK, bomb))
+            error = decode_error(sealed(FrameType.ACK, bomb))
             assert tracemalloc.get_traced_memory()[1] < 200_000
         finally:
             tracemalloc.stop()
         assert error.code is ErrorCode.BAD_FRAME
 
 
-def test_the_greatest_batch_passes() -> None:
+def test_batch_near_the_size_bound_is_decoded() -> None:
     rows = 250
     matrix = np.ones((rows, 16_000), np.float32)
     batch = encode_vectors([f"k{i}" for i in range(rows)], matrix, namespace="n", origin=1, base=1)
     assert batch.size > 15 * 1024 * 1024
     raw = encode(BatchFrame(1, batch))
-    assert received(raw[:1000], raw[1000:9_000_000], raw[9_000_000:]) == [BatchFrame(1, batch)]
+    assert decode_chunks(raw[:1000], raw[1000:9_000_000], raw[9_000_000:]) == [BatchFrame(1, batch)]
 
 
 # --- header rules
@@ -356,10 +356,10 @@ def test_the_greatest_batch_passes() -> None:
         (3, 8, ErrorCode.BAD_FRAME),
     ],
 )
-def test_what_a_header_may_not_say(at: int, byte: int, code: ErrorCode) -> None:
+def test_invalid_header_byte_is_refused(at: int, byte: int, code: ErrorCode) -> None:
     raw = bytearray(encode(Heartbeat(1)))
     raw[at] = byte
-    assert refused(bytes(raw)).code is code
+    assert decode_error(bytes(raw)).code is code
 
 
 @pytest.mark.parametrize("name", ["delta", "batch"])
@@ -367,29 +367,29 @@ def test_what_a_header_may_not_say(at: int, byte: int, code: ErrorCode) -> None:
 def test_deltas_with_unknown_flags_are_refused(name: str, flag: int) -> None:
     raw = bytearray(encode(SAMPLES[name]))
     raw[3] |= flag
-    assert refused(bytes(raw)).code is ErrorCode.UNSUPPORTED_FLAG
+    assert decode_error(bytes(raw)).code is ErrorCode.UNSUPPORTED_FLAG
 
 
-def test_a_batch_without_the_batched_flag() -> None:
+def test_batch_without_the_batched_flag_is_refused() -> None:
     raw = bytearray(encode(SAMPLES["batch"]))
     raw[3] &= ~Flag.BATCHED
-    error = refused(bytes(raw))
+    error = decode_error(bytes(raw))
     assert error.code is ErrorCode.BAD_FRAME
     assert "b3" in error.message
 
 
 @pytest.mark.parametrize("priority", Priority)
-def test_the_priority_bit_is_a_hint_and_the_payload_wins(priority: Priority) -> None:
+def test_payload_priority_overrides_the_priority_bit(priority: Priority) -> None:
     delta = dataclasses.replace(SPARSE, priority=priority)
     batch = encode_batch([SPARSE], origin=ORIGIN, base=1, priority=priority)
     for frame in (DeltaFrame(1, delta), BatchFrame(1, batch)):
         raw = bytearray(encode(frame))
         assert bool(raw[3] & Flag.HIGH_PRIORITY) == (priority <= Priority.HIGH)
         raw[3] ^= Flag.HIGH_PRIORITY
-        assert decode(signed_anew(raw)) == frame
+        assert decode(recompute_checksum(raw)) == frame
 
 
-def signed_anew(raw: bytearray) -> bytes:
+def recompute_checksum(raw: bytearray) -> bytes:
     """A Delta or a producer's Batch whose header was changed."""
     if raw[2] == FrameType.BATCH:
         raw[16:64] = pack_producer_stamp(bytes(raw[:16]), 0)
@@ -398,20 +398,23 @@ def signed_anew(raw: bytearray) -> bytes:
     return bytes(raw)
 
 
-def test_a_batch_shorter_than_its_stamp() -> None:
-    assert refused(pack_header(FrameType.BATCH, Flag.BATCHED, 1, 47) + bytes(47)).code is ErrorCode.BAD_FRAME
+def test_batch_shorter_than_its_stamp_is_refused() -> None:
+    assert (
+        decode_error(pack_header(FrameType.BATCH, Flag.BATCHED, 1, 47) + bytes(47)).code
+        is ErrorCode.BAD_FRAME
+    )
 
 
-def test_sequences_of_a_batch_stay_below_the_bound() -> None:
+def test_batch_sequence_beyond_the_bound_is_refused() -> None:
     batch = small_batch()
     assert decode(encode(BatchFrame(COUNTER_MAX - 2, batch))) == BatchFrame(COUNTER_MAX - 2, batch)
-    assert refused(encode(BatchFrame(COUNTER_MAX - 1, batch))).code is ErrorCode.BAD_FRAME
+    assert decode_error(encode(BatchFrame(COUNTER_MAX - 1, batch))).code is ErrorCode.BAD_FRAME
 
 
 # --- stamped and compressed batches
 
 
-def test_head_and_body_are_the_frame() -> None:
+def test_head_and_body_concatenate_to_the_frame() -> None:
     batch = small_batch()
     head = encode_head(batch, 17, STAMP)
     assert len(head) == 64
@@ -420,7 +423,7 @@ def test_head_and_body_are_the_frame() -> None:
 
 @pytest.mark.parametrize("codec", Compression)
 @pytest.mark.parametrize("stamp", [None, STAMP])
-def test_compressed_batches_say_the_same(codec: Compression, stamp: Stamp | None) -> None:
+def test_compressed_batch_decodes_to_the_same_frame(codec: Compression, stamp: Stamp | None) -> None:
     rows = 100
     batch = encode_vectors(
         [f"k{i}" for i in range(rows)], np.zeros((rows, 64), np.float32), namespace="n", origin=1, base=1
@@ -431,7 +434,7 @@ def test_compressed_batches_say_the_same(codec: Compression, stamp: Stamp | None
     assert len(raw) < batch.size // 4
     assert raw[3] & Flag.COMPRESSED
     assert raw[64] == codec
-    assert received(raw) == [frame]
+    assert decode_chunks(raw) == [frame]
     assert raw[16:64] == encode(frame)[16:64]
 
 
@@ -439,23 +442,23 @@ def test_small_batches_are_not_compressed() -> None:
     assert encode(SAMPLES["batch"], compression=Compression.ZSTD) == encode(SAMPLES["batch"])
 
 
-def test_a_stamp_of_another_body_is_refused() -> None:
+def test_stamp_of_another_body_is_refused() -> None:
     stamp = dataclasses.replace(STAMP, body_crc=1)
-    error = refused(encode(BatchFrame(17, small_batch(), stamp)))
+    error = decode_error(encode(BatchFrame(17, small_batch(), stamp)))
     assert error.code is ErrorCode.CHECKSUM
     assert "stamp" in error.message
 
 
-def test_a_forwarders_stamp_has_no_body_checksum() -> None:
+def test_stamp_of_a_forwarder_has_no_body_checksum() -> None:
     frame = BatchFrame(17, small_batch(), Stamp(lamport=5, source=Source.REPLICA), ack_wanted=True)
-    assert received(encode(frame)) == [frame]
+    assert decode_chunks(encode(frame)) == [frame]
 
 
-def test_lamport_numbers_stay_below_the_bound() -> None:
+def test_lamport_beyond_the_bound_is_refused() -> None:
     frame = BatchFrame(17, small_batch(), Stamp(lamport=COUNTER_MAX))
-    assert refused(encode(frame)).code is ErrorCode.BAD_FRAME
+    assert decode_error(encode(frame)).code is ErrorCode.BAD_FRAME
 
 
-def test_a_control_batch_travels() -> None:
+def test_control_batch_round_trips() -> None:
     batch = encode_noop(origin=ORIGIN, base=1, count=3, code=ErrorCode.INVALID_DELTA)
-    assert received(encode(BatchFrame(1, batch))) == [BatchFrame(1, batch)]
+    assert decode_chunks(encode(BatchFrame(1, batch))) == [BatchFrame(1, batch)]

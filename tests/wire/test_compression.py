@@ -33,24 +33,24 @@ from delta_prop_wire.spec import FRAME_PAYLOAD_BYTES_MAX, STAMP_BYTES, ErrorCode
 
 BODY = b"the same words, again and again; " * 100
 SIZE_MAX = FRAME_PAYLOAD_BYTES_MAX - STAMP_BYTES
-EACH = pytest.mark.parametrize("codec", Compression)
+EACH_CODEC = pytest.mark.parametrize("codec", Compression)
 
 
-def packed(codec: Compression, body: bytes = BODY) -> bytes:
+def compressed_body(codec: Compression, body: bytes = BODY) -> bytes:
     found = compress(body, codec)
     assert found is not None
     return found
 
 
-def refused(raw: bytes) -> ProtocolError:
+def decompress_error(raw: bytes) -> ProtocolError:
     with pytest.raises(ProtocolError) as caught:
         decompress(raw)
     return caught.value
 
 
-@EACH
-def test_what_comes_out_is_what_went_in(codec: Compression) -> None:
-    raw = packed(codec)
+@EACH_CODEC
+def test_compressed_body_round_trips(codec: Compression) -> None:
+    raw = compressed_body(codec)
     assert raw[0] == codec
     assert struct.unpack_from("<I", raw, 1)[0] == len(BODY) == uncompressed_size(raw)
     assert len(raw) < len(BODY) // 10
@@ -58,76 +58,79 @@ def test_what_comes_out_is_what_went_in(codec: Compression) -> None:
     assert decompress(memoryview(raw)) == BODY
 
 
-@EACH
-def test_small_and_stubborn_bodies_travel_as_they_are(codec: Compression) -> None:
+@EACH_CODEC
+def test_small_or_incompressible_body_is_not_compressed(codec: Compression) -> None:
     assert compress(bytes(BODY_BYTES_MIN - 1), codec) is None
     assert compress(bytes(BODY_BYTES_MIN), codec) is not None
     assert compress(random.Random(1).randbytes(5000), codec) is None
 
 
-@EACH
-def test_a_size_beyond_the_bound_allocates_nothing(codec: Compression) -> None:
-    bomb = struct.pack("<BI", codec, SIZE_MAX + 1) + packed(codec)[5:]
+@EACH_CODEC
+def test_size_beyond_the_bound_allocates_nothing(codec: Compression) -> None:
+    bomb = struct.pack("<BI", codec, SIZE_MAX + 1) + compressed_body(codec)[5:]
     tracemalloc.start()
     try:
-        error = refused(bomb)
+        error = decompress_error(bomb)
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
     assert error.code is ErrorCode.TOO_LARGE
 
 
-def test_what_zstd_says_of_itself_is_not_believed() -> None:
+def test_size_in_the_zstd_frame_is_not_trusted() -> None:
     huge = zstandard.ZstdCompressor().compress(bytes(64 * 1024 * 1024))
-    error = refused(struct.pack("<BI", Compression.ZSTD, 2048) + huge)
+    error = decompress_error(struct.pack("<BI", Compression.ZSTD, 2048) + huge)
     assert error.code is ErrorCode.BAD_FRAME
     assert "67108864" in error.message
 
 
-def test_a_zstd_frame_without_its_size_is_refused() -> None:
+def test_zstd_frame_without_its_size_is_refused() -> None:
     stream = zstandard.ZstdCompressor().compressobj()
     raw = stream.compress(BODY) + stream.flush()
-    assert refused(struct.pack("<BI", Compression.ZSTD, len(BODY)) + raw).code is ErrorCode.BAD_FRAME
+    assert decompress_error(struct.pack("<BI", Compression.ZSTD, len(BODY)) + raw).code is ErrorCode.BAD_FRAME
 
 
-@EACH
-@pytest.mark.parametrize("told", [0, 1, len(BODY) - 1, len(BODY) + 1, SIZE_MAX])
-def test_a_wrong_size_is_refused(codec: Compression, told: int) -> None:
-    assert refused(struct.pack("<BI", codec, told) + packed(codec)[5:]).code is ErrorCode.BAD_FRAME
+@EACH_CODEC
+@pytest.mark.parametrize("announced", [0, 1, len(BODY) - 1, len(BODY) + 1, SIZE_MAX])
+def test_wrong_size_is_refused(codec: Compression, announced: int) -> None:
+    assert (
+        decompress_error(struct.pack("<BI", codec, announced) + compressed_body(codec)[5:]).code
+        is ErrorCode.BAD_FRAME
+    )
 
 
-@EACH
-def test_truncated_and_lengthened(codec: Compression) -> None:
-    raw = packed(codec)
+@EACH_CODEC
+def test_truncated_or_extended_body_is_refused(codec: Compression) -> None:
+    raw = compressed_body(codec)
     for length in range(len(raw)):
-        assert refused(raw[:length]).code is ErrorCode.BAD_FRAME
-    assert refused(raw + b"x").code is ErrorCode.BAD_FRAME
+        assert decompress_error(raw[:length]).code is ErrorCode.BAD_FRAME
+    assert decompress_error(raw + b"x").code is ErrorCode.BAD_FRAME
 
 
-@EACH
-def test_flipped_bits_are_refused_or_caught_by_the_bodys_checksum(codec: Compression) -> None:
+@EACH_CODEC
+def test_flipped_bit_in_a_compressed_body_is_refused_or_harmless(codec: Compression) -> None:
     batch = encode_batch([Delta("a", opaque(BODY))], origin=1, base=1)
     frame = BatchFrame(1, batch)
     raw = bytearray(encode(frame, compression=codec))
     for bit in range(64 * 8, 8 * len(raw)):
         raw[bit // 8] ^= 1 << bit % 8
         with contextlib.suppress(ProtocolError):
-            assert decode(bytes(raw)) == frame  # another way to say the same
+            assert decode(bytes(raw)) == frame  # an equivalent encoding
         raw[bit // 8] ^= 1 << bit % 8
 
 
 @pytest.mark.parametrize("number", [0, 3, 255])
-def test_an_unknown_codec_is_an_unsupported_flag(number: int) -> None:
-    error = refused(struct.pack("<BI", number, 4) + b"abcd")
+def test_unknown_codec_is_an_unsupported_flag(number: int) -> None:
+    error = decompress_error(struct.pack("<BI", number, 4) + b"abcd")
     assert error.code is ErrorCode.UNSUPPORTED_FLAG
     assert "1 (LZ4) or 2 (ZSTD)" in error.message
 
 
-@EACH
-def test_where_the_codec_is_not_installed_the_cure_is_told(
+@EACH_CODEC
+def test_missing_codec_error_names_the_package_to_install(
     codec: Compression, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raw, real = packed(codec), builtins.__import__
+    raw, real = compressed_body(codec), builtins.__import__
 
     def without(name: str, *args: Any) -> Any:
         if name.partition(".")[0] in ("lz4", "zstandard"):
@@ -135,25 +138,25 @@ def test_where_the_codec_is_not_installed_the_cure_is_told(
         return real(name, *args)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    error = refused(raw)
+    error = decompress_error(raw)
     assert error.code is ErrorCode.UNSUPPORTED_FLAG
     assert "install delta-prop[compress]" in error.message
     with pytest.raises(UsageError, match=r"install delta-prop\[compress\]"):
         compress(BODY, codec)
 
 
-def test_only_what_is_installed_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_installed_codecs_are_available(monkeypatch: pytest.MonkeyPatch) -> None:
     assert available_codecs() == (Compression.LZ4, Compression.ZSTD)
     monkeypatch.setattr(compression, "find_spec", lambda name: None if name == "lz4" else object())
     assert available_codecs() == (Compression.ZSTD,)
 
 
-def test_an_lz4_block_of_another_maker() -> None:
+def test_lz4_block_of_another_encoder_is_decompressed() -> None:
     block = lz4.block.compress(BODY, mode="high_compression", store_size=False)
     assert decompress(struct.pack("<BI", 1, len(BODY)) + block) == BODY
 
 
-def test_the_codec_loads_no_extra() -> None:
-    told = "import sys, delta_prop_wire.codec; print('lz4' in sys.modules, 'zstandard' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+def test_importing_the_codec_loads_no_optional_package() -> None:
+    code = "import sys, delta_prop_wire.codec; print('lz4' in sys.modules, 'zstandard' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

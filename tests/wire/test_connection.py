@@ -54,9 +54,9 @@ from tests.wire.sealing import sealed
 
 DELTA = Delta("doc-1", d.opaque(b"x" * 9))
 BATCH = encode_batch([DELTA] * 3, origin=7, base=1)
-CUT = encode_batch([DELTA] * 2, origin=7, base=1, counters=[1, 3], row_offsets=[5, 7])
+SLICED = encode_batch([DELTA] * 2, origin=7, base=1, counters=[1, 3], row_offsets=[5, 7])
 START = Cursor(bytes(16), 1, 0)
-MUCH = Credit(1000, 1_000_000)
+AMPLE_CREDIT = Credit(1000, 1_000_000)
 FRAMES: dict[MessageKind, Frame] = {
     MessageKind.HELLO: Subscribe(1, Hello()),
     MessageKind.WELCOME: Ack(correlation_id=1, response=Welcome()),
@@ -68,7 +68,7 @@ FRAMES: dict[MessageKind, Frame] = {
     MessageKind.BATCH: BatchFrame(2, BATCH),
     MessageKind.LOGGED_DELTA: DeltaFrame(5, DELTA, lamport=9),
     MessageKind.LOGGED_BATCH: BatchFrame(5, BATCH, Stamp(9, body_crc=BATCH.crc)),
-    MessageKind.SLICED_BATCH: BatchFrame(5, CUT, Stamp(9, body_crc=CUT.crc)),
+    MessageKind.SLICED_BATCH: BatchFrame(5, SLICED, Stamp(9, body_crc=SLICED.crc)),
     MessageKind.ACK: Ack(5),
     MessageKind.NACK: Nack(5, ErrorCode.QUEUE_FULL, "full"),
     MessageKind.BACKPRESSURE: Backpressure(1, PressureLevel.WARN),
@@ -101,22 +101,22 @@ CELLS = [
 ]
 
 
-def pair(phase: Phase = Phase.OPEN, source: Source = Source.LOCAL) -> tuple[Connection, Connection]:
+def connected_pair(phase: Phase = Phase.OPEN, source: Source = Source.LOCAL) -> tuple[Connection, Connection]:
     """A client and a server in a phase, with credit both ways where they are open."""
     client, server = Connection(Role.CLIENT), Connection(Role.SERVER)
     if phase is not Phase.OPENING:
-        tell(client, server, Subscribe(1, Hello(source=source)))
+        transmit(client, server, Subscribe(1, Hello(source=source)))
     if phase in (Phase.OPEN, Phase.ENDED):
-        tell(server, client, Ack(correlation_id=1, credit=MUCH, response=Welcome()))
-        tell(client, server, Subscribe(9, Subscription(9, (ALL,))))
-        tell(server, client, Ack(correlation_id=9, response=Subscribed(9, START, 1, 0)))
+        transmit(server, client, Ack(correlation_id=1, credit=AMPLE_CREDIT, response=Welcome()))
+        transmit(client, server, Subscribe(9, Subscription(9, (ALL,))))
+        transmit(server, client, Ack(correlation_id=9, response=Subscribed(9, START, 1, 0)))
     if phase is Phase.ENDED:
         client.end()
         server.end()
     return client, server
 
 
-def tell(one: Connection, other: Connection, frame: Frame) -> Frame:
+def transmit(one: Connection, other: Connection, frame: Frame) -> Frame:
     """Send a frame from one to the other, where it comes out as it went in."""
     other.receive(one.send(frame))
     event = other.next_event()
@@ -125,9 +125,9 @@ def tell(one: Connection, other: Connection, frame: Frame) -> Frame:
     return frame
 
 
-def ends(speaker: Speaker, phase: Phase) -> tuple[Connection, Connection]:
+def speaker_and_listener(speaker: Speaker, phase: Phase) -> tuple[Connection, Connection]:
     """Return speaker and listener."""
-    client, server = pair(phase, Source.REPLICA if speaker is Speaker.FORWARDER else Source.LOCAL)
+    client, server = connected_pair(phase, Source.REPLICA if speaker is Speaker.FORWARDER else Source.LOCAL)
     return (server, client) if speaker is Speaker.SERVER else (client, server)
 
 
@@ -136,14 +136,14 @@ def ends(speaker: Speaker, phase: Phase) -> tuple[Connection, Connection]:
 
 def test_every_cell_is_in_the_grid() -> None:
     assert len(CELLS) == len(Speaker) * len(Phase) * len(MessageKind) == sum(map(len, RULES.values()))
-    assert all(message_kind_of(frame) is said for said, frame in FRAMES.items())
+    assert all(message_kind_of(frame) is kind for kind, frame in FRAMES.items())
 
 
-@pytest.mark.parametrize(("speaker", "phase", "said", "mark"), CELLS)
-def test_who_may_say_what_when(speaker: Speaker, phase: Phase, said: MessageKind, mark: str) -> None:
-    one, other = ends(speaker, phase)
-    frame = FRAMES[said]
-    if speaker is Speaker.FORWARDER and said is MessageKind.HELLO:
+@pytest.mark.parametrize(("speaker", "phase", "kind", "mark"), CELLS)
+def test_message_rules_match_the_grid(speaker: Speaker, phase: Phase, kind: MessageKind, mark: str) -> None:
+    one, other = speaker_and_listener(speaker, phase)
+    frame = FRAMES[kind]
+    if speaker is Speaker.FORWARDER and kind is MessageKind.HELLO:
         frame = Subscribe(1, Hello(source=Source.REPLICA))
     if mark == "+":
         raw = one.send(frame)
@@ -164,25 +164,25 @@ def test_who_may_say_what_when(speaker: Speaker, phase: Phase, said: MessageKind
     assert (caught.value.message == UNAUTHORIZED_TEXT) == (mark == "!")
 
 
-def test_phases() -> None:
+def test_connection_phases_follow_the_handshake() -> None:
     client, server = Connection(Role.CLIENT), Connection(Role.SERVER)
     assert client.phase is server.phase is Phase.OPENING
-    tell(client, server, Subscribe(1, Hello()))
+    transmit(client, server, Subscribe(1, Hello()))
     assert client.phase is server.phase is Phase.GREETED
-    tell(server, client, Ack(correlation_id=1, response=Welcome(), more=True))
+    transmit(server, client, Ack(correlation_id=1, response=Welcome(), more=True))
     assert client.phase is server.phase is Phase.GREETED
-    tell(server, client, Ack(correlation_id=1, response=Welcome()))
+    transmit(server, client, Ack(correlation_id=1, response=Welcome()))
     assert client.phase is server.phase is Phase.OPEN
-    tell(client, server, Subscribe(2, Hello()))
-    tell(server, client, Nack(0, ErrorCode.FENCED, "newer", correlation_id=2))
-    tell(server, client, Nack(0, ErrorCode.CURSOR_TOO_OLD, "gone"))
+    transmit(client, server, Subscribe(2, Hello()))
+    transmit(server, client, Nack(0, ErrorCode.FENCED, "newer", correlation_id=2))
+    transmit(server, client, Nack(0, ErrorCode.CURSOR_TOO_OLD, "gone"))
     assert client.phase is server.phase is Phase.OPEN
 
 
 @pytest.mark.parametrize("phase", [Phase.OPENING, Phase.GREETED])
-def test_a_connection_that_is_refused_at_the_door_has_ended(phase: Phase) -> None:
-    client, server = pair(phase)
-    tell(server, client, Nack(0, ErrorCode.UNAUTHORIZED, UNAUTHORIZED_TEXT))
+def test_connection_refused_before_it_is_open_has_ended(phase: Phase) -> None:
+    client, server = connected_pair(phase)
+    transmit(server, client, Nack(0, ErrorCode.UNAUTHORIZED, UNAUTHORIZED_TEXT))
     assert client.phase is server.phase is Phase.ENDED
 
 
@@ -202,18 +202,18 @@ def test_delta_that_follows_a_hello_at_once_is_refused() -> None:
 
 
 @pytest.mark.parametrize("source", Source)
-def test_only_a_forwarder_stamps(source: Source) -> None:
-    client, server = pair(source=source)
+def test_only_a_forwarder_may_send_stamped_batches(source: Source) -> None:
+    client, server = connected_pair(source=source)
     if source is Source.REPLICA:
-        tell(client, server, FRAMES[MessageKind.LOGGED_BATCH])
+        transmit(client, server, FRAMES[MessageKind.LOGGED_BATCH])
     else:
         with pytest.raises(UsageError, match="log's stamp"):
             client.send(FRAMES[MessageKind.LOGGED_BATCH])
 
 
-def test_a_later_hello_makes_no_forwarder() -> None:
-    client, server = pair()
-    tell(client, server, Subscribe(4, Hello(source=Source.REPLICA)))
+def test_later_hello_makes_no_forwarder() -> None:
+    client, server = connected_pair()
+    transmit(client, server, Subscribe(4, Hello(source=Source.REPLICA)))
     with pytest.raises(UsageError):
         client.send(FRAMES[MessageKind.LOGGED_BATCH])
     server.receive(encode(FRAMES[MessageKind.LOGGED_BATCH]))
@@ -225,15 +225,15 @@ def test_a_later_hello_makes_no_forwarder() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 16, 100, 5000])
-def test_bytes_in_any_pieces_through_the_buffer(size: int) -> None:
-    client, server = pair()
+def test_frames_are_received_in_pieces_of_any_size(size: int) -> None:
+    client, server = connected_pair()
     sent = [BatchFrame(n, BATCH) for n in range(1, 61, 3)]
     raw = b"".join(client.send(frame) for frame in sent)
     found: list[Frame] = []
     while raw:
-        room = server.get_buffer()
-        count = min(size, len(room), len(raw))
-        room[:count] = raw[:count]
+        space = server.get_buffer()
+        count = min(size, len(space), len(raw))
+        space[:count] = raw[:count]
         server.buffer_updated(count)
         raw = raw[count:]
         while (event := server.next_event()) is not NEED_BYTES:
@@ -242,8 +242,8 @@ def test_bytes_in_any_pieces_through_the_buffer(size: int) -> None:
     assert server.buffered_bytes == 0
 
 
-def test_a_frame_under_way_can_be_seen() -> None:
-    client, server = pair()
+def test_buffered_bytes_show_a_partial_frame() -> None:
+    client, server = connected_pair()
     raw = client.send(FRAMES[MessageKind.BATCH])
     server.receive(raw[:-1])
     assert server.next_event() is NEED_BYTES
@@ -251,15 +251,15 @@ def test_a_frame_under_way_can_be_seen() -> None:
 
 
 @pytest.mark.parametrize("phase", [Phase.OPENING, Phase.GREETED])
-def test_a_stranger_is_refused_by_the_header(phase: Phase) -> None:
-    _, server = pair(phase)
+def test_batch_before_the_handshake_is_refused_by_its_header(phase: Phase) -> None:
+    _, server = connected_pair(phase)
     server.receive(pack_header(FrameType.BATCH, Flag.BATCHED, 1, 16_000_000))
     with pytest.raises(ProtocolError):
         server.next_event()
 
 
-def test_a_frame_before_the_garbage_is_not_blamed() -> None:
-    client, server = pair()
+def test_nack_of_garbage_does_not_name_the_frame_before() -> None:
+    client, server = connected_pair()
     server.receive(client.send(FRAMES[MessageKind.BATCH]) + b"GET / HTTP/1.1\r\n\r\n")
     server.next_event()
     with pytest.raises(ProtocolError) as caught:
@@ -267,8 +267,8 @@ def test_a_frame_before_the_garbage_is_not_blamed() -> None:
     assert server.nack_of(caught.value) == Nack(0, ErrorCode.BAD_FRAME, caught.value.message)
 
 
-def test_an_error_latches_and_is_told_once_more() -> None:
-    client, server = pair()
+def test_error_is_permanent_and_closes_the_connection() -> None:
+    client, server = connected_pair()
     server.receive(b"GET / HTTP/1.1\r\n\r\n" + encode(Heartbeat(1)))
     for _ in range(2):
         with pytest.raises(ProtocolError, match="0x47"):
@@ -280,17 +280,17 @@ def test_an_error_latches_and_is_told_once_more() -> None:
     assert client.phase is Phase.OPEN
 
 
-def test_what_comes_after_the_end_is_not_kept() -> None:
-    _, server = pair(Phase.ENDED)
+def test_bytes_after_the_end_are_discarded() -> None:
+    _, server = connected_pair(Phase.ENDED)
     for _ in range(100):
-        room = server.get_buffer()
-        server.buffer_updated(len(room))
+        space = server.get_buffer()
+        server.buffer_updated(len(space))
     assert server.buffered_bytes == 0
     assert server.next_event() is NEED_BYTES
 
 
 @pytest.mark.parametrize(
-    ("raw", "sequence", "answers"),
+    ("raw", "sequence", "correlation_id"),
     [
         (encode(replace(FRAMES[MessageKind.LOGGED_BATCH], sequence=77)), 77, None),  # type: ignore[type-var]
         (pack_header(FrameType.DELTA, 0, 78, 0), 78, None),
@@ -299,19 +299,19 @@ def test_what_comes_after_the_end_is_not_kept() -> None:
         (sealed(FrameType.ACK, b"\xc1", sequence=7), 0, None),
     ],
 )
-def test_the_nack_names_what_failed(raw: bytes, sequence: int, answers: int | None) -> None:
-    client, server = pair()
+def test_nack_names_the_failed_frame(raw: bytes, sequence: int, correlation_id: int | None) -> None:
+    client, server = connected_pair()
     server.receive(raw)
     with pytest.raises(ProtocolError) as caught:
         server.next_event()
     nack = server.nack_of(caught.value)
-    assert (nack.sequence, nack.correlation_id) == (sequence, answers)
+    assert (nack.sequence, nack.correlation_id) == (sequence, correlation_id)
     assert (nack.code, nack.text) == (caught.value.code, caught.value.message)
     client.receive(server.send(nack))
     assert client.next_event() == nack
 
 
-def test_the_nack_of_a_first_header_that_cannot_be_read_names_nothing() -> None:
+def test_nack_of_an_unreadable_first_header_names_no_frame() -> None:
     server = Connection(Role.SERVER)
     server.receive(bytes(16))
     with pytest.raises(ProtocolError) as caught:
@@ -322,10 +322,10 @@ def test_the_nack_of_a_first_header_that_cannot_be_read_names_nothing() -> None:
 # --- credits
 
 
-def test_a_producer_has_no_credit_before_it_was_granted() -> None:
+def test_producer_has_no_credit_before_a_grant() -> None:
     client, server = Connection(Role.CLIENT), Connection(Role.SERVER)
-    tell(client, server, Subscribe(1, Hello()))
-    tell(server, client, Ack(correlation_id=1, response=Welcome()))
+    transmit(client, server, Subscribe(1, Hello()))
+    transmit(server, client, Ack(correlation_id=1, response=Welcome()))
     with pytest.raises(UsageError, match="no credit left"):
         client.send(FRAMES[MessageKind.BATCH])
     server.receive(encode(FRAMES[MessageKind.BATCH])[:16])
@@ -333,88 +333,88 @@ def test_a_producer_has_no_credit_before_it_was_granted() -> None:
         server.next_event()
 
 
-def test_nothing_is_delivered_before_a_subscription_was_granted() -> None:
+def test_nothing_is_delivered_before_a_subscription_is_granted() -> None:
     client, server = Connection(Role.CLIENT), Connection(Role.SERVER)
-    tell(client, server, Subscribe(1, Hello()))
-    tell(server, client, Ack(correlation_id=1, response=Welcome(), credit=MUCH))
+    transmit(client, server, Subscribe(1, Hello()))
+    transmit(server, client, Ack(correlation_id=1, response=Welcome(), credit=AMPLE_CREDIT))
     for frame in (
-        Subscribe(2, Subscription(1, (ALL,), credit=MUCH)),
+        Subscribe(2, Subscription(1, (ALL,), credit=AMPLE_CREDIT)),
         Subscribe(3, Subscription(1, (ALL,), credit=Credit(1, 1))),
     ):
-        tell(client, server, frame)
+        transmit(client, server, frame)
     assert not server.send_window.is_open
     with pytest.raises(UsageError, match="before a subscription"):
-        client.send(Ack(credit=MUCH))
-    server.receive(encode(Ack(credit=MUCH)))
+        client.send(Ack(credit=AMPLE_CREDIT))
+    server.receive(encode(Ack(credit=AMPLE_CREDIT)))
     server.next_event()
     assert not server.send_window.is_open
-    tell(server, client, Nack(0, ErrorCode.BAD_REQUEST, "no", correlation_id=2))
-    tell(server, client, Ack(correlation_id=2, response=Subscribed(1, START, 1, 0)))
+    transmit(server, client, Nack(0, ErrorCode.BAD_REQUEST, "no", correlation_id=2))
+    transmit(server, client, Ack(correlation_id=2, response=Subscribed(1, START, 1, 0)))
     assert not server.send_window.is_open
-    tell(server, client, Ack(correlation_id=3, response=Subscribed(1, START, 1, 0)))
+    transmit(server, client, Ack(correlation_id=3, response=Subscribed(1, START, 1, 0)))
     assert server.send_window.remaining == client.receive_window.remaining == (1, 1)
-    tell(client, server, Ack(credit=MUCH))
+    transmit(client, server, Ack(credit=AMPLE_CREDIT))
     assert server.send_window.remaining == client.receive_window.remaining == (1001, 1_000_001)
-    tell(client, server, Subscribe(4, Subscription(2, (ALL,), credit=Credit(2, 2))))
-    tell(server, client, Ack(correlation_id=4, response=Subscribed(2, START, 1, 0)))
+    transmit(client, server, Subscribe(4, Subscription(2, (ALL,), credit=Credit(2, 2))))
+    transmit(server, client, Ack(correlation_id=4, response=Subscribed(2, START, 1, 0)))
     assert server.send_window.remaining == client.receive_window.remaining == (1003, 1_000_003)
 
 
-def test_a_subscription_without_credit_bounds_nothing() -> None:
-    client, server = pair()
+def test_subscription_without_credit_is_unbounded() -> None:
+    client, server = connected_pair()
     assert server.send_window.remaining is client.receive_window.remaining is None
-    tell(client, server, Subscribe(4, Subscription(2, (ALL,), credit=Credit(2, 2))))
-    tell(server, client, Ack(correlation_id=4, response=Subscribed(2, START, 1, 0)))
+    transmit(client, server, Subscribe(4, Subscription(2, (ALL,), credit=Credit(2, 2))))
+    transmit(server, client, Ack(correlation_id=4, response=Subscribed(2, START, 1, 0)))
     assert server.send_window.remaining is client.receive_window.remaining is None
 
 
-def test_the_first_subscription_after_the_last_has_ended_bounds_anew() -> None:
-    client, server = pair()
-    tell(client, server, Unsubscribe(4, 9))
-    tell(server, client, Ack(correlation_id=4, processed=17))
+def test_first_subscription_after_the_last_ended_sets_new_credit() -> None:
+    client, server = connected_pair()
+    transmit(client, server, Unsubscribe(4, 9))
+    transmit(server, client, Ack(correlation_id=4, processed=17))
     assert server.send_window.remaining == client.receive_window.remaining == (0, 0)
     with pytest.raises(UsageError, match="before a subscription"):
-        client.send(Ack(credit=MUCH))
-    tell(client, server, Subscribe(5, Subscription(1, (ALL,), credit=Credit(4, 4))))
-    tell(server, client, Ack(correlation_id=5, response=Subscribed(1, START, 1, 0)))
+        client.send(Ack(credit=AMPLE_CREDIT))
+    transmit(client, server, Subscribe(5, Subscription(1, (ALL,), credit=Credit(4, 4))))
+    transmit(server, client, Ack(correlation_id=5, response=Subscribed(1, START, 1, 0)))
     assert server.send_window.remaining == client.receive_window.remaining == (4, 4)
-    tell(client, server, Subscribe(6, Subscription(2, (ALL,))))
-    tell(server, client, Ack(correlation_id=6, response=Subscribed(2, START, 1, 0)))
-    tell(client, server, Unsubscribe(7, 1))
-    tell(server, client, Ack(correlation_id=7))
+    transmit(client, server, Subscribe(6, Subscription(2, (ALL,))))
+    transmit(server, client, Ack(correlation_id=6, response=Subscribed(2, START, 1, 0)))
+    transmit(client, server, Unsubscribe(7, 1))
+    transmit(server, client, Ack(correlation_id=7))
     assert server.send_window.remaining == client.receive_window.remaining == (4, 4)
 
 
-def test_ack_of_a_client_answers_nothing() -> None:
-    client, server = pair()
-    tell(client, server, Subscribe(4, Subscription(2, (ALL,), credit=Credit(2, 2))))
-    tell(client, server, Unsubscribe(5, 9))
-    tell(client, server, Unsubscribe(6, 2))
+def test_ack_of_a_client_answers_no_request() -> None:
+    client, server = connected_pair()
+    transmit(client, server, Subscribe(4, Subscription(2, (ALL,), credit=Credit(2, 2))))
+    transmit(client, server, Unsubscribe(5, 9))
+    transmit(client, server, Unsubscribe(6, 2))
     for sequence in (4, 5, 6):
-        tell(client, server, Ack(correlation_id=sequence, response=Subscribed(2, START, 1, 0)))
+        transmit(client, server, Ack(correlation_id=sequence, response=Subscribed(2, START, 1, 0)))
     assert server.send_window.remaining is client.receive_window.remaining is None
     for sequence in (4, 5, 6):
         assert server.send_window.remaining is client.receive_window.remaining is None
-        tell(server, client, Ack(correlation_id=sequence))
+        transmit(server, client, Ack(correlation_id=sequence))
     assert server.send_window.remaining == client.receive_window.remaining == (0, 0)
 
 
 @pytest.mark.parametrize("code", ErrorCode)
-def test_a_nack_of_the_connection_ends_its_subscriptions(code: ErrorCode) -> None:
-    client, server = pair()
-    tell(server, client, Nack(5, code, "of a frame"))
-    tell(server, client, Nack(0, code, "of a request", correlation_id=77))
+def test_nack_of_the_connection_ends_its_subscriptions(code: ErrorCode) -> None:
+    client, server = connected_pair()
+    transmit(server, client, Nack(5, code, "of a frame"))
+    transmit(server, client, Nack(0, code, "of a request", correlation_id=77))
     assert server.send_window.is_open
     assert client.receive_window.is_open
-    tell(server, client, Nack(0, code, "of the connection"))
-    goes_on = code is ErrorCode.BAD_REQUEST
-    assert server.send_window.is_open is client.receive_window.is_open is goes_on
+    transmit(server, client, Nack(0, code, "of the connection"))
+    stays_open = code is ErrorCode.BAD_REQUEST
+    assert server.send_window.is_open is client.receive_window.is_open is stays_open
 
 
-def test_requests_without_answers_are_bounded() -> None:
-    client, server = pair()
+def test_unanswered_requests_are_bounded() -> None:
+    client, server = connected_pair()
     for sequence in range(REQUESTS_MAX):
-        tell(client, server, Subscribe(sequence, Subscription(1, (ALL,))))
+        transmit(client, server, Subscribe(sequence, Subscription(1, (ALL,))))
     one_more = Subscribe(REQUESTS_MAX, Subscription(1, (ALL,)))
     with pytest.raises(UsageError, match="wait for some answers"):
         client.send(one_more)
@@ -433,12 +433,12 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS, delivering=st.booleans())
-def test_both_ends_count_alike(steps: list[tuple[str, int, int]], delivering: bool) -> None:
+def test_both_ends_count_credit_equally(steps: list[tuple[str, int, int]], delivering: bool) -> None:
     client, server = Connection(Role.CLIENT), Connection(Role.SERVER)
-    tell(client, server, Subscribe(1, Hello()))
-    tell(server, client, Ack(correlation_id=1, response=Welcome()))
-    tell(client, server, Subscribe(2, Subscription(1, (ALL,), credit=Credit(0, 0))))
-    tell(server, client, Ack(correlation_id=2, response=Subscribed(1, START, 1, 0)))
+    transmit(client, server, Subscribe(1, Hello()))
+    transmit(server, client, Ack(correlation_id=1, response=Welcome()))
+    transmit(client, server, Subscribe(2, Subscription(1, (ALL,), credit=Credit(0, 0))))
+    transmit(server, client, Ack(correlation_id=2, response=Subscribed(1, START, 1, 0)))
     one, other = (server, client) if delivering else (client, server)
     data = {
         "delta": FRAMES[MessageKind.LOGGED_DELTA if delivering else MessageKind.DELTA],
@@ -448,7 +448,7 @@ def test_both_ends_count_alike(steps: list[tuple[str, int, int]], delivering: bo
     for number, (what, more_deltas, more_bytes) in enumerate(steps):
         sequence = 5 + 3 * number
         if what == "grant":
-            tell(other, one, Ack(credit=Credit(more_deltas, more_bytes)))
+            transmit(other, one, Ack(credit=Credit(more_deltas, more_bytes)))
             deltas, size = deltas + more_deltas, size + more_bytes
         elif deltas <= 0 or size <= 0:
             with pytest.raises(UsageError, match="no credit"):
@@ -461,7 +461,7 @@ def test_both_ends_count_alike(steps: list[tuple[str, int, int]], delivering: bo
                 other.receive(raw)
                 other.next_event()
             else:
-                tell(one, other, frame)
+                transmit(one, other, frame)
             deltas, size = deltas - (1 if what == "delta" else 3), size - len(raw)
         assert one.send_window.remaining == other.receive_window.remaining == (max(deltas, 0), max(size, 0))
 
@@ -474,7 +474,7 @@ def test_both_ends_count_alike(steps: list[tuple[str, int, int]], delivering: bo
 def test_sequence_of_a_producer_rises_above_the_last_row(
     source: Source, before: int, sequence: int, taken: bool
 ) -> None:
-    _, server = pair(source=source)
+    _, server = connected_pair(source=source)
     for number in (before, sequence):
         stamp = Stamp(9) if source is Source.REPLICA else None
         server.receive(encode(BatchFrame(number, BATCH, stamp)))
@@ -489,7 +489,7 @@ def test_sequence_of_a_producer_rises_above_the_last_row(
 
 
 def test_sequence_after_a_delta_rises_by_one() -> None:
-    _, server = pair()
+    _, server = connected_pair()
     server.receive(b"".join(encode(DeltaFrame(sequence, DELTA)) for sequence in (5, 6, 6)))
     assert isinstance(server.next_event(), DeltaFrame)
     assert isinstance(server.next_event(), DeltaFrame)
@@ -498,7 +498,7 @@ def test_sequence_after_a_delta_rises_by_one() -> None:
 
 
 def test_sequence_of_a_forwarder_begins_at_zero() -> None:
-    _, server = pair(source=Source.REPLICA)
+    _, server = connected_pair(source=Source.REPLICA)
     server.receive(encode(BatchFrame(0, BATCH, Stamp(9))) + encode(BatchFrame(3, BATCH, Stamp(12))))
     assert isinstance(server.next_event(), BatchFrame)
     assert isinstance(server.next_event(), BatchFrame)
@@ -507,8 +507,8 @@ def test_sequence_of_a_forwarder_begins_at_zero() -> None:
         server.next_event()
 
 
-def test_stored_frames_are_charged_as_what_they_are() -> None:
-    client, server = pair()
+def test_stored_frame_is_charged_by_its_rows_and_bytes() -> None:
+    client, server = connected_pair()
     stored = encode_head(BATCH, 5, Stamp(9, body_crc=BATCH.crc)) + bytes(BATCH.body)
     server.spend(3, len(stored))
     client.receive(stored)
@@ -518,26 +518,26 @@ def test_stored_frames_are_charged_as_what_they_are() -> None:
         server.spend(3, len(stored))
 
 
-# --- whatever comes
+# --- random input
 
 
-def test_what_a_peer_sends_raises_nothing_but_the_peers_error(full: bool) -> None:
-    chance = random.Random(11)
+def test_any_peer_input_raises_only_protocol_errors(full: bool) -> None:
+    rng = random.Random(11)
     frames = [encode(frame) for frame in FRAMES.values()]
     for _ in range(50_000 if full else 300):
-        speaker, phase = chance.choice([*Speaker]), chance.choice([*Phase])
-        _, hearer = ends(speaker, phase)
-        raw = bytearray(b"".join(chance.choices(frames, k=chance.randrange(1, 4))))
-        for _ in range(chance.randrange(3)):
-            raw[chance.randrange(len(raw))] = chance.randrange(256)
-        hear(hearer, raw)
+        speaker, phase = rng.choice([*Speaker]), rng.choice([*Phase])
+        _, listener = speaker_and_listener(speaker, phase)
+        raw = bytearray(b"".join(rng.choices(frames, k=rng.randrange(1, 4))))
+        for _ in range(rng.randrange(3)):
+            raw[rng.randrange(len(raw))] = rng.randrange(256)
+        receive_all(listener, raw)
 
 
-def hear(hearer: Connection, raw: bytes | bytearray) -> None:
-    hearer.receive(raw)
+def receive_all(listener: Connection, raw: bytes | bytearray) -> None:
+    listener.receive(raw)
     event: Any = None
     try:
         while event is not NEED_BYTES:
-            event = hearer.next_event()
+            event = listener.next_event()
     except ProtocolError as error:
-        hearer.send(hearer.nack_of(error))
+        listener.send(listener.nack_of(error))

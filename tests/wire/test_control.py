@@ -47,7 +47,7 @@ from tests.wire.sealing import sealed
 REFUSED = [0, 249, "doc-1", 14, "why"]
 
 
-def refused(raw: bytes) -> ProtocolError:
+def decode_error(raw: bytes) -> ProtocolError:
     with pytest.raises(ProtocolError) as caught:
         decode(raw)
     return caught.value
@@ -56,14 +56,14 @@ def refused(raw: bytes) -> ProtocolError:
 # --- control frames
 
 
-def control(kind: FrameType, **fields: Any) -> bytes:
+def control_frame(kind: FrameType, **fields: Any) -> bytes:
     if kind is FrameType.SUBSCRIBE and "request" not in fields:
         name = "subscribe" if "topics" in fields else "decide" if "decide" in fields else "hello"
         fields = {"request": name, **fields}
     return sealed(kind, msgpack.packb(fields))
 
 
-def answer(request: str, **fields: Any) -> dict[str, Any]:
+def response_to(request: str, **fields: Any) -> dict[str, Any]:
     return {"request": request, "response": fields}
 
 
@@ -82,19 +82,27 @@ def answer(request: str, **fields: Any) -> dict[str, Any]:
         (FrameType.ACK, "request", {"request": 4}),
         (FrameType.ACK, "request", {"request": "x" * 256, "credit": [1, 1]}),
         (FrameType.ACK, "request", {"request": 4, "response": {}}),
-        (FrameType.ACK, "start", answer("subscribe", subscription=1)),
-        (FrameType.ACK, "state", answer("get", state="gone", offset=1)),
-        (FrameType.ACK, "offsets", answer("offsets", offsets=[-1])),
-        (FrameType.ACK, "streams", answer("describe", streams=[["default"]])),
+        (FrameType.ACK, "start", response_to("subscribe", subscription=1)),
+        (FrameType.ACK, "state", response_to("get", state="gone", offset=1)),
+        (FrameType.ACK, "offsets", response_to("offsets", offsets=[-1])),
+        (FrameType.ACK, "streams", response_to("describe", streams=[["default"]])),
         (FrameType.NACK, "code", 0),
         (FrameType.NACK, "code", 1 << 16),
-        (FrameType.ACK, "state", answer("decide", state="gone")),
-        (FrameType.ACK, "refused_rows", answer("decide", state="published", refused_rows=[[0, 0, "a", 14]])),
-        (FrameType.ACK, "refused_rows", answer("decide", state="published", refused_rows=[REFUSED] * 11)),
+        (FrameType.ACK, "state", response_to("decide", state="gone")),
         (
             FrameType.ACK,
             "refused_rows",
-            answer("decide", state="published", refused_rows=[[*REFUSED[:3], 0, ""]]),
+            response_to("decide", state="published", refused_rows=[[0, 0, "a", 14]]),
+        ),
+        (
+            FrameType.ACK,
+            "refused_rows",
+            response_to("decide", state="published", refused_rows=[REFUSED] * 11),
+        ),
+        (
+            FrameType.ACK,
+            "refused_rows",
+            response_to("decide", state="published", refused_rows=[[*REFUSED[:3], 0, ""]]),
         ),
         (FrameType.SUBSCRIBE, "job", ["nightly", 1]),
         (FrameType.SUBSCRIBE, "decide", {"job": "nightly", "decide": "perhaps"}),
@@ -120,11 +128,11 @@ def answer(request: str, **fields: Any) -> dict[str, Any]:
         (FrameType.UNSUBSCRIBE, "subscription", 1 << 32),
     ],
 )
-def test_an_unsound_control_field_is_named(kind: FrameType, field: str, value: Any) -> None:
+def test_invalid_control_field_is_named(kind: FrameType, field: str, value: Any) -> None:
     fields = value if isinstance(value, dict) else {field: value}
     if kind is FrameType.BACKPRESSURE:
         fields = {"level": 0, **fields}
-    error = refused(control(kind, **fields))
+    error = decode_error(control_frame(kind, **fields))
     assert error.code is ErrorCode.BAD_FRAME
     assert field in error.message
 
@@ -133,8 +141,8 @@ def test_an_unsound_control_field_is_named(kind: FrameType, field: str, value: A
     "start",
     [[], ["noon"], ["offset"], ["offset", -1], ["latest", 1], ["cursor", [b"", 0, 0]], "latest", [[1]], [7]],
 )
-def test_an_unsound_start_is_named(start: Any) -> None:
-    error = refused(control(FrameType.SUBSCRIBE, subscription=1, topics=[b"\0"], start=start))
+def test_invalid_start_is_named(start: Any) -> None:
+    error = decode_error(control_frame(FrameType.SUBSCRIBE, subscription=1, topics=[b"\0"], start=start))
     assert error.code is ErrorCode.BAD_FRAME
     assert "start" in error.message
 
@@ -150,7 +158,7 @@ def test_an_unsound_start_is_named(start: Any) -> None:
         Start(StartAt.CURSOR, Cursor(bytes(16), 3, 42)),
     ],
 )
-def test_every_start_travels(start: Start) -> None:
+def test_every_start_round_trips(start: Start) -> None:
     frame = Subscribe(1, Subscription(1, (ALL,), start))
     assert decode(encode(frame)) == frame
 
@@ -158,22 +166,22 @@ def test_every_start_travels(start: Start) -> None:
 @pytest.mark.parametrize(
     "topic", [b"\x05x", b"\x01", b"\x03\x40", b"\x03", b"\x00x", b"\x02\xff", b"\x04" + b"x" * 256]
 )
-def test_an_unknown_topic_has_its_own_code(topic: bytes) -> None:
-    error = refused(control(FrameType.SUBSCRIBE, subscription=1, topics=[topic]))
+def test_unknown_topic_has_its_own_code(topic: bytes) -> None:
+    error = decode_error(control_frame(FrameType.SUBSCRIBE, subscription=1, topics=[topic]))
     assert error.code is ErrorCode.UNKNOWN_TOPIC
 
 
-def test_a_subscription_to_nothing_is_our_own_fault() -> None:
+def test_encoding_a_subscription_without_topics_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="at least one"):
         encode(Subscribe(1, Subscription(1, ())))
 
 
-def test_a_control_frame_beyond_the_bound_is_our_own_fault() -> None:
+def test_encoding_an_oversized_control_frame_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="the maximum is 65532"):
         encode(Nack(1, ErrorCode.DEP_TIMEOUT, "", details={"missing": ["x" * 70_000]}))
 
 
-def test_a_long_refusal_is_cut_and_not_refused_itself() -> None:
+def test_long_text_is_truncated_when_encoded() -> None:
     frame: Frame = decode(encode(Subscribe(1, Hello(client="n" * 300))))
     assert isinstance(frame, Subscribe)
     assert frame.request == Hello(client="n" * 255)
@@ -196,8 +204,8 @@ def test_a_long_refusal_is_cut_and_not_refused_itself() -> None:
         (b"\x81\xa5l\xffvel\x00", "utf-8"),
     ],
 )
-def test_unsound_msgpack(payload: bytes, why: str) -> None:
-    error = refused(sealed(FrameType.BACKPRESSURE, payload))
+def test_invalid_msgpack_is_refused(payload: bytes, why: str) -> None:
+    error = decode_error(sealed(FrameType.BACKPRESSURE, payload))
     assert error.code is ErrorCode.BAD_FRAME
     assert why in error.message
 
@@ -225,9 +233,7 @@ KEYS = (
     kind=st.sampled_from([kind for kind in FrameType if kind is not FrameType.BATCH]),
     fields=st.dictionaries(st.sampled_from(KEYS.split()), JSON_LIKE, max_size=6),
 )
-def test_maps_of_the_wrong_things_raise_nothing_but_the_peers_error(
-    kind: FrameType, fields: dict[str, Any]
-) -> None:
+def test_random_maps_raise_only_protocol_errors(kind: FrameType, fields: dict[str, Any]) -> None:
     payload = msgpack.packb(fields)
     if kind is FrameType.DELTA:
         payload += crc32c(payload).to_bytes(4, "little")
@@ -246,7 +252,7 @@ CURSORS = st.tuples(
     flip=st.none() | st.tuples(st.integers(0, 60), st.integers(0, 255)),
     tail=st.binary(max_size=2),
 )
-def test_a_short_acknowledgement_is_read_by_the_short_way_as_by_the_long_one(
+def test_fast_ack_decoder_agrees_with_the_general_one(
     fields: dict[str, Any], flip: tuple[int, int] | None, tail: bytes
 ) -> None:
     payload = bytearray(msgpack.packb(fields)) + tail
@@ -273,11 +279,11 @@ _numbers = st.integers(0, 2**62)
         cursor=st.none() | st.just(Cursor(bytes(16), 1, 2)),
     )
 )
-def test_an_acknowledgement_is_packed_by_the_short_way_as_by_the_long_one(ack: Ack) -> None:
+def test_fast_ack_encoder_agrees_with_the_general_one(ack: Ack) -> None:
     assert pack_control(ack)[1] == control_module._pack_fields(control_module._ack_fields(ack))
 
 
-def test_a_cursor_is_read_by_the_short_way() -> None:
+def test_fast_ack_decoder_reads_only_cursor_acks() -> None:
     ack = Ack(7, cursor=Cursor(bytes(16), 3, 1 << 40))
     raw = encode(ack)
     assert control_module._unpack_short_ack(7, raw[16:-4]) == ack == decode(raw)
@@ -286,10 +292,10 @@ def test_a_cursor_is_read_by_the_short_way() -> None:
         assert decode(encode(other)) == other
 
 
-# --- what a later version may say
+# --- frames of later versions
 
 
-def test_code_that_is_not_known_is_a_code_all_the_same() -> None:
+def test_unknown_error_code_round_trips() -> None:
     nack = Nack(3, ErrorCode(999), "later", retry_after_ms=5)
     assert decode(encode(nack)) == nack
     assert (nack.code, nack.code.name) == (999, "CODE_999")
@@ -297,9 +303,9 @@ def test_code_that_is_not_known_is_a_code_all_the_same() -> None:
     assert not nack.refusal().retryable
 
 
-def test_request_that_is_not_known_is_read() -> None:
+def test_unknown_request_is_decoded() -> None:
     for fields in ({"request": "compact"}, {"request": "hello", "version": 2}):
-        frame = decode(control(FrameType.SUBSCRIBE, later=[1], **fields))
+        frame = decode(control_frame(FrameType.SUBSCRIBE, later=[1], **fields))
         assert frame == Subscribe(1, UnknownRequest(fields["request"], fields.get("version", 1)))
     with pytest.raises(UsageError, match="compact"):
         encode(Subscribe(1, UnknownRequest("compact", 1)))
@@ -308,21 +314,21 @@ def test_request_that_is_not_known_is_read() -> None:
 @pytest.mark.parametrize(
     "fields", [{"response": {}}, {"response": {"features": 4}}, {"request": "hello"}, {"request": "x" * 255}]
 )
-def test_fields_of_an_answer_are_independent(fields: dict[str, Any]) -> None:
-    assert decode(control(FrameType.ACK, processed=3, **fields)) == Ack(1, processed=3)
+def test_incomplete_response_is_ignored(fields: dict[str, Any]) -> None:
+    assert decode(control_frame(FrameType.ACK, processed=3, **fields)) == Ack(1, processed=3)
 
 
-def test_unknown_keys_and_flags_are_passed_over() -> None:
-    assert decode(control(FrameType.SUBSCRIBE, request="describe", later={"a": 1})) == Subscribe(
+def test_unknown_keys_and_flags_are_ignored() -> None:
+    assert decode(control_frame(FrameType.SUBSCRIBE, request="describe", later={"a": 1})) == Subscribe(
         1, Describe()
     )
     for bit in (4, 5, 6, 7):
         raw = sealed(FrameType.HEARTBEAT, msgpack.packb({"sent_us": 1}), flags=1 << bit)
         assert decode(raw) == Heartbeat(1, sent_us=1)
-    assert decode(control(FrameType.ACK, request="later", response={"a": 1})) == Ack(1)
+    assert decode(control_frame(FrameType.ACK, request="later", response={"a": 1})) == Ack(1)
 
 
-def test_pages_are_one_response() -> None:
+def test_response_pages_are_joined() -> None:
     pages = [Welcome(origins=(OriginGrant(one, 1, 1),)) for one in (1, 2)]
     assert join_pages(pages) == Welcome(origins=(*pages[0].origins, *pages[1].origins))
     facts = [Fact(FactState.OPAQUE, 3, Dot(1, 1), 7, data=part) for part in (b"ab", b"c")]

@@ -28,27 +28,25 @@ from tests.wire.control_batches import control_batch, without_types
 ORIGIN = 0x0000_0ABC_DEF0_0002
 CODES = st.sampled_from(ErrorCode)
 CRC = st.integers(0, (1 << 32) - 1)
-PLACE = st.none() | st.integers(0, (1 << 63) - 1)
+OFFSETS = st.none() | st.integers(0, (1 << 63) - 1)
 
 
-@given(code=CODES, crc=CRC, places=st.lists(PLACE, min_size=1, max_size=5), says=st.integers(0, 2))
-def test_refused_rows_read_as_they_were_packed(
-    code: ErrorCode, crc: int, places: list[int | None], says: int
-) -> None:
-    crc_told, firsts = (crc if says > 0 else None), (places if says > 1 else None)
+@given(code=CODES, crc=CRC, offsets=st.lists(OFFSETS, min_size=1, max_size=5), detail=st.integers(0, 2))
+def test_refused_rows_round_trip(code: ErrorCode, crc: int, offsets: list[int | None], detail: int) -> None:
+    packed_crc, firsts = (crc if detail > 0 else None), (offsets if detail > 1 else None)
     batch = encode_noop(
-        origin=ORIGIN, base=1, count=len(places), code=code, refused_crc=crc_told, first_offsets=firsts
+        origin=ORIGIN, base=1, count=len(offsets), code=code, refused_crc=packed_crc, first_offsets=firsts
     )
     assert parse_batch(batch.raw).raw == batch.raw
     assert control_type(batch) is ControlType.REFUSED
     assert uses_dots(batch)
-    assert read_noop(batch) == NoOp(code, crc_told, None if firsts is None else dict(enumerate(firsts)))
+    assert read_noop(batch) == NoOp(code, packed_crc, None if firsts is None else dict(enumerate(firsts)))
     assert [refused_code(batch, row) for row in range(batch.count)] == [code] * batch.count
     assert {batch.blob(row)[0] for row in range(batch.count)} == {0}
-    assert len(batch.blob(0)) == (3, 7, 15)[says]
+    assert len(batch.blob(0)) == (3, 7, 15)[detail]
 
 
-def test_refused_row_of_a_later_code_is_void_all_the_same() -> None:
+def test_refused_row_with_an_unknown_code_is_a_noop() -> None:
     batch = control_batch(*pack_refused(1, 60_000), origin=ORIGIN)
     assert read_noop(parse_batch(batch.raw)) == NoOp(ErrorCode.INVALID_DELTA, None, None)
     assert refused_code(batch, 0) == 60_000
@@ -65,7 +63,7 @@ def test_batch_of_deltas_uses_dots() -> None:
     assert uses_dots(encode_batch([made("v")], origin=ORIGIN, base=1))
 
 
-def test_unknown_type_in_a_log_is_no_type_and_uses_no_dots() -> None:
+def test_unknown_control_type_is_none_and_uses_no_dots() -> None:
     for batch in (control_batch(b"\x07"), control_batch(b"\xff"), control_batch(b"")):
         assert control_type(batch) is None
         assert not uses_dots(batch)
@@ -87,7 +85,7 @@ def test_unknown_type_in_a_log_is_no_type_and_uses_no_dots() -> None:
         *(((bytes((kind,)),), ORIGIN, "send them under origin 0") for kind in sorted(LOG_TYPES)),
     ],
 )
-def test_control_rows_that_are_none_are_refused(blobs: tuple[bytes, ...], origin: int, why: str) -> None:
+def test_invalid_control_rows_are_refused(blobs: tuple[bytes, ...], origin: int, why: str) -> None:
     with pytest.raises(ProtocolError, match=why) as caught:
         parse_batch(control_batch(*blobs, origin=origin).raw)
     assert caught.value.code is ErrorCode.BAD_FRAME
@@ -117,11 +115,11 @@ def test_control_batch_without_blobs_is_refused() -> None:
         (b"\x0e\0CRC4OFFSET-8 and more", b"\0\x0e\0CRC4OFFSET-8"),
     ],
 )
-def test_row_of_format_1_gets_a_type_and_keeps_what_was_read_of_it(old: bytes, new: bytes) -> None:
+def test_row_of_format_1_is_converted_to_a_typed_row(old: bytes, new: bytes) -> None:
     assert add_type(old) == new
 
 
-def test_batch_of_format_1_keeps_all_but_its_blobs() -> None:
+def test_converted_batch_of_format_1_equals_a_typed_batch() -> None:
     typed = encode_noop(
         origin=ORIGIN,
         base=5,

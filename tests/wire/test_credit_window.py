@@ -16,7 +16,7 @@ STEPS = st.lists(
 
 
 @given(first=st.builds(Credit, SMALL, SMALL), steps=STEPS)
-def test_balances_are_sums(first: Credit, steps: list[tuple[str, Credit]]) -> None:
+def test_balance_is_granted_minus_spent_credit(first: Credit, steps: list[tuple[str, Credit]]) -> None:
     window, deltas, size = CreditWindow(first), *first
     for step, credit in steps:
         if step == "grant":
@@ -30,7 +30,7 @@ def test_balances_are_sums(first: Credit, steps: list[tuple[str, Credit]]) -> No
 
 
 @given(steps=STEPS)
-def test_without_a_bound_it_is_always_open(steps: list[tuple[str, Credit]]) -> None:
+def test_unbounded_window_is_always_open(steps: list[tuple[str, Credit]]) -> None:
     window = CreditWindow(None)
     for step, credit in steps:
         if step == "grant":
@@ -41,7 +41,7 @@ def test_without_a_bound_it_is_always_open(steps: list[tuple[str, Credit]]) -> N
         assert window.remaining is None
 
 
-def test_one_frame_may_take_more_than_is_left_and_the_debt_is_kept() -> None:
+def test_overdraft_is_deducted_from_later_credit() -> None:
     window = CreditWindow(Credit(1, 1))
     window.spend(100, 5000)
     assert not window.is_open
@@ -52,19 +52,19 @@ def test_one_frame_may_take_more_than_is_left_and_the_debt_is_kept() -> None:
     assert window.is_open
 
 
-def test_either_part_closes_it() -> None:
+def test_window_is_closed_without_deltas_or_bytes() -> None:
     assert not CreditWindow(Credit(5, 0)).is_open
     assert not CreditWindow(Credit(0, 5)).is_open
     assert not CreditWindow(NO_CREDIT).is_open
 
 
-def test_what_is_left_can_be_told_however_much_was_granted() -> None:
+def test_remaining_credit_is_capped() -> None:
     window = CreditWindow(Credit((1 << 64) - 1, (1 << 64) - 1))
     window.grant(Credit((1 << 64) - 1, (1 << 64) - 1))
     assert window.remaining == ((1 << 63) - 1, (1 << 63) - 1)
 
 
-def test_it_can_begin_anew() -> None:
+def test_window_can_be_reset() -> None:
     window = CreditWindow(NO_CREDIT)
     window.reset(None)
     assert window.is_open

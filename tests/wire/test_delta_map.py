@@ -21,7 +21,7 @@ from delta_prop_wire.spec import COUNTER_MAX, ErrorCode, FrameType
 from tests.wire.sealing import sealed
 
 
-def refused(raw: bytes) -> ProtocolError:
+def decode_error(raw: bytes) -> ProtocolError:
     with pytest.raises(ProtocolError) as caught:
         decode(raw)
     return caught.value
@@ -45,7 +45,7 @@ def read_delta(**fields: Any) -> Delta:
     return frame.delta
 
 
-def test_the_least_that_a_delta_says() -> None:
+def test_minimal_delta_map_is_decoded() -> None:
     assert read_delta() == Delta("doc-1", d.create([0, 0]))
     assert read_delta(vector_id="docs:1").namespace == "docs"
     assert read_delta(new_field=[1, {"a": None}]) == Delta("doc-1", d.create([0, 0]))
@@ -83,13 +83,13 @@ def test_the_least_that_a_delta_says() -> None:
         ("ack_level", 4),
     ],
 )
-def test_an_unsound_field_is_named(field: str, value: Any) -> None:
-    error = refused(delta_frame(**{field: value}, **({"origin": 1} if field == "counter" else {})))
+def test_invalid_field_is_named(field: str, value: Any) -> None:
+    error = decode_error(delta_frame(**{field: value}, **({"origin": 1} if field == "counter" else {})))
     assert error.code is ErrorCode.BAD_FRAME
     assert field in error.message
 
 
-def test_what_breaks_a_bound_is_read_as_it_is() -> None:
+def test_field_beyond_its_bound_is_decoded_unchanged() -> None:
     """It is no matter of frames: `validate.py` refuses it, in a batch as here."""
     delta = read_delta(
         op=6,
@@ -110,41 +110,41 @@ def test_what_breaks_a_bound_is_read_as_it_is() -> None:
     assert len(delta.metadata.packed) > 200_000
 
 
-def test_operands_that_are_absent_are_empty() -> None:
+def test_absent_operands_are_empty() -> None:
     assert read_delta(op=0, values=None).operation == d.create([])
     assert read_delta(op=1, values=None).operation == d.sparse([], [])
     assert read_delta(op=8, values=None).operation == d.opaque(b"")
 
 
-def test_a_dot_is_whole_or_not_there() -> None:
-    assert "counter" in refused(delta_frame(origin=1)).message
-    assert "origin" in refused(delta_frame(counter=1)).message
+def test_dot_needs_both_origin_and_counter() -> None:
+    assert "counter" in decode_error(delta_frame(origin=1)).message
+    assert "origin" in decode_error(delta_frame(counter=1)).message
 
 
 @pytest.mark.parametrize("kind", [Kind.SPARSE, Kind.SPARSE_ADD, Kind.SCALE, Kind.DELETE, Kind.OPAQUE])
-def test_indices_are_as_many_as_sparse_values(kind: Kind) -> None:
-    error = refused(delta_frame(op=int(kind), values=bytes(8), indices=bytes(4)))
+def test_mismatched_indices_are_refused(kind: Kind) -> None:
+    error = decode_error(delta_frame(op=int(kind), values=bytes(8), indices=bytes(4)))
     assert error.code is ErrorCode.BAD_FRAME
     assert "indices" in error.message
 
 
-def test_unknown_kinds_travel_as_they_are() -> None:
+def test_unknown_kind_round_trips() -> None:
     frame = DeltaFrame(1, Delta("a", d.Operation(63, data=b"later"), "n"))
     assert decode(encode(frame)) == frame
 
 
-def test_a_map_of_more_items_than_a_delta_can_have() -> None:
-    error = refused(delta_frame(unknown={"a": [0] * 200_000}))
+def test_map_with_too_many_items_is_refused() -> None:
+    error = decode_error(delta_frame(unknown={"a": [0] * 200_000}))
     assert error.code is ErrorCode.BAD_FRAME
     assert "send up to 131072" in error.message
 
 
 @pytest.mark.parametrize("key", [b"\xa8", b"\xd9\x08", b"\xda\x00\x08", b"\xdb\x00\x00\x00\x08"])
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_metadata_keep_their_bytes_wherever_they_stand(key: bytes, place: int) -> None:
-    patch = b"\xde\x00\x01\xd9\x01a\xcc\x01"  # none of it in its shortest form
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_metadata_keep_their_bytes_at_any_position(key: bytes, position: int) -> None:
+    patch = b"\xde\x00\x01\xd9\x01a\xcc\x01"  # no value in its shortest form
     items = [msgpack.packb("vector_id") + msgpack.packb("metadata"), msgpack.packb("op") + b"\x09"]
-    items.insert(place, key + b"metadata" + patch)
+    items.insert(position, key + b"metadata" + patch)
     delta = unpack_delta(b"\x83" + b"".join(items)).delta
     assert (delta.vector_id, delta.operation.kind) == ("metadata", Kind.METADATA)
     assert isinstance(delta.metadata, PackedMetadata)
@@ -153,7 +153,7 @@ def test_metadata_keep_their_bytes_wherever_they_stand(key: bytes, place: int) -
     assert encode_batch([delta], origin=1, base=1).packed_metadata(0) == patch
 
 
-def test_metadata_twice_are_a_bad_frame_and_nil_is_none() -> None:
+def test_duplicate_metadata_is_a_bad_frame_and_nil_is_none() -> None:
     head = msgpack.packb("vector_id") + msgpack.packb("a") + msgpack.packb("op") + b"\x09"
     key = msgpack.packb("metadata")
     with pytest.raises(ProtocolError, match="a key occurs twice"):
@@ -161,38 +161,38 @@ def test_metadata_twice_are_a_bad_frame_and_nil_is_none() -> None:
     assert unpack_delta(b"\x83" + head + key + b"\xc0").delta.metadata is None
 
 
-def test_metadata_of_a_log_are_read_at_once() -> None:
+def test_logged_metadata_are_decoded_at_once() -> None:
     assert type(read_delta(metadata={"a": 1}, lamport=7).metadata) is dict
-    error = refused(delta_frame(metadata={1: 2}, lamport=7))
+    error = decode_error(delta_frame(metadata={1: 2}, lamport=7))
     assert (error.code, "breaks the bounds of a log" in error.message) == (ErrorCode.BAD_FRAME, True)
 
 
-def test_the_last_sequence_is_that_of_a_batch_of_one_row() -> None:
-    for sequence, sound in ((COUNTER_MAX - 1, True), (COUNTER_MAX, False)):
+def test_sequence_at_the_counter_bound_is_refused() -> None:
+    for sequence, is_valid in ((COUNTER_MAX - 1, True), (COUNTER_MAX, False)):
         frames = (
             DeltaFrame(sequence, Delta("a", d.delete())),
             BatchFrame(sequence, encode_batch([Delta("a", d.delete())], origin=1, base=1)),
         )
         for frame in frames:
-            if sound:
+            if is_valid:
                 decode(encode(frame))
             else:
-                assert refused(encode(frame)).code is ErrorCode.BAD_FRAME
+                assert decode_error(encode(frame)).code is ErrorCode.BAD_FRAME
 
 
 @pytest.mark.parametrize("size", range(5))
-def test_a_delta_frame_without_a_map(size: int) -> None:
-    error = refused(pack_header(FrameType.DELTA, 0, 1, size) + bytes(size))
+def test_delta_frame_without_a_map_is_refused(size: int) -> None:
+    error = decode_error(pack_header(FrameType.DELTA, 0, 1, size) + bytes(size))
     assert error.code in (ErrorCode.BAD_FRAME, ErrorCode.CHECKSUM)
 
 
-def test_a_damaged_delta_fails_its_checksum() -> None:
+def test_corrupted_delta_fails_its_checksum() -> None:
     raw = bytearray(delta_frame())
     raw[-5] ^= 1
-    assert refused(bytes(raw)).code is ErrorCode.CHECKSUM
+    assert decode_error(bytes(raw)).code is ErrorCode.CHECKSUM
 
 
-def test_a_delta_beyond_the_bound_is_refused_to_its_maker() -> None:
+def test_encoding_an_oversized_delta_is_refused() -> None:
     with pytest.raises(Refused) as caught:
         encode(DeltaFrame(1, Delta("a", d.opaque(bytes(DELTA_PAYLOAD_BYTES_MAX)), "n")))
     assert caught.value.code is ErrorCode.TOO_LARGE

@@ -49,12 +49,14 @@ PIECES = st.tuples(
     st.sampled_from(KINDS),
     st.sampled_from(OPERATIONS),
     st.integers(1, 4),  # rows
-    st.sampled_from([0] * 9 + [1, 2, 3]),  # 1: a bit of the body is flipped, 2, 3: the sequence leaps, falls
-    st.booleans(),  # whether offsets are wanted
+    st.sampled_from(
+        [0] * 9 + [1, 2, 3]
+    ),  # 1: a bit of the body is flipped; 2: the sequence skips; 3: it falls
+    st.booleans(),  # true: an Ack with offsets is requested
 )
 
 
-def opened(credit: Credit) -> Connection:
+def open_connection(credit: Credit) -> Connection:
     """A server's end of a connection whose hello was answered."""
     connection = Connection(Role.SERVER)
     connection.receive(encode(Subscribe(1, Hello())))
@@ -63,9 +65,9 @@ def opened(credit: Credit) -> Connection:
     return connection
 
 
-def bytes_of(story: list[Any]) -> bytes:
+def bytes_of(pieces: list[Any]) -> bytes:
     found, counter, sequence = [], 1, 1
-    for kind, operation, rows, fault, wanted in story:
+    for kind, operation, rows, fault, wanted in pieces:
         counter += 3 if kind == "gap" else 0
         sequence = {2: sequence + 5, 3: max(1, sequence - 1)}.get(fault, sequence)
         if kind in ("stamped", "delta", "beat"):
@@ -101,7 +103,7 @@ def bytes_of(story: list[Any]) -> bytes:
     return b"".join(found)
 
 
-def heard(connection: Connection, raw: bytes, cuts: list[int], *, together: bool) -> list[object]:
+def receive_all(connection: Connection, raw: bytes, cuts: list[int], *, together: bool) -> list[object]:
     """All that comes out, batch by batch, and the credit that is left, or how it ended."""
     found: list[object] = []
     try:
@@ -110,7 +112,7 @@ def heard(connection: Connection, raw: bytes, cuts: list[int], *, together: bool
             while True:
                 run = connection.next_run() if together else None
                 if run is not None:
-                    found += flat(run)
+                    found += flatten(run)
                     continue
                 frame = connection.next_event()
                 if frame is NEED_BYTES:
@@ -124,7 +126,7 @@ def heard(connection: Connection, raw: bytes, cuts: list[int], *, together: bool
     return [*found, connection.receive_window.remaining, connection.buffered_bytes]
 
 
-def flat(run: FrameRun) -> list[object]:
+def flatten(run: FrameRun) -> list[object]:
     found: list[object] = []
     sequence = run.sequence
     for batch in run.batches:
@@ -136,20 +138,22 @@ def flat(run: FrameRun) -> list[object]:
 
 
 @given(st.lists(PIECES, max_size=12), st.data())
-def test_runs_say_what_single_frames_say(story: list[Any], data: st.DataObject) -> None:
-    raw = bytes_of(story)
+def test_runs_equal_single_frames(pieces: list[Any], data: st.DataObject) -> None:
+    raw = bytes_of(pieces)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=4)))
     credit = data.draw(st.sampled_from([Credit(1_000, 1_000_000), Credit(6, 1_000_000), Credit(1_000, 900)]))
-    assert heard(opened(credit), raw, cuts, together=True) == heard(opened(credit), raw, cuts, together=False)
+    assert receive_all(open_connection(credit), raw, cuts, together=True) == receive_all(
+        open_connection(credit), raw, cuts, together=False
+    )
 
 
-def test_what_goes_on_is_one_run_and_what_does_not_ends_it() -> None:
-    def story(*kinds: str) -> list[Any]:
+def test_run_ends_where_a_frame_does_not_continue_it() -> None:
+    def pieces_of(*kinds: str) -> list[Any]:
         return [(kind, opaque(b"x"), 2, 0, True) for kind in kinds]
 
     def lengths(*kinds: str) -> list[int]:
-        connection = opened(Credit(10_000, 10_000_000))
-        connection.receive(bytes_of(story(*kinds)))
+        connection = open_connection(Credit(10_000, 10_000_000))
+        connection.receive(bytes_of(pieces_of(*kinds)))
         found = []
         while (run := connection.next_run()) is not None:
             found.append(len(run.batches))
@@ -168,10 +172,10 @@ def test_what_goes_on_is_one_run_and_what_does_not_ends_it() -> None:
 
 @pytest.mark.parametrize("split", [False, True])
 def test_run_whose_sequence_does_not_rise_is_refused(split: bool) -> None:
-    connection = opened(Credit(10_000, 10_000_000))
+    connection = open_connection(Credit(10_000, 10_000_000))
     raw = bytes_of([("plain", opaque(b"x"), 2, fault, True) for fault in (0, 0, 3)])
     one = len(raw) // 3
-    if split:  # so that a run begins with the frame that falls
+    if split:  # a run then begins with the frame whose sequence falls
         connection.receive(raw[: 2 * one])
         raw = raw[2 * one :]
     else:
@@ -186,34 +190,34 @@ def test_run_whose_sequence_does_not_rise_is_refused(split: bool) -> None:
         connection.next_event()
 
 
-def test_frames_that_were_left_out_are_not_all_looked_at_again_and_again() -> None:
+def test_frames_outside_runs_are_not_checked_repeatedly() -> None:
     frames = 40
     raw = bytes_of([("no id", opaque(b"x"), 1, 0, True)] * frames)
-    connection, looked_at = opened(Credit(10_000, 10_000_000)), 0
+    connection, checked = open_connection(Credit(10_000, 10_000_000)), 0
 
-    def counted(batch: Batch) -> bool:
-        nonlocal looked_at
-        looked_at += 1
+    def counting_check(batch: Batch) -> bool:
+        nonlocal checked
+        checked += 1
         return homogeneous_body_is_valid(batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frame_runs, "homogeneous_body_is_valid", counted)
+        patch.setattr(frame_runs, "homogeneous_body_is_valid", counting_check)
         connection.receive(raw)
         for _ in range(frames):
             assert connection.next_run() is None
             assert isinstance(connection.next_event(), BatchFrame)
-    assert looked_at <= 2 * frames + 1
+    assert checked <= 2 * frames + 1
 
 
-def test_a_batch_of_a_run_keeps_nothing_else() -> None:
-    connection = opened(Credit(10_000, 10_000_000))
+def test_batch_of_a_run_owns_only_its_bytes() -> None:
+    connection = open_connection(Credit(10_000, 10_000_000))
     connection.receive(bytes_of([("plain", opaque(b"x"), 2, 0, True)] * 3))
     run = connection.next_run()
     assert run is not None
     assert all(type(batch.raw) is bytes and batch.raw == Batch(batch.raw).raw for batch in run.batches)
 
 
-def test_a_client_and_one_that_is_not_open_take_no_runs() -> None:
+def test_client_or_unopened_connection_takes_no_runs() -> None:
     raw = bytes_of([("plain", opaque(b"x"), 2, 0, True)])
     for connection in (Connection(Role.SERVER), Connection(Role.CLIENT)):
         connection.receive(raw)
@@ -222,19 +226,19 @@ def test_a_client_and_one_that_is_not_open_take_no_runs() -> None:
 
 def test_flipped_bit_of_header_or_stamp_ends_a_run() -> None:
     delta, frames = Delta("a", delete()), 2
-    sound = b"".join(
+    intact = b"".join(
         encode(BatchFrame(at, encode_batch([delta], origin=7, base=at))) for at in range(1, 1 + frames)
     )
-    size = len(sound) // frames
-    assert len(heard_runs(sound)) == frames
+    size = len(intact) // frames
+    assert len(batches_in_runs(intact)) == frames
     for bit in range(8 * 64):
-        raw = bytearray(sound)
+        raw = bytearray(intact)
         raw[size + bit // 8] ^= 1 << bit % 8
-        assert len(heard_runs(bytes(raw))) == 1, bit
+        assert len(batches_in_runs(bytes(raw))) == 1, bit
 
 
-def heard_runs(raw: bytes) -> list[Batch]:
-    connection = opened(Credit(100, 100_000))
+def batches_in_runs(raw: bytes) -> list[Batch]:
+    connection = open_connection(Credit(100, 100_000))
     connection.receive(raw)
     found: list[Batch] = []
     while (run := connection.next_run()) is not None:

@@ -55,7 +55,7 @@ from delta_prop_wire.stamp import Stamp
 from delta_prop_wire.topics import ALL, Topic
 
 
-def received(*chunks: bytes) -> list[Frame]:
+def decode_chunks(*chunks: bytes) -> list[Frame]:
     decoder = Decoder()
     found: list[Frame] = []
     for chunk in chunks:
@@ -65,7 +65,7 @@ def received(*chunks: bytes) -> list[Frame]:
     return found
 
 
-def test_a_refusal_survives_the_journey() -> None:
+def test_refusal_round_trips_as_a_nack() -> None:
     refused = Refused(ErrorCode.QUEUE_FULL, "full", retry_after_ms=5, row=2, field="id", details={"depth": 9})
     frame = decode(encode(Nack.of(7, refused, correlation_id=3)))
     assert isinstance(frame, Nack)
@@ -75,11 +75,11 @@ def test_a_refusal_survives_the_journey() -> None:
     assert frame.refusal().retryable
 
 
-def test_a_token_is_not_shown() -> None:
+def test_token_is_hidden_in_repr() -> None:
     assert "secret" not in repr(Subscribe(1, Hello(token="secret")))
 
 
-def test_frames_are_values() -> None:
+def test_frames_are_immutable_values() -> None:
     one, same = (BatchFrame(1, encode_batch([Delta("a", d.delete())], origin=1, base=1)) for _ in range(2))
     assert one == same
     assert hash(one) == hash(same)
@@ -285,20 +285,20 @@ FRAMES = st.one_of(
 @given(frames=st.lists(FRAMES, min_size=1, max_size=3), at=st.integers(0, 300))
 @example(frames=[Ack(0, ranges=(AckRange(0, 0, 0),), credit=Credit(0, 0), response=Welcome((), ()))], at=0)
 @example(frames=[Ack(0, ranges=(AckRange(0, 0, 0),), credit=Credit(0, 0), more=True)], at=0)
-def test_frames_survive_the_journey(frames: list[Frame], at: int) -> None:
+def test_frames_round_trip(frames: list[Frame], at: int) -> None:
     raw = b"".join(encode(frame) for frame in frames)
-    assert received(raw[:at], raw[at:]) == frames
+    assert decode_chunks(raw[:at], raw[at:]) == frames
 
 
 @given(
     deltas=st.lists(DELTAS, min_size=1, max_size=5), stamped=st.booleans(), lamport=st.integers(0, 1 << 62)
 )
-def test_batches_survive_the_journey(deltas: list[Delta], stamped: bool, lamport: int) -> None:
+def test_batches_round_trip(deltas: list[Delta], stamped: bool, lamport: int) -> None:
     deltas = [dataclasses.replace(delta, id=None, clock=()) for delta in deltas]
     batch = encode_batch(deltas, origin=7, base=3, epoch=9)
     stamp = Stamp(lamport, Source.REPLICA, previous_crc=5, body_crc=batch.crc) if stamped else None
     frame = BatchFrame(12, batch, stamp, ack_wanted=not stamped)
-    (found,) = received(encode(frame))
+    (found,) = decode_chunks(encode(frame))
     assert found == frame
     assert isinstance(found, BatchFrame)
     for row, delta in enumerate(deltas):

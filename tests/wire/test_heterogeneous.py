@@ -54,7 +54,7 @@ COLUMNS = (
 )
 
 
-def broken(raw: bytes, changes: list[tuple[float, int]]) -> bytes:
+def with_changed_bytes(raw: bytes, changes: list[tuple[float, int]]) -> bytes:
     """The body with bytes of it changed, signed as if it were meant so."""
     body = bytearray(raw)
     for share, byte in changes:
@@ -64,27 +64,27 @@ def broken(raw: bytes, changes: list[tuple[float, int]]) -> bytes:
 
 
 @given(DELTAS, st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=3))
-def test_what_is_decoded_at_once_is_sound_and_the_same_as_column_by_column(
+def test_fast_decoding_is_valid_and_equals_column_decoding(
     deltas: list[Delta], changes: list[tuple[float, int]]
 ) -> None:
-    whole = encode_batch(deltas, origin=16, base=1)
-    raw = broken(bytes(whole.body), changes)
-    short, long = Batch(raw), Batch(raw)
+    intact = encode_batch(deltas, origin=16, base=1)
+    raw = with_changed_bytes(bytes(intact.body), changes)
+    fast, general = Batch(raw), Batch(raw)
     try:
-        check_body(long.body)
-        check_columns(long)
+        check_body(general.body)
+        check_columns(general)
     except ProtocolError:
-        assert not heterogeneous_is_intact(short)
+        assert not heterogeneous_is_intact(fast)
         return
-    if not heterogeneous_is_intact(short):
+    if not heterogeneous_is_intact(fast):
         return
-    assert common_columns_only(short)
-    assert common_is_valid(short)
-    validate_batch(long)
+    assert common_columns_only(fast)
+    assert common_is_valid(fast)
+    validate_batch(general)
     for column in COLUMNS:
-        np.testing.assert_array_equal(getattr(short, column), getattr(long, column), column)
-    for row in range(long.count):
-        assert short.operation(row).kind == long.operation(row).kind
+        np.testing.assert_array_equal(getattr(fast, column), getattr(general, column), column)
+    for row in range(general.count):
+        assert fast.operation(row).kind == general.operation(row).kind
 
 
 SIMPLE = st.lists(
@@ -102,15 +102,15 @@ SIMPLE = st.lists(
 
 
 @given(st.lists(SIMPLE, min_size=1, max_size=6))
-def test_sound_rows_are_found_to_be_sound(batches: list[list[Delta]]) -> None:
+def test_valid_rows_are_accepted(batches: list[list[Delta]]) -> None:
     together = [Batch(encode_batch(rows, origin=16, base=1).raw) for rows in batches]
     assert None not in [decode_columns(batch) for batch in together]
     assert rows_are_valid(together)
     for batch in together:
-        alone = Batch(batch.raw)
-        assert decode_heterogeneous(alone)
+        single = Batch(batch.raw)
+        assert decode_heterogeneous(single)
         for column in COLUMNS:
-            np.testing.assert_array_equal(getattr(batch, column), getattr(alone, column), column)
+            np.testing.assert_array_equal(getattr(batch, column), getattr(single, column), column)
 
 
 @given(
@@ -120,77 +120,84 @@ def test_sound_rows_are_found_to_be_sound(batches: list[list[Delta]]) -> None:
         max_size=6,
     )
 )
-def test_rows_of_many_batches_are_sound_where_those_of_each_are(pieces: list[Any]) -> None:
+def test_rows_of_many_batches_are_valid_if_each_batch_is(pieces: list[Any]) -> None:
     found = []
     for deltas, changes in pieces:
-        batch = Batch(broken(bytes(encode_batch(deltas, origin=16, base=1).body), changes))
+        batch = Batch(with_changed_bytes(bytes(encode_batch(deltas, origin=16, base=1).body), changes))
         if body_is_valid(batch) and decode_columns(batch) is not None:
             found.append(batch)
-    alone = [rows_are_valid([batch]) for batch in found]
-    assert rows_are_valid(found) == all(alone)
+    each_is_valid = [rows_are_valid([batch]) for batch in found]
+    assert rows_are_valid(found) == all(each_is_valid)
 
 
 VECTOR, FACT = Delta("a", create([1, 2])), Delta("b", opaque(b"xyz"), "other")
-PART, GONE = Delta("c", sparse([0, 5], [1, 2])), Delta("d", delete())
-KIND_OF_ALL, DIMENSION, LENGTH = 40, 48, 52
+PART, DELETED = Delta("c", sparse([0, 5], [1, 2])), Delta("d", delete())
+KINDS_MASK_AT, DIMENSION_AT, LENGTH_AT = 40, 48, 52
 """Header positions of the mask of kinds, the dimension, the length."""
 
 
 @pytest.mark.parametrize(
-    ("rows", "column", "at", "said"),
+    ("rows", "column", "at", "replacement"),
     [
-        ([VECTOR, FACT], None, DIMENSION, struct.pack("<I", 3)),  # fewer numbers than a vector has
-        ([VECTOR, FACT], None, DIMENSION, struct.pack("<I", 1)),  # more
-        ([VECTOR, FACT], None, DIMENSION, struct.pack("<I", 0)),
-        ([GONE, FACT], None, DIMENSION, struct.pack("<I", 3)),  # of no vector
-        ([GONE, FACT], None, DIMENSION, struct.pack("<I", DIMENSION_MAX + 1)),
-        ([VECTOR, FACT], None, DIMENSION, struct.pack("<I", DIMENSION_MAX + 1)),
-        ([VECTOR, FACT], Column.VALUE_ENDS, 0, struct.pack("<II", 3, 2)),  # one that ends before it begins
-        ([GONE, FACT], Column.BLOB_ENDS, 0, struct.pack("<II", 1, 3)),  # bytes of a kind that has none
-        ([GONE, FACT], Column.BLOB_ENDS, 0, struct.pack("<II", 0, 2)),  # bytes that nobody has
-        ([PART, FACT], Column.VALUE_ENDS, 0, struct.pack("<II", 1, 1)),  # numbers that nobody has
+        ([VECTOR, FACT], None, DIMENSION_AT, struct.pack("<I", 3)),  # fewer numbers than a vector has
+        ([VECTOR, FACT], None, DIMENSION_AT, struct.pack("<I", 1)),  # more
+        ([VECTOR, FACT], None, DIMENSION_AT, struct.pack("<I", 0)),
+        ([DELETED, FACT], None, DIMENSION_AT, struct.pack("<I", 3)),  # a dimension without a vector
+        ([DELETED, FACT], None, DIMENSION_AT, struct.pack("<I", DIMENSION_MAX + 1)),
+        ([VECTOR, FACT], None, DIMENSION_AT, struct.pack("<I", DIMENSION_MAX + 1)),
+        (
+            [VECTOR, FACT],
+            Column.VALUE_ENDS,
+            0,
+            struct.pack("<II", 3, 2),
+        ),  # a vector that ends before it begins
+        ([DELETED, FACT], Column.BLOB_ENDS, 0, struct.pack("<II", 1, 3)),  # bytes for a kind without bytes
+        ([DELETED, FACT], Column.BLOB_ENDS, 0, struct.pack("<II", 0, 2)),  # bytes that belong to no row
+        ([PART, FACT], Column.VALUE_ENDS, 0, struct.pack("<II", 1, 1)),  # numbers that belong to no row
         ([PART, FACT], Column.INDICES, 4, struct.pack("<I", DIMENSION_MAX)),
         ([VECTOR, FACT], Column.NAMESPACE_INDEX, 0, struct.pack("<HH", 0, 2)),
         ([VECTOR, FACT, FACT], Column.KINDS, 2, bytes((40,))),  # not in the mask
-        ([VECTOR, FACT], None, KIND_OF_ALL + 5, b"\1"),  # in the mask, and no row's
-        ([VECTOR, FACT], None, LENGTH, struct.pack("<I", 8)),
-        ([VECTOR, FACT], None, LENGTH, struct.pack("<I", 4_096)),
+        ([VECTOR, FACT], None, KINDS_MASK_AT + 5, b"\1"),  # in the mask, but of no row
+        ([VECTOR, FACT], None, LENGTH_AT, struct.pack("<I", 8)),
+        ([VECTOR, FACT], None, LENGTH_AT, struct.pack("<I", 4_096)),
         ([VECTOR, FACT], Column.KEY_ENDS, 4, struct.pack("<I", 3)),
     ],
 )
-def test_what_is_unsound_is_not_decoded(
-    rows: list[Delta], column: Column | None, at: int, said: bytes
+def test_invalid_body_is_not_decoded(
+    rows: list[Delta], column: Column | None, at: int, replacement: bytes
 ) -> None:
-    whole = encode_batch(rows, origin=16, base=1)
-    assert decode_heterogeneous(Batch(whole.raw))
-    bounds = (0, 0) if column is None else whole._bounds_of_column(column)
+    intact = encode_batch(rows, origin=16, base=1)
+    assert decode_heterogeneous(Batch(intact.raw))
+    bounds = (0, 0) if column is None else intact._bounds_of_column(column)
     assert bounds is not None
-    body = bytearray(whole.raw)
-    body[bounds[0] + at : bounds[0] + at + len(said)] = said
-    assert body != whole.raw
+    body = bytearray(intact.raw)
+    body[bounds[0] + at : bounds[0] + at + len(replacement)] = replacement
+    assert body != intact.raw
     assert not decode_heterogeneous(Batch(bytes(body)))
 
 
-def test_indices_are_those_of_sparse_rows() -> None:
-    whole = encode_batch([PART, VECTOR], origin=16, base=1)
-    body, bounds = bytearray(whole.raw), whole._bounds_of_column(Column.KINDS)
+def test_indices_without_sparse_rows_are_not_decoded() -> None:
+    intact = encode_batch([PART, VECTOR], origin=16, base=1)
+    body, bounds = bytearray(intact.raw), intact._bounds_of_column(Column.KINDS)
     assert bounds is not None
     body[bounds[0]] = Kind.DENSE
-    struct.pack_into("<Q", body, KIND_OF_ALL, 1 << Kind.CREATE | 1 << Kind.DENSE)
+    struct.pack_into("<Q", body, KINDS_MASK_AT, 1 << Kind.CREATE | 1 << Kind.DENSE)
     assert not decode_heterogeneous(Batch(bytes(body)))
 
 
-def test_columns_of_rows_have_an_entry_for_each() -> None:
-    whole = encode_batch([VECTOR, FACT], origin=16, base=1)
-    places, _, _ = directory_layout(whole.columns_mask)
-    for place, column in enumerate(places):
-        if column in ROW_WIDTHS and ROW_WIDTHS[Column(column)] < ALIGNMENT // 2:  # another fits the padding
-            body = bytearray(whole.raw)
-            body[DIRECTORY_AT + 4 * place] += ROW_WIDTHS[Column(column)]
+def test_row_column_of_wrong_length_is_not_decoded() -> None:
+    intact = encode_batch([VECTOR, FACT], origin=16, base=1)
+    column_numbers, _, _ = directory_layout(intact.columns_mask)
+    for position, column in enumerate(column_numbers):
+        if (
+            column in ROW_WIDTHS and ROW_WIDTHS[Column(column)] < ALIGNMENT // 2
+        ):  # one more value fits the padding of other columns
+            body = bytearray(intact.raw)
+            body[DIRECTORY_AT + 4 * position] += ROW_WIDTHS[Column(column)]
             assert not decode_heterogeneous(Batch(bytes(body)))
 
 
-def test_rows_that_differ_and_say_nothing_rare_are_decoded_at_once() -> None:
+def test_only_rows_with_common_columns_are_decoded_fast() -> None:
     rows = [Delta("a", create([1, 2])), Delta("b", opaque(b"x"), namespace="other")]
     assert heterogeneous_is_intact(Batch(encode_batch(rows, origin=16, base=1).raw))
     assert common_is_valid(Batch(encode_batch(rows, origin=16, base=1).raw))

@@ -33,7 +33,7 @@ def batches_of(*ids: Sequence[str]) -> list[Batch]:
     st.lists(st.lists(IDS.filter(bool), min_size=1, max_size=6), min_size=1, max_size=6),
     st.sampled_from([0, 500]),
 )
-def test_ids_of_many_batches_are_those_of_each(ids: list[list[str]], few: int) -> None:
+def test_ids_decoded_together_equal_ids_of_each_batch(ids: list[list[str]], few: int) -> None:
     batches = batches_of(*ids)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(homogeneous, "_LOOP_ROWS_MAX", few)
@@ -47,18 +47,18 @@ def test_ids_of_many_batches_are_those_of_each(ids: list[list[str]], few: int) -
 
 
 @given(st.lists(st.lists(IDS, min_size=1, max_size=4), min_size=1, max_size=6), st.sampled_from([0, 500]))
-def test_they_end_before_the_first_batch_with_an_empty_one(ids: list[list[str]], few: int) -> None:
+def test_decoding_stops_at_the_first_batch_with_an_empty_id(ids: list[list[str]], few: int) -> None:
     batches = batches_of(*ids)
-    whole = next((place for place, some in enumerate(ids) if not all(some)), len(ids))
+    decoded_count = next((position for position, some in enumerate(ids) if not all(some)), len(ids))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(homogeneous, "_LOOP_ROWS_MAX", few)
         names = [decode_columns(batch) for batch in batches]
-        assert decode_keys(batches, [one for one in names if one is not None]) == whole
-    assert [batch.decoded for batch in batches] == [place < whole for place in range(len(ids))]
+        assert decode_keys(batches, [one for one in names if one is not None]) == decoded_count
+    assert [batch.decoded for batch in batches] == [position < decoded_count for position in range(len(ids))]
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=6))
-def test_ends_that_do_not_rise_are_no_ids(ends: list[int]) -> None:
+def test_key_ends_that_do_not_rise_are_not_decoded(ends: list[int]) -> None:
     (batch,) = batches_of([f"{'x' * 2}" for _ in ends])
     raw = bytearray(batch.raw)
     place, stop = batch._bounds_of_column(homogeneous.Column.KEY_ENDS) or (0, 0)
@@ -71,13 +71,13 @@ def test_ends_that_do_not_rise_are_no_ids(ends: list[int]) -> None:
 
 
 @pytest.mark.parametrize("name", ["é", "x\n", "x\x7f", "x\0"])
-def test_what_is_not_printable_ascii_is_left_to_the_long_way(name: str) -> None:
+def test_unprintable_or_non_ascii_ids_are_not_decoded_fast(name: str) -> None:
     (batch,) = batches_of(["a", name])
     assert decode_columns(batch) is None
     assert not decode_homogeneous(batch)
 
 
-def test_ids_that_were_let_go_come_back() -> None:
+def test_dropped_ids_are_decoded_on_demand() -> None:
     (batch,) = batches_of(["a", "bc"])
     assert decode_homogeneous(batch)
     batch.drop_decoded_keys()
@@ -92,7 +92,7 @@ def test_each_id_ends_where_the_next_begins() -> None:
     batches = batches_of(*ids)
     names = [one for one in map(decode_columns, batches) if one is not None]
     with pytest.MonkeyPatch.context() as patch:
-        patch.delattr(homogeneous, "_decode_batch_keys")  # all of it together
+        patch.delattr(homogeneous, "_decode_batch_keys")  # all batches must be decoded together
         assert decode_keys(batches, names) == 3
     ends = [list(accumulate(map(len, batch.keys))) for batch in batches]
     assert [batch.keys for batch in batches] == ids

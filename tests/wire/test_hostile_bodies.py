@@ -51,7 +51,7 @@ def entries(count: int) -> bytes:
     return b"".join(struct.pack("<QQ", origin, 1) for origin in range(count))
 
 
-def test_what_is_added_to_is_sound() -> None:
+def test_unchanged_bodies_are_valid() -> None:
     assert parse_batch(body({})).keys == ["k"]
     assert len(parse_batch(body({Column.CLOCK: entries(CLOCK_ENTRIES_MAX)})).clock) == CLOCK_ENTRIES_MAX
     long = b"\x81\xa1a\xdc\x02\x58" + bytes(600)
@@ -72,7 +72,7 @@ def test_what_is_added_to_is_sound() -> None:
         ({Column.KEYS: b"\xff"}, "UTF-8"),
     ],
 )
-def test_a_hostile_column_is_refused_at_small_cost(columns: dict[Column, bytes], why: str) -> None:
+def test_hostile_column_is_refused_at_small_cost(columns: dict[Column, bytes], why: str) -> None:
     raw = body(columns)
     tracemalloc.start()
     try:
@@ -94,7 +94,7 @@ def test_a_hostile_column_is_refused_at_small_cost(columns: dict[Column, bytes],
         b"\x81\x01\xc0",
     ],
 )
-def test_metadata_that_no_log_takes_are_read_of_a_producer_alone(packed: bytes) -> None:
+def test_metadata_beyond_log_bounds_are_read_only_of_producers(packed: bytes) -> None:
     raw = body(metadata(packed))
     tracemalloc.start()
     try:
@@ -119,7 +119,7 @@ def test_metadata_that_no_log_takes_are_read_of_a_producer_alone(packed: bytes) 
         struct.pack("<4Q", 1, 1, 1, 2),
     ],
 )
-def test_clock_beyond_its_bound_is_read_of_a_producer_alone(clock: bytes) -> None:
+def test_clock_beyond_its_bound_is_read_only_of_producers(clock: bytes) -> None:
     batch = parse_batch(body({Column.CLOCK: clock}))
     tracemalloc.start()
     try:
@@ -130,8 +130,8 @@ def test_clock_beyond_its_bound_is_read_of_a_producer_alone(clock: bytes) -> Non
         tracemalloc.stop()
     with pytest.raises(ProtocolError, match="sorted by origin"):
         decode(encode(BatchFrame(1, batch, Stamp(100))))
-    sound = parse_batch(body({Column.CLOCK: entries(CLOCK_ENTRIES_MAX)}))
-    decode(encode(BatchFrame(1, sound, Stamp(100))))
+    valid_batch = parse_batch(body({Column.CLOCK: entries(CLOCK_ENTRIES_MAX)}))
+    decode(encode(BatchFrame(1, valid_batch, Stamp(100))))
 
 
 SPARSE = Delta("doc-1", sparse([0, 7], [0.5, -1.25]), "docs")
@@ -164,42 +164,42 @@ SEEDS = [
 ]
 
 
-def test_mutated_and_signed_again_it_is_refused_or_can_be_read_to_the_end(full: bool) -> None:
-    chance = random.Random(3)
+def test_mutated_body_is_refused_or_fully_readable(full: bool) -> None:
+    rng = random.Random(3)
     passed = 0
     rounds = 20_000 if full else 400
     for _, seed in product(range(rounds), SEEDS):
-        raw = mutated(bytes(seed.body[:-4]), chance)
+        raw = mutate(bytes(seed.body[:-4]), rng)
         try:
             batch = parse_batch(raw + crc32c(raw).to_bytes(4, "little"))
         except ProtocolError:
             continue
         passed += 1
-        read(batch)
-    assert passed > rounds // 4  # some bits are values, and any value is sound
+        read_everything(batch)
+    assert passed > rounds // 4  # some bits are values, and any value is valid
 
 
-def test_the_short_way_lets_through_what_the_long_way_does(full: bool) -> None:
-    chance, told = random.Random(4), Counter[str]()
+def test_fast_check_accepts_only_what_the_general_check_does(full: bool) -> None:
+    rng, outcomes = random.Random(4), Counter[str]()
     for _, seed in product(range(20_000 if full else 600), [seed for seed in SEEDS if seed.homogeneous]):
-        raw = mutated(bytes(seed.body[:-4]), chance)
+        raw = mutate(bytes(seed.body[:-4]), rng)
         raw += crc32c(raw).to_bytes(4, "little")
         batch = Batch(raw)
-        short = batch.homogeneous and homogeneous_is_intact(batch)
+        is_fast = batch.homogeneous and homogeneous_is_intact(batch)
         try:
             check_body(memoryview(raw))
             check_columns(Batch(raw))
         except ProtocolError:
-            told["let through" if short else "refused"] += 1
+            outcomes["let through" if is_fast else "refused"] += 1
         else:
-            told["short" if short else "long"] += 1
+            outcomes["short" if is_fast else "long"] += 1
             assert parse_batch(raw).keys == (slow := Batch(raw)).keys
             assert parse_batch(raw).namespaces == slow.namespaces
-    assert "let through" not in told
-    assert min(told["refused"], told["short"], told["long"]) > 10, told
+    assert "let through" not in outcomes
+    assert min(outcomes["refused"], outcomes["short"], outcomes["long"]) > 10, outcomes
 
 
-TWO = {Column.KEY_ENDS: struct.pack("<II", 1, 2), Column.KEYS: b"kl", Column.NAMESPACES: b"\1\0n"}
+TWO_KEYS = {Column.KEY_ENDS: struct.pack("<II", 1, 2), Column.KEYS: b"kl", Column.NAMESPACES: b"\1\0n"}
 ENDS, BLOBS = Column.BLOB_ENDS, Column.BLOBS
 
 
@@ -220,32 +220,32 @@ ENDS, BLOBS = Column.BLOB_ENDS, Column.BLOBS
         ({Column.KEYS: b""}, Kind.OPAQUE),
     ],
 )
-def test_a_plain_batch_whose_columns_do_not_agree_is_refused(
+def test_homogeneous_batch_with_conflicting_columns_is_refused(
     columns: dict[Column, bytes], kind: Kind
 ) -> None:
     header = {"attributes": 0, "origin": 1, "epoch": 1, "base": 1, "hybrid_time": 0}
-    batch = assemble({**TWO, **columns}, count=2, kinds_mask=1 << kind, **header)
+    batch = assemble({**TWO_KEYS, **columns}, count=2, kinds_mask=1 << kind, **header)
     assert batch.homogeneous
     with pytest.raises(ProtocolError):
         parse_batch(bytes(batch.body))
 
 
-def signed(raw: bytes) -> bytes:
+def with_checksum(raw: bytes) -> bytes:
     return raw + crc32c(raw).to_bytes(4, "little")
 
 
-def test_a_plain_batch_is_as_long_as_it_says_and_as_it_was_signed() -> None:
+def test_homogeneous_batch_of_wrong_length_or_checksum_is_refused() -> None:
     raw = bytes(SEEDS[-2].body[:-4])
-    assert parse_batch(signed(raw)).homogeneous
+    assert parse_batch(with_checksum(raw)).homogeneous
     for wrong in (raw + bytes(8), raw + bytes(1), raw + bytes(4), raw[:-8]):
         with pytest.raises(ProtocolError):
-            parse_batch(signed(wrong))
+            parse_batch(with_checksum(wrong))
     with pytest.raises(ProtocolError, match="checksum") as caught:
-        parse_batch(signed(raw)[:-1] + b"?")
+        parse_batch(with_checksum(raw)[:-1] + b"?")
     assert caught.value.code is ErrorCode.CHECKSUM
 
 
-def test_a_plain_batch_of_too_many_rows_is_refused() -> None:
+def test_homogeneous_batch_of_too_many_rows_is_refused() -> None:
     count = BATCH_ROWS_MAX + 1
     ends = np.arange(1, count + 1, dtype="<u4").tobytes()
     columns = {Column.KEY_ENDS: ends, Column.KEYS: b"k" * count, Column.NAMESPACES: b"\1\0n"}
@@ -256,29 +256,29 @@ def test_a_plain_batch_of_too_many_rows_is_refused() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 4, 68, 71, 72, 76, 80, 88])
-def test_too_short_for_the_short_way(size: int) -> None:
+def test_truncated_body_is_refused(size: int) -> None:
     raw = bytes(SEEDS[-2].body[:size])
     with pytest.raises(ProtocolError):
-        parse_batch(signed(raw))
+        parse_batch(with_checksum(raw))
 
 
-def mutated(signed: bytes, chance: random.Random) -> bytes:
-    raw = bytearray(signed)
-    for _ in range(chance.choice((1, 1, 2, 5))):
-        at = chance.randrange(len(raw))
-        match chance.randrange(4):
+def mutate(original: bytes, rng: random.Random) -> bytes:
+    raw = bytearray(original)
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        at = rng.randrange(len(raw))
+        match rng.randrange(4):
             case 0:
-                raw[at] ^= 1 << chance.randrange(8)
+                raw[at] ^= 1 << rng.randrange(8)
             case 1:
-                raw[at] = chance.choice((0, 1, 127, 128, 255))
+                raw[at] = rng.choice((0, 1, 127, 128, 255))
             case 2:
-                raw[at : at + 4] = chance.choice((bytes(4), b"\xff" * 4, b"\0\0\0\x80"))[: len(raw) - at]
+                raw[at : at + 4] = rng.choice((bytes(4), b"\xff" * 4, b"\0\0\0\x80"))[: len(raw) - at]
             case _:
-                raw[at : at + 8] = raw[(other := chance.randrange(len(raw) - 8)) : other + 8][: len(raw) - at]
+                raw[at : at + 8] = raw[(other := rng.randrange(len(raw) - 8)) : other + 8][: len(raw) - at]
     return bytes(raw)
 
 
-def read(batch: Batch) -> None:
+def read_everything(batch: Batch) -> None:
     """Everything that a batch can be asked."""
     batch.clock, batch.parents, batch.expects, batch.custom_topics, batch.last  # noqa: B018
     batch.value_bounds, batch.index_bounds, batch.blob_bounds, batch.kinds  # noqa: B018
@@ -290,7 +290,7 @@ def read(batch: Batch) -> None:
         validate_batch(batch)
 
 
-# --- places of parents
+# --- positions of parents
 
 
 def with_parents(*entries: tuple[int, int, bytes]) -> bytes:
@@ -300,16 +300,16 @@ def with_parents(*entries: tuple[int, int, bytes]) -> bytes:
     column = batch.column(Column.PARENTS)
     assert column is not None
     packed = b"".join(PARENT.pack(*entry) for entry in entries)
-    signed = bytes(batch.body).replace(bytes(column), packed)[:-4]
-    return signed + crc32c(signed).to_bytes(4, "little")
+    raw = bytes(batch.body).replace(bytes(column), packed)[:-4]
+    return raw + crc32c(raw).to_bytes(4, "little")
 
 
-DOT, ID, PLACED = CLOCK_ENTRY.pack(7, 1), bytes(range(16)), POSITION.pack(3, 1, 4711)
+DOT, ID, POSITIONED = CLOCK_ENTRY.pack(7, 1), bytes(range(16)), POSITION.pack(3, 1, 4711)
 PAIR = [Delta("a", delete()), Delta("b", delete())]
 
 
-def test_place_stands_behind_its_dot() -> None:
-    batch = parse_batch(with_parents((0, 1, ID), (0, 0, DOT), (0, 2, PLACED), (1, 0, DOT)))
+def test_parent_position_follows_its_dot() -> None:
+    batch = parse_batch(with_parents((0, 1, ID), (0, 0, DOT), (0, 2, POSITIONED), (1, 0, DOT)))
     assert batch.parents == ((0, ID), (0, Dot(7, 1)), (1, Dot(7, 1)))
     assert batch.parent_positions == ((0, 1, ParentPosition(3, 1, 4711)),)
     with pytest.raises(InvalidDelta, match="partition 3") as caught:
@@ -320,15 +320,15 @@ def test_place_stands_behind_its_dot() -> None:
 @pytest.mark.parametrize(
     "entries",
     [
-        [(0, 2, PLACED)],
-        [(0, 1, ID), (0, 2, PLACED)],
-        [(0, 0, DOT), (1, 2, PLACED)],
-        [(0, 0, DOT), (0, 2, PLACED), (0, 2, PLACED)],
+        [(0, 2, POSITIONED)],
+        [(0, 1, ID), (0, 2, POSITIONED)],
+        [(0, 0, DOT), (1, 2, POSITIONED)],
+        [(0, 0, DOT), (0, 2, POSITIONED), (0, 2, POSITIONED)],
         [(0, 3, DOT)],
     ],
     ids=["first", "of an id", "of another row", "twice", "unknown form"],
 )
-def test_place_without_its_dot_is_refused(entries: list[tuple[int, int, bytes]]) -> None:
+def test_parent_position_without_its_dot_is_refused(entries: list[tuple[int, int, bytes]]) -> None:
     with pytest.raises(ProtocolError) as caught:
         parse_batch(with_parents(*entries))
     assert caught.value.code is ErrorCode.BAD_FRAME

@@ -123,21 +123,21 @@ def test_golden_lines(line: str, delta: Delta) -> None:
         ({"op": "sparse", "indices": [3], "values": [1]}, sparse([3], [1])),
     ],
 )
-def test_names_of_the_delta_map_say_the_same(fields: dict[str, Any], operation: Operation) -> None:
+def test_field_names_of_the_delta_map_are_accepted(fields: dict[str, Any], operation: Operation) -> None:
     delta = Delta("d", operation)
     assert delta_from_line({"vector_id": "d"} | fields) == delta
     assert delta_from_line(json.dumps({"vector_id": "d"} | fields)) == delta
     assert delta_from_line(to_line(delta)) == delta
 
 
-def test_the_offset_stands_first_and_is_passed_over_on_reading() -> None:
+def test_offset_is_written_first_and_ignored_on_reading() -> None:
     line = to_line(FULL, 17)
     assert line.startswith('{"offset": 17, "vector_id"')
     assert delta_to_json(FULL, 17)["offset"] == 17
     assert delta_from_line(line) == FULL
 
 
-def test_what_may_be_left_out() -> None:
+def test_optional_fields_may_be_omitted() -> None:
     line = {
         "vector_id": "docs:1",
         "op": "create",
@@ -159,7 +159,7 @@ def test_numbers_are_short_and_exact(number: float) -> None:
     assert np.float32(float(digits)).tobytes() == np.float32(number).tobytes()
 
 
-def good(**changes: Any) -> dict[str, Any]:
+def valid_line(**changes: Any) -> dict[str, Any]:
     return {"vector_id": "d", "op": "create", "vector": [1, 2]} | changes
 
 
@@ -191,28 +191,32 @@ SPARSE = {"vector_id": "d", "op": "sparse", "indices": [0], "values": [1]}
             "line",
             "key 'b' occurs twice in one object: leave one of them out",
         ),
-        (good(op=None), "op", "missing: give one of create, sparse, dense"),
-        (good(op="replace"), "op", "'replace' is unknown"),
-        (good(op=0), "op", "unknown"),
+        (valid_line(op=None), "op", "missing: give one of create, sparse, dense"),
+        (valid_line(op="replace"), "op", "'replace' is unknown"),
+        (valid_line(op=0), "op", "unknown"),
         ({"op": "delete"}, "vector_id", "missing"),
-        (good(vector_id=7), "vector_id", "put it in quotes"),
-        (good(vector_id=""), "vector_id", "1 to 512"),
-        (good(namespace=7), "namespace", "give text"),
-        (good(vectr=[1]), "vectr", "not a field of create: use clock, dot,"),
-        (good(values=[1]), "values", "given besides vector, which means the same: leave one of them out"),
+        (valid_line(vector_id=7), "vector_id", "put it in quotes"),
+        (valid_line(vector_id=""), "vector_id", "1 to 512"),
+        (valid_line(namespace=7), "namespace", "give text"),
+        (valid_line(vectr=[1]), "vectr", "not a field of create: use clock, dot,"),
+        (
+            valid_line(values=[1]),
+            "values",
+            "given besides vector, which means the same: leave one of them out",
+        ),
         ({"vector_id": "d", "op": "create"}, "vector", "missing: create needs vector (or values)"),
         ({"vector_id": "d", "op": "create", "values": None}, "vector", "needs vector (or values)"),
         ({"vector_id": "d", "op": "delete", "values": [1]}, "values", "not a field of delete"),
         ({"vector_id": "d", "op": "transform", "values": [1]}, "name", "needs name (or data)"),
         ({"vector_id": "d", "op": "sparse", "indices": []}, "values", "needs indices and values"),
         ({"vector_id": "d", "op": "delete", "vector": [1]}, "vector", "not a field of delete"),
-        (good(vector="1,2"), "vector", "give a list of numbers"),
-        (good(vector=[1, "2"]), "vector", "number 1 is '2'"),
-        (good(vector=[True]), "vector", "number 0 is True"),
-        (good(vector=[[1]]), "vector", "give numbers only"),
-        (good(vector=[1, 1e39]), "vector", "number 1 is inf"),
-        (good(vector=[10**400]), "vector", "too large"),
-        (good(vector=[]), "vector", "give more"),
+        (valid_line(vector="1,2"), "vector", "give a list of numbers"),
+        (valid_line(vector=[1, "2"]), "vector", "number 1 is '2'"),
+        (valid_line(vector=[True]), "vector", "number 0 is True"),
+        (valid_line(vector=[[1]]), "vector", "give numbers only"),
+        (valid_line(vector=[1, 1e39]), "vector", "number 1 is inf"),
+        (valid_line(vector=[10**400]), "vector", "too large"),
+        (valid_line(vector=[]), "vector", "give more"),
         (SPARSE | {"indices": [-1]}, "indices", "-1 at position 0"),
         (SPARSE | {"indices": [0.0]}, "indices", "count from 0"),
         (SPARSE | {"indices": [True]}, "indices", "count from 0"),
@@ -227,23 +231,23 @@ SPARSE = {"vector_id": "d", "op": "sparse", "indices": [0], "values": [1]}
         ({"vector_id": "d", "op": "opaque", "data": "é==="}, "data", "not base64"),
         ({"vector_id": "d", "op": "opaque", "data": "aGk\n="}, "data", "not base64"),
         ({"vector_id": "d", "op": "metadata"}, "metadata", "missing"),
-        (good(metadata=[1]), "metadata", "give a JSON object"),
-        (good(id="12"), "id", "32 hex digits"),
-        (good(id="0" * 31 + "g"), "id", "32 hex digits"),
-        (good(dot="1:2"), "dot", "ORIGIN:COUNTER"),
-        (good(expect="0000000000000001:0"), "expect", "counters run from 1"),
-        (good(parents="x"), "parents", "put it in brackets"),
-        (good(parents=["x"]), "parents", "32 hex digits"),
-        (good(parents=["x:1"]), "parents", "ORIGIN:COUNTER"),
-        (good(parents=[7]), "parents", "32 hex digits"),
-        (good(clock=[7]), "clock", "ORIGIN:COUNTER"),
-        (good(timestamp="now"), "timestamp", "whole number"),
-        (good(priority="urgent"), "priority", "critical, high, normal, low"),
-        (good(priority=2), "priority", "give one of"),
-        (good(source="me"), "source", "local, replica, import, transform"),
-        (good(topics="red"), "topics", "put it in brackets"),
-        (good(topics=[""]), "topics", "1 to 255"),
-        (good(topics=[7]), "topics", "give text"),
+        (valid_line(metadata=[1]), "metadata", "give a JSON object"),
+        (valid_line(id="12"), "id", "32 hex digits"),
+        (valid_line(id="0" * 31 + "g"), "id", "32 hex digits"),
+        (valid_line(dot="1:2"), "dot", "ORIGIN:COUNTER"),
+        (valid_line(expect="0000000000000001:0"), "expect", "counters run from 1"),
+        (valid_line(parents="x"), "parents", "put it in brackets"),
+        (valid_line(parents=["x"]), "parents", "32 hex digits"),
+        (valid_line(parents=["x:1"]), "parents", "ORIGIN:COUNTER"),
+        (valid_line(parents=[7]), "parents", "32 hex digits"),
+        (valid_line(clock=[7]), "clock", "ORIGIN:COUNTER"),
+        (valid_line(timestamp="now"), "timestamp", "whole number"),
+        (valid_line(priority="urgent"), "priority", "critical, high, normal, low"),
+        (valid_line(priority=2), "priority", "give one of"),
+        (valid_line(source="me"), "source", "local, replica, import, transform"),
+        (valid_line(topics="red"), "topics", "put it in brackets"),
+        (valid_line(topics=[""]), "topics", "1 to 255"),
+        (valid_line(topics=[7]), "topics", "give text"),
         ({"vector_id": "d", "op": "dense"} | VALUES, "values", "number 1 is inf"),
         (
             {"vector_id": "d", "op": "dense", "values": []},
@@ -268,7 +272,7 @@ SPARSE = {"vector_id": "d", "op": "sparse", "indices": [0], "values": [1]}
         ({"vector_id": "d", "op": "dense", "values": [1], "topics": "x"}, "topics", "put it in brackets"),
     ],
 )
-def test_a_mistaken_line_names_field_and_cure(line: Any, field: str, cure: str) -> None:
+def test_invalid_line_error_names_the_field_and_the_fix(line: Any, field: str, cure: str) -> None:
     with pytest.raises(InvalidDelta) as caught:
         delta_from_line(line)
     assert caught.value.field == field
@@ -321,16 +325,16 @@ DELTAS = st.builds(
 
 
 @given(DELTAS)
-def test_there_and_back(delta: Delta) -> None:
+def test_delta_round_trips_through_a_line(delta: Delta) -> None:
     line = to_line(delta, 5)
     assert "\n" not in line
-    again = delta_from_line(line)
-    assert again == delta
-    assert type(again.priority) is Priority
-    assert to_line(again) == to_line(delta)
+    parsed = delta_from_line(line)
+    assert parsed == delta
+    assert type(parsed.priority) is Priority
+    assert to_line(parsed) == to_line(delta)
 
 
-def test_every_number_comes_back_to_the_last_bit(full: bool) -> None:
+def test_numbers_round_trip_to_the_last_bit(full: bool) -> None:
     count = 60_000 if not full else 6_000_000
     for start in range(0, count, 60_000):
         bits = (np.arange(start, start + 60_000, dtype=np.uint64) * 2_654_435_761 % (1 << 32)).astype(
@@ -338,13 +342,13 @@ def test_every_number_comes_back_to_the_last_bit(full: bool) -> None:
         )
         numbers = bits.view(np.float32)
         numbers = numbers[np.isfinite(numbers)]
-        again = delta_from_line(to_line(Delta("d", create(numbers)))).operation.values
-        assert again is not None
-        assert again.tobytes() == numbers.tobytes()
+        parsed = delta_from_line(to_line(Delta("d", create(numbers)))).operation.values
+        assert parsed is not None
+        assert parsed.tobytes() == numbers.tobytes()
 
 
 @given(st.text(max_size=20) | st.binary(max_size=20) | st.dictionaries(st.text(max_size=9), JSONS))
-def test_garbage_is_refused_and_nothing_else(line: Any) -> None:
+def test_garbage_raises_only_invalid_delta(line: Any) -> None:
     with pytest.raises(InvalidDelta):
         delta_from_line(line)
 
@@ -355,9 +359,9 @@ def test_garbage_is_refused_and_nothing_else(line: Any) -> None:
         JSONS,
     )
 )
-def test_mixed_up_fields_are_refused_or_read(fields: dict[str, Any]) -> None:
+def test_random_fields_are_refused_or_round_trip(fields: dict[str, Any]) -> None:
     try:
-        delta = delta_from_line(good(**fields))
+        delta = delta_from_line(valid_line(**fields))
     except InvalidDelta:
         return
     assert delta_from_line(to_line(delta)) == delta

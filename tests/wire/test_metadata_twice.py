@@ -23,7 +23,7 @@ from delta_prop_wire.slicing import slice_rows
 from delta_prop_wire.validate import validate_batch, validate_delta
 from tests.wire.twice import DEEP, FLAT, IN_LIST, NULLED, packed_map, with_metadata
 
-TWICE = {
+DUPLICATE_KEYS = {
     "flat": (FLAT, "a", {"a": 2, "b": 3}),
     "deep": (DEEP, "x", {"a": {"b": {"x": 2}}}),
     "in a list": (IN_LIST, "x", {"a": [0, {"x": 2}]}),
@@ -31,9 +31,9 @@ TWICE = {
 }
 
 
-@pytest.mark.parametrize("packed", [one[:2] for one in TWICE.values()], ids=TWICE)
+@pytest.mark.parametrize("packed", [one[:2] for one in DUPLICATE_KEYS.values()], ids=DUPLICATE_KEYS)
 @pytest.mark.parametrize("rows", [1, 3, 400])
-def test_batch_with_a_key_twice_is_refused_with_its_row(packed: tuple[bytes, str], rows: int) -> None:
+def test_batch_with_a_duplicate_key_is_refused_with_its_row(packed: tuple[bytes, str], rows: int) -> None:
     raw, key = packed
     batch = parse_batch(bytes(with_metadata({rows - 1: raw}, rows).body))
     with pytest.raises(InvalidDelta, match=f"metadata: the key '{key}' occurs twice: name each") as refused:
@@ -41,18 +41,20 @@ def test_batch_with_a_key_twice_is_refused_with_its_row(packed: tuple[bytes, str
     assert (refused.value.field, refused.value.row) == ("metadata", rows - 1)
 
 
-@pytest.mark.parametrize("packed", [one[0] for one in TWICE.values()], ids=TWICE)
-def test_no_short_way_takes_a_key_twice(packed: bytes) -> None:
+@pytest.mark.parametrize("packed", [one[0] for one in DUPLICATE_KEYS.values()], ids=DUPLICATE_KEYS)
+def test_no_fast_check_accepts_a_duplicate_key(packed: bytes) -> None:
     deltas = [Delta("a", create([1.0, 2.0])), Delta("b", scale(2.0)), Delta("c", metadata_only())]
     for some in (deltas[:1], deltas[:2], deltas[2:]):
-        for _ in range(3):  # a form that is met again is known
+        for _ in range(3):  # the second and third body use the template
             batch = parse_batch(bytes(with_metadata({0: packed}, deltas=some).body))
             with pytest.raises(InvalidDelta, match="occurs twice"):
                 validate_batch(batch)
 
 
-@pytest.mark.parametrize(("packed", "patch"), [(one[0], one[2]) for one in TWICE.values()], ids=TWICE)
-def test_reading_takes_the_last_of_them(packed: bytes, patch: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("packed", "patch"), [(one[0], one[2]) for one in DUPLICATE_KEYS.values()], ids=DUPLICATE_KEYS
+)
+def test_reader_takes_the_last_value_of_a_duplicate_key(packed: bytes, patch: dict[str, Any]) -> None:
     batch = parse_batch(bytes(with_metadata({1: packed}, 3).body))
     assert [batch.metadata(row) for row in range(3)] == [None, patch, None]
     assert batch.delta(1).metadata == patch
@@ -65,17 +67,19 @@ def test_reading_takes_the_last_of_them(packed: bytes, patch: dict[str, Any]) ->
     assert sliced.batch.metadata(0) == patch
 
 
-@pytest.mark.parametrize(("packed", "patch"), [(one[0], one[2]) for one in TWICE.values()], ids=TWICE)
-def test_fold_goes_by_what_is_read(packed: bytes, patch: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("packed", "patch"), [(one[0], one[2]) for one in DUPLICATE_KEYS.values()], ids=DUPLICATE_KEYS
+)
+def test_fold_uses_the_last_value_of_a_duplicate_key(packed: bytes, patch: dict[str, Any]) -> None:
     batch = with_metadata({0: packed}, 1)
     state = fold([((1, 1, 1), batch.operation(0), batch.metadata(0))])
     assert state.content == apply(VectorState(), create([0.0]), patch, (1, 1, 1)).content
 
 
-def test_delta_as_a_map_with_a_key_twice_is_invalid() -> None:
-    whole = packed_map(("vector_id", pack("a")), ("op", b"\x09"), ("metadata", FLAT))
+def test_delta_map_with_a_duplicate_metadata_key_is_invalid() -> None:
+    packed_delta = packed_map(("vector_id", pack("a")), ("op", b"\x09"), ("metadata", FLAT))
     with pytest.raises(InvalidDelta, match="occurs twice"):
-        validate_delta(unpack_delta(whole).delta)
+        validate_delta(unpack_delta(packed_delta).delta)
 
 
 def pairs(values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[tuple[str, Any]]]:
@@ -90,30 +94,30 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-def pairs_packed(value: Any) -> bytes:
+def pack_pairs(value: Any) -> bytes:
     """Pack lists of pairs as maps, whatever their keys."""
     if isinstance(value, list) and value and isinstance(value[0], tuple):
-        return packed_map(*((key, pairs_packed(inner)) for key, inner in value))
+        return packed_map(*((key, pack_pairs(inner)) for key, inner in value))
     if isinstance(value, list):
         head = msgpack.Packer().pack_array_header(len(value))
-        return bytes(head) + b"".join(map(pairs_packed, value))
+        return bytes(head) + b"".join(map(pack_pairs, value))
     return bytes(msgpack.packb(value, use_single_float=value in (0.5, 2.0)))
 
 
-def stands_twice(value: Any) -> bool:
+def has_duplicate_key(value: Any) -> bool:
     if not isinstance(value, list):
         return False
     if value and isinstance(value[0], tuple):
         keys = [key for key, _ in value]
-        return len({*keys}) < len(keys) or any(stands_twice(inner) for _, inner in value)
-    return any(map(stands_twice, value))
+        return len({*keys}) < len(keys) or any(has_duplicate_key(inner) for _, inner in value)
+    return any(map(has_duplicate_key, value))
 
 
 @given(pairs(VALUES))
-def test_any_maps_are_refused_where_a_key_stands_twice(drawn: list[tuple[str, Any]]) -> None:
-    packed = packed_map(*((key, pairs_packed(value)) for key, value in drawn))
+def test_random_map_with_a_duplicate_key_is_refused(drawn: list[tuple[str, Any]]) -> None:
+    packed = packed_map(*((key, pack_pairs(value)) for key, value in drawn))
     batch = parse_batch(bytes(with_metadata({0: packed}, 1).body))
-    if stands_twice(drawn):
+    if has_duplicate_key(drawn):
         with pytest.raises(InvalidDelta, match="occurs twice"):
             validate_batch(batch)
     else:

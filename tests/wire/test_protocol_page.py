@@ -37,7 +37,7 @@ GOLDEN_FILE = json.loads((DOCS / "protocol-golden.json").read_text(encoding="utf
 GOLDEN = GOLDEN_FILE["frames"]
 
 
-def test_the_golden_bytes_stand_on_the_page() -> None:
+def test_page_shows_the_golden_bytes() -> None:
     blocks = re.findall(r"\*\*([^*\n]+)\*\* \(\w+\)\n\n```text\n(.*?)```", PAGE, re.DOTALL)
     assert [(name, "".join(text.split())) for name, text in blocks] == [
         (e["name"], e["hex"]) for e in (*GOLDEN, *GOLDEN_FILE["compressed"])
@@ -51,7 +51,7 @@ def test_each_frame_has_golden_bytes_and_a_section() -> None:
         assert f"| {int(kind)} | [{kind.name.capitalize()}](" in PAGE
 
 
-def test_the_worked_example_makes_the_golden_delta() -> None:
+def test_worked_example_makes_the_golden_delta() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -61,36 +61,36 @@ def test_the_worked_example_makes_the_golden_delta() -> None:
     decode(bytes.fromhex(wanted))
 
 
-def test_the_batch_that_is_taken_apart_is_the_golden_one() -> None:
+def test_annotated_batch_is_the_golden_batch() -> None:
     (raw,) = (bytes.fromhex(entry["hex"]) for entry in GOLDEN if entry["name"] == "batch")
     table = PAGE[PAGE.index("### A batch, taken apart") : PAGE.index("## Golden bytes")]
     rows = re.findall(r"^\| (\d+) \| (.*?) \|", table, re.MULTILINE)
     assert len(rows) > 25
     for at, cell in rows:
-        place = int(at)
+        position = int(at)
         for text in re.findall(r"`([0-9a-f ]+)`", cell):
             if cell.startswith("13"):
                 continue
             count = re.match(rf".*?(\d+) × `{text}`", cell)
             part = bytes.fromhex(text) * (int(count[1]) if count and text == "00" else 1)
             if cell.startswith("20 bytes"):
-                place += 20
-            assert raw[place : place + len(part)] == part, (at, cell)
-            place += len(part)
+                position += 20
+            assert raw[position : position + len(part)] == part, (at, cell)
+            position += len(part)
 
 
-def test_golden_frames_of_one_producer_keep_to_rising_sequences() -> None:
+def test_golden_frames_of_a_producer_need_rising_sequences() -> None:
     raw = {entry["name"]: bytes.fromhex(entry["hex"]) for entry in GOLDEN}
     server = Connection(Role.SERVER)
     server.receive(raw["hello that says nothing"])
     server.next_event()
     server.send(Ack(0, correlation_id=1, response=Welcome(), credit=Credit(100, 100_000)))
     server.receive(raw["delta"] + raw["delta with all fields"] + raw["batch"])
-    told = [server.next_event().sequence for _ in range(2)]  # type: ignore[union-attr]
-    assert told == [5, 6]
+    sequences = [server.next_event().sequence for _ in range(2)]  # type: ignore[union-attr]
+    assert sequences == [5, 6]
     with pytest.raises(
         ProtocolError, match="sequence 5 is not above 6,"
-    ) as caught:  # a repeat of an earlier one
+    ) as caught:  # a duplicate of an earlier sequence
         server.next_event()
     assert caught.value.code is ErrorCode.BAD_FRAME
     assert "one that repeats or falls is a BAD_FRAME" in PAGE
@@ -119,7 +119,7 @@ def test_each_type_of_control_rows_is_in_the_table(kind: ControlType) -> None:
     assert (row[1] == "0") == (kind in LOG_TYPES)
 
 
-def test_the_table_of_errors_that_may_pass() -> None:
+def test_table_of_retryable_errors_matches_the_code() -> None:
     row = next(line for line in ERRORS.splitlines() if line.startswith("| [QUEUE_FULL]"))
     assert set(re.findall(r"\[(\w+)\]", row)) == {code.name for code in RETRYABLE}
 
@@ -163,7 +163,7 @@ def test_the_table_of_errors_that_may_pass() -> None:
         ("`wait_ms_max`", requests.WAIT_MS_MAX),
     ],
 )
-def test_each_limit_is_told(what: str, number: int) -> None:
+def test_each_limit_is_documented(what: str, number: int) -> None:
     limits = PAGE[PAGE.index("## Limits") : PAGE.index("## A worked example")]
     (row,) = (line for line in limits.splitlines() if line.startswith(f"| {what}"))
     assert str(number) in row.replace(",", "")
@@ -173,7 +173,7 @@ CLOSING = {ErrorCode.BAD_FRAME, ErrorCode.UNSUPPORTED_VERSION, ErrorCode.UNSUPPO
 """Codes that always close the connection."""
 
 
-def test_table_of_codes_shows_where_each_occurs() -> None:
+def test_table_of_error_code_contexts_matches_the_code() -> None:
     section = PAGE[PAGE.index("### Where each code occurs") : PAGE.index("## Limits")]
     rows = re.findall(r"^\| ([A-Z_]+) \| (.+) \|$", section, re.MULTILINE)
     assert [name for name, _ in rows] == [code.name for code in ErrorCode]
@@ -191,25 +191,25 @@ def test_table_of_codes_shows_where_each_occurs() -> None:
             assert (cell == "open") == (code in RETRYABLE and cell != "–"), (name, cell)
         assert {*requests} <= {"refused", "closes", "–"}
         assert connection_itself in ("closes", "ends its subscriptions", "stays open", "–")
-        if code in refusals:  # said by somebody, or at a time, that the table forbids
+        if code in refusals:  # from a speaker, or at a time, that the table forbids
             assert {cell.split(", ")[-1] for cell in (producer, *requests)} == {"closes"}
 
 
-def test_the_size_below_which_bodies_are_not_compressed() -> None:
+def test_minimum_compressed_size_is_documented() -> None:
     assert f"below {BODY_BYTES_MIN:,} bytes" in PAGE
 
 
 @pytest.mark.parametrize("column", Column)
-def test_each_column_is_told_in_its_place(column: Column) -> None:
+def test_each_column_is_documented_with_its_number(column: Column) -> None:
     assert f"| {int(column)} | {column.name.lower().replace('_', ' ')} |" in PAGE
 
 
 @pytest.mark.parametrize("kind", Kind)
-def test_each_operation_is_told(kind: Kind) -> None:
+def test_each_operation_is_documented(kind: Kind) -> None:
     assert f"| {int(kind)} | {kind.name.lower()} |" in PAGE
 
 
-def test_the_topics_on_the_page_are_topics() -> None:
+def test_documented_topics_are_valid() -> None:
     section = PAGE[PAGE.index("\n## Topics") : PAGE.index("## Error codes")]
     forms = re.findall(r"^\| `(.+?)`.*?\| `(\d\d)`", section, re.MULTILINE)
     assert len(forms) == 5
@@ -217,7 +217,7 @@ def test_the_topics_on_the_page_are_topics() -> None:
         assert Topic.parse(text).to_bytes()[:1] == bytes.fromhex(tag)
 
 
-SAID = {
+MESSAGE_ROWS = {
     "hello": ["HELLO"],
     "Subscribe, Unsubscribe": ["SUBSCRIBE", "UNSUBSCRIBE"],
     "a decision": ["DECIDE"],
@@ -233,29 +233,29 @@ SAID = {
 CLIENT_PHASES = (Phase.OPENING, Phase.GREETED, Phase.OPEN)
 
 
-def test_the_table_of_allowed_messages() -> None:
+def test_table_of_message_rules_matches_the_code() -> None:
     section = PAGE[PAGE.index("### Allowed messages") : PAGE.index("### Credits")]
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| (.+?) \| (.+?) \|$", section, re.MULTILINE)[1:]
-    assert len(rows) == len(SAID)
-    told = []
+    assert len(rows) == len(MESSAGE_ROWS)
+    kinds = []
     for label, *cells in rows:
-        (names,) = (names for start, names in SAID.items() if label.startswith(start))
-        for said in (MessageKind[name] for name in names):
-            told.append(said)
+        (names,) = (names for start, names in MESSAGE_ROWS.items() if label.startswith(start))
+        for kind in (MessageKind[name] for name in names):
+            kinds.append(kind)
             for cell, phase in zip(cells[:3], CLIENT_PHASES, strict=True):
                 client, forwarder = (
-                    RULES[one, phase][said] is None for one in (Speaker.CLIENT, Speaker.FORWARDER)
+                    RULES[one, phase][kind] is None for one in (Speaker.CLIENT, Speaker.FORWARDER)
                 )
                 assert client == cell.startswith("yes"), (label, cell)
                 assert cell != "–" or not forwarder
                 assert cell.startswith("only a [forwarder]") == (forwarder and not client)
-            allowed = [phase for phase in Phase if RULES[Speaker.SERVER, phase][said] is None]
+            allowed = [phase for phase in Phase if RULES[Speaker.SERVER, phase][kind] is None]
             assert (cells[3] == "–") == (not allowed)
             assert (cells[3] == "at any time") == (allowed == [*Phase])
-    assert sorted(told, key=str) == sorted(MessageKind, key=str)
+    assert sorted(kinds, key=str) == sorted(MessageKind, key=str)
 
 
-def test_the_times_are_the_servers_defaults() -> None:
+def test_documented_times_are_the_server_defaults() -> None:
     s = ServerSettings()
     section = PAGE[PAGE.index("### Times") : PAGE.index("### Pressure")]
     for row, wanted in (
@@ -271,18 +271,18 @@ def test_the_times_are_the_servers_defaults() -> None:
     assert f"credit [{s.producer_deltas_credit}, {s.producer_bytes_credit}]" in PAGE
 
 
-def test_the_bounds_of_a_connection() -> None:
+def test_connection_bounds_are_documented() -> None:
     assert f"At most {SUBSCRIPTIONS_MAX} subscriptions and {TOPICS_OF_A_CONNECTION_MAX:,} topics" in PAGE
     assert f"at most {connection.REQUESTS_MAX} may wait" in PAGE
     assert f"pages of up to {requests.ORIGINS_MAX:,}" in PAGE
 
 
-def test_the_producer_id_of_a_name() -> None:
+def test_producer_id_of_a_name_is_documented() -> None:
     assert f"id `{producer_id_of('importer'):#x}`" in PAGE
     assert f"origin `{make_origin(producer_id_of('importer'), 2):#x}`" in PAGE
 
 
-def test_the_keys_stand_in_the_tables_order() -> None:
+def test_golden_keys_are_in_the_order_of_the_tables() -> None:
     """So that an encoder that goes by the tables gives the golden bytes."""
     for entry in GOLDEN:
         raw = bytes.fromhex(entry["hex"])
@@ -291,17 +291,17 @@ def test_the_keys_stand_in_the_tables_order() -> None:
             continue
         text = re.search(rf"^## {section}\n(.*?)(?=^## )", PAGE, re.DOTALL | re.MULTILINE)
         assert text
-        told = [
+        documented = [
             key
             for cell in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", text[1], re.MULTILINE)
             for key in re.findall(r"`(\w+)`", cell)
         ]
         keys = list(msgpack.unpackb(raw[header.HEADER_BYTES : -spec.CRC_BYTES]))
-        places = [told.index(key) for key in keys]
-        assert places == sorted(places), entry["name"]
+        positions = [documented.index(key) for key in keys]
+        assert positions == sorted(positions), entry["name"]
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_have_targets() -> None:
     anchors = {page.name: anchors_of(page.read_text()) for page in DOCS.glob("*.md")}
     for name, text in (("errors.md", ERRORS), ("protocol.md", PAGE)):
         for target in re.findall(r"\]\(([^)]+)\)", text):

@@ -18,9 +18,9 @@ from tests.wire.test_frames import DELTAS
 ROWS = st.lists(DELTAS, min_size=1, max_size=5)
 
 
-def batch(deltas: list[Delta], **more: object) -> Batch:
-    told = {"origin": 7, "base": 1, **more}
-    return encode_batch([replace(one, id=None) for one in deltas], **told)  # type: ignore[arg-type]
+def batch_of(deltas: list[Delta], **more: object) -> Batch:
+    terms = {"origin": 7, "base": 1, **more}
+    return encode_batch([replace(one, id=None) for one in deltas], **terms)  # type: ignore[arg-type]
 
 
 def other_frame(deltas: list[Delta], before: list[Delta], after: list[Delta]) -> Batch:
@@ -29,7 +29,7 @@ def other_frame(deltas: list[Delta], before: list[Delta], after: list[Delta]) ->
         replace(one, parents=(Dot(3, 4),), timestamp=77, priority=Priority.LOW, expect=Dot(1, 2))
         for one in deltas
     ]
-    return batch(
+    return batch_of(
         [*before, *changed, *after],
         origin=9,
         base=40,
@@ -45,7 +45,7 @@ def other_frame(deltas: list[Delta], before: list[Delta], after: list[Delta]) ->
 def test_contents_are_equal_in_another_frame(
     deltas: list[Delta], before: list[Delta], after: list[Delta]
 ) -> None:
-    one, other = batch(deltas), other_frame(deltas, before, after)
+    one, other = batch_of(deltas), other_frame(deltas, before, after)
     count = len(deltas)
     assert same_contents(one, 0, other, len(before), count)
     assert first_difference(one, 0, other, len(before), count) is None
@@ -54,16 +54,16 @@ def test_contents_are_equal_in_another_frame(
 
 
 @given(deltas=ROWS, others=ROWS, data=st.data())
-def test_first_difference_is_the_first_row_that_says_something_else(
+def test_first_difference_is_the_first_unequal_row(
     deltas: list[Delta], others: list[Delta], data: st.DataObject
 ) -> None:
     count = data.draw(st.integers(1, min(len(deltas), len(others))))
-    kept = data.draw(st.integers(0, count))
-    mixed = deltas[:kept] + others[kept:count]
-    one, other = batch(deltas), batch(mixed, origin=9)
+    shared_rows = data.draw(st.integers(0, count))
+    mixed = deltas[:shared_rows] + others[shared_rows:count]
+    one, other = batch_of(deltas), batch_of(mixed, origin=9)
     rows = [row for row in range(count) if not same_contents(one, row, other, row)]
     assert first_difference(one, 0, other, 0, count) == (rows[0] if rows else None)
-    assert all(row >= kept for row in rows)
+    assert all(row >= shared_rows for row in rows)
 
 
 FULL = Delta(
@@ -92,9 +92,9 @@ FULL = Delta(
     ],
     ids=lambda one: str(one)[:1],
 )
-def test_contents_differ(other: Delta) -> None:
+def test_rows_with_any_difference_are_unequal(other: Delta) -> None:
     for neighbours in ([], [Delta("x", d.create([1.0]))]):
-        left, right = batch([FULL, *neighbours]), batch([*neighbours, other])
+        left, right = batch_of([FULL, *neighbours]), batch_of([*neighbours, other])
         assert not same_contents(left, 0, right, len(neighbours))
         assert not same_contents(right, len(neighbours), left, 0)
 
@@ -103,26 +103,26 @@ def test_contents_are_equal_with_members_and_topics_in_another_order() -> None:
     other = replace(
         FULL, metadata={"c": True, "a": [1, {"b": None}]}, topics=("u", "t"), source=Source.IMPORT
     )
-    assert same_contents(batch([FULL]), 0, batch([other]), 0)
+    assert same_contents(batch_of([FULL]), 0, batch_of([other]), 0)
 
 
-def test_zeros_of_either_sign_and_numbers_that_are_none_are_told_apart_by_their_bytes() -> None:
-    zero, minus, none = (batch([Delta("v", d.opaque(bytes([n])))]) for n in (0, 1, 2))
+def test_operands_are_compared_by_their_bytes() -> None:
+    zero, minus, none = (batch_of([Delta("v", d.opaque(bytes([n])))]) for n in (0, 1, 2))
     assert not same_contents(zero, 0, minus, 0)
     assert not same_contents(
-        batch([Delta("v", d.create([0.0]))]), 0, batch([Delta("v", d.create([-0.0]))]), 0
+        batch_of([Delta("v", d.create([0.0]))]), 0, batch_of([Delta("v", d.create([-0.0]))]), 0
     )
     assert same_contents(none, 0, none, 0)
 
 
-def test_zeros_of_either_sign_are_two_values_in_metadata() -> None:
-    zero, again, minus = (batch([replace(FULL, metadata={"z": number})]) for number in (0.0, 0.0, -0.0))
-    assert same_contents(zero, 0, again, 0)
+def test_signed_zeros_differ_in_metadata() -> None:
+    zero, same, minus = (batch_of([replace(FULL, metadata={"z": number})]) for number in (0.0, 0.0, -0.0))
+    assert same_contents(zero, 0, same, 0)
     assert not same_contents(zero, 0, minus, 0)
 
 
-def test_operands_are_not_looked_at_where_they_do_not_count() -> None:
-    one, other = batch([Delta("v", d.dense([1.0, 2.0]))]), batch([Delta("v", d.dense([3.0, 2.0]))])
+def test_operands_can_be_excluded_from_the_comparison() -> None:
+    one, other = batch_of([Delta("v", d.dense([1.0, 2.0]))]), batch_of([Delta("v", d.dense([3.0, 2.0]))])
     assert not same_contents(one, 0, other, 0)
     assert same_contents(one, 0, other, 0, operands=False)
-    assert not same_contents(one, 0, batch([Delta("v", d.create([3.0, 2.0]))]), 0, operands=False)
+    assert not same_contents(one, 0, batch_of([Delta("v", d.create([3.0, 2.0]))]), 0, operands=False)

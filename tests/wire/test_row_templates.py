@@ -53,7 +53,7 @@ TERMS = st.fixed_dictionaries(
         "hybrid_time": st.integers(0, 9),
     }
 )
-WORDS = (
+FIELDS = (
     *("attributes", "count", "origin", "epoch", "base", "hybrid_time", "kinds_mask", "dimension", "length"),
     *(
         "previous",
@@ -71,11 +71,11 @@ WORDS = (
 )
 
 
-ENCODED = tuple(word for word in WORDS if word != "decoded")
+ENCODED_FIELDS = tuple(name_ for name_ in FIELDS if name_ != "decoded")
 
 
 @pytest.fixture(autouse=True)
-def _no_form_is_known() -> Iterator[None]:
+def _clear_templates() -> Iterator[None]:
     for table in (row_templates._templates, row_templates._encode_templates):
         table.clear()
     yield
@@ -83,11 +83,11 @@ def _no_form_is_known() -> Iterator[None]:
         table.clear()
 
 
-def encoded(*deltas: Delta, **terms: Any) -> bytes:
+def encode_deltas(*deltas: Delta, **terms: Any) -> bytes:
     return bytes(encode_batch(deltas, **{"origin": 7, "base": 1, **terms}).raw)
 
 
-def told(body: bytes) -> tuple[object, ...]:
+def read_outcome(body: bytes) -> tuple[object, ...]:
     """Return a reader's view of a body, or its error."""
     try:
         batch = parse_batch(body)
@@ -95,38 +95,38 @@ def told(body: bytes) -> tuple[object, ...]:
     except (ProtocolError, InvalidDelta) as error:
         return type(error), getattr(error, "code", None), str(error)
     numbers = (batch.values.tobytes(), batch.indices.tobytes(), batch.blob(0), bytes(batch.raw))
-    return (*(getattr(batch, word) for word in WORDS), *numbers)
+    return (*(getattr(batch, name_) for name_ in FIELDS), *numbers)
 
 
-def generally(body: bytes) -> tuple[object, ...]:
+def read_without_template(body: bytes) -> tuple[object, ...]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(body_checks, "parse_with_template", lambda _: None)
-        return told(body)
+        return read_outcome(body)
 
 
-def signed(raw: bytes | bytearray) -> bytes:
+def with_checksum(raw: bytes | bytearray) -> bytes:
     return bytes(raw) + crc32c(raw).to_bytes(4, "little")
 
 
-def known(*bodies: bytes) -> None:
+def learn_templates(*bodies: bytes) -> None:
     """Know the forms of these."""
     for body in (*bodies, *bodies):
         parse_batch(body)
 
 
 @given(st.lists(st.tuples(ROWS, TERMS), min_size=1, max_size=5))
-def test_a_body_of_known_form_is_read_as_any(some: list[tuple[Delta, Any]]) -> None:
-    bodies = [encoded(delta, **terms) for delta, terms in some]
-    known(*bodies)
+def test_body_with_a_template_is_read_like_any_other(some: list[tuple[Delta, Any]]) -> None:
+    bodies = [encode_deltas(delta, **terms) for delta, terms in some]
+    learn_templates(*bodies)
     for body, (delta, _) in zip(bodies, some, strict=True):
         batch = parse_with_template(body)
-        ascii_alone = delta.vector_id.isascii()
-        great = (
+        is_ascii = delta.vector_id.isascii()
+        is_large = (
             delta.operation.values is not None
             and float(np.abs(delta.operation.values).max(initial=0)) >= 2.0**127
         )
-        assert (batch is not None) == (ascii_alone and not great)
-        assert told(body) == generally(body)
+        assert (batch is not None) == (is_ascii and not is_large)
+        assert read_outcome(body) == read_without_template(body)
         assert batch is None or (batch.validated and homogeneous_is_valid(batch))
 
 
@@ -135,25 +135,23 @@ def test_a_body_of_known_form_is_read_as_any(some: list[tuple[Delta, Any]]) -> N
     st.integers(0, 1 << 32),
     st.integers(1, 4),
 )
-def test_what_is_changed_and_signed_again_is_taken_or_refused_alike(
+def test_changed_body_gives_the_same_result_with_a_template(
     some: list[tuple[Delta, Any]], seed: int, times: int
 ) -> None:
-    bodies = [encoded(delta, **terms) for delta, terms in some]
-    known(*bodies)
-    chance = random.Random(seed)
+    bodies = [encode_deltas(delta, **terms) for delta, terms in some]
+    learn_templates(*bodies)
+    rng = random.Random(seed)
     for body in bodies:
         for _ in range(20):
             raw = bytearray(body[:-4])
-            for _ in range(chance.randint(1, times)):
-                raw[chance.randrange(len(raw))] = chance.choice(
-                    [0, 1, 0x20, 0x7F, 0x80, 0xFF, chance.randrange(256)]
-                )
-            changed = signed(raw)
-            assert told(changed) == generally(changed)
+            for _ in range(rng.randint(1, times)):
+                raw[rng.randrange(len(raw))] = rng.choice([0, 1, 0x20, 0x7F, 0x80, 0xFF, rng.randrange(256)])
+            changed = with_checksum(raw)
+            assert read_outcome(changed) == read_without_template(changed)
         flipped = bytearray(body)
-        flipped[chance.randrange(len(body))] ^= 1 << chance.randrange(8)
-        assert told(bytes(flipped)) == generally(bytes(flipped))
-        assert told(body[:-8]) == generally(body[:-8])
+        flipped[rng.randrange(len(body))] ^= 1 << rng.randrange(8)
+        assert read_outcome(bytes(flipped)) == read_without_template(bytes(flipped))
+        assert read_outcome(body[:-8]) == read_without_template(body[:-8])
 
 
 @given(
@@ -172,39 +170,39 @@ def test_what_is_changed_and_signed_again_is_taken_or_refused_alike(
         max_size=5,
     )
 )
-def test_a_row_is_encoded_as_by_columns(rows: list[tuple[Any, ...]]) -> None:
-    for name, kind, width, number, index, namespace, level, lane in rows * 3:
+def test_row_encoder_equals_the_column_encoder(rows: list[tuple[Any, ...]]) -> None:
+    for name, kind, width, number, index, namespace, level, priority in rows * 3:
         values = np.full(width, number, np.float32)
         indices = np.arange(index, index + width, dtype=np.uint32) if kind in SPARSE_KINDS else None
-        terms = {"origin": 1 << 63, "base": 9, "hybrid_time": 5, "ack_level": level, "priority": lane}
+        terms = {"origin": 1 << 63, "base": 9, "hybrid_time": 5, "ack_level": level, "priority": priority}
         terms |= {"width": width, "namespace": namespace, "kind": kind}
-        places = None if indices is None else indices.data
-        row = encode_row(name.encode(), values.data, places, **terms)
-        columns = encode_columns([name], [values.data], None if places is None else [places], **terms)
+        index_data = None if indices is None else indices.data
+        row = encode_row(name.encode(), values.data, index_data, **terms)
+        columns = encode_columns([name], [values.data], None if index_data is None else [index_data], **terms)
         assert row.raw == columns.raw
-        sound = homogeneous_is_valid(Batch(row.raw))
-        assert not row.validated or sound
-        assert {word: getattr(row, word) for word in ENCODED} == {
-            word: getattr(columns, word) for word in ENCODED
+        is_valid = homogeneous_is_valid(Batch(row.raw))
+        assert not row.validated or is_valid
+        assert {name_: getattr(row, name_) for name_ in ENCODED_FIELDS} == {
+            name_: getattr(columns, name_) for name_ in ENCODED_FIELDS
         }
         for array in ("values", "indices"):
             assert getattr(row, array).tobytes() == getattr(columns, array).tobytes()
-    if sound and abs(number) < 2.0**127:
-        assert row.validated  # the third time at the latest
+    if is_valid and abs(number) < 2.0**127:
+        assert row.validated  # the third encoding uses the template at the latest
 
 
 @pytest.mark.parametrize(
     ("number", "index"), [(np.inf, 1), (-np.inf, 1), (np.nan, 1), (1.0, DIMENSION_MAX), (1.0, (1 << 32) - 1)]
 )
-def test_a_row_in_doubt_is_not_told_to_be_sound(number: float, index: int) -> None:
+def test_row_with_an_invalid_number_is_not_marked_validated(number: float, index: int) -> None:
     terms: Any = {"width": 1, "namespace": "n", "kind": Kind.SPARSE, "origin": 1, "base": 1, "hybrid_time": 1}
     terms |= {"ack_level": AckLevel.MEMORY, "priority": Priority.NORMAL}
-    for value, place, sound in ((1.0, 1, False), (1.0, 1, True), (number, index, False)):
-        values, places = np.array([value], np.float32), np.array([place], np.uint32)
-        assert encode_row(b"k", values.data, places.data, **terms).validated == sound
+    for value, row_index, is_validated in ((1.0, 1, False), (1.0, 1, True), (number, index, False)):
+        values, index_array = np.array([value], np.float32), np.array([row_index], np.uint32)
+        assert encode_row(b"k", values.data, index_array.data, **terms).validated == is_validated
 
 
-def test_forms_of_rows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encode_templates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_templates, "TEMPLATES_MAX", 5)
     for size in range(1, 50):
         terms: Any = {
@@ -216,16 +214,16 @@ def test_forms_of_rows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             "hybrid_time": 1,
         }
         terms |= {"ack_level": AckLevel.MEMORY, "priority": Priority.NORMAL}
-        for sound in (False, True):
-            assert encode_row(b"k" * size, b"", b"", **terms).validated == sound
+        for is_validated in (False, True):
+            assert encode_row(b"k" * size, b"", b"", **terms).validated == is_validated
         assert len(row_templates._encode_templates) <= 5
 
 
-SPARSE = encoded(Delta("key", sparse([1, 2], [0.5, 1.0])))
-BLOB = encoded(Delta("key", opaque(b"bytes")))
+SPARSE = encode_deltas(Delta("key", sparse([1, 2], [0.5, 1.0])))
+BLOB = encode_deltas(Delta("key", opaque(b"bytes")))
 
 
-def places(body: bytes) -> dict[str, int]:
+def column_offsets(body: bytes) -> dict[str, int]:
     """Find column offsets."""
     batch = Batch(body)
     return {
@@ -248,66 +246,66 @@ def places(body: bytes) -> dict[str, int]:
         (BLOB, "BLOB_ENDS", 0, 4, "BLOB_ENDS does not rise to 5"),
     ],
 )
-def test_what_differs_in_what_is_looked_at_is_refused(
+def test_invalid_change_to_a_templated_body_is_refused(
     body: bytes, column: str, at: int, number: int, why: str
 ) -> None:
-    known(body)
+    learn_templates(body)
     assert parse_with_template(body) is not None
     raw = bytearray(body[:-4])
-    struct.pack_into("<I", raw, places(body)[column] + at, number)
-    changed = signed(raw)
+    struct.pack_into("<I", raw, column_offsets(body)[column] + at, number)
+    changed = with_checksum(raw)
     assert parse_with_template(changed) is None
     with pytest.raises((ProtocolError, InvalidDelta), match=why):
         validate_batch(parse_batch(changed))
 
 
 @pytest.mark.parametrize("base", [0, COUNTER_MAX + 1])
-def test_so_is_a_counter_out_of_bounds(base: int) -> None:
-    known(SPARSE)
+def test_counter_out_of_bounds_is_refused(base: int) -> None:
+    learn_templates(SPARSE)
     raw = bytearray(SPARSE[:-4])
     struct.pack_into("<Q", raw, 24, base)
     with pytest.raises(ProtocolError, match="base counter"):
-        parse_batch(signed(raw))
+        parse_batch(with_checksum(raw))
 
 
-def test_a_form_is_known_from_the_second_time_on() -> None:
+def test_template_is_learned_from_the_second_parse() -> None:
     assert parse_with_template(SPARSE) is None
-    for sound in (False, False, True):
-        assert parse_batch(SPARSE).validated == sound
+    for is_validated in (False, False, True):
+        assert parse_batch(SPARSE).validated == is_validated
 
 
-def test_no_form_is_made_of_what_is_not_sound() -> None:
-    body = encoded(
+def test_invalid_body_makes_no_template() -> None:
+    body = encode_deltas(
         Delta("k", Operation(Kind.SPARSE, np.array([np.nan], np.float32), np.array([1], np.uint32)))
     )
-    known(body)
+    learn_templates(body)
     assert not any(row_templates._templates.values())
     assert not parse_batch(body).validated
 
 
-def test_what_has_several_rows_is_long_or_is_no_bytes_has_none() -> None:
-    several = encoded(*[Delta("k", delete())] * 2)
-    long = encoded(Delta("k", opaque(bytes(row_templates.BODY_BYTES_MAX))))
-    wide = encoded(
+def test_large_or_multi_row_body_makes_no_template() -> None:
+    several = encode_deltas(*[Delta("k", delete())] * 2)
+    long = encode_deltas(Delta("k", opaque(bytes(row_templates.BODY_BYTES_MAX))))
+    wide = encode_deltas(
         Delta("k", sparse(range(row_templates.INDICES_MAX + 1), [1.0] * (row_templates.INDICES_MAX + 1)))
     )
-    known(several, long, wide)
+    learn_templates(several, long, wide)
     assert not row_templates._templates
-    known(SPARSE)
+    learn_templates(SPARSE)
     assert parse_with_template(memoryview(SPARSE)) is None
     assert parse_batch(memoryview(SPARSE)).keys == ["key"]
 
 
-def test_they_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_templates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_templates, "TEMPLATES_MAX", 5)
     for size in range(1, 50):
-        known(encoded(Delta("k" * size, delete())))
+        learn_templates(encode_deltas(Delta("k" * size, delete())))
         assert len(row_templates._templates) <= 5
-        assert parse_with_template(encoded(Delta("l" * size, delete()))) is not None
+        assert parse_with_template(encode_deltas(Delta("l" * size, delete()))) is not None
 
 
-def test_names_that_were_let_go_come_back() -> None:
-    known(SPARSE)
+def test_dropped_keys_are_decoded_on_demand() -> None:
+    learn_templates(SPARSE)
     batch = parse_batch(SPARSE)
     batch.drop_decoded_keys()
     assert batch.keys == ["key"]
@@ -317,11 +315,11 @@ def test_names_that_were_let_go_come_back() -> None:
 @given(
     st.lists(st.sampled_from([["a"], ["b"], ["", "x"], ["é"], ["c", "d"], ["long"]]), min_size=1, max_size=8)
 )
-def test_a_run_has_batches_of_known_form_and_others(ids: list[list[str]]) -> None:
-    known(encoded(Delta("z", delete())))
+def test_run_is_the_same_with_and_without_templates(ids: list[list[str]]) -> None:
+    learn_templates(encode_deltas(Delta("z", delete())))
     bodies, base = [], 1
     for some in ids:
-        bodies.append(encoded(*[Delta(name, delete()) for name in some], base=base))
+        bodies.append(encode_deltas(*[Delta(name, delete()) for name in some], base=base))
         base += len(some)
     taken = []
     with pytest.MonkeyPatch.context() as patch:

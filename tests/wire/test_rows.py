@@ -13,7 +13,7 @@ from delta_prop_wire.encode import encode_batch
 ROWS = 300
 
 
-class Counted(tuple[Any, ...]):
+class CountedEntries(tuple[Any, ...]):
     """Entries that count how often somebody goes through them."""
 
     times = 0
@@ -28,7 +28,7 @@ class Counted(tuple[Any, ...]):
 
 
 @pytest.mark.parametrize("column", ["parents", "tags", "expects"])
-def test_what_few_rows_have_is_gone_through_once_for_all_rows(column: str) -> None:
+def test_rare_columns_are_traversed_once_for_all_rows(column: str) -> None:
     deltas = [
         Delta(
             f"v{row}",
@@ -40,7 +40,7 @@ def test_what_few_rows_have_is_gone_through_once_for_all_rows(column: str) -> No
         for row in range(ROWS)
     ]
     batch = encode_batch(deltas, origin=16, base=1)
-    entries = Counted(getattr(batch, column))
+    entries = CountedEntries(getattr(batch, column))
     setattr(batch, column, entries)
     for row, delta in enumerate(deltas):
         found = batch.delta(row)

@@ -28,11 +28,11 @@ SIMPLE = st.builds(
 
 
 @given(st.lists(SIMPLE, min_size=1, max_size=20), st.sampled_from(list(Priority)))
-def test_the_short_way_makes_the_same_bytes(deltas: list[Delta], priority: Priority) -> None:
+def test_opaque_encoder_makes_the_same_bytes(deltas: list[Delta], priority: Priority) -> None:
     assert all(map(is_opaque_only, deltas))
     terms = {"origin": 48, "base": 9, "epoch": 3, "ack_level": AckLevel.DURABLE, "priority": priority}
-    short, long = encode_opaque(deltas, **terms), encode_batch(deltas, **terms)  # type: ignore[arg-type]
-    assert bytes(short.raw) == bytes(long.raw)
+    fast, general = encode_opaque(deltas, **terms), encode_batch(deltas, **terms)  # type: ignore[arg-type]
+    assert bytes(fast.raw) == bytes(general.raw)
 
 
 @given(
@@ -41,7 +41,7 @@ def test_the_short_way_makes_the_same_bytes(deltas: list[Delta], priority: Prior
     st.sampled_from([Kind.CREATE, Kind.DENSE, Kind.SPARSE, Kind.SPARSE_ADD]),
     st.lists(st.builds(Dot, st.integers(1, 9), st.integers(1, 9)), max_size=2),
 )
-def test_columns_make_the_bytes_that_rows_make(ids: list[str], width: int, kind: Kind, clock: Any) -> None:
+def test_column_encoder_makes_the_bytes_of_rows(ids: list[str], width: int, kind: Kind, clock: Any) -> None:
     numbers = np.arange(len(ids) * width, dtype=np.float32).reshape(len(ids), width)
     indices = numbers.astype(np.uint32) if kind in (Kind.SPARSE, Kind.SPARSE_ADD) else None
     operations = [
@@ -49,20 +49,20 @@ def test_columns_make_the_bytes_that_rows_make(ids: list[str], width: int, kind:
     ]
     deltas = [Delta(name, one, "n") for name, one in zip(ids, operations, strict=True)]
     terms: Any = {"origin": 48, "base": 9, "epoch": 3, "ack_level": AckLevel.DURABLE, "hybrid_time": 7}
-    short = encode_vectors(ids, numbers, indices=indices, namespace="n", kind=kind, clock=clock, **terms)
-    long = encode_batch(deltas, clock=clock, **terms)
-    assert bytes(short.raw) == bytes(long.raw)
-    read = Batch(short.raw)
+    fast = encode_vectors(ids, numbers, indices=indices, namespace="n", kind=kind, clock=clock, **terms)
+    general = encode_batch(deltas, clock=clock, **terms)
+    assert bytes(fast.raw) == bytes(general.raw)
+    read = Batch(fast.raw)
     names = ("keys", "namespace", "namespace_names", "row_values", "index_highest", "clock", "crc", "last")
-    assert [getattr(short, name) for name in names] == [getattr(read, name) for name in names]
+    assert [getattr(fast, name) for name in names] == [getattr(read, name) for name in names]
     for name in ("values", "indices"):
-        ready, decoded = getattr(short, name), getattr(read, name)
+        ready, decoded = getattr(fast, name), getattr(read, name)
         assert ready.dtype == decoded.dtype
         assert ready.tolist() == decoded.tolist()
         assert not len(ready) or not ready.flags.writeable
 
 
-def test_a_delta_is_a_value_that_cannot_be_changed() -> None:
+def test_delta_is_an_immutable_value() -> None:
     delta = Delta("k", opaque(b"x"), "n", metadata={"a": 1}, dot=Dot(1, 2))
     for same in (copy.copy(delta), copy.deepcopy(delta), pickle.loads(pickle.dumps(delta)), replace(delta)):
         assert same == delta

@@ -22,15 +22,13 @@ from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
 from delta_prop_wire.stamp import Stamp
 from tests.wire.test_frames import DELTAS
 
-PLACES = {"offset": 1000, "lamport": 7000}
 
-
-def logged(batch: Batch, *, offset: int = 1000, lamport: int = 7000) -> LoggedBatch:
+def logged_batch(batch: Batch, *, offset: int = 1000, lamport: int = 7000) -> LoggedBatch:
     stamp = Stamp(lamport, Source.IMPORT, 1_700_000_000_000_000, 5, batch.crc, 900)
     return LoggedBatch(batch, offset, lamport, Source.IMPORT, encode_head(batch, offset, stamp))
 
 
-def frames(one: LoggedBatch, rows: list[int]) -> list[BatchFrame]:
+def sliced_frames(one: LoggedBatch, rows: list[int]) -> list[BatchFrame]:
     """The frames that a cut gives, as a subscriber gets them."""
     parts = slice_rows(one, np.array(rows, np.intp))
     found = []
@@ -41,12 +39,12 @@ def frames(one: LoggedBatch, rows: list[int]) -> list[BatchFrame]:
     return found
 
 
-def told(one: LoggedBatch, rows: list[int]) -> list[tuple[int, int, Delta]]:
+def expected_rows(one: LoggedBatch, rows: list[int]) -> list[tuple[int, int, Delta]]:
     """Return these rows of the whole frame."""
     return [(one.offset + row, one.lamport + row, one.batch.delta(row, one.source)) for row in rows]
 
 
-def encoded_anew(one: LoggedBatch, rows: list[int]) -> Batch:
+def reencode(one: LoggedBatch, rows: list[int]) -> Batch:
     """The same rows, by way of values and the encoder."""
     batch = one.batch
     return encode_batch(
@@ -80,7 +78,7 @@ def batches(draw: st.DrawFn) -> LoggedBatch:
         for row, delta in enumerate(deltas)
     ]
     counters = draw(st.none() | st.just([5 + 3 * row for row in range(len(deltas))]))
-    return logged(
+    return logged_batch(
         encode_batch(
             deltas,
             origin=7,
@@ -98,22 +96,20 @@ def batches(draw: st.DrawFn) -> LoggedBatch:
 
 @settings(max_examples=settings().max_examples // 2)
 @given(one=batches(), data=st.data())
-def test_a_cut_says_what_the_whole_says(one: LoggedBatch, data: st.DataObject) -> None:
+def test_sliced_frame_holds_the_rows_of_the_full_frame(one: LoggedBatch, data: st.DataObject) -> None:
     rows = data.draw(st.sets(st.integers(0, one.count - 1), min_size=1).map(sorted))
-    (frame,) = frames(one, rows)
-    assert list(rows_of(frame)) == told(one, rows)
+    (frame,) = sliced_frames(one, rows)
+    assert list(rows_of(frame)) == expected_rows(one, rows)
     assert frame.sequence == one.offset + rows[0]
     assert frame.batch.epoch == one.batch.epoch
     assert frame.batch.ack_level == one.batch.ack_level
     if all(is_encoded_plainly(one.batch, row) for row in range(one.count)):
-        assert bytes(frame.batch.body) == bytes(encoded_anew(one, rows).body)
+        assert bytes(frame.batch.body) == bytes(reencode(one, rows).body)
 
 
 @settings(max_examples=settings().max_examples // 2)
 @given(one=batches(), data=st.data())
-def test_a_part_says_what_its_rows_said_under_the_dots_they_had(
-    one: LoggedBatch, data: st.DataObject
-) -> None:
+def test_selected_rows_keep_their_content_and_dots(one: LoggedBatch, data: st.DataObject) -> None:
     batch = one.batch
     rows = data.draw(st.sets(st.integers(0, one.count - 1), min_size=1).map(sorted))
     previous = data.draw(st.sampled_from([batch.counter(rows[0]) - 1, batch.previous]))
@@ -139,7 +135,7 @@ def is_encoded_plainly(batch: Batch, row: int) -> bool:
     return batch.timestamp(row) in (0, batch.hybrid_time) and (values is None or len(values) > 0)
 
 
-def mixed(row: int) -> Delta:
+def mixed_delta(row: int) -> Delta:
     """One of every kind, with everything that a row can have, by turns."""
     operation = [
         d.create([row, 1, 2]),
@@ -167,58 +163,62 @@ def mixed(row: int) -> Delta:
     )
 
 
-MANY = 400
+ROW_COUNT = 400
 SHAPES: dict[str, Batch] = {
-    "mixed": encode_batch([mixed(row) for row in range(MANY)], origin=7, base=5),
-    "mixed, leaping": encode_batch(
-        [mixed(row) for row in range(MANY)],
+    "mixed": encode_batch([mixed_delta(row) for row in range(ROW_COUNT)], origin=7, base=5),
+    "mixed, with gaps": encode_batch(
+        [mixed_delta(row) for row in range(ROW_COUNT)],
         origin=7,
         base=5,
         previous=1,
-        counters=[5 + 2 * row for row in range(MANY)],
+        counters=[5 + 2 * row for row in range(ROW_COUNT)],
     ),
     "opaque": encode_batch(
-        [Delta(f"v{row}", d.opaque(bytes([row % 256]) * (row % 30))) for row in range(MANY)], origin=7, base=5
+        [Delta(f"v{row}", d.opaque(bytes([row % 256]) * (row % 30))) for row in range(ROW_COUNT)],
+        origin=7,
+        base=5,
     ),
     "long": encode_batch(
-        [Delta(f"v{row}", d.opaque(bytes([row % 256]) * 300)) for row in range(MANY)], origin=7, base=5
+        [Delta(f"v{row}", d.opaque(bytes([row % 256]) * 300)) for row in range(ROW_COUNT)], origin=7, base=5
     ),
-    "vectors": encode_batch([Delta(f"v{row}", d.create([row] * 8)) for row in range(MANY)], origin=7, base=5),
+    "vectors": encode_batch(
+        [Delta(f"v{row}", d.create([row] * 8)) for row in range(ROW_COUNT)], origin=7, base=5
+    ),
     "sparse": encode_batch(
-        [Delta(f"v{row}", d.sparse(range(row % 5 + 1), [row] * (row % 5 + 1))) for row in range(MANY)],
+        [Delta(f"v{row}", d.sparse(range(row % 5 + 1), [row] * (row % 5 + 1))) for row in range(ROW_COUNT)],
         origin=7,
         base=5,
     ),
     "two dimensions": encode_batch(
-        [Delta(f"v{row}", d.dense([row] * (3 + row % 2))) for row in range(MANY)], origin=7, base=5
+        [Delta(f"v{row}", d.dense([row] * (3 + row % 2))) for row in range(ROW_COUNT)], origin=7, base=5
     ),
-    "deletes": encode_batch([Delta(f"v{row}", d.delete()) for row in range(MANY)], origin=7, base=5),
+    "deletes": encode_batch([Delta(f"v{row}", d.delete()) for row in range(ROW_COUNT)], origin=7, base=5),
 }
 CHOICES = {
     "one": [17],
-    "first and last": [0, MANY - 1],
-    "few": [*range(3, MANY, 40)],
-    "of one kind": [*range(0, MANY, 11)],
-    "of one namespace": [*range(2, MANY, 5)],
-    "half": [*range(1, MANY, 2)],
+    "first and last": [0, ROW_COUNT - 1],
+    "few": [*range(3, ROW_COUNT, 40)],
+    "of one kind": [*range(0, ROW_COUNT, 11)],
+    "of one namespace": [*range(2, ROW_COUNT, 5)],
+    "half": [*range(1, ROW_COUNT, 2)],
     "a run": [*range(100, 300)],
-    "all": [*range(MANY)],
+    "all": [*range(ROW_COUNT)],
 }
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("choice", CHOICES)
-def test_large_batches_of_every_shape(shape: str, choice: str) -> None:
-    one, rows = logged(SHAPES[shape]), CHOICES[choice]
-    (frame,) = frames(one, rows)
-    assert list(rows_of(frame)) == told(one, rows)
+def test_slice_of_a_large_batch_holds_its_rows(shape: str, choice: str) -> None:
+    one, rows = logged_batch(SHAPES[shape]), CHOICES[choice]
+    (frame,) = sliced_frames(one, rows)
+    assert list(rows_of(frame)) == expected_rows(one, rows)
     if "mixed" not in shape:
-        assert bytes(frame.batch.body) == bytes(encoded_anew(one, rows).body)
+        assert bytes(frame.batch.body) == bytes(reencode(one, rows).body)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_few_and_many_rows_are_cut_alike(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, rows = logged(SHAPES[shape]), CHOICES["half"]
+def test_few_and_many_rows_are_sliced_equally(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, rows = logged_batch(SHAPES[shape]), CHOICES["half"]
     monkeypatch.setattr(slicing, "LONG_PART_BYTES", 10**9)
     by_mask = slice_rows(one, np.array(rows))
     monkeypatch.setattr(slicing, "FEW_ROWS", 10**9)
@@ -226,9 +226,9 @@ def test_few_and_many_rows_are_cut_alike(shape: str, monkeypatch: pytest.MonkeyP
     assert len(rows) > FEW_ROWS
 
 
-def test_names_of_rows_that_were_cut_away_are_not_told() -> None:
-    one = logged(SHAPES["mixed"])
-    (frame,) = frames(one, [7])
+def test_sliced_frame_hides_names_of_removed_rows() -> None:
+    one = logged_batch(SHAPES["mixed"])
+    (frame,) = sliced_frames(one, [7])
     assert frame.batch.namespace_names == ("space 2",)
     assert frame.batch.namespace == "space 2"
     assert frame.batch.custom_topics == {"topic 1"}
@@ -236,9 +236,9 @@ def test_names_of_rows_that_were_cut_away_are_not_told() -> None:
     assert b"topic 2" not in frame.batch.body
 
 
-def test_the_stamp_is_the_servers() -> None:
-    one = logged(SHAPES["opaque"])
-    (frame,) = frames(one, [3, 8])
+def test_sliced_frame_has_a_rebuilt_stamp() -> None:
+    one = logged_batch(SHAPES["opaque"])
+    (frame,) = sliced_frames(one, [3, 8])
     batch = frame.batch
     assert frame.stamp == Stamp(7003, Source.IMPORT, 1_700_000_000_000_000, 0, batch.crc, 0)
     assert frame.sequence == 1003
@@ -246,37 +246,37 @@ def test_the_stamp_is_the_servers() -> None:
     assert batch.row_offsets is not None
     assert batch.row_offsets.tolist() == [1003, 1008]
     without_head = LoggedBatch(one.batch, one.offset, one.lamport, one.source, known_ids=KnownIds.SOME)
-    (frame,) = frames(without_head, [3])
+    (frame,) = sliced_frames(without_head, [3])
     assert frame.stamp is not None
     assert frame.stamp.known_ids is KnownIds.SOME
     assert frame.stamp.append_time == 0
 
 
 @settings(max_examples=settings().max_examples // 4)
-@given(first=st.sets(st.integers(0, MANY - 1), min_size=3), data=st.data())
-def test_a_cut_can_be_cut_again(first: set[int], data: st.DataObject) -> None:
-    one, rows = logged(SHAPES["mixed, leaping"]), sorted(first)
-    again = data.draw(st.sets(st.sampled_from(range(len(rows))), min_size=1).map(sorted))
+@given(first=st.sets(st.integers(0, ROW_COUNT - 1), min_size=3), data=st.data())
+def test_sliced_frame_can_be_sliced_further(first: set[int], data: st.DataObject) -> None:
+    one, rows = logged_batch(SHAPES["mixed, with gaps"]), sorted(first)
+    second = data.draw(st.sets(st.sampled_from(range(len(rows))), min_size=1).map(sorted))
     parts = slice_rows(one, np.array(rows))
     frame = decode(b"".join(parts))
     assert isinstance(frame, BatchFrame)
     assert frame.stamp is not None
     half = LoggedBatch(frame.batch, frame.sequence, frame.stamp.lamport, frame.stamp.source, parts[0])
-    assert slice_rows(half, np.array(again)) == slice_rows(one, np.array([rows[row] for row in again]))
+    assert slice_rows(half, np.array(second)) == slice_rows(one, np.array([rows[row] for row in second]))
 
 
-def test_a_frame_above_its_bound_is_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, rows = logged(SHAPES["long"]), CHOICES["all"]
+def test_slice_above_the_frame_bound_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, rows = logged_batch(SHAPES["long"]), CHOICES["all"]
     monkeypatch.setattr("delta_prop_wire.encode.FRAME_PAYLOAD_BYTES_MAX", one.batch.size)
-    found = frames(one, rows)
+    found = sliced_frames(one, rows)
     assert len(found) == 2
-    assert [row for frame in found for row in rows_of(frame)] == told(one, rows)
+    assert [row for frame in found for row in rows_of(frame)] == expected_rows(one, rows)
 
 
-def test_a_single_row_above_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_row_above_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delta_prop_wire.encode.FRAME_PAYLOAD_BYTES_MAX", 200)
     with pytest.raises(Exception, match="TOO_LARGE"):
-        slice_rows(logged(SHAPES["long"]), np.array([1]))
+        slice_rows(logged_batch(SHAPES["long"]), np.array([1]))
 
 
 # --- reading
@@ -293,7 +293,7 @@ def test_a_single_row_above_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch
         ([5, 7], 5, 900, False),
     ],
 )
-def test_places_that_cannot_be_are_refused(
+def test_invalid_row_offsets_are_refused(
     offsets: list[int], sequence: int, lamport: int, stamped: bool
 ) -> None:
     batch = encode_batch([Delta("a", d.delete())] * 2, origin=7, base=1, counters=[1, 3], row_offsets=offsets)
@@ -303,13 +303,13 @@ def test_places_that_cannot_be_are_refused(
     assert caught.value.code is ErrorCode.BAD_FRAME
 
 
-def test_rows_of_a_whole_frame() -> None:
-    one = logged(SHAPES["mixed"])
+def test_rows_of_a_full_frame_are_read() -> None:
+    one = logged_batch(SHAPES["mixed"])
     frame = decode(one.head + bytes(one.batch.body))
     assert isinstance(frame, BatchFrame)
-    assert list(rows_of(frame)) == told(one, [*range(MANY)])
+    assert list(rows_of(frame)) == expected_rows(one, [*range(ROW_COUNT)])
 
 
-def test_rows_that_only_fill_places_are_passed_over() -> None:
-    void = encode_noop(origin=7, base=5, count=3, code=ErrorCode.CONFLICT)
-    assert list(rows_of(BatchFrame(5, void, Stamp(9)))) == []
+def test_noop_rows_are_skipped() -> None:
+    noop = encode_noop(origin=7, base=5, count=3, code=ErrorCode.CONFLICT)
+    assert list(rows_of(BatchFrame(5, noop, Stamp(9)))) == []

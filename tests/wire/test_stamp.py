@@ -50,7 +50,7 @@ U32 = st.integers(0, (1 << 32) - 1)
 NUMBERS = st.integers(0, COUNTER_MAX)
 
 
-def test_the_layout_to_the_byte() -> None:
+def test_stamp_layout_is_exact() -> None:
     raw = pack_stamp(STAMP, HEADER)
     assert raw[4:].hex(" ") == (
         "66 66 66 66 77 77 77 77 88 88 03 00 22 22 22 22 22 22 22 22 11 11 11 11 11 11 11 11 "
@@ -69,7 +69,7 @@ def test_numbers_are_little_endian() -> None:
         Stamp, NUMBERS, st.sampled_from(Source), NUMBERS, U32, U32, NUMBERS, U32, U32, st.integers(0, 65535)
     )
 )
-def test_a_stamp_survives(stamp: Stamp) -> None:
+def test_stamp_round_trips(stamp: Stamp) -> None:
     raw = pack_stamp(stamp, HEADER)
     found = unpack_stamp(raw, HEADER)
     assert found == stamp
@@ -82,7 +82,7 @@ STAMPS = st.builds(Stamp, NUMBERS, st.sampled_from(Source), NUMBERS, U32, st.jus
 
 
 @given(NUMBERS, STAMPS, st.sampled_from(Priority))
-def test_a_log_writes_the_head_that_everybody_writes(offset: int, stamp: Stamp, priority: Priority) -> None:
+def test_logged_head_equals_the_general_head(offset: int, stamp: Stamp, priority: Priority) -> None:
     batch = encode_batch([Delta("a", create([1.0]))], origin=1, base=1, priority=priority)
     head, crc = pack_logged_head(
         batch,
@@ -100,11 +100,11 @@ def test_a_log_writes_the_head_that_everybody_writes(offset: int, stamp: Stamp, 
 @given(
     NUMBERS,
     STAMPS,
-    st.sampled_from([1, 3, 5, 9, 11, 16]),  # flags as they may be, and as they may not
+    st.sampled_from([1, 3, 5, 9, 11, 16]),  # valid and invalid flags
     st.sampled_from([48, 47, 1 << 20, FRAME_PAYLOAD_BYTES_MAX + 1]),
     st.integers(0, 64 * 8),
 )
-def test_a_logged_head_is_read_in_few_steps_as_in_many(
+def test_fast_head_decoder_agrees_with_the_general_one(
     sequence: int, stamp: Stamp, flags: int, length: int, flipped: int
 ) -> None:
     header = pack_header(FrameType.BATCH, flags ^ 1 | Flag.BATCHED, sequence, length)
@@ -112,19 +112,24 @@ def test_a_logged_head_is_read_in_few_steps_as_in_many(
     if flipped < 64 * 8:
         raw[flipped // 8] ^= 1 << flipped % 8
     try:
-        told = unpack_header(raw)
+        parsed = unpack_header(raw)
         found = unpack_stamp(raw[HEADER_BYTES:], raw[:HEADER_BYTES])
     except ProtocolError:
-        told = found = None
+        parsed = found = None
     quick = unpack_logged_head(bytes(raw))
-    if told is None or found is None or told.type is not FrameType.BATCH or told.flags & Flag.COMPRESSED:
+    if (
+        parsed is None
+        or found is None
+        or parsed.type is not FrameType.BATCH
+        or parsed.flags & Flag.COMPRESSED
+    ):
         assert quick is None
     else:
-        assert quick == (told.sequence, told.length, found)
+        assert quick == (parsed.sequence, parsed.length, found)
         assert quick[2].crc == found.crc
 
 
-def test_producers_stamp_says_no_more_than_its_partition() -> None:
+def test_producer_stamp_holds_only_its_partition() -> None:
     assert pack_producer_stamp(HEADER, 0) == pack_stamp(Stamp(), HEADER)
     assert unpack_stamp(pack_producer_stamp(HEADER, 0), HEADER).is_from_producer
     assert unpack_stamp(pack_stamp(Stamp(stream=7, partition=3), HEADER), HEADER).is_from_producer
@@ -137,7 +142,7 @@ def test_zero_stamp_is_refused() -> None:
     assert caught.value.code is ErrorCode.CHECKSUM
 
 
-def test_the_chain_names_the_stamp_before() -> None:
+def test_stamp_holds_the_checksum_of_the_previous_one() -> None:
     first = pack_stamp(STAMP, HEADER)
     second = unpack_stamp(
         pack_stamp(dataclasses.replace(STAMP, previous_crc=stamp_crc(first)), HEADER), HEADER
@@ -149,20 +154,20 @@ def test_the_chain_names_the_stamp_before() -> None:
 @pytest.mark.parametrize("what", ["stamp", "header"])
 def test_every_flipped_bit_breaks_the_checksum(what: str) -> None:
     stamp, header = bytearray(pack_stamp(STAMP, HEADER)), bytearray(HEADER)
-    damaged = stamp if what == "stamp" else header
-    for bit in range(8 * len(damaged)):
-        damaged[bit // 8] ^= 1 << bit % 8
+    corrupted = stamp if what == "stamp" else header
+    for bit in range(8 * len(corrupted)):
+        corrupted[bit // 8] ^= 1 << bit % 8
         with pytest.raises(ProtocolError) as caught:
             unpack_stamp(stamp, header)
         assert caught.value.code is ErrorCode.CHECKSUM
-        damaged[bit // 8] ^= 1 << bit % 8
+        corrupted[bit // 8] ^= 1 << bit % 8
 
 
 @pytest.mark.parametrize(
     ("at", "byte", "why"),
     [(14, 4, "source 4"), (15, 3, "known ids 3"), (31, 0x80, "Lamport"), (47, 0x80, "synced offset")],
 )
-def test_a_signed_stamp_may_still_be_unsound(at: int, byte: int, why: str) -> None:
+def test_invalid_stamp_field_is_refused_despite_its_checksum(at: int, byte: int, why: str) -> None:
     raw = bytearray(pack_stamp(STAMP, HEADER))
     raw[at] = byte
     raw[:4] = struct.pack("<I", crc32c(HEADER + raw[4:]))

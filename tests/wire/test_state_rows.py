@@ -45,40 +45,40 @@ def columns_of(batch: Batch) -> dict[Column, bytes]:
     return {c: bytes(raw) for c in Column if (raw := batch.column(c)) is not None}
 
 
-def rebuilt(columns: dict[Column, bytes], **changes: Any) -> bytes:
+def assemble_states(columns: dict[Column, bytes], **changes: Any) -> bytes:
     header: dict[str, Any] = {"attributes": Attribute.STATE_ROWS, "kinds_mask": 0b101000001, "dimension": 2}
     header |= {"count": 3, "origin": 0, "epoch": 0, "base": 1, "hybrid_time": 0}
     return bytes(assemble(columns, **header | changes).body)
 
 
-def test_what_goes_in_comes_out() -> None:
+def test_state_rows_round_trip() -> None:
     batch = parse_batch(encode_states(ROWS).body)
     assert batch.is_state
-    assert bytes(batch.body) == rebuilt(columns_of(batch))
+    assert bytes(batch.body) == assemble_states(columns_of(batch))
     logged = LoggedBatch(batch, 0, 0, Source.LOCAL)
-    for row, told in enumerate(ROWS):
+    for row, expected in enumerate(ROWS):
         state = state_of(batch, row)
         assert (state.content, state.ignored, state.key) == (
-            told.state.content, told.state.ignored, told.state.key,
+            expected.state.content, expected.state.ignored, expected.state.key,
         )  # fmt: skip
-        assert (batch.namespaces[row], batch.keys[row]) == (told.namespace, told.vector_id)
-        assert logged.row_offset(row) == told.offset
-        assert logged.key(row) == told.state.key
-        assert batch.dot(row) == Dot(*told.state.key[1:]) if told.state.key else False
+        assert (batch.namespaces[row], batch.keys[row]) == (expected.namespace, expected.vector_id)
+        assert logged.row_offset(row) == expected.offset
+        assert logged.key(row) == expected.state.key
+        assert batch.dot(row) == Dot(*expected.state.key[1:]) if expected.state.key else False
 
 
 @given(st.lists(st.tuples(operations, patches), min_size=1, max_size=12), st.data())
-def test_folding_goes_on_from_a_row_as_from_the_whole_history(
+def test_fold_resumed_from_a_state_row_equals_the_full_fold(
     changes: list[tuple[d.Operation, Any]], data: st.DataObject
 ) -> None:
     rows = [((at, 1, at), operation, patch) for at, (operation, patch) in enumerate(changes, start=1)]
     cut = data.draw(st.integers(1, len(rows)))
     batch = parse_batch(encode_states([StateRow("n", "k", fold(rows[:cut]), 3)]).body)
-    resumed, whole = fold(rows[cut:], state_of(batch, 0)), fold(rows)
-    assert (resumed.content, resumed.ignored, resumed.key) == (whole.content, whole.ignored, whole.key)
+    resumed, full = fold(rows[cut:], state_of(batch, 0)), fold(rows)
+    assert (resumed.content, resumed.ignored, resumed.key) == (full.content, full.ignored, full.key)
 
 
-def test_a_producer_cannot_send_them() -> None:
+def test_producer_cannot_send_state_rows() -> None:
     with pytest.raises(InvalidDelta, match="state rows, which only a snapshot holds: send changes"):
         validate_batch(encode_states(ROWS))
 
@@ -90,7 +90,7 @@ def test_metadata_of_a_state_may_be_larger_than_a_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "changes", "told"),
+    ("columns", "changes", "message"),
     [
         ({Column.STATE_LAMPORTS: None}, {}, "not those of state rows"),
         ({Column.STATE_ORIGINS: None}, {}, "STATE_ROWS and column STATE_ORIGINS do not agree"),
@@ -104,14 +104,16 @@ def test_metadata_of_a_state_may_be_larger_than_a_change() -> None:
         ({}, {"attributes": Attribute.STATE_ROWS | Attribute.CONTROL}, "kinds"),
     ],
 )
-def test_unsound_ones_are_refused(columns: dict[Column, Any], changes: dict[str, Any], told: str) -> None:
+def test_invalid_state_rows_are_refused(
+    columns: dict[Column, Any], changes: dict[str, Any], message: str
+) -> None:
     wrong = {**columns_of(encode_states(ROWS)), **columns}
-    with pytest.raises(ProtocolError, match=told):
-        parse_batch(rebuilt({c: raw for c, raw in wrong.items() if raw is not None}, **changes))
+    with pytest.raises(ProtocolError, match=message):
+        parse_batch(assemble_states({c: raw for c, raw in wrong.items() if raw is not None}, **changes))
 
 
-def test_their_columns_do_not_go_with_changes() -> None:
+def test_state_columns_in_a_batch_of_changes_are_refused() -> None:
     plain = encode_vectors(["a"], VECTOR.reshape(1, 2), namespace="n", origin=1, base=1)
     columns = columns_of(plain) | {Column.STATE_COUNTERS: b"\1" + bytes(7)}
     with pytest.raises(ProtocolError, match="state rows in a batch of changes"):
-        parse_batch(rebuilt(columns, attributes=0, count=1, kinds_mask=1))
+        parse_batch(assemble_states(columns, attributes=0, count=1, kinds_mask=1))

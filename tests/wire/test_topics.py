@@ -31,7 +31,7 @@ TOPICS = st.one_of(
         ("c:grün", b"\x04gr\xc3\xbcn"),
     ],
 )
-def test_golden_forms(text: str, data: bytes) -> None:
+def test_topic_has_its_golden_bytes(text: str, data: bytes) -> None:
     topic = Topic.parse(text)
     assert topic.to_bytes() == data
     assert Topic.from_bytes(data) == topic
@@ -39,7 +39,7 @@ def test_golden_forms(text: str, data: bytes) -> None:
 
 
 @given(TOPICS)
-def test_forms_there_and_back(topic: Topic) -> None:
+def test_topic_round_trips_as_text_and_bytes(topic: Topic) -> None:
     assert Topic.parse(str(topic)) == topic
     assert Topic.from_bytes(topic.to_bytes()) == topic
 
@@ -60,7 +60,7 @@ def test_forms_there_and_back(topic: Topic) -> None:
         ("op:²²", "one of"),
     ],
 )
-def test_a_mistaken_text_names_its_cure(text: str, cure: str) -> None:
+def test_invalid_text_error_names_the_fix(text: str, cure: str) -> None:
     with pytest.raises(UsageError, match="topic") as caught:
         Topic.parse(text)
     assert cure in str(caught.value)
@@ -80,14 +80,14 @@ def test_a_mistaken_text_names_its_cure(text: str, cure: str) -> None:
         b"\x02" + b"x" * 256,
     ],
 )
-def test_mistaken_bytes_are_an_unknown_topic(data: bytes) -> None:
+def test_invalid_bytes_are_an_unknown_topic(data: bytes) -> None:
     with pytest.raises(Refused, match="topic") as caught:
         Topic.from_bytes(data)
     assert caught.value.code is ErrorCode.UNKNOWN_TOPIC
 
 
 @given(st.binary(max_size=8))
-def test_garbage_raises_nothing_else(data: bytes) -> None:
+def test_garbage_raises_only_refusals(data: bytes) -> None:
     try:
         topic = Topic.from_bytes(data)
     except Refused:
@@ -95,7 +95,7 @@ def test_garbage_raises_nothing_else(data: bytes) -> None:
     assert topic.to_bytes() == data
 
 
-def test_matches() -> None:
+def test_topic_matches_its_deltas() -> None:
     delta = Delta("doc-1", create([1]), namespace="docs", topics=("red", "blue"))
     other = Delta("doc-2", delete())
     for text in ("*", "v:doc-1", "ns:docs", "op:create", "c:red", "c:blue"):
@@ -103,7 +103,7 @@ def test_matches() -> None:
         assert Topic.parse(text).matches(other) == (text == "*")
 
 
-def test_names_of_kinds() -> None:
+def test_kind_names_and_numbers_are_inverse() -> None:
     assert [kind_number(kind_name(kind)) for kind in range(64)] == list(range(64))
     assert kind_name(Kind.SPARSE_ADD) == "sparse_add"
     assert kind_number("9") == kind_number("64") == kind_number("") == -1

@@ -142,7 +142,7 @@ OTHER_FAULTS = [
     ("priority", "from 0 to 3", replace(GOOD, priority=4)),  # type: ignore[arg-type]
     ("source", "from 0 to 3", replace(GOOD, source=True)),  # type: ignore[arg-type]
 ]
-SOUND = [
+VALID = [
     GOOD,
     Delta("x" * 512, create(np.zeros(DIMENSION_MAX)), namespace="é" * 127),
     Delta("naïve — 向量 \u200d", dense([3.4028234e38, -0.0])),
@@ -182,7 +182,7 @@ def batch_of(deltas: list[Delta]) -> Batch:
 
 
 @pytest.mark.parametrize(("field", "cure", "delta"), [*ENCODABLE_FAULTS, *OTHER_FAULTS])
-def test_a_refusal_names_field_bound_and_cure(field: str, cure: str, delta: Delta) -> None:
+def test_refusal_names_field_bound_and_fix(field: str, cure: str, delta: Delta) -> None:
     with pytest.raises(InvalidDelta) as caught:
         validate_delta(delta)
     assert caught.value.field == field
@@ -193,7 +193,7 @@ def test_a_refusal_names_field_bound_and_cure(field: str, cure: str, delta: Delt
 
 @pytest.mark.parametrize("place", [0, 1, 60])
 @pytest.mark.parametrize(("field", "cure", "delta"), ENCODABLE_FAULTS)
-def test_a_batch_is_refused_with_the_row(field: str, cure: str, delta: Delta, place: int) -> None:
+def test_batch_refusal_names_the_row(field: str, cure: str, delta: Delta, place: int) -> None:
     rows = [replace(GOOD, vector_id=f"doc-{n}", operation=delta.operation) for n in range(place)]
     if refusal(rows) or len(delta.operation.data) > 1000:
         rows = [GOOD] * place
@@ -203,15 +203,15 @@ def test_a_batch_is_refused_with_the_row(field: str, cure: str, delta: Delta, pl
     assert cure in caught.value.message
 
 
-@pytest.mark.parametrize("delta", SOUND)
-def test_what_lies_within_the_bounds_passes(delta: Delta) -> None:
+@pytest.mark.parametrize("delta", VALID)
+def test_delta_within_the_bounds_is_accepted(delta: Delta) -> None:
     validate_delta(delta)
     validate_batch(batch_of([delta]))
     validate_batch(parse_batch(bytes(batch_of([GOOD, delta, GOOD]).body)))
 
 
-def test_many_rows_of_all_kinds_pass_at_once() -> None:
-    small = [delta for delta in SOUND if delta.operation.values is None or len(delta.operation.values) < 100]
+def test_batch_of_all_kinds_is_accepted() -> None:
+    small = [delta for delta in VALID if delta.operation.values is None or len(delta.operation.values) < 100]
     validate_batch(batch_of([delta for delta in small if len(delta.operation.data) < 100] * 20))
     validate_batch(
         encode_vectors(
@@ -222,18 +222,18 @@ def test_many_rows_of_all_kinds_pass_at_once() -> None:
 
 @pytest.mark.parametrize("key", ["", "x" * 513, "a\0", "é\n", "é" * 257])
 @pytest.mark.parametrize("count", [1, 2, 1000])
-def test_columns_of_vectors_are_looked_at_too(key: str, count: int) -> None:
+def test_invalid_key_in_a_vector_batch_is_refused(key: str, count: int) -> None:
     keys = [*map(str, range(count - 1)), key]
     with pytest.raises(InvalidDelta, match=f"row {count - 1}: vector_id") as caught:
         validate_batch(encode_vectors(keys, np.ones((count, 3), np.float32), namespace="n", origin=1, base=1))
     assert caught.value.row == count - 1
 
 
-def test_control_rows_are_not_looked_at() -> None:
+def test_control_rows_are_not_validated() -> None:
     validate_batch(encode_noop(origin=1, base=1, count=3, code=ErrorCode.INVALID_DELTA))
 
 
-def test_a_bad_clock_belongs_to_the_whole_batch() -> None:
+def test_invalid_clock_is_refused_without_a_row() -> None:
     with pytest.raises(InvalidDelta, match="clock: origin 9, counter 0") as caught:
         validate_batch(encode_batch([GOOD], origin=1, base=1, clock=[Dot(9, 0)]))
     assert caught.value.row is None
@@ -241,20 +241,20 @@ def test_a_bad_clock_belongs_to_the_whole_batch() -> None:
         validate_batch(encode_batch([GOOD], origin=1, base=1, clock=[Dot(n, 1) for n in range(2, 1027)]))
 
 
-@pytest.mark.parametrize("told", [0, 3])
+@pytest.mark.parametrize("dimension", [0, 3])
 @pytest.mark.parametrize("rows", [[GOOD], [GOOD, replace(GOOD, operation=delete())]])
-def test_a_header_that_tells_another_dimension_is_refused(rows: list[Delta], told: int) -> None:
+def test_wrong_dimension_in_the_header_is_refused(rows: list[Delta], dimension: int) -> None:
     body = bytearray(batch_of(rows).body)
     assert body[48:52] == (2).to_bytes(4, "little")
-    body[48:52] = told.to_bytes(4, "little")
-    with pytest.raises(InvalidDelta, match=f"dimension: {told} in the header"):
+    body[48:52] = dimension.to_bytes(4, "little")
+    with pytest.raises(InvalidDelta, match=f"dimension: {dimension} in the header"):
         validate_batch(Batch(bytes(body)))
 
 
-def test_metadata_counts_as_it_came_not_as_it_might_be_packed() -> None:
+def test_metadata_size_is_that_of_the_received_bytes() -> None:
     text = b"x" * (METADATA_BYTES_MAX - 6)
     validate_delta(replace(GOOD, metadata={"a": text.decode()}))
-    patch = b"\x81\xa1a\xdb" + len(text).to_bytes(4, "big") + text  # a longer form of the same
+    patch = b"\x81\xa1a\xdb" + len(text).to_bytes(4, "big") + text  # a longer encoding of the same value
     columns = {
         Column.KEY_ENDS: b"\x01\0\0\0",
         Column.KEYS: b"d",
@@ -308,13 +308,13 @@ DELTAS = st.builds(
     topics=st.lists(NAMES, max_size=2).map(tuple),
     expect=st.none() | st.builds(Dot, st.integers(0, 9), st.integers(0, 9)),
 )
-SOUND_DELTAS = st.builds(
+VALID_DELTAS = st.builds(
     Delta, st.sampled_from("abc"), OPERATIONS.filter(lambda o: not refusal([Delta("a", o)]))
 )
 
 
-@given(st.lists(DELTAS, min_size=1, max_size=3), st.lists(SOUND_DELTAS, max_size=4))
-def test_a_batch_is_judged_as_its_deltas_are(deltas: list[Delta], before: list[Delta]) -> None:
+@given(st.lists(DELTAS, min_size=1, max_size=3), st.lists(VALID_DELTAS, max_size=4))
+def test_batch_validation_agrees_with_delta_validation(deltas: list[Delta], before: list[Delta]) -> None:
     rows = [*before, *deltas]
     try:
         validate_batch(batch_of(rows))
@@ -323,19 +323,20 @@ def test_a_batch_is_judged_as_its_deltas_are(deltas: list[Delta], before: list[D
         assert refusal(rows) == (error.row, error.field)  # noqa: PT017
 
 
-ODD = st.sampled_from(
+ODD_VALUES = st.sampled_from(
     [None, "", (), [], 0, 2, True, 8.0, b"x", Priority.LOW, Source.IMPORT, Dot(1, 1), 1 << 64]
 )
 
 
 @given(
-    DELTAS, st.dictionaries(st.sampled_from([one.name for one in dataclasses.fields(Delta)]), ODD, max_size=2)
+    DELTAS,
+    st.dictionaries(st.sampled_from([one.name for one in dataclasses.fields(Delta)]), ODD_VALUES, max_size=2),
 )
-def test_the_short_way_passes_nothing_that_the_long_way_refuses(delta: Delta, odd: dict[str, Any]) -> None:
+def test_fast_check_accepts_no_invalid_delta(delta: Delta, odd: dict[str, Any]) -> None:
     delta = replace(delta, **odd)
     try:
         simple = is_opaque_only(delta)
-    except AttributeError:  # an operation that is none, which callers have looked for before
+    except AttributeError:  # not an Operation: callers reject it earlier
         assert not isinstance(delta.operation, Operation)
         return
     if simple:
@@ -343,11 +344,11 @@ def test_the_short_way_passes_nothing_that_the_long_way_refuses(delta: Delta, od
 
 
 @pytest.mark.parametrize("data", [bytes(DELTA_BYTES_MAX), bytes(DELTA_BYTES_MAX + 1)])
-def test_the_short_way_knows_the_bound_of_bytes(data: bytes) -> None:
+def test_fast_check_respects_the_byte_bound(data: bytes) -> None:
     assert is_opaque_only(Delta("a", opaque(data))) is (len(data) <= DELTA_BYTES_MAX)
 
 
-ALIKE = st.sampled_from(
+UNIFORM_KINDS = st.sampled_from(
     [Kind.CREATE, Kind.DENSE, Kind.SPARSE, Kind.SPARSE_ADD, Kind.DELETE, Kind.SCALE, Kind.OPAQUE, 40]
 )
 BLOBS = st.sampled_from([b"", b"", b"x", b"abc"])
@@ -355,33 +356,33 @@ KEYS = st.sampled_from(["a", "key-1", "", "x" * 512, "x" * 513, "a\x1f", "\x7f",
 
 
 @given(
-    ALIKE,
+    UNIFORM_KINDS,
     st.lists(st.tuples(KEYS, BLOBS), min_size=1, max_size=60),
     st.integers(0, 2),
     st.sampled_from([0.0, NAN, INF, 3e38]),
 )
-def test_a_plain_batch_is_judged_in_few_steps_as_in_many(
+def test_homogeneous_check_agrees_with_validation(
     kind: int, named: list[tuple[str, bytes]], width: int, number: float
 ) -> None:
     keys, with_bytes = [key for key, _ in named], kind in (Kind.OPAQUE, 40)
     values = floats(*[number] * width) if kind != Kind.DELETE and not with_bytes else None
     indices = np.arange(width, dtype=np.uint32) if kind in (Kind.SPARSE, Kind.SPARSE_ADD) else None
     rows = [Delta(key, Operation(kind, values, indices, blob if with_bytes else b"")) for key, blob in named]
-    batch, long_way = batch_of(rows), batch_of(rows)
+    batch, general = batch_of(rows), batch_of(rows)
     assert batch.homogeneous
     found = refusal(rows)
     quick = homogeneous_is_valid(batch)
     assert quick <= (found is None)
     assert quick or found or not batch.homogeneous or any(not key.isascii() for key in keys)
     for name in ("keys", "namespace_names", "namespace"):
-        assert getattr(batch, name) == getattr(long_way, name)
+        assert getattr(batch, name) == getattr(general, name)
     for name in ("values", "indices"):
-        assert getattr(batch, name).tobytes() == getattr(long_way, name).tobytes()
+        assert getattr(batch, name).tobytes() == getattr(general, name).tobytes()
     assert [batch.blob(row) for row in range(len(rows))] == [row.operation.data for row in rows]
 
 
 @pytest.mark.parametrize("kind", [Kind.CREATE, Kind.SPARSE, Kind.DELETE, Kind.METADATA, Kind.TRANSFORM])
-def test_bytes_where_a_kind_has_none_or_a_name_are_not_waved_through(kind: Kind) -> None:
+def test_invalid_bytes_of_a_kind_are_refused(kind: Kind) -> None:
     batch = batch_of([Delta("a", Operation(kind, floats(1) if kind is Kind.CREATE else None, data=b"\n"))])
     assert not homogeneous_is_valid(batch)
     with pytest.raises(InvalidDelta):

@@ -12,7 +12,7 @@ import textwrap
 
 from delta_prop_wire.codec import decode, encode
 from delta_prop_wire.spec import FrameType
-from tests.wire.samples import COMPRESSED, DOCS, SAMPLES, plain
+from tests.wire.samples import COMPRESSED, DOCS, SAMPLES, to_json_value
 
 _JSON = DOCS / "protocol-golden.json"
 _PAGE = DOCS / "protocol.md"
@@ -21,13 +21,13 @@ _COLUMNS = 96
 
 def write() -> None:
     """Replace the frames in both files, and nothing else."""
-    told = json.loads(_JSON.read_text(encoding="utf-8"))
-    told["frames"] = [_entry(name, encode(frame)) for name, frame in SAMPLES.items()]
-    told["compressed"] = [
+    golden = json.loads(_JSON.read_text(encoding="utf-8"))
+    golden["frames"] = [_entry(name, encode(frame)) for name, frame in SAMPLES.items()]
+    golden["compressed"] = [
         {"name": name, "type": "BATCH", "hex": raw.hex(), "is": of} for name, (raw, of) in COMPRESSED.items()
     ]
-    _JSON.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    blocks = "\n".join(_block(entry) for entry in (*told["frames"], *told["compressed"]))
+    _JSON.write_text(json.dumps(golden, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    blocks = "\n".join(_block(entry) for entry in (*golden["frames"], *golden["compressed"]))
     page = _PAGE.read_text(encoding="utf-8")
     first = re.search(r"^\*\*[^*\n]+\*\* \(\w+\)$", page, re.MULTILINE)
     assert first, "the page has no golden frame"
@@ -35,7 +35,12 @@ def write() -> None:
 
 
 def _entry(name: str, raw: bytes) -> dict[str, object]:
-    return {"name": name, "type": FrameType(raw[2]).name, "hex": raw.hex(), "fields": plain(decode(raw))}
+    return {
+        "name": name,
+        "type": FrameType(raw[2]).name,
+        "hex": raw.hex(),
+        "fields": to_json_value(decode(raw)),
+    }
 
 
 def _block(entry: dict[str, object]) -> str:

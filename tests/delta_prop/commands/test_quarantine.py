@@ -10,7 +10,7 @@ import pytest
 
 from delta_prop import Delta, Propagator, create, sparse_add
 from delta_prop.commands import request_client
-from tests.delta_prop.durable.quarantined import Rejecting, Store
+from tests.delta_prop.durable.quarantined import RejectingSink, Store
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -29,7 +29,7 @@ class World:
     def serve(self, main: Callable[[Propagator], Awaitable[None]]) -> None:
         async def run() -> None:
             async with Propagator(data=self.command.data) as p:
-                await p.attach(Rejecting(self.store, self.bad))
+                await p.attach(RejectingSink(self.store, self.bad))
                 await main(p)
 
         anyio.run(run)

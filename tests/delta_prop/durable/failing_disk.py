@@ -62,7 +62,7 @@ recover. damaged: the call fails, and the log stops for good, as it finds a bit 
 closed and damaged the service is started again, on a disk that is well. none: nothing fails.
 """
 OUTAGE_S = 0.15
-CALLS, PAUSE_S, SHORT_S = 4, 0.012, 0.03
+CALLS, PAUSE_S, SHORT_TIMEOUT_S = 4, 0.012, 0.03
 WATCH_S = 0.02
 PORT = 7373
 FLIPPED_AT = 90
@@ -115,10 +115,10 @@ class Fault:
         self.base = disk.calls
         self._point = point
         self._disk = disk
-        self._left = 2 if point.kind == "short" else point.times
-        self._always = self._left == 0
+        self._remaining = 2 if point.kind == "short" else point.times
+        self._always = self._remaining == 0
         self._ends_s = 0.0
-        self._there = set(disk.paths())
+        self._existing = set(disk.paths())
         self._flipped: tuple[str, int, int] | None = None
         self.strikes = anyio.Event()
 
@@ -139,7 +139,7 @@ class Fault:
         await anyio.sleep(OUTAGE_S)
         self._disk.capacity_bytes = None
 
-    def mend(self) -> None:
+    def heal(self) -> None:
         """The disk is well from now on."""
         self._disk.heal()
         self._disk.capacity_bytes = None
@@ -151,14 +151,14 @@ class Fault:
         point = self._point
         if call.number < self.base + point.n or call.name not in STRIKES[point.kind]:
             return False
-        if call.name == "open" and (call.path in self._there or call.path in self._disk.paths()):
-            return False  # it makes no file
+        if call.name == "open" and (call.path in self._existing or call.path in self._disk.paths()):
+            return False  # the call creates no file
         if self.struck is None:
             self._begin(call)
         if self._always:
             return anyio.current_time() < self._ends_s
-        self._left -= 1
-        return self._left >= 0
+        self._remaining -= 1
+        return self._remaining >= 0
 
     def _is_next(self, call: Call) -> bool:
         return self.struck is not None and call.number > self.struck.number
@@ -187,7 +187,7 @@ class CountedPace:
     """A few calls, at moments drawn from a seed. `ends`: whether the caller is to end before."""
 
     def __init__(self, seed: str, calls: int, ends: Callable[[], bool] = lambda: False) -> None:
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         self._calls = calls
         self._number = 0
         self._ends = ends
@@ -200,11 +200,11 @@ class CountedPace:
         return self._number
 
     def pause_s(self) -> float:
-        return self._chance.uniform(0, 2 * PAUSE_S)
+        return self._rng.uniform(0, 2 * PAUSE_S)
 
 
 @dataclass
-class Story:
+class FailureRun:
     """One run, and what came of it."""
 
     point: Point
@@ -217,7 +217,7 @@ class Story:
     decided_s: float | None = None
     trace: list[Call] = field(default_factory=list)
 
-    def run(self) -> Story:
+    def run(self) -> FailureRun:
         """Live through it, and judge."""
         seed = self.point.seed
         self.disk, self._closed, self._stuck = SimDisk(seed), False, ""
@@ -242,8 +242,8 @@ class Story:
 
     def _judge(self) -> None:
         lost = any(self.disk.struck[f"{name} failed"] for name in SYNCS)
-        spared = AckLevel.DURABLE if lost else AckLevel.LOGGED
-        failures = Failures(spared, self.decided_s, undecided=self.point.has_two_lives)
+        surviving_level = AckLevel.DURABLE if lost else AckLevel.LOGGED
+        failures = Failures(surviving_level, self.decided_s, undecided=self.point.has_two_lives)
         self.verdict = judge(read_log_index(self.disk), self.answers, failures)
         if self._stuck:
             self.verdict.add("stuck", self._stuck)
@@ -254,7 +254,7 @@ class Story:
         async with anyio.create_task_group() as callers:
             await self._serve(callers, life=0)
             if self.point.has_two_lives:
-                self.fault.mend()
+                self.fault.heal()
                 await self._serve(callers, life=1)
             callers.cancel_scope.cancel()
 
@@ -265,14 +265,14 @@ class Story:
             self.point.seed + 1000 * life, thread_delay_s_max=0.01, disk=self.disk, network=self.network
         )
         propagator = Propagator(Settings(close_timeout_s=5), data="x", log=self._log(), world=world)
-        with suppress(*() if last else (OSError,)):  # a disk that fails lets nothing be written at the end
+        with suppress(*() if last else (OSError,)):  # a failing disk refuses the writes of the close
             async with propagator as p, serving(p, SERVER):
                 if life == 0:
                     self._begin(p, callers)
                 await self._watch(p, last=last)
                 if last:
                     self.trace = [call for call in self.disk.trace if call.number > self.fault.base]
-                    self.fault.mend()
+                    self.fault.heal()
                     await ask_by_dots(self.answers.calls, p.outcome)
                 self._closed = True
 
@@ -293,13 +293,13 @@ class Story:
         in the midst of a failure.
         """
         failed = False
-        rest_s = self.disk.rng.choice((0.02, 0.06, 0.2)) if self.point.kind == "closed" else 1.0
-        while (self._running or (last and failed)) and (last or rest_s > 0):
+        remaining_s = self.disk.rng.choice((0.02, 0.06, 0.2)) if self.point.kind == "closed" else 1.0
+        while (self._running or (last and failed)) and (last or remaining_s > 0):
             await anyio.sleep(WATCH_S)
             if anyio.current_time() > END_S_MAX:
                 self._stuck = f"{', '.join(self._running)}; the log has failed: {failed}"
                 break
-            rest_s -= WATCH_S * (self.fault.struck is not None)
+            remaining_s -= WATCH_S * (self.fault.struck is not None)
             reopening = p.statistics().reopening
             assert reopening is not None
             if failed and not reopening.failed:
@@ -322,12 +322,12 @@ class Story:
     def _start(
         self, callers: TaskGroup, name: str, call: Callable[..., Awaitable[object]], *given: Any
     ) -> None:
-        async def noted() -> None:
+        async def run_call() -> None:
             await call(*given)
             del self._running[name]
 
         self._running[name] = None
-        callers.start_soon(noted)
+        callers.start_soon(run_call)
 
     def _pace(self, name: str, calls: int = CALLS, *, embedded: bool = False) -> CountedPace:
         return CountedPace(f"{self.point.seed} {name}", calls, ends=lambda: embedded and self._closed)
@@ -337,14 +337,14 @@ class Story:
         return Caller(name, self.answers, pace, **{"level": self.point.level, **more})
 
     def _call_embedded(self, p: Propagator, callers: TaskGroup) -> None:
-        for caller, call in embedded_callers(partial(self._caller, embedded=True), SHORT_S):
+        for caller, call in embedded_callers(partial(self._caller, embedded=True), SHORT_TIMEOUT_S):
             self._start(callers, caller.name, call, caller, p)
 
     def _call_remote(self, callers: TaskGroup) -> None:
-        for temper in RefusalPolicy:
-            name = f"bare-{temper.value}"
+        for policy in RefusalPolicy:
+            name = f"bare-{policy.value}"
             pace = self._pace(name, 2 * CALLS)
-            bare = BatchClient(name, self.answers, pace, self._site(name), temper)
+            bare = BatchClient(name, self.answers, pace, self._site(name), policy)
             self._start(callers, name, bare.run)
         for name in ("deltas", "deltas-ids"):
             pace, with_ids = self._pace(name), name == "deltas-ids"
@@ -361,31 +361,31 @@ class Story:
         level = self.point.level
         producer = Producer(f"server:{PORT}", name="client", ack_level=level, settings=CLIENT, world=world)
         async with producer:
-            await produce(producer, self._caller, SHORT_S)
+            await produce(producer, self._caller, SHORT_TIMEOUT_S)
 
     def _publish_blocking(self, blocking: Blocking) -> None:
         """The client without an event loop."""
         with SyncProducer(f"server:{PORT}", name="sync", settings=CLIENT) as producer:
-            self._caller("sync", timeout_s=SHORT_S).publish_blocking(producer, blocking.wait)
+            self._caller("sync", timeout_s=SHORT_TIMEOUT_S).publish_blocking(producer, blocking.wait)
 
 
 def main(arguments: list[str]) -> int:
     """Run one point alone, and print what its callers were told."""
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
-    story = Story(Point.parse(arguments[0])).run()
+    result = FailureRun(Point.parse(arguments[0])).run()
     lines = []
-    for call in story.answers.calls:
+    for call in result.answers.calls:
         for answer in call.answers:
-            what = answer.offsets if answer.kind == "acknowledged" else f"{answer.code}: {answer.text}"
-            lines.append((answer.at_s, f"{call.caller:20} {call.keys[0]:24} {answer.kind} {what}"))
-    for welcome in story.answers.welcomes:
+            outcome = answer.offsets if answer.kind == "acknowledged" else f"{answer.code}: {answer.text}"
+            lines.append((answer.at_s, f"{call.caller:20} {call.keys[0]:24} {answer.kind} {outcome}"))
+    for welcome in result.answers.welcomes:
         lines.append((welcome.at_s, f"{welcome.caller:20} hello told watermark {welcome.watermark}"))
     for at_s, text in sorted(lines):
         print(f"{at_s:9.4f} s  {text}")
-    told = f"struck {story.fault.struck}: {story.failures} failures, recovered {story.recovered} times"
-    print(f"{story.point}: {told}")
-    print("\n".join(story.verdict.examples) or "every answer is true")
-    return 1 if story.verdict.total else 0
+    summary = f"struck {result.fault.struck}: {result.failures} failures, recovered {result.recovered} times"
+    print(f"{result.point}: {summary}")
+    print("\n".join(result.verdict.examples) or "every answer is true")
+    return 1 if result.verdict.total else 0
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ NEVER = LogSettings(checkpoint_frames=1 << 40, checkpoint_bytes=1 << 40)
 class History:
     """Batches sent under dots, with sender and answer."""
 
-    chance: random.Random
+    rng: random.Random
     frames: list[tuple[Batch, Sender, str]] = field(default_factory=list)
     last: dict[int, int] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
@@ -69,22 +69,22 @@ def origin_of(name: str) -> int:
 
 async def step(p: Propagator, history: History) -> None:
     """One thing that somebody does."""
-    chance = history.chance
-    what = chance.random()
+    rng = history.rng
+    what = rng.random()
     if what < 0.1:
-        greet(p, history, chance.choice(NAMES))
+        greet(p, history, rng.choice(NAMES))
     elif what < 0.35:
-        deltas = made(chance)
+        deltas = random_deltas(rng)
         p.offer(*deltas)
     elif what < 0.9:
-        name = chance.choice(NAMES)
+        name = rng.choice(NAMES)
         if origin_of(name) not in history.epochs:
             greet(p, history, name)
         send(p, history, origin_of(name), Sender(name))
     else:
         send(p, history, FORWARDED, Sender("forwarder", Source.REPLICA))
-    if chance.random() < 0.3:
-        await anyio.sleep(chance.random() * 0.03)
+    if rng.random() < 0.3:
+        await anyio.sleep(rng.random() * 0.03)
 
 
 def greet(p: Propagator, history: History, name: str) -> None:
@@ -93,45 +93,45 @@ def greet(p: Propagator, history: History, name: str) -> None:
     history.epochs[origin] = next(grant.epoch for grant in grants if grant.origin == origin)
 
 
-def made(chance: random.Random) -> list[Delta]:
+def random_deltas(rng: random.Random) -> list[Delta]:
     """Deltas that may be right or not: of unknown vectors, of wrong dimension, under ids seen before."""
-    with_ids = chance.random() < 0.4
+    with_ids = rng.random() < 0.4
     return [
         Delta(
-            f"v{chance.randrange(12)}",
-            chance.choice(
+            f"v{rng.randrange(12)}",
+            rng.choice(
                 [
                     *(create([1.0, 2.0]), create([3.0, 4.0]), sparse_add([0], [1.0]), scale(2.0), delete()),
-                    *(opaque(b"x"), create([1.0]))[: chance.randrange(3)],
+                    *(opaque(b"x"), create([1.0]))[: rng.randrange(3)],
                 ]
             ),
-            namespace=chance.choice(["a", "b", "c"]),
-            id=chance.choice(IDS) if with_ids else None,
+            namespace=rng.choice(["a", "b", "c"]),
+            id=rng.choice(IDS) if with_ids else None,
         )
-        for _ in range(chance.choice([1, 1, 2, 5]))
+        for _ in range(rng.choice([1, 1, 2, 5]))
     ]
 
 
 def send(p: Propagator, history: History, origin: int, session: Sender) -> None:
     """The next batch of an origin, under its dots: perhaps leaping, perhaps with entries of a clock."""
-    chance = history.chance
-    deltas = made(chance)
+    rng = history.rng
+    deltas = random_deltas(rng)
     previous = history.last.get(origin, 0)
-    leaps = chance.random() < 0.3
+    has_gaps = rng.random() < 0.3
     counters = previous
     drawn = []
     for _ in deltas:
-        counters += chance.choice([1, 2, 7]) if leaps else 1
+        counters += rng.choice([1, 2, 7]) if has_gaps else 1
         drawn.append(counters)
-    known = [Dot(other, last) for other, last in history.last.items() if other != origin]
+    known = [Dot(known_origin, last) for known_origin, last in history.last.items() if known_origin != origin]
     batch = encode_batch(
         deltas,
         origin=origin,
         base=drawn[0],
         epoch=history.epochs.get(origin, 1),
-        previous=previous if leaps else 0,
-        counters=drawn if leaps else None,
-        clock=sorted(chance.sample(known, chance.randrange(len(known) + 1))),
+        previous=previous if has_gaps else 0,
+        counters=drawn if has_gaps else None,
+        clock=sorted(rng.sample(known, rng.randrange(len(known) + 1))),
         ack_level=AckLevel.DURABLE,
     )
     receipt = p._pipeline.offer(
@@ -139,10 +139,10 @@ def send(p: Propagator, history: History, origin: int, session: Sender) -> None:
         p._now(),
     )
     history.last[origin] = drawn[-1]
-    receipt.add_done_callback(lambda told: history.frames.append((batch, session, told_as(told))))
+    receipt.add_done_callback(lambda done: history.frames.append((batch, session, outcome_of(done))))
 
 
-def told_as(receipt: Receipt) -> str:
+def outcome_of(receipt: Receipt) -> str:
     """An outcome in a form that can be compared."""
     refusal = receipt.refusal()
     if refusal is not None:
@@ -153,11 +153,11 @@ def told_as(receipt: Receipt) -> str:
 
 
 async def answers(p: Propagator, frames: Sequence[tuple[Batch, Sender, str]]) -> dict[str, Any]:
-    """All that the chain says of its past; `told` is asked as a producer that repeats asks."""
+    """All that the pipeline knows of its past; `duplicates`: the outcomes of batches sent a second time."""
     chain = p._pipeline
     vectors, appender = chain.appender.vectors, chain.appender
     watermarks = {origin: last for origin, last in chain.orderer.watermarks.items() if origin >= 0}
-    said: dict[str, Any] = {
+    found: dict[str, Any] = {
         "watermarks": watermarks,
         "clocks": appender._clocks.snapshot(),
         "lamport": appender.lamport,
@@ -181,19 +181,21 @@ async def answers(p: Propagator, frames: Sequence[tuple[Batch, Sender, str]]) ->
     }
     for name in NAMES:
         chain.hello(producer_id_of(name), name, p._now())
-    said["told"] = [told_as(await repeat(p, batch, session)) for batch, session, _ in frames]
-    said["reused"] = [told_as(await repeat(p, other(batch), session)) for batch, session, _ in frames]
-    return said
+    found["duplicates"] = [outcome_of(await resend_batch(p, batch, session)) for batch, session, _ in frames]
+    found["reused"] = [
+        outcome_of(await resend_batch(p, with_other_bytes(batch), session)) for batch, session, _ in frames
+    ]
+    return found
 
 
-async def repeat(p: Propagator, batch: Batch, session: Sender) -> Receipt:
+async def resend_batch(p: Propagator, batch: Batch, session: Sender) -> Receipt:
     receipt = p._pipeline.offer(SequencedBatch(batch, session, Receipt()), p._now())
     with anyio.fail_after(100), suppress(Refused):
         await receipt.wait()
     return receipt
 
 
-def other(batch: Batch) -> Batch:
+def with_other_bytes(batch: Batch) -> Batch:
     """The same dots with other bytes."""
     return encode_batch(
         [Delta("other", create([9.0])) for _ in range(batch.count)],

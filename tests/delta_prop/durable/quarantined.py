@@ -28,11 +28,11 @@ class Store:
     sums: dict[str, float] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)  # the last offset that a vector holds
     given: list[int] = field(default_factory=list)  # every offset that had an effect
-    repeats: int = 0
+    duplicates: int = 0
     next_offset: int = 0
 
 
-class Rejecting:
+class RejectingSink:
     """Adds up what it is given; rejects vectors whose last delta's value is in `bad`."""
 
     name = "adds"
@@ -52,7 +52,7 @@ class Rejecting:
             for offset, row in rows_of(delivery):
                 value = float(delivery.batch.operation(row).values[0])  # type: ignore[index]
                 if offset <= self.store.last.get(delivery.batch.keys[row], -1):
-                    self.store.repeats += 1
+                    self.store.duplicates += 1
                 elif value in self.bad:
                     raise RejectDelta(offset, f"{value:g} is bad")
                 else:
@@ -84,13 +84,13 @@ def service(disk: SimDisk, seed: int = 0, log: LogSettings | None = None, **sett
     return Propagator(chosen, data="x", log=log, world=virtual_world(seed, disk=disk))
 
 
-def made(key: str, value: float = 1.0) -> Delta:
+def make_delta(key: str, value: float = 1.0) -> Delta:
     return Delta(key, create([value]))
 
 
-def added(key: str, value: float) -> Delta:
+def make_addition(key: str, value: float) -> Delta:
     return Delta(key, sparse_add([0], [value]))
 
 
-def held(p: Propagator, sink: str = "adds") -> list[tuple[int, int, str | None]]:
+def quarantined_rows(p: Propagator, sink: str = "adds") -> list[tuple[int, int, str | None]]:
     return [(one.offset, one.blocked_by, one.reason) for one in p.quarantine(sink)]

@@ -23,15 +23,15 @@ TIGHT = LogSettings(
 )
 
 
-@pytest.mark.parametrize("gives_way", [True, False])
-def test_a_sink_that_gives_way_does_so_while_it_is_away(gives_way: bool) -> None:
+@pytest.mark.parametrize("invalidates", [True, False])
+def test_absent_sink_is_invalidated_on_a_full_log_if_allowed(invalidates: bool) -> None:
     place = Place()
 
     async def main() -> None:
         disk = SimDisk(1)
         async with service(disk, 1, TIGHT) as p:
             sink = PlacedSink(place)
-            await p.attach(sink, on_log_full="invalidate_cursor" if gives_way else "refuse")
+            await p.attach(sink, on_log_full="invalidate_cursor" if invalidates else "refuse")
             await p.publish(Delta("first", create([1.0])))
 
         async def publish(p: Propagator) -> None:
@@ -39,7 +39,7 @@ def test_a_sink_that_gives_way_does_so_while_it_is_away(gives_way: bool) -> None
                 await p.publish(Delta(f"v{number % 7}", create([float(number)])), timeout_s=20)
 
         async with service(disk.kill(), 2, TIGHT) as p:
-            if not gives_way:
+            if not invalidates:
                 with pytest.raises(Refused, match="'placed' still needs the oldest"):
                     await publish(p)
                 return

@@ -9,16 +9,16 @@ from delta_prop_wire.delta import Delta, opaque
 from tests.delta_prop.durable.histories import NEVER
 
 
-def test_ids_that_are_sealed_while_they_come_back_are_no_part_of_the_checkpoint_yet() -> None:
+def test_ids_sealed_during_restore_are_not_in_the_checkpoint() -> None:
     """A full table of ids whose sealing had not begun when the checkpoint was written."""
     disk, count = SimDisk(1), 20_000
 
-    def opened() -> Propagator:
+    def open_service() -> Propagator:
         world = virtual_world(1, thread_delay_s_max=0.01, disk=disk)
         return Propagator(Settings(ids_per_generation=count), data="x", log=NEVER, world=world)
 
     async def life(ids: range) -> tuple[int, int]:
-        async with opened() as p:
+        async with open_service() as p:
             before = p._pipeline.appender.ids.statistics().runs
             for at in range(ids.start, ids.stop, 500):
                 some = [b"%016d" % number for number in range(at, min(at + 500, ids.stop))]

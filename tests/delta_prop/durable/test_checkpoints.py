@@ -22,11 +22,11 @@ from tests.delta_prop.durable.histories import (
     NEVER,
     History,
     answers,
-    other,
-    repeat,
+    outcome_of,
+    resend_batch,
     service,
     step,
-    told_as,
+    with_other_bytes,
 )
 
 if TYPE_CHECKING:
@@ -44,13 +44,15 @@ def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpointing, "yield_to_loop", lambda: anyio.sleep(0.005))
 
 
-async def lived(disk: SimDisk, seed: int, history: History, checkpoints: int) -> tuple[int, SimDisk]:
+async def run_with_checkpoints(
+    disk: SimDisk, seed: int, history: History, checkpoints: int
+) -> tuple[int, SimDisk]:
     """A life with checkpoints written in the midst of it: how many were, and the disk just before its end."""
     async with service(disk, seed) as p, anyio.create_task_group() as tasks:
         checkpointer = p._service_log.checkpointer
         assert checkpointer is not None
         history.begin(p)
-        at = {history.chance.randrange(STEPS) for _ in range(checkpoints)}
+        at = {history.rng.randrange(STEPS) for _ in range(checkpoints)}
         for number in range(STEPS):
             if number in at:
                 tasks.start_soon(checkpointer.write)
@@ -67,7 +69,7 @@ def without_checkpoints(disk: SimDisk) -> SimDisk:
     return bare
 
 
-async def asked(disk: SimDisk, seed: int, history: History) -> dict[str, object]:
+async def ask_answers(disk: SimDisk, seed: int, history: History) -> dict[str, object]:
     async with service(disk, seed) as p:
         checkpointer = p._service_log.checkpointer
         assert checkpointer is not None
@@ -75,10 +77,10 @@ async def asked(disk: SimDisk, seed: int, history: History) -> dict[str, object]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_checkpoint_and_the_tail_say_what_the_whole_log_says(
+def test_checkpoint_and_tail_give_the_answers_of_the_full_log(
     seed: int, full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if seed % 2:  # a history has few vectors: left to itself, each checkpoint would hold all of them
+    if seed % 2:  # a history has few vectors: by default, each checkpoint would hold all of them
         monkeypatch.setattr(Checkpointer, "_is_full_cheaper", lambda *_: False)
     for number in range(seed * 100, seed * 100 + (40 if full else 1)):
         _compare(number)
@@ -89,20 +91,25 @@ def _compare(seed: int) -> None:
     disk = SimDisk(seed)
     written = 0
     for life in range(2):
-        more, killed = run_virtual(lived, disk, seed * 10 + life, history, 2)
+        more, killed = run_virtual(run_with_checkpoints, disk, seed * 10 + life, history, 2)
         written += more
     disk = killed if seed % 100 or seed // 100 % 4 else disk
     bare = without_checkpoints(disk)
-    one, other = run_virtual(asked, disk, seed, history), run_virtual(asked, bare, seed, history)
-    assert (one.pop("restored"), other.pop("restored")) == (True, False)
-    for name, said in one.items():
-        assert said == other[name], name
-    assert one["told"] == [told for *_, told in history.frames], "another answer than at first"
+    restored, replayed = (
+        run_virtual(ask_answers, disk, seed, history),
+        run_virtual(ask_answers, bare, seed, history),
+    )
+    assert (restored.pop("restored"), replayed.pop("restored")) == (True, False)
+    for name, value in restored.items():
+        assert value == replayed[name], name
+    assert restored["duplicates"] == [outcome for *_, outcome in history.frames], (
+        "another answer than at first"
+    )
     assert written >= 2
     assert len(history.frames) > 30
 
 
-# --- when they are written, and what becomes of what retention removes
+# --- when checkpoints are written, and retention
 
 TINY = LogSettings(
     segment_bytes_max=4_096,
@@ -113,7 +120,7 @@ TINY = LogSettings(
 )
 
 
-def test_what_retention_has_removed_is_known_all_the_same() -> None:
+def test_removed_rows_are_still_known_from_the_checkpoint() -> None:
     disk, log = SimDisk(1), replace(TINY, retention_bytes=32_000)
 
     async def first() -> list[tuple[Batch, str]]:
@@ -134,11 +141,14 @@ def test_what_retention_has_removed_is_known_all_the_same() -> None:
             assert p.recovery is not None
             assert p.recovery.checkpoint == 300
             assert p.producer("me").watermark() == 300
-            for frame, told in frames:
-                kept = frame.base > p.statistics().log.start_offset
-                answers = [told_as(await repeat(p, one, Sender("me"))) for one in (frame, other(frame))]
-                assert answers == ([told, "FENCED"] if kept else ["OUTCOME_UNKNOWN"] * 2)
-                assert await p.producer("me").outcome(frame.base) == frame.base - 1, "the place is known"
+            for frame, outcome in frames:
+                is_stored = frame.base > p.statistics().log.start_offset
+                answers = [
+                    outcome_of(await resend_batch(p, one, Sender("me")))
+                    for one in (frame, with_other_bytes(frame))
+                ]
+                assert answers == ([outcome, "FENCED"] if is_stored else ["OUTCOME_UNKNOWN"] * 2)
+                assert await p.producer("me").outcome(frame.base) == frame.base - 1, "the offset is known"
             published = await p.publish(Delta("v280", create([1.0]), id=(280).to_bytes(16, "big")))
             assert published.duplicates == {0: 280}
             with pytest.raises(InvalidDelta, match="holds vectors of 1"):
@@ -149,9 +159,9 @@ def test_what_retention_has_removed_is_known_all_the_same() -> None:
     run_virtual(second)
 
 
-@pytest.mark.parametrize(("vectors", "looks"), [(5, False), (200, True)])
-def test_rows_are_looked_through_again_only_where_vectors_are_more(
-    vectors: int, looks: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("vectors", "rereads"), [(5, False), (200, True)])
+def test_checkpoint_rereads_rows_only_if_vectors_are_more(
+    vectors: int, rereads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted: list[Batch] = []
     note = HeadChanges.note
@@ -170,12 +180,12 @@ def test_rows_are_looked_through_again_only_where_vectors_are_more(
                 await p.publish(Delta(f"v{number % vectors}", create([float(number)])))
             noted.clear()
             await checkpointer.write()
-            assert bool(noted) is looks
+            assert bool(noted) is rereads
 
     run_virtual(main)
 
 
-def test_checkpoints_are_written_as_the_log_grows_and_the_tail_stays_short() -> None:
+def test_checkpoints_keep_the_tail_short_as_the_log_grows() -> None:
     async def main() -> None:
         disk = SimDisk(1)
         async with service(disk, 1, replace(NEVER, checkpoint_frames=20)) as p:
@@ -196,26 +206,26 @@ def test_checkpoints_are_written_as_the_log_grows_and_the_tail_stays_short() -> 
     run_virtual(main)
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_older_one_then_to_the_log() -> None:
+def test_corrupted_checkpoint_falls_back_to_an_older_one_or_the_log() -> None:
     history = History(random.Random(5))
     disk = SimDisk(5)
     for life in range(2):
-        run_virtual(lived, disk, life, history, 2)
-    said = run_virtual(asked, disk.kill(), 5, history)
-    for damage in (".checkpoint", ".part"):
+        run_virtual(run_with_checkpoints, disk, life, history, 2)
+    expected = run_virtual(ask_answers, disk.kill(), 5, history)
+    for suffix in (".checkpoint", ".part"):
         for count in (1, 100):
-            hurt = disk.kill()
-            for path in sorted(path for path in hurt.paths() if path.endswith(damage))[::-1][:count]:
-                hurt.flip(path, 5 if damage == ".part" else 60)
-            answered = run_virtual(asked, hurt, 5, history)
+            corrupted = disk.kill()
+            for path in sorted(path for path in corrupted.paths() if path.endswith(suffix))[::-1][:count]:
+                corrupted.flip(path, 5 if suffix == ".part" else 60)
+            answered = run_virtual(ask_answers, corrupted, 5, history)
             if count == 100:
                 assert not answered["restored"]
-            assert {**answered, "restored": 0} == {**said, "restored": 0}
+            assert {**answered, "restored": 0} == {**expected, "restored": 0}
 
 
-def test_a_crash_at_any_call_of_a_checkpoint_changes_no_answer(full: bool) -> None:
+def test_crash_at_any_call_of_a_checkpoint_changes_no_answer(full: bool) -> None:
     def life(disk: SimDisk, history: History) -> None:
-        run_virtual(lived, disk, 3, history, 2)
+        run_virtual(run_with_checkpoints, disk, 3, history, 2)
 
     probe = SimDisk(9)
     life(probe, History(random.Random(9)))
@@ -230,13 +240,13 @@ def test_a_crash_at_any_call_of_a_checkpoint_changes_no_answer(full: bool) -> No
         assert "SimCrash" in repr(caught.value)
         after = disk.crash(number)
         bare = without_checkpoints(after)
-        one, other_ = (run_virtual(asked, left, 7, history) for left in (after, bare))
-        assert {**one, "restored": 0} == {**other_, "restored": 0}
-        told = list(zip(one["told"], (told for *_, told in history.frames), strict=True))  # type: ignore[call-overload]
-        assert all(now == before for now, before in told), "acknowledged, and another answer now"
+        restored, replayed = (run_virtual(ask_answers, left, 7, history) for left in (after, bare))
+        assert {**restored, "restored": 0} == {**replayed, "restored": 0}
+        outcomes = list(zip(restored["duplicates"], (first for *_, first in history.frames), strict=True))  # type: ignore[call-overload]
+        assert all(now == before for now, before in outcomes), "an acknowledged delta has another answer now"
 
 
-def test_nothing_is_removed_that_a_start_would_have_to_read() -> None:
+def test_rows_needed_by_a_start_are_not_removed() -> None:
     async def main() -> None:
         disk = SimDisk(1)
         async with service(disk, 1, TINY) as p:
@@ -244,25 +254,25 @@ def test_nothing_is_removed_that_a_start_would_have_to_read() -> None:
             for number in range(100):
                 await producer.publish(Delta(f"v{number}", create([1.0])))
             await anyio.sleep(5)
-            kept = p._log.needed_from
-            assert kept
+            needed_from = p._log.needed_from
+            assert needed_from
             disk.fail(lambda call: call.path.endswith(".part"), 28, times=None)
             for number in range(300):
                 await producer.publish(Delta(f"w{number}", create([1.0])))
             await anyio.sleep(5)
-            assert p._log.needed_from == kept
-            assert p.statistics().log.start_offset <= kept
+            assert p._log.needed_from == needed_from
+            assert p.statistics().log.start_offset <= needed_from
             left = disk.kill()
         async with service(left, 2, TINY) as p:
             assert p.producer("me").watermark() == 400
             assert p.recovery is not None
-            assert p.recovery.checkpoint == kept
+            assert p.recovery.checkpoint == needed_from
 
     run_virtual(main)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_power_cut_behind_a_checkpoint_takes_nothing_that_the_checkpoint_speaks_of(seed: int) -> None:
+def test_power_cut_after_a_checkpoint_loses_no_row_below_it(seed: int) -> None:
     history = History(random.Random(seed))
     lives: list[SimDisk] = []
 
@@ -281,9 +291,11 @@ def test_a_power_cut_behind_a_checkpoint_takes_nothing_that_the_checkpoint_speak
                 for _ in range(20):
                     p.offer(Delta("late", create([1.0, 2.0])), ack_level=AckLevel.LOGGED)
                     await anyio.lowlevel.checkpoint()
-            lives.append(disk.crash(seed))  # as soon as it is written
+            lives.append(disk.crash(seed))  # as soon as the checkpoint is written
 
     run_virtual(main)
-    one, other_ = (run_virtual(asked, left, 7, history) for left in (lives[0], without_checkpoints(lives[0])))
-    assert one.pop("restored"), "the checkpoint is used"
-    assert {**one, "restored": False} == other_
+    restored, replayed = (
+        run_virtual(ask_answers, left, 7, history) for left in (lives[0], without_checkpoints(lives[0]))
+    )
+    assert restored.pop("restored"), "the checkpoint is used"
+    assert {**restored, "restored": False} == replayed

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.statistics import DurableLogStatistics
 
 DAY = 86_400.0
-KEEP_S = 300.0
-JUMPED = "the clock"
+RETENTION_S = 300.0
+JUMP_MESSAGE = "the clock"
 
 
 def service(disk: SimDisk, *jumps: tuple[float, float], compact: bool = True) -> Propagator:
-    """A service that keeps deltas for `KEEP_S`; its clock goes by so many seconds at those seconds."""
+    """A service that keeps deltas for `RETENTION_S`; its clock goes by so many seconds at those seconds."""
     log = LogSettings(
-        segment_bytes_max=4096, bytes_max=1 << 20, retention_bytes=1 << 20, retention_s=KEEP_S,
+        segment_bytes_max=4096, bytes_max=1 << 20, retention_bytes=1 << 20, retention_s=RETENTION_S,
         segment_s_max=60.0,
         free_bytes_min=0, reserve_bytes=0, compact=compact,
     )  # fmt: skip
@@ -51,7 +51,7 @@ async def publish(p: Propagator, first: int, count: int) -> None:
         await p.publish(Delta(f"v{number}", create([float(number)])))
 
 
-def told(p: Propagator) -> DurableLogStatistics:
+def log_statistics(p: Propagator) -> DurableLogStatistics:
     return p.statistics().log  # type: ignore[return-value]
 
 
@@ -62,7 +62,7 @@ def stamps(p: Propagator) -> list[int]:
 
 @pytest.mark.parametrize("compact", [True, False])
 @pytest.mark.parametrize("by", [20 * DAY, -20 * DAY])
-def test_restart_with_clock_days_off_keeps_what_is_a_minute_old(by: float, compact: bool) -> None:
+def test_restart_with_a_clock_days_off_retains_recent_rows(by: float, compact: bool) -> None:
     async def main() -> None:
         disk = SimDisk(1)
         async with service(disk, compact=compact) as p:
@@ -70,44 +70,44 @@ def test_restart_with_clock_days_off_keeps_what_is_a_minute_old(by: float, compa
             await anyio.sleep(60)
         async with service(disk, (0.0, by), compact=compact) as p:
             await publish(p, 10, 10)
-            await anyio.sleep(KEEP_S - 65)
-            assert (told(p).start_offset, told(p).snapshots_made) == (0, 0)
-            await anyio.sleep(KEEP_S)
-            assert told(p).start_offset == told(p).next_offset == 20
+            await anyio.sleep(RETENTION_S - 65)
+            assert (log_statistics(p).start_offset, log_statistics(p).snapshots_made) == (0, 0)
+            await anyio.sleep(RETENTION_S)
+            assert log_statistics(p).start_offset == log_statistics(p).next_offset == 20
 
     run_virtual(main)
 
 
 @pytest.mark.parametrize("by", [20 * DAY, -20 * DAY])
-def test_clock_that_jumps_and_comes_back_changes_no_age(by: float) -> None:
+def test_clock_jump_and_return_changes_no_age(by: float) -> None:
     async def main() -> None:
         async with service(SimDisk(1), (20.0, by), (40.0, -by)) as p:
             for minute in range(6):
                 await publish(p, minute * 10, 10)
-                assert told(p).start_offset == 0
+                assert log_statistics(p).start_offset == 0
                 await anyio.sleep(10)
-            await anyio.sleep(KEEP_S - 61)
-            assert told(p).start_offset == 0
-            await anyio.sleep(KEEP_S)
-            assert told(p).start_offset == told(p).next_offset == 60
+            await anyio.sleep(RETENTION_S - 61)
+            assert log_statistics(p).start_offset == 0
+            await anyio.sleep(RETENTION_S)
+            assert log_statistics(p).start_offset == log_statistics(p).next_offset == 60
 
     run_virtual(main)
 
 
 @pytest.mark.parametrize("by", [20 * DAY, -20 * DAY])
-def test_jump_is_logged_counted_and_kept_for_status(by: float, caplog: pytest.LogCaptureFixture) -> None:
+def test_jump_is_logged_counted_and_stored_for_status(by: float, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         disk = SimDisk(1)
         async with service(disk, (20.5, by)) as p:
             await publish(p, 0, 1)
             await anyio.sleep(20)
-            assert (told(p).clock_jumps, told(p).clock_ahead_s) == (0, 0)
+            assert (log_statistics(p).clock_jumps, log_statistics(p).clock_ahead_s) == (0, 0)
             await anyio.sleep(3)
-            assert told(p).clock_jumps == 1
-            assert told(p).clock_ahead_s == pytest.approx(by, abs=5)
+            assert log_statistics(p).clock_jumps == 1
+            assert log_statistics(p).clock_ahead_s == pytest.approx(by, abs=5)
         async with service(disk, (0.0, by)) as p:
             await anyio.sleep(3)
-            assert told(p).clock_jumps == 1, "the last stamp is far from the clock, wherever it is"
+            assert log_statistics(p).clock_jumps == 1, "the last stamp is far from the clock, wherever it is"
 
         times = read_times(disk, DIRECTORY, [])
         assert times.jump is not None
@@ -115,13 +115,13 @@ def test_jump_is_logged_counted_and_kept_for_status(by: float, caplog: pytest.Lo
 
     with caplog.at_level(logging.WARNING, "delta_prop"):
         run_virtual(main)
-    lines = [one.message for one in caplog.records if one.message.startswith(JUMPED)]
+    lines = [one.message for one in caplog.records if one.message.startswith(JUMP_MESSAGE)]
     assert len(lines) == 2
     assert "expected was 2020-09-13T12:27:0" in lines[0]
     assert f"the clock shows {'2020-10-03' if by > 0 else '2020-08-24'}T12:27:0" in lines[0]
 
 
-def test_long_stop_ages_nothing_and_what_comes_then_bears_its_date() -> None:
+def test_long_stop_ages_no_row_and_later_rows_have_current_times() -> None:
     async def main() -> None:
         disk = SimDisk(1)
         async with service(disk) as p:
@@ -136,15 +136,15 @@ def test_long_stop_ages_nothing_and_what_comes_then_bears_its_date() -> None:
             assert now_us == EPOCH_US + round(anyio.current_time() * 1e6)
             assert log.offset_at(now_us - round(DAY * 1e6)) == 10
             assert log.offset_at(EPOCH_US) == 0
-            await anyio.sleep(KEEP_S - 110)
+            await anyio.sleep(RETENTION_S - 110)
             assert log.start_offset == 0
-            await anyio.sleep(KEEP_S)
+            await anyio.sleep(RETENTION_S)
             assert log.start_offset == log.next_offset == 20
 
     run_virtual(main, horizon_s=30 * DAY)
 
 
-def test_log_time_never_falls_whatever_the_clock_does() -> None:
+def test_log_time_never_falls_when_the_clock_jumps() -> None:
     async def main() -> None:
         disk = SimDisk(1)
         found = []
@@ -161,13 +161,13 @@ def test_log_time_never_falls_whatever_the_clock_does() -> None:
     run_virtual(main)
 
 
-def test_status_tells_the_last_jump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_reports_the_last_jump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = Command(tmp_path, capsys)
     command.publish(create_lines(1))
     assert command("status", "--json").lines[0]["clock_jump"] is None
     disk = LocalDisk(command.data)
     jump = ClockJump(EPOCH_US, EPOCH_US + 20 * 86_400_000_000)
     write_times(disk, DIRECTORY, replace(read_times(disk, DIRECTORY, []), jump=jump))
-    told = command("status", "--json").lines[0]["clock_jump"]
-    assert told == {"expected": "2020-09-13T12:26:40.000Z", "found": "2020-10-03T12:26:40.000Z"}
+    reported = command("status", "--json").lines[0]["clock_jump"]
+    assert reported == {"expected": "2020-09-13T12:26:40.000Z", "found": "2020-10-03T12:26:40.000Z"}
     assert "expected 2020-09-13T12:26:40.000Z, found 2020-10-03T12:26:40.000Z" in command("status").out

@@ -31,11 +31,11 @@ KEYS = 7
 
 
 @pytest.fixture(autouse=True)
-def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def _poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compacting, "POLL_S", 0.005)
 
 
-def made(number: int) -> Delta:
+def make_delta(number: int) -> Delta:
     if number == 8:
         return Delta("gone", delete(), "n")
     key = f"v{number % KEYS}"
@@ -44,61 +44,59 @@ def made(number: int) -> Delta:
     return Delta(key, (scale(-1.0), sparse_add([0], [1.0]))[number // KEYS % 2], "n")
 
 
-async def written(data: Path, count: int = 300) -> tuple[int, int]:
+async def publish_and_compact(data: Path, count: int = 300) -> tuple[int, int]:
     """Publish so many, through LOG_FULL where it comes to that; the snapshot's offset and the log's end."""
     async with Propagator(data=data, log=SETTINGS) as p:
         for number in range(count):
-            await p.publish(made(number))
-        told = p.statistics().log
-        with anyio.fail_after(60):  # what a snapshot stands for goes a little later than it comes
-            while told.compacting or told.start_offset != told.snapshot_offset:  # type: ignore[union-attr]
+            await p.publish(make_delta(number))
+        statistics = p.statistics().log
+        with anyio.fail_after(60):  # the covered segments are removed shortly after the snapshot is made
+            while statistics.compacting or statistics.start_offset != statistics.snapshot_offset:  # type: ignore[union-attr]
                 await anyio.sleep(0.01)
-                told = p.statistics().log
-        assert told.snapshots_made >= 2  # type: ignore[union-attr]
-        assert told.bytes <= SETTINGS.bytes_max
+                statistics = p.statistics().log
+        assert statistics.snapshots_made >= 2  # type: ignore[union-attr]
+        assert statistics.bytes <= SETTINGS.bytes_max
         log = p._log
         assert isinstance(log, DurableLog)
-        assert log.start_offset == told.snapshot_offset  # type: ignore[union-attr]
+        assert log.start_offset == statistics.snapshot_offset  # type: ignore[union-attr]
         history = [place for place in read_history(log, [("n", "v1")]) if place is not None]
         logged, row = history[0]
         assert logged.batch.is_state
         assert logged.row_offset(row) < log.start_offset
-        wanted = [number for number in range(count) if made(number).vector_id == "v1"]
-        behind = [number for number in wanted if number >= log.start_offset]
-        assert [one.offset for one, _ in history[1:]] == behind
+        wanted = [number for number in range(count) if make_delta(number).vector_id == "v1"]
+        after_start = [number for number in wanted if number >= log.start_offset]
+        assert [one.offset for one, _ in history[1:]] == after_start
         return log.start_offset, log.next_offset
 
 
-def test_a_service_makes_snapshots_and_the_commands_begin_with_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_read_the_snapshots_of_a_service(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = Command(tmp_path, capsys)
-    start, end = anyio.run(written, command.data)
+    start, end = anyio.run(publish_and_compact, command.data)
     assert not list(command.data.rglob("*.new"))
     for name in ("v0", "v3"):
         for at in (start - 1, start, start + 3, end - 1):
-            told = command("get", name, "--namespace", "n", "--at", at).lines[0]
-            vector = folded(name, at)
-            assert (told["vector"], told["snapshot_at"]) == (vector, start)
+            answer = command("get", name, "--namespace", "n", "--at", at).lines[0]
+            vector = expected_vector(name, at)
+            assert (answer["vector"], answer["snapshot_at"]) == (vector, start)
     early = command("get", "v1", "--namespace", "n", "--at", start - 2)
     assert early.status == 1
     assert f"the log holds single deltas from offset {start}" in early.err
     assert command("get", "v1", "--namespace", "n", "--at", "2020-01-01").status == 1
     earliest = command("get", "v1", "--namespace", "n", "--at", "earliest")
-    assert earliest.lines[0]["vector"] == folded("v1", start - 1)
+    assert earliest.lines[0]["vector"] == expected_vector("v1", start - 1)
     assert command("get", "gone", "--namespace", "n").status == 1
-    told = command("status", "--json").lines[0]["snapshot"]
-    assert (told["offset"], told["rows"]) == (start, KEYS + 1) or told["rows"] == KEYS
+    answer = command("status", "--json").lines[0]["snapshot"]
+    assert (answer["offset"], answer["rows"]) == (start, KEYS + 1) or answer["rows"] == KEYS
     assert f"snapshot at offset {start}: " in command("log", "show").out
     verified = command("log", "verify")
     assert verified.status == 0
     assert f"rows at offset {start}: sound" in verified.out
 
 
-def folded(name: str, last: int) -> list[float]:
+def expected_vector(name: str, last: int) -> list[float]:
     vector = [0.0, 0.0]
     for number in range(last + 1):
-        delta = made(number)
+        delta = make_delta(number)
         if delta.vector_id != name:
             continue
         if number < KEYS:
@@ -110,11 +108,11 @@ def folded(name: str, last: int) -> list[float]:
     return vector
 
 
-def test_a_damaged_snapshot_is_told_by_whoever_reads_it(
+def test_corrupted_snapshot_is_reported_by_every_reader(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = Command(tmp_path, capsys)
-    anyio.run(written, command.data)
+    anyio.run(publish_and_compact, command.data)
     (path,) = (command.data / DIRECTORY).glob("*.snapshot")
     raw = bytearray(path.read_bytes())
     raw[200] ^= 1
@@ -130,19 +128,19 @@ def test_a_damaged_snapshot_is_told_by_whoever_reads_it(
     assert (done.status, done.lines[0]["health"]) == (1, "damaged")
 
 
-def test_closing_in_the_middle_leaves_nothing_half_done(tmp_path: Path) -> None:
+def test_close_during_compaction_leaves_no_partial_file(tmp_path: Path) -> None:
     steps = 0
 
-    async def closed() -> None:
+    async def close_early() -> None:
         nonlocal steps
         async with Propagator(data=tmp_path / "data", log=SETTINGS) as p:
             for number in range(400):
-                await p.publish(made(number))
+                await p.publish(make_delta(number))
                 steps += p.statistics().log.compacting  # type: ignore[union-attr]
                 if steps > 3:
                     break
 
-    anyio.run(closed)
+    anyio.run(close_early)
     assert steps > 3
     assert not list(tmp_path.rglob("*.new"))
     assert main(["log", "verify", "--data", str(tmp_path / "data")]) == 0

@@ -26,7 +26,7 @@ async def publish(propagator: Propagator, first: int, count: int) -> None:
         await propagator.publish(Delta(f"v{number % 7}", create([float(number % 3)] * 300)))
 
 
-def test_sealed_segments_are_compressed_behind_the_publishing() -> None:
+def test_sealed_segments_are_compressed_in_the_background() -> None:
     async def main() -> None:
         disk, early, late = SimDisk(1), list[int](), list[int]()
         async with service(disk) as p:
@@ -35,9 +35,9 @@ def test_sealed_segments_are_compressed_behind_the_publishing() -> None:
             await anyio.sleep(5)
             await publish(p, 60, 60)
             await anyio.sleep(5)
-            told = p.statistics().log
-            assert told.compressed_segments == told.segments - 1 >= 8
-            assert told.bytes < 60_000
+            statistics = p.statistics().log
+            assert statistics.compressed_segments == statistics.segments - 1 >= 8
+            assert statistics.bytes < 60_000
             await p.attach(CallbackSink(lambda offset, _: late.append(offset), name="late"))
             await p.wait_visible(120)
         assert early == late == list(range(120))
@@ -46,12 +46,12 @@ def test_sealed_segments_are_compressed_behind_the_publishing() -> None:
             assert (p.recovery.clean, p.recovery.indexes_rebuilt) == (True, 0)
             await publish(p, 120, 30)
             await p.wait_visible(150)
-            assert p.statistics().log.compressed_segments == told.compressed_segments
+            assert p.statistics().log.compressed_segments == statistics.compressed_segments
 
     run_virtual(main)
 
 
-def test_closing_waits_for_no_segment_and_leaves_nothing_half_done() -> None:
+def test_close_stops_compression_and_leaves_no_partial_file() -> None:
     async def main() -> None:
         disk = SimDisk(1)
         settings = replace(SETTINGS, segment_bytes_max=1 << 20, bytes_max=1 << 24, retention_bytes=1 << 23)
@@ -72,7 +72,7 @@ def test_closing_waits_for_no_segment_and_leaves_nothing_half_done() -> None:
     run_virtual(main)
 
 
-def test_a_full_disk_is_told_and_compressing_goes_on_when_there_is_room(
+def test_full_disk_is_logged_and_compression_resumes_with_space(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
@@ -88,6 +88,6 @@ def test_a_full_disk_is_told_and_compressing_goes_on_when_there_is_room(
 
     with caplog.at_level(logging.WARNING, "delta_prop"):
         run_virtual(main)
-    told = [record.message for record in caplog.records if "could not be compressed" in record.message]
-    assert len(told) == 1
-    assert "is to be written" in told[0]
+    warnings = [record.message for record in caplog.records if "could not be compressed" in record.message]
+    assert len(warnings) == 1
+    assert "is to be written" in warnings[0]

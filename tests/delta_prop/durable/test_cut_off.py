@@ -18,7 +18,7 @@ from delta_prop_wire.delta import Delta, create
 from tests.delta_prop.durable.histories import History, answers, service, step
 
 
-def _history(disk: SimDisk) -> History:
+def make_history(disk: SimDisk) -> History:
     """Return the history of a service; remove its checkpoints."""
     history = History(random.Random(1))
 
@@ -37,28 +37,26 @@ def _history(disk: SimDisk) -> History:
 
 
 @pytest.mark.parametrize("cut_at_s", [0.0, 0.01])
-def test_a_start_that_is_cancelled_saves_no_half_of_what_it_read(
-    cut_at_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancelled_start_saves_no_partial_state(cut_at_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_log, "_RESTORE_ROWS", 5)
     disk = SimDisk(1)
-    history = _history(disk)
+    history = make_history(disk)
 
-    async def cut_off(disk: SimDisk) -> None:
+    async def cancel_start(disk: SimDisk) -> None:
         with anyio.move_on_after(cut_at_s):
             async with service(disk, 2):
                 await anyio.lowlevel.checkpoint()
 
-    async def asked(disk: SimDisk) -> object:
+    async def ask_answers(disk: SimDisk) -> object:
         async with service(disk, 3) as p:
             return await answers(p, history.frames)
 
-    whole = run_virtual(asked, disk.kill())
-    run_virtual(cut_off, disk)
-    assert run_virtual(asked, disk) == whole
+    expected = run_virtual(ask_answers, disk.kill())
+    run_virtual(cancel_start, disk)
+    assert run_virtual(ask_answers, disk) == expected
 
 
-def test_a_start_that_cannot_read_the_cursors_lets_go_of_the_directory() -> None:
+def test_failed_start_releases_the_directory() -> None:
     disk = SimDisk(1)
 
     async def main() -> None:
@@ -75,10 +73,10 @@ def test_a_start_that_cannot_read_the_cursors_lets_go_of_the_directory() -> None
     run_virtual(main)
 
 
-def test_an_end_that_cannot_write_the_cursors_ends_all_the_same() -> None:
+def test_close_that_cannot_write_cursors_releases_the_directory() -> None:
     disk = SimDisk(1)
 
-    async def fails_at_its_end() -> None:
+    async def fail_at_close() -> None:
         async with service(disk, 1) as p:
             await p.attach(CallbackSink(lambda offset, delta: None))
             await p.publish(Delta("a", create([1.0])))
@@ -86,7 +84,7 @@ def test_an_end_that_cannot_write_the_cursors_ends_all_the_same() -> None:
 
     async def main() -> None:
         with pytest.raises(OSError, match="Input/output"):
-            await fails_at_its_end()
+            await fail_at_close()
         disk.heal()
         try:
             async with service(disk, 2) as p:
@@ -97,7 +95,7 @@ def test_an_end_that_cannot_write_the_cursors_ends_all_the_same() -> None:
     run_virtual(main)
 
 
-def test_a_service_that_is_cancelled_ends_at_once_and_keeps_what_it_had_placed() -> None:
+def test_cancelled_service_ends_at_once_and_keeps_appended_rows() -> None:
     disk = SimDisk(1)
 
     async def main() -> None:
@@ -115,23 +113,23 @@ def test_a_service_that_is_cancelled_ends_at_once_and_keeps_what_it_had_placed()
     run_virtual(main)
 
 
-def test_who_publishes_to_a_service_that_is_being_cancelled_is_told_what_the_log_keeps() -> None:
-    disk, told = SimDisk(1), []
+def test_publish_during_cancellation_returns_the_logs_offset() -> None:
+    disk, offsets = SimDisk(1), []
 
     async def main() -> None:
         async def publish(p: Propagator) -> None:
-            told.append((await p.publish(Delta("a", create([1.0])))).offset)
+            offsets.append((await p.publish(Delta("a", create([1.0])))).offset)
 
         async with anyio.create_task_group() as tasks:
             with anyio.CancelScope() as scope:
                 async with service(disk, 1) as p:
                     scope.cancel()
                     with anyio.CancelScope(shield=True):
-                        await anyio.sleep(0.1)  # nobody commits any more
+                        await anyio.sleep(0.1)  # the committer has ended
                         tasks.start_soon(publish, p)
                         await anyio.sleep(0.1)
         async with service(disk, 2) as p:
             assert p.statistics().log.next_offset == 1
-        assert told == [0]
+        assert offsets == [0]
 
     run_virtual(main)

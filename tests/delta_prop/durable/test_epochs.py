@@ -13,14 +13,14 @@ from delta_prop_wire.errors import Refused
 
 
 @pytest.mark.parametrize("unclean", [False, True])
-def test_an_epoch_that_was_granted_and_not_written_under_is_not_granted_again(unclean: bool) -> None:
+def test_unused_epoch_is_not_granted_a_second_time(unclean: bool) -> None:
     disk = SimDisk(1)
     delta = Delta("v", create([1.0]))
     granted: list[int] = []
 
     async def life(disk: SimDisk, write: bool) -> None:
         async with Propagator(data="x", world=virtual_world(len(granted), disk=disk)) as p:
-            await p.publish(delta)  # so that something is written, and not by it
+            await p.publish(delta)  # another producer writes to the log
             stale, fresh = p.producer("me"), p.producer("me")
             with pytest.raises(Refused, match="holds") as caught:
                 await stale.publish(delta)
@@ -45,7 +45,7 @@ class _Killed(Exception):
         self.disk = disk
 
 
-def test_hellos_without_end_in_one_life_leave_none_to_come_again() -> None:
+def test_epochs_of_many_hellos_are_not_reused_after_a_crash() -> None:
     disk = SimDisk(1)
     granted: list[int] = []
 

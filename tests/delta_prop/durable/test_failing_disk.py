@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks._crash_answers import count_answers
 from delta_prop_wire.delta import AckLevel
-from tests.delta_prop.durable.failing_disk import PROBE, STRIKES, Point, Story
+from tests.delta_prop.durable.failing_disk import PROBE, STRIKES, FailureRun, Point
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,13 +39,13 @@ FAILURES = {
 }
 """Failures of the log, by kind, over both levels: 2,000. In a normal run it is a tenth of each."""
 RECOVERY_CALLS = 80
-TOLD_MAX = 8
+REPORTED_MAX = 8
 
 
 @cache
 def calls_of_log(level: AckLevel, seed: int) -> list[tuple[int, Call]]:
     """The calls that the log makes of its disk while nothing fails, each with its number from the start."""
-    probe = Story(Point(PROBE, 0, level=level, seed=seed)).run()
+    probe = FailureRun(Point(PROBE, 0, level=level, seed=seed)).run()
     assert probe.verdict.examples == []
     return [
         (call.number - probe.fault.base, call)
@@ -64,10 +64,10 @@ def points_of(kind: str, level: AckLevel, seed: int) -> list[Point]:
     if kind != "recovery":
         times = 0 if kind == "closed" else TIMES[seed % len(TIMES)]
         return [Point(kind, n, times, level=level, seed=seed) for n in calls_of(kind, level, seed)]
-    chance = random.Random(f"recovery {seed}")
+    rng = random.Random(f"recovery {seed}")
     points = []
     for first in ("write", "sync"):
-        n = chance.choice(calls_of(first, level, seed))
+        n = rng.choice(calls_of(first, level, seed))
         points += [Point(first, n, 1, then, level, seed) for then in range(1, RECOVERY_CALLS)]
     return points
 
@@ -87,41 +87,41 @@ def points(kind: str, level: AckLevel, *, full: bool) -> Iterator[Point]:
 
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name.lower())
 @pytest.mark.parametrize("kind", FAILURES)
-def test_answers_when_the_disk_fails_are_all_true(
+def test_every_answer_is_true_when_the_disk_fails(
     kind: str, level: AckLevel, full: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
     wanted = math.ceil(FAILURES[kind] / len(LEVELS) / (1 if full else 10))
-    told, wrong, found = Counter[str](), Counter[str](), list[str]()
+    answer_counts, wrong, found = Counter[str](), Counter[str](), list[str]()
     runs = failures = recovered = 0
     for point in points(kind, level, full=full):
         try:
-            story = Story(point).run()
+            result = FailureRun(point).run()
         except BaseException as error:
             error.add_note(f"run it alone: {point.command}")
             raise
         runs += 1
-        failures += story.failures
-        recovered += story.recovered
-        told += count_answers(story.answers)
-        wrong += story.verdict.counts
-        if story.verdict.total:
-            found.append(f"{point.command}\n  " + "\n  ".join(story.verdict.examples))
+        failures += result.failures
+        recovered += result.recovered
+        answer_counts += count_answers(result.answers)
+        wrong += result.verdict.counts
+        if result.verdict.total:
+            found.append(f"{point.command}\n  " + "\n  ".join(result.verdict.examples))
         if failures >= wanted:
             break
-    what = f"{failures} failures in {runs} runs, recovered {recovered} times"
-    print(f"{kind}, {level.name.lower()}: {what}: {dict(told)}")
-    assert told["acknowledged"] > 20 * runs
-    assert not found, f"{dict(wrong)} in {len(found)} of {runs} runs:\n" + "\n".join(found[:TOLD_MAX])
+    summary = f"{failures} failures in {runs} runs, recovered {recovered} times"
+    print(f"{kind}, {level.name.lower()}: {summary}: {dict(answer_counts)}")
+    assert answer_counts["acknowledged"] > 20 * runs
+    assert not found, f"{dict(wrong)} in {len(found)} of {runs} runs:\n" + "\n".join(found[:REPORTED_MAX])
 
 
-def test_a_point_is_the_same_story_each_time() -> None:
-    first, second = (Story(Point("sync", 60, then=20, seed=3)).run() for _ in range(2))
+def test_fault_point_gives_the_same_run_each_time() -> None:
+    first, second = (FailureRun(Point("sync", 60, then=20, seed=3)).run() for _ in range(2))
     assert first.failures > 0
     assert first.answers.to_json() == second.answers.to_json()
 
 
-def test_a_point_is_read_as_it_is_printed() -> None:
+def test_fault_point_round_trips_as_text() -> None:
     point = Point("sync", 21, 3, 40, AckLevel.LOGGED, 5)
     assert Point.parse(str(point)) == point
     assert re.fullmatch(r"\./run python -m [\w.]+ sync:21:3:40:logged:5", point.command)

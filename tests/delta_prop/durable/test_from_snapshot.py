@@ -36,12 +36,12 @@ def service(disk: SimDisk, settings: LogSettings = SETTINGS) -> Propagator:
     return Propagator(data="x", log=settings, world=virtual_world(1, disk=disk))
 
 
-async def early(disk: SimDisk) -> Dot:
+async def publish_early(disk: SimDisk) -> Dot:
     """Vectors that only the snapshot holds in the end; the last dot of `kept`."""
     async with service(disk) as p:
         importer = p.producer("importer")
         await importer.publish(Delta("kept", create([1.0, 2.0, 3.0])))
-        told = await importer.publish(Delta("kept", sparse_add([0], [1.0])))
+        ack = await importer.publish(Delta("kept", sparse_add([0], [1.0])))
         await importer.publish(Delta("gone", create([1.0, 2.0, 3.0])))
         await importer.publish(Delta("gone", delete()))
         for number in range(30):
@@ -50,37 +50,37 @@ async def early(disk: SimDisk) -> Dot:
         await p.publish(Delta("late", create([1.0] * 3)))
         await anyio.sleep(10)
         assert p.statistics().log.start_offset > 4
-        assert told.dot is not None
-        return told.dot
+        assert ack.dot is not None
+        return ack.dot
 
 
-def lose(disk: SimDisk) -> None:
+def remove_checkpoints(disk: SimDisk) -> None:
     for path in disk.paths():
         if path.endswith((".checkpoint", ".part")):
             disk.remove(path)
 
 
-def spoil(disk: SimDisk) -> None:
+def corrupt_checkpoints(disk: SimDisk) -> None:
     for path in disk.paths():
         if path.endswith(".checkpoint"):
             disk.flip(path, 3)
 
 
-@pytest.mark.parametrize("harm", [lose, spoil])
-def test_a_start_without_a_checkpoint_knows_what_the_snapshot_tells(
-    harm: Callable[[SimDisk], None], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("damage_checkpoints", [remove_checkpoints, corrupt_checkpoints])
+def test_start_without_a_checkpoint_restores_from_the_snapshot(
+    damage_checkpoints: Callable[[SimDisk], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
         disk = SimDisk(1)
-        last = await early(disk)
-        harm(disk)
+        last = await publish_early(disk)
+        damage_checkpoints(disk)
         async with service(disk, replace(SETTINGS, compact=False)) as p:
             importer = p.producer("importer")
             assert importer.watermark() == 4
             assert p.head("kept") == last
-            told = await importer.publish(Delta("kept", sparse_add([2], [1.0]), expect=last))
-            assert told.dot is not None
-            assert told.dot.counter == 5
+            ack = await importer.publish(Delta("kept", sparse_add([2], [1.0]), expect=last))
+            assert ack.dot is not None
+            assert ack.dot.counter == 5
             for wrong in (
                 Delta("gone", sparse_add([0], [1.0])),
                 Delta("nobody", sparse_add([0], [1.0])),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from delta_prop.ports import World
 
-ROOM = 400_000
+CAPACITY_BYTES = 400_000
 LOG = LogSettings(
     segment_bytes_max=10_000,
     bytes_max=150_000,
@@ -40,9 +40,9 @@ LOG = LogSettings(
     reserve_bytes=0,
 )
 CALLS = 52
-UNDER_WAY_S = 0.1
+LATENCY_S = 0.1
 """Frame latency: longer than all those calls take, so all are sent before one is refused."""
-WAITING = ClientSettings(publish_timeout_s=3_000, delivery_timeout_s=3_000)
+LONG_TIMEOUTS = ClientSettings(publish_timeout_s=3_000, delivery_timeout_s=3_000)
 
 
 class Site:
@@ -50,7 +50,7 @@ class Site:
 
     def __init__(self, log: LogSettings, settings: Settings, latency_s: float) -> None:
         network = VirtualNetwork(1, NetworkConditions(latency_s=latency_s), host="server")
-        self.disk = SimDisk(1, capacity_bytes=ROOM)
+        self.disk = SimDisk(1, capacity_bytes=CAPACITY_BYTES)
         self.world: World = virtual_world(1, disk=self.disk, network=network)
         self.clients = virtual_world(2, network=network.at("client"))
         self.propagator = Propagator(settings, data="facts", log=log, world=self.world)
@@ -64,12 +64,12 @@ class Site:
     def fill_disk(self, left: int = 50_000) -> None:
         self.disk.put("others", bytes(self.disk.free_bytes() - left))
 
-    def make_room(self) -> None:
+    def free_disk(self) -> None:
         self.disk.remove("others")
 
 
-def with_site(
-    story: Callable[[Site, Producer], Awaitable[None]],
+def run_with_site(
+    scenario: Callable[[Site, Producer], Awaitable[None]],
     *,
     log: LogSettings = LOG,
     settings: Settings | None = None,
@@ -81,22 +81,24 @@ def with_site(
             service = Service(p, ServerSettings(host="server", port=7373, allow_anonymous=True))
             site.overview.propagator, site.overview.service = p, service
             await tasks.start(service.run)
-            async with Producer("server:7373", name="p", settings=WAITING, world=site.clients) as producer:
+            async with Producer(
+                "server:7373", name="p", settings=LONG_TIMEOUTS, world=site.clients
+            ) as producer:
                 await producer.publish(made("before"))
-                await story(site, producer)
+                await scenario(site, producer)
             tasks.cancel_scope.cancel()
 
     run_virtual(main)
 
 
-async def offered_in_batches(producer: Producer, count: int = CALLS) -> None:
+async def offer_in_batches(producer: Producer, count: int = CALLS) -> None:
     """So many calls, each in a batch of its own."""
     for number in range(count):
         producer.offer(made(str(number)))
         await anyio.sleep(0.001)
 
 
-async def is_told(site: Site, what: str, since_s: float) -> None:
+async def check_reported(site: Site, what: str, since_s: float) -> None:
     """Health, pressure, statistics and metrics say that this is full, since then."""
     now_s = site.world.clock.now()
     full = site.propagator.statistics().full
@@ -117,80 +119,78 @@ async def is_told(site: Site, what: str, since_s: float) -> None:
     assert f'delta_prop_full_seconds{{what="{what}"}} {full.seconds}' in text
 
 
-def told_by_the_page(site: Site) -> list[str]:
+def page_output(site: Site) -> list[str]:
     """Return the output of the page's commands: the `/readyz` answer, `full` of `status`."""
     full = {"full": site.overview.status()["full"]}
     answer = json.dumps({"ready": False, "reason": site.overview.unready_reason()})
     return [answer, *(f"{name}  {format_value(value)}" for name, value in flatten(full))]
 
 
-async def is_well(site: Site) -> None:
+async def check_healthy(site: Site) -> None:
     await anyio.sleep(0.3)
     assert site.propagator.statistics().full is None
     assert site.overview.unready_reason() is None
     assert site.propagator.pressure().level is PressureLevel.OK
 
 
-def test_a_full_disk_is_told_by_everybody_and_each_try_is_one_frame() -> None:
-    async def story(site: Site, producer: Producer) -> None:
+def test_full_disk_is_reported_everywhere_and_a_retry_is_one_frame() -> None:
+    async def scenario(site: Site, producer: Producer) -> None:
         site.fill_disk()
         await anyio.sleep(0.2)
         await producer.publish(made("asks how much is left"))
         began_s = site.world.clock.now()
-        await offered_in_batches(producer)
+        await offer_in_batches(producer)
         await anyio.sleep(57)
         print(f"{site.nacks()} refusals of {CALLS} batches in 57 s")
-        await is_told(site, "disk", began_s)
+        await check_reported(site, "disk", began_s)
         full = site.propagator.statistics().full
         assert full is not None
         assert "bytes left" in full.reason
         page = printed_in(sample("curl -s localhost:7374/readyz"))
-        assert [mask_numbers(line) for line in told_by_the_page(site)] == [
-            mask_numbers(line) for line in page
-        ]
-        assert CALLS < site.nacks() <= CALLS + 57, "what was under way, then one frame a try"
-        site.make_room()
+        assert [mask_numbers(line) for line in page_output(site)] == [mask_numbers(line) for line in page]
+        assert CALLS < site.nacks() <= CALLS + 57, "the frames in flight, then one frame per retry"
+        site.free_disk()
         await producer.flush(3)
-        await is_well(site)
+        await check_healthy(site)
 
-    with_site(story, latency_s=UNDER_WAY_S)
+    run_with_site(scenario, latency_s=LATENCY_S)
 
 
-def test_a_disk_that_others_fill_is_told_though_nobody_publishes() -> None:
-    async def story(site: Site, producer: Producer) -> None:
+def test_disk_filled_by_others_is_reported_without_publishing() -> None:
+    async def scenario(site: Site, producer: Producer) -> None:
         assert site.overview.unready_reason() is None
         site.fill_disk()
         await anyio.sleep(1)
         began_s = site.world.clock.now()
         for _ in range(3):
-            site.overview.unready_reason()  # as something that probes asks again and again
+            site.overview.unready_reason()  # as a readiness probe asks repeatedly
             await anyio.sleep(1)
-        await is_told(site, "disk", began_s)
-        site.make_room()
-        await is_well(site)
+        await check_reported(site, "disk", began_s)
+        site.free_disk()
+        await check_healthy(site)
 
-    with_site(story)
+    run_with_site(scenario)
 
 
-def test_a_commit_that_finds_no_room_is_told_as_a_full_disk_until_the_log_is_back() -> None:
-    async def story(site: Site, producer: Producer) -> None:
+def test_commit_without_space_is_reported_as_a_full_disk() -> None:
+    async def scenario(site: Site, producer: Producer) -> None:
         free_bytes = site.disk.free_bytes
         site.fill_disk(0)
         site.disk.free_bytes = lambda: 1 << 40  # type: ignore[method-assign]  # a quota that it does not know
         began_s = site.world.clock.now()
-        await offered_in_batches(producer)
+        await offer_in_batches(producer)
         await anyio.sleep(20)
-        await is_told(site, "disk", began_s)
+        await check_reported(site, "disk", began_s)
         site.disk.free_bytes = free_bytes  # type: ignore[method-assign]
-        site.make_room()
+        site.free_disk()
         await producer.flush(60)
-        await is_well(site)
+        await check_healthy(site)
 
-    with_site(story)
+    run_with_site(scenario)
 
 
-def test_a_log_that_a_paused_sink_keeps_full_is_told_with_its_name() -> None:
-    async def story(site: Site, producer: Producer) -> None:
+def test_log_held_full_by_a_paused_sink_names_the_sink() -> None:
+    async def scenario(site: Site, producer: Producer) -> None:
         p = site.propagator
         await p.attach(CallbackSink(lambda _at, _delta: None, name="slow"), on_log_full="refuse")
         p.pause("slow")
@@ -202,21 +202,21 @@ def test_a_log_that_a_paused_sink_keeps_full_is_told_with_its_name() -> None:
             await anyio.sleep(0.01)
         assert log.statistics().held_by == "slow"
         began_s = site.world.clock.now()
-        await offered_in_batches(producer)
+        await offer_in_batches(producer)
         await anyio.sleep(10)
-        await is_told(site, "log", began_s)
+        await check_reported(site, "log", began_s)
         full = p.statistics().full
         assert full is not None
         assert "'slow'" in full.reason
         p.resume("slow")
         await producer.flush(60)
-        await is_well(site)
+        await check_healthy(site)
 
-    with_site(story)
+    run_with_site(scenario)
 
 
-def test_a_queue_that_nothing_leaves_is_told() -> None:
-    async def story(site: Site, producer: Producer) -> None:
+def test_full_queue_is_reported() -> None:
+    async def scenario(site: Site, producer: Producer) -> None:
         p = site.propagator
         gate = p.internals().pipeline._gate
         gate.admits = lambda *_: False  # type: ignore[method-assign]
@@ -224,9 +224,9 @@ def test_a_queue_that_nothing_leaves_is_told() -> None:
         for number in range(30):
             p.offer(made(str(number)))
         await anyio.sleep(5)
-        await is_told(site, "queue", began_s)
+        await check_reported(site, "queue", began_s)
         del gate.admits
         await anyio.sleep(1)
-        await is_well(site)
+        await check_healthy(site)
 
-    with_site(story, settings=Settings(queue_deltas_max=20))
+    run_with_site(scenario, settings=Settings(queue_deltas_max=20))

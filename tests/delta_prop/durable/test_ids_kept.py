@@ -80,17 +80,17 @@ def ids_of(p: Propagator) -> SeenIds:
     return p._pipeline.appender.ids
 
 
-async def settled(p: Propagator) -> None:
+async def settle(p: Propagator) -> None:
     """Whatever there is to be kept, merged and loaded is."""
     keeper = p._service_log.checkpointer
     assert keeper is not None
     with anyio.fail_after(1_000):
-        while keeper._id_store.wait_s is not None:  # noqa: ASYNC110 - nobody tells when all is kept
+        while keeper._id_store.wait_s is not None:  # noqa: ASYNC110 - nothing signals that all is stored
             await anyio.sleep(0.1)
 
 
 @pytest.mark.parametrize("index_bytes_max", [1, 300, 1 << 20], ids=lambda size: f"{size} bytes in memory")
-def test_repeat_is_known_as_long_as_the_log_holds_the_delta(index_bytes_max: int) -> None:
+def test_duplicate_is_known_while_the_log_holds_the_delta(index_bytes_max: int) -> None:
     disk, count = SimDisk(1), 40 * GENERATION
     settings = replace(SETTINGS, id_index_bytes_max=index_bytes_max)
 
@@ -100,7 +100,7 @@ def test_repeat_is_known_as_long_as_the_log_holds_the_delta(index_bytes_max: int
             assert (p.recovery.checkpoint is not None) == (start > 0)
             await assert_known(p, range(0, start, 7))
             await publish(p, range(start, start + count))
-            await settled(p)
+            await settle(p)
             statistics = p.statistics().ids
             assert statistics.ids == start + count
             assert (statistics.runs_waiting, statistics.kept_since) == (0, 0)
@@ -113,19 +113,19 @@ def test_repeat_is_known_as_long_as_the_log_holds_the_delta(index_bytes_max: int
         run_virtual(life, number * count)
 
 
-def test_files_of_runs_that_nobody_needs_are_removed() -> None:
+def test_files_of_unneeded_id_runs_are_removed() -> None:
     disk = SimDisk(1)
 
     async def main() -> None:
         log = replace(LOG, checkpoint_frames=20, checkpoint_bytes=1 << 40)
         async with service(disk, log=log) as p:
             await publish(p, range(60 * GENERATION))
-            await settled(p)
+            await settle(p)
             checkpointer = p._service_log.checkpointer
             assert checkpointer is not None
             for number in range(2):  # the older checkpoint names older runs
                 await publish(p, range((60 + number) * GENERATION, (61 + number) * GENERATION))
-                await settled(p)
+                await settle(p)
                 await checkpointer.write()
             files = [path for path in disk.paths() if "-run" in path]
             named = {run.path.rpartition("/")[2] for run in ids_of(p).runs}
@@ -135,7 +135,7 @@ def test_files_of_runs_that_nobody_needs_are_removed() -> None:
     run_virtual(main)
 
 
-def test_what_the_log_lets_go_is_forgotten_run_by_run_and_the_horizon_is_told() -> None:
+def test_ids_of_removed_rows_are_forgotten_run_by_run() -> None:
     disk = SimDisk(1)
     log = replace(
         LOG, segment_bytes_max=4_096, bytes_max=1 << 20, retention_bytes=40_000, checkpoint_frames=50
@@ -161,7 +161,7 @@ def test_what_the_log_lets_go_is_forgotten_run_by_run_and_the_horizon_is_told() 
     run_virtual(main)
 
 
-def test_newest_generations_stay_known_though_the_log_let_go_of_their_deltas() -> None:
+def test_newest_id_generations_outlive_their_deltas() -> None:
     disk, count = SimDisk(1), 40 * GENERATION
     settings = replace(SETTINGS, id_generations_max=16)
     log = replace(LOG, segment_bytes_max=4_096, bytes_max=1 << 20, retention_bytes=20_000)
@@ -173,17 +173,17 @@ def test_newest_generations_stay_known_though_the_log_let_go_of_their_deltas() -
             await publish(p, numbers)
             await anyio.sleep(30)
             start = p.statistics().log.start_offset
-            assert start > numbers.stop - 16 * GENERATION, "its rows are among those repeated"
+            assert start > numbers.stop - 16 * GENERATION, "its rows are among the duplicates"
             await assert_known(p, range(numbers.stop - 16 * GENERATION, numbers.stop, 11))
             assert 0 < p.statistics().ids.kept_since <= start
-            assert ids_of(p).find([delta(0).id or b""]) == [None], "not for ever"
+            assert ids_of(p).find([delta(0).id or b""]) == [None], "older generations are forgotten"
 
     run_virtual(life, service(disk, settings, log), range(count))
     run_virtual(life, service(disk, settings, log), range(count, count + 4))
     run_virtual(life, Propagator(in_memory, world=world), range(count))
 
 
-def test_horizon_is_the_logs_start_where_no_checkpoint_told_of_the_ids_before() -> None:
+def test_id_horizon_is_the_log_start_without_a_checkpoint() -> None:
     disk = SimDisk(1)
     log = replace(
         LOG,
@@ -229,7 +229,7 @@ def test_start_without_a_checkpoint_keeps_few_ids_in_memory() -> None:
             assert p.recovery.checkpoint is None
             waiting.append(p.statistics().ids.runs_waiting)
             await assert_known(p, range(0, 50 * GENERATION, 7))
-            await settled(p)
+            await settle(p)
 
     run_virtual(first)
     with pytest.MonkeyPatch.context() as patch:
@@ -240,7 +240,7 @@ def test_start_without_a_checkpoint_keeps_few_ids_in_memory() -> None:
 # --- a disk that refuses
 
 
-def test_ids_wait_in_bounded_memory_while_the_disk_takes_no_runs() -> None:
+def test_waiting_id_runs_are_bounded_while_the_disk_refuses() -> None:
     disk = SimDisk(1)
 
     async def main() -> None:
@@ -259,7 +259,7 @@ def test_ids_wait_in_bounded_memory_while_the_disk_takes_no_runs() -> None:
             assert p.statistics().ids.runs_waiting == WAITING_MAX
             assert (await p.publish(Delta("without", opaque(b"id")))).offset is not None
             disk.heal()
-            assert not (await p.publish(delta(number))).duplicates, "a caller who waits gets on"
+            assert not (await p.publish(delta(number))).duplicates, "a waiting caller succeeds"
             await assert_known(p, range(number))
 
     run_virtual(main)
@@ -272,16 +272,16 @@ def test_acknowledged_ids_are_known_after_crashes_at_any_step(full: bool) -> Non
     """The power goes at some call of the disk, again and again, until there are so many ids."""
     crashes = at_runs = 0
     for seed in range(300 if full else 12):
-        chance = random.Random(f"ids {seed}")
+        rng = random.Random(f"ids {seed}")
         disk, known, ended = SimDisk(seed), 0, False
         for _ in range(6):
-            disk.crash_at(disk.calls + chance.randrange(1, 1_500))
+            disk.crash_at(disk.calls + rng.randrange(1, 1_500))
             known, ended = run_virtual(crashing_life, disk, seed, known)
             if ended:
                 break
             crashes += 1
             at_runs += "-run" in disk.trace[-1].path
-            disk = disk.crash(chance.randrange(1 << 30))
+            disk = disk.crash(rng.randrange(1 << 30))
         disk.heal()
         known, ended = run_virtual(crashing_life, disk, seed, known)
         assert (known, ended) == (COUNT, True)
@@ -300,7 +300,7 @@ async def crashing_life(disk: SimDisk, seed: int, known: int) -> tuple[int, bool
                 published = await p.publish(delta(number))
                 assert published.duplicates in ({}, {0: number})
                 known = number + 1
-            await settled(p)
+            await settle(p)
             await assert_known(p, range(known))
             return known, True
     except BaseException:
@@ -309,67 +309,67 @@ async def crashing_life(disk: SimDisk, seed: int, known: int) -> tuple[int, bool
         return known, False
 
 
-# --- damage
+# --- corruption
 
 
-@pytest.mark.parametrize("index_bytes_max", [1, 1 << 20], ids=["by pages alone", "behind filters"])
-def test_damaged_run_is_made_anew_from_the_log_and_nothing_is_guessed(index_bytes_max: int) -> None:
+@pytest.mark.parametrize("index_bytes_max", [1, 1 << 20], ids=["by pages only", "after filters"])
+def test_corrupted_id_run_is_rebuilt_from_the_log(index_bytes_max: int) -> None:
     disk = SimDisk(1)
     settings = replace(SETTINGS, id_index_bytes_max=index_bytes_max)
 
     async def main() -> None:
         async with service(disk, settings) as p:
             await publish(p, range(20 * GENERATION))
-            await settled(p)
+            await settle(p)
             checkpointer = p._service_log.checkpointer
             assert checkpointer is not None
             await checkpointer.write()
-            damaged = ids_of(p).runs[0]
-            for page in range(damaged.facts.pages):
-                disk.flip(damaged.path, damaged.facts.page_bytes * page + 3)
+            corrupted_run = ids_of(p).runs[0]
+            for page in range(corrupted_run.facts.pages):
+                disk.flip(corrupted_run.path, corrupted_run.facts.page_bytes * page + 3)
             refusal = await refused(p.offer(delta(3)).wait())
             assert (refusal.code, refusal.retryable) == (ErrorCode.LOG_FAILED, True)
-            assert (await p.publish(delta(3))).duplicates == {0: 3}, "a caller who waits is told exactly"
-            await settled(p)
-            assert damaged not in ids_of(p).runs
+            assert (await p.publish(delta(3))).duplicates == {0: 3}, "a waiting caller gets the exact answer"
+            await settle(p)
+            assert corrupted_run not in ids_of(p).runs
             await assert_known(p, range(0, 20 * GENERATION, 3))
             await publish(p, range(20 * GENERATION, 21 * GENERATION))
 
-    async def again() -> None:
+    async def reopen() -> None:
         async with service(disk, settings) as p:
             assert p.recovery is not None
             assert p.recovery.checkpoint is not None
             await assert_known(p, range(0, 21 * GENERATION, 3))
 
     run_virtual(main)
-    run_virtual(again)
+    run_virtual(reopen)
 
 
-def test_damage_that_a_merge_meets_is_mended() -> None:
+def test_corrupted_id_run_found_by_a_merge_is_repaired() -> None:
     disk = SimDisk(1)
 
     async def main() -> None:
         async with service(disk) as p:
             await publish(p, range(3 * GENERATION))
-            await settled(p)
+            await settle(p)
             (first, *_) = ids_of(p).runs
             disk.flip(first.path, 3)
             await publish(p, range(3 * GENERATION, 5 * GENERATION))
             await anyio.sleep(3 * RETRY_S)
-            await settled(p)
+            await settle(p)
             assert len(ids_of(p).runs) == 1
             await assert_known(p, range(5 * GENERATION))
 
     run_virtual(main)
 
 
-def test_run_that_cannot_be_opened_is_read_from_the_log_at_a_start() -> None:
+def test_unreadable_id_run_is_rebuilt_at_start() -> None:
     disk = SimDisk(1)
 
     async def first() -> list[str]:
         async with service(disk) as p:
             await publish(p, range(20 * GENERATION))
-            await settled(p)
+            await settle(p)
             return [run.path for run in ids_of(p).runs]
 
     async def second() -> None:

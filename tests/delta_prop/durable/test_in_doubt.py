@@ -15,8 +15,8 @@ from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel, Dot, Priority
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.durable.test_reopening import ANY, contents, made, service
-from tests.delta_prop.durable.test_reopening_told import LOGGED, break_disk, until_back
+from tests.delta_prop.durable.test_reopening import ANY, contents, make_delta, service
+from tests.delta_prop.durable.test_reopening_told import LOGGED, break_disk, wait_until_recovered
 
 if TYPE_CHECKING:
     from delta_prop.embedded import Propagator
@@ -25,74 +25,74 @@ if TYPE_CHECKING:
 LOG_FILE = "streams/default/0/00000000000000000000.log"
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_an_offer_in_doubt_is_told_the_truth_once_the_log_is_recovered(kept: bool) -> None:
+@pytest.mark.parametrize("survives", [True, False])
+def test_offer_in_doubt_is_resolved_by_the_recovery(survives: bool) -> None:
     async def main() -> None:
         disk = SimDisk(1)
         async with service(disk) as p:
             producer = p.producer("me")
-            break_disk(disk, "write", ending="mark" if kept else "")
-            receipts = [p.offer(made("a")), producer.offer(made("b"))]
+            break_disk(disk, "write", ending="mark" if survives else "")
+            receipts = [p.offer(make_delta("a")), producer.offer(make_delta("b"))]
             await anyio.sleep(5)
             assert [one.state for one in receipts] == [OfferState.IN_DOUBT] * 2
-            await until_back(p, disk)
+            await wait_until_recovered(p, disk)
             found = await contents(disk)
             for key, receipt in zip("ab", receipts, strict=True):
-                assert receipt.acknowledged == (key in found), "told otherwise than it is"
+                assert receipt.acknowledged == (key in found), "the answer differs from the log"
                 if key in found:
                     assert receipt.result().offset == found[key]
                 else:
                     assert receipt.refusal().code is ErrorCode.LOG_FAILED
-            assert len(found) == (2 if kept else 0), "the test is about both outcomes"
+            assert len(found) == (2 if survives else 0), "the disk must give the outcome under test"
 
     run_virtual(main)
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("survives", [True, False])
 @pytest.mark.parametrize("handle", [True, False])
-def test_a_deadline_that_passes_in_doubt_names_the_dot_and_the_dot_tells(kept: bool, handle: bool) -> None:
+def test_timeout_in_doubt_names_a_dot_with_a_known_outcome_later(survives: bool, handle: bool) -> None:
     async def main() -> None:
         disk = SimDisk(1)
         async with service(disk) as p:
             producer = p.producer("me")
-            break_disk(disk, "write", ending="mark" if kept else "")
+            break_disk(disk, "write", ending="mark" if survives else "")
             began = p._now()
             with pytest.raises(Refused, match="may have happened") as caught:
-                await (producer if handle else p).publish(made("a"), timeout_s=3)
-            assert p._now() - began < 4, "a deadline is a deadline"
+                await (producer if handle else p).publish(make_delta("a"), timeout_s=3)
+            assert p._now() - began < 4, "the timeout is respected"
             assert caught.value.code is ErrorCode.OUTCOME_UNKNOWN
             dot = caught.value.details["dot"]
             assert isinstance(dot, Dot)
-            with pytest.raises(Refused) as again:
+            with pytest.raises(Refused) as second:
                 await p.outcome(dot, timeout_s=2)
-            assert (again.value.code, again.value.details) == (ErrorCode.OUTCOME_UNKNOWN, {"dot": dot})
-            await until_back(p, disk)
+            assert (second.value.code, second.value.details) == (ErrorCode.OUTCOME_UNKNOWN, {"dot": dot})
+            await wait_until_recovered(p, disk)
             if handle:
                 producer.resend()
-            told = await p.outcome(dot)
+            outcome = await p.outcome(dot)
             found = await contents(disk)
-            assert found == ({"a": 0} if kept else {})
-            if kept:
-                assert told == 0
-            else:  # a handle fills the dot, so that nothing comes under it any more
-                assert told is (ErrorCode.INVALID_DELTA if handle else None)
+            assert found == ({"a": 0} if survives else {})
+            if survives:
+                assert outcome == 0
+            else:  # a handle fills the dot with a no-op, so it is never used for another delta
+                assert outcome is (ErrorCode.INVALID_DELTA if handle else None)
 
     run_virtual(main)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_is_told_as_not_happened_never_happens(seed: int) -> None:
-    disk, told, refused = SimDisk(seed), dict[str, int](), set[str]()
+def test_refused_delta_is_never_stored_after_a_failure(seed: int) -> None:
+    disk, acknowledged, refused = SimDisk(seed), dict[str, int](), set[str]()
 
     async def publish(key: str, publisher: Propagator | Producer) -> None:
         try:
-            published = await publisher.publish(made(key), timeout_s=0.2)
+            published = await publisher.publish(make_delta(key), timeout_s=0.2)
         except Refused as refusal:
             if refusal.code is not ErrorCode.OUTCOME_UNKNOWN:
                 refused.add(key)
         else:
             assert published.offset is not None
-            told[key] = published.offset
+            acknowledged[key] = published.offset
 
     async def main() -> None:
         async with service(disk, seed) as p, anyio.create_task_group() as tasks:
@@ -102,17 +102,17 @@ def test_what_is_told_as_not_happened_never_happens(seed: int) -> None:
                 tasks.start_soon(publish, f"d{number}", p)
                 tasks.start_soon(publish, f"h{number}", producer)
             await anyio.sleep(1)
-            await until_back(p, disk)
+            await wait_until_recovered(p, disk)
             producer.resend()
             await anyio.sleep(1)
         found = await contents(disk)
-        assert told.items() <= found.items()
-        assert not refused & found.keys(), "told that it has not happened, and it did"
+        assert acknowledged.items() <= found.items()
+        assert not refused & found.keys(), "refused as not stored, but stored"
 
     run_virtual(main)
 
 
-def test_who_is_cancelled_while_his_delta_is_in_doubt_is_not_held_up() -> None:
+def test_cancelled_publish_in_doubt_ends_at_once() -> None:
     async def main() -> None:
         disk = SimDisk(1)
         async with service(disk) as p:
@@ -121,23 +121,23 @@ def test_who_is_cancelled_while_his_delta_is_in_doubt_is_not_held_up() -> None:
             for publisher in (p, producer):
                 began = p._now()
                 with anyio.move_on_after(2) as scope:
-                    await publisher.publish(made("a"))
+                    await publisher.publish(make_delta("a"))
                 assert scope.cancelled_caught
                 assert p._now() - began < 3
-            await until_back(p, disk)
+            await wait_until_recovered(p, disk)
 
     run_virtual(main)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_nothing_that_rests_on_the_state_is_answered_before_the_recovery_has_ended(seed: int) -> None:
+def test_state_is_not_answered_before_the_recovery_has_ended(seed: int) -> None:
     async def main() -> None:
         disk = SimDisk(seed)
         async with service(disk, log=LOGGED) as p, anyio.create_task_group() as tasks:
             producer = p.producer("me", ack_level=AckLevel.LOGGED)
-            published, told = await producer.publish(made("a")), list[ErrorCode | None]()
+            published, outcomes = await producer.publish(make_delta("a")), list[ErrorCode | None]()
             break_disk(disk, "sync", "sync_directory")
-            p.offer(made("x"))
+            p.offer(make_delta("x"))
             await anyio.sleep(1)
             for ask in (lambda: p.producer("other"), producer.watermark):
                 with pytest.raises(Refused) as caught:
@@ -151,32 +151,32 @@ def test_nothing_that_rests_on_the_state_is_answered_before_the_recovery_has_end
                 try:
                     await p.wait_visible(published)
                 except Refused as refusal:
-                    told.append(refusal.code)
+                    outcomes.append(refusal.code)
                 else:
-                    told.append(None)
+                    outcomes.append(None)
 
             tasks.start_soon(wait)
             await anyio.sleep(1)
-            assert told == []
+            assert outcomes == []
             disk.evict(LOG_FILE)
-            await until_back(p, disk)
+            await wait_until_recovered(p, disk)
             await anyio.sleep(1)
             found = await contents(disk)
-            kept = "a" in found
-            assert told == [None if kept else ErrorCode.LOG_FAILED]
-            assert await producer.outcome(1) == (0 if kept else None)
-            assert producer.watermark() == int(kept)
+            survived = "a" in found
+            assert outcomes == [None if survived else ErrorCode.LOG_FAILED]
+            assert await producer.outcome(1) == (0 if survived else None)
+            assert producer.watermark() == int(survived)
 
     run_virtual(main)
 
 
-def test_what_is_synced_is_visible_beside_a_failed_log_and_the_rest_waits_as_long_as_asked() -> None:
+def test_only_synced_rows_become_visible_on_a_failed_log() -> None:
     async def main() -> None:
         disk = SimDisk(1)
         async with service(disk) as p:
-            published = await p.publish(made("a"))
+            published = await p.publish(make_delta("a"))
             break_disk(disk, "write", "sync", "sync_directory")
-            receipt = p.offer(made("x"))
+            receipt = p.offer(make_delta("x"))
             await anyio.sleep(1)
             with pytest.raises(Refused) as caught:
                 p.head("a")
@@ -188,7 +188,7 @@ def test_what_is_synced_is_visible_beside_a_failed_log_and_the_rest_waits_as_lon
                     await p.wait_visible(waited, timeout_s=2)
                 assert p._now() - began < 3
             assert receipt.state is OfferState.IN_DOUBT, "nothing was withdrawn"
-            await until_back(p, disk)
+            await wait_until_recovered(p, disk)
             with suppress(Refused):
                 await receipt
             assert receipt.acknowledged == ("x" in await contents(disk))
@@ -197,23 +197,23 @@ def test_what_is_synced_is_visible_beside_a_failed_log_and_the_rest_waits_as_lon
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_duplicate_that_a_recovery_has_lost_is_not_told_as_visible(seed: int) -> None:
+def test_duplicate_lost_in_a_recovery_is_not_visible(seed: int) -> None:
     async def main() -> None:
         disk = SimDisk(seed)
         async with service(disk, log=LOGGED) as p:
-            await p.publish(made("a"))
+            await p.publish(make_delta("a"))
             break_disk(disk, "sync", "sync_directory")
-            x = replace(made("x"), id=bytes(16))
-            told = [await p.publish(x, ack_level=AckLevel.LOGGED) for _ in range(2)]
-            assert told[1].duplicate
-            p.offer(made("y"), ack_level=AckLevel.DURABLE)
+            x = replace(make_delta("x"), id=bytes(16))
+            acks = [await p.publish(x, ack_level=AckLevel.LOGGED) for _ in range(2)]
+            assert acks[1].duplicate
+            p.offer(make_delta("y"), ack_level=AckLevel.DURABLE)
             await anyio.sleep(1)
             disk.evict(LOG_FILE)
-            await until_back(p, disk)
-            kept = "x" in await contents(disk)
-            await p.publish(made("b"), made("c"), made("d"))
-            for one in told:
-                if kept:
+            await wait_until_recovered(p, disk)
+            survived = "x" in await contents(disk)
+            await p.publish(make_delta("b"), make_delta("c"), make_delta("d"))
+            for one in acks:
+                if survived:
                     await p.wait_visible(one)
                 else:
                     with pytest.raises(Refused) as caught:
@@ -223,12 +223,12 @@ def test_a_duplicate_that_a_recovery_has_lost_is_not_told_as_visible(seed: int) 
     run_virtual(main)
 
 
-def test_a_watermark_counts_only_what_is_kept() -> None:
+def test_watermark_counts_only_stored_rows() -> None:
     async def main() -> None:
         disk = SimDisk(1)
         async with service(disk) as p:
             producer = p.producer("me")
-            receipt = producer.offer(made("a"))
+            receipt = producer.offer(make_delta("a"))
             assert receipt.state is OfferState.APPENDED
             assert (producer.watermark(), p.producer("other").watermark()) == (0, 0)
             await receipt
@@ -237,13 +237,13 @@ def test_a_watermark_counts_only_what_is_kept() -> None:
     run_virtual(main)
 
 
-def test_a_disk_that_does_not_tell_its_room_refuses_and_is_asked_again() -> None:
+def test_disk_that_reports_no_free_space_refuses_appends() -> None:
     async def main() -> None:
         disk = SimDisk(1, capacity_bytes=50_000)
         async with service(disk, log=replace(ANY, free_bytes_min=100_000)) as p:
             disk.fail(lambda call: call.name == "free_bytes", times=None)
             with pytest.raises(Refused, match="does not report its free space") as caught:
-                await p.publish(made("a"), timeout_s=2)
+                await p.publish(make_delta("a"), timeout_s=2)
             assert caught.value.code is ErrorCode.LOG_FULL
 
     run_virtual(main)

@@ -20,7 +20,15 @@ from delta_prop_sinks import StorageSink
 from delta_prop_sinks.sink import RejectDelta
 from delta_prop_wire.delta import Source
 from delta_prop_wire.encode import encode_batch
-from tests.delta_prop.durable.quarantined import Rejecting, Store, added, held, made, rows_of, service
+from tests.delta_prop.durable.quarantined import (
+    RejectingSink,
+    Store,
+    make_addition,
+    make_delta,
+    quarantined_rows,
+    rows_of,
+    service,
+)
 from tests.delta_prop.rebuilding import History, Place, PlacedSink, same
 
 if TYPE_CHECKING:
@@ -29,7 +37,7 @@ if TYPE_CHECKING:
 
     from delta_prop_sinks.sink import Delivery
 
-KILLED = """
+KILLED_SCRIPT = """
 import os, signal, sys, anyio
 from delta_prop import Delta, Propagator, create, sparse_add
 from delta_prop.sinks import StorageSink
@@ -49,14 +57,14 @@ anyio.run(main)
 """
 
 
-def test_what_storage_rejected_is_there_after_a_kill(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False, timeout=60)
+def test_deltas_rejected_by_storage_survive_a_kill(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED_SCRIPT, str(tmp_path)], check=False, timeout=60)
     assert done.returncode == -signal.SIGKILL
 
     async def life(drops: bool) -> tuple[list[int], float, float]:
         async with Propagator(data=tmp_path / "log") as p:
             storage = await p.attach(StorageSink(tmp_path / "facts.db"))
-            aside = [one.offset for one in p.quarantine("storage")]
+            quarantined_offsets = [one.offset for one in p.quarantine("storage")]
             if drops:
                 assert (await p.drop("storage", 2)).applied == 1
             v, w = await storage.get("default", "v"), await storage.get("default", "w")
@@ -65,14 +73,14 @@ def test_what_storage_rejected_is_there_after_a_kill(tmp_path: Path) -> None:
             assert v.vector is not None
             assert w.vector is not None
             await p.publish(Delta("w", sparse_add([0], [1000.0])))
-            return aside, float(v.vector[0]), float(w.vector[0])
+            return quarantined_offsets, float(v.vector[0]), float(w.vector[0])
 
     assert anyio.run(life, False) == ([2, 3], 1.0, 101.0)
     assert anyio.run(life, True) == ([2, 3], 11.0, 1101.0)
     assert anyio.run(life, False) == ([], 11.0, 2101.0)
 
 
-class CutOff(Rejecting):
+class CrashingSink(RejectingSink):
     """Goes off within a late call: before what it brings is durable, or just after."""
 
     def __init__(self, store: Store, bad: set[float], when: Literal["before", "after"]) -> None:
@@ -90,35 +98,33 @@ class CutOff(Rejecting):
 
 @pytest.mark.parametrize("keeps_cursor", [True, False])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_replay_that_is_cut_off_has_one_effect(
-    when: Literal["before", "after"], keeps_cursor: bool
-) -> None:
+def test_interrupted_replay_has_one_effect(when: Literal["before", "after"], keeps_cursor: bool) -> None:
     disk, store, bad = SimDisk(1), Store(keeps_cursor), {7.0}
 
-    async def cut_off() -> None:
+    async def replay_and_crash() -> None:
         async with service(disk, 1) as p:
-            await p.attach(CutOff(store, bad, when))
-            await p.publish(made("a"), made("b"))
-            await p.publish(added("a", 7), added("a", 10))
+            await p.attach(CrashingSink(store, bad, when))
+            await p.publish(make_delta("a"), make_delta("b"))
+            await p.publish(make_addition("a", 7), make_addition("a", 10))
             await p._sinks.feed("adds").wait(4)
-            assert [one[0] for one in held(p)] == [2, 3]
+            assert [one[0] for one in quarantined_rows(p)] == [2, 3]
             await anyio.sleep(2)
             bad.clear()
             await p.replay("adds")
 
     with pytest.raises(BaseException, match=r"went off|unhandled") as caught:
-        run_virtual(cut_off)
+        run_virtual(replay_and_crash)
     assert caught.group_contains(SimCrash) if isinstance(caught.value, BaseExceptionGroup) else True
     assert store.sums["a"] == (1 if when == "before" else 18)
 
-    async def again() -> None:
+    async def reopen() -> None:
         async with service(disk.crash(1), 2) as p:
-            await p.attach(Rejecting(store, bad))
-            assert [one[0] for one in held(p)] == [2, 3]
+            await p.attach(RejectingSink(store, bad))
+            assert [one[0] for one in quarantined_rows(p)] == [2, 3]
             await p.replay("adds")
-            assert held(p) == []
+            assert quarantined_rows(p) == []
 
-    run_virtual(again)
+    run_virtual(reopen)
     assert store.sums == {"a": 18, "b": 1}
     assert store.given == [0, 1, 2, 3]
 
@@ -132,7 +138,7 @@ class RejectsOne(PlacedSink):
         await super().apply(deliveries)
 
 
-def test_a_rebuild_leaves_nothing_of_a_quarantine_behind() -> None:
+def test_rebuild_clears_the_quarantine() -> None:
     place, disks = Place(), [SimDisk(1)]
 
     async def first() -> None:
@@ -140,9 +146,9 @@ def test_a_rebuild_leaves_nothing_of_a_quarantine_behind() -> None:
             history = History(p)
             await p.attach(RejectsOne(place))
             for number in range(5):
-                await p.publish(added("v", number) if number else made("v"))
+                await p.publish(make_addition("v", number) if number else make_delta("v"))
                 await anyio.sleep(0.1)
-            assert [one[0] for one in held(p, "placed")] == [2, 3, 4]
+            assert [one[0] for one in quarantined_rows(p, "placed")] == [2, 3, 4]
             history.take_snapshot()
             p.rebuild("placed")
             await p.wait_visible(5)
@@ -150,13 +156,13 @@ def test_a_rebuild_leaves_nothing_of_a_quarantine_behind() -> None:
             disks.append(disks[0].crash(1))
 
     async def second() -> None:
-        kept = read_stored(disks[1], "placed", lambda _: None)
-        assert kept is not None
-        assert kept.held == {}
+        stored = read_stored(disks[1], "placed", lambda _: None)
+        assert stored is not None
+        assert stored.held == {}
         async with service(disks[1], 2) as p:
             await p.attach(RejectsOne(place))
-            assert held(p, "placed") == []
-            await p.publish(added("v", 100))
+            assert quarantined_rows(p, "placed") == []
+            await p.publish(make_addition("v", 100))
             await p.wait_visible(6)
 
     with suppress(SimCrash):
@@ -164,35 +170,35 @@ def test_a_rebuild_leaves_nothing_of_a_quarantine_behind() -> None:
     run_virtual(second)
 
 
-def test_a_sink_withholds_from_history_what_is_set_aside_as_soon_as_it_opens() -> None:
+def test_quarantined_rows_are_withheld_from_history_at_open() -> None:
     async def main() -> None:
         disk, store, bad, seen = SimDisk(1), Store(keeps_cursor=True), {7.0}, []
 
-        class Looking(Rejecting):
+        class HistorySink(RejectingSink):
             async def open(self, context):  # type: ignore[no-untyped-def]
-                told = context.history([("default", "a")])
-                seen.append([logged.offset + row async for logged, row in told])
+                history = context.history([("default", "a")])
+                seen.append([logged.offset + row async for logged, row in history])
                 return await super().open(context)
 
         async with service(disk, 1) as p:
-            await p.attach(Looking(store, bad))
-            await p.publish(made("a"), made("b"))
-            await p.publish(added("a", 7), added("a", 10))
+            await p.attach(HistorySink(store, bad))
+            await p.publish(make_delta("a"), make_delta("b"))
+            await p.publish(make_addition("a", 7), make_addition("a", 10))
             await p._sinks.feed("adds").wait(4)
-            await p.publish(made("c"))
+            await p.publish(make_delta("c"))
             await anyio.sleep(2)
         disk = disk.crash(1)
         async with service(disk, 2) as p:
-            await p.attach(Looking(store, bad))
+            await p.attach(HistorySink(store, bad))
             await p.drop("adds", 2)
         async with service(disk.crash(2), 3) as p:
-            await p.attach(Looking(store, bad))
+            await p.attach(HistorySink(store, bad))
         assert seen == [[], [0], [0, 3]]
 
     run_virtual(main)
 
 
-def test_a_late_delta_is_folded_with_those_that_come_out_of_the_quarantine_before_it(tmp_path: Path) -> None:
+def test_replayed_delta_is_folded_in_canonical_order(tmp_path: Path) -> None:
     class Picky(StorageSink):
         bad = True
 
@@ -206,13 +212,13 @@ def test_a_late_delta_is_folded_with_those_that_come_out_of_the_quarantine_befor
     async def main() -> None:
         async with service(SimDisk(1), 1) as p:
             sink, remote = await p.attach(Picky(tmp_path / "v.db")), p.producer("far", source=Source.REPLICA)
-            await p.publish(made("a", 1.0))
-            await p.publish(made("b", 1.0))
+            await p.publish(make_delta("a", 1.0))
+            await p.publish(make_delta("b", 1.0))
             await p.publish(Delta("a", create([7.0]), metadata={"n": 1}))
             before = encode_batch([Delta("a", sparse_add([0], [10.0]))], origin=0x7770, base=1)
             await remote.send_frame(before, 2).wait()
             await p._sinks.feed(sink.name).wait(4)
-            assert held(p, sink.name) == [(2, 2, "metadata are not wanted now"), (3, 2, None)]
+            assert quarantined_rows(p, sink.name) == [(2, 2, "metadata are not wanted now"), (3, 2, None)]
             sink.bad = False
             assert (await p.replay(sink.name)).applied == 2
             state = await sink.get("default", "a")

@@ -18,7 +18,7 @@ from delta_prop_sinks.sink import Delivery
 from delta_prop_wire.delta import Source
 from delta_prop_wire.encode import encode_batch
 from tests.broker.durable import Clock
-from tests.delta_prop.durable.quarantined import added
+from tests.delta_prop.durable.quarantined import make_addition
 
 if TYPE_CHECKING:
     from delta_prop_wire.batch import LoggedBatch
@@ -28,7 +28,7 @@ STEPS = st.lists(
         st.sampled_from(["batch", "batch", "batch", "replay", "drop", "come back", "cut", "leave"]),
         st.lists(st.sampled_from("abc"), min_size=1, max_size=4),
         st.integers(0, 30),
-        st.booleans(),  # whether it is written down then
+        st.booleans(),  # true: the quarantine is written after the step
     ),
     min_size=4,
     max_size=20,
@@ -45,7 +45,7 @@ def state(quarantine: Quarantine) -> State:
 
 
 def append(log: DurableLog, keys: list[str]) -> LoggedBatch:
-    batch = encode_batch([added(key, 1) for key in keys], origin=16, base=log.next_offset + 1)
+    batch = encode_batch([make_addition(key, 1) for key in keys], origin=16, base=log.next_offset + 1)
     return log.append(batch, lamport=log.next_offset + 1, source=Source.LOCAL)
 
 
@@ -71,7 +71,7 @@ def step(quarantine: Quarantine, logged: LoggedBatch | None, kind: str, number: 
 
 
 @given(STEPS, st.sampled_from([0, 200, 1 << 20]))
-def test_the_file_says_what_the_quarantine_is(
+def test_quarantine_file_equals_the_quarantine(
     steps: list[tuple[str, list[str], int, bool]], spare_bytes: int
 ) -> None:
     async def main() -> None:
@@ -86,24 +86,24 @@ def test_the_file_says_what_the_quarantine_is(
 
         def read() -> Quarantine:
             found = Quarantine(10, 1 << 20)
-            kept = read_stored(disk, "s", log.epoch_end)
-            if kept is not None:
-                restore_quarantine(found, kept)
+            stored = read_stored(disk, "s", log.epoch_end)
+            if stored is not None:
+                restore_quarantine(found, stored)
             return found
 
-        keeper, kept = keeper_of(quarantine), state(quarantine)
-        for kind, keys, number, keeps in steps:
-            if kind == "leave":  # what was not kept is gone
+        keeper, stored_state = keeper_of(quarantine), state(quarantine)
+        for kind, keys, number, writes in steps:
+            if kind == "leave":  # changes that were not written are lost
                 await keeper.close()
                 quarantine = read()
-                assert state(quarantine) == kept
+                assert state(quarantine) == stored_state
                 keeper = keeper_of(quarantine)
             else:
                 step(quarantine, append(log, keys) if kind == "batch" else None, kind, number)
-            if keeps:
+            if writes:
                 await keeper.write()
-                kept = state(quarantine)
+                stored_state = state(quarantine)
                 assert not keeper.is_dirty
-                assert state(read()) == kept
+                assert state(read()) == stored_state
 
     run_virtual(main)

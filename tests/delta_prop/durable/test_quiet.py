@@ -22,25 +22,25 @@ def service(disk: SimDisk, seed: int, *, compact: bool) -> Propagator:
     return Propagator(Settings(close_timeout_s=5), data="x", log=log, world=virtual_world(seed, disk=disk))
 
 
-def made(number: int) -> Delta:
+def make_delta(number: int) -> Delta:
     return Delta(f"v{number}", create([float(number)]), id=number.to_bytes(16, "big"))
 
 
 @pytest.mark.parametrize("compact", [True, False])
 @pytest.mark.parametrize("ending", ["closed", "killed", "crashed"])
-def test_what_was_published_before_is_still_known(ending: str, compact: bool) -> None:
+def test_ids_and_watermarks_survive_an_empty_log(ending: str, compact: bool) -> None:
     async def main() -> None:
         disk = SimDisk(1)
         for life in range(4):
             async with service(disk, life, compact=compact) as p:
-                for number in range(life * 10):  # and nobody can tell whether this says the same
+                for number in range(life * 10):  # the log cannot compare it with the first copy
                     with pytest.raises(Refused, match="no longer holds") as caught:
-                        await p.publish(made(number))
+                        await p.publish(make_delta(number))
                     assert caught.value.code is ErrorCode.OUTCOME_UNKNOWN
                 producer = p.producer("me")
                 assert producer.watermark() == life
                 for number in range(life * 10, life * 10 + 10):
-                    assert not (await p.publish(made(number))).duplicates
+                    assert not (await p.publish(make_delta(number))).duplicates
                 await producer.publish(Delta("mine", create([1.0])))
                 await anyio.sleep(100)
                 log = p.statistics().log

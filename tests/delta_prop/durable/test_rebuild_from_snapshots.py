@@ -49,24 +49,24 @@ async def load(p: Propagator, history: History, rounds: range) -> None:
         await anyio.sleep(0.1)
 
 
-def alive(history: History) -> dict[tuple[str, str], object]:
+def alive_states(history: History) -> dict[tuple[str, str], object]:
     """Tombstones of long ago need not be remembered by anybody."""
     return {ref: state for ref, state in history.states().items() if state.alive}
 
 
-def test_sinks_that_were_away_come_to_the_fold_of_everything() -> None:
+def test_absent_sinks_catch_up_to_the_full_fold() -> None:
     async def main() -> None:
         disk = SimDisk(1)
-        kept, let_go, lines = Place(), Place(), CallbackSink(lambda *_: None, name="lines")
+        holding, released, lines = Place(), Place(), CallbackSink(lambda *_: None, name="lines")
         steady: list[int] = []
         async with service(disk, 1) as p:
-            await p.attach(PlacedSink(kept, "kept"))
-            await p.attach(PlacedSink(let_go, "let go"))
+            await p.attach(PlacedSink(holding, "kept"))
+            await p.attach(PlacedSink(released, "let go"))
             await p.attach(lines)
             history = History(p)
             await load(p, history, range(2))
             await p.wait_visible(p.statistics().log.next_offset)
-            await p.detach("let go")  # the log keeps nothing more for these two
+            await p.detach("let go")  # the log no longer waits for these two
             await p.detach("lines")
         async with service(disk, 2) as p:
             history.log = p._log
@@ -75,32 +75,32 @@ def test_sinks_that_were_away_come_to_the_fold_of_everything() -> None:
             log = p.statistics().log
             assert log.segments >= 5
             assert (log.start_offset, log.held_by) == (0, "kept")
-            await p.attach(PlacedSink(kept, "kept"))
+            await p.attach(PlacedSink(holding, "kept"))
             await p.wait_visible(log.next_offset)
-            assert p.statistics().sinks["kept"].rebuilds == 0  # all of it was there
-            same(kept.states, history.states())
+            assert p.statistics().sinks["kept"].rebuilds == 0  # the log held every row
+            same(holding.states, history.states())
             await load(p, history, range(40, 70))
             await anyio.sleep(30)
             log = p.statistics().log
             assert log.snapshots_made >= 1
-            assert log.start_offset > let_go.cursor.next_offset  # type: ignore[union-attr]
+            assert log.start_offset > released.cursor.next_offset  # type: ignore[union-attr]
             refusal = await refused(p.attach(lines))
             assert refusal.code is ErrorCode.CURSOR_TOO_OLD
-            for name, place in (("let go", let_go), ("new", Place())):
+            for name, place in (("let go", released), ("new", Place())):
                 await p.attach(PlacedSink(place, name))
                 await load(p, history, range(70, 73))
                 await p.wait_visible(p.statistics().log.next_offset)
                 assert p.statistics().sinks[name].rebuilds == 1
                 found = {ref: state for ref, state in place.states.items() if state.alive}
-                same(found, alive(history))  # type: ignore[arg-type]
-            assert steady == list(range(p.statistics().log.next_offset))  # nobody else noticed anything
+                same(found, alive_states(history))  # type: ignore[arg-type]
+            assert steady == list(range(p.statistics().log.next_offset))  # the other sink is not affected
             assert p.statistics().refused == 0
 
     run_virtual(main)
 
 
 @pytest.mark.parametrize("rebuilds", [True, False])
-def test_at_the_logs_bound_a_sink_that_comes_back_by_itself_gives_way_and_any_other_refuses(
+def test_full_log_invalidates_rebuildable_sinks_only(
     rebuilds: bool,
 ) -> None:
     async def main() -> None:
@@ -123,7 +123,7 @@ def test_at_the_logs_bound_a_sink_that_comes_back_by_itself_gives_way_and_any_ot
             await p.wait_visible(p.statistics().log.next_offset)
             assert p.statistics().sinks["placed"].rebuilds == 1
             found = {ref: state for ref, state in place.states.items() if state.alive}
-            same(found, alive(history))  # type: ignore[arg-type]
+            same(found, alive_states(history))  # type: ignore[arg-type]
 
     run_virtual(main)
 
@@ -137,7 +137,7 @@ def test_storage_and_its_index_are_rebuilt_from_a_real_snapshot(tmp_path: Path) 
         disk = SimDisk(2)
         async with service(disk, 1) as p:
             history = History(p)
-            whole = await p.attach(IndexSink(name="whole"))
+            reference = await p.attach(IndexSink(name="whole"))
             await load(p, history, range(50))
             await anyio.sleep(30)
             assert p.statistics().log.start_offset > 0
@@ -146,13 +146,13 @@ def test_storage_and_its_index_are_rebuilt_from_a_real_snapshot(tmp_path: Path) 
             shared = await p.attach(IndexSink(name="shared", resident=resident))
             await load(p, history, range(50, 55))
             await p.wait_visible(p.statistics().log.next_offset)
-            for ref, state in alive(history).items():
+            for ref, state in alive_states(history).items():
                 found = await storage.get(*ref)
                 assert found is not None
                 assert found.content == state.content  # type: ignore[attr-defined]
                 assert found.key == state.key  # type: ignore[attr-defined]
             for metric in ("l2", "cosine"):
-                expected = whole.search([1.0, 2.0, 3.0], 30, metric=metric)  # type: ignore[arg-type]
+                expected = reference.search([1.0, 2.0, 3.0], 30, metric=metric)  # type: ignore[arg-type]
                 assert shared.search([1.0, 2.0, 3.0], 30, metric=metric) == expected  # type: ignore[arg-type]
             assert [p.statistics().sinks[name].rebuilds for name in ("storage", "shared", "whole")] == [
                 1,
@@ -163,7 +163,7 @@ def test_storage_and_its_index_are_rebuilt_from_a_real_snapshot(tmp_path: Path) 
     run_virtual(main)
 
 
-def test_an_index_that_shares_is_rebuilt_though_the_snapshot_ends_with_what_is_for_others(
+def test_shared_index_is_rebuilt_past_rows_of_other_namespaces(
     tmp_path: Path,
 ) -> None:
     async def main() -> None:
@@ -186,11 +186,11 @@ def test_an_index_that_shares_is_rebuilt_though_the_snapshot_ends_with_what_is_f
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_rebuild_from_a_real_snapshot_survives_crashes(seed: int) -> None:
+def test_rebuild_from_a_real_snapshot_survives_crashes(seed: int) -> None:
     """The power goes at some call of the sink, again and again; each time the next life begins again."""
     place, disks = Place(), [SimDisk(seed)]
 
-    async def dies(number: int) -> None:
+    async def crash_during_rebuild(number: int) -> None:
         async with service(disks[-1], number) as p:
             await load(p, History(p), range(40 * number, 40 * number + 40))
             await anyio.sleep(20)
@@ -202,33 +202,31 @@ def test_a_rebuild_from_a_real_snapshot_survives_crashes(seed: int) -> None:
             assert p.statistics().sinks["placed"].state == "rebuilding"
             disks.append(disks[-1].crash(seed + number))
 
-    async def lives() -> None:
+    async def finish_rebuild() -> None:
         async with service(disks[-1], 9) as p:
-            whole = Place()
+            reference = Place()
             await p.attach(PlacedSink(place))
-            await p.attach(PlacedSink(whole, "whole"))
+            await p.attach(PlacedSink(reference, "whole"))
             await p.wait_visible(p.statistics().log.next_offset)
             assert not place.void
             assert p.statistics().sinks["placed"].rebuilds == 1
-            same(place.states, whole.states)
+            same(place.states, reference.states)
 
     for number in range(3):
         with suppress(SimCrash, BaseExceptionGroup):
-            run_virtual(dies, number)
+            run_virtual(crash_during_rebuild, number)
         assert len(disks) == number + 2
         place.hang.clear()
-    run_virtual(lives)
+    run_virtual(finish_rebuild)
     assert place.calls.count("begin") >= 2
 
 
 @pytest.mark.parametrize("cursor", [True, False])
 @pytest.mark.parametrize("killed", [True, False])
-def test_a_sink_that_goes_before_its_rebuild_has_begun_is_rebuilt_when_it_comes_back(
-    killed: bool, cursor: bool
-) -> None:
+def test_sink_detached_before_its_rebuild_is_rebuilt_on_return(killed: bool, cursor: bool) -> None:
     place, disks = Place(), [SimDisk(1)]
 
-    async def goes() -> None:
+    async def detach_before_rebuild() -> None:
         async with service(disks[-1], 1) as p:
             history = History(p)
             await p.attach(PlacedSink(place, cursor=cursor))
@@ -247,21 +245,21 @@ def test_a_sink_that_goes_before_its_rebuild_has_begun_is_rebuilt_when_it_comes_
                 return
         disks.append(disks[-1].kill())
 
-    async def comes_back() -> None:
+    async def return_and_rebuild() -> None:
         async with service(disks[1], 2) as p:
-            whole = Place()
-            await p.attach(PlacedSink(whole, "whole"))
+            reference = Place()
+            await p.attach(PlacedSink(reference, "whole"))
             await p.attach(PlacedSink(place, cursor=cursor))
             p.resume("placed")
             await p.wait_visible(p.statistics().log.next_offset)
             assert p.statistics().sinks["placed"].rebuilds == 1
-            same(place.states, whole.states)
+            same(place.states, reference.states)
 
-    run_virtual(goes)
-    run_virtual(comes_back)
+    run_virtual(detach_before_rebuild)
+    run_virtual(return_and_rebuild)
 
 
-def test_late_deltas_behind_a_snapshot_are_folded_onto_it_and_beneath_it_counted(tmp_path: Path) -> None:
+def test_out_of_order_deltas_fold_onto_the_snapshot_or_are_counted(tmp_path: Path) -> None:
     async def main() -> None:
         async with service(SimDisk(3), 1) as p:
             history, remote = History(p), p.producer("elsewhere", source=Source.REPLICA)
@@ -275,11 +273,11 @@ def test_late_deltas_behind_a_snapshot_are_folded_onto_it_and_beneath_it_counted
             await p.publish(Delta("vector", scale(2.0)))
             history.read()
             last = history.batches[-1]
-            # Another service had numbered its delta after all that the snapshot has, and before this scale.
+            # The Lamport number lies above all rows of the snapshot and below this scale.
             late = encode_batch([Delta("vector", sparse_add([0], [10.0]))], origin=0x7770, base=1)
             await remote.send_frame(late, last.lamport - 1).wait()
-            beneath = encode_batch([Delta("vector", sparse_add([1], [10.0]))], origin=0x7770, base=2)
-            await remote.send_frame(beneath, 1).wait()
+            below_snapshot = encode_batch([Delta("vector", sparse_add([1], [10.0]))], origin=0x7770, base=2)
+            await remote.send_frame(below_snapshot, 1).wait()
             await p.wait_visible(before + 3)
             state = await storage.get("default", "vector")
             assert state is not None
@@ -291,7 +289,7 @@ def test_late_deltas_behind_a_snapshot_are_folded_onto_it_and_beneath_it_counted
 
 
 @pytest.mark.parametrize("compacts", [True, False])
-def test_a_log_without_what_it_let_go_rebuilds_nothing_and_says_so_at_the_call(compacts: bool) -> None:
+def test_rebuild_without_a_snapshot_is_refused_at_the_call(compacts: bool) -> None:
     async def main() -> None:
         disk, place = SimDisk(5), Place()
         async with service(disk, 1, replace(SMALL, compact=compacts)) as p:
@@ -300,7 +298,7 @@ def test_a_log_without_what_it_let_go_rebuilds_nothing_and_says_so_at_the_call(c
             await load(p, history, range(60))
             await anyio.sleep(30)
             assert p.statistics().log.start_offset > 0
-        async with service(disk, 2, replace(SMALL, compact=False)) as p:  # one that is there still counts
+        async with service(disk, 2, replace(SMALL, compact=False)) as p:  # an existing snapshot still counts
             history.log = p._log
             await p.attach(PlacedSink(place))
             if compacts:
@@ -310,7 +308,7 @@ def test_a_log_without_what_it_let_go_rebuilds_nothing_and_says_so_at_the_call(c
                     p.rebuild("placed")
             await p.publish(Delta("v0-0", create([1.0, 2.0, 3.0])))
             await p.wait_visible(p.statistics().log.next_offset)
-            told = p.statistics().sinks["placed"]
-            assert (told.state, told.rebuilds) == ("idle", int(compacts))
+            feed = p.statistics().sinks["placed"]
+            assert (feed.state, feed.rebuilds) == ("idle", int(compacts))
 
     run_virtual(main)

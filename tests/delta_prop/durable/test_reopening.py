@@ -32,24 +32,24 @@ def service(disk: SimDisk, seed: int = 0, log: LogSettings = ANY) -> Propagator:
     return Propagator(Settings(close_timeout_s=5), data="x", log=log, world=world)
 
 
-def made(key: str) -> Delta:
+def make_delta(key: str) -> Delta:
     return Delta(key, create([1.0, 2.0]))
 
 
-def test_the_service_goes_on_by_itself_when_the_disk_is_well_again() -> None:
+def test_service_recovers_by_itself_when_the_disk_recovers() -> None:
     async def main() -> None:
-        disk, seen, told = SimDisk(1), [], []
+        disk, seen, offsets = SimDisk(1), [], []
         async with service(disk) as p, anyio.create_task_group() as tasks:
             await p.attach(CallbackSink(lambda offset, delta: seen.append((offset, delta.vector_id))))
             producer = p.producer("me")
-            await p.publish(made("a"))
-            await producer.publish(made("b"))
+            await p.publish(make_delta("a"))
+            await producer.publish(make_delta("b"))
 
             async def draft() -> None:
-                told.append((await p.publish(made("c"))).offset)
+                offsets.append((await p.publish(make_delta("c"))).offset)
 
             async def dot() -> None:
-                told.append((await producer.publish(made("d"), timeout_s=100)).offset)
+                offsets.append((await producer.publish(make_delta("d"), timeout_s=100)).offset)
 
             disk.fail(lambda call: call.name in ("sync", "sync_directory"), times=None)
             tasks.start_soon(draft)
@@ -62,23 +62,23 @@ def test_the_service_goes_on_by_itself_when_the_disk_is_well_again() -> None:
             assert reopening.last_error is not None
             assert "Input/output" in reopening.last_error
             assert 0 <= (reopening.next_try_s or 0) <= 30
-            assert told == []
+            assert offsets == []
             with pytest.raises(Refused) as caught:
-                await p.offer(made("e")).wait()
+                await p.offer(make_delta("e")).wait()
             assert caught.value.code is ErrorCode.LOG_FAILED
             late: list[int] = []
             await p.attach(CallbackSink(lambda offset, _: late.append(offset), name="late"), start="earliest")
             await p.wait_visible(2, sinks=["late"])
-            assert late == [0, 1], "reading goes on"
+            assert late == [0, 1], "the log can be read meanwhile"
             disk.heal()
             await anyio.sleep(31)
-            assert sorted(offset for offset in told if offset is not None) == [2, 3]
+            assert sorted(offset for offset in offsets if offset is not None) == [2, 3]
             reopening = p.statistics().reopening
             assert reopening is not None
             assert (reopening.failed, reopening.reopened, reopening.tries) == (False, 1, 0)
             assert p.recovery is not None
             assert p.recovery.epoch == 2
-            await producer.publish(made("f"))
+            await producer.publish(make_delta("f"))
             await p.wait_visible(5)
             assert [offset for offset, _ in seen] == [0, 1, 2, 3, 4]
             assert sorted(key for _, key in seen) == ["a", "b", "c", "d", "f"]
@@ -100,14 +100,14 @@ SMALL = LogSettings(
 )
 
 
-class Story:
+class OutageRun:
     """Three producers, callers without dots and with ids, two sinks; what each was told."""
 
     def __init__(self, disk: SimDisk, level: AckLevel = AckLevel.DURABLE) -> None:
         self.disk = disk
         self.level = level
-        self.told: dict[str, int] = {}
-        self.looked = 0
+        self.acknowledged: dict[str, int] = {}
+        self.checked = 0
         self.seen: dict[str, list[tuple[int, str]]] = {"one": [], "two": []}
         self.reopened = 0
         self.epoch = 0
@@ -129,68 +129,72 @@ class Story:
             assert reopening is not None
             assert not reopening.failed
             self.reopened = reopening.reopened
-            await self.is_like_a_fresh_one(p, seed)
+            await self.check_against_fresh(p, seed)
 
     async def heal(self, p: Propagator) -> None:
         await anyio.sleep(OUTAGE_S)
-        kept = dict(self.told)
+        acknowledged_before = dict(self.acknowledged)
         image = self.disk.crash(self.disk.calls)
         self.disk.heal()
-        assert kept.items() <= (await contents(image)).items(), "acknowledged, and not on stable storage"
-        self.looked += len(kept)
+        assert acknowledged_before.items() <= (await contents(image)).items(), (
+            "acknowledged, and not on stable storage"
+        )
+        self.checked += len(acknowledged_before)
 
     async def attach_late(self, p: Propagator) -> None:
         sink = CallbackSink(lambda at, delta: self.note("two", at, delta), name="two")
         while "two" not in p.statistics().sinks:
             await anyio.sleep(0.2)
-            with suppress(OSError):  # what was set aside for it must be read first
+            with suppress(OSError):  # its quarantine must be read first
                 await p.attach(sink, start="earliest")
 
     async def produce(self, p: Propagator, number: int) -> None:
         producer = p.producer(f"p{number}", ack_level=self.level)
         for at in range(6):
             key = f"p{number}-{at}"
-            published = await producer.publish(made(key), timeout_s=150)
+            published = await producer.publish(make_delta(key), timeout_s=150)
             assert published.offset is not None
-            self.tell(key, published.offset)
+            self.record(key, published.offset)
             await anyio.sleep(0.05 * at)
 
     async def publish(self, p: Propagator, number: int) -> None:
         for at in range(4):
             key = f"d{number}-{at}"
             delta = (
-                made(key) if number else Delta(key, create([1.0]), namespace="ids", id=key.encode().ljust(16))
+                make_delta(key)
+                if number
+                else Delta(key, create([1.0]), namespace="ids", id=key.encode().ljust(16))
             )
             published = await p.publish(delta, ack_level=self.level, timeout_s=150)
             offset = published.offset if published.offset is not None else published.duplicates[0]
             assert offset is not None
-            self.tell(key, offset)
+            self.record(key, offset)
             await anyio.sleep(0.1)
 
-    def tell(self, key: str, offset: int) -> None:
-        assert key not in self.told
-        self.told[key] = offset
+    def record(self, key: str, offset: int) -> None:
+        assert key not in self.acknowledged
+        self.acknowledged[key] = offset
 
     def note(self, sink: str, offset: int, delta: Delta) -> None:
         self.seen[sink].append((offset, delta.vector_id))
 
-    async def is_like_a_fresh_one(self, p: Propagator, seed: int) -> None:
+    async def check_against_fresh(self, p: Propagator, seed: int) -> None:
         image = self.disk.kill()
         found = await contents(image)
-        assert found == self.told, "lost, doubled or elsewhere"
+        assert found == self.acknowledged, "lost, doubled or at another offset"
         for sink, seen in self.seen.items():
-            assert seen == sorted({(at, key) for key, at in self.told.items()}), sink
+            assert seen == sorted({(at, key) for key, at in self.acknowledged.items()}), sink
         async with service(image, seed + 1, SMALL) as fresh:
             assert marks(fresh) == marks(p)
-            for key in self.told:
+            for key in self.acknowledged:
                 assert fresh.head(key) == p.head(key)
-            ids = [key.encode().ljust(16) for key in self.told if key.startswith("d0")]
+            ids = [key.encode().ljust(16) for key in self.acknowledged if key.startswith("d0")]
             now, then = p._pipeline.appender.ids.find(ids), fresh._pipeline.appender.ids.find(ids)
-            assert now == then == [self.told[one.decode().rstrip()] for one in ids]
+            assert now == then == [self.acknowledged[one.decode().rstrip()] for one in ids]
             for number in range(2):
                 producer = fresh.producer(f"p{number}")
                 for at in range(6):
-                    assert await producer.outcome(at + 1) == self.told[f"p{number}-{at}"]
+                    assert await producer.outcome(at + 1) == self.acknowledged[f"p{number}-{at}"]
 
 
 def marks(p: Propagator) -> tuple[int, int, int, dict[int, int]]:
@@ -208,14 +212,14 @@ async def contents(disk: SimDisk) -> dict[str, int]:
         for logged in batches:
             if not logged.batch.is_control:
                 for row, key in enumerate(logged.batch.keys):
-                    assert key not in found, f"{key} is there twice"
+                    assert key not in found, f"{key} is stored twice"
                     found[key] = logged.offset + row
             at = logged.next_offset
     log.close()
     return found
 
 
-def fails(disk: SimDisk, kind: str, n: int) -> Callable[[int], None]:
+def fault_from(disk: SimDisk, kind: str, n: int) -> Callable[[int], None]:
     """From its n-th call on the disk fails so, until it is healed; short writes go on being short."""
 
     def set_up(calls: int) -> None:
@@ -233,21 +237,19 @@ def fails(disk: SimDisk, kind: str, n: int) -> Callable[[int], None]:
 
 
 @pytest.mark.parametrize("kind", ["ENOSPC", "write", "read", "sync", "everything", "short"])
-def test_whatever_fails_and_whenever_nothing_promised_is_lost_and_nothing_doubled(
-    kind: str, full: bool
-) -> None:
+def test_failure_at_any_call_loses_or_doubles_nothing(kind: str, full: bool) -> None:
     probe = SimDisk(0)
-    run_virtual(Story(probe).live, 0)
+    run_virtual(OutageRun(probe).live, 0)
     calls = probe.calls
-    reopened = struck = looked = 0
+    reopened = struck = checked = 0
     for n in range(1, calls, 1 if full else 41):
         disk = SimDisk(n)
-        story = Story(disk)
-        run_virtual(story.live, n, fails(disk, kind, n))
-        reopened += story.reopened
-        looked += story.looked
+        outage = OutageRun(disk)
+        run_virtual(outage.live, n, fault_from(disk, kind, n))
+        reopened += outage.reopened
+        checked += outage.checked
         struck += sum(count for name, count in disk.struck.items() if name.endswith(("failed", "writes")))
-    print(f"{kind}: {calls} calls, {struck} faults, {reopened} times reopened, {looked} looked up")
+    print(f"{kind}: {calls} calls, {struck} faults, {reopened} times reopened, {checked} looked up")
     assert struck > 5
-    assert looked > 5
+    assert checked > 5
     assert reopened > 2 or kind in ("read", "short")

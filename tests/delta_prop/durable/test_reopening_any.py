@@ -41,7 +41,7 @@ class History:
     """Acknowledged and delivered rows; the producers."""
 
     disk: SimDisk
-    told: dict[bytes, tuple[int, AckLevel]] = field(default_factory=dict)
+    acknowledged: dict[bytes, tuple[int, AckLevel]] = field(default_factory=dict)
     seen: list[int] = field(default_factory=list)
     number: int = 0
     producers: list[Producer] = field(default_factory=list)
@@ -76,36 +76,38 @@ class History:
         after = self.disk.calls + later
         return lambda call: call.number > after and call.name in names
 
-    def made(self, amount: int) -> list[Delta]:
+    def make_deltas(self, amount: int) -> list[Delta]:
         self.number += 1
         key = f"v{self.number % VECTORS}"
-        spoken = [
+        drafted = [
             Delta(key, create([float(self.number)]) if (self.number + row) % 5 else delete(), metadata=None)
             for row in range(amount)
         ]
-        return [Delta(one.vector_id, one.operation, priority=Priority(self.number % 2 + 1)) for one in spoken]
+        return [
+            Delta(one.vector_id, one.operation, priority=Priority(self.number % 2 + 1)) for one in drafted
+        ]
 
     async def produce(self, producer: Producer, which: int, amount: int) -> None:
-        deltas = self.made(amount)
+        deltas = self.make_deltas(amount)
         published = await producer.publish(*deltas, timeout_s=500)
-        self.tell(published.dot, published.offset, producer._ack_level, amount)
+        self.record(published.dot, published.offset, producer._ack_level, amount)
 
     async def draft(self, p: Propagator, level: AckLevel, amount: int) -> None:
-        published = await p.publish(*self.made(amount), ack_level=level, timeout_s=500)
-        self.tell(published.dot, published.offset, level, amount)
+        published = await p.publish(*self.make_deltas(amount), ack_level=level, timeout_s=500)
+        self.record(published.dot, published.offset, level, amount)
 
-    def tell(self, dot: Dot | None, offset: int | None, level: AckLevel, amount: int) -> None:
+    def record(self, dot: Dot | None, offset: int | None, level: AckLevel, amount: int) -> None:
         assert dot is not None
         assert offset is not None
         for row in range(amount):
             key = f"{dot.origin:x}.{dot.counter + row}".encode()
-            assert key not in self.told
+            assert key not in self.acknowledged
             STRUCK["told"] += 1
-            self.told[key] = (offset + row, level)
+            self.acknowledged[key] = (offset + row, level)
 
     async def check(self, p: Propagator, seed: int, *, reopened: int) -> None:
         image = self.disk.kill()
-        there: dict[bytes, int] = {}
+        stored: dict[bytes, int] = {}
         delivered: list[int] = []
         at = p.statistics().log.start_offset
         while batches := p._log.read(at, rows_max=1000, bytes_max=1 << 20):
@@ -114,31 +116,33 @@ class History:
                 for row in range(logged.count):
                     dot = logged.batch.dot(row)
                     key = f"{dot.origin:x}.{dot.counter}".encode()
-                    assert key not in there, "a dot has one place"
-                    there[key] = logged.offset + row
+                    assert key not in stored, "a dot has one offset"
+                    stored[key] = logged.offset + row
                     if not logged.batch.is_control:
                         delivered.append(logged.offset + row)
         STRUCK["reopened"] += reopened
-        STRUCK["gone"] += sum(key not in there for key in self.told)
-        durable = {key: at for key, (at, level) in self.told.items() if level is AckLevel.DURABLE}
-        assert durable.items() <= there.items()
+        STRUCK["gone"] += sum(key not in stored for key in self.acknowledged)
+        durable = {key: at for key, (at, level) in self.acknowledged.items() if level is AckLevel.DURABLE}
+        assert durable.items() <= stored.items()
         if not reopened:
-            assert {key: at for key, (at, _) in self.told.items()} == there
+            assert {key: at for key, (at, _) in self.acknowledged.items()} == stored
         assert self.seen == delivered, "each delta once, in order"
         async with service(image, seed + 1, SMALL) as fresh:
             assert marks(fresh) == marks(p)
             for number in range(VECTORS):
                 assert fresh.head(f"v{number}") == p.head(f"v{number}")
             for at, former in enumerate(self.producers):
-                again = fresh.producer(f"p{at}")
+                reopened_producer = fresh.producer(f"p{at}")
                 for lane in Priority:
                     have = former.watermark(lane)
-                    assert again.watermark(lane) == have
-                    told = [await former.outcome(counter, lane) for counter in range(1, have + 1)]
-                    assert [await again.outcome(counter, lane) for counter in range(1, have + 1)] == told
+                    assert reopened_producer.watermark(lane) == have
+                    outcomes = [await former.outcome(counter, lane) for counter in range(1, have + 1)]
+                    assert [
+                        await reopened_producer.outcome(counter, lane) for counter in range(1, have + 1)
+                    ] == outcomes
 
 
-def test_any_history_ends_as_a_service_that_was_just_opened() -> None:
+def test_random_history_ends_like_a_freshly_opened_service() -> None:
     @settings(max_examples=settings.default.max_examples // 4)
     @given(steps=STEPS, seed=st.integers(0, 1 << 16))
     def any_history(steps: list[tuple[str, int, int]], seed: int) -> None:
@@ -148,4 +152,4 @@ def test_any_history_ends_as_a_service_that_was_just_opened() -> None:
     any_history()
     print(dict(STRUCK))
     assert STRUCK["reopened"] > 5
-    assert STRUCK["gone"] > 5, "what was acknowledged at a lower level, and lost"
+    assert STRUCK["gone"] > 5, "rows acknowledged at a lower level and lost"

@@ -27,20 +27,20 @@ def service(disk: SimDisk, seed: int = 0, log: LogSettings | None = None) -> Pro
     return Propagator(Settings(close_timeout_s=5), data="x", log=log, world=virtual_world(seed, disk=disk))
 
 
-def made(key: str) -> Delta:
+def make_delta(key: str) -> Delta:
     return Delta(key, create([1.0, 2.0]))
 
 
-def test_an_absent_sink_goes_on_from_its_cursor_and_the_log_waits_for_it() -> None:
+def test_absent_sink_resumes_at_its_cursor_and_holds_the_log() -> None:
     async def main() -> None:
         disk, seen = SimDisk(1), []
         async with service(disk, 1, SMALL) as p:
             await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="away"))
-            await p.publish(made("a"), made("b"))
+            await p.publish(make_delta("a"), make_delta("b"))
             await p.wait_visible(2)
-        async with service(disk, 2, SMALL) as p:  # it is not attached now
+        async with service(disk, 2, SMALL) as p:  # the sink is not attached now
             for number in range(400):
-                await p.publish(made(f"v{number}"))
+                await p.publish(make_delta(f"v{number}"))
             await anyio.sleep(10)
             log = p.statistics().log
             assert log.start_offset == 0
@@ -54,9 +54,9 @@ def test_an_absent_sink_goes_on_from_its_cursor_and_the_log_waits_for_it() -> No
                 p.forget("away")
             await p.detach("away")
             p.forget("away")
-            await p.publish(made("more"))
+            await p.publish(make_delta("more"))
             await anyio.sleep(10)
-            assert p.statistics().log.start_offset > 0  # nobody needs the oldest any more
+            assert p.statistics().log.start_offset > 0  # no sink needs the oldest rows any more
             with pytest.raises(UsageError, match="no sink named 'away' is stored"):
                 p.forget("away")
 
@@ -64,15 +64,15 @@ def test_an_absent_sink_goes_on_from_its_cursor_and_the_log_waits_for_it() -> No
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 1.0])
-def test_a_repeat_that_asks_for_more_than_the_first_copy_is_answered(pause_s: float) -> None:
+def test_duplicate_at_a_higher_ack_level_is_acknowledged(pause_s: float) -> None:
     async def main() -> None:
         async with service(SimDisk(1), 1, replace(SMALL, read_level=AckLevel.LOGGED)) as p:
-            once = replace(made("a"), id=b"i" * 16)
+            once = replace(make_delta("a"), id=b"i" * 16)
             receipt = p.offer(once, ack_level=AckLevel.LOGGED)
-            await anyio.sleep(pause_s)  # it is written by then, or not even that
+            await anyio.sleep(pause_s)  # the first copy is written by then, or not even that
             with anyio.fail_after(10):
-                again = await p.publish(once, ack_level=AckLevel.DURABLE)
-            assert (again.duplicate, again.duplicates) == (True, {0: 0})
+                duplicate = await p.publish(once, ack_level=AckLevel.DURABLE)
+            assert (duplicate.duplicate, duplicate.duplicates) == (True, {0: 0})
             assert p.statistics().log.synced == 1  # type: ignore[union-attr]
             assert (await receipt).offset == 0
 
@@ -85,7 +85,7 @@ def test_additive_deltas_are_applied_once_over_many_starts(tmp_path: Path) -> No
             storage = await p.attach(StorageSink(tmp_path / "facts.db"))
             producer = p.producer("me")
             if number == 0:
-                await producer.publish(made("v"))
+                await producer.publish(make_delta("v"))
             await producer.publish(Delta("v", sparse_add([0], [1.0])))
             published = await p.publish(Delta("v", sparse_add([1], [1.0])))
             assert published.level is AckLevel.DURABLE
@@ -99,18 +99,18 @@ def test_additive_deltas_are_applied_once_over_many_starts(tmp_path: Path) -> No
     assert [anyio.run(life, number) for number in range(3)] == [5.0, 7.0, 9.0]
 
 
-def test_each_level_is_acknowledged_as_what_it_is() -> None:
+def test_acknowledgement_names_the_requested_level() -> None:
     async def main() -> None:
         async with service(SimDisk(1)) as p:
             for level in (AckLevel.MEMORY, AckLevel.LOGGED, AckLevel.DURABLE):
-                published = await p.publish(made(level.name), ack_level=level)
+                published = await p.publish(make_delta(level.name), ack_level=level)
                 assert published.level is level
             await p.wait_visible(3)
 
     run_virtual(main)
 
 
-def test_a_directory_has_one_writer() -> None:
+def test_directory_has_one_writer() -> None:
     async def main() -> None:
         disk = SimDisk(1)
         async with service(disk):
@@ -121,54 +121,56 @@ def test_a_directory_has_one_writer() -> None:
     run_virtual(main)
 
 
-def test_a_producer_hears_what_became_of_its_deltas_in_another_life() -> None:
+def test_producer_learns_the_outcome_of_an_earlier_run() -> None:
     async def main() -> None:
         disk = SimDisk(1)
         async with service(disk) as p:
-            published = await p.producer("me").publish(made("a"))
+            published = await p.producer("me").publish(make_delta("a"))
             frame = p._log.read(0, rows_max=1, bytes_max=1 << 20)[0].batch
         async with service(disk) as p:
-            again = p.producer("me")
-            assert again.watermark() == 1
-            assert await again.outcome(1) == published.offset
-            told = await again.send_frame(frame).wait()  # the same frame, under the epoch of before
-            assert told.duplicates == {0: published.offset}
+            reopened_producer = p.producer("me")
+            assert reopened_producer.watermark() == 1
+            assert await reopened_producer.outcome(1) == published.offset
+            ack = await reopened_producer.send_frame(
+                frame
+            ).wait()  # the same frame, under the epoch of before
+            assert ack.duplicates == {0: published.offset}
 
     run_virtual(main)
 
 
-def test_a_log_that_fails_says_so_and_reading_goes_on() -> None:
+def test_failed_log_refuses_appends_but_can_be_read() -> None:
     async def main() -> None:
         disk, seen = SimDisk(1), []
         async with service(disk) as p:
             await p.attach(CallbackSink(lambda offset, _: seen.append(offset)))
-            await p.publish(made("a"))
+            await p.publish(make_delta("a"))
             disk.fail(lambda call: call.name == "sync", 5, times=None)
             for code in (ErrorCode.OUTCOME_UNKNOWN, ErrorCode.LOG_FAILED):
                 with pytest.raises(Refused) as caught:
-                    await p.publish(made("b"), timeout_s=2)
+                    await p.publish(make_delta("b"), timeout_s=2)
                 assert caught.value.code is code
             await p.wait_visible(1)
             assert seen == [0]
             disk.heal()
         async with service(disk.crash(3)) as p:
             assert p.recovery is not None
-            assert (await p.publish(made("b"))).offset is not None
+            assert (await p.publish(make_delta("b"))).offset is not None
 
     run_virtual(main)
 
 
-def test_the_log_waits_for_the_cursors_that_are_written_down() -> None:
+def test_log_retains_rows_until_cursors_are_written() -> None:
     async def main() -> None:
         disk, seen = SimDisk(1), []
         sink = CallbackSink(lambda offset, _: seen.append(offset), name="kept here")
         async with service(disk, 1, replace(SMALL, compact=False)) as p:
             await p.attach(sink)
-            await p.publish(made("first"))
+            await p.publish(make_delta("first"))
             await anyio.sleep(2)
             disk.fail(lambda call: call.path.startswith("cursors"), times=None)
             for number in range(400):
-                await p.publish(made(f"v{number}"))
+                await p.publish(make_delta(f"v{number}"))
             await p.wait_visible(401)
             await anyio.sleep(10)
             image = disk.crash(1)
@@ -177,15 +179,15 @@ def test_the_log_waits_for_the_cursors_that_are_written_down() -> None:
             assert p.statistics().log.start_offset > 0
         seen.clear()
         async with service(image, 2, replace(SMALL, compact=False)) as p:
-            again = CallbackSink(lambda offset, _: seen.append(offset), name="kept here")
-            await p.attach(again)
+            reopened_sink = CallbackSink(lambda offset, _: seen.append(offset), name="kept here")
+            await p.attach(reopened_sink)
             await p.wait_visible(401)
             assert seen == list(range(1, 401))
 
     run_virtual(main)
 
 
-def test_while_some_are_being_closed_the_log_keeps_what_others_need() -> None:
+def test_log_keeps_rows_of_other_sinks_while_one_closes() -> None:
     async def main() -> None:
         disk, seen = SimDisk(1), []
 
@@ -198,7 +200,7 @@ def test_while_some_are_being_closed_the_log_keeps_what_others_need() -> None:
             p.pause("paused")
             await p.attach(Slow(lambda *_: None, name="slow"))
             for number in range(400):
-                await p.publish(made(f"v{number}"))
+                await p.publish(make_delta(f"v{number}"))
         async with service(disk, 2, replace(SMALL, compact=False)) as p:
             await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="paused"))
             p.resume("paused")
@@ -208,11 +210,11 @@ def test_while_some_are_being_closed_the_log_keeps_what_others_need() -> None:
     run_virtual(main)
 
 
-def test_a_disk_that_fails_at_the_end_leaves_nothing_behind() -> None:
+def test_failed_close_raises_and_releases_the_directory() -> None:
     async def live(disk: SimDisk, error: Exception | None) -> None:
         async with service(disk) as p:
             await p.attach(CallbackSink(lambda *_: None))
-            await p.publish(made("a"))
+            await p.publish(make_delta("a"))
             disk.fail(lambda call: call.path == "cursors.new", times=None)
             if error is not None:
                 raise error
@@ -224,7 +226,7 @@ def test_a_disk_that_fails_at_the_end_leaves_nothing_behind() -> None:
         with pytest.raises(ValueError, match="the program's own"):
             await live(disk, ValueError("the program's own"))
         disk.heal()
-        async with service(disk) as p:  # the directory was let go of
+        async with service(disk) as p:  # the directory was released
             assert p.statistics().log.next_offset == 2
 
     run_virtual(main)

@@ -33,13 +33,13 @@ class Blocking:
     def __init__(self, loop: asyncio.AbstractEventLoop, network: Network, seed: int) -> None:
         self.loop = loop
         self.network = network
-        self._chance = random.Random(f"blocking {seed}")
+        self._rng = random.Random(f"blocking {seed}")
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let the blocking client use these."""
         monkeypatch.setattr(sync_producer, "time", SimpleNamespace(monotonic=self.loop.time, sleep=self.wait))
-        monkeypatch.setattr(sync_producer, "random", SimpleNamespace(random=self._chance.random))
+        monkeypatch.setattr(sync_producer, "random", SimpleNamespace(random=self._rng.random))
         sockets = SimpleNamespace(
             create_connection=self.connect, gaierror=socket.gaierror, IPPROTO_TCP=6, TCP_NODELAY=1
         )
@@ -68,7 +68,7 @@ class Blocking:
         """Let the loop run until a task is done."""
         done: asyncio.Future[None] = self.loop.create_future()
         task.add_done_callback(lambda _: done.set_result(None))
-        # Not the task itself: anyio would take it for the root of all, and end its threads with it.
+        # Not the task itself: anyio would treat it as the root task and end its threads with it.
         self.loop.run_until_complete(done)
         return task.result()
 
@@ -94,7 +94,7 @@ class VirtualSocket:
     def __init__(self, owner: Blocking, stream: Stream) -> None:
         self._owner = owner
         self._stream = stream
-        self._came: deque[bytes] = deque()
+        self._received: deque[bytes] = deque()
         self._ended = False
         self._failure: OSError | None = None
         self.woken: asyncio.Future[None] | None = None
@@ -102,7 +102,7 @@ class VirtualSocket:
 
     @property
     def readable(self) -> bool:
-        return bool(self._came or self._ended or self._failure)
+        return bool(self._received or self._ended or self._failure)
 
     async def _read(self) -> None:
         buffer = memoryview(bytearray(_BYTES))
@@ -114,7 +114,7 @@ class VirtualSocket:
             else:
                 self._ended = not count
                 if count:
-                    self._came.append(bytes(buffer[:count]))
+                    self._received.append(bytes(buffer[:count]))
             if self.woken is not None:
                 wake(self.woken)
 
@@ -126,12 +126,12 @@ class VirtualSocket:
 
     def recv_into(self, buffer: memoryview) -> int:
         """Receive what is there. Raises BlockingIOError, OSError."""
-        if self._came:
-            some = self._came.popleft()
+        if self._received:
+            some = self._received.popleft()
             count = min(len(some), len(buffer))
             buffer[:count] = some[:count]
             if count < len(some):
-                self._came.appendleft(some[count:])
+                self._received.appendleft(some[count:])
             return count
         if self._failure is not None:
             raise self._failure
