@@ -9,11 +9,11 @@ from dataclasses import dataclass
 class ResidentStatistics:
     """Counts since the structure was made, and what it holds now.
 
-    `out_of_order`: forwarded deltas that sort before an earlier one of their vector. `beneath_snapshot`: those
-    that sort before the state with which the log begins; they have no effect, and count as ignored.
+    `out_of_order`: forwarded deltas that sort before an earlier one of their vector.
+    `beneath_snapshot`: those that sort before the state with which the log begins; they have no effect, and
+    count as ignored.
     `refolded_from_log`: vectors folded from the log, in `log_passes` reads of it.
-    `refolded`: deltas folded to put those in order, themselves included. `duplicates`:
-    duplicates.
+    `refolded`: deltas folded to put those in order, themselves included.
     """
 
     vectors: int

@@ -1,4 +1,4 @@
-"""Random causal graphs: batches of several services, what each of them builds on, and how they travel.
+"""Random causal graphs: batches of several services, their dependencies, and their order of arrival.
 
 All comes from one `Random`, so that a seed names a graph and its journey.
 """
@@ -23,11 +23,11 @@ ORIGINS = tuple(make_origin(producer, Priority.NORMAL) for producer in (3, 1, 1 
 VECTORS = ("a", "b", "c", "d", "e")
 DIMENSION = 3
 NUMBERS = (0.0, 1.0, -1.0, 0.5, 0.1, -7.3, 3e38, -3e38)
-REORDERED, REPEATED, LATE = 0.30, 0.05, 0.01
+REORDERED, DUPLICATED, LATE = 0.30, 0.05, 0.01
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sent:
+class SentBatch:
     """A batch with the Lamport number of its service, and the dots that must come before it."""
 
     batch: Batch
@@ -37,19 +37,19 @@ class Sent:
 
 @dataclass(slots=True)
 class Journey:
-    """The order of arrival, and how many were moved, sent twice, held back to the end."""
+    """An order of arrival, with the counts of reordered, duplicated and late batches."""
 
-    batches: list[Sent]
-    late: list[Sent]
+    batches: list[SentBatch]
+    late: list[SentBatch]
     reordered: int
-    repeated: int
+    duplicates: int
 
 
-def graph(random: Random, batches: int) -> list[Sent]:
-    """Batches in an order of causality. Each builds on its origin's last, and on some of the others'."""
-    sent: list[Sent] = []
+def draw_graph(random: Random, batches: int) -> list[SentBatch]:
+    """Draw batches in causal order. Each depends on the last of its origin, and on some of other origins."""
+    sent: list[SentBatch] = []
     watermark = dict.fromkeys(ORIGINS, 0)
-    said: dict[int, dict[int, int]] = {origin: {} for origin in ORIGINS}
+    announced: dict[int, dict[int, int]] = {origin: {} for origin in ORIGINS}
     lamports: dict[Dot, int] = {}
     ids: dict[Dot, bytes] = {}
     for number in range(batches):
@@ -59,47 +59,47 @@ def graph(random: Random, batches: int) -> list[Sent]:
         clock = []
         for other in ORIGINS:
             seen = random.randint(0, watermark[other])
-            if other != origin and random.random() < 0.3 and seen > said[origin].get(other, 0):
+            if other != origin and random.random() < 0.3 and seen > announced[origin].get(other, 0):
                 clock.append(Dot(other, seen))
-                said[origin][other] = seen
+                announced[origin][other] = seen
         causes.update(clock)
         parents: list[Dot | bytes] = []
         if lamports and random.random() < 0.3:
             dot = random.choice(list(lamports))
             parents.append(ids.get(dot, dot))
             causes.add(dot)
-        rows = _rows(random, number, tuple(parents))
+        rows = _draw_rows(random, number, tuple(parents))
         batch = encode_batch(rows, origin=origin, base=base, clock=tuple(sorted(clock)))
-        # Services are idle or busy: their numbers run apart, so that late rows sort far before others.
+        # Services are idle or busy: their Lamport numbers diverge, so that late rows sort far before others.
         lamport = max((lamports[cause] for cause in causes), default=0) + random.choice((1, 1, 1, 40))
         for row, delta in enumerate(rows):
             lamports[batch.dot(row)] = lamport + row
             if delta.id is not None:
                 ids[batch.dot(row)] = delta.id
         watermark[origin] = batch.last
-        sent.append(Sent(batch, lamport, frozenset(causes)))
+        sent.append(SentBatch(batch, lamport, frozenset(causes)))
     return sent
 
 
-def journey(random: Random, sent: list[Sent]) -> Journey:
-    """30 % change places, 5 % come twice, 1 % come when all others are there."""
+def draw_journey(random: Random, sent: list[SentBatch]) -> Journey:
+    """Draw an order of arrival: 30 % reordered, 5 % duplicated, 1 % after all others."""
     order = list(sent)
-    places = random.sample(range(len(order)), round(REORDERED * len(order)))
-    moved = [order[place] for place in places]
+    positions = random.sample(range(len(order)), round(REORDERED * len(order)))
+    moved = [order[position] for position in positions]
     random.shuffle(moved)
-    for place, one in zip(places, moved, strict=True):
-        order[place] = one
+    for position, one in zip(positions, moved, strict=True):
+        order[position] = one
     reordered = sum(one is not other for one, other in zip(order, sent, strict=True))
     late = random.sample(order, max(1, round(LATE * len(order))))
     order = [one for one in order if one not in late]
-    repeats = random.sample(order, max(1, round(REPEATED * len(order))))
-    for one in repeats:
+    duplicates = random.sample(order, max(1, round(DUPLICATED * len(order))))
+    for one in duplicates:
         order.insert(random.randint(order.index(one) + 1, len(order)), one)
-    return Journey(order, late, reordered, len(repeats))
+    return Journey(order, late, reordered, len(duplicates))
 
 
-def expected(sent: list[Sent]) -> dict[tuple[str, str], VectorState]:
-    """The plain fold, over canonical keys, of everything that was sent."""
+def fold_all(sent: list[SentBatch]) -> dict[tuple[str, str], VectorState]:
+    """Fold all sent batches in canonical order."""
     changes: dict[tuple[str, str], list[tuple[tuple[int, int, int], Operation, object]]] = {}
     for one in sent:
         logged, batch = LoggedBatch(one.batch, 0, one.lamport, Source.REPLICA), one.batch
@@ -109,22 +109,22 @@ def expected(sent: list[Sent]) -> dict[tuple[str, str], VectorState]:
     return {ref: fold(rows) for ref, rows in changes.items()}  # type: ignore[arg-type]
 
 
-def _rows(random: Random, number: int, parents: tuple[Dot | bytes, ...]) -> list[Delta]:
+def _draw_rows(random: Random, number: int, parents: tuple[Dot | bytes, ...]) -> list[Delta]:
     with_ids = random.random() < 0.2
     return [
         Delta(
             random.choice(VECTORS),
-            _operation(random),
+            _draw_operation(random),
             namespace=random.choice(("default", "default", "other")),
             id=bytes([number >> 8, number & 255, row]) + bytes(13) if with_ids else None,
             parents=parents if row == 0 else (),
-            metadata=_patch(random),
+            metadata=_draw_patch(random),
         )
         for row in range(random.choice((1, 1, 2, 3, 9)))
     ]
 
 
-def _operation(random: Random) -> Operation:
+def _draw_operation(random: Random) -> Operation:
     numbers = random.choices(NUMBERS, k=DIMENSION)
     indices = random.choices(range(DIMENSION + 1), k=2)  # index 3 has no effect
     return random.choice(
@@ -142,7 +142,7 @@ def _operation(random: Random) -> Operation:
     )()
 
 
-def _patch(random: Random) -> dict[str, object] | None:
+def _draw_patch(random: Random) -> dict[str, object] | None:
     if random.random() < 0.6:
         return None
     return {random.choice("xyz"): random.choice((None, 1, 2, {"p": 1}, {"p": None, "q": 2}))}

@@ -1,4 +1,4 @@
-"""A chain on its own, with the clock in the test's hand and a log that can be told to want no more."""
+"""A pipeline alone, with a clock that the test sets and a log that can be closed to appends."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from delta_prop_wire.encode import encode_batch
 
 
 class GatedLog(MemoryLog):
-    """A log whose `accepting` the test sets."""
+    """A log whose `is_accepting` the test sets."""
 
     is_accepting = True
 
 
 class Bench:
-    """A chain, what it routed, and the time."""
+    """A pipeline, the batches it routed, and its clock."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Bench:
         self.routed: list[LoggedBatch] = []
         ids = SeenIds(generation_ids=1000)
         self.vectors = VectorHeads()
-        self.chain = Pipeline(
+        self.pipeline = Pipeline(
             self.log,
             own_producer_id=1,
             queue=FairQueue(capacity_deltas=queue_deltas_max),
@@ -54,12 +54,12 @@ class Bench:
 
     def publish(self, *deltas: Delta, after: tuple[Receipt, ...] = ()) -> Receipt:
         draft = Draft(deltas, Receipt(), deltas[0].priority, AckLevel.MEMORY, after=after)
-        return self.chain.offer(draft, self.now)
+        return self.pipeline.offer(draft, self.now)
 
     def producer(self, name: str) -> Producer:
         return Producer(
             name,
-            self.chain,
+            self.pipeline,
             now=lambda: self.now,
             ack_level=AckLevel.MEMORY,
             source=Source.LOCAL,
@@ -75,20 +75,20 @@ class Bench:
         lamport: int | None = None,
     ) -> Receipt:
         session = Sender(self.owners.get(batch.origin, "x") if owner is None else owner, source)
-        return self.chain.offer(SequencedBatch(batch, session, Receipt(), lamport), self.now)
+        return self.pipeline.offer(SequencedBatch(batch, session, Receipt(), lamport), self.now)
 
     def hello(self, name: str) -> int:
         """Open a producer; return its origin in the normal lane."""
-        self.chain.hello(producer_id_of(name), name, self.now)
+        self.pipeline.hello(producer_id_of(name), name, self.now)
         origin = make_origin(producer_id_of(name), Priority.NORMAL)
         self.owners[origin] = name
         return origin
 
     def keys(self) -> list[str]:
-        """The vector ids in the order of the log, control rows left out."""
+        """Return the vector ids in log order, without control rows."""
         return [key for logged in self.routed if not logged.batch.is_control for key in logged.batch.keys]
 
 
 def batch_of(origin: int, base: int, *deltas: Delta, epoch: int = 1, **more: object) -> Batch:
-    """A batch under these dots."""
+    """Return a batch whose dots begin at (origin, base)."""
     return encode_batch(deltas, origin=origin, base=base, epoch=epoch, **more)  # type: ignore[arg-type]

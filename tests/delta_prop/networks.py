@@ -1,6 +1,6 @@
-"""Places to test the network contract: sockets on each loop or virtual, plain or with TLS.
+"""Networks for the network contract: sockets on each event loop or a fake, plain or with TLS.
 
-A place runs a test in a loop of its own, under a deadline.
+A setup runs a test in its own event loop, under a deadline.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HARSH = NetworkConditions(
 
 
 @dataclass(frozen=True)
-class Place:
+class NetworkSetup:
     """A network in a loop, with what its two sides need for TLS."""
 
     network: Callable[[], Network]
@@ -50,8 +50,8 @@ class Place:
     server_tls: Tls | None = None
     client_tls: Tls | None = None
 
-    def run(self, main: Callable[[Place, Network], Awaitable[None]]) -> None:
-        """Run a test here; one that waits for ever fails."""
+    def run(self, main: Callable[[NetworkSetup, Network], Awaitable[None]]) -> None:
+        """Run a test in this setup; it fails at the deadline."""
 
         async def within_deadline() -> None:
             with anyio.fail_after(DEADLINE_S):
@@ -94,50 +94,50 @@ class Files:
 
 @cache
 def files() -> Files:
-    """Made once a process."""
+    """Create the certificates, once a process."""
     folder = Path(mkdtemp(prefix="delta-prop-tls-"))
     authority = trustme.CA()
     server = authority.issue_cert(HOST, "::1", "localhost", "server.example")
     client = authority.issue_cert("client.example")
-    named = {name: str(folder / f"{name}.pem") for name in Files.__dataclass_fields__}
-    authority.cert_pem.write_to_path(named["authority"])
+    paths = {name: str(folder / f"{name}.pem") for name in Files.__dataclass_fields__}
+    authority.cert_pem.write_to_path(paths["authority"])
     for name, one in (("server", server), ("client", client)):
-        one.private_key_pem.write_to_path(named[f"{name}_key"])
+        one.private_key_pem.write_to_path(paths[f"{name}_key"])
         for blob in one.cert_chain_pems:
-            blob.write_to_path(named[name], append=True)
-    return Files(**named)
+            blob.write_to_path(paths[name], append=True)
+    return Files(**paths)
 
 
-def plain(loop: str) -> Place:
-    return Place(SocketNetwork, partial(_run_real, loop))
+def plain_setup(loop: str) -> NetworkSetup:
+    return NetworkSetup(SocketNetwork, partial(_run_real, loop))
 
 
-def secured(loop: str) -> Place:
-    made = files()
-    return Place(
+def tls_setup(loop: str) -> NetworkSetup:
+    pem = files()
+    return NetworkSetup(
         SocketNetwork,
         partial(_run_real, loop),
-        Tls(made.server, made.server_key, made.authority),
-        Tls(made.client, made.client_key, made.authority),
+        Tls(pem.server, pem.server_key, pem.authority),
+        Tls(pem.client, pem.client_key, pem.authority),
     )
 
 
-def false(backend: Literal["asyncio", "trio"], conditions: NetworkConditions) -> Place:
-    return Place(partial(VirtualNetwork, 1, conditions), partial(run_virtual, backend=backend))
+def fake_setup(backend: Literal["asyncio", "trio"], conditions: NetworkConditions) -> NetworkSetup:
+    return NetworkSetup(partial(VirtualNetwork, 1, conditions), partial(run_virtual, backend=backend))
 
 
-def secured_false(conditions: NetworkConditions) -> Place:
-    """TLS itself over the false network, which takes it for granted."""
-    place = secured("asyncio")
+def fake_tls_setup(conditions: NetworkConditions) -> NetworkSetup:
+    """Return real TLS over the fake network, whose own TLS encrypts nothing."""
+    tls_over_fake = tls_setup("asyncio")
     return replace(
-        place,
+        tls_over_fake,
         network=lambda: SecuredNetwork(VirtualNetwork(1, conditions)),
         run_in=partial(run_virtual, seed=5),
     )
 
 
 class SecuredNetwork:
-    """A network whose streams are plain, with TLS over them."""
+    """A network that adds TLS to the plain streams of another."""
 
     def __init__(self, below: Network) -> None:
         self._below = below
@@ -152,9 +152,9 @@ class SecuredNetwork:
         stream = await self._below.connect(host, port, timeout_s=timeout_s)
         if tls is None:
             return stream
-        secured = TlsStream(stream, client_context(tls), host)
-        await secured.handshake()
-        return secured
+        tls_stream = TlsStream(stream, client_context(tls), host)
+        await tls_stream.handshake()
+        return tls_stream
 
 
 class SecuredListener:
@@ -170,34 +170,34 @@ def _run_real(loop: str, main: Callable[[], Awaitable[None]]) -> None:
     anyio.run(main, **LOOPS[loop])
 
 
-PLACES: dict[str, Callable[[], Place]] = {
-    **{f"{loop}": partial(plain, loop) for loop in LOOPS},
-    **{f"{loop}-tls": partial(secured, loop) for loop in LOOPS},
-    "false": partial(false, "asyncio", NetworkConditions()),
-    "false-trio": partial(false, "trio", NetworkConditions()),
-    "false-harsh": partial(false, "asyncio", HARSH),
-    "false-tls": partial(secured_false, HARSH),
+SETUPS: dict[str, Callable[[], NetworkSetup]] = {
+    **{f"{loop}": partial(plain_setup, loop) for loop in LOOPS},
+    **{f"{loop}-tls": partial(tls_setup, loop) for loop in LOOPS},
+    "fake": partial(fake_setup, "asyncio", NetworkConditions()),
+    "fake-trio": partial(fake_setup, "trio", NetworkConditions()),
+    "fake-harsh": partial(fake_setup, "asyncio", HARSH),
+    "fake-tls": partial(fake_tls_setup, HARSH),
 }
 
 
-@pytest.fixture(params=PLACES)
-def place(request: pytest.FixtureRequest) -> Place:
-    """Each place."""
-    return PLACES[request.param]()
+@pytest.fixture(params=SETUPS)
+def net_setup(request: pytest.FixtureRequest) -> NetworkSetup:
+    """Return each setup in turn."""
+    return SETUPS[request.param]()
 
 
-async def receive(stream: Stream, count: int, *, room: int = 65_536) -> bytes:
-    """Exactly so many bytes, or those up to the end."""
+async def receive(stream: Stream, count: int, *, buffer_bytes: int = 65_536) -> bytes:
+    """Receive `count` bytes, or fewer at the end of the stream."""
     found = bytearray()
-    buffer = memoryview(bytearray(room))
+    buffer = memoryview(bytearray(buffer_bytes))
     while len(found) < count:
-        now = await stream.receive_into(buffer[: count - len(found)])
-        if not now:
+        received = await stream.receive_into(buffer[: count - len(found)])
+        if not received:
             break
-        found += buffer[:now]
+        found += buffer[:received]
     return bytes(found)
 
 
 async def receive_all(stream: Stream) -> bytes:
-    """Return bytes to the end."""
+    """Receive all bytes up to the end of the stream."""
     return await receive(stream, 1 << 40)

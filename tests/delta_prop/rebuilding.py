@@ -1,4 +1,4 @@
-"""Shared parts of rebuild tests: a snapshot made from a log's batches, and a sink that outlives itself.
+"""Shared parts of rebuild tests: a snapshot built from a log's batches, and a sink on fake storage.
 
 The states come from the arithmetic's own fold; no sink's code, and none of the log's, is used for them.
 """
@@ -27,7 +27,7 @@ FRAME_ROWS = 5
 
 
 class History:
-    """Everything that a service's log was given, read while it is there."""
+    """All batches of a service's log, read before the log drops them."""
 
     def __init__(self, p: Propagator) -> None:
         self.log: Any = p._log
@@ -41,7 +41,7 @@ class History:
             at = self.batches[-1].next_offset
 
     def states(self, end: int | None = None) -> dict[Ref, VectorState]:
-        """The fold of everything below an offset."""
+        """Return the fold of all rows below an offset."""
         return {row[:2]: row.state for row in self.rows(end)}
 
     def rows(self, end: int | None = None) -> list[StateRow]:
@@ -58,7 +58,7 @@ class History:
         return [StateRow(*ref, fold(changes), last[ref]) for ref, changes in sorted(rows.items())]
 
     def take_snapshot(self) -> FakeSnapshot:
-        """As of now; from here on the log has it."""
+        """Take a snapshot of the present states, and give it to the log."""
         self.read()
         snapshot = FakeSnapshot(self.batches[-1].next_offset, self.rows())
         self.log.snapshot = lambda: snapshot
@@ -91,7 +91,7 @@ class FakeSnapshot:
         self.closed += 1
 
 
-class Place:
+class FakeStorage:
     """The storage of a sink; it outlives the sink."""
 
     def __init__(self) -> None:
@@ -99,78 +99,78 @@ class Place:
         self.offsets: dict[Ref, int] = {}
         self.cursor: Cursor | None = None
         self.lamport = 0
-        self.void = False
+        self.rebuilding = False
         self.calls: list[str] = []
-        self.fail: dict[int, BaseException] = {}  # by the number of the call
+        self.fail: dict[int, BaseException] = {}  # by call number
         self.hang: set[int] = set()
         self.release = anyio.Event()
 
 
-class PlacedSink:
-    """Keeps states and its cursor in a place, at once; additive deltas show whether one came twice."""
+class FakeStorageSink:
+    """A sink that stores states and cursor at once; additive deltas reveal duplicate delivery."""
 
-    def __init__(self, place: Place, name: str = "placed", *, cursor: bool = True) -> None:
+    def __init__(self, storage: FakeStorage, name: str = "placed", *, cursor: bool = True) -> None:
         self.name = name
-        self.place = place
+        self.storage = storage
         self._cursor = cursor
 
     async def open(self, context: SinkContext) -> ResumePoint | None:
         self.context = context
         if not self._cursor:
             return None
-        place = self.place
-        cursor = place.cursor or Cursor(context.log_id, context.epoch, 0)
-        return ResumePoint(cursor, place.lamport, place.void)
+        storage = self.storage
+        cursor = storage.cursor or Cursor(context.log_id, context.epoch, 0)
+        return ResumePoint(cursor, storage.lamport, storage.rebuilding)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         await self._call("apply")
         for delivery in deliveries:
             rows = range(delivery.logged.count) if delivery.rows is None else delivery.rows.tolist()
             for row in rows:
-                self._take_row(delivery.logged, row)
-            self._move(delivery.next_offset)
+                self._apply_row(delivery.logged, row)
+            self._set_cursor(delivery.next_offset)
 
-    def _take_row(self, logged: LoggedBatch, row: int) -> None:
-        batch, place = logged.batch, self.place
+    def _apply_row(self, logged: LoggedBatch, row: int) -> None:
+        batch, storage = logged.batch, self.storage
         ref, at = (batch.namespaces[row], batch.keys[row]), logged.offset + row
-        if at <= place.offsets.get(ref, -1):
+        if at <= storage.offsets.get(ref, -1):
             return
-        before = place.states.get(ref, VectorState())
-        place.states[ref] = apply(before, batch.operation(row), batch.metadata(row), logged.key(row))
-        place.offsets[ref] = at
-        place.lamport = max(place.lamport, logged.lamport + row)
+        before = storage.states.get(ref, VectorState())
+        storage.states[ref] = apply(before, batch.operation(row), batch.metadata(row), logged.key(row))
+        storage.offsets[ref] = at
+        storage.lamport = max(storage.lamport, logged.lamport + row)
 
-    def _move(self, offset: int) -> None:
-        self.place.cursor = Cursor(self.context.log_id, self.context.epoch, offset)
+    def _set_cursor(self, offset: int) -> None:
+        self.storage.cursor = Cursor(self.context.log_id, self.context.epoch, offset)
         if self._cursor:
             self.context.committed(offset)
 
     async def begin_rebuild(self, offset: int) -> None:
         await self._call("begin")
-        self.place.void = True
-        self.place.states.clear()
-        self.place.offsets.clear()
+        self.storage.rebuilding = True
+        self.storage.states.clear()
+        self.storage.offsets.clear()
 
     async def load_states(self, rows: Sequence[StateRow]) -> None:
         await self._call("take")
-        assert self.place.void
+        assert self.storage.rebuilding
         for row in rows:
-            self.place.states[row[:2]] = row.state
-            self.place.offsets[row[:2]] = row.offset
+            self.storage.states[row[:2]] = row.state
+            self.storage.offsets[row[:2]] = row.offset
 
     async def end_rebuild(self, offset: int, lamport: int) -> None:
         await self._call("end")
-        self.place.void = False
-        self.place.lamport = lamport
-        self._move(offset)
+        self.storage.rebuilding = False
+        self.storage.lamport = lamport
+        self._set_cursor(offset)
 
-    async def _call(self, what: str) -> None:
-        place = self.place
-        place.calls.append(what)
-        number = len(place.calls)
-        if number in place.hang:
-            await place.release.wait()
-        failure = place.fail.pop(number, None)
+    async def _call(self, method: str) -> None:
+        storage = self.storage
+        storage.calls.append(method)
+        number = len(storage.calls)
+        if number in storage.hang:
+            await storage.release.wait()
+        failure = storage.fail.pop(number, None)
         if failure is not None:
             raise failure
 
@@ -178,11 +178,11 @@ class PlacedSink:
         pass
 
     def statistics(self) -> int:
-        return len(self.place.states)
+        return len(self.storage.states)
 
 
-def same(found: dict[Ref, VectorState], expected: dict[Ref, VectorState]) -> None:
-    """To the bit, with last keys and counts."""
+def assert_same_states(found: dict[Ref, VectorState], expected: dict[Ref, VectorState]) -> None:
+    """Fail unless the states are equal to the bit, with their last keys and counts."""
     assert found.keys() == expected.keys()
     for ref, state in expected.items():
         assert found[ref].content == state.content, ref

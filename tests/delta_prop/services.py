@@ -1,6 +1,6 @@
-"""Services in one process, each with all kinds of sinks; what one logs is handed to the others.
+"""Services in one process, each with all kinds of sinks, which forward their logs to each other.
 
-The oracle knows nothing of logs and sinks: it folds what was accepted, of equal ids on a vector the first.
+The oracle uses no log and no sink: it folds the accepted deltas, and of equal ids on a vector the first.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ FORWARDER = Sender("forwarder", Source.REPLICA)
 
 
 class Service:
-    """One service, and how far it has handed its log to each of the others.
+    """One service, and the offset up to which it has forwarded its log to each of the others.
 
-    On a disk or in memory, in virtual time; with `propagator`, as that one is.
+    On a disk or in memory, in virtual time; a given `propagator` is used as it is.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class Service:
     ) -> None:
         self.number = number
         self.random = random
-        self.sent: dict[int, int] = {}
+        self.forwarded_below: dict[int, int] = {}
         path = folder / f"{number}.db"
         self.storage = StorageSink(path, flush_s=0.5)
         self.shared = IndexSink(name="shared", resident=self.storage.resident)
         self.index = IndexSink(name="index")
-        self.cache = CacheSink(loader=self._load, loader_offset=self._loaded)
+        self.cache = CacheSink(loader=self._load, loader_offset=self._applied_offset)
         disk = SimDisk(number) if durable else None
         log = (
             LogSettings(segment_bytes_max=4096, bytes_max=1 << 24, retention_bytes=1 << 24)
@@ -83,7 +83,7 @@ class Service:
     async def _load(self, namespace: str, vector_id: str) -> VectorState | None:
         return await self.storage.get(namespace, vector_id)
 
-    def _loaded(self) -> int:
+    def _applied_offset(self) -> int:
         return self.storage.statistics().applied_offset
 
     async def __aenter__(self) -> Self:
@@ -95,21 +95,21 @@ class Service:
     async def __aexit__(self, *failure: Any) -> None:
         await self._stack.aclose()
 
-    def own(self) -> Delta:
-        """A vector of the dimension that this service gives a namespace which the others have too."""
+    def new_odd_delta(self) -> Delta:
+        """Return a vector of this service's dimension in a namespace that all services use."""
         return Delta(f"own-{self.number}", create([1.0] * (2 + self.number)), "odd")
 
     def batches(self, begin: int = 0) -> list[LoggedBatch]:
-        """Its log from an offset on."""
+        """Return the batches of its log from an offset on."""
         return self.p._log.read(begin, rows_max=1 << 20, bytes_max=1 << 30)
 
-    async def hand_to(self, other: Service, batches_max: int) -> int:
-        """Forward some batches: those that the other has not from elsewhere. How many were sent."""
-        have, sent = other.p._pipeline.orderer.watermarks, 0
+    async def forward_to(self, other: Service, batches_max: int) -> int:
+        """Forward some batches that the other service lacks; return how many."""
+        watermarks, sent = other.p._pipeline.orderer.watermarks, 0
         receipts = []
-        for logged in self.batches(self.sent.get(other.number, 0))[:batches_max]:
-            self.sent[other.number] = logged.next_offset
-            if logged.batch.last > have.get(logged.batch.origin, 0) or self.random.random() < 0.1:
+        for logged in self.batches(self.forwarded_below.get(other.number, 0))[:batches_max]:
+            self.forwarded_below[other.number] = logged.next_offset
+            if logged.batch.last > watermarks.get(logged.batch.origin, 0) or self.random.random() < 0.1:
                 work = SequencedBatch(logged.batch, FORWARDER, Receipt(), logged.lamport)
                 receipts.append(other.p._pipeline.offer(work, other.p._now()))
                 sent += 1
@@ -117,36 +117,36 @@ class Service:
             await receipt
         return sent
 
-    async def settled(self) -> None:
-        """Every sink has dealt with the log."""
+    async def settle(self) -> None:
+        """Wait until every sink has processed the log."""
         await self.p.wait_visible(self.p.statistics().log.next_offset)
 
     async def contents(self, names: set[Name]) -> dict[str, dict[Name, Any]]:
         """Return these vectors' state by sink."""
-        await self.settled()
+        await self.settle()
         await self.storage.flush()
-        file = {(space, name): told(state) async for space, name, state in self.storage.rows()}
+        file = {(space, name): summarize_state(state) async for space, name, state in self.storage.rows()}
         return {
             "file": file,
-            "storage": {name: told(await self.storage.get(*name)) for name in names},
-            "cache": {name: told(await self.cache.get(*name), counts=False) for name in names},
-            "shared": {(space, name): told(state) for space, name, state in self.shared.rows()},
-            "index": {(space, name): told(state) for space, name, state in self.index.rows()},
+            "storage": {name: summarize_state(await self.storage.get(*name)) for name in names},
+            "cache": {name: summarize_state(await self.cache.get(*name), counts=False) for name in names},
+            "shared": {(space, name): summarize_state(state) for space, name, state in self.shared.rows()},
+            "index": {(space, name): summarize_state(state) for space, name, state in self.index.rows()},
         }
 
     def dots(self) -> list[Dot]:
-        """Every dot in its log, in its order."""
+        """Return every dot of its log, in log order."""
         return [one.batch.dot(row) for one in self.batches() for row in range(one.count)]
 
 
-def told(state: VectorState | None, *, counts: bool = True) -> Any:
-    """All of a state that services have in common; a cache counts only what it has seen."""
+def summarize_state(state: VectorState | None, *, counts: bool = True) -> Any:
+    """Return the parts of a state that services share; a cache counts only deltas that it has seen."""
     assert state is not None
     return (*state.content, state.key, state.ignored if counts else None)
 
 
-def expected(services: list[Service]) -> dict[Name, VectorState]:
-    """The fold of all that any of them has accepted."""
+def fold_accepted(services: list[Service]) -> dict[Name, VectorState]:
+    """Fold all deltas that any service has accepted."""
     rows: dict[Name, dict[Any, Any]] = {}
     ids: dict[Name, dict[Any, bytes]] = {}
     for logged in (one for service in services for one in service.batches()):
@@ -157,12 +157,12 @@ def expected(services: list[Service]) -> dict[Name, VectorState]:
             if batch.ids is not None:
                 ids.setdefault(name, {})[key] = batch.ids[row]
     return {
-        name: fold(changes.values(), without_effect=_later(ids.get(name, {})))
+        name: fold(changes.values(), without_effect=_later_keys(ids.get(name, {})))
         for name, changes in rows.items()
     }
 
 
-def _later(ids: dict[Any, bytes]) -> set[Any]:
+def _later_keys(ids: dict[Any, bytes]) -> set[Any]:
     first: dict[bytes, Any] = {}
     for key in sorted(ids):
         first.setdefault(ids[key], key)
@@ -171,16 +171,16 @@ def _later(ids: dict[Any, bytes]) -> set[Any]:
 
 @dataclass
 class Writer:
-    """Publishes to any service, some of it to several of them under one id."""
+    """A writer that publishes to any service, some deltas to several services under one id."""
 
     random: Random
     ids: int = 0
     known: list[Delta] = field(default_factory=list)
 
     async def write(self, service: Service) -> None:
-        """One call of somebody; what is refused has not happened."""
+        """Publish one call; a refused call has no effect."""
         random = self.random
-        if self.known and random.random() < 0.3:  # a client that failed over sends the same again
+        if self.known and random.random() < 0.3:  # a client that failed over resends
             deltas = [random.choice(self.known)]
         else:
             deltas = [self._delta(service) for _ in range(random.choice((1, 1, 2, 6)))]
@@ -208,7 +208,7 @@ class Writer:
     def _delta(self, service: Service) -> Delta:
         random = self.random
         namespace = random.choice(("n", "n", "odd"))
-        width = 2 + service.number if namespace == "odd" else 2  # each service its own dimension there
+        width = 2 + service.number if namespace == "odd" else 2  # a dimension per service there
         numbers = [random.choice((0.0, 1.0, -1.5, 3e38)) for _ in range(width)]
         operation = random.choice(
             (
@@ -230,6 +230,6 @@ class Writer:
 
 
 async def heal(services: list[Service], links: list[tuple[int, int]]) -> None:
-    """Hand everything over until nobody has anything new to send."""
-    while sum([await services[a].hand_to(services[b], 1 << 20) for a, b in links]):
+    """Forward all batches until no service has a new one."""
+    while sum([await services[a].forward_to(services[b], 1 << 20) for a, b in links]):
         await anyio.lowlevel.checkpoint()

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 
-def made(key: str, **more: Any) -> Delta:
+def make_delta(key: str, **more: Any) -> Delta:
     return Delta(key, create([1.0, 2.0]), **more)
 
 
-async def refused(waited: Awaitable[object]) -> Refused:
+async def catch_refusal(call: Awaitable[object]) -> Refused:
     with pytest.raises(Refused) as caught:
-        await waited
+        await call
     return caught.value
 
 
@@ -36,5 +36,5 @@ class Gate:
         self.seen.append(at)
 
 
-async def expect_refusal(call: Callable[[], Awaitable[object]], words: str) -> None:
-    assert words in (await refused(call())).message
+async def expect_refusal(call: Callable[[], Awaitable[object]], message: str) -> None:
+    assert message in (await catch_refusal(call())).message

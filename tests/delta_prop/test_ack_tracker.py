@@ -1,4 +1,4 @@
-"""A place in the log is not yet a promise: sinks see, and callers hear, what the marks have passed."""
+"""Acks and delivery follow the log's marks, not the append."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from delta_prop_wire.delta import AckLevel, Delta, create, opaque
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.chains import Bench, batch_of
-from tests.delta_prop.support import made
+from tests.delta_prop.support import make_delta
 
 
 class SlowLog(MemoryLog):
@@ -33,23 +33,23 @@ class SlowLog(MemoryLog):
 class SlowBench(Bench):
     def __init__(self) -> None:
         super().__init__()
-        self.slow = self.chain.log = self.chain.appender.log = SlowLog(bytes(16))
-        self.chain.ack_tracker._log = self.slow
+        self.slow = self.pipeline.log = self.pipeline.appender.log = SlowLog(bytes(16))
+        self.pipeline.ack_tracker._log = self.slow
 
     def move(self, written: int, synced: int) -> None:
         self.slow.written, self.slow.synced = written, synced
-        self.chain.ack_tracker.advance()
+        self.pipeline.ack_tracker.advance()
 
 
-def at_level(bench: SlowBench, key: str, level: AckLevel) -> Batch:
+def batch_at_level(bench: SlowBench, key: str, level: AckLevel) -> Batch:
     origin = bench.hello(f"{key}")
-    return batch_of(origin, 1, made(key), ack_level=level)
+    return batch_of(origin, 1, make_delta(key), ack_level=level)
 
 
-def test_each_level_is_told_at_its_mark_and_sinks_see_what_is_visible() -> None:
+def test_acks_follow_level_marks_and_sinks_the_high_watermark() -> None:
     bench = SlowBench()
     levels = (AckLevel.MEMORY, AckLevel.LOGGED, AckLevel.DURABLE)
-    receipts = [bench.send(at_level(bench, level.name, level)) for level in levels]
+    receipts = [bench.send(batch_at_level(bench, level.name, level)) for level in levels]
     assert [one.state for one in receipts] == [
         OfferState.ACKNOWLEDGED,
         OfferState.APPENDED,
@@ -64,42 +64,42 @@ def test_each_level_is_told_at_its_mark_and_sinks_see_what_is_visible() -> None:
     bench.move(3, 3)
     assert all(one.acknowledged for one in receipts)
     assert bench.keys() == ["MEMORY", "LOGGED", "DURABLE"]
-    assert not any(bench.chain.ack_tracker._pending_acks)
+    assert not any(bench.pipeline.ack_tracker._pending_acks)
 
 
-def test_sinks_are_shown_a_batch_before_its_caller_is_told() -> None:
+def test_sinks_get_batch_before_its_ack() -> None:
     bench, seen = SlowBench(), []
-    receipt = bench.send(at_level(bench, "a", AckLevel.DURABLE))
+    receipt = bench.send(batch_at_level(bench, "a", AckLevel.DURABLE))
     receipt.add_done_callback(lambda _: seen.append(bench.keys()))
     bench.move(1, 1)
     assert seen == [["a"]]
 
 
-def test_a_repeat_is_told_only_when_its_first_copy_is_kept_as_asked() -> None:
+def test_duplicate_is_acked_when_first_copy_reaches_level() -> None:
     bench = SlowBench()
-    batch = at_level(bench, "a", AckLevel.DURABLE)
-    first, again = bench.send(batch), bench.send(batch)
-    assert (first.state, again.state) == (OfferState.APPENDED, OfferState.APPENDED)
+    batch = batch_at_level(bench, "a", AckLevel.DURABLE)
+    first, duplicate = bench.send(batch), bench.send(batch)
+    assert (first.state, duplicate.state) == (OfferState.APPENDED, OfferState.APPENDED)
     bench.move(1, 0)
-    assert not again.done
+    assert not duplicate.done
     bench.move(1, 1)
-    assert again.result().duplicates == {0: 0}
+    assert duplicate.result().duplicates == {0: 0}
     assert bench.send(batch).acknowledged
     assert bench.keys() == ["a"]
 
 
-def test_a_repeat_of_what_lies_below_others_is_told_in_the_order_of_offsets() -> None:
-    bench, told = SlowBench(), list[str]()
-    batches = {key: at_level(bench, key, AckLevel.DURABLE) for key in "abc"}
+def test_duplicates_are_acked_in_offset_order() -> None:
+    bench, reported = SlowBench(), list[str]()
+    batches = {key: batch_at_level(bench, key, AckLevel.DURABLE) for key in "abc"}
     for name in ("a", "b", "c", "a again", "b again", "a once more"):
-        bench.send(batches[name[0]]).add_done_callback(lambda _, name=name: told.append(name))  # type: ignore[misc]
+        bench.send(batches[name[0]]).add_done_callback(lambda _, name=name: reported.append(name))  # type: ignore[misc]
     bench.move(3, 1)
-    assert told == ["a", "a again", "a once more"]
+    assert reported == ["a", "a again", "a once more"]
     bench.move(3, 3)
-    assert told[3:] == ["b", "b again", "c"]
+    assert reported[3:] == ["b", "b again", "c"]
 
 
-def test_a_refusal_for_good_is_told_when_the_void_that_fills_its_dots_is_kept() -> None:
+def test_final_refusal_is_reported_when_its_noop_is_durable() -> None:
     bench = SlowBench()
     origin = bench.hello("p")
     bad = bench.send(batch_of(origin, 1, Delta("v", create([float("nan")])), ack_level=AckLevel.DURABLE))
@@ -110,23 +110,23 @@ def test_a_refusal_for_good_is_told_when_the_void_that_fills_its_dots_is_kept() 
     assert refusal.code is ErrorCode.INVALID_DELTA
 
 
-def test_what_is_placed_cannot_be_withdrawn_and_holds_nobody_up() -> None:
+def test_appended_batch_cannot_be_withdrawn_or_block_others() -> None:
     bench = SlowBench()
-    first = bench.send(at_level(bench, "a", AckLevel.DURABLE))
+    first = bench.send(batch_at_level(bench, "a", AckLevel.DURABLE))
     assert not first.withdraw()
     origin = bench.hello("a-child")
-    second = bench.send(batch_of(origin, 1, made("b"), ack_level=AckLevel.DURABLE))
+    second = bench.send(batch_of(origin, 1, make_delta("b"), ack_level=AckLevel.DURABLE))
     assert second.state is OfferState.APPENDED
     bench.move(2, 2)
     assert first.acknowledged
     assert second.acknowledged
 
 
-def test_a_log_that_fails_tells_everybody_and_shows_nothing_more() -> None:
+def test_log_failure_refuses_pending_acks_and_stops_delivery() -> None:
     bench = SlowBench()
-    receipts = [bench.send(at_level(bench, key, AckLevel.DURABLE)) for key in ("a", "b")]
+    receipts = [bench.send(batch_at_level(bench, key, AckLevel.DURABLE)) for key in ("a", "b")]
     bench.move(1, 1)
-    bench.chain.ack_tracker.fail(Refused(ErrorCode.LOG_FAILED, "the disk is gone", retry_after_ms=1000))
+    bench.pipeline.ack_tracker.fail(Refused(ErrorCode.LOG_FAILED, "the disk is gone", retry_after_ms=1000))
     assert receipts[0].acknowledged
     refusal = receipts[1].refusal()
     assert refusal is not None
@@ -135,7 +135,7 @@ def test_a_log_that_fails_tells_everybody_and_shows_nothing_more() -> None:
     assert bench.keys() == ["a"]
 
 
-def test_a_producer_keeps_what_is_placed_until_it_is_told() -> None:
+def test_producer_keeps_appended_batch_in_flight_until_ack() -> None:
     bench = SlowBench()
     producer = bench.producer("p")
     producer._ack_level = AckLevel.DURABLE
@@ -145,30 +145,30 @@ def test_a_producer_keeps_what_is_placed_until_it_is_told() -> None:
     assert (receipt.state, producer.in_flight_batches) == (OfferState.ACKNOWLEDGED, 0)
 
 
-@pytest.mark.parametrize("kept_after_s", [0.5, None])
-def test_a_cancelled_caller_hears_how_a_commit_under_way_ends(kept_after_s: float | None) -> None:
+@pytest.mark.parametrize("durable_after_s", [0.5, None])
+def test_cancelled_caller_waits_for_commit_in_progress(durable_after_s: float | None) -> None:
     async def main() -> None:
-        bench, told = SlowBench(), []
-        receipt = bench.send(at_level(bench, "a", AckLevel.DURABLE))
+        bench, reported = SlowBench(), []
+        receipt = bench.send(batch_at_level(bench, "a", AckLevel.DURABLE))
         async with anyio.create_task_group() as tasks:
 
             async def caller() -> None:
                 with anyio.move_on_after(0.1):
-                    told.append((await receipt.wait()).offset)
+                    reported.append((await receipt.wait()).offset)
 
             tasks.start_soon(caller)
-            if kept_after_s is not None:
-                await anyio.sleep(kept_after_s)
+            if durable_after_s is not None:
+                await anyio.sleep(durable_after_s)
                 bench.move(1, 1)
-        assert told == ([0] if kept_after_s is not None else [])
-        assert anyio.current_time() == pytest.approx(kept_after_s or 30.1)
+        assert reported == ([0] if durable_after_s is not None else [])
+        assert anyio.current_time() == pytest.approx(durable_after_s or 30.1)
 
     run_virtual(main)
 
 
-def test_a_callback_that_fails_keeps_the_outcome_from_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_callback_does_not_block_other_outcomes(caplog: pytest.LogCaptureFixture) -> None:
     bench = SlowBench()
-    first, second = (bench.send(at_level(bench, key, AckLevel.DURABLE)) for key in "ab")
+    first, second = (bench.send(batch_at_level(bench, key, AckLevel.DURABLE)) for key in "ab")
 
     def fail(_: object) -> None:
         raise RuntimeError("the caller's own")
@@ -179,8 +179,8 @@ def test_a_callback_that_fails_keeps_the_outcome_from_nobody_else(caplog: pytest
     assert second.acknowledged
     assert "the caller's own" in caplog.text
 
-    third, fourth = (bench.send(at_level(bench, key, AckLevel.DURABLE)) for key in "cd")
+    third, fourth = (bench.send(batch_at_level(bench, key, AckLevel.DURABLE)) for key in "cd")
     third.add_done_callback(fail)
-    bench.chain.ack_tracker.fail(Refused(ErrorCode.LOG_FAILED, "gone"))
+    bench.pipeline.ack_tracker.fail(Refused(ErrorCode.LOG_FAILED, "gone"))
     assert third.done
     assert fourth.done

@@ -25,20 +25,20 @@ from delta_prop_wire.spec import ErrorCode
 SMALL = Settings(log_deltas_max=20)
 
 
-def made(key: str, **more: object) -> Delta:
+def make_delta(key: str, **more: object) -> Delta:
     return Delta(key, create([1.0]), **more)  # type: ignore[arg-type]
 
 
-class Gate(CallbackSink):
-    """Applies only while it is open; may fail to close."""
+class GatedSink(CallbackSink):
+    """A sink that applies only while open, and may fail to close."""
 
     def __init__(self, *, fails: bool = False) -> None:
         super().__init__(lambda _offset, _delta: None, name="gate")
-        self.open_now = anyio.Event()
+        self.opened = anyio.Event()
         self.fails = fails
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        await self.open_now.wait()
+        await self.opened.wait()
         await super().apply(deliveries)
 
     async def aclose(self) -> None:
@@ -47,56 +47,56 @@ class Gate(CallbackSink):
             raise OSError("no space left")
 
 
-def test_a_detach_that_fails_leaves_no_hold_on_the_log() -> None:
+def test_failed_detach_leaves_no_hold_on_the_log() -> None:
     async def main(p: Propagator) -> None:
-        gate = await p.attach(Gate(fails=True))
-        gate.open_now.set()
-        await p.publish(made("a"))
+        gate = await p.attach(GatedSink(fails=True))
+        gate.opened.set()
+        await p.publish(make_delta("a"))
         with pytest.raises(OSError, match="no space"):
             await p.detach("gate")
         for number in range(50):
-            await p.publish(made(f"v{number}"), timeout_s=1)
+            await p.publish(make_delta(f"v{number}"), timeout_s=1)
         await p.attach(CallbackSink(lambda _offset, _delta: None, name="gate"), start="latest")
 
     run_propagator(main, SMALL)
 
 
-def test_a_name_is_taken_until_its_sink_is_gone() -> None:
+def test_sink_name_is_taken_until_detach_ends() -> None:
     async def main(p: Propagator) -> None:
-        gate = await p.attach(Gate())
-        await p.publish(made("a"))
+        gate = await p.attach(GatedSink())
+        await p.publish(make_delta("a"))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(p.detach, "gate")
             await anyio.sleep(0.1)
             with pytest.raises(UsageError, match="gate"):
-                await p.attach(Gate())
+                await p.attach(GatedSink())
             with pytest.raises(UsageError, match="detached already"):
                 await p.detach("gate")
-            gate.open_now.set()
-        await p.attach(Gate())
+            gate.opened.set()
+        await p.attach(GatedSink())
 
     run_propagator(main, SMALL)
 
 
-def test_a_sink_comes_back_although_the_log_dropped_what_it_did_not_ask_for(tmp_path: Path) -> None:
+def test_sink_reattaches_after_log_dropped_other_topics(tmp_path: Path) -> None:
     async def main() -> None:
         async with Propagator(SMALL) as p:
             storage = await p.attach(StorageSink(tmp_path / "a.db"), topics="ns:a")
-            first = await p.publish(made("a", namespace="a"))
+            first = await p.publish(make_delta("a", namespace="a"))
             await p.wait_visible(first, committed=True)
             for number in range(50):
-                await p.publish(made(f"b{number}", namespace="b"))
+                await p.publish(make_delta(f"b{number}", namespace="b"))
             for _ in range(2):
                 await p.detach(storage.name)
-                again = await p.attach(StorageSink(tmp_path / "a.db"), topics="ns:a")
-            last = await p.publish(made("a2", namespace="a"))
+                reattached = await p.attach(StorageSink(tmp_path / "a.db"), topics="ns:a")
+            last = await p.publish(make_delta("a2", namespace="a"))
             await p.wait_visible(last, committed=True)
-            assert [key async for _, key, _ in again.rows()] == ["a", "a2"]
+            assert [key async for _, key, _ in reattached.rows()] == ["a", "a2"]
 
     anyio.run(main)
 
 
-def test_no_sink_that_keeps_up_holds_the_log_back(tmp_path: Path) -> None:
+def test_sinks_that_keep_up_do_not_hold_the_log(tmp_path: Path) -> None:
     async def main() -> None:
         async with Propagator(SMALL) as p:
             resident = ResidentVectors()
@@ -106,7 +106,7 @@ def test_no_sink_that_keeps_up_holds_the_log_back(tmp_path: Path) -> None:
             await p.attach(JsonLinesSink(tmp_path / "a.jsonl"))
             await p.attach(CallbackSink(lambda _offset, _delta: None))
             for number in range(100):
-                last = await p.publish(made(f"v{number}"), timeout_s=5)
+                last = await p.publish(make_delta(f"v{number}"), timeout_s=5)
             await p.wait_visible(last, committed=True, timeout_s=5)
             assert p.statistics().log.dropped >= 80
             assert {one.committed_offset for one in p.statistics().sinks.values()} == {100}
@@ -115,7 +115,7 @@ def test_no_sink_that_keeps_up_holds_the_log_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"precious text", b"text\n", b'{"a":1}\nlast words', b"\x00\x01"])
-def test_a_file_of_somebody_else_is_refused_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+def test_foreign_file_is_rejected_and_unchanged(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "notes.jsonl"
     path.write_bytes(content)
 
@@ -128,7 +128,7 @@ def test_a_file_of_somebody_else_is_refused_and_left_as_it_is(tmp_path: Path, co
     assert path.read_bytes() == content
 
 
-def test_sinks_that_share_vectors_ask_for_the_same_topics(tmp_path: Path) -> None:
+def test_sinks_that_share_vectors_need_the_same_topics(tmp_path: Path) -> None:
     async def main() -> None:
         async with Propagator() as p:
             resident = ResidentVectors()
@@ -140,41 +140,41 @@ def test_sinks_that_share_vectors_ask_for_the_same_topics(tmp_path: Path) -> Non
     anyio.run(main)
 
 
-def test_who_waits_for_a_parent_stops_nobody_else_and_not_the_parent() -> None:
+def test_waiting_children_block_neither_others_nor_parent() -> None:
     async def main(p: Propagator) -> float:
         producer = p.producer("root")
-        parent = Dot(producer.offer(made("first")).result().dot.origin, 2)  # type: ignore[union-attr]
-        done: list[PublishAck] = []
+        parent = Dot(producer.offer(make_delta("first")).result().dot.origin, 2)  # type: ignore[union-attr]
+        acks: list[PublishAck] = []
 
         async def wait(number: int) -> None:
-            done.append(await p.publish(made(f"c{number}", parents=(parent,)), timeout_s=60))
+            acks.append(await p.publish(make_delta(f"c{number}", parents=(parent,)), timeout_s=60))
 
         async with anyio.create_task_group() as tasks:
             for number in range(40):
                 tasks.start_soon(wait, number)
             await anyio.sleep(1)
             begin = anyio.current_time()
-            await p.publish(made("independent"), timeout_s=1)
-            took = anyio.current_time() - begin
-            await producer.publish(made("parent"))
-        assert len(done) == 40
-        return took
+            await p.publish(make_delta("independent"), timeout_s=1)
+            took_s = anyio.current_time() - begin
+            await producer.publish(make_delta("parent"))
+        assert len(acks) == 40
+        return took_s
 
     assert run_propagator(main, Settings(pending_deltas_max=16)) < 0.1
 
 
-def test_in_line_for_room_urgent_ones_go_first_and_no_one_starves() -> None:
+def test_admission_queue_serves_urgent_first_and_starves_none() -> None:
     async def main(p: Propagator) -> list[str]:
-        gate = await p.attach(Gate())
+        gate = await p.attach(GatedSink())
         for number in range(20):
-            await p.publish(made(f"v{number}"))
+            await p.publish(make_delta(f"v{number}"))
         with pytest.raises(Refused) as caught:
-            await p.publish(made("refused"), timeout_s=0.05)
+            await p.publish(make_delta("refused"), timeout_s=0.05)
         assert caught.value.code is ErrorCode.LOG_FULL
         order: list[str] = []
 
         async def publish(key: str, priority: Priority) -> None:
-            await p.publish(made(key, priority=priority), timeout_s=60)
+            await p.publish(make_delta(key, priority=priority), timeout_s=60)
             order.append(key)
 
         async with anyio.create_task_group() as tasks:
@@ -183,7 +183,7 @@ def test_in_line_for_room_urgent_ones_go_first_and_no_one_starves() -> None:
             await anyio.sleep(0.2)
             tasks.start_soon(publish, "urgent", Priority.CRITICAL)
             await anyio.sleep(0.2)
-            gate.open_now.set()
+            gate.opened.set()
         return order
 
     order = run_propagator(main, SMALL)
@@ -191,14 +191,14 @@ def test_in_line_for_room_urgent_ones_go_first_and_no_one_starves() -> None:
     assert len(order) == 51
 
 
-def test_a_sink_that_detaches_itself_is_let_go_in_time() -> None:
+def test_sink_that_detaches_itself_is_removed_in_time() -> None:
     async def main(p: Propagator) -> float:
         async def leave(_offset: int, _delta: Delta) -> None:
             await p.detach("leaver")
 
         await p.attach(CallbackSink(leave, name="leaver"))
         begin = anyio.current_time()
-        await p.publish(made("a"))
+        await p.publish(make_delta("a"))
         with anyio.move_on_after(60):
             while "leaver" in p.statistics().sinks:  # noqa: ASYNC110 - virtual time
                 await anyio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Many who publish, wait, lose patience: whatever each was told is what happened, once, in its order."""
+"""Many publishers that wait or are cancelled: each reported outcome is what happened, once and in order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from delta_prop.receipt import OfferState, Receipt
 from delta_prop.testing import RecordedPropagator, run_propagator
 from delta_prop_sinks import CallbackSink, TryAgain
 from delta_prop_wire.errors import Refused
-from tests.delta_prop.support import made
+from tests.delta_prop.support import make_delta
 
 if TYPE_CHECKING:
     from delta_prop.producer import Producer
@@ -25,35 +25,35 @@ PUBLISHERS = 40
 SETTINGS = Settings(log_deltas_max=5, mailbox_deltas_max=3, pending_deltas_max=40, pending_timeout_s=3.0)
 
 
-class Crowd:
-    """Publishers who each do one thing and note what they were told."""
+class Publishers:
+    """Publishers that make one call each and record its reported outcome."""
 
     def __init__(self, p: RecordedPropagator, random: Random) -> None:
         self.p = p
         self.random = random
         self.producer: Producer = p.producer("shared")
-        self.told: dict[str, str] = {}
+        self.reported: dict[str, str] = {}
         self.offered: dict[str, Receipt] = {}
 
-    async def one(self, number: int) -> None:
+    async def publish_one(self, number: int) -> None:
         await anyio.sleep(self.random.random())
         key, parents = f"v{number}", ()
         if self.random.random() < 0.4:  # a parent that comes later, or never
             parents = (self.random.randrange(2 * PUBLISHERS).to_bytes(16, "big"),)
-        delta = made(key, parents=parents, id=(PUBLISHERS + number).to_bytes(16, "big"))
-        self.told[key] = "cancelled"
+        delta = make_delta(key, parents=parents, id=(PUBLISHERS + number).to_bytes(16, "big"))
+        self.reported[key] = "cancelled"
         with anyio.move_on_after(self.random.choice((0.0, 0.01, 0.5, 1.0, 4.0, 100.0))):
             try:
-                self.told[key] = await self.way(key, delta)
+                self.reported[key] = await self.publish_somehow(key, delta)
             except Refused:
-                self.told[key] = "refused"
+                self.reported[key] = "refused"
 
-    async def way(self, key: str, delta: Delta) -> str:
-        way = self.random.randrange(4)
+    async def publish_somehow(self, key: str, delta: Delta) -> str:
+        choice = self.random.randrange(4)
         timeout_s = self.random.choice((0.1, 1.0, 5.0))
-        if way == 0:
-            await self.producer.publish(made(key, parents=delta.parents), timeout_s=timeout_s)
-        elif way == 1:
+        if choice == 0:
+            await self.producer.publish(make_delta(key, parents=delta.parents), timeout_s=timeout_s)
+        elif choice == 1:
             self.offered[key] = self.p.offer(delta)
             await self.offered[key]
         else:
@@ -61,7 +61,7 @@ class Crowd:
         return "acknowledged"
 
 
-def test_what_everyone_was_told_is_what_happened() -> None:
+def test_reported_outcomes_match_delivered_deltas() -> None:
     outcomes: Counter[str] = Counter()
 
     @given(seed=st.integers(0, 2**32 - 1))
@@ -83,24 +83,24 @@ def _check(seed: int, outcomes: Counter[str]) -> None:
                 raise TryAgain("now and then")
 
         await p.attach(CallbackSink(slow))
-        crowd = Crowd(p, random)
+        publishers = Publishers(p, random)
         async with anyio.create_task_group() as tasks:
             for number in range(PUBLISHERS):
-                tasks.start_soon(crowd.one, number)
+                tasks.start_soon(publishers.publish_one, number)
         await p.settle()
-        crowd.producer.resend()
+        publishers.producer.resend()
         await p.settle()
-        await anyio.sleep(4)  # what is pending is given up
+        await anyio.sleep(4)  # pending deltas time out
         assert p.statistics().pending.pending_deltas == 0
-        assert (p.statistics().queue.depth, crowd.producer.in_flight_batches) == (0, 0)
-        return crowd.told, crowd.offered, p.recorder.vector_ids
+        assert (p.statistics().queue.depth, publishers.producer.in_flight_batches) == (0, 0)
+        return publishers.reported, publishers.offered, p.recorder.vector_ids
 
-    told, offered, delivered = run_propagator(main, SETTINGS, seed=seed)
+    reported, offered, delivered = run_propagator(main, SETTINGS, seed=seed)
     assert max(Counter(delivered).values(), default=1) == 1
-    for key, outcome in told.items():
+    for key, outcome in reported.items():
         assert (key in delivered) == (outcome == "acknowledged"), (key, outcome)
     for key, receipt in offered.items():
         assert (key in delivered) == (receipt.state is OfferState.ACKNOWLEDGED), key
-    assert set(delivered) <= set(told)
-    outcomes.update(told.values())
+    assert set(delivered) <= set(reported)
+    outcomes.update(reported.values())
     outcomes.update(receipt.state.value for receipt in offered.values())

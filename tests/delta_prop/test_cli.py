@@ -1,4 +1,4 @@
-"""The command: exit statuses, help for every verb, one line for every mistake, nothing loaded too early."""
+"""The command: exit statuses, help for every verb, one line per error, no early imports."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def verbs() -> dict[str, ArgumentParser]:
 @pytest.mark.parametrize("verb", verbs())
 def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, "--help"]) == OK
-    shown = capsys.readouterr().out
-    assert f"delta-prop {verb}" in shown.partition("example")[2]
+    output = capsys.readouterr().out
+    assert f"delta-prop {verb}" in output.partition("example")[2]
     assert verbs()[verb].epilog
 
 
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == OK
-    shown = capsys.readouterr().out
-    assert all(f"    {verb} " in shown for verb in verbs())
+    output = capsys.readouterr().out
+    assert all(f"    {verb} " in output for verb in verbs())
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "no verb"),
         (["dmo"], "invalid choice: 'dmo'"),
@@ -48,34 +48,34 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
         (["version", "1"], "unrecognized"),
     ],
 )
-def test_a_mistake_gets_one_line_and_status_2(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_wrong_arguments_print_one_line_and_exit_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == WRONG_USE
-    shown = capsys.readouterr()
-    assert said in shown.err
-    assert shown.err.count("\n") == 1
-    assert shown.err.startswith("delta-prop")
+    output = capsys.readouterr()
+    assert message in output.err
+    assert output.err.count("\n") == 1
+    assert output.err.startswith("delta-prop")
 
 
 @pytest.mark.parametrize("arguments", [["version"], ["--version"]])
-def test_the_version(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_prints_package_version(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == OK
     assert capsys.readouterr().out == f"delta-prop {version('delta-prop')}\n"
     assert delta_prop.__version__ == version("delta-prop")
 
 
-def test_help_loads_nothing_that_is_slow() -> None:
+def test_help_imports_no_slow_module() -> None:
     program = (
         "import json, sys; from delta_prop.cli import main; main(['--help']); "
         "print(json.dumps(sorted(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(json.loads(finished.stdout.splitlines()[-1]))
     assert loaded & {"anyio", "asyncio", "numpy", "sqlite3", "uvloop", "msgpack"} == set()
 
 
-def test_a_reader_who_goes_away_gets_no_traceback() -> None:
+def test_closed_stdout_causes_no_traceback() -> None:
     command = [sys.executable, "-m", "delta_prop", "demo", "--once"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -92,5 +92,5 @@ def test_every_verb_is_in_the_reference(verb: str) -> None:
     assert re.search(rf"`delta-prop {verb} ", reference), f"describe {verb} in docs/reference.md"
 
 
-def test_what_can_be_spoiled_are_the_demos_sinks() -> None:
+def test_corrupt_choices_are_the_demo_sinks() -> None:
     assert CORRUPTIBLE == SINKS

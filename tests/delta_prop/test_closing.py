@@ -7,15 +7,15 @@ import pytest
 from delta_prop import Propagator, Settings
 from delta_prop.testing import RecordedPropagator, run_propagator, run_virtual, virtual_world
 from delta_prop_sinks import CacheSink, CallbackSink
-from tests.delta_prop.support import Gate, made
+from tests.delta_prop.support import Gate, make_delta
 
 
-def test_a_slow_close_says_for_which_sink_it_waits(caplog: pytest.LogCaptureFixture) -> None:
+def test_slow_close_warns_which_sink_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with Propagator(Settings(close_timeout_s=8), world=virtual_world()) as p:
             await p.attach(CacheSink())
             await p.attach(CallbackSink(Gate(), name="slow"))
-            await p.publish(made("a"), made("b"))
+            await p.publish(make_delta("a"), make_delta("b"))
 
     with caplog.at_level("INFO", "delta_prop"):
         run_virtual(main)
@@ -25,27 +25,27 @@ def test_a_slow_close_says_for_which_sink_it_waits(caplog: pytest.LogCaptureFixt
     )
 
 
-def test_a_slow_close_says_why_the_sink_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
-    def fails(*_: object) -> None:
+def test_slow_close_warns_with_the_failure_of_the_sink(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_: object) -> None:
         raise ValueError("a wrong row\nof many words")
 
     async def main() -> None:
         async with Propagator(Settings(close_timeout_s=8), world=virtual_world()) as p:
-            await p.attach(CallbackSink(fails, name="fails"))
-            await p.publish(made("a"))
+            await p.attach(CallbackSink(fail, name="fails"))
+            await p.publish(make_delta("a"))
 
     with caplog.at_level("INFO", "delta_prop"):
         run_virtual(main)
-    said = next(one.getMessage() for one in caplog.records if one.getMessage().startswith("closing"))
-    assert said.endswith(
+    message = next(one.getMessage() for one in caplog.records if one.getMessage().startswith("closing"))
+    assert message.endswith(
         "'fails' is retrying, 1 deltas behind (TryAgain: ValueError: a wrong row of many words)"
     )
 
 
-def test_a_quick_close_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_quick_close_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def main(p: RecordedPropagator) -> None:
         await p.attach(CacheSink())
-        await p.publish(made("a"))
+        await p.publish(make_delta("a"))
 
     run_propagator(main)
     assert not caplog.records

@@ -1,6 +1,6 @@
-"""When a commit begins: at once for who waits for each batch, after a group has gathered in a stream.
+"""The start of a commit: at once for a caller that waits for each batch, after a linger in a stream.
 
-And where: on the thread, but for small groups that only go into the page cache.
+It runs on the thread, except for small groups that only go into the page cache.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ COMMIT_S, TURN_S = 0.01, 0.0005
 
 
 class SlowThread:
-    """Every call takes 10 ms; notes when each began."""
+    """A thread whose calls take 10 ms; it records when each began."""
 
     def __init__(self) -> None:
         self.began: list[float] = []
@@ -54,7 +54,7 @@ class SlowThread:
 
 
 class BrokenFile:
-    """A file that nothing can be written to."""
+    """A file whose writes fail."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -67,7 +67,7 @@ class BrokenFile:
 
 
 class SlowFile:
-    """A file whose writes take so long."""
+    """A file whose writes take `took_s`."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -83,13 +83,13 @@ class SlowFile:
         return self._file.write(at, parts)
 
 
-def opened(level: AckLevel = AckLevel.DURABLE) -> DurableLog:
+def open_durable_log(level: AckLevel = AckLevel.DURABLE) -> DurableLog:
     settings = LogSettings(read_level=level)
     log, _ = DurableLog.open(SimDisk(1), settings=settings, draw=bytes, clock=Clock())
     return log
 
 
-def append(
+def append_batch(
     log: DurableLog, committer: Committer, numbers: int = 4, level: AckLevel = AckLevel.DURABLE
 ) -> None:
     batch = encode_batch(
@@ -102,28 +102,28 @@ def append(
     committer.notify()
 
 
-def committing(
-    play: Callable[[DurableLog, Committer], Awaitable[None]],
+def commit_times(
+    scenario: Callable[[DurableLog, Committer], Awaitable[None]],
     on_moved: Callable[[DurableLog, Committer], None] = lambda _log, _committer: None,
     level: AckLevel = AckLevel.DURABLE,
-    turn: TickCallbacks | None = None,
+    tick: TickCallbacks | None = None,
 ) -> list[float]:
-    """When the commits of a play began, from its start on, s."""
+    """Run a scenario; return when its commits began, in seconds from its start."""
 
     async def main() -> list[float]:
-        log, thread = opened(level), SlowThread()
+        log, thread = open_durable_log(level), SlowThread()
         committer = Committer(
             log,
             on_moved=lambda: on_moved(log, committer),
-            on_failed=lambda *_: pytest.fail("it failed"),
+            on_failed=lambda *_: pytest.fail("the commit failed"),
             now=anyio.current_time,
-            tick_callbacks=turn or TickCallbacks(anyio.current_time),
+            tick_callbacks=tick or TickCallbacks(anyio.current_time),
         )
         start = anyio.current_time()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(committer.run, thread)
             await anyio.lowlevel.checkpoint()
-            await play(log, committer)
+            await scenario(log, committer)
             await committer.drain()
             assert log.synced == log.next_offset
             tasks.cancel_scope.cancel()
@@ -132,164 +132,166 @@ def committing(
     return run_virtual(main)
 
 
-def test_who_waits_for_each_batch_never_waits_for_a_group() -> None:
-    async def play(log: DurableLog, committer: Committer) -> None:
-        append(log, committer)
+def test_sequential_batches_commit_without_linger() -> None:
+    async def scenario(log: DurableLog, committer: Committer) -> None:
+        append_batch(log, committer)
         await anyio.sleep(1)
         assert log.synced == 5
 
-    def answer(log: DurableLog, committer: Committer) -> None:
+    def append_on_move(log: DurableLog, committer: Committer) -> None:
         if log.next_offset < 5:
-            append(log, committer)
+            append_batch(log, committer)
 
-    assert committing(play, answer) == pytest.approx([0, 0.01, 0.02, 0.03, 0.04])
+    assert commit_times(scenario, append_on_move) == pytest.approx([0, 0.01, 0.02, 0.03, 0.04])
 
 
-def test_what_came_during_a_commit_goes_at_once_where_nothing_more_comes() -> None:
-    async def play(log: DurableLog, committer: Committer) -> None:
-        append(log, committer)
+def test_batch_during_commit_goes_at_once_if_none_follows() -> None:
+    async def scenario(log: DurableLog, committer: Committer) -> None:
+        append_batch(log, committer)
         await anyio.sleep(0.005)
-        append(log, committer)
+        append_batch(log, committer)
         await anyio.sleep(1)
 
-    assert committing(play) == pytest.approx([0, 0.01])
+    assert commit_times(scenario) == pytest.approx([0, 0.01])
 
 
-def test_a_stream_gathers_for_so_long_at_most() -> None:
-    async def play(log: DurableLog, committer: Committer) -> None:
-        await stream(log, committer, until=COMMIT_S * 2, numbers=4)
+def test_stream_lingers_up_to_linger_s() -> None:
+    async def scenario(log: DurableLog, committer: Committer) -> None:
+        await append_stream(log, committer, until=COMMIT_S * 2, numbers=4)
 
-    assert committing(play)[:2] == pytest.approx([TURN_S, COMMIT_S + LINGER_S + 2 * TURN_S], abs=2 * TURN_S)
+    assert commit_times(scenario)[:2] == pytest.approx(
+        [TURN_S, COMMIT_S + LINGER_S + 2 * TURN_S], abs=2 * TURN_S
+    )
 
 
-def test_a_stream_gathers_so_many_bytes_at_most() -> None:
-    async def play(log: DurableLog, committer: Committer) -> None:
-        append(log, committer)
+def test_stream_lingers_up_to_linger_bytes() -> None:
+    async def scenario(log: DurableLog, committer: Committer) -> None:
+        append_batch(log, committer)
         await anyio.sleep(COMMIT_S / 2)
         for _ in range(5):
-            append(log, committer, LINGER_BYTES // 4 // 4)  # four of them make a group
-        await stream(log, committer, until=COMMIT_S * 2, numbers=4)
+            append_batch(log, committer, LINGER_BYTES // 4 // 4)  # four of them make a group
+        await append_stream(log, committer, until=COMMIT_S * 2, numbers=4)
 
-    assert committing(play)[:2] == pytest.approx([0, COMMIT_S + TURN_S], abs=2 * TURN_S)
+    assert commit_times(scenario)[:2] == pytest.approx([0, COMMIT_S + TURN_S], abs=2 * TURN_S)
 
 
 LOGGED = AckLevel.LOGGED
 
 
-def test_what_is_only_written_is_written_at_once_and_the_thread_is_not_asked() -> None:
-    async def play(log: DurableLog, committer: Committer) -> None:
-        for level in (LOGGED, LOGGED, AckLevel.MEMORY):  # the first makes the file, on the thread
-            append(log, committer, level=level)
+def test_logged_level_is_written_at_once_without_the_thread() -> None:
+    async def scenario(log: DurableLog, committer: Committer) -> None:
+        for level in (LOGGED, LOGGED, AckLevel.MEMORY):  # the first creates the file, on the thread
+            append_batch(log, committer, level=level)
             await anyio.sleep(1)
             assert log.written == log.next_offset
-        append(log, committer, level=AckLevel.DURABLE)
+        append_batch(log, committer, level=AckLevel.DURABLE)
         await anyio.sleep(1)
-        append(log, committer, CACHED_BYTES_MAX // 4 - 100, level=LOGGED)
+        append_batch(log, committer, CACHED_BYTES_MAX // 4 - 100, level=LOGGED)
         await anyio.sleep(1)
-        append(log, committer, CACHED_BYTES_MAX // 4, level=LOGGED)
+        append_batch(log, committer, CACHED_BYTES_MAX // 4, level=LOGGED)
         await anyio.sleep(1)
         assert log.synced < log.written == log.next_offset
 
-    began = committing(play, level=LOGGED)
-    assert began == pytest.approx([0, 3, 5, 6])  # the file, a sync, too many bytes, the sync in the end
+    began = commit_times(scenario, level=LOGGED)
+    assert began == pytest.approx([0, 3, 5, 6])  # file creation, a sync, too many bytes, the final sync
 
 
-def test_what_a_turn_appends_is_written_at_its_end_in_one_go() -> None:
-    turn, moved = TickCallbacks(lambda: 0.0), list[int]()
+def test_appends_in_a_tick_are_written_together_at_its_end() -> None:
+    tick, moved = TickCallbacks(lambda: 0.0), list[int]()
 
-    async def play(log: DurableLog, committer: Committer) -> None:
-        append(log, committer, level=LOGGED)
+    async def scenario(log: DurableLog, committer: Committer) -> None:
+        append_batch(log, committer, level=LOGGED)
         await anyio.sleep(1)
         moved.clear()
-        with turn:
+        with tick:
             for _ in range(3):
-                append(log, committer, level=LOGGED)
+                append_batch(log, committer, level=LOGGED)
             assert log.written == 1
         assert log.written == 5
-        assert moved == [4, 5]  # and what was appended when callers were told
+        assert moved == [4, 5]  # and the batch that the callback appended
         await anyio.sleep(1)
-        with turn:
-            append(log, committer, level=AckLevel.DURABLE)
-        assert log.written == 5, "what waits for the disk is left to the thread"
+        with tick:
+            append_batch(log, committer, level=AckLevel.DURABLE)
+        assert log.written == 5, "a durable batch is left to the thread"
         await anyio.sleep(1)
-        with turn:
-            append(log, committer, level=LOGGED)
+        with tick:
+            append_batch(log, committer, level=LOGGED)
             committer.request_sync()
         assert log.written == 6
         await anyio.sleep(1)
         assert log.synced == 7
 
-    def answer(log: DurableLog, committer: Committer) -> None:
+    def append_on_move(log: DurableLog, committer: Committer) -> None:
         moved.append(log.written)
         if log.next_offset == 4:
-            append(log, committer, level=LOGGED)
+            append_batch(log, committer, level=LOGGED)
 
-    assert committing(play, answer, level=LOGGED, turn=turn) == pytest.approx([0, 2, 3])
+    assert commit_times(scenario, append_on_move, level=LOGGED, tick=tick) == pytest.approx([0, 2, 3])
 
 
-def test_a_write_that_fails_at_the_end_of_a_turn_is_told_as_any_other() -> None:
+def test_failed_write_at_end_of_tick_is_reported() -> None:
     async def main() -> list[str]:
-        log, turn, told = opened(LOGGED), TickCallbacks(anyio.current_time), list[str]()
+        log, tick, failures = open_durable_log(LOGGED), TickCallbacks(anyio.current_time), list[str]()
         committer = Committer(
             log,
             on_moved=lambda: None,
-            on_failed=lambda refusal, error: told.append(f"{refusal.code.name} {error}"),
+            on_failed=lambda refusal, error: failures.append(f"{refusal.code.name} {error}"),
             now=anyio.current_time,
-            tick_callbacks=turn,
+            tick_callbacks=tick,
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(committer.run, SlowThread())
-            append(log, committer, level=LOGGED)
+            append_batch(log, committer, level=LOGGED)
             await anyio.sleep(1)
             segment = log._segments.last
             assert segment is not None
             segment.file = BrokenFile(segment.file)  # type: ignore[arg-type]
-            with turn:
-                append(log, committer, level=LOGGED)
+            with tick:
+                append_batch(log, committer, level=LOGGED)
             assert log.failure is not None
             tasks.cancel_scope.cancel()
-        return told
+        return failures
 
     assert run_virtual(main) == ["LOG_FAILED [Errno 5] broken"]
 
 
-def test_what_is_removed_waits_for_the_thread() -> None:
-    async def play(log: DurableLog, committer: Committer) -> None:
-        append(log, committer, level=LOGGED)
+def test_segment_removal_is_left_to_the_thread() -> None:
+    async def scenario(log: DurableLog, committer: Committer) -> None:
+        append_batch(log, committer, level=LOGGED)
         await anyio.sleep(1)
         log._removed.append(Segment("gone", 0))
-        append(log, committer, level=LOGGED)
+        append_batch(log, committer, level=LOGGED)
         await anyio.sleep(1)
 
-    assert committing(play, level=LOGGED)[:2] == pytest.approx([0, 1])
+    assert commit_times(scenario, level=LOGGED)[:2] == pytest.approx([0, 1])
 
 
-def test_a_disk_that_holds_writers_back_is_left_to_the_thread_for_a_while() -> None:
-    async def play(log: DurableLog, committer: Committer) -> None:
-        append(log, committer, level=LOGGED)
+def test_slow_write_offloads_to_the_thread_for_a_while() -> None:
+    async def scenario(log: DurableLog, committer: Committer) -> None:
+        append_batch(log, committer, level=LOGGED)
         await anyio.sleep(1)
         segment = log._segments.last
         assert segment is not None
         assert segment.file is not None
         slow = segment.file = SlowFile(segment.file)
         for slow.took_s in (CACHED_S_MAX / 2, CACHED_S_MAX * 2, 0.0, 0.0):
-            append(log, committer, level=LOGGED)
+            append_batch(log, committer, level=LOGGED)
             await anyio.sleep(OFFLOAD_S / 4)
         await anyio.sleep(OFFLOAD_S)
-        append(log, committer, level=LOGGED)
+        append_batch(log, committer, level=LOGGED)
         await anyio.sleep(1)
         assert log.written == log.next_offset
 
-    began = committing(play, level=LOGGED)
-    assert len(began) == 4, "the first makes the file, the last one is the sync in the end"
+    began = commit_times(scenario, level=LOGGED)
+    assert len(began) == 4, "the first creates the file, the last one is the final sync"
     assert 1 < began[1] < began[2] < 1 + 2 * OFFLOAD_S
 
 
-def test_a_disk_that_goes_on_holding_writers_back_is_left_to_the_thread_ever_longer() -> None:
-    here: list[float] = []
+def test_slow_writes_in_a_row_lengthen_the_offload() -> None:
+    offload_s: list[float] = []
 
-    async def play(log: DurableLog, committer: Committer) -> None:
-        append(log, committer, level=LOGGED)
+    async def scenario(log: DurableLog, committer: Committer) -> None:
+        append_batch(log, committer, level=LOGGED)
         await anyio.sleep(1)
         segment = log._segments.last
         assert segment is not None
@@ -300,21 +302,21 @@ def test_a_disk_that_goes_on_holding_writers_back_is_left_to_the_thread_ever_lon
         for _ in range(800):
             before = committer._offload_until
             slow.took_s = CACHED_S_MAX * 2 if loop.time() >= before else 0.0
-            append(log, committer, level=LOGGED)
+            append_batch(log, committer, level=LOGGED)
             await anyio.sleep(OFFLOAD_S / 4)
             if committer._offload_until != before:
-                here.append(committer._offload_until - loop.time())
+                offload_s.append(committer._offload_until - loop.time())
 
-    committing(play, level=LOGGED)
-    times = [round((seconds + OFFLOAD_S / 4) / OFFLOAD_S) for seconds in here]
+    commit_times(scenario, level=LOGGED)
+    times = [round((seconds + OFFLOAD_S / 4) / OFFLOAD_S) for seconds in offload_s]
     assert times[:4] == [1, 2, 4, 8]
 
 
-async def stream(log: DurableLog, committer: Committer, *, until: float, numbers: int) -> None:
-    """Append in each turn of the loop, and let each take time, as it does in a busy program."""
+async def append_stream(log: DurableLog, committer: Committer, *, until: float, numbers: int) -> None:
+    """Append in each turn of the event loop, and let each turn take time, as in a busy program."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     while loop.time() < until:
-        append(log, committer, numbers)
+        append_batch(log, committer, numbers)
         loop._now += TURN_S
         await anyio.lowlevel.checkpoint()

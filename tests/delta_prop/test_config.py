@@ -1,4 +1,4 @@
-"""Settings: each limit checked, each relation told, the worst case added up."""
+"""Settings: each limit is checked, each contradiction is reported, the memory limit is a sum."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from delta_prop_wire.spec import DELTA_BYTES_MAX
 
 @pytest.mark.parametrize("name", [one.name for one in fields(Settings)])
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
-def test_every_limit_is_above_zero(name: str, value: Any) -> None:
+def test_settings_not_above_zero_are_rejected(name: str, value: Any) -> None:
     if name in ("linger_ms", "retries") and value == 0:
-        assert getattr(Settings(**{name: 0}), name) == 0  # to gather nothing, to retry never, is sound
+        assert getattr(Settings(**{name: 0}), name) == 0  # no linger and no retries are valid
         return
     with pytest.raises(UsageError, match=f"{name} = "):
         Settings(**{name: value})
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("values", "message"),
     [
         ({"queue_high_mark": 0.4}, "give rising fractions"),
         ({"queue_high_mark": 1.1}, "<= 1"),
@@ -41,12 +41,12 @@ def test_every_limit_is_above_zero(name: str, value: Any) -> None:
         ({"batch_deltas": 2_000}, "merge_deltas_max 1000: below batch_deltas 2000"),
     ],
 )
-def test_limits_that_contradict_each_other_are_told(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        Settings(**given)
+def test_contradictory_settings_are_rejected(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Settings(**values)
 
 
-def test_the_worst_case_grows_with_every_limit_that_takes_memory() -> None:
+def test_memory_bytes_max_grows_with_every_memory_limit() -> None:
     settings = Settings()
     bound = settings.memory_bytes_max(4)
     print(f"worst case with four sinks: {bound / MIB:,.0f} MiB")

@@ -1,4 +1,4 @@
-"""Control rows of types that this version does not act on: passed over in a log, never forwarded."""
+"""Control rows of types that this version does not use: skipped in a log, never forwarded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from delta_prop_wire.encode import encode_noop
 from delta_prop_wire.spec import ErrorCode
 from tests.broker.durable import Writer, commit, open_log
 from tests.delta_prop.server.test_forwarding import Node
-from tests.delta_prop.test_forwarded_batches import FAR, Far, rows
+from tests.delta_prop.test_forwarded_batches import FAR_ORIGIN, ForwardTarget, make_deltas
 from tests.wire.control_batches import control_batch
 
 if TYPE_CHECKING:
@@ -29,51 +29,53 @@ if TYPE_CHECKING:
 
     from delta_prop_broker.disk import Disk
 
-OTHERS = [kind for kind in ControlType if kind is not ControlType.REFUSED]
+OTHER_TYPES = [kind for kind in ControlType if kind is not ControlType.REFUSED]
 LOG = LogSettings(free_bytes_min=0, reserve_bytes=0, segment_bytes_max=2_000)
 
 
-def own_rows(kind: int) -> bytes:
+def control_row(kind: int) -> bytes:
     return bytes((kind,)) + b"of a later version"
 
 
-@pytest.mark.parametrize("kind", OTHERS)
-def test_forwarder_that_brings_another_type_is_refused_and_nothing_is_taken(kind: ControlType) -> None:
-    bench = Far()
-    before = bench.chain.appender.lamport
-    refusal = bench.bring(control_batch(own_rows(kind)), 700).refusal()
+@pytest.mark.parametrize("kind", OTHER_TYPES)
+def test_forwarded_other_control_type_is_refused(kind: ControlType) -> None:
+    bench = ForwardTarget()
+    before = bench.pipeline.appender.lamport
+    refusal = bench.forward_batch(control_batch(control_row(kind)), 700).refusal()
     assert refusal is not None
     assert (refusal.code, refusal.retryable) == (ErrorCode.INVALID_DELTA, False)
     assert "only those of type 0" in refusal.message
     assert bench.routed == []
-    assert 0 not in bench.chain.orderer.watermarks
-    assert bench.chain.appender.lamport == before
-    assert bench.bring(encode_noop(origin=FAR, base=1, count=1, code=ErrorCode.CONFLICT), 1).acknowledged
-    assert bench.take(2, *rows("a")).acknowledged
+    assert 0 not in bench.pipeline.orderer.watermarks
+    assert bench.pipeline.appender.lamport == before
+    assert bench.forward_batch(
+        encode_noop(origin=FAR_ORIGIN, base=1, count=1, code=ErrorCode.CONFLICT), 1
+    ).acknowledged
+    assert bench.forward(2, *make_deltas("a")).acknowledged
 
 
-def append_others(disk: Disk) -> int:
-    """Append a batch of each type, and of one that nobody knows yet; the offset behind them."""
+def append_other_types(disk: Disk) -> int:
+    """Append a batch of each type and of an unknown one; return the next offset."""
     log, _ = open_log(disk, LOG)
     writer = Writer(log)
-    for kind in (*OTHERS, 7):
-        writer.append_batch(control_batch(own_rows(kind), own_rows(kind)))
+    for kind in (*OTHER_TYPES, 7):
+        writer.append_batch(control_batch(control_row(kind), control_row(kind)))
         commit(log)
     end = log.next_offset
     log.close()
     return end
 
 
-def embedded(disk: SimDisk, seed: int) -> Propagator:
+def open_propagator(disk: SimDisk, seed: int) -> Propagator:
     return Propagator(Settings(close_timeout_s=5), data="x", log=LOG, world=virtual_world(seed, disk=disk))
 
 
 @pytest.mark.parametrize("checkpoint", [True, False], ids=["with a checkpoint", "from the log"])
-def test_log_that_holds_other_types_is_gone_on_with(checkpoint: bool) -> None:
+def test_service_continues_a_log_with_other_control_types(checkpoint: bool) -> None:
     disk, seen = SimDisk(1), list[int]()
 
-    async def life(seed: int, key: str) -> tuple[int, dict[int, int]]:
-        async with embedded(disk, seed) as p:
+    async def run_service(seed: int, key: str) -> tuple[int, dict[int, int]]:
+        async with open_propagator(disk, seed) as p:
             await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="all"))
             published = await p.producer("writer").publish(Delta(key, create([1.0]), "n"))
             await p.wait_visible(published)
@@ -82,20 +84,20 @@ def test_log_that_holds_other_types_is_gone_on_with(checkpoint: bool) -> None:
             assert published.offset is not None
             return published.offset, dict(p._pipeline.orderer.watermarks)
 
-    first, have = run_virtual(lambda: life(1, "a"))
-    end = append_others(disk)
-    offset, after = run_virtual(lambda: life(2, "b"))
+    first, watermarks = run_virtual(lambda: run_service(1, "a"))
+    end = append_other_types(disk)
+    offset, watermarks_after = run_virtual(lambda: run_service(2, "b"))
     assert (first, offset, end) == (0, end, 1 + 2 * 7)
-    (origin,) = (one for one in have if have[one])
-    assert after == {**have, origin: 2}
+    (origin,) = (one for one in watermarks if watermarks[one])
+    assert watermarks_after == {**watermarks, origin: 2}
     assert seen == [first, offset]
     log, _ = open_log(disk, LOG, read_only=True)
-    numbers = [place.logged.lamport for place in log.frames()]
+    numbers = [frame.logged.lamport for frame in log.frames()]
     assert numbers == sorted(numbers)
-    assert numbers[-1] > numbers[-2] + 1, "the Lamport number goes on above theirs"
+    assert numbers[-1] > numbers[-2] + 1, "the Lamport number continues above theirs"
 
 
-def test_snapshot_of_a_log_that_holds_other_types_has_no_watermark_of_them() -> None:
+def test_snapshot_has_no_watermark_of_other_control_types() -> None:
     disk = SimDisk(1)
     settings = LogSettings(
         free_bytes_min=0, reserve_bytes=0, segment_bytes_max=200, retention_bytes=1, min_compaction_lag_s=1.0
@@ -103,18 +105,18 @@ def test_snapshot_of_a_log_that_holds_other_types_has_no_watermark_of_them() -> 
     log, _ = open_log(disk, settings)
     writer = Writer(log)
     writer.append(2)
-    for kind in (*OTHERS, 7):
-        log.append(control_batch(own_rows(kind)), lamport=log.next_offset + 1, source=Source.LOCAL)
+    for kind in (*OTHER_TYPES, 7):
+        log.append(control_batch(control_row(kind)), lamport=log.next_offset + 1, source=Source.LOCAL)
     for _ in range(20):
         writer.append(2)
     commit(log, sync=True)
     log.close()
 
-    async def life() -> None:
+    async def run_service() -> None:
         async with Propagator(data="x", log=settings, world=virtual_world(3, disk=disk)):
             await anyio.sleep(200)
 
-    run_virtual(life)
+    run_virtual(run_service)
     log, _ = open_log(disk, settings, read_only=True)
     snapshot = log.snapshot()
     assert snapshot is not None
@@ -123,7 +125,7 @@ def test_snapshot_of_a_log_that_holds_other_types_has_no_watermark_of_them() -> 
     snapshot.close()
 
 
-def test_forwarder_passes_over_other_types() -> None:
+def test_forwarder_skips_other_control_types() -> None:
     async def run() -> None:
         network = VirtualNetwork(3)
         async with AsyncExitStack() as exits:
@@ -132,9 +134,9 @@ def test_forwarder_passes_over_other_types() -> None:
                 await node.open(exits)
             a, b = nodes
             await a.write(2)
-            for kind in (*OTHERS, 7):
+            for kind in (*OTHER_TYPES, 7):
                 logged = a.p._pipeline.appender.log.append(
-                    control_batch(own_rows(kind)),
+                    control_batch(control_row(kind)),
                     lamport=a.p._pipeline.appender.lamport + 1,
                     source=Source.LOCAL,
                 )
@@ -142,7 +144,7 @@ def test_forwarder_passes_over_other_types() -> None:
             await a.write(2)
             await a.forward_to(b)
             with anyio.fail_after(60):
-                while a.statistics_to(b).lag:  # noqa: ASYNC110 - nobody tells
+                while a.statistics_to(b).lag:  # noqa: ASYNC110 - no event to wait for
                     await anyio.sleep(0.2)
             of_deltas = [one for one in a.deltas() if one[0]]
             assert len(of_deltas) == 4
@@ -151,11 +153,11 @@ def test_forwarder_passes_over_other_types() -> None:
     run_virtual(run)
 
 
-def test_log_show_names_the_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    append_others(LocalDisk(tmp_path))
+def test_log_show_names_control_types(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    append_other_types(LocalDisk(tmp_path))
     assert main(["log", "show", "--json", "--data", str(tmp_path)]) == 0
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()][::2]
-    assert [row["type"] for row in told] == [*(kind.name.lower() for kind in OTHERS), "unknown"]
-    assert {row["op"] for row in told} == {"control"}
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()][::2]
+    assert [row["type"] for row in printed] == [*(kind.name.lower() for kind in OTHER_TYPES), "unknown"]
+    assert {row["op"] for row in printed} == {"control"}
     assert main(["log", "show", "--data", str(tmp_path)]) == 0
     assert "leader_start" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Whatever the order of arrival: one order for every sink, an extension of causality, and one end state."""
+"""For any order of arrival, all sinks see one causal order and reach one state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from delta_prop.embedded import Propagator
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_sinks import CacheSink, CallbackSink, HasBackground, IndexSink, StorageSink, TryAgain
 from delta_prop_wire.delta import Dot, Source
-from tests.delta_prop.causal_graphs import Journey, Sent, expected, graph, journey
+from tests.delta_prop.causal_graphs import Journey, SentBatch, draw_graph, draw_journey, fold_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,26 +33,26 @@ Content = dict[tuple[str, str], Any]
 
 @dataclass
 class Counters:
-    """Counts of events in the runs: zeros would mean that nothing was tried."""
+    """Counts of events in the runs; a zero means that the case was not tested."""
 
     deltas: int = 0
     reordered: int = 0
-    repeated: int = 0
+    duplicates: int = 0
     late: int = 0
     parked: int = 0
-    answered_as_repeat: int = 0
+    acked_as_duplicate: int = 0
     folded_late: int = 0
-    delivered_again: int = 0
+    redelivered: int = 0
 
 
-class Paced:
-    """A sink at a pace of its own, which fails now and then, before or after it has applied."""
+class PacedSink:
+    """A sink of random speed that sometimes fails, before or after it applies."""
 
     def __init__(self, sink: Sink, random: Random, pause_s: float) -> None:
         self.name = sink.name
         self.sink = sink
         self.seen: list[Dot] = []
-        self.again = 0
+        self.redelivered = 0
         self._random, self._pause_s = random, pause_s
         self._next = 0
 
@@ -85,62 +85,64 @@ class Paced:
         logged = delivery.logged
         for row in range(logged.count) if delivery.rows is None else delivery.rows.tolist():
             if logged.offset + row < self._next:
-                self.again += 1
+                self.redelivered += 1
             else:
                 self._next = logged.offset + row + 1
                 self.seen.append(logged.batch.dot(row))
 
 
 @dataclass
-class Run:
-    """One propagator, one journey: what each sink saw and what it holds in the end."""
+class ConvergenceRun:
+    """One propagator and one journey: the order and the final content of each sink."""
 
     path: Path
     random: Random
     orders: dict[str, list[Dot]] = field(default_factory=dict)
     contents: dict[str, Content] = field(default_factory=dict)
 
-    async def travel(self, trip: Journey, everything: list[Sent], counters: Counters) -> None:
-        called: list[Dot] = []
+    async def run_journey(self, journey: Journey, sent: list[SentBatch], counters: Counters) -> None:
+        callback_dots: list[Dot] = []
         storage = StorageSink(self.path, flush_s=5.0)
         index = IndexSink()
         cache = CacheSink(loader=storage.get, loader_offset=lambda: storage.statistics().applied_offset)
-        paced = [
-            Paced(one, self.random, pause) for one, pause in ((storage, 0.05), (index, 0.0), (cache, 0.3))
+        paced_sinks = [
+            PacedSink(one, self.random, pause) for one, pause in ((storage, 0.05), (index, 0.0), (cache, 0.3))
         ]
 
-        def call(_offset: int, delta: Delta) -> None:
+        def record_dot(_offset: int, delta: Delta) -> None:
             assert delta.dot is not None
-            called.append(delta.dot)
+            callback_dots.append(delta.dot)
 
         async with Propagator(world=virtual_world(self.random.getrandbits(32))) as propagator:
-            for one in paced:
+            for one in paced_sinks:
                 await propagator.attach(one)
-            await propagator.attach(CallbackSink(call))
-            receipts = await self._send(propagator, trip)
+            await propagator.attach(CallbackSink(record_dot))
+            receipts = await self._send(propagator, journey)
             for receipt in receipts:
                 await receipt
             await propagator.wait_visible(propagator.statistics().log.next_offset)
             statistics = propagator.statistics()
-            refs = expected(everything)
-            self.contents["storage"] = {ref: _told(await storage.get(*ref)) for ref in refs}
-            self.contents["cache"] = {ref: _told(await cache.get(*ref)) for ref in refs}
-            self.contents["index"] = {(space, name): _told(state) for space, name, state in index.rows()}
+            refs = fold_all(sent)
+            self.contents["storage"] = {ref: _content_of(await storage.get(*ref)) for ref in refs}
+            self.contents["cache"] = {ref: _content_of(await cache.get(*ref)) for ref in refs}
+            self.contents["index"] = {
+                (namespace, name): _content_of(state) for namespace, name, state in index.rows()
+            }
             await storage.flush()
             self.contents["file"] = {
-                (space, name): _told(state) async for space, name, state in storage.rows()
+                (namespace, name): _content_of(state) async for namespace, name, state in storage.rows()
             }
-        self.orders = {one.name: one.seen for one in paced} | {"callback": called}
-        counters.deltas += len(called)
+        self.orders = {one.name: one.seen for one in paced_sinks} | {"callback": callback_dots}
+        counters.deltas += len(callback_dots)
         counters.parked += statistics.pending.parked
-        counters.answered_as_repeat += statistics.duplicates
+        counters.acked_as_duplicate += statistics.duplicates
         counters.folded_late += index.resident.statistics().late
-        counters.delivered_again += sum(one.again for one in paced)
+        counters.redelivered += sum(one.redelivered for one in paced_sinks)
 
-    async def _send(self, propagator: Propagator, trip: Journey) -> list[Receipt]:
+    async def _send(self, propagator: Propagator, journey: Journey) -> list[Receipt]:
         forwarders = [propagator.producer(f"forwarder {n}", source=Source.REPLICA) for n in range(4)]
         receipts = []
-        for sent in (*trip.batches, None, *trip.late):
+        for sent in (*journey.batches, None, *journey.late):
             if sent is None:
                 await anyio.sleep(LATE_S)
                 continue
@@ -150,41 +152,41 @@ class Run:
         return receipts
 
 
-def _told(state: VectorState | None) -> Any:
+def _content_of(state: VectorState | None) -> Any:
     assert state is not None
     return (*state.content, state.key)
 
 
-def _check_extends_causality(order: list[Dot], sent: list[Sent]) -> None:
-    place = {dot: at for at, dot in enumerate(order)}
+def _check_causal_order(order: list[Dot], sent: list[SentBatch]) -> None:
+    position = {dot: at for at, dot in enumerate(order)}
     for one in sent:
-        rows = [place[one.batch.dot(row)] for row in range(one.batch.count)]
+        rows = [position[one.batch.dot(row)] for row in range(one.batch.count)]
         assert all(before < after for before, after in pairwise(rows))
-        assert all(place[cause] < rows[0] for cause in one.causes)
+        assert all(position[cause] < rows[0] for cause in one.causes)
 
 
-def _converge(seed: int, batches: int, orders: int, path: Path, counters: Counters) -> None:
+def _check_convergence(seed: int, batches: int, orders: int, path: Path, counters: Counters) -> None:
     random = Random(seed)
-    sent = graph(random, batches)
-    truth = {ref: _told(state) for ref, state in expected(sent).items()}
+    sent = draw_graph(random, batches)
+    expected = {ref: _content_of(state) for ref, state in fold_all(sent).items()}
     rows = sum(one.batch.count for one in sent)
     for number in range(orders):
-        trip = journey(random, sent)
-        run = Run(path / f"{seed}-{number}.db", random)
-        run_virtual(run.travel, trip, sent, counters, seed=seed)
-        counters.reordered += trip.reordered
-        counters.repeated += trip.repeated
-        counters.late += len(trip.late)
+        journey = draw_journey(random, sent)
+        run = ConvergenceRun(path / f"{seed}-{number}.db", random)
+        run_virtual(run.run_journey, journey, sent, counters, seed=seed)
+        counters.reordered += journey.reordered
+        counters.duplicates += journey.duplicates
+        counters.late += len(journey.late)
         first = run.orders["callback"]
         assert len(first) == len(set(first)) == rows
         for name, order in run.orders.items():
             assert order == first, name
-        _check_extends_causality(first, sent)
+        _check_causal_order(first, sent)
         for name, content in run.contents.items():
-            assert content == truth, name
+            assert content == expected, name
 
 
-def test_every_sink_sees_one_order_and_every_order_of_arrival_ends_alike(
+def test_sinks_see_one_order_and_arrival_orders_converge(
     tmp_path_factory: pytest.TempPathFactory, full: bool
 ) -> None:
     counters = Counters()
@@ -192,7 +194,7 @@ def test_every_sink_sees_one_order_and_every_order_of_arrival_ends_alike(
     @settings(max_examples=60 if full else 6)
     @given(seed=st.integers(0, 2**32 - 1), batches=st.integers(60, 300 if full else 120))
     def check(seed: int, batches: int) -> None:
-        _converge(seed, batches, 3, tmp_path_factory.mktemp("run"), counters)
+        _check_convergence(seed, batches, 3, tmp_path_factory.mktemp("run"), counters)
 
     check()
     print(counters)

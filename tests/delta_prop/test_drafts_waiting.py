@@ -1,4 +1,4 @@
-"""Deltas without dots that wait for causes and behind each other: each ends, and none is left behind."""
+"""Drafts that wait for dependencies and for each other: each ends, and no state is left."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ steps = st.one_of(
 
 
 @given(st.lists(steps, max_size=25))
-def test_drafts_end_in_any_order_of_causes_times_and_withdrawals(drawn: list[Any]) -> None:
+def test_waiting_drafts_all_end_in_any_order_of_events(events: list[Any]) -> None:
     bench = Bench()
     origins = [bench.hello(name) for name in NAMES]
     sent, receipts = [0, 0, 0], list[Receipt]()
-    for kind, *what in drawn:
+    for kind, *arguments in events:
         if kind == "draft":
-            key, wanted, named = what
-            dots = tuple(sorted(Dot(origins[one], counter) for one, counter in wanted))
-            if named == "clock" and len({dot.origin for dot in dots}) < len(dots):
-                dots = dots[:1]  # each origin once
-            receipts.append(bench.publish(Delta(key, create([1.0]), **{named: dots})))
-        elif kind == "send" and sent[what[0]] < COUNTERS:
-            sent[what[0]] += 1
-            origin = origins[what[0]]
-            assert bench.send(batch_of(origin, sent[what[0]], Delta("v", create([2.0])))).acknowledged
+            key, dependencies, field = arguments
+            dots = tuple(sorted(Dot(origins[one], counter) for one, counter in dependencies))
+            if field == "clock" and len({dot.origin for dot in dots}) < len(dots):
+                dots = dots[:1]  # a clock names each origin once
+            receipts.append(bench.publish(Delta(key, create([1.0]), **{field: dots})))
+        elif kind == "send" and sent[arguments[0]] < COUNTERS:
+            sent[arguments[0]] += 1
+            origin = origins[arguments[0]]
+            assert bench.send(batch_of(origin, sent[arguments[0]], Delta("v", create([2.0])))).acknowledged
         elif kind == "later":
-            bench.now += what[0]
-            bench.chain.tick(bench.now)
+            bench.now += arguments[0]
+            bench.pipeline.tick(bench.now)
         elif kind == "withdraw" and receipts:
-            receipts[what[0] % len(receipts)].withdraw()
+            receipts[arguments[0] % len(receipts)].withdraw()
     bench.now += 1_000.0
-    bench.chain.tick(bench.now)
+    bench.pipeline.tick(bench.now)
     assert all(receipt.done for receipt in receipts)
-    left = bench.chain.orderer.statistics()
-    assert (left.pending_runs, left.awaited_origins, left.awaited_ids) == (0, 0, 0)
+    statistics = bench.pipeline.orderer.statistics()
+    assert (statistics.pending_runs, statistics.awaited_origins, statistics.awaited_ids) == (0, 0, 0)
     assert bench.publish(Delta("v", create([3.0]))).acknowledged
     assert bench.publish(Delta("w", create([3.0]))).acknowledged
-    assert len({dot for dot in bench.chain.orderer.watermarks if dot < 0}) == 0
+    assert len({dot for dot in bench.pipeline.orderer.watermarks if dot < 0}) == 0

@@ -1,4 +1,4 @@
-"""A batch under dots that are dealt with: acknowledged as the same only where it is, however long ago."""
+"""A batch under processed dots is acknowledged as duplicate only if its content is equal, at any age."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ MANY = 300
 SMALL = LogSettings(segment_bytes_max=4_096, tail_bytes_max=1, free_bytes_min=0, reserve_bytes=0)
 
 
-def made(key: str, number: float = 1.0) -> Delta:
+def make_delta(key: str, number: float = 1.0) -> Delta:
     return Delta(key, create([number]), "n")
 
 
-def code_of(receipt: Receipt) -> ErrorCode | None:
+def refusal_code(receipt: Receipt) -> ErrorCode | None:
     refusal = receipt.refusal()
     return None if refusal is None else refusal.code
 
 
-def test_other_bytes_under_a_dot_are_refused_however_many_batches_ago() -> None:
+def test_other_bytes_under_an_old_dot_are_dot_reused() -> None:
     async def main() -> None:
         async with Propagator() as p, serving(p) as (_, address), connected(address) as client:
             await client.hello(ORIGIN)
@@ -69,14 +69,14 @@ def test_other_bytes_under_a_dot_are_refused_however_many_batches_ago() -> None:
                 assert nack.code is ErrorCode.DOT_REUSED
                 assert nack.details["offset"] == counter - 1
                 await client.send(replace(opaque_batch(counter), sequence=1000 * counter + 1))
-                (told,) = (await client.until_acked(1000 * counter + 1)).ranges
-                assert (told.offset, told.duplicate) == (counter - 1, True)
+                (ack_range,) = (await client.until_acked(1000 * counter + 1)).ranges
+                assert (ack_range.offset, ack_range.duplicate) == (counter - 1, True)
 
     anyio.run(main)
 
 
-def changed_rows() -> list[tuple[Delta, Delta]]:
-    """Rows that say the same but for one thing each."""
+def rows_with_one_change() -> list[tuple[Delta, Delta]]:
+    """Return pairs of rows that differ in one field."""
     one = Delta("v", dense([1.0, 2.0]), "n", metadata={"a": 1}, topics=("t",), id=bytes(16), timestamp=5)
     return [
         (one, other)
@@ -95,45 +95,45 @@ def changed_rows() -> list[tuple[Delta, Delta]]:
     ]
 
 
-@pytest.mark.parametrize(("one", "other"), changed_rows())
-def test_a_row_in_another_cut_is_the_same_only_where_all_of_it_is(one: Delta, other: Delta) -> None:
+@pytest.mark.parametrize(("one", "other"), rows_with_one_change())
+def test_rebatched_row_is_duplicate_only_if_all_fields_are_equal(one: Delta, other: Delta) -> None:
     bench = Bench()
     origin = bench.hello("p")
     bench.send(batch_of(origin, 1, one))
     bench.send(batch_of(origin, 2, replace(one, vector_id="x", id=bytes(15) + b"x")))
     second = replace(one, vector_id="x", id=bytes(15) + b"x")
-    whole = bench.send(batch_of(origin, 1, one, second))
-    assert whole.result().duplicates == {0: 0, 1: 1}
-    assert code_of(bench.send(batch_of(origin, 1, other, second))) is ErrorCode.DOT_REUSED
+    both = bench.send(batch_of(origin, 1, one, second))
+    assert both.result().duplicates == {0: 0, 1: 1}
+    assert refusal_code(bench.send(batch_of(origin, 1, other, second))) is ErrorCode.DOT_REUSED
 
 
-def test_a_question_is_answered_by_content_and_never_placed() -> None:
+def test_outcome_query_is_answered_by_content_and_not_appended() -> None:
     bench = Bench()
     origin = bench.hello("p")
-    first = [made(f"v{at}", at) for at in range(4)]
+    first = [make_delta(f"v{at}", at) for at in range(4)]
     bench.send(batch_of(origin, 1, *first))
     bench.hello("p")
     asked = [replace(one, timestamp=9) for one in first]
     assert bench.send(batch_of(origin, 1, *asked, epoch=0)).result().duplicates == {0: 0, 1: 1, 2: 2, 3: 3}
     assert bench.send(batch_of(origin, 3, *asked[2:], epoch=0)).result().duplicates == {0: 2, 1: 3}
-    other = bench.send(batch_of(origin, 2, made("v1", 77), epoch=0))
-    assert (code_of(other), other.refusal().details["offset"]) == (ErrorCode.DOT_REUSED, 1)
+    other = bench.send(batch_of(origin, 2, make_delta("v1", 77), epoch=0))
+    assert (refusal_code(other), other.refusal().details["offset"]) == (ErrorCode.DOT_REUSED, 1)
     for base, rows in ((5, 1), (4, 2)):
-        new = bench.send(batch_of(origin, base, *[made("new")] * rows, epoch=0))
-        assert code_of(new) is ErrorCode.FENCED
+        new = bench.send(batch_of(origin, base, *[make_delta("new")] * rows, epoch=0))
+        assert refusal_code(new) is ErrorCode.FENCED
     assert bench.log.next_offset == 4
 
 
 @pytest.mark.parametrize("first", [[1, 3], [1, 2, 3]], ids=["with a gap", "without one"])
-def test_other_rows_from_the_same_first_to_the_same_last_void_dot_are_dot_reused(first: list[int]) -> None:
+def test_other_rows_between_the_same_noop_dots_are_dot_reused(first: list[int]) -> None:
     bench = Bench()
     origin = bench.hello("p")
 
     def send(*counters: int) -> ErrorCode | None:
         rows = [Delta("v", scale(2.0), "n")] * len(counters)
         gaps = len(counters) <= counters[-1] - counters[0]
-        more = {"counters": counters} if gaps else {}
-        return code_of(bench.send(batch_of(origin, counters[0], *rows, **more)))
+        gap_fields = {"counters": counters} if gaps else {}
+        return refusal_code(bench.send(batch_of(origin, counters[0], *rows, **gap_fields)))
 
     assert send(*first) is ErrorCode.INVALID_DELTA
     assert send(*first) is ErrorCode.INVALID_DELTA
@@ -142,106 +142,106 @@ def test_other_rows_from_the_same_first_to_the_same_last_void_dot_are_dot_reused
         assert send(*another) is ErrorCode.INVALID_DELTA
 
 
-def test_a_void_that_memory_has_dropped_is_refused_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noop_evicted_from_memory_is_refused_with_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(origins, "NOOPS_MAX", 4)
     bench = Bench()
     origin = bench.hello("p")
     for counter in range(1, 11):
         refused = bench.send(batch_of(origin, counter, Delta("v", scale(2.0), "n")))
-        assert code_of(refused) is ErrorCode.INVALID_DELTA
+        assert refusal_code(refused) is ErrorCode.INVALID_DELTA
     for counter in range(1, 11):
-        again = bench.send(batch_of(origin, counter, Delta("v", scale(2.0), "n")))
-        assert code_of(again) is ErrorCode.INVALID_DELTA
-        assert bench.chain.outcome(origin, counter) is ErrorCode.INVALID_DELTA
+        second = bench.send(batch_of(origin, counter, Delta("v", scale(2.0), "n")))
+        assert refusal_code(second) is ErrorCode.INVALID_DELTA
+        assert bench.pipeline.outcome(origin, counter) is ErrorCode.INVALID_DELTA
 
 
-def test_first_offsets_that_memory_has_dropped_are_found_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_offsets_evicted_from_memory_are_read_from_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(origins, "OFFSET_RANGES_MAX", 20)
     bench = Bench()
     one, two = bench.hello("one"), bench.hello("two")
-    for counter in range(1, 101):  # in turn, so that each is a run of its own
-        bench.send(batch_of(one, counter, made(f"a{counter}")))
-        bench.send(batch_of(two, counter, made(f"b{counter}")))
+    for counter in range(1, 101):  # in turn, so that each has an offset range of its own
+        bench.send(batch_of(one, counter, make_delta(f"a{counter}")))
+        bench.send(batch_of(two, counter, make_delta(f"b{counter}")))
     for counter in range(1, 101):
-        assert bench.chain.outcome(one, counter) == 2 * counter - 2
-        again = bench.send(batch_of(two, counter, made(f"b{counter}")))
-        assert again.result().duplicates == {0: 2 * counter - 1}
-        other = bench.send(batch_of(two, counter, made("other")))
-        assert code_of(other) is ErrorCode.DOT_REUSED
+        assert bench.pipeline.outcome(one, counter) == 2 * counter - 2
+        second = bench.send(batch_of(two, counter, make_delta(f"b{counter}")))
+        assert second.result().duplicates == {0: 2 * counter - 1}
+        other = bench.send(batch_of(two, counter, make_delta("other")))
+        assert refusal_code(other) is ErrorCode.DOT_REUSED
 
 
-def test_a_forwarder_too_is_told_first_offsets_that_memory_has_dropped(
+def test_forwarder_gets_first_offsets_evicted_from_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(origins, "OFFSET_RANGES_MAX", 4)
     bench = Bench()
     one, two = bench.hello("one"), bench.hello("two")
     for counter in range(1, 21):
-        bench.send(batch_of(one, counter, made(f"a{counter}")))
-        bench.send(batch_of(two, counter, made(f"b{counter}")))
+        bench.send(batch_of(one, counter, make_delta(f"a{counter}")))
+        bench.send(batch_of(two, counter, make_delta(f"b{counter}")))
     replica = Sender("replica", source=Source.REPLICA)
     for base, count in ((1, 3), (15, 6)):
         receipt = Receipt()
-        rows = [made("whatever")] * count
-        bench.chain.offer(SequencedBatch(batch_of(one, base, *rows), replica, receipt, 5), 0.0)
+        rows = [make_delta("whatever")] * count
+        bench.pipeline.offer(SequencedBatch(batch_of(one, base, *rows), replica, receipt, 5), 0.0)
         assert receipt.result().duplicates == {row: 2 * (base + row) - 2 for row in range(count)}
 
 
-CUTS = st.lists(st.integers(1, 6), min_size=1, max_size=12)
+ROW_COUNTS = st.lists(st.integers(1, 6), min_size=1, max_size=12)
 
 
-@given(first=CUTS, again=CUTS, changed=st.integers(0, 100), chance=st.booleans())
-def test_any_cut_of_any_log_is_told_exactly(
-    first: list[int], again: list[int], changed: int, chance: bool
+@given(first=ROW_COUNTS, second=ROW_COUNTS, changed=st.integers(0, 100), is_changed=st.booleans())
+def test_any_rebatched_rows_get_their_exact_first_offsets(
+    first: list[int], second: list[int], changed: int, is_changed: bool
 ) -> None:
     bench = Bench()
     origin = bench.hello("p")
-    rows = [made(f"v{at}", float(at)) for at in range(sum(first))]
+    rows = [make_delta(f"v{at}", float(at)) for at in range(sum(first))]
     base = 0
     for count in first:
         bench.send(batch_of(origin, base + 1, *rows[base : base + count]))
         base += count
-    wrong = changed % len(rows) if chance else None
+    wrong = changed % len(rows) if is_changed else None
     base = 0
-    for count in again:
+    for count in second:
         some = rows[base : base + count]
         if len(some) < count:
             break
         if wrong is not None and base <= wrong < base + count:
-            some[wrong - base] = made("wrong")
-        told = bench.send(batch_of(origin, base + 1, *some))
+            some[wrong - base] = make_delta("wrong")
+        receipt = bench.send(batch_of(origin, base + 1, *some))
         if wrong is not None and base <= wrong < base + count:
-            assert code_of(told) is ErrorCode.DOT_REUSED
+            assert refusal_code(receipt) is ErrorCode.DOT_REUSED
         else:
-            assert told.result().duplicates == {row: base + row for row in range(count)}
+            assert receipt.result().duplicates == {row: base + row for row in range(count)}
         base += count
 
 
-FEW = st.lists(st.integers(1, 3), min_size=6, max_size=6)
+FEW_COUNTS = st.lists(st.integers(1, 3), min_size=6, max_size=6)
 
 
-@given(first=FEW, again=FEW, names=st.lists(st.integers(0, 5), min_size=18, max_size=18))
-@example(first=[3], again=[2, 1], names=[0, 1, 0])
-def test_any_cut_of_rows_with_known_ids_is_told_where_each_first_was(
-    first: list[int], again: list[int], names: list[int]
+@given(first=FEW_COUNTS, second=FEW_COUNTS, names=st.lists(st.integers(0, 5), min_size=18, max_size=18))
+@example(first=[3], second=[2, 1], names=[0, 1, 0])
+def test_any_rebatched_known_ids_get_their_first_offsets(
+    first: list[int], second: list[int], names: list[int]
 ) -> None:
     bench = Bench()
     origin = bench.hello("p")
-    rows = [replace(made(f"v{name}", float(name)), id=bytes(15) + bytes([name])) for name in names]
+    rows = [replace(make_delta(f"v{name}", float(name)), id=bytes(15) + bytes([name])) for name in names]
     for base, count in zip(accumulate(first, initial=0), first, strict=False):
         bench.send(batch_of(origin, base + 1, *rows[base : base + count]))
-    firsts = [bench.chain.outcome(origin, 1 + names.index(name)) for name in names]
-    for base, count in zip(accumulate(again, initial=0), again, strict=False):
+    firsts = [bench.pipeline.outcome(origin, 1 + names.index(name)) for name in names]
+    for base, count in zip(accumulate(second, initial=0), second, strict=False):
         if base + count <= sum(first):
-            told = bench.send(batch_of(origin, base + 1, *rows[base : base + count]))
-            assert told.result().duplicates == {row: firsts[base + row] for row in range(count)}
+            receipt = bench.send(batch_of(origin, base + 1, *rows[base : base + count]))
+            assert receipt.result().duplicates == {row: firsts[base + row] for row in range(count)}
             other = replace(rows[base], vector_id="wrong")
-            told = bench.send(batch_of(origin, base + 1, other, *rows[base + 1 : base + count]))
-            assert code_of(told) is ErrorCode.DOT_REUSED
+            receipt = bench.send(batch_of(origin, base + 1, other, *rows[base + 1 : base + count]))
+            assert refusal_code(receipt) is ErrorCode.DOT_REUSED
 
 
 @pytest.mark.parametrize("fault", ["read", "flip"])
-def test_a_log_that_cannot_be_read_answers_nothing_as_the_same(fault: str) -> None:
+def test_unreadable_log_leaves_the_outcome_unknown(fault: str) -> None:
     async def main() -> None:
         disk = SimDisk(1)
         world = virtual_world(1, disk=disk)
@@ -249,7 +249,7 @@ def test_a_log_that_cannot_be_read_answers_nothing_as_the_same(fault: str) -> No
             producer = p.producer("me")
             frames: list[Batch] = []
             for number in range(100):
-                await producer.publish(made(f"v{number}"))
+                await producer.publish(make_delta(f"v{number}"))
             frames.append(p._log.read(3, rows_max=1, bytes_max=1)[0].batch)
             assert (await producer.send_frame(frames[0])).duplicates == {0: 3}
             if fault == "read":
@@ -265,15 +265,15 @@ def test_a_log_that_cannot_be_read_answers_nothing_as_the_same(fault: str) -> No
     run_virtual(main)
 
 
-def test_a_hostile_cut_costs_a_bounded_look_at_the_log() -> None:
+def test_batch_over_too_many_frames_gets_outcome_unknown() -> None:
     bench = Bench()
     origin = make_origin(77, Priority.NORMAL)
-    bench.chain.claim([OriginClaim(origin)], "p", 0.0)
+    bench.pipeline.claim([OriginClaim(origin)], "p", 0.0)
     rows = 5_000
     for counter in range(1, rows + 1):
-        batch = encode_batch([made("v")], origin=origin, base=counter, epoch=1)
-        bench.chain.offer(SequencedBatch(batch, Sender("p"), Receipt()), 0.0)
-    whole = encode_batch([made("v")] * rows, origin=origin, base=1, epoch=1, ack_level=AckLevel.MEMORY)
+        batch = encode_batch([make_delta("v")], origin=origin, base=counter, epoch=1)
+        bench.pipeline.offer(SequencedBatch(batch, Sender("p"), Receipt()), 0.0)
+    full = encode_batch([make_delta("v")] * rows, origin=origin, base=1, epoch=1, ack_level=AckLevel.MEMORY)
     receipt = Receipt()
-    bench.chain.offer(SequencedBatch(whole, Sender("p"), receipt), 0.0)
-    assert code_of(receipt) is ErrorCode.OUTCOME_UNKNOWN
+    bench.pipeline.offer(SequencedBatch(full, Sender("p"), receipt), 0.0)
+    assert refusal_code(receipt) is ErrorCode.OUTCOME_UNKNOWN

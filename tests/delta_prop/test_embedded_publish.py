@@ -1,4 +1,4 @@
-"""Publishing: causes, cancellation at every stage, bad input, numbers."""
+"""Publishing: dependencies, cancellation at every stage, invalid input, statistics."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ from delta_prop_wire.delta import (
 )
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.support import made, refused
+from tests.delta_prop.support import catch_refusal, make_delta
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 
-# --- cancellation: it happened or it did not, and the caller can tell
+# --- cancellation: the receipt says whether the delta was appended
 
 
-def test_cancelled_before_its_place_it_never_happens() -> None:
+def test_cancelled_pending_offer_is_never_appended() -> None:
     async def main(p: RecordedPropagator) -> None:
-        receipt = p.offer(made("child", parents=(b"p" * 16,)))
+        receipt = p.offer(make_delta("child", parents=(b"p" * 16,)))
         assert receipt.state is OfferState.PENDING
         with anyio.move_on_after(1):
             await receipt
         assert receipt.state is OfferState.WITHDRAWN
         with pytest.raises(UsageError, match="withdrawn"):
             receipt.result()
-        await p.publish(made("parent", id=b"p" * 16))
+        await p.publish(make_delta("parent", id=b"p" * 16))
         await p.settle()
         assert p.recorder.vector_ids == ["parent"]
 
     run_propagator(main)
 
 
-def test_cancelled_in_the_queue_it_never_happens() -> None:
+def test_cancelled_queued_offer_is_never_appended() -> None:
     async def main(p: RecordedPropagator) -> None:
         log: Any = p._log
         log.is_accepting = False
-        receipts = [p.offer(made(name)) for name in ("a", "b", "c")]
+        receipts = [p.offer(make_delta(name)) for name in ("a", "b", "c")]
         assert {receipt.state for receipt in receipts} == {OfferState.QUEUED}
         with anyio.move_on_after(1):
             await receipts[1]
@@ -73,15 +73,17 @@ def test_cancelled_in_the_queue_it_never_happens() -> None:
     run_propagator(main)
 
 
-def test_cancelled_after_its_place_the_caller_is_told_that_it_happened() -> None:
+def test_cancelled_publish_after_append_returns_its_ack() -> None:
     async def main(p: RecordedPropagator) -> None:
         with anyio.CancelScope() as scope:
             scope.cancel()
-            published = await p.publish(made("a"))  # at once in its place: it returns, whatever else
+            published = await p.publish(
+                make_delta("a")
+            )  # appended at once: it returns despite the cancellation
             assert published.offset == 0
             await anyio.sleep(1)
         assert scope.cancelled_caught
-        receipt = p.offer(made("b"))
+        receipt = p.offer(make_delta("b"))
         assert receipt.state is OfferState.ACKNOWLEDGED
         assert not receipt.withdraw()
         assert receipt.result().offset == 1
@@ -89,9 +91,9 @@ def test_cancelled_after_its_place_the_caller_is_told_that_it_happened() -> None
     run_propagator(main)
 
 
-def test_two_wait_for_one_receipt_and_one_goes() -> None:
+def test_cancelled_wait_withdraws_receipt_for_other_waiter() -> None:
     async def main(p: RecordedPropagator) -> None:
-        receipt = p.offer(made("child", parents=(b"p" * 16,)))
+        receipt = p.offer(make_delta("child", parents=(b"p" * 16,)))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_expect_no_result, receipt.wait)
             with anyio.move_on_after(1):
@@ -106,62 +108,62 @@ async def _expect_no_result(call: Callable[[], Awaitable[object]]) -> None:
         await call()
 
 
-def test_a_parent_that_never_comes_is_named_in_time() -> None:
+def test_missing_parent_is_named_in_dep_timeout() -> None:
     async def main(p: RecordedPropagator) -> None:
         dot = Dot(77, 1)
         for timeout_s in (None, 100):
-            refusal = await refused(p.publish(made("child", parents=(dot,)), timeout_s=timeout_s))
+            refusal = await catch_refusal(p.publish(make_delta("child", parents=(dot,)), timeout_s=timeout_s))
             assert refusal.code is ErrorCode.DEP_TIMEOUT
             assert str(dot) in refusal.message
             assert refusal.details["missing"] == [str(dot)]
-        refusal = await refused(p.publish(made("child", parents=(dot,)), timeout_s=1))
+        refusal = await catch_refusal(p.publish(make_delta("child", parents=(dot,)), timeout_s=1))
         assert "withdrawn" in refusal.message
         assert p.statistics().pending.pending_deltas == 0
 
     run_propagator(main)
 
 
-def test_what_a_clock_names_comes_before_a_delta_without_a_dot_and_is_said_of_it() -> None:
+def test_draft_waits_for_its_clock_and_logs_it() -> None:
     async def main(p: RecordedPropagator) -> None:
-        never = Dot(77, 1)
-        refusal = await refused(p.publish(made("child", clock=(never,))))
-        assert (refusal.code, refusal.details["missing"]) == (ErrorCode.DEP_TIMEOUT, [str(never)])
+        missing = Dot(77, 1)
+        refusal = await catch_refusal(p.publish(make_delta("child", clock=(missing,))))
+        assert (refusal.code, refusal.details["missing"]) == (ErrorCode.DEP_TIMEOUT, [str(missing)])
         producer = p.producer("other")
-        first = (await producer.publish(made("first"))).last_dot
+        first = (await producer.publish(make_delta("first"))).last_dot
         assert first is not None
         second = Dot(first.origin, first.counter + 1)
-        child = p.offer(made("child", clock=(second,)))
+        child = p.offer(make_delta("child", clock=(second,)))
         assert child.state is OfferState.PENDING
-        await producer.publish(made("second"))
+        await producer.publish(make_delta("second"))
         await child
         assert p._log.read(2, rows_max=1, bytes_max=1 << 20)[0].batch.clock == (second,)
 
     run_propagator(main)
 
 
-# --- causes
+# --- causal dependencies
 
 
-def test_named_causes_come_first() -> None:
+def test_after_option_orders_deltas_by_dependency() -> None:
     async def main(p: RecordedPropagator) -> None:
-        parent = p.offer(made("parent", parents=(b"x" * 16,)))
-        child = p.offer(made("child", priority=Priority.CRITICAL), after=[parent])
-        grandchild = p.offer(made("grandchild", priority=Priority.CRITICAL), after=[child])
+        parent = p.offer(make_delta("parent", parents=(b"x" * 16,)))
+        child = p.offer(make_delta("child", priority=Priority.CRITICAL), after=[parent])
+        grandchild = p.offer(make_delta("grandchild", priority=Priority.CRITICAL), after=[child])
         assert {one.state for one in (parent, child, grandchild)} == {OfferState.PENDING}
-        await p.publish(made("x", id=b"x" * 16))
+        await p.publish(make_delta("x", id=b"x" * 16))
         published = await grandchild
-        await p.publish(made("last"), after=[published, parent, b"x" * 16])
+        await p.publish(make_delta("last"), after=[published, parent, b"x" * 16])
         await p.settle()
         assert p.recorder.vector_ids == ["x", "parent", "child", "grandchild", "last"]
 
     run_propagator(main)
 
 
-# --- bad input: told with field and bound, and nothing changes
+# --- invalid input: refused with field and bound, and nothing changes
 
 
 @pytest.mark.parametrize(
-    ("delta", "field", "words"),
+    ("delta", "field", "message"),
     [
         (Delta("", create([1.0])), "vector_id", "1"),
         (Delta("v" * 1025, create([1.0])), "vector_id", "bytes"),
@@ -181,26 +183,28 @@ def test_named_causes_come_first() -> None:
         (Delta("v", Operation(Kind.SPARSE, np.ones(1, np.float32), np.ones(2, np.uint32))), "indices", ""),
     ],
 )
-def test_bad_input_is_named_and_changes_nothing(delta: Delta, field: str, words: str) -> None:
+def test_invalid_delta_is_refused_by_field_and_changes_nothing(
+    delta: Delta, field: str, message: str
+) -> None:
     async def main(p: RecordedPropagator) -> None:
-        await p.publish(made("known"))
+        await p.publish(make_delta("known"))
         await p.settle()
         before = p.statistics()
-        refusal = await refused(p.publish(delta))
+        refusal = await catch_refusal(p.publish(delta))
         print(refusal)
         assert isinstance(refusal, InvalidDelta)
         assert refusal.field == field
-        assert words in refusal.message
+        assert message in refusal.message
         after = p.statistics()
         assert (after.accepted, after.log, after.pending) == (before.accepted, before.log, before.pending)
         assert (after.queue.depth, after.sinks) == (before.queue.depth, before.sinks)
-        assert (await p.publish(made("next"))).offset == 1
+        assert (await p.publish(make_delta("next"))).offset == 1
 
     run_propagator(main)
 
 
-def test_columns_say_what_single_deltas_do() -> None:
-    """Whole vectors, and parts of them with indices; without numbers too, which changes nothing."""
+def test_publish_many_folds_like_single_deltas() -> None:
+    """Full vectors, and elements with indices; a call without numbers changes nothing."""
 
     async def main(p: RecordedPropagator) -> None:
         storage = await p.attach(CacheSink())
@@ -213,19 +217,19 @@ def test_columns_say_what_single_deltas_do() -> None:
         vectors = [state.vector.tolist() for state in found if state is not None and state.vector is not None]
         assert vectors == [[1, 8, 1.5, 1], [5, 1, 1, 6]]
         assert (published.offset, published.count) == (2, 2)
-        refusal = await refused(p.publish_many(["a", "ä"], [[1.0], [2.0]], indices=[[1], [4]]))
+        refusal = await catch_refusal(p.publish_many(["a", "ä"], [[1.0], [2.0]], indices=[[1], [4]]))
         assert (refusal.row, refusal.field) == (1, "indices")
 
     run_propagator(main)
 
 
-def test_one_bad_row_refuses_its_call() -> None:
+def test_one_invalid_row_refuses_its_call() -> None:
     async def main(p: RecordedPropagator) -> None:
-        refusal = await refused(p.publish(made("a"), Delta("gone", offset(1.0)), made("b")))
+        refusal = await catch_refusal(p.publish(make_delta("a"), Delta("gone", offset(1.0)), make_delta("b")))
         assert (refusal.row, refusal.field) == (1, "vector_id")
         rows = np.ones((3, 2), np.float32)
         rows[2, 1] = np.inf
-        refusal = await refused(p.publish_many(["a", "b", "c"], rows))
+        refusal = await catch_refusal(p.publish_many(["a", "b", "c"], rows))
         assert refusal.field == "vector"
         assert p.statistics().log.next_offset == 0
 
@@ -233,26 +237,26 @@ def test_one_bad_row_refuses_its_call() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "message"),
     [
         (lambda p: p.publish(), "give 1 to"),
-        (lambda p: p.publish(made("a"), made("b", priority=Priority.LOW)), "a call of its own"),
-        (lambda p: p.publish(made("a"), made("b", id=b"i" * 16)), "an id, or none"),
+        (lambda p: p.publish(make_delta("a"), make_delta("b", priority=Priority.LOW)), "a call of its own"),
+        (lambda p: p.publish(make_delta("a"), make_delta("b", id=b"i" * 16)), "an id, or none"),
         (lambda p: p.publish_many(["a"], [[1.0], [2.0]]), "one row per id"),
         (lambda p: p.publish_many(["a"], [1.0]), "one row per id"),
         (lambda p: p.publish_many([], np.ones((0, 2))), "give 1 to"),
         (lambda p: p.publish_many(["a"], [[1.0]], kind=Kind.SCALE), "CREATE or DENSE"),
         (lambda p: p.publish_many([""], [[1.0]]), "vector_id"),
-        (lambda p: p.publish(made("a"), ack_level=AckLevel.DURABLE), "data directory"),
-        (lambda p: p.publish(made("a"), ack_level=9), "give memory, logged or durable"),
+        (lambda p: p.publish(make_delta("a"), ack_level=AckLevel.DURABLE), "data directory"),
+        (lambda p: p.publish(make_delta("a"), ack_level=9), "give memory, logged or durable"),
         (lambda p: p.publish("a"), "not a Delta: create one"),
         (lambda p: p.publish({"vector_id": "a"}), "not a Delta: create one"),
         (lambda p: p.publish(Delta("a", "create")), "not an operation: use"),
-        (lambda p: p.publish(made("a", parents=5)), "parents: 5 is a int"),
-        (lambda p: p.publish(made("a", topics="abc")), "give a tuple"),
-        (lambda p: p.publish(made("a"), after=["x"]), "does not name a delta"),
-        (lambda p: p.publish(made("a"), after=[Dot(0, 0)]), "counters run from 1"),
-        (lambda p: p.publish(made("a"), after=[Dot(1, n) for n in range(1, 100)]), "parents"),
+        (lambda p: p.publish(make_delta("a", parents=5)), "parents: 5 is a int"),
+        (lambda p: p.publish(make_delta("a", topics="abc")), "give a tuple"),
+        (lambda p: p.publish(make_delta("a"), after=["x"]), "does not name a delta"),
+        (lambda p: p.publish(make_delta("a"), after=[Dot(0, 0)]), "counters run from 1"),
+        (lambda p: p.publish(make_delta("a"), after=[Dot(1, n) for n in range(1, 100)]), "parents"),
         (lambda p: p.publish_many("ab", [[1.0], [2.0]]), "give a list"),
         (lambda p: p.publish_many([5], [[1.0]]), "vector_id: 5 is a int"),
         (lambda p: p.publish_many(["a", "b\n"], [[1.0], [2.0]]), "vector_id: character 1"),
@@ -274,47 +278,52 @@ def test_one_bad_row_refuses_its_call() -> None:
         (lambda p: p.wait_visible("x"), "'x': give a publish result"),
     ],
 )
-def test_misuse_is_told(call: Callable[[Any], Awaitable[object]], words: str) -> None:
+def test_wrong_call_arguments_are_rejected(call: Callable[[Any], Awaitable[object]], message: str) -> None:
     async def main(p: RecordedPropagator) -> None:
-        with pytest.raises((UsageError, Refused), match=words):
+        with pytest.raises((UsageError, Refused), match=message):
             await call(p)
         assert p.statistics().log.next_offset == 0
 
     run_propagator(main)
 
 
-def test_a_level_that_is_not_granted_names_the_cure() -> None:
+def test_unavailable_ack_level_is_refused() -> None:
     async def main(p: RecordedPropagator) -> None:
-        refusal = await refused(p.publish(made("a"), ack_level=AckLevel.DURABLE))
+        refusal = await catch_refusal(p.publish(make_delta("a"), ack_level=AckLevel.DURABLE))
         assert refusal.code is ErrorCode.LEVEL_UNAVAILABLE
-        assert (await p.publish(made("a"))).level is AckLevel.MEMORY
+        assert (await p.publish(make_delta("a"))).level is AckLevel.MEMORY
 
     run_propagator(main)
 
 
-# --- numbers
+# --- statistics
 
 
-def test_statistics_tell_what_happened_and_what_it_may_cost() -> None:
+def test_statistics_count_outcomes_and_memory_limit() -> None:
     async def main(p: RecordedPropagator) -> None:
-        await p.publish(made("a", id=b"a" * 16), made("b", id=b"b" * 16))
-        await p.publish(made("a", id=b"a" * 16))
-        await refused(p.publish(Delta("gone", offset(1.0))))
-        p.offer(made("child", parents=(b"p" * 16,)))
+        await p.publish(make_delta("a", id=b"a" * 16), make_delta("b", id=b"b" * 16))
+        await p.publish(make_delta("a", id=b"a" * 16))
+        await catch_refusal(p.publish(Delta("gone", offset(1.0))))
+        p.offer(make_delta("child", parents=(b"p" * 16,)))
         await p.publish(Delta("fact", opaque(b"x")))
         await p.wait_visible(3)
-        told = p.statistics()
-        assert (told.accepted, told.duplicates, told.refused, told.noops) == (3, 1, 1, 0)
-        assert (told.pending.pending_deltas, told.queue.depth) == (1, 0)
-        assert (told.log.next_offset, told.log.deltas) == (3, 3)
-        recorder = told.sinks["recorder"]
+        statistics = p.statistics()
+        assert (statistics.accepted, statistics.duplicates, statistics.refused, statistics.noops) == (
+            3,
+            1,
+            1,
+            0,
+        )
+        assert (statistics.pending.pending_deltas, statistics.queue.depth) == (1, 0)
+        assert (statistics.log.next_offset, statistics.log.deltas) == (3, 3)
+        recorder = statistics.sinks["recorder"]
         assert (recorder.applied_offset, recorder.lag, recorder.applied_deltas, recorder.state) == (
             3,
             0,
             3,
             "idle",
         )
-        print(f"worst case of one sink and all tables: {told.memory_bytes_max / 2**20:.0f} MiB")
-        assert told.memory_bytes_max == Settings().memory_bytes_max(1)
+        print(f"worst case of one sink and all tables: {statistics.memory_bytes_max / 2**20:.0f} MiB")
+        assert statistics.memory_bytes_max == Settings().memory_bytes_max(1)
 
     run_propagator(main)

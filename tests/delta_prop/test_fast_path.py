@@ -1,4 +1,4 @@
-"""Most batches go a short way down the chain; it must do what the long way does, or leave it to that."""
+"""The fast path of the pipeline has the same effects as the full path."""
 
 from __future__ import annotations
 
@@ -48,45 +48,45 @@ DELTAS = st.builds(
     st.sampled_from(OPERATIONS),
     st.sampled_from(["default", "default", "default", "other"]),
 )
-SENT = st.tuples(
-    st.sampled_from([0, 1]),  # who sends
-    st.sampled_from([1, 1, 1, 1, 2, 0]),  # how far behind its last counter it begins
+TWO_PRODUCERS = st.tuples(
+    st.sampled_from([0, 1]),  # the sender
+    st.sampled_from([1, 1, 1, 1, 2, 0]),  # the distance of its base from the sender's last counter
     st.sampled_from([1, 1, 1, 2]),  # the epoch
     st.lists(DELTAS, min_size=1, max_size=3),
     st.sampled_from(["", "", "", "clock", "owner", "source"]),
 )
 
 
-class LongWay(Bench):
+class FullPathBench(Bench):
     def __init__(self, log_deltas_max: int = 60) -> None:
         super().__init__(pending_deltas_max=20, log_deltas_max=log_deltas_max)
-        self.chain._try_fast_path = lambda _: False  # type: ignore[method-assign]
+        self.pipeline._try_fast_path = lambda _: False  # type: ignore[method-assign]
 
 
-def told(receipt: Receipt) -> object:
+def receipt_outcome(receipt: Receipt) -> object:
     refusal = receipt.refusal()
     if refusal is not None:
         return refusal.code, refusal.message, refusal.row, refusal.field, refusal.retry_after_ms
     return receipt.state, receipt.result() if receipt.acknowledged else None
 
 
-def play(bench: Bench, story: list[Any]) -> list[object]:
-    """Everything that can be seen from outside, and what the chain knows in the end."""
+def play_batches(bench: Bench, steps: list[Any]) -> list[object]:
+    """Send the batches; return the outcomes, the log and the final state of the pipeline."""
     origins = [bench.hello("p"), bench.hello("q")]
-    nexts = [1, 1]
+    next_counters = [1, 1]
     receipts: list[Receipt] = []
     batches: list[Batch] = []
-    for who, step, epoch, deltas, extra in story:
-        base = max(nexts[who] + step - 1, 1)
-        clock = (Dot(origins[1 - who], nexts[1 - who]),) if extra == "clock" else ()
-        batch = batch_of(origins[who], base, *deltas, epoch=epoch, clock=clock)
-        nexts[who] = max(nexts[who], batch.last + 1)
+    for sender, step, epoch, deltas, extra in steps:
+        base = max(next_counters[sender] + step - 1, 1)
+        clock = (Dot(origins[1 - sender], next_counters[1 - sender]),) if extra == "clock" else ()
+        batch = batch_of(origins[sender], base, *deltas, epoch=epoch, clock=clock)
+        next_counters[sender] = max(next_counters[sender], batch.last + 1)
         batches.append(batch)
         owner = "somebody" if extra == "owner" else None
         receipts.append(bench.send(batch, owner=owner))
         if extra == "source":
-            receipts.append(bench.send(batch))  # once more
-    appender, vectors = bench.chain.appender, bench.vectors
+            receipts.append(bench.send(batch))  # a duplicate
+    appender, vectors = bench.pipeline.appender, bench.vectors
     log = [(one.offset, one.lamport, bytes(one.batch.body)) for one in bench.routed]
     heads = {key: vectors.head("default", key) for key in ("a", "b", "é")}
     counters = (
@@ -94,61 +94,71 @@ def play(bench: Bench, story: list[Any]) -> list[object]:
         appender.lamport,
         vectors.concurrent_updates,
         vectors.writer_count,
-        bench.chain.refused,
+        bench.pipeline.refused,
     )
-    firsts = [bench.chain.outcome(batch.origin, batch.base) for batch in batches]
+    firsts = [bench.pipeline.outcome(batch.origin, batch.base) for batch in batches]
     refused = bench.log.statistics().refused
-    return [*map(told, receipts), log, heads, counters, firsts, bench.chain.orderer.statistics(), refused]
+    return [
+        *map(receipt_outcome, receipts),
+        log,
+        heads,
+        counters,
+        firsts,
+        bench.pipeline.orderer.statistics(),
+        refused,
+    ]
 
 
-@given(st.lists(SENT, min_size=1, max_size=30))
-def test_the_short_way_ends_where_the_long_way_does(story: list[Any]) -> None:
-    assert play(Bench(pending_deltas_max=20, log_deltas_max=60), story) == play(LongWay(), story)
+@given(st.lists(TWO_PRODUCERS, min_size=1, max_size=30))
+def test_fast_path_ends_like_full_path(steps: list[Any]) -> None:
+    assert play_batches(Bench(pending_deltas_max=20, log_deltas_max=60), steps) == play_batches(
+        FullPathBench(), steps
+    )
 
 
-def test_a_simple_batch_goes_the_short_way_and_others_do_not() -> None:
-    bench, ways = Bench(), []
+def test_only_simple_batches_take_the_fast_path() -> None:
+    bench, full_path = Bench(), []
     origin = bench.hello("p")
-    long_way = bench.chain._process_sequenced
-    bench.chain._process_sequenced = lambda work: (ways.append(work.batch.base), long_way(work))[1]  # type: ignore[method-assign]
+    process = bench.pipeline._process_sequenced
+    bench.pipeline._process_sequenced = lambda work: (full_path.append(work.batch.base), process(work))[1]  # type: ignore[method-assign]
     assert bench.send(
         batch_of(origin, 1, Delta("a", create([1, 2])), Delta("b", create([1, 2])))
     ).acknowledged
     assert bench.send(batch_of(origin, 3, Delta("a", sparse([0], [1.0])))).acknowledged
     assert bench.send(batch_of(origin, 4, Delta("c", opaque(b"one")), Delta("d", opaque(b"")))).acknowledged
-    assert not ways
+    assert not full_path
     assert bench.send(batch_of(origin, 6, Delta("a", create([1, 2])), Delta("b", delete()))).acknowledged
     assert bench.send(
         batch_of(origin, 8, Delta("a", offset(1.0)), Delta("a", opaque(b"x"), namespace="other"))
     ).acknowledged
-    assert not ways
+    assert not full_path
     assert bench.send(batch_of(origin, 10, Delta("c", delete()), clock=(Dot(origin, 1),))).acknowledged
     assert bench.send(batch_of(origin, 11, Delta("é", delete()), Delta("d", opaque(b"")))).acknowledged
-    assert ways == [10, 11]
+    assert full_path == [10, 11]
 
 
-PLAIN = st.tuples(
+ONE_PRODUCER = st.tuples(
     st.lists(DELTAS, min_size=1, max_size=3),
     st.sampled_from(["", "", "", "", "", "clock", "again", "gap"]),
 )
 
 
-@given(st.lists(PLAIN, min_size=1, max_size=12), st.integers(5, 60), st.sampled_from([1, 1, 2]))
-def test_batches_that_come_together_end_where_single_ones_do(
-    story: list[Any], log_deltas_max: int, epoch: int
+@given(st.lists(ONE_PRODUCER, min_size=1, max_size=12), st.integers(5, 60), st.sampled_from([1, 1, 2]))
+def test_batches_offered_as_run_end_like_single_ones(
+    steps: list[Any], log_deltas_max: int, epoch: int
 ) -> None:
-    assert sent(story, log_deltas_max, epoch, together=True) == sent(
-        story, log_deltas_max, epoch, together=False
+    assert offer_batches(steps, log_deltas_max, epoch, as_run=True) == offer_batches(
+        steps, log_deltas_max, epoch, as_run=False
     )
 
 
-def sent(story: list[Any], log_deltas_max: int, epoch: int, *, together: bool) -> list[object]:
-    """Offer all batches of one producer, in runs or one by one the long way; what can be seen in the end."""
-    short = Bench(pending_deltas_max=20, log_deltas_max=log_deltas_max)
-    bench = short if together else LongWay(log_deltas_max)
+def offer_batches(steps: list[Any], log_deltas_max: int, epoch: int, *, as_run: bool) -> list[object]:
+    """Offer one producer's batches as runs, or singly on the full path; return outcomes and final state."""
+    run_bench = Bench(pending_deltas_max=20, log_deltas_max=log_deltas_max)
+    bench = run_bench if as_run else FullPathBench(log_deltas_max)
     origins = [bench.hello("p"), bench.hello("q")]
     batches, following = [], 1
-    for deltas, extra in story:
+    for deltas, extra in steps:
         following += extra == "gap"
         clock = (Dot(origins[1], 1),) if extra == "clock" else ()
         base = max(following - 1, 1) if extra == "again" else following
@@ -156,30 +166,30 @@ def sent(story: list[Any], log_deltas_max: int, epoch: int, *, together: bool) -
         following = batches[-1].last + 1
     outcomes: list[object] = []
     while batches:
-        run = going_on(batches) if together else batches[:1]
+        run = leading_run(batches) if as_run else batches[:1]
         session, receipts = Sender("p", Source.LOCAL), []
 
         def receipt(_: int, receipts: list[Receipt] = receipts) -> Receipt:
             receipts.append(Receipt())
             return receipts[-1]
 
-        taken = bench.chain.offer_run(run, session, receipt, bench.now) if together else 0
+        taken = bench.pipeline.offer_run(run, session, receipt, bench.now) if as_run else 0
         assert len(receipts) == (taken > 0)
         if taken:
-            outcomes += rows_of(receipts[0])
+            outcomes += row_outcomes(receipts[0])
         for batch in run[taken:]:
-            outcomes += rows_of(bench.send(batch))
+            outcomes += row_outcomes(bench.send(batch))
         del batches[: len(run)]
-    appender, vectors = bench.chain.appender, bench.vectors
+    appender, vectors = bench.pipeline.appender, bench.vectors
     log = [(one.offset, one.lamport, bytes(one.batch.body)) for one in bench.routed]
     heads = {(name, key): vectors.head(name, key) for name in ("default", "other") for key in ("a", "b", "é")}
     state = (appender.counters, appender.lamport, vectors.concurrent_updates, vectors.dimension("default"))
-    firsts = [bench.chain.outcome(origins[0], counter) for counter in range(1, following)]
-    return [outcomes, log, heads, state, firsts, bench.chain.refused, bench.log.statistics().refused]
+    firsts = [bench.pipeline.outcome(origins[0], counter) for counter in range(1, following)]
+    return [outcomes, log, heads, state, firsts, bench.pipeline.refused, bench.log.statistics().refused]
 
 
-def going_on(batches: list[Batch]) -> list[Batch]:
-    """The first of these, as far as they are simple and one goes on where the other ends."""
+def leading_run(batches: list[Batch]) -> list[Batch]:
+    """Return the first batches that are simple and contiguous."""
     count = 1
     for before, batch in pairwise(batches):
         if batch.base != before.last + 1 or not common_columns_only(batch):
@@ -188,10 +198,10 @@ def going_on(batches: list[Batch]) -> list[Batch]:
     return batches[: count if common_columns_only(batches[0]) else 1]
 
 
-def rows_of(receipt: Receipt) -> list[object]:
+def row_outcomes(receipt: Receipt) -> list[object]:
     """Return offset and level by row, or a refusal."""
     if not receipt.acknowledged:
-        return [told(receipt)]
+        return [receipt_outcome(receipt)]
     result = receipt.result()
     assert result.offset is not None
     firsts = result.duplicates or {row: result.offset + row for row in range(result.count)}
@@ -217,29 +227,31 @@ KINDS: dict[str, list[Operation]] = {
     ),
     st.integers(5, 60),
 )
-def test_alike_batches_that_come_together_end_where_single_ones_do(
-    story: list[Any], log_deltas_max: int
-) -> None:
-    first = [([Delta(key, create([1, 2])) for key in "abc"], "")]
-    pieces = first + [
+def test_uniform_batches_offered_as_run_end_like_single_ones(steps: list[Any], log_deltas_max: int) -> None:
+    creates = [([Delta(key, create([1, 2])) for key in "abc"], "")]
+    batch_steps = creates + [
         ([Delta(key, KINDS[kind][which % len(KINDS[kind])]) for key, which in rows], "")
-        for kind, batches in story
+        for kind, batches in steps
         for rows in batches
     ]
-    assert sent(pieces, log_deltas_max, 1, together=True) == sent(pieces, log_deltas_max, 1, together=False)
+    assert offer_batches(batch_steps, log_deltas_max, 1, as_run=True) == offer_batches(
+        batch_steps, log_deltas_max, 1, as_run=False
+    )
 
 
-def test_alike_batches_are_noted_in_one_go() -> None:
+def test_uniform_batches_are_noted_together() -> None:
     bench = Bench()
     origin = bench.hello("p")
-    singly = bench.chain.appender._note_each
-    ways: list[int] = []
-    bench.chain.appender._note_each = lambda *some: (ways.append(len(some[0])), singly(*some))[1]  # type: ignore[method-assign]
+    note_each = bench.pipeline.appender._note_each
+    noted_counts: list[int] = []
+    bench.pipeline.appender._note_each = lambda *some: (noted_counts.append(len(some[0])), note_each(*some))[
+        1
+    ]  # type: ignore[method-assign]
     batches = [batch_of(origin, 1 + row, Delta(f"key-{row}", create([1, 2]))) for row in range(4)]
     session = Sender("p", Source.LOCAL)
-    assert bench.chain.offer_run(batches[:1], session, lambda _: Receipt(), bench.now) == 1
-    assert ways == [1]  # a namespace that nobody has written in
-    assert bench.chain.offer_run(batches[1:], session, lambda _: Receipt(), bench.now) == 3
-    assert ways == [1]
+    assert bench.pipeline.offer_run(batches[:1], session, lambda _: Receipt(), bench.now) == 1
+    assert noted_counts == [1]  # a new namespace
+    assert bench.pipeline.offer_run(batches[1:], session, lambda _: Receipt(), bench.now) == 3
+    assert noted_counts == [1]
     heads = [bench.vectors.head("default", f"key-{row}") for row in range(4)]
     assert heads == [Dot(origin, 1 + row) for row in range(4)]

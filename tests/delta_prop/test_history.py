@@ -1,4 +1,4 @@
-"""Histories of vectors that a sink asks for: of several at once, in pieces, from long logs."""
+"""Histories of vectors that a sink reads: of several vectors, in parts, from long logs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from delta_prop.sinks import Delivery, SinkContext
 
 
-class Historian(CallbackSink):
-    """Asks for the history of some vectors whenever it is brought the last of so many deltas."""
+class HistorySink(CallbackSink):
+    """A sink that reads the history of some vectors at offset `count`."""
 
     def __init__(self, count: int, *vectors: tuple[str, str]) -> None:
         super().__init__(lambda _offset, _delta: None, name="historian")
         self.count, self.vectors = count, vectors
-        self.told: list[tuple[str, str, int]] = []
+        self.history: list[tuple[str, str, int]] = []
 
     async def open(self, context: SinkContext) -> None:
         self.context = context
@@ -35,21 +35,21 @@ class Historian(CallbackSink):
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         if deliveries[-1].next_offset == self.count:
-            self.told = [
+            self.history = [
                 (logged.batch.namespaces[row], logged.batch.keys[row], logged.offset + row)
                 async for logged, row in self.context.history(self.vectors)
             ]
         await super().apply(deliveries)
 
 
-async def written(p: Propagator, count: int) -> None:
-    """Deltas for `a` and `b` in turn, of two namespaces; now and then a batch of both."""
+async def publish_alternating(p: Propagator, count: int) -> None:
+    """Publish deltas for `a` and `b` in turn, in two namespaces, and batches of both."""
     for number in range(0, count, 3):
         await p.publish(Delta("ab"[number % 2], create([1.0]), "xy"[number // 3 % 2]))
         await p.publish(Delta("b", create([1.0]), "x"), Delta("a", create([1.0]), "y"))
 
 
-def test_head_read_from_the_log_is_that_of_a_service_that_saw_its_deltas() -> None:
+def test_head_read_from_log_equals_head_in_memory() -> None:
     async def main(p: Propagator) -> None:
         later = Operation(12, data=b"later")
         rows = (
@@ -70,22 +70,22 @@ def test_head_read_from_the_log_is_that_of_a_service_that_saw_its_deltas() -> No
     run_propagator(main)
 
 
-def test_several_vectors_are_told_in_the_order_of_the_log() -> None:
+def test_history_of_several_vectors_is_in_log_order() -> None:
     async def main(p: Propagator) -> None:
-        sink = await p.attach(Historian(300, ("x", "b"), ("y", "a"), ("y", "nobody")))
-        everything = await p.attach(
-            Historian(300, ("x", "a"), ("x", "b"), ("y", "a"), ("y", "b")), name="all"
+        sink = await p.attach(HistorySink(300, ("x", "b"), ("y", "a"), ("y", "nobody")))
+        full_sink = await p.attach(
+            HistorySink(300, ("x", "a"), ("x", "b"), ("y", "a"), ("y", "b")), name="all"
         )
-        await written(p, 300)
+        await publish_alternating(p, 300)
         await p.wait_visible(300)
-        assert [at for *_, at in everything.told] == list(range(300))
-        wanted = {("x", "b"), ("y", "a")}
-        assert sink.told == [one for one in everything.told if one[:2] in wanted]
+        assert [at for *_, at in full_sink.history] == list(range(300))
+        expected = {("x", "b"), ("y", "a")}
+        assert sink.history == [one for one in full_sink.history if one[:2] in expected]
 
     run_propagator(main)
 
 
-def test_reading_a_long_log_does_not_make_a_call_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_history_read_does_not_time_out_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(module.Pace):
         is_due = True
 
@@ -93,38 +93,38 @@ def test_reading_a_long_log_does_not_make_a_call_too_long(monkeypatch: pytest.Mo
             await anyio.sleep(1.0)
 
     async def main(p: Propagator) -> None:
-        sink = await p.attach(Historian(298, ("x", "b")))
-        await written(p, 297)
+        sink = await p.attach(HistorySink(298, ("x", "b")))
+        await publish_alternating(p, 297)
         monkeypatch.setattr(module, "Pace", Slow)
         began = anyio.current_time()
         await p.publish(Delta("b", create([1.0]), "x"))
         await p.wait_visible(298, timeout_s=1_000)
-        assert anyio.current_time() - began > 100, "as long as that took"
+        assert anyio.current_time() - began > 100, "the history read took that long"
         assert p.statistics().sinks["historian"].errors == 0
-        assert sink.told
+        assert sink.history
 
     run_propagator(main, Settings(apply_timeout_s=5.0))
 
 
-def test_what_the_log_lets_go_of_meanwhile_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_below_log_start_is_retryable(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(p: Propagator) -> None:
-        sink = await p.attach(Historian(598, ("x", "b")))
-        await written(p, 597)
+        sink = await p.attach(HistorySink(598, ("x", "b")))
+        await publish_alternating(p, 597)
         log = p.internals().log
-        read, readings = log.read, 0
+        read, reads = log.read, 0
 
-        def failing(at: int, **bounds: int) -> object:
-            nonlocal readings
-            readings += 1
-            if readings == 2:
+        def read_or_fail(at: int, **bounds: int) -> object:
+            nonlocal reads
+            reads += 1
+            if reads == 2:
                 raise Refused(ErrorCode.CURSOR_TOO_OLD, "the log starts at offset 500")
             return read(at, **bounds)
 
-        monkeypatch.setattr(log, "read", failing)
+        monkeypatch.setattr(log, "read", read_or_fail)
         with pytest.raises(TryAgain, match="the log cannot be read: the log starts at offset 500"):
-            [place async for place in sink.context.history([("x", "b")])]
+            [row async for row in sink.context.history([("x", "b")])]
         await p.publish(Delta("b", create([1.0]), "x"))
         await p.wait_visible(598)
-        assert len(sink.told) == 200
+        assert len(sink.history) == 200
 
     run_propagator(main)

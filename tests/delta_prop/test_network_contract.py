@@ -1,4 +1,4 @@
-"""One contract, several networks: streams keep bytes in order, end as agreed, and tell what is gone."""
+"""The network contract: streams keep bytes in order, end as specified, and report lost connections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from delta_prop_broker.disk import FileRange
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_simulations.disk import SimDisk
-from tests.delta_prop.networks import HOST, Place, place, receive, receive_all
+from tests.delta_prop.networks import HOST, NetworkSetup, net_setup, receive, receive_all
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -19,56 +19,56 @@ if TYPE_CHECKING:
 
     from delta_prop.ports import Network, Stream
 
-__all__ = ["place"]
+__all__ = ["net_setup"]
 BODY = random.Random(1).randbytes(700_000)
 
 
-def test_bytes_arrive_in_order_both_ways_at_once(place: Place) -> None:
-    async def main(place: Place, network: Network) -> None:
-        small = [BODY[at : at + 7] for at in range(0, 21_000, 7)]  # more than one call of the system takes
+def test_bytes_arrive_in_order_in_both_directions(net_setup: NetworkSetup) -> None:
+    async def main(net_setup: NetworkSetup, network: Network) -> None:
+        small = [BODY[at : at + 7] for at in range(0, 21_000, 7)]  # more buffers than one system call takes
         parts = [*small, b"", BODY[21_000:300_000], memoryview(bytearray(BODY[300_000:]))]
-        async with place.pair(network) as (client, server), anyio.create_task_group() as tasks:
+        async with net_setup.pair(network) as (client, server), anyio.create_task_group() as tasks:
             tasks.start_soon(client.send, parts)
             tasks.start_soon(server.send, [BODY])
-            tasks.start_soon(expect, server, BODY)
-            tasks.start_soon(expect, client, BODY)
+            tasks.start_soon(expect_bytes, server, BODY)
+            tasks.start_soon(expect_bytes, client, BODY)
 
-    place.run(main)
+    net_setup.run(main)
 
 
-def test_an_end_is_told_behind_the_last_byte_and_stays_told(place: Place) -> None:
-    async def main(place: Place, network: Network) -> None:
-        async with place.pair(network) as (client, server), anyio.create_task_group() as tasks:
+def test_end_of_stream_follows_last_byte_and_persists(net_setup: NetworkSetup) -> None:
+    async def main(net_setup: NetworkSetup, network: Network) -> None:
+        async with net_setup.pair(network) as (client, server), anyio.create_task_group() as tasks:
             await server.send([b"last words"])
             tasks.start_soon(server.aclose)
             assert await receive_all(client) == b"last words"
             assert await client.receive_into(memoryview(bytearray(1))) == 0
             await client.aclose()
 
-    place.run(main)
+    net_setup.run(main)
 
 
-def test_last_words_arrive_though_much_was_not_read(place: Place) -> None:
-    async def main(place: Place, network: Network) -> None:
-        async with place.pair(network) as (client, server):
-            client.send_now([BODY])  # nobody reads it; a bare close would reset the connection
+def test_last_bytes_arrive_despite_unread_input(net_setup: NetworkSetup) -> None:
+    async def main(net_setup: NetworkSetup, network: Network) -> None:
+        async with net_setup.pair(network) as (client, server):
+            client.send_now([BODY])  # unread input; a bare close would reset the connection
             await server.send([b"shutting down"])
 
-            async def hear() -> None:
+            async def read_end() -> None:
                 await anyio.sleep(0.05)
                 assert await receive_all(client) == b"shutting down"
                 await client.aclose()
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(server.aclose)
-                tasks.start_soon(hear)
+                tasks.start_soon(read_end)
 
-    place.run(main)
+    net_setup.run(main)
 
 
-def test_after_aclose_everything_says_that_the_connection_is_gone(place: Place) -> None:
-    async def main(place: Place, network: Network) -> None:
-        async with place.pair(network) as (client, server):
+def test_calls_after_aclose_raise_connection_error(net_setup: NetworkSetup) -> None:
+    async def main(net_setup: NetworkSetup, network: Network) -> None:
+        async with net_setup.pair(network) as (client, server):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(client.aclose)
                 tasks.start_soon(server.aclose)
@@ -76,74 +76,74 @@ def test_after_aclose_everything_says_that_the_connection_is_gone(place: Place) 
             with pytest.raises(ConnectionError):
                 await client.receive_into(memoryview(bytearray(1)))
             with pytest.raises(ConnectionError):
-                await client.receive_each(Taken().room, Taken().take)
+                await client.receive_each(ByteCollector().get_buffer, ByteCollector().collect)
             with pytest.raises(ConnectionError):
                 client.send_now([b"x"])
             with pytest.raises(ConnectionError):
                 await client.send([b"x"])
             with pytest.raises(ConnectionError):
-                await client.send_file(a_file(BODY))
+                await client.send_file(new_file_range(BODY))
 
-    place.run(main)
+    net_setup.run(main)
 
 
-@pytest.mark.parametrize("waits", ["receive", "receive each", "send"])
-def test_closing_wakes_who_waits(place: Place, waits: str) -> None:
-    async def main(place: Place, network: Network) -> None:
-        taken = Taken()
-        waiting: dict[str, Callable[[Stream], Awaitable[object]]] = {
+@pytest.mark.parametrize("call", ["receive", "receive each", "send"])
+def test_aclose_wakes_waiting_calls(net_setup: NetworkSetup, call: str) -> None:
+    async def main(net_setup: NetworkSetup, network: Network) -> None:
+        collector = ByteCollector()
+        calls: dict[str, Callable[[Stream], Awaitable[object]]] = {
             "receive": lambda stream: stream.receive_into(memoryview(bytearray(1))),
-            "receive each": lambda stream: stream.receive_each(taken.room, taken.take),
-            "send": send_on,
+            "receive each": lambda stream: stream.receive_each(collector.get_buffer, collector.collect),
+            "send": send_forever,
         }
 
         async def wait(stream: Stream) -> None:
             with pytest.raises(ConnectionError):
-                await waiting[waits](stream)
+                await calls[call](stream)
 
-        async with place.pair(network) as (client, server), anyio.create_task_group() as tasks:
+        async with net_setup.pair(network) as (client, server), anyio.create_task_group() as tasks:
             tasks.start_soon(wait, client)
             await anyio.sleep(0.02)
             tasks.start_soon(client.aclose)
             await anyio.sleep(0.02)
             await server.aclose()
 
-    place.run(main)
+    net_setup.run(main)
 
 
-def test_sending_to_who_has_gone_fails(place: Place) -> None:
-    async def main(place: Place, network: Network) -> None:
-        async with place.pair(network) as (client, server), anyio.create_task_group() as tasks:
+def test_send_to_closed_peer_raises(net_setup: NetworkSetup) -> None:
+    async def main(net_setup: NetworkSetup, network: Network) -> None:
+        async with net_setup.pair(network) as (client, server), anyio.create_task_group() as tasks:
             tasks.start_soon(server.aclose)
             with pytest.raises(ConnectionError):
-                await send_on(client)
+                await send_forever(client)
 
-    place.run(main)
+    net_setup.run(main)
 
 
-def test_what_is_sent_without_waiting_is_counted(place: Place) -> None:
-    async def main(place: Place, network: Network) -> None:
-        async with place.pair(network) as (client, server), anyio.create_task_group() as tasks:
+def test_send_now_returns_bytes_sent(net_setup: NetworkSetup) -> None:
+    async def main(net_setup: NetworkSetup, network: Network) -> None:
+        async with net_setup.pair(network) as (client, server), anyio.create_task_group() as tasks:
             sent = 0
-            while now := client.send_now([circle(sent, 70_000), circle(sent + 70_000, 80_000)]):
-                sent += now
+            while count := client.send_now([body_slice(sent, 70_000), body_slice(sent + 70_000, 80_000)]):
+                sent += count
             assert sent > 0
-            tasks.start_soon(expect, server, circle(0, sent + 100_000))
-            await client.send([circle(sent, 100_000)])
+            tasks.start_soon(expect_bytes, server, body_slice(0, sent + 100_000))
+            await client.send([body_slice(sent, 100_000)])
 
-    place.run(main)
+    net_setup.run(main)
 
 
-def test_a_receive_that_is_given_up_loses_nothing(place: Place) -> None:
-    async def main(place: Place, network: Network) -> None:
-        async with place.pair(network) as (client, server), anyio.create_task_group() as tasks:
+def test_cancelled_receive_into_loses_no_bytes(net_setup: NetworkSetup) -> None:
+    async def main(net_setup: NetworkSetup, network: Network) -> None:
+        async with net_setup.pair(network) as (client, server), anyio.create_task_group() as tasks:
 
-            async def dribble() -> None:
+            async def trickle() -> None:
                 for at in range(0, 400, 4):
                     await server.send([BODY[at : at + 4]])
                     await anyio.sleep(0.0003)
 
-            tasks.start_soon(dribble)
+            tasks.start_soon(trickle)
             found, buffer = b"", memoryview(bytearray(3))
             while len(found) < 400:
                 with anyio.move_on_after(0.0002):
@@ -151,102 +151,102 @@ def test_a_receive_that_is_given_up_loses_nothing(place: Place) -> None:
                     found += buffer[:count]
             assert found == BODY[:400]
 
-    place.run(main)
+    net_setup.run(main)
 
 
-def test_each_arrival_is_handed_on_until_who_takes_it_has_enough(place: Place) -> None:
-    async def main(place: Place, network: Network) -> None:
-        taken = Taken()
-        async with place.pair(network) as (client, server), anyio.create_task_group() as tasks:
+def test_receive_each_passes_arrivals_until_enough(net_setup: NetworkSetup) -> None:
+    async def main(net_setup: NetworkSetup, network: Network) -> None:
+        collector = ByteCollector()
+        async with net_setup.pair(network) as (client, server), anyio.create_task_group() as tasks:
             tasks.start_soon(server.send, [BODY])
-            taken.enough = 1000
-            assert await client.receive_each(taken.room, taken.take)
-            assert 1000 <= len(taken.bytes) < 1000 + len(taken.room())
-            taken.enough = len(BODY)
-            assert await client.receive_each(taken.room, taken.take)
-            assert taken.bytes == BODY
+            collector.enough = 1000
+            assert await client.receive_each(collector.get_buffer, collector.collect)
+            assert 1000 <= len(collector.bytes) < 1000 + len(collector.get_buffer())
+            collector.enough = len(BODY)
+            assert await client.receive_each(collector.get_buffer, collector.collect)
+            assert collector.bytes == BODY
             tasks.start_soon(server.aclose)
-            assert not await client.receive_each(taken.room, taken.take)
-            assert not await client.receive_each(taken.room, taken.take)
+            assert not await client.receive_each(collector.get_buffer, collector.collect)
+            assert not await client.receive_each(collector.get_buffer, collector.collect)
 
-    place.run(main)
+    net_setup.run(main)
 
 
-def test_what_taking_raises_is_passed_on_and_receiving_may_go_on(place: Place) -> None:
-    async def main(place: Place, network: Network) -> None:
+def test_receive_each_raises_callback_error_and_can_continue(net_setup: NetworkSetup) -> None:
+    async def main(net_setup: NetworkSetup, network: Network) -> None:
         def fail(count: int) -> bool:
             raise KeyError(count)
 
-        taken = Taken(enough=3)
-        async with place.pair(network) as (client, server):
+        collector = ByteCollector(enough=3)
+        async with net_setup.pair(network) as (client, server):
             await server.send([b"x"])
             with pytest.raises(KeyError, match="1"):
-                await client.receive_each(taken.room, fail)
+                await client.receive_each(collector.get_buffer, fail)
             await server.send([b"abc"])
-            assert await client.receive_each(taken.room, taken.take)
-            assert taken.bytes == b"abc"
+            assert await client.receive_each(collector.get_buffer, collector.collect)
+            assert collector.bytes == b"abc"
 
-    place.run(main)
+    net_setup.run(main)
 
 
-def test_arrivals_that_are_given_up_lose_nothing(place: Place) -> None:
-    async def main(place: Place, network: Network) -> None:
-        async with place.pair(network) as (client, server), anyio.create_task_group() as tasks:
+def test_cancelled_receive_each_loses_no_bytes(net_setup: NetworkSetup) -> None:
+    async def main(net_setup: NetworkSetup, network: Network) -> None:
+        async with net_setup.pair(network) as (client, server), anyio.create_task_group() as tasks:
 
-            async def dribble() -> None:
+            async def trickle() -> None:
                 for at in range(0, 400, 4):
                     await server.send([BODY[at : at + 4]])
                     await anyio.sleep(0.0003)
 
-            tasks.start_soon(dribble)
-            taken = Taken(enough=400, room_bytes=3)
-            while len(taken.bytes) < 400:
+            tasks.start_soon(trickle)
+            collector = ByteCollector(enough=400, buffer_bytes=3)
+            while len(collector.bytes) < 400:
                 with anyio.move_on_after(0.0002):
-                    await client.receive_each(taken.room, taken.take)
-            assert taken.bytes == BODY[:400]
+                    await client.receive_each(collector.get_buffer, collector.collect)
+            assert collector.bytes == BODY[:400]
 
-    place.run(main)
+    net_setup.run(main)
 
 
-class Taken:
-    """Arrivals, until there are enough bytes of them."""
+class ByteCollector:
+    """A collector of received bytes, up to `enough`."""
 
-    def __init__(self, *, enough: int = 0, room_bytes: int = 5000) -> None:
+    def __init__(self, *, enough: int = 0, buffer_bytes: int = 5000) -> None:
         self.bytes = bytearray()
         self.enough = enough
-        self._buffer = memoryview(bytearray(room_bytes))
+        self._buffer = memoryview(bytearray(buffer_bytes))
 
-    def room(self) -> memoryview:
+    def get_buffer(self) -> memoryview:
         return self._buffer
 
-    def take(self, count: int) -> bool:
+    def collect(self, count: int) -> bool:
         self.bytes += self._buffer[:count]
         return len(self.bytes) < self.enough
 
 
-@pytest.mark.parametrize("kind", ["local", "false"])
-def test_bytes_of_a_file_are_sent_as_they_stand(place: Place, kind: str, tmp_path: Path) -> None:
-    async def main(place: Place, network: Network) -> None:
+@pytest.mark.parametrize("kind", ["local", "fake"])
+def test_send_file_sends_the_exact_range(net_setup: NetworkSetup, kind: str, tmp_path: Path) -> None:
+    async def main(net_setup: NetworkSetup, network: Network) -> None:
         disk = LocalDisk(tmp_path) if kind == "local" else SimDisk()
         file = disk.open("a", create=True)
         file.write(0, [BODY])
-        async with place.pair(network) as (client, server), anyio.create_task_group() as tasks:
-            tasks.start_soon(expect, server, b"before" + BODY[1000:600_000] + b"behind")
+        async with net_setup.pair(network) as (client, server), anyio.create_task_group() as tasks:
+            tasks.start_soon(expect_bytes, server, b"before" + BODY[1000:600_000] + b"behind")
             await client.send([b"before"])
             await client.send_file(FileRange(file, 1000, 599_000))
             await client.send_file(FileRange(file, 1000, 0))
             await client.send([b"behind"])
-            with pytest.raises(OSError, match="100 bytes before the range does") as told:
+            with pytest.raises(OSError, match="100 bytes before the range does") as caught:
                 await client.send_file(FileRange(file, len(BODY) - 10, 110))
-            assert not isinstance(told.value, ConnectionError)
+            assert not isinstance(caught.value, ConnectionError)
         file.close()
 
-    place.run(main)
+    net_setup.run(main)
 
 
-def test_a_closed_listener_takes_no_more_and_leaves_the_others(place: Place) -> None:
-    async def main(place: Place, network: Network) -> None:
-        async with place.pair(network) as (client, server):
+def test_closed_listener_accepts_none_and_keeps_connections(net_setup: NetworkSetup) -> None:
+    async def main(net_setup: NetworkSetup, network: Network) -> None:
+        async with net_setup.pair(network) as (client, server):
             listener = await network.listen(HOST, 0)
 
             async def accept() -> None:
@@ -265,12 +265,12 @@ def test_a_closed_listener_takes_no_more_and_leaves_the_others(place: Place) -> 
             with pytest.raises(ConnectionRefusedError, match=f"{HOST}:{listener.address[1]}"):
                 await network.connect(*listener.address)
 
-    place.run(main)
+    net_setup.run(main)
 
 
-def test_who_is_there_is_told(place: Place) -> None:
-    async def main(place: Place, network: Network) -> None:
-        async with place.pair(network) as (client, server):
+def test_peers_are_named_and_used_address_is_rejected(net_setup: NetworkSetup) -> None:
+    async def main(net_setup: NetworkSetup, network: Network) -> None:
+        async with net_setup.pair(network) as (client, server):
             assert client.peer_host == server.peer_host == HOST
             assert client.peer.startswith(f"{HOST}:")
             assert server.peer.startswith(f"{HOST}:")
@@ -280,27 +280,27 @@ def test_who_is_there_is_told(place: Place) -> None:
             await network.listen(*listener.address)
         await listener.aclose()
 
-    place.run(main)
+    net_setup.run(main)
 
 
-async def expect(stream: Stream, body: bytes) -> None:
-    """These bytes, received in odd pieces."""
-    assert await receive(stream, len(body), room=10_007) == body
+async def expect_bytes(stream: Stream, body: bytes) -> None:
+    """Receive these bytes in odd parts, and compare."""
+    assert await receive(stream, len(body), buffer_bytes=10_007) == body
 
 
-def circle(begin: int, count: int) -> bytes:
-    """So many bytes of the body, which begins anew where it ends."""
+def body_slice(begin: int, count: int) -> bytes:
+    """Return `count` bytes of the body, which repeats without end."""
     begin %= len(BODY)
     return (BODY[begin:] + BODY * (count // len(BODY) + 1))[:count]
 
 
-async def send_on(stream: Stream) -> None:
-    """Send without end."""
+async def send_forever(stream: Stream) -> None:
+    """Send until cancelled or an error."""
     while True:
         await stream.send([BODY])
 
 
-def a_file(body: bytes) -> FileRange:
+def new_file_range(body: bytes) -> FileRange:
     file = SimDisk().open("a", create=True)
     file.write(0, [body])
     return FileRange(file, 0, len(body))

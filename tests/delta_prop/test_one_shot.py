@@ -1,4 +1,4 @@
-"""Wakers: one waiter, one result, on each backend alike."""
+"""One-shots: one waiter and one result, on each backend."""
 
 from __future__ import annotations
 
@@ -18,58 +18,58 @@ if TYPE_CHECKING:
 BACKENDS = ("asyncio", "trio", "event")
 
 
-def each(backend: str, story: Callable[[Callable[[], OneShot]], object]) -> None:
+def run_with(backend: str, scenario: Callable[[Callable[[], OneShot]], object]) -> None:
     async def run() -> None:
-        await story(EventOneShot if backend == "event" else one_shot_factory())  # type: ignore[misc]
+        await scenario(EventOneShot if backend == "event" else one_shot_factory())  # type: ignore[misc]
 
-    library: Literal["asyncio", "trio"] = "trio" if backend == "trio" else "asyncio"
-    run_virtual(run, backend=library)
+    loop_backend: Literal["asyncio", "trio"] = "trio" if backend == "trio" else "asyncio"
+    run_virtual(run, backend=loop_backend)
 
 
-def test_asyncio_has_its_own_and_others_an_event() -> None:
-    made: list[OneShot] = []
+def test_factory_uses_event_one_shot_only_outside_asyncio() -> None:
+    one_shots: list[OneShot] = []
 
     async def run() -> None:
-        made.append(one_shot_factory()())
+        one_shots.append(one_shot_factory()())
 
     run_virtual(run, backend="asyncio")
     run_virtual(run, backend="trio")
-    assert not isinstance(made[0], EventOneShot)
-    assert isinstance(made[1], EventOneShot)
+    assert not isinstance(one_shots[0], EventOneShot)
+    assert isinstance(one_shots[1], EventOneShot)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_waiter_gets_the_result_whenever_it_comes(backend: str) -> None:
-    async def story(make: Callable[[], OneShot]) -> None:
+def test_waiter_gets_result_set_before_or_during_the_wait(backend: str) -> None:
+    async def scenario(make: Callable[[], OneShot]) -> None:
         before, after = make(), make()
         before.set_result("before")
-        got: list[object] = []
+        received: list[object] = []
 
         async def wait() -> None:
-            got.extend((await before, await after))
+            received.extend((await before, await after))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait)
             await anyio.sleep(1)
-            assert not got
+            assert not received
             assert not after.done()
             after.set_result("after")
-        assert got == ["before", "after"]
+        assert received == ["before", "after"]
         assert after.done()
         assert not after.cancelled()
         assert after.result() == "after"
 
-    each(backend, story)
+    run_with(backend, scenario)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_cancelled_waiter_leaves_a_waker_that_is_done(backend: str) -> None:
-    async def story(make: Callable[[], OneShot]) -> None:
-        waker = make()
+def test_cancelled_wait_leaves_the_one_shot_done(backend: str) -> None:
+    async def scenario(make: Callable[[], OneShot]) -> None:
+        one_shot = make()
         with anyio.move_on_after(1) as scope:
-            await waker
+            await one_shot
         assert scope.cancelled_caught
-        assert waker.done()
-        assert waker.cancelled()
+        assert one_shot.done()
+        assert one_shot.cancelled()
 
-    each(backend, story)
+    run_with(backend, scenario)

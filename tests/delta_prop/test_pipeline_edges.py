@@ -1,4 +1,4 @@
-"""The chain at its edges: other cuts, numbers out of bounds, forwarders, fencing, failing callbacks."""
+"""The pipeline in rare cases: rebatched rows, wrong numbers, forwarders, fencing, failing callbacks."""
 
 from __future__ import annotations
 
@@ -13,246 +13,246 @@ from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
 from tests.delta_prop.chains import Bench, batch_of
 
 
-def made(key: str, **more: object) -> Delta:
+def make_delta(key: str, **more: object) -> Delta:
     return Delta(key, create([1.0, 2.0]), **more)  # type: ignore[arg-type]
 
 
-def code_of(receipt: Receipt) -> ErrorCode:
+def refusal_code(receipt: Receipt) -> ErrorCode:
     refusal = receipt.refusal()
     assert refusal is not None
     return refusal.code
 
 
-def test_used_dots_under_another_cut_are_never_acknowledged() -> None:
+def test_used_dot_in_another_batch_is_dot_reused() -> None:
     bench = Bench()
     origin = bench.hello("p")
-    bench.send(batch_of(origin, 1, made("a"), made("b")))
-    assert code_of(bench.send(batch_of(origin, 1, made("new")))) is ErrorCode.DOT_REUSED
-    assert bench.send(batch_of(origin, 1, made("a"), made("b"))).result().duplicate
+    bench.send(batch_of(origin, 1, make_delta("a"), make_delta("b")))
+    assert refusal_code(bench.send(batch_of(origin, 1, make_delta("new")))) is ErrorCode.DOT_REUSED
+    assert bench.send(batch_of(origin, 1, make_delta("a"), make_delta("b"))).result().duplicate
 
 
-def test_a_counter_that_was_leapt_over_is_never_acknowledged() -> None:
+def test_counter_within_a_gap_is_never_acknowledged() -> None:
     bench = Bench()
     origin = bench.hello("p")
-    bench.send(batch_of(origin, 10, made("a"), counters=[10]))
-    bench.send(batch_of(origin, 20, made("b"), counters=[20], previous=10))
-    assert code_of(bench.send(batch_of(origin, 15, made("c"), counters=[15], previous=10))) in (
+    bench.send(batch_of(origin, 10, make_delta("a"), counters=[10]))
+    bench.send(batch_of(origin, 20, make_delta("b"), counters=[20], previous=10))
+    assert refusal_code(bench.send(batch_of(origin, 15, make_delta("c"), counters=[15], previous=10))) in (
         ErrorCode.DOT_REUSED,
         ErrorCode.OVERLAP,
     )
-    state = bench.chain.origins.get(origin)
+    state = bench.pipeline.origins.get(origin)
     assert state is not None
     assert [state.first_offset(counter) for counter in (10, 15, 20, 21)] == [0, None, 1, None]
 
 
-def test_a_forwarded_batch_is_never_voided_for_its_level() -> None:
+def test_forwarded_batch_is_never_refused_for_its_level() -> None:
     bench = Bench()
-    batch = batch_of(make_origin(9, 2), 1, made("v"), ack_level=AckLevel.DURABLE)
+    batch = batch_of(make_origin(9, 2), 1, make_delta("v"), ack_level=AckLevel.DURABLE)
     assert bench.send(batch, source=Source.REPLICA, lamport=5).result().offset == 0
     assert bench.keys() == ["v"]
 
 
 @pytest.mark.parametrize("lamport", [1 << 63, (1 << 62) + 1, -1])
-def test_a_lamport_number_that_no_store_could_keep_is_refused(lamport: int) -> None:
+def test_lamport_number_out_of_range_is_refused(lamport: int) -> None:
     bench = Bench()
-    batch = batch_of(make_origin(9, 2), 1, made("v"))
-    assert code_of(bench.send(batch, source=Source.REPLICA, lamport=lamport)) is ErrorCode.TOO_LARGE
-    assert bench.publish(made("w")).result().offset == 0
-    assert bench.chain.appender.lamport == 1
+    batch = batch_of(make_origin(9, 2), 1, make_delta("v"))
+    assert refusal_code(bench.send(batch, source=Source.REPLICA, lamport=lamport)) is ErrorCode.TOO_LARGE
+    assert bench.publish(make_delta("w")).result().offset == 0
+    assert bench.pipeline.appender.lamport == 1
 
 
-def test_a_counter_that_no_store_could_keep_is_refused() -> None:
+def test_counter_above_maximum_is_refused() -> None:
     bench = Bench()
     origin = bench.hello("p")
-    far = batch_of(origin, COUNTER_MAX + 1, made("v"), counters=[COUNTER_MAX + 1])
-    assert code_of(bench.send(far)) is ErrorCode.TOO_LARGE
-    assert bench.chain.orderer.watermarks.get(origin, 0) == 0
+    too_large = batch_of(origin, COUNTER_MAX + 1, make_delta("v"), counters=[COUNTER_MAX + 1])
+    assert refusal_code(bench.send(too_large)) is ErrorCode.TOO_LARGE
+    assert bench.pipeline.orderer.watermarks.get(origin, 0) == 0
 
 
-def test_what_waits_behind_a_draft_that_is_withdrawn_still_waits_for_the_one_before() -> None:
+def test_draft_after_withdrawn_draft_still_waits_for_the_first() -> None:
     bench = Bench()
     root = bench.hello("root")
-    first = bench.publish(made("v", parents=(Dot(root, 1),)))
-    second = bench.publish(made("v", metadata={"n": 2}))
+    first = bench.publish(make_delta("v", parents=(Dot(root, 1),)))
+    second = bench.publish(make_delta("v", metadata={"n": 2}))
     assert second.withdraw()
-    third = bench.publish(made("v", metadata={"n": 3}))
+    third = bench.publish(make_delta("v", metadata={"n": 3}))
     assert (first.state, third.state) == (OfferState.PENDING, OfferState.PENDING)
-    bench.send(batch_of(root, 1, made("root")))
+    bench.send(batch_of(root, 1, make_delta("root")))
     assert (first.result().offset, third.result().offset) == (1, 2)
 
 
-@pytest.mark.parametrize("named", ["parents", "clock"])
+@pytest.mark.parametrize("field", ["parents", "clock"])
 @pytest.mark.parametrize("ending", ["comes", "never", "withdrawn"])
-def test_draft_behind_another_outlives_it_and_waits_for_its_own_cause(named: str, ending: str) -> None:
+def test_second_draft_of_vector_waits_for_its_own_dependency(field: str, ending: str) -> None:
     bench = Bench()
     one, other = bench.hello("one"), bench.hello("other")
-    first = bench.publish(made("v", **{named: (Dot(one, 1),)}))
-    second = bench.publish(made("v", **{named: (Dot(other, 1),)}))
-    third = bench.publish(made("v"))
-    bench.send(batch_of(one, 1, made("one")))
+    first = bench.publish(make_delta("v", **{field: (Dot(one, 1),)}))
+    second = bench.publish(make_delta("v", **{field: (Dot(other, 1),)}))
+    third = bench.publish(make_delta("v"))
+    bench.send(batch_of(one, 1, make_delta("one")))
     assert first.result().offset == 1
     assert (second.state, third.state) == (OfferState.PENDING, OfferState.PENDING)
     if ending == "comes":
-        bench.send(batch_of(other, 1, made("other")))
+        bench.send(batch_of(other, 1, make_delta("other")))
         assert (second.result().offset, third.result().offset) == (3, 4)
     elif ending == "withdrawn":
         assert second.withdraw()
         assert third.result().offset == 2
     else:
-        bench.chain.tick(1_000.0)
-        assert (code_of(second), code_of(third)) == (ErrorCode.DEP_TIMEOUT, ErrorCode.DEP_TIMEOUT)
+        bench.pipeline.tick(1_000.0)
+        assert (refusal_code(second), refusal_code(third)) == (ErrorCode.DEP_TIMEOUT, ErrorCode.DEP_TIMEOUT)
         assert second.refusal().details["missing"] == [str(Dot(other, 1))]
-    assert bench.publish(made("v")).acknowledged
+    assert bench.publish(make_delta("v")).acknowledged
 
 
-def test_a_known_id_is_told_before_its_vector_is_looked_at() -> None:
+def test_known_id_is_duplicate_even_if_its_vector_is_deleted() -> None:
     bench = Bench()
     origin = bench.hello("p")
-    bench.publish(made("v", id=b"1" * 16))
+    bench.publish(make_delta("v", id=b"1" * 16))
     bench.publish(Delta("v", delete()))
-    again = Delta("v", made("v").operation, id=b"1" * 16)
-    assert bench.send(batch_of(origin, 1, again)).result().duplicates == {0: 0}
+    duplicate = Delta("v", make_delta("v").operation, id=b"1" * 16)
+    assert bench.send(batch_of(origin, 1, duplicate)).result().duplicates == {0: 0}
 
 
-def test_a_session_writes_under_its_own_origins_only() -> None:
+def test_session_can_write_only_under_its_own_origins() -> None:
     bench = Bench()
     origin = bench.hello("p")
-    for foreign in (origin, bench.chain._own_origins[Priority.NORMAL]):
-        refusal = bench.send(batch_of(foreign, 1, made("evil")), owner="evil")
-        assert code_of(refusal) is ErrorCode.UNAUTHORIZED
-    assert bench.send(batch_of(origin, 1, made("v"))).result().offset == 0
+    for foreign in (origin, bench.pipeline._own_origins[Priority.NORMAL]):
+        receipt = bench.send(batch_of(foreign, 1, make_delta("evil")), owner="evil")
+        assert refusal_code(receipt) is ErrorCode.UNAUTHORIZED
+    assert bench.send(batch_of(origin, 1, make_delta("v"))).result().offset == 0
 
 
-def test_rows_that_wait_are_overlapped_by_the_same_rows_in_other_bytes() -> None:
+def test_pending_rows_resent_in_other_bytes_are_overlap() -> None:
     bench = Bench()
     origin = bench.hello("p")
-    first = bench.send(batch_of(origin, 2, made("b")))
-    other = bench.send(batch_of(origin, 2, made("b"), ack_level=AckLevel.DURABLE))
-    assert code_of(other) is ErrorCode.OVERLAP
+    first = bench.send(batch_of(origin, 2, make_delta("b")))
+    other = bench.send(batch_of(origin, 2, make_delta("b"), ack_level=AckLevel.DURABLE))
+    assert refusal_code(other) is ErrorCode.OVERLAP
     assert other.refusal().retry_after_ms
-    assert code_of(bench.send(batch_of(origin, 2, made("c")))) is ErrorCode.DOT_REUSED
-    bench.send(batch_of(origin, 1, made("a")))
+    assert refusal_code(bench.send(batch_of(origin, 2, make_delta("c")))) is ErrorCode.DOT_REUSED
+    bench.send(batch_of(origin, 1, make_delta("a")))
     assert first.result().offset == 1
 
 
 @pytest.mark.parametrize(("claimed", "code"), [(1, "DEP_TIMEOUT"), (6, "FENCED"), (0, "FENCED")])
-def test_claim_refuses_what_waits_by_the_epoch_that_it_grants(claimed: int, code: str) -> None:
+def test_claim_refuses_pending_batches_by_granted_epoch(claimed: int, code: str) -> None:
     bench = Bench()
     origin = make_origin(77, Priority.NORMAL)
     bench.owners[origin] = "p"
-    bench.chain.claim([OriginClaim(origin)], "p", 0.0)
-    waits = bench.send(batch_of(origin, 3, made("c")))
-    forwarded = bench.send(batch_of(origin, 5, made("e"), epoch=3), source=Source.REPLICA, lamport=9)
-    (grant,) = bench.chain.claim([OriginClaim(origin, claimed)], "p", 1.0)
-    assert code_of(waits).name == code
+    bench.pipeline.claim([OriginClaim(origin)], "p", 0.0)
+    pending = bench.send(batch_of(origin, 3, make_delta("c")))
+    forwarded = bench.send(batch_of(origin, 5, make_delta("e"), epoch=3), source=Source.REPLICA, lamport=9)
+    (grant,) = bench.pipeline.claim([OriginClaim(origin, claimed)], "p", 1.0)
+    assert refusal_code(pending).name == code
     if code == "FENCED":
-        assert waits.refusal().details == {"origin": origin, "epoch": grant.epoch}
-    assert code_of(forwarded) is ErrorCode.DEP_TIMEOUT
+        assert pending.refusal().details == {"origin": origin, "epoch": grant.epoch}
+    assert refusal_code(forwarded) is ErrorCode.DEP_TIMEOUT
     assert forwarded.refusal().retry_after_ms == 0
 
 
-def test_repeats_of_a_pending_batch_are_bounded() -> None:
+def test_duplicates_of_a_pending_batch_are_limited() -> None:
     bench = Bench()
     origin = bench.hello("p")
-    parked = batch_of(origin, 2, made("b"))
-    receipts = [bench.send(parked) for _ in range(500)]
+    pending_batch = batch_of(origin, 2, make_delta("b"))
+    receipts = [bench.send(pending_batch) for _ in range(500)]
     assert sum(not one.done for one in receipts) <= 101
-    bench.send(batch_of(origin, 1, made("a")))
+    bench.send(batch_of(origin, 1, make_delta("a")))
     assert all(one.done for one in receipts)
     assert bench.keys() == ["a", "b"]
 
 
-def test_a_callback_that_fails_strands_nobody() -> None:
+def test_failing_callback_does_not_block_other_receipts() -> None:
     bench = Bench()
     origin = bench.hello("p")
-    receipts = [bench.send(batch_of(origin, n, made(f"v{n}"))) for n in (2, 3, 4)]
+    receipts = [bench.send(batch_of(origin, n, make_delta(f"v{n}"))) for n in (2, 3, 4)]
 
     def fail(_: Receipt) -> None:
         raise RuntimeError("the caller's own")
 
     receipts[0].add_done_callback(fail)
     with pytest.raises(RuntimeError):
-        bench.send(batch_of(origin, 1, made("v1")))
-    bench.chain.tick(bench.now)
+        bench.send(batch_of(origin, 1, make_delta("v1")))
+    bench.pipeline.tick(bench.now)
     assert all(one.done for one in receipts)
     assert bench.keys() == ["v1", "v2", "v3", "v4"]
 
 
-def test_a_producer_fenced_within_a_callback_appends_no_more() -> None:
+def test_producer_fenced_within_callback_appends_no_more() -> None:
     bench = Bench()
     root, origin = bench.hello("root"), bench.hello("p")
-    waits = made("late", parents=(Dot(root, 1),))
-    late = bench.send(batch_of(origin, 1, waits))
-    bench.send(batch_of(root, 2, made("x")))
-    first = batch_of(root, 1, made("root"))
+    child = make_delta("late", parents=(Dot(root, 1),))
+    pending = bench.send(batch_of(origin, 1, child))
+    bench.send(batch_of(root, 2, make_delta("x")))
+    first = batch_of(root, 1, make_delta("root"))
     receipt = Receipt()
     receipt.add_done_callback(lambda _: bench.hello("p"))
-    bench.chain.offer(SequencedBatch(first, Sender("root"), receipt), bench.now)
-    assert code_of(late) is ErrorCode.FENCED
+    bench.pipeline.offer(SequencedBatch(first, Sender("root"), receipt), bench.now)
+    assert refusal_code(pending) is ErrorCode.FENCED
     assert bench.keys() == ["root", "x"]
 
 
-def test_dots_from_before_an_idle_week_are_looked_up_in_the_log_and_never_guessed() -> None:
+def test_dots_from_before_idle_week_are_read_from_the_log() -> None:
     bench = Bench()
     origin = bench.hello("p")
-    bench.send(batch_of(origin, 1, made("a")))
+    bench.send(batch_of(origin, 1, make_delta("a")))
     bench.now = 8 * 24 * 3600.0
-    bench.chain.tick(bench.now)
+    bench.pipeline.tick(bench.now)
     bench.hello("p")
-    assert bench.send(batch_of(origin, 1, made("a"))).result().duplicates == {0: 0}
+    assert bench.send(batch_of(origin, 1, make_delta("a"))).result().duplicates == {0: 0}
     for epoch, content, code in (
         (1, "other", ErrorCode.FENCED),
         (2, "a", ErrorCode.DOT_REUSED),
         (2, "other", ErrorCode.DOT_REUSED),
     ):
-        assert code_of(bench.send(batch_of(origin, 1, made(content), epoch=epoch))) is code
-    assert bench.send(batch_of(origin, 2, made("b"), epoch=2)).result().offset == 1
+        assert refusal_code(bench.send(batch_of(origin, 1, make_delta(content), epoch=epoch))) is code
+    assert bench.send(batch_of(origin, 2, make_delta("b"), epoch=2)).result().offset == 1
 
 
 @pytest.mark.parametrize("queued", [True, False])
-def test_what_names_a_refused_delta_is_refused_too(queued: bool) -> None:
+def test_dependent_of_refused_draft_is_refused(queued: bool) -> None:
     bench = Bench()
     bench.log.is_accepting = not queued
     cause = bench.publish(Delta("v", delete(), expect=Dot(1, 1)))
-    effect = bench.publish(made("w"), after=(cause,))
+    effect = bench.publish(make_delta("w"), after=(cause,))
     bench.log.is_accepting = True
-    bench.chain.pump(bench.now)
+    bench.pipeline.pump(bench.now)
     with pytest.raises(Refused):
         cause.result()
-    assert code_of(effect) is ErrorCode.DEP_TIMEOUT
+    assert refusal_code(effect) is ErrorCode.DEP_TIMEOUT
     assert bench.keys() == []
 
 
-def test_what_is_pending_makes_room_for_what_its_producer_sends_after_another_hello() -> None:
-    """Behind counters that the log has lost, the producer sends the same dots in other bytes."""
+def test_new_claim_refuses_pending_batch_so_dots_are_reusable() -> None:
+    """After the log lost some counters, the producer sends the same dots in other bytes."""
     bench = Bench()
     origin, other = make_origin(9, Priority.NORMAL), make_origin(9, Priority.HIGH)
     bench.owners[origin] = bench.owners[other] = "p"
-    grants = bench.chain.claim([OriginClaim(origin, 0), OriginClaim(other, 0)], "p", 0.0)
+    grants = bench.pipeline.claim([OriginClaim(origin, 0), OriginClaim(other, 0)], "p", 0.0)
     assert [grant.epoch for grant in grants] == [1, 1]
-    waits = bench.send(batch_of(origin, 2, made("b"), clock=[Dot(other, 1)]))
-    assert waits.state is OfferState.PENDING
-    bench.chain.claim([OriginClaim(origin, 1)], "p", 1.0)
-    assert code_of(waits) is ErrorCode.DEP_TIMEOUT
-    assert bench.send(batch_of(origin, 1, made("a"))).result().offset == 0
-    assert bench.send(batch_of(origin, 2, made("b"))).result().offset == 1
+    pending = bench.send(batch_of(origin, 2, make_delta("b"), clock=[Dot(other, 1)]))
+    assert pending.state is OfferState.PENDING
+    bench.pipeline.claim([OriginClaim(origin, 1)], "p", 1.0)
+    assert refusal_code(pending) is ErrorCode.DEP_TIMEOUT
+    assert bench.send(batch_of(origin, 1, make_delta("a"))).result().offset == 0
+    assert bench.send(batch_of(origin, 2, make_delta("b"))).result().offset == 1
     assert bench.keys() == ["a", "b"]
 
 
 @pytest.mark.parametrize("batches", [1, 3])
-def test_what_was_queued_before_a_hello_gives_way_to_what_is_sent_after_it(batches: int) -> None:
+def test_new_claim_refuses_queued_batches_and_admits_later_ones(batches: int) -> None:
     bench = Bench()
     origin = make_origin(77, Priority.NORMAL)
-    bench.chain.claim([OriginClaim(origin)], "p", 0.0)
+    bench.pipeline.claim([OriginClaim(origin)], "p", 0.0)
     bench.owners[origin] = "p"
     bench.log.is_accepting = False
-    before = [bench.send(batch_of(origin, base, made("a"))) for base in range(1, batches + 1)]
-    (grant,) = bench.chain.claim([OriginClaim(origin, 1)], "p", 1.0)
+    before = [bench.send(batch_of(origin, base, make_delta("a"))) for base in range(1, batches + 1)]
+    (grant,) = bench.pipeline.claim([OriginClaim(origin, 1)], "p", 1.0)
     assert grant.watermark == 0
-    other_bytes = [batch_of(origin, base, made("a"), hybrid_time=7) for base in range(1, batches + 1)]
+    other_bytes = [batch_of(origin, base, make_delta("a"), hybrid_time=7) for base in range(1, batches + 1)]
     after = [bench.send(batch) for batch in other_bytes]
     bench.log.is_accepting = True
-    bench.chain.pump(2.0)
+    bench.pipeline.pump(2.0)
     for receipt in before:
         refusal = receipt.refusal()
         assert refusal is not None

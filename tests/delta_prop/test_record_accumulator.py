@@ -1,4 +1,4 @@
-"""Calls that go down the chain together: each keeps its fate, and what is applied is what came one by one."""
+"""Coalesced calls: each has its own outcome, and they have the effect of single calls."""
 
 from __future__ import annotations
 
@@ -34,34 +34,34 @@ OPERATIONS = st.one_of(
 DELTAS = st.builds(Delta, st.sampled_from([*NAMES, "unknown", "\n"]), OPERATIONS)
 
 
-async def all_at_once(p: RecordedPropagator, calls: Sequence[Any]) -> list[PublishAck | Refused]:
+async def publish_concurrently(p: RecordedPropagator, calls: Sequence[Any]) -> list[PublishAck | Refused]:
     """Return the results of calls made in one turn, in this order."""
-    told: dict[int, PublishAck | Refused] = {}
+    results: dict[int, PublishAck | Refused] = {}
 
-    async def publish(place: int, call: Any) -> None:
+    async def publish(index: int, call: Any) -> None:
         try:
             if isinstance(call, Delta):
-                told[place] = await p.publish(call)
+                results[index] = await p.publish(call)
             else:
-                told[place] = await p.publish_many(call, np.ones((len(call), 3), np.float32))
+                results[index] = await p.publish_many(call, np.ones((len(call), 3), np.float32))
         except Refused as refused:
-            told[place] = refused
+            results[index] = refused
 
     async with anyio.create_task_group() as tasks:
-        for place, call in enumerate(calls):
-            tasks.start_soon(publish, place, call)
-    return [told[place] for place in range(len(calls))]
+        for index, call in enumerate(calls):
+            tasks.start_soon(publish, index, call)
+    return [results[index] for index in range(len(calls))]
 
 
-def test_many_callers_share_a_batch_and_each_has_its_own_place() -> None:
+def test_concurrent_callers_share_a_batch_with_own_offsets() -> None:
     async def main(p: RecordedPropagator) -> None:
         await p.publish_many(NAMES, np.ones((3, 3)))
         calls = [Delta(NAMES[number % 3], sparse([0], [number])) for number in range(30)]
-        told = await all_at_once(p, calls)
+        results = await publish_concurrently(p, calls)
         frames = p._log.read(3, rows_max=100, bytes_max=1 << 20)
         assert len(frames) < 5
         assert sum(frame.count for frame in frames) == 30
-        for call, published in zip(calls, told, strict=True):
+        for call, published in zip(calls, results, strict=True):
             assert isinstance(published, PublishAck)
             assert published.offset is not None
             frame = max((one for one in frames if one.offset <= published.offset), key=lambda one: one.offset)
@@ -78,38 +78,40 @@ def test_many_callers_share_a_batch_and_each_has_its_own_place() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.one_of(DELTAS, st.lists(st.sampled_from(NAMES), min_size=1, max_size=3)), max_size=12))
-def test_together_each_call_fares_as_alone(calls: list[Any]) -> None:
-    def fates(told: list[PublishAck | Refused]) -> list[Any]:
-        return [one.code if isinstance(one, Refused) else one.count for one in told]
+def test_concurrent_calls_end_like_single_ones(calls: list[Any]) -> None:
+    def outcomes(results: list[PublishAck | Refused]) -> list[Any]:
+        return [one.code if isinstance(one, Refused) else one.count for one in results]
 
-    async def together(p: RecordedPropagator) -> tuple[Any, ...]:
+    async def concurrent(p: RecordedPropagator) -> tuple[Any, ...]:
         await p.publish_many(NAMES, np.zeros((3, 3)))
-        told = await all_at_once(p, calls)
-        placed = [one for one in told if isinstance(one, PublishAck)]
-        order = sorted(range(len(placed)), key=lambda at: placed[at].offset or 0)
+        results = await publish_concurrently(p, calls)
+        acks = [one for one in results if isinstance(one, PublishAck)]
+        order = sorted(range(len(acks)), key=lambda at: acks[at].offset or 0)
         numbers = p.statistics()
-        return fates(told), sorted(order), numbers.accepted, numbers.refused
+        return outcomes(results), sorted(order), numbers.accepted, numbers.refused
 
-    async def alone(p: RecordedPropagator) -> tuple[Any, ...]:
+    async def single(p: RecordedPropagator) -> tuple[Any, ...]:
         await p.publish_many(NAMES, np.zeros((3, 3)))
-        told: list[PublishAck | Refused] = []
+        results: list[PublishAck | Refused] = []
         for call in calls:
-            told += await all_at_once(p, [call])
+            results += await publish_concurrently(p, [call])
             await anyio.sleep(1)
         numbers = p.statistics()
-        placed = sum(isinstance(one, PublishAck) for one in told)
-        return fates(told), list(range(placed)), numbers.accepted, numbers.refused
+        acks = sum(isinstance(one, PublishAck) for one in results)
+        return outcomes(results), list(range(acks)), numbers.accepted, numbers.refused
 
-    assert run_propagator(together) == run_propagator(alone)
+    assert run_propagator(concurrent) == run_propagator(single)
 
 
-def test_one_that_is_refused_leaves_the_others_alone() -> None:
+def test_refused_call_does_not_affect_the_others() -> None:
     async def main(p: RecordedPropagator) -> None:
         cache = await p.attach(CacheSink())
         await p.publish_many(NAMES, np.ones((3, 3)))
         bad = Delta("nobody", sparse([0], [1]))
-        told = await all_at_once(p, [Delta("a", sparse([0], [5])), bad, Delta("b", sparse([0], [6]))])
-        assert [isinstance(one, Refused) for one in told] == [False, True, False]
+        results = await publish_concurrently(
+            p, [Delta("a", sparse([0], [5])), bad, Delta("b", sparse([0], [6]))]
+        )
+        assert [isinstance(one, Refused) for one in results] == [False, True, False]
         await p.settle()
         states = [cache.peek("default", name) for name in "ab"]
         vectors = [state.vector[0] for state in states if state is not None and state.vector is not None]
@@ -119,40 +121,40 @@ def test_one_that_is_refused_leaves_the_others_alone() -> None:
     run_propagator(main)
 
 
-def test_cancelled_before_its_turn_it_never_happened() -> None:
+def test_call_cancelled_before_its_batch_is_never_applied() -> None:
     async def main(p: RecordedPropagator) -> bool:
         await p.publish_many(NAMES, np.ones((3, 3)))
-        fate = ""
+        outcome = ""
 
         async def publish() -> None:
-            nonlocal fate
-            fate = "cancelled"
-            await p.publish(Delta("b", sparse([0], [1])))  # would be sent in the next turn
-            fate = "published"
+            nonlocal outcome
+            outcome = "cancelled"
+            await p.publish(Delta("b", sparse([0], [1])))  # the batch would be sent in the next tick
+            outcome = "published"
 
         async with anyio.create_task_group() as tasks:
-            p._accumulator.callers += 1  # another one, that is slow
+            p._accumulator.callers += 1  # a second, slow caller
             tasks.start_soon(publish)
-            while not (p._accumulator._calls or fate == "published"):
+            while not (p._accumulator._calls or outcome == "published"):
                 await anyio.lowlevel.checkpoint()
             tasks.cancel_scope.cancel()
         await p.settle()
-        assert ("b" in p.recorder.vector_ids[3:]) is (fate == "published")
-        return fate == "cancelled"
+        assert ("b" in p.recorder.vector_ids[3:]) is (outcome == "published")
+        return outcome == "cancelled"
 
     assert any(run_propagator(main, seed=seed) for seed in range(40))
 
 
-def test_what_was_gathered_is_sent_before_the_end() -> None:
+def test_accumulated_calls_are_sent_before_close() -> None:
     async def main(p: RecordedPropagator) -> list[PublishAck | Refused]:
         calls = [Delta(name, create([1.0])) for name in NAMES]
-        return await all_at_once(p, calls)
+        return await publish_concurrently(p, calls)
 
     assert all(isinstance(one, PublishAck) for one in run_propagator(main))
 
 
 @pytest.mark.parametrize(
-    ("more", "may"),
+    ("more", "can_join"),
     [
         ({}, True),
         ({"namespace": "n", "priority": Priority.HIGH}, True),
@@ -168,12 +170,12 @@ def test_what_was_gathered_is_sent_before_the_end() -> None:
         ({"operation": scale(2.0)}, False),
     ],
 )
-def test_only_what_says_numbers_alone_is_gathered(more: dict[str, Any], may: bool) -> None:
-    assert can_coalesce(Delta(**({"vector_id": "a", "operation": create([1.0])} | more))) is may
+def test_only_deltas_without_extra_fields_coalesce(more: dict[str, Any], can_join: bool) -> None:
+    assert can_coalesce(Delta(**({"vector_id": "a", "operation": create([1.0])} | more))) is can_join
 
 
 @given(st.lists(st.tuples(st.integers(1, 600), st.booleans(), st.integers(0, 1)), max_size=20))
-def test_groups_keep_order_likeness_and_bounds(shapes: list[tuple[int, bool, int]]) -> None:
+def test_call_groups_keep_order_batch_key_and_limits(shapes: list[tuple[int, bool, int]]) -> None:
     calls: list[Draft | MatrixDraft] = [
         MatrixDraft(
             ["k"] * count, np.zeros((count, 1 + wide), np.float32), "n", Kind.DENSE, Receipt(),
@@ -194,36 +196,36 @@ def test_groups_keep_order_likeness_and_bounds(shapes: list[tuple[int, bool, int
         st.tuples(
             st.one_of(DELTAS, st.lists(st.sampled_from(NAMES), min_size=1, max_size=3)),
             st.sampled_from([None, None, AckLevel.MEMORY, AckLevel.LOGGED]),
-            st.sampled_from(["", "", "", *NAMES]),  # what another producer changes before
+            st.sampled_from(["", "", "", *NAMES]),  # the vector that another producer changes before
         ),
         max_size=10,
     )
 )
 @example([(["c"], None, "a"), (["b"], None, "b"), (Delta("a", sparse([0], [3])), AckLevel.MEMORY, "")])
-def test_the_short_way_of_a_call_leads_where_the_long_one_does(story: list[Any]) -> None:
-    async def play(p: RecordedPropagator) -> list[Any]:
-        told: list[Any] = []
+def test_coalesced_calls_end_like_uncoalesced_ones(steps: list[Any]) -> None:
+    async def run_steps(p: RecordedPropagator) -> list[Any]:
+        outcomes: list[Any] = []
         await p.publish_many(NAMES, np.zeros((3, 3)))
         other = p.producer("other")
-        for call, level, others in story:
+        for call, level, others in steps:
             if others:
                 await other.publish(Delta(others, sparse([1], [4])))
             try:
                 if isinstance(call, Delta):
-                    told.append(await p.publish(call, ack_level=level))
+                    outcomes.append(await p.publish(call, ack_level=level))
                 else:
-                    told.append(await p.publish_many(call, np.ones((len(call), 3)), ack_level=level))
+                    outcomes.append(await p.publish_many(call, np.ones((len(call), 3)), ack_level=level))
             except Refused as refused:
-                told.append((refused.code, refused.message, refused.row, refused.field))
+                outcomes.append((refused.code, refused.message, refused.row, refused.field))
         frames = p._log.read(0, rows_max=1000, bytes_max=1 << 20)
         numbers = p.statistics()
         logged = [(one.offset, one.lamport, one.source, bytes(one.batch.raw)) for one in frames]
         counted = numbers.accepted, numbers.refused, numbers.concurrent_updates, numbers.log
         heads = [p.head("n" if at else "default", name) for at in range(2) for name in NAMES]
-        return [told, logged, counted, heads, p.recorder.vector_ids]
+        return [outcomes, logged, counted, heads, p.recorder.vector_ids]
 
-    async def long(p: RecordedPropagator) -> list[Any]:
+    async def run_uncoalesced(p: RecordedPropagator) -> list[Any]:
         p._pipeline.offer_coalesced = lambda _draft, _now: False  # type: ignore[method-assign]
-        return await play(p)
+        return await run_steps(p)
 
-    assert run_propagator(play) == run_propagator(long)
+    assert run_propagator(run_steps) == run_propagator(run_uncoalesced)

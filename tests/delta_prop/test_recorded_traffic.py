@@ -1,4 +1,4 @@
-"""A recording of traffic: what is read is what was written, and of names and content nothing is in it."""
+"""Recorded traffic: it is read back as written, and contains no names or content."""
 
 from __future__ import annotations
 
@@ -47,29 +47,29 @@ GOLDEN = bytes.fromhex(
 """One row: the file's head, a block's head, its columns compressed, the last block."""
 
 
-def recorded(*batches: tuple[Batch, int], salt: bytes = SALT, every: bool = False) -> bytes:
-    """The bytes of a whole recording; `every` batch in a block of its own."""
+def record(*batches: tuple[Batch, int], salt: bytes = SALT, block_per_batch: bool = False) -> bytes:
+    """Return the bytes of a complete recording; with `block_per_batch`, one block per batch."""
     writer = TrafficWriter(salt)
     parts = [writer.begin(7)]
     for batch, time_us in batches:
         parts.append(writer.add(batch, time_us, Source.IMPORT))
-        if every:
+        if block_per_batch:
             parts.append(writer.flush())
     return b"".join([*parts, writer.end(9 * SECOND_US)])
 
 
-def traffic(raw: bytes, piece: int = 1000) -> RecordedTraffic:
+def open_recording(raw: bytes, piece: int = 1000) -> RecordedTraffic:
     def pieces() -> Iterator[bytes]:
         return (raw[at : at + piece] for at in range(0, len(raw), piece))
 
     return RecordedTraffic(pieces, "'some.trace'")
 
 
-def one(*deltas: Delta, base: int = 1, **more: AckLevel | Priority) -> Batch:
+def encode_rows(*deltas: Delta, base: int = 1, **more: AckLevel | Priority) -> Batch:
     return encode_batch(deltas, origin=5, base=base, **more)  # type: ignore[arg-type]
 
 
-A_BATCH = one(
+A_BATCH = encode_rows(
     Delta("doc-1", create([1.0, 2.0]), namespace="docs"),
     Delta("row-9", opaque(b"twelve bytes"), namespace="rows", metadata={"a": 1}),
     Delta("doc-1", sparse([1], [4.0]), namespace="docs"),
@@ -78,8 +78,8 @@ A_BATCH = one(
 )
 
 
-def test_a_batch_comes_back_as_it_was() -> None:
-    (batch,) = traffic(recorded((A_BATCH, SECOND_US))).batches()
+def test_recorded_batch_is_read_back_equal() -> None:
+    (batch,) = open_recording(record((A_BATCH, SECOND_US))).batches()
     assert (batch.time_us, batch.priority, batch.ack_level) == (SECOND_US, Priority.HIGH, AckLevel.DURABLE)
     assert (batch.source, batch.kinds, batch.count) == (Source.IMPORT, A_BATCH.kinds, 3)
     assert batch.numbers.tolist() == [2, 0, 1]
@@ -88,81 +88,86 @@ def test_a_batch_comes_back_as_it_was() -> None:
     assert batch.namespaces[0] == batch.namespaces[2] != batch.namespaces[1]
 
 
-def test_the_bytes_stay_as_they_are() -> None:
-    raw = recorded((one(Delta("v", opaque(b"abc"))), SECOND_US))
+def test_recording_bytes_equal_golden_bytes() -> None:
+    raw = record((encode_rows(Delta("v", opaque(b"abc"))), SECOND_US))
     columns, heads = slice(FILE_HEAD.size + BLOCK_HEAD.size, -BLOCK_HEAD.size), FILE_HEAD.size
     assert (raw[:heads], raw[-BLOCK_HEAD.size :]) == (GOLDEN[:heads], GOLDEN[-BLOCK_HEAD.size :])
-    # Compressed bytes may differ from one zlib to another; what they say does not.
+    # Compressed bytes may differ between zlib versions; their content does not.
     assert zlib.decompress(raw[columns]) == zlib.decompress(GOLDEN[columns])
-    (batch,) = traffic(GOLDEN).batches()
+    (batch,) = open_recording(GOLDEN).batches()
     assert (batch.origin, *batch.keys.tolist()) == (8534631643105748913, 6739570814325346597)
     assert (batch.time_us, *batch.sizes.tolist()) == (SECOND_US, 4)
 
 
-def test_nothing_of_names_or_content_is_in_it() -> None:
-    raw = recorded((A_BATCH, 1), every=True)
-    inside = b"".join(bytes(str(one), "ascii") for one in traffic(raw).batches())
+def test_recording_contains_no_names_or_content() -> None:
+    raw = record((A_BATCH, 1), block_per_batch=True)
+    inside = b"".join(bytes(str(one), "ascii") for one in open_recording(raw).batches())
     for name in (b"doc-1", b"row-9", b"docs", b"rows", b"twelve"):
         assert name not in raw
         assert name not in inside
-    other = recorded((A_BATCH, 1), salt=bytes(SALT_BYTES))
-    (mine,), (theirs,) = traffic(raw).batches(), traffic(other).batches()
-    assert not {*mine.keys.tolist(), *mine.namespaces.tolist(), mine.origin} & {
-        *theirs.keys.tolist(),
-        *theirs.namespaces.tolist(),
-        theirs.origin,
+    other = record((A_BATCH, 1), salt=bytes(SALT_BYTES))
+    (first,), (second,) = open_recording(raw).batches(), open_recording(other).batches()
+    assert not {*first.keys.tolist(), *first.namespaces.tolist(), first.origin} & {
+        *second.keys.tolist(),
+        *second.namespaces.tolist(),
+        second.origin,
     }
 
 
-def test_the_same_id_in_two_namespaces_is_two_vectors() -> None:
-    batch = one(Delta("v", opaque(b""), namespace="a"), Delta("v", opaque(b""), namespace="b"))
-    (found,) = traffic(recorded((batch, 1))).batches()
+def test_same_id_in_two_namespaces_is_two_vectors() -> None:
+    batch = encode_rows(Delta("v", opaque(b""), namespace="a"), Delta("v", opaque(b""), namespace="b"))
+    (found,) = open_recording(record((batch, 1))).batches()
     assert found.keys[0] != found.keys[1]
 
 
-def test_places_that_were_only_filled_are_left_out() -> None:
-    void = encode_noop(origin=5, base=1, count=1, code=ErrorCode.INVALID_DELTA)
-    assert list(traffic(recorded((void, 1))).batches()) == []
+def test_noop_records_are_not_recorded() -> None:
+    noop = encode_noop(origin=5, base=1, count=1, code=ErrorCode.INVALID_DELTA)
+    assert list(open_recording(record((noop, 1))).batches()) == []
 
 
-def test_a_recording_is_small() -> None:
+def test_recording_takes_few_bytes_per_row() -> None:
     batches = [
-        (one(*(Delta(f"some-document-{n}", dense([0.5] * 16)) for n in range(at, at + 100)), base=at + 1), at)
+        (
+            encode_rows(
+                *(Delta(f"some-document-{n}", dense([0.5] * 16)) for n in range(at, at + 100)), base=at + 1
+            ),
+            at,
+        )
         for at in range(0, 20_000, 100)
     ]
-    raw = recorded(*batches)
-    assert len(raw) / 20_000 < 12  # a hash has eight
-    assert sum(batch.count for batch in traffic(raw).batches()) == 20_000
+    raw = record(*batches)
+    assert len(raw) / 20_000 < 12  # a hash alone takes eight
+    assert sum(batch.count for batch in open_recording(raw).batches()) == 20_000
 
 
-def test_a_block_is_made_where_it_is_full() -> None:
+def test_block_is_written_when_full() -> None:
     writer = TrafficWriter(SALT)
-    batch = one(*(Delta(f"v{n}", opaque(b"")) for n in range(BLOCK_ROWS - 1)))
+    batch = encode_rows(*(Delta(f"v{n}", opaque(b"")) for n in range(BLOCK_ROWS - 1)))
     assert writer.add(batch, 1, Source.LOCAL) == b""
     assert writer.add(batch, 2, Source.LOCAL)
     assert writer.pending_rows == 0
 
 
-def test_a_clock_that_was_put_back_orders_nothing() -> None:
+def test_clock_set_back_does_not_reorder_arrivals() -> None:
     batches = [(A_BATCH, 5 * SECOND_US), (A_BATCH, 2 * SECOND_US), (A_BATCH, 6 * SECOND_US)]
-    for every in (False, True):
-        found = traffic(recorded(*batches, every=every)).arrivals()
+    for block_per_batch in (False, True):
+        found = open_recording(record(*batches, block_per_batch=block_per_batch)).arrivals()
         assert [one.at_s for one in found] == [0, 0, 1]
 
 
-def test_twice_as_fast_is_half_the_time() -> None:
-    found = traffic(recorded((A_BATCH, SECOND_US), (A_BATCH, 3 * SECOND_US))).arrivals(speed=2)
+def test_speed_two_halves_arrival_times() -> None:
+    found = open_recording(record((A_BATCH, SECOND_US), (A_BATCH, 3 * SECOND_US))).arrivals(speed=2)
     assert [one.at_s for one in found] == [0, 1]
 
 
 @pytest.mark.parametrize("speed", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_speed_is_above_zero(speed: float) -> None:
+def test_speed_not_above_zero_is_rejected(speed: float) -> None:
     with pytest.raises(UsageError, match="give a number above 0"):
-        next(traffic(recorded()).arrivals(speed))
+        next(open_recording(record()).arrivals(speed))
 
 
-def test_a_whole_recording_tells_when_it_ended() -> None:
-    found = traffic(recorded((A_BATCH, 1)))
+def test_complete_recording_gives_begin_and_end_times() -> None:
+    found = open_recording(record((A_BATCH, 1)))
     assert len(list(found.batches())) == 1
     assert (found.began_us, found.ended_us, found.fault) == (7, 9 * SECOND_US, None)
 
@@ -172,33 +177,33 @@ def test_a_whole_recording_tells_when_it_ended() -> None:
     [
         (b"", "not a traffic recording"),
         (b"something else that is longer than a head", "not a traffic recording"),
-        (recorded()[:8] + b"\2" + recorded()[9:], "version 2"),
-        (recorded()[:16] + b"\xff" + recorded()[17:], "corrupted in its first bytes"),
+        (record()[:8] + b"\2" + record()[9:], "version 2"),
+        (record()[:16] + b"\xff" + record()[17:], "corrupted in its first bytes"),
     ],
 )
-def test_what_is_no_recording_is_refused(raw: bytes, why: str) -> None:
+def test_bytes_that_are_not_a_recording_are_rejected(raw: bytes, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        list(traffic(raw).batches())
+        list(open_recording(raw).batches())
 
 
-def test_a_cut_recording_is_read_up_to_its_last_whole_block() -> None:
-    whole = recorded((A_BATCH, 1), (A_BATCH, 2), every=True)
-    first = len(recorded((A_BATCH, 1), every=True)) - BLOCK_HEAD.size
-    for size in range(FILE_HEAD.size, len(whole)):
-        found = traffic(whole[:size], piece=7)
-        second = first + first - FILE_HEAD.size
-        assert len(list(found.batches())) == (size >= first) + (size >= second)
+def test_truncated_recording_is_read_up_to_last_full_block() -> None:
+    recording = record((A_BATCH, 1), (A_BATCH, 2), block_per_batch=True)
+    first_end = len(record((A_BATCH, 1), block_per_batch=True)) - BLOCK_HEAD.size
+    for size in range(FILE_HEAD.size, len(recording)):
+        found = open_recording(recording[:size], piece=7)
+        second_end = first_end + first_end - FILE_HEAD.size
+        assert len(list(found.batches())) == (size >= first_end) + (size >= second_end)
         assert found.fault is not None
         assert "truncated" in found.fault
 
 
 @settings(max_examples=40)
 @given(st.data())
-def test_damage_is_told_and_what_is_before_it_counts(data: st.DataObject) -> None:
-    raw = bytearray(recorded((A_BATCH, 1), (A_BATCH, 2), every=True))
+def test_corruption_is_reported_and_earlier_blocks_are_read(data: st.DataObject) -> None:
+    raw = bytearray(record((A_BATCH, 1), (A_BATCH, 2), block_per_batch=True))
     at = data.draw(st.integers(FILE_HEAD.size, len(raw) - 1))
     raw[at] ^= 1 << data.draw(st.integers(0, 7))
-    found = traffic(bytes(raw))
+    found = open_recording(bytes(raw))
     assert [one.time_us for one in found.batches()] == [1, 2][: len(list(found.batches()))]
     assert found.fault is not None
 
@@ -228,18 +233,22 @@ rows = st.tuples(
     st.booleans(),
     st.integers(1, 100),
 )
-def test_whatever_is_recorded_comes_back(
-    given_: list[tuple[list[tuple[str, str, object]], int, Priority, AckLevel]], every: bool, piece: int
+def test_any_recorded_batches_are_read_back_equal(
+    recorded_batches: list[tuple[list[tuple[str, str, object]], int, Priority, AckLevel]],
+    block_per_batch: bool,
+    piece: int,
 ) -> None:
     batches = [
         (
-            one(*(Delta(key, op, namespace=space) for key, space, op in rows), priority=p, ack_level=level),
+            encode_rows(
+                *(Delta(key, op, namespace=space) for key, space, op in rows), priority=p, ack_level=level
+            ),
             time,
         )
-        for rows, time, p, level in given_
+        for rows, time, p, level in recorded_batches
     ]
-    found = list(traffic(recorded(*batches, every=every), piece).batches())
-    assert [(len(rows), p, level) for rows, _, p, level in given_] == [
+    found = list(open_recording(record(*batches, block_per_batch=block_per_batch), piece).batches())
+    assert [(len(rows), p, level) for rows, _, p, level in recorded_batches] == [
         (batch.count, batch.priority, batch.ack_level) for batch in found
     ]
     named: dict[tuple[str, str], int] = {}

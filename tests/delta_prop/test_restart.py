@@ -1,4 +1,4 @@
-"""A new propagator beside a file of an earlier one: what the file holds is known, and goes on."""
+"""A new propagator with the storage file of an earlier one: the vectors in the file are known."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
 
-def test_vectors_go_on_over_several_lives_of_the_service(tmp_path: Path) -> None:
-    draw, truth = random.Random(7), dict[str, np.ndarray]()
+def test_vectors_persist_across_service_restarts(tmp_path: Path) -> None:
+    rng, expected = random.Random(7), dict[str, np.ndarray]()
 
-    async def one_life() -> None:
+    async def run_session() -> None:
         async with Propagator() as p:
             resident = ResidentVectors()
             storage = await p.attach(StorageSink(tmp_path / "facts.db", resident=resident))
             index = await p.attach(IndexSink(resident=resident))
             for _ in range(200):
-                key = f"k{draw.randrange(40)}"
-                if key not in truth or draw.random() < 0.2:
-                    truth[key] = np.array([draw.random() for _ in range(4)], np.float32)
-                    last = await p.publish(Delta(key, create(truth[key])))
-                elif draw.random() < 0.2:
+                key = f"k{rng.randrange(40)}"
+                if key not in expected or rng.random() < 0.2:
+                    expected[key] = np.array([rng.random() for _ in range(4)], np.float32)
+                    last = await p.publish(Delta(key, create(expected[key])))
+                elif rng.random() < 0.2:
                     last = await p.publish(Delta(key, delete()))
-                    del truth[key]
+                    del expected[key]
                 else:
                     last = await p.publish(Delta(key, scale(0.5)))
-                    truth[key] = truth[key] * np.float32(0.5)
+                    expected[key] = expected[key] * np.float32(0.5)
             await p.wait_visible(last, committed=True)
             rows = {key: state.vector async for _, key, state in storage.rows() if state.alive}
             assert {key: row.tolist() for key, row in rows.items() if row is not None} == {
-                key: vector.tolist() for key, vector in truth.items()
+                key: vector.tolist() for key, vector in expected.items()
             }
-            assert {hit.vector_id for hit in index.search([1, 1, 1, 1], k=100)} == set(truth)
+            assert {hit.vector_id for hit in index.search([1, 1, 1, 1], k=100)} == set(expected)
 
     for _ in range(3):
-        anyio.run(one_life)
+        anyio.run(run_session)
 
 
 async def _fill(path: Path) -> None:
@@ -51,7 +51,7 @@ async def _fill(path: Path) -> None:
         await p.publish(Delta("old", create([1.0, 2.0])))
 
 
-def test_what_the_file_holds_counts_as_known(tmp_path: Path) -> None:
+def test_vectors_in_the_storage_file_are_known_after_restart(tmp_path: Path) -> None:
     path = tmp_path / "facts.db"
     anyio.run(_fill, path)
 
@@ -64,14 +64,14 @@ def test_what_the_file_holds_counts_as_known(tmp_path: Path) -> None:
                 await p.publish(Delta("old", sparse([2], [1.0])))
             dot = p.head("old")
             assert dot is not None
-            changed = await p.publish(Delta("old", offset(1.0), expect=dot))
+            published = await p.publish(Delta("old", offset(1.0), expect=dot))
             with pytest.raises(Refused) as caught:
                 await p.publish(Delta("old", offset(1.0), expect=dot))
             assert caught.value.code is ErrorCode.CONFLICT
             with pytest.raises(Refused, match="expects no vector"):
                 await p.publish(Delta("old", create([1.0, 2.0]), expect=ABSENT))
             await p.publish(Delta("not-there", create([1.0, 2.0]), expect=ABSENT))
-            await p.wait_visible(changed)
+            await p.wait_visible(published)
             state = await storage.get("default", "old")
             assert state is not None
             assert state.vector is not None
@@ -80,7 +80,7 @@ def test_what_the_file_holds_counts_as_known(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-def test_a_file_with_a_past_is_attached_before_anything_is_published(tmp_path: Path) -> None:
+def test_storage_with_data_must_be_attached_before_publishing(tmp_path: Path) -> None:
     path = tmp_path / "facts.db"
     anyio.run(_fill, path)
 
@@ -89,11 +89,13 @@ def test_a_file_with_a_past_is_attached_before_anything_is_published(tmp_path: P
             await p.publish(Delta("new", create([1.0, 2.0, 3.0])))
             with pytest.raises(UsageError, match="attach it first"):
                 await p.attach(StorageSink(path))
-            with pytest.raises(UsageError, match="attach this sink before publishing"):  # other dimension
+            with pytest.raises(
+                UsageError, match="attach this sink before publishing"
+            ):  # it holds another dimension
                 await p.attach(StorageSink(path), start="latest")
             assert p.statistics().sinks == {}
             await p.publish(Delta("new", create([3.0, 2.0, 1.0])))
-        async with Propagator() as again:  # the file was let go
-            await again.attach(StorageSink(path))
+        async with Propagator() as reopened:  # the file was released
+            await reopened.attach(StorageSink(path))
 
     anyio.run(main)

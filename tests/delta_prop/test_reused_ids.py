@@ -1,4 +1,4 @@
-"""A 16-byte id stands for one content: a repeat of it is a duplicate, anything else is refused for good."""
+"""A 16-byte id stands for one content: equal content is a duplicate, other content gets a final refusal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.chains import Bench, batch_of
 from tests.delta_prop.durable.histories import NEVER
 from tests.delta_prop.server.raw import ORIGIN, connected, serving
-from tests.delta_prop.support import made, refused
+from tests.delta_prop.support import catch_refusal, make_delta
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from delta_prop.receipt import Receipt
 
 
-def code_of(receipt: Receipt) -> ErrorCode | None:
+def refusal_code(receipt: Receipt) -> ErrorCode | None:
     refusal = receipt.refusal()
     return None if refusal is None else refusal.code
 
@@ -67,7 +67,7 @@ SAME = replace(
 
 
 def bench_with_first() -> Bench:
-    """The vector, then the delta that has the id: at offset 2."""
+    """Return a bench whose log has the vector, and the delta with the id at offset 2."""
     bench = Bench()
     bench.publish(Delta("v", create([0.0, 0.0]), "n"), Delta("w", create([0.0, 0.0]), "n"))
     assert bench.publish(FIRST).result().offset == 2
@@ -75,8 +75,8 @@ def bench_with_first() -> Bench:
     return bench
 
 
-def is_reuse(refusal: Refused | None, *, row: int = 0, offset: int | None = 2) -> bool:
-    assert refusal is not None, "it was acknowledged"
+def is_reuse_refusal(refusal: Refused | None, *, row: int = 0, offset: int | None = 2) -> bool:
+    assert refusal is not None, "the delta was acknowledged"
     assert (refusal.code, refusal.field) == (ErrorCode.ID_REUSED, "id"), refusal
     assert refusal.is_final
     assert refusal.row == row
@@ -87,26 +87,26 @@ def is_reuse(refusal: Refused | None, *, row: int = 0, offset: int | None = 2) -
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 def test_id_with_other_content_is_refused_and_nothing_is_logged(other: Delta) -> None:
     bench = bench_with_first()
-    assert is_reuse(bench.publish(made("before", id=TWO), other).refusal(), row=1)
+    assert is_reuse_refusal(bench.publish(make_delta("before", id=TWO), other).refusal(), row=1)
     assert bench.log.next_offset == 4
-    assert bench.publish(made("before", id=TWO)).result().offset == 4
+    assert bench.publish(make_delta("before", id=TWO)).result().offset == 4
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
-def test_dot_with_a_reused_id_is_void_and_later_ones_go_on(other: Delta) -> None:
+def test_dot_with_reused_id_becomes_noop_and_later_dots_go_on(other: Delta) -> None:
     bench = bench_with_first()
     origin = bench.hello("p")
-    again = batch_of(origin, 1, made("a", id=TWO), other)
+    resent = batch_of(origin, 1, make_delta("a", id=TWO), other)
     for _ in range(2):
-        refusal = bench.send(again).refusal()
+        refusal = bench.send(resent).refusal()
         assert refusal is not None
         assert refusal.code is ErrorCode.ID_REUSED
-    assert is_reuse(bench.send(batch_of(origin, 3, other)).refusal())
+    assert is_reuse_refusal(bench.send(batch_of(origin, 3, other)).refusal())
     assert [read_noop(one.batch).code for one in bench.routed[-2:]] == [ErrorCode.ID_REUSED] * 2
-    assert bench.send(batch_of(origin, 4, made("a", id=TWO))).result().offset == 7
+    assert bench.send(batch_of(origin, 4, make_delta("a", id=TWO))).result().offset == 7
 
 
-def test_same_content_said_otherwise_is_a_duplicate() -> None:
+def test_equal_content_in_other_form_is_a_duplicate() -> None:
     bench = bench_with_first()
     origin = bench.hello("p")
     assert bench.publish(SAME).result().duplicates == {0: 2}
@@ -114,72 +114,78 @@ def test_same_content_said_otherwise_is_a_duplicate() -> None:
         SAME, parents=(Dot(origin, 1), Dot(bench.routed[0].batch.origin, 1)), expect=Dot(5, 5)
     )
     assert bench.send(batch_of(origin, 1, under_dots, clock=[Dot(origin, 1)])).result().duplicates == {0: 2}
-    assert bench.log.next_offset == 5, "the dot is filled"
+    assert bench.log.next_offset == 5, "a no-op record fills the dot"
 
 
-ROWS = [made("a", id=TWO), made("b", id=ONE), made("c", id=THREE), made("d", id=ONE)]
+ROWS = [make_delta("a", id=TWO), make_delta("b", id=ONE), make_delta("c", id=THREE), make_delta("d", id=ONE)]
 
 
-def test_id_twice_in_one_call_is_refused_where_the_contents_differ() -> None:
+def test_id_twice_in_a_call_with_other_content_is_refused() -> None:
     bench = Bench()
     origin = bench.hello("p")
-    assert is_reuse(bench.publish(*ROWS).refusal(), row=3, offset=None)
-    assert is_reuse(bench.send(batch_of(origin, 1, *ROWS)).refusal(), row=3, offset=None)
+    assert is_reuse_refusal(bench.publish(*ROWS).refusal(), row=3, offset=None)
+    assert is_reuse_refusal(bench.send(batch_of(origin, 1, *ROWS)).refusal(), row=3, offset=None)
     assert bench.keys() == []
 
 
-def test_id_twice_in_one_call_is_a_duplicate_where_the_contents_are_equal() -> None:
+def test_id_twice_in_a_call_with_equal_content_is_a_duplicate() -> None:
     bench = Bench()
     assert bench.publish(*ROWS[:3], ROWS[1]).result().duplicates == {3: 1}
     assert bench.keys() == ["a", "b", "c"]
 
 
-def test_known_id_whose_delta_the_log_has_let_go_is_never_told_as_the_same() -> None:
+def test_known_id_below_the_log_start_is_outcome_unknown() -> None:
     bench = Bench(log_deltas_max=2)
     origin = bench.hello("p")
-    assert bench.publish(made("a", id=ONE)).acknowledged
-    bench.publish(made("b"), made("c"))
+    assert bench.publish(make_delta("a", id=ONE)).acknowledged
+    bench.publish(make_delta("b"), make_delta("c"))
     assert bench.log.start_offset > 0
-    for again in (made("a", id=ONE), made("other", id=ONE)):
-        assert code_of(bench.publish(again)) is ErrorCode.OUTCOME_UNKNOWN
-    mixed = bench.publish(made("other", id=ONE), made("new", id=TWO))
-    assert code_of(mixed) is ErrorCode.OUTCOME_UNKNOWN
-    assert bench.keys() == ["a", "b", "c", "new"], "rows that are new are taken"
-    for base, *rows in ((1, made("other", id=ONE)), (2, made("a", id=ONE), made("newer", id=THREE))):
+    for resent in (make_delta("a", id=ONE), make_delta("other", id=ONE)):
+        assert refusal_code(bench.publish(resent)) is ErrorCode.OUTCOME_UNKNOWN
+    partly_new = bench.publish(make_delta("other", id=ONE), make_delta("new", id=TWO))
+    assert refusal_code(partly_new) is ErrorCode.OUTCOME_UNKNOWN
+    assert bench.keys() == ["a", "b", "c", "new"], "new rows are accepted"
+    for base, *rows in (
+        (1, make_delta("other", id=ONE)),
+        (2, make_delta("a", id=ONE), make_delta("newer", id=THREE)),
+    ):
         for _ in range(2):
-            assert code_of(bench.send(batch_of(origin, base, *rows))) is ErrorCode.OUTCOME_UNKNOWN
-    assert bench.send(batch_of(origin, 4, made("next"))).acknowledged
+            assert refusal_code(bench.send(batch_of(origin, base, *rows))) is ErrorCode.OUTCOME_UNKNOWN
+    assert bench.send(batch_of(origin, 4, make_delta("next"))).acknowledged
     assert bench.keys() == ["a", "b", "c", "new", "newer", "next"]
 
 
-def test_duplicate_names_the_dot_of_its_first_copy() -> None:
+def test_duplicate_has_the_dot_of_its_first_copy() -> None:
     bench = Bench()
-    bench.publish(made("a", id=THREE), made("b", id=ONE), made("c", id=TWO))
+    bench.publish(make_delta("a", id=THREE), make_delta("b", id=ONE), make_delta("c", id=TWO))
     origin = bench.routed[0].batch.origin
-    assert bench.publish(made("b", id=ONE)).result().dot == Dot(origin, 2)
-    assert bench.publish(made("c", id=TWO), made("b", id=ONE)).result().dot == Dot(origin, 3)
+    assert bench.publish(make_delta("b", id=ONE)).result().dot == Dot(origin, 2)
+    assert bench.publish(make_delta("c", id=TWO), make_delta("b", id=ONE)).result().dot == Dot(origin, 3)
 
 
-def test_known_id_is_judged_before_its_neighbours() -> None:
+def test_reused_id_is_refused_before_other_rows_are_validated() -> None:
     bench = bench_with_first()
     refusal = bench.publish(OTHERS["vector"], replace(FIRST, id=TWO, vector_id="nobody")).refusal()
-    assert is_reuse(refusal)
+    assert is_reuse_refusal(refusal)
 
 
-def test_stretches_of_known_rows_are_compared_with_the_frames_that_hold_them() -> None:
+def test_known_rows_are_compared_with_the_frames_that_hold_them() -> None:
     bench = Bench()
-    rows = [made(f"v{number}", id=number.to_bytes(16, "big"), metadata={"n": number}) for number in range(40)]
+    rows = [
+        make_delta(f"v{number}", id=number.to_bytes(16, "big"), metadata={"n": number})
+        for number in range(40)
+    ]
     for first, last in ((0, 7), (7, 8), (8, 25)):
         bench.publish(*rows[first:last])
-    bench.publish(made("else"))
+    bench.publish(make_delta("else"))
     for number in range(25, 40):
         bench.publish(rows[number])
     shifted = [*rows[5:30], *rows[33:], *rows[:5]]
     published = bench.publish(*shifted).result()
     assert published.duplicate
-    places = [*range(25), *range(26, 41)]
+    offsets = [*range(25), *range(26, 41)]
     assert published.duplicates == {
-        row: places[int(delta.vector_id[1:])] for row, delta in enumerate(shifted)
+        row: offsets[int(delta.vector_id[1:])] for row, delta in enumerate(shifted)
     }
     for bad in (0, 13, 24, 25, 31, len(shifted) - 1):
         wrong = [*shifted]
@@ -190,7 +196,7 @@ def test_stretches_of_known_rows_are_compared_with_the_frames_that_hold_them() -
         assert refusal.details == {"offset": published.duplicates[bad]}
 
 
-def test_forwarded_rows_are_not_judged() -> None:
+def test_forwarded_rows_with_reused_ids_are_accepted() -> None:
     bench = bench_with_first()
     forwarded = batch_of(77, 1, OTHERS["values"])
     published = bench.send(forwarded, source=Source.REPLICA, lamport=900).result()
@@ -199,84 +205,89 @@ def test_forwarded_rows_are_not_judged() -> None:
     assert bench.publish(FIRST).result().duplicates == {0: 2}
 
 
-def test_rows_that_are_scattered_too_widely_are_refused_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_rows_over_too_many_frames_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duplicate_id_finder, "COST_MAX", 110)
     bench = Bench()
-    close = [made(f"v{number}", id=number.to_bytes(16, "big")) for number in range(200)]
-    bench.publish(*close)
-    wide = [made(f"w{number}", id=(1000 + number).to_bytes(16, "big")) for number in range(11)]
-    for row in wide:
+    adjacent = [make_delta(f"v{number}", id=number.to_bytes(16, "big")) for number in range(200)]
+    bench.publish(*adjacent)
+    scattered = [make_delta(f"w{number}", id=(1000 + number).to_bytes(16, "big")) for number in range(11)]
+    for row in scattered:
         bench.publish(row)
-        bench.publish(*[made("between") for _ in range(duplicate_id_finder.GAP_ROWS + 1)])
-    refusal = bench.publish(*wide).refusal()
+        bench.publish(*[make_delta("between") for _ in range(duplicate_id_finder.GAP_ROWS + 1)])
+    refusal = bench.publish(*scattered).refusal()
     assert refusal is not None
     assert refusal.code is ErrorCode.TOO_LARGE
-    assert bench.publish(*wide[1:]).result().duplicate
-    assert bench.publish(*close).result().duplicate
-    refusal = bench.publish(*close[::-1]).refusal()
+    assert bench.publish(*scattered[1:]).result().duplicate
+    assert bench.publish(*adjacent).result().duplicate
+    refusal = bench.publish(*adjacent[::-1]).refusal()
     assert refusal is not None
     assert refusal.code is ErrorCode.TOO_LARGE
-    assert bench.publish(*close[:100:-1]).result().duplicate
-    alone = [made(f"x{number}", id=(2000 + number).to_bytes(16, "big")) for number in range(102)]
-    for row in alone:
+    assert bench.publish(*adjacent[:100:-1]).result().duplicate
+    single_frames = [
+        make_delta(f"x{number}", id=(2000 + number).to_bytes(16, "big")) for number in range(102)
+    ]
+    for row in single_frames:
         bench.publish(row)
-    refusal = bench.publish(*alone).refusal()
+    refusal = bench.publish(*single_frames).refusal()
     assert refusal is not None
-    assert refusal.code is ErrorCode.TOO_LARGE, "they stand in as many frames"
-    assert bench.publish(*alone[:100]).result().duplicate
+    assert refusal.code is ErrorCode.TOO_LARGE, "the rows are in as many frames"
+    assert bench.publish(*single_frames[:100]).result().duplicate
 
 
-# --- beside a log on disk
+# --- with a log on disk
 
 
-def in_directory(disk: SimDisk) -> Propagator:
+def open_propagator(disk: SimDisk) -> Propagator:
     return Propagator(data="x", log=NEVER, world=virtual_world(1, thread_delay_s_max=0.01, disk=disk))
 
 
-def test_first_copy_is_found_before_and_after_it_is_written_and_after_a_restart() -> None:
+def test_first_copy_is_found_before_write_and_after_restart() -> None:
     disk = SimDisk(1)
 
-    async def first_life() -> None:
-        async with in_directory(disk) as p:
-            receipts = [p.offer(delta) for delta in (made("v", id=ONE), made("v", id=ONE), made("w", id=ONE))]
+    async def first_session() -> None:
+        async with open_propagator(disk) as p:
+            receipts = [
+                p.offer(delta)
+                for delta in (make_delta("v", id=ONE), make_delta("v", id=ONE), make_delta("w", id=ONE))
+            ]
             assert p.internals().log.high_watermark == 0
             assert (await receipts[1]).duplicates == {0: 0}
-            assert is_reuse(await refused(receipts[2].wait()), offset=0)
+            assert is_reuse_refusal(await catch_refusal(receipts[2].wait()), offset=0)
 
-    async def second_life() -> None:
-        async with in_directory(disk) as p:
-            assert (await p.publish(made("v", id=ONE))).duplicates == {0: 0}
-            assert is_reuse(await refused(p.publish(made("w", id=ONE))), offset=0)
+    async def second_session() -> None:
+        async with open_propagator(disk) as p:
+            assert (await p.publish(make_delta("v", id=ONE))).duplicates == {0: 0}
+            assert is_reuse_refusal(await catch_refusal(p.publish(make_delta("w", id=ONE))), offset=0)
 
-    run_virtual(first_life)
-    run_virtual(second_life)
+    run_virtual(first_session)
+    run_virtual(second_session)
 
 
-def test_first_copy_that_cannot_be_read_leaves_the_outcome_open() -> None:
+def test_unreadable_first_copy_is_refused_as_log_failed() -> None:
     disk = SimDisk(1)
 
     async def write() -> None:
-        async with in_directory(disk) as p:
+        async with open_propagator(disk) as p:
             for number in range(50):
-                await p.publish(made(f"v{number}", id=number.to_bytes(16, "big")))
+                await p.publish(make_delta(f"v{number}", id=number.to_bytes(16, "big")))
 
-    async def repeat() -> None:
-        async with in_directory(disk) as p:
+    async def resend() -> None:
+        async with open_propagator(disk) as p:
             log = p.internals().log
             (path,) = [name for name in disk.list("streams/default/0") if name.endswith(".log")]
             file = disk.open(f"streams/default/0/{path}")
             file.write(file.read(0, file.size()).index(b"v2"), [b"w"])
             file.close()
-            refusal = await refused(p.offer(made("v2", id=(2).to_bytes(16, "big"))).wait())
+            refusal = await catch_refusal(p.offer(make_delta("v2", id=(2).to_bytes(16, "big"))).wait())
             assert (refusal.code, refusal.retryable) == (ErrorCode.LOG_FAILED, True)
-            assert (await p.publish(made("v40", id=(40).to_bytes(16, "big")))).duplicate
+            assert (await p.publish(make_delta("v40", id=(40).to_bytes(16, "big")))).duplicate
             assert log.next_offset == 50
 
     run_virtual(write)
-    run_virtual(repeat)
+    run_virtual(resend)
 
 
-def test_transform_that_comes_again_is_a_duplicate_though_its_vector_has_moved() -> None:
+def test_resent_transform_is_a_duplicate_after_its_vector_changed() -> None:
     async def run() -> None:
         async with Propagator(world=virtual_world(1)) as p:
             await p.attach(CacheSink())
@@ -285,7 +296,9 @@ def test_transform_that_comes_again_is_a_duplicate_though_its_vector_has_moved()
             twice = Delta("v", transform("double"), id=ONE)
             assert (await p.publish(twice)).offset == 1
             assert (await p.publish(twice)).duplicates == {0: 1}
-            assert is_reuse(await refused(p.publish(Delta("v", dense([2.0, 4.0, 6.0]), id=ONE))), offset=1)
+            assert is_reuse_refusal(
+                await catch_refusal(p.publish(Delta("v", dense([2.0, 4.0, 6.0]), id=ONE))), offset=1
+            )
 
     run_virtual(run)
 
@@ -304,7 +317,9 @@ async def test_reused_id_is_refused_over_a_connection() -> None:
             lambda sequence: DeltaFrame(sequence, first, ack_wanted=True),
             lambda sequence: DeltaFrame(sequence, other, ack_wanted=True),
             lambda sequence: BatchFrame(
-                sequence, encode_batch([made("w", id=TWO), other], origin=ORIGIN, base=1), ack_wanted=True
+                sequence,
+                encode_batch([make_delta("w", id=TWO), other], origin=ORIGIN, base=1),
+                ack_wanted=True,
             ),
             lambda sequence: DeltaFrame(sequence, replace(other, dot=Dot(ORIGIN, 3)), ack_wanted=True),
             lambda sequence: DeltaFrame(sequence, first, ack_wanted=True),
@@ -316,14 +331,14 @@ async def test_reused_id_is_refused_over_a_connection() -> None:
             frame = make(sequence)
             await client.send(frame)
             sequence += frame.batch.count if isinstance(frame, BatchFrame) else 1
-        told = 0
-        while told < 6:
+        last_sequence = 0
+        while last_sequence < 6:
             answer = await client.next()
             if isinstance(answer, Nack):
                 nacks.append(answer)
             elif isinstance(answer, Ack):
                 ranges += answer.ranges
-                told = max(told, answer.sequence)
+                last_sequence = max(last_sequence, answer.sequence)
         assert [(one.sequence, one.code, one.row, one.details) for one in nacks] == [
             (2, ErrorCode.ID_REUSED, 0, {"offset": 0}),
             (3, ErrorCode.ID_REUSED, 1, {"offset": 0}),

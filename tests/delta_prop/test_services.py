@@ -1,4 +1,4 @@
-"""Services that forward to each other: after a cut all hold the same deltas and the same states."""
+"""Services that forward to each other hold the same deltas and states after a network cut."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delta_prop.testing import run_virtual
-from tests.delta_prop.services import Service, Writer, expected, heal, told
+from tests.delta_prop.services import Service, Writer, fold_accepted, heal, summarize_state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,15 +24,15 @@ RING = [(0, 1), (1, 2), (2, 0)]
 
 @dataclass
 class Counters:
-    """Counts of events in the runs: zeros would mean that nothing was tried."""
+    """Counts of events in the runs; a zero means that the case was not tested."""
 
     deltas: int = 0
     late: int = 0
-    twins: int = 0
+    duplicate_ids: int = 0
     left_out: int = 0
 
 
-async def live(
+async def run_services(
     seed: int, links: list[tuple[int, int]], folder: Path, durable: bool, counters: Counters
 ) -> None:
     random = Random(seed)
@@ -43,40 +43,43 @@ async def live(
     async with AsyncExitStack() as stack:
         for service in services:
             await stack.enter_async_context(service)
-            await service.p.publish(service.own())
+            await service.p.publish(service.new_odd_delta())
         for _ in range(4):
             open_links = random.sample(links, random.randint(0, len(links)))
             for _ in range(random.randint(4, 12)):
                 await writer.write(random.choice(services))
                 for a, b in open_links:
                     if random.random() < 0.4:
-                        await services[a].hand_to(services[b], random.randint(1, 3))
-            if random.random() < 0.3:  # what is folded now was folded from parts
+                        await services[a].forward_to(services[b], random.randint(1, 3))
+            if random.random() < 0.3:  # apply now, so that later rows are folded onto partial states
                 for service in services:
-                    await service.settled()
+                    await service.settle()
             if random.random() < 0.3:
                 random.choice(services).p.rebuild(random.choice(["storage", "index", "cache"]))
-            await anyio.sleep(random.choice((0.01, 100.0)))  # chains grow old
+            await anyio.sleep(random.choice((0.01, 100.0)))  # delta chains age
         await heal(services, links)
-        truth = expected(services)
+        expected_by_name = fold_accepted(services)
         first = set(services[0].dots())
         for service in services:
             dots = service.dots()
             assert len(dots) == len(set(dots))
             assert set(dots) == first
             assert service.p.statistics().pending.pending_runs == 0
-            for sink, content in (await service.contents(set(truth))).items():
-                wanted = {name: told(state, counts=sink != "cache") for name, state in truth.items()}
-                assert content == wanted, (service.number, sink)
+            for sink, content in (await service.contents(set(expected_by_name))).items():
+                expected_content = {
+                    name: summarize_state(state, counts=sink != "cache")
+                    for name, state in expected_by_name.items()
+                }
+                assert content == expected_content, (service.number, sink)
             counters.late += service.index.resident.statistics().late
             counters.left_out += service.index.statistics().left_out
-            counters.twins += sum(bool(one.known_ids) for one in service.batches())
+            counters.duplicate_ids += sum(bool(one.known_ids) for one in service.batches())
         counters.deltas += len(first)
 
 
 @pytest.mark.parametrize("links", [PAIR, RING], ids=["pair", "ring"])
 @pytest.mark.parametrize("durable", [False, True], ids=["memory", "disk"])
-def test_after_a_cut_all_services_hold_the_same(
+def test_services_converge_after_network_cuts(
     links: list[tuple[int, int]], durable: bool, tmp_path_factory: pytest.TempPathFactory, full: bool
 ) -> None:
     counters = Counters()
@@ -84,11 +87,11 @@ def test_after_a_cut_all_services_hold_the_same(
     @settings(max_examples=60 if full else 2 if durable else 5)
     @given(seed=st.integers(0, 2**32 - 1))
     def check(seed: int) -> None:
-        run_virtual(live, seed, links, tmp_path_factory.mktemp("run"), durable, counters, seed=seed)
+        run_virtual(run_services, seed, links, tmp_path_factory.mktemp("run"), durable, counters, seed=seed)
 
     check()
     print(counters)
     assert counters.deltas
     assert counters.late
-    assert counters.twins
+    assert counters.duplicate_ids
     assert counters.left_out

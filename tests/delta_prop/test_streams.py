@@ -1,4 +1,4 @@
-"""Streams of deltas: what was made of them is done before they are acknowledged; a slow step slows all."""
+"""Streams of deltas: values are acknowledged after their steps; a slow step slows the stream."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from delta_prop_wire.delta import Delta, opaque
 from delta_prop_wire.errors import UsageError
 
 
-class Listed:
-    """As much of a subscriber as streams use: it hands out a list, and then waits."""
+class ListSubscriber:
+    """A fake subscriber that yields a list of deltas, and then waits."""
 
     manual = True
 
     def __init__(self, count: int, first: int = 0) -> None:
-        self.left = list(range(first, first + count))
+        self.remaining = list(range(first, first + count))
         self.taken = 0
         self.acked: list[int] = []
 
     async def __anext__(self) -> Delivered:
-        if not self.left:
+        if not self.remaining:
             await anyio.sleep_forever()
         await anyio.lowlevel.checkpoint()
         self.taken += 1
-        offset = self.left.pop(0)
+        offset = self.remaining.pop(0)
         return Delivered(offset, offset, Delta(f"k{offset}", opaque(b"")))
 
     def ack(self, offset: int) -> None:
         self.acked.append(offset)
 
 
-def listed(count: int, first: int = 0, **more: Any) -> tuple[Listed, Any]:
-    subscriber = Listed(count, first)
+def new_source(count: int, first: int = 0, **more: Any) -> tuple[ListSubscriber, Any]:
+    subscriber = ListSubscriber(count, first)
     return subscriber, streams.items(subscriber, **more)  # type: ignore[arg-type]
 
 
-def story(main: Callable[[], Awaitable[None]]) -> None:
+def run_scenario(main: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
         with anyio.fail_after(60):
             await main()
@@ -53,33 +53,33 @@ def story(main: Callable[[], Awaitable[None]]) -> None:
     run_virtual(bounded)
 
 
-async def offset_of(one: Delivered) -> int:
-    return one.offset
+async def get_offset(delivered: Delivered) -> int:
+    return delivered.offset
 
 
-def test_a_value_is_done_with_when_the_loop_comes_back() -> None:
+def test_value_is_acked_when_the_loop_asks_for_the_next() -> None:
     async def main() -> None:
-        subscriber, source = listed(3)
+        subscriber, source = new_source(3)
         seen = []
-        async for offset in streams.values(streams.map(source, offset_of, tasks=1)):
+        async for offset in streams.values(streams.map(source, get_offset, tasks=1)):
             seen.append(offset)
             assert subscriber.acked == list(range(offset))
             if offset == 2:
                 break
         assert seen == [0, 1, 2]
 
-    story(main)
+    run_scenario(main)
 
 
-def test_what_overtook_is_acknowledged_only_behind_what_came_first() -> None:
+def test_overtaking_value_is_acked_only_after_earlier_ones() -> None:
     async def main() -> None:
-        subscriber, source = listed(3)
+        subscriber, source = new_source(3)
         gate = asyncio.Event()
 
-        async def work(one: Delivered) -> int:
-            if one.offset == 0:
+        async def work(delivered: Delivered) -> int:
+            if delivered.offset == 0:
                 await gate.wait()
-            return one.offset
+            return delivered.offset
 
         seen = []
         async for offset in streams.values(streams.map(source, work, ordered=False)):
@@ -91,81 +91,83 @@ def test_what_overtook_is_acknowledged_only_behind_what_came_first() -> None:
                 gate.set()
         assert seen == [1, 2, 0]
 
-    story(main)
+    run_scenario(main)
 
 
-def test_a_step_that_fails_ends_the_stream_and_acknowledges_nothing_of_it() -> None:
+def test_failed_step_ends_the_stream_without_its_ack() -> None:
     async def main() -> None:
-        subscriber, source = listed(5)
+        subscriber, source = new_source(5)
 
-        async def work(one: Delivered) -> int:
-            if one.offset == 2:
+        async def work(delivered: Delivered) -> int:
+            if delivered.offset == 2:
                 raise ValueError("bad")
-            return one.offset
+            return delivered.offset
 
         with pytest.raises(ValueError, match="bad"):
             async for _ in streams.values(streams.map(source, work, tasks=1)):
                 pass
         assert subscriber.acked == [0, 1]
 
-    story(main)
+    run_scenario(main)
 
 
-def test_chunks_are_full_or_in_time_and_done_as_a_whole() -> None:
+def test_chunk_is_full_or_timed_and_acked_as_one() -> None:
     async def main() -> None:
-        subscriber, source = listed(5)
+        subscriber, source = new_source(5)
         began = anyio.current_time()
         seen = []
-        async for chunk in streams.values(streams.chunk(streams.map(source, offset_of), 2, within_s=0.5)):
+        async for chunk in streams.values(streams.chunk(streams.map(source, get_offset), 2, within_s=0.5)):
             seen.append((chunk, subscriber.acked[-1:]))
             if len(seen) == 3:
                 break
         assert seen == [([0, 1], []), ([2, 3], [1]), ([4], [3])]
         assert anyio.current_time() - began == pytest.approx(0.5)
 
-    story(main)
+    run_scenario(main)
 
 
-def test_what_is_left_out_is_done_with() -> None:
+def test_filtered_values_are_acked() -> None:
     async def main() -> None:
-        subscriber, source = listed(4)
+        subscriber, source = new_source(4)
         seen = []
-        async for one in streams.values(streams.filter(source, lambda one: one.offset % 2 == 1)):
-            seen.append(one.offset)
-            if one.offset == 3:
+        async for delivered in streams.values(
+            streams.filter(source, lambda delivered: delivered.offset % 2 == 1)
+        ):
+            seen.append(delivered.offset)
+            if delivered.offset == 3:
                 break
         assert seen == [1, 3]
         assert subscriber.acked[-1] == 2
 
-    story(main)
+    run_scenario(main)
 
 
-def test_merged_subscriptions_acknowledge_each_its_own() -> None:
+def test_merged_subscriptions_ack_their_own_offsets() -> None:
     async def main() -> None:
-        one, first = listed(3)
-        other, second = listed(3, first=100)
+        first_subscriber, first = new_source(3)
+        second_subscriber, second = new_source(3, first=100)
         seen = []
-        async for offset in streams.values(streams.map(streams.merge(first, second), offset_of)):
+        async for offset in streams.values(streams.map(streams.merge(first, second), get_offset)):
             seen.append(offset)
             if len(seen) == 6:
                 break
         assert sorted(seen) == [0, 1, 2, 100, 101, 102]
-        assert set(one.acked) <= {0, 1, 2}
-        assert set(other.acked) <= {100, 101, 102}
-        assert one.acked
-        assert other.acked
+        assert set(first_subscriber.acked) <= {0, 1, 2}
+        assert set(second_subscriber.acked) <= {100, 101, 102}
+        assert first_subscriber.acked
+        assert second_subscriber.acked
 
-    story(main)
+    run_scenario(main)
 
 
-def test_no_more_are_taken_than_may_be_open() -> None:
+def test_values_taken_are_limited_by_open_max() -> None:
     async def main() -> None:
-        subscriber, source = listed(100, open_max=5)
+        subscriber, source = new_source(100, open_max=5)
         gate = asyncio.Event()
 
-        async def work(one: Delivered) -> int:
+        async def work(delivered: Delivered) -> int:
             await gate.wait()
-            return one.offset
+            return delivered.offset
 
         async def open_gate() -> None:
             await anyio.sleep(10)
@@ -179,17 +181,17 @@ def test_no_more_are_taken_than_may_be_open() -> None:
                     break
         assert subscriber.acked[-1] == 98
 
-    story(main)
+    run_scenario(main)
 
 
-def test_what_is_given_wrongly_is_told_at_once() -> None:
+def test_wrong_stream_arguments_are_rejected_at_once() -> None:
     with pytest.raises(UsageError, match="manual"):
         streams.items(Subscriber("localhost", "*"))
-    _, source = listed(1)
-    for wrong in (
-        lambda: listed(1, open_max=0),
-        lambda: streams.map(source, offset_of, tasks=0),
+    _, source = new_source(1)
+    for call in (
+        lambda: new_source(1, open_max=0),
+        lambda: streams.map(source, get_offset, tasks=0),
         lambda: streams.chunk(source, 0),
     ):
         with pytest.raises(UsageError, match="give"):
-            wrong()
+            call()

@@ -13,7 +13,7 @@ from delta_prop import Delta, SyncPropagator, create
 if TYPE_CHECKING:
     from pathlib import Path
 
-BEGIN = """
+PREAMBLE = """
 import threading, time
 from delta_prop import Delta, Settings, SyncPropagator, create
 from delta_prop.sinks import CallbackSink, StorageSink
@@ -23,44 +23,44 @@ def delta(key="a"):
 """
 
 
-def ended(program: str, folder: Path) -> tuple[int, str, str]:
-    """Run a script of these lines; return its status, stdout and stderr."""
-    done = subprocess.run(
-        [sys.executable, "-c", BEGIN + program],
+def run_script(program: str, folder: Path) -> tuple[int, str, str]:
+    """Run a script; return its status, stdout and stderr."""
+    finished = subprocess.run(
+        [sys.executable, "-c", PREAMBLE + program],
         check=False,
         capture_output=True,
         text=True,
         cwd=folder,
         timeout=60,
     )
-    return done.returncode, done.stdout, done.stderr
+    return finished.returncode, finished.stdout, finished.stderr
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_script_that_leaves_it_open_ends(backend: str, tmp_path: Path) -> None:
+def test_script_that_leaves_propagator_open_exits(backend: str, tmp_path: Path) -> None:
     program = f"p = SyncPropagator(backend={backend!r}); p.__enter__(); p.publish(delta()); print('last')"
-    assert ended(program, tmp_path) == (0, "last\n", "")
+    assert run_script(program, tmp_path) == (0, "last\n", "")
 
 
-def test_script_that_raises_ends_with_its_own_error(tmp_path: Path) -> None:
-    status, _, said = ended("p = SyncPropagator().open(); p.publish(delta()); 1 / 0", tmp_path)
-    assert (status, said.splitlines()[-1]) == (1, "ZeroDivisionError: division by zero")
+def test_script_that_raises_exits_with_its_own_error(tmp_path: Path) -> None:
+    status, _, stderr = run_script("p = SyncPropagator().open(); p.publish(delta()); 1 / 0", tmp_path)
+    assert (status, stderr.splitlines()[-1]) == (1, "ZeroDivisionError: division by zero")
 
 
-def test_exit_keeps_what_was_published(tmp_path: Path) -> None:
+def test_exit_preserves_published_deltas(tmp_path: Path) -> None:
     program = """
 p = SyncPropagator(data="facts").open()
 p.attach(StorageSink("vectors.db"))
 p.publish(delta(), ack_level="memory")
 """
-    assert ended(program, tmp_path) == (0, "", "")
+    assert run_script(program, tmp_path) == (0, "", "")
     with SyncPropagator(data=tmp_path / "facts") as p:
         assert p.recovery is not None
         assert p.statistics().log.next_offset == 1
         assert p.publish(Delta("b", create([1.0]))).offset == 1
 
 
-def test_exit_waits_for_other_threads_that_publish(tmp_path: Path) -> None:
+def test_exit_waits_for_publishing_threads(tmp_path: Path) -> None:
     program = """
 p = SyncPropagator().open()
 def work():
@@ -68,24 +68,24 @@ def work():
     print("at", p.publish(delta()).offset)
 threading.Thread(target=work).start()
 """
-    assert ended(program, tmp_path) == (0, "at 0\n", "")
+    assert run_script(program, tmp_path) == (0, "at 0\n", "")
 
 
-def test_exit_names_the_sinks_that_lack_deltas(tmp_path: Path) -> None:
+def test_exit_names_sinks_that_lack_deltas(tmp_path: Path) -> None:
     program = """
 p = SyncPropagator(Settings(close_timeout_s=0.2)).open()
 p.attach(CallbackSink(lambda *_: time.sleep(600), name="slow"))
 p.publish(delta("a"), delta("b"))
 """
-    status, _, said = ended(program, tmp_path)
-    (line,) = said.splitlines()
+    status, _, stderr = run_script(program, tmp_path)
+    (line,) = stderr.splitlines()
     assert status == 0
     assert line.startswith("a SyncPropagator was left open, and closed at the program's exit: not every")
     assert "'slow' is working, 2 deltas behind" in line
     assert line.endswith("close it yourself, with close() or a `with` block")
 
 
-def test_exit_gives_up_a_loop_that_is_blocked(tmp_path: Path) -> None:
+def test_exit_abandons_a_blocked_event_loop(tmp_path: Path) -> None:
     program = """
 p = SyncPropagator(Settings(close_timeout_s=0.2)).open()
 blocked = threading.Event()
@@ -95,6 +95,6 @@ def block():
 threading.Thread(target=lambda: p.call(block), daemon=True).start()
 blocked.wait()
 """
-    status, _, said = ended(program, tmp_path)
+    status, _, stderr = run_script(program, tmp_path)
     assert status == 0
-    assert "its event loop has been blocked for 0.6 s: close it" in said
+    assert "its event loop has been blocked for 0.6 s: close it" in stderr

@@ -1,4 +1,4 @@
-"""The plain calls have what the async ones have: the two are held against each other, name by name."""
+"""The synchronous and asynchronous propagators have the same methods and signatures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MISSING = {
     "__init__(world=)": "a world belongs to an event loop, which here is made by `open`",
 }
 """Members `SyncPropagator` lacks, and why."""
-OWN = {
+ADDED = {
     "open": "a notebook has no block that lasts for several cells",
     "close": "the end of what `open` began",
     "call": "runs a function on the loop, such as a sink's own method",
@@ -32,42 +32,47 @@ ITERATORS = {
 }
 
 
-def names(kind: type) -> set[str]:
-    """The public attributes of a class, and the parameters of its construction."""
-    made_with = set(inspect.signature(kind).parameters)
-    made_with = {f"__init__({name}=)" for name in made_with}
+def public_names(kind: type) -> set[str]:
+    """Return the public attributes of a class, and the parameters of its constructor."""
+    parameters = set(inspect.signature(kind).parameters)
+    parameters = {f"__init__({name}=)" for name in parameters}
     found = {name for name in dir(kind) if not name.startswith("_")}
     if kind is Propagator:  # set in __init__
         found |= {"settings", "recovery"}
-    return found | made_with
+    return found | parameters
 
 
-def shape(kind: type, name: str) -> dict[str, Any]:
-    """The parameters of a method, and what it returns."""
+def method_signature(kind: type, name: str) -> dict[str, Any]:
+    """Return the parameters of a method, and its return type."""
     signature = inspect.signature(getattr(kind, name))
-    shown = {str(one) for one in signature.parameters.values()}
-    return {"parameters": shown, "returns": signature.return_annotation}
+    parameters = {str(one) for one in signature.parameters.values()}
+    return {"parameters": parameters, "returns": signature.return_annotation}
 
 
-def test_both_have_the_same_but_for_what_is_said_here() -> None:
-    assert names(Propagator) - names(SyncPropagator) == set(MISSING)
-    assert names(SyncPropagator) - names(Propagator) == set(OWN)
+def test_classes_differ_only_in_listed_names() -> None:
+    assert public_names(Propagator) - public_names(SyncPropagator) == set(MISSING)
+    assert public_names(SyncPropagator) - public_names(Propagator) == set(ADDED)
 
 
 METHODS = sorted(
-    name for name in names(Propagator) - set(MISSING) if callable(getattr(Propagator, name, None))
+    name for name in public_names(Propagator) - set(MISSING) if callable(getattr(Propagator, name, None))
 )
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_each_method_takes_and_gives_the_same(name: str) -> None:
-    ours, theirs = shape(SyncPropagator, name), shape(Propagator, name)
-    assert ours["parameters"] == theirs["parameters"]
-    assert (theirs["returns"], ours["returns"]) == ITERATORS.get(name, (theirs["returns"],) * 2)
+def test_each_method_has_the_same_signature(name: str) -> None:
+    sync_signature, async_signature = (
+        method_signature(SyncPropagator, name),
+        method_signature(Propagator, name),
+    )
+    assert sync_signature["parameters"] == async_signature["parameters"]
+    assert (async_signature["returns"], sync_signature["returns"]) == ITERATORS.get(
+        name, (async_signature["returns"],) * 2
+    )
 
 
-def test_the_page_names_what_differs() -> None:
+def test_page_names_every_difference() -> None:
     text = PAGE.read_text()
-    for name in (*MISSING, *OWN):
+    for name in (*MISSING, *ADDED):
         word = name.removeprefix("__init__(").removesuffix(")")
         assert re.search(rf"`{word}[`(]", text), name

@@ -1,4 +1,4 @@
-"""The plain calls: what a script or notebook has, from any thread."""
+"""The synchronous propagator, for scripts and notebooks, from any thread."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def made(key: str) -> Delta:
+def make_delta(key: str) -> Delta:
     return Delta(key, create([1.0, 2.0]))
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_read_your_own_write(backend: str, tmp_path: Path) -> None:
+def test_published_delta_is_visible_in_sinks(backend: str, tmp_path: Path) -> None:
     with SyncPropagator(backend=backend) as p:
         index, storage = p.attach(IndexSink()), p.attach(StorageSink(tmp_path / "vectors.db"))
         p.publish_many(["v", "w"], np.eye(2))
@@ -43,85 +43,85 @@ def test_read_your_own_write(backend: str, tmp_path: Path) -> None:
         assert list(p.statistics().sinks) == ["storage"]
 
 
-def test_errors_come_through_as_they_are() -> None:
+def test_errors_propagate_unchanged() -> None:
     with SyncPropagator(Settings(log_deltas_max=1)) as p:
         p.attach(CallbackSink(lambda *_: None))
         with pytest.raises(InvalidDelta, match="vector_id"):
-            p.publish(made(""))
+            p.publish(make_delta(""))
         with pytest.raises(UsageError, match="no sink named"):
             p.detach("nobody")
         with pytest.raises(Refused, match="larger than the full log"):
-            p.publish(made("a"), made("b"))
+            p.publish(make_delta("a"), make_delta("b"))
         with pytest.raises(ZeroDivisionError):
             p.call(lambda: 1 // 0)
 
 
-def test_an_exception_in_the_block_comes_through() -> None:
+def test_exception_in_block_propagates() -> None:
     def program() -> None:
         with SyncPropagator() as p:
-            p.publish(made("a"))
+            p.publish(make_delta("a"))
             raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
         program()
 
 
-def test_outside_the_block_nothing_works_and_the_message_says_so() -> None:
+def test_calls_outside_the_block_are_rejected() -> None:
     p = SyncPropagator()
     with pytest.raises(UsageError, match="with SyncPropagator"):
-        p.publish(made("a"))
+        p.publish(make_delta("a"))
     with p:
-        p.publish(made("a"))
+        p.publish(make_delta("a"))
     with pytest.raises(UsageError, match="with SyncPropagator"):
         p.statistics()
 
 
-def test_open_and_close_are_the_block() -> None:
+def test_open_and_close_replace_the_block() -> None:
     p = SyncPropagator().open()
     with pytest.raises(UsageError, match="open already"):
         p.open()
     with pytest.raises(UsageError, match="on its own loop's thread"):
         p.call(p.close)
-    assert p.publish(made("a")).offset == 0
+    assert p.publish(make_delta("a")).offset == 0
     p.close()
     p.close()
     with pytest.raises(UsageError, match="not open"):
-        p.publish(made("b"))
+        p.publish(make_delta("b"))
 
 
-def test_block_that_raised_names_what_failed_at_its_end() -> None:
-    class Ill(CallbackSink):
+def test_close_error_is_added_as_note_to_block_error() -> None:
+    class FaultySink(CallbackSink):
         async def aclose(self) -> None:
             raise OSError("its disk is gone")
 
     def program() -> None:
         with SyncPropagator() as p:
-            p.attach(Ill(lambda *_: None))
+            p.attach(FaultySink(lambda *_: None))
             raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine") as caught:
         program()
     assert caught.value.__notes__ == ["closing the propagator failed too: OSError('its disk is gone')"]
     with pytest.raises(OSError, match="its disk is gone"), SyncPropagator() as p:
-        p.attach(Ill(lambda *_: None))
+        p.attach(FaultySink(lambda *_: None))
 
 
-def test_log_in_a_directory_lasts(tmp_path: Path) -> None:
+def test_log_in_a_directory_persists(tmp_path: Path) -> None:
     log = LogSettings(segment_bytes_max=1 << 20)
     with SyncPropagator(data=tmp_path / "facts", log=log) as p:
-        published = p.publish(made("a"), ack_level="durable")
+        published = p.publish(make_delta("a"), ack_level="durable")
     with SyncPropagator(data=tmp_path / "facts", log=log) as p:
         assert p.recovery is not None
         assert published.dot is not None
         assert p.outcome(published.dot) == 0
-        assert p.publish(made("b")).offset == 1
+        assert p.publish(make_delta("b")).offset == 1
 
 
-def test_offers_and_their_receipts() -> None:
+def test_offer_receipt_pressure_and_forget() -> None:
     with SyncPropagator() as p:
         sink = p.attach(CallbackSink(lambda *_: None, name="heard"))
         assert p.sink("heard") is sink
-        receipt = p.offer(made("a"))
+        receipt = p.offer(make_delta("a"))
         p.wait_visible(receipt)
         assert p.call(receipt.wait).offset == 0
         assert p.publish_many(["b"], [[1.0, 2.0]], ack_level="memory").offset == 1
@@ -132,63 +132,63 @@ def test_offers_and_their_receipts() -> None:
         changes.close()  # type: ignore[attr-defined]
 
 
-def test_threads_publish_side_by_side() -> None:
+def test_threads_publish_concurrently() -> None:
     with SyncPropagator() as p:
         seen: list[int] = []
         p.attach(CallbackSink(lambda at, _: seen.append(at)))
         with ThreadPoolExecutor(8) as pool:
-            published = list(pool.map(lambda n: p.publish(made(f"v{n}")), range(200)))
+            published = list(pool.map(lambda n: p.publish(make_delta(f"v{n}")), range(200)))
         p.wait_visible(max(one.next_offset for one in published))
         assert seen == list(range(200))
         assert len({one.dot for one in published}) == 200
 
 
-def test_a_producer_and_its_repeats() -> None:
+def test_second_producer_of_a_name_fences_the_first() -> None:
     with SyncPropagator() as p:
         producer = p.producer("p")
-        first = p.publish_as(producer, made("a"))
-        p.publish_as(p.producer("p"), made("b"))
+        first = p.publish_as(producer, make_delta("a"))
+        p.publish_as(p.producer("p"), make_delta("b"))
         with pytest.raises(Refused, match="give it its own name"):
-            p.publish_as(producer, made("c"))
+            p.publish_as(producer, make_delta("c"))
         assert first.dot is not None
         assert p.statistics().accepted == 2
 
 
-def test_iterating_over_deltas() -> None:
+def test_subscribe_iterates_over_matching_deltas() -> None:
     with SyncPropagator() as p:
         deltas = p.subscribe("v:b")
-        p.publish(made("a"), made("b"))
-        p.publish(made("b"))
+        p.publish(make_delta("a"), make_delta("b"))
+        p.publish(make_delta("b"))
         assert [(one.offset, one.delta.vector_id) for one in islice(deltas, 2)] == [(1, "b"), (2, "b")]
         deltas.close()  # type: ignore[attr-defined]
         assert not p.statistics().sinks
 
 
-def test_an_iteration_in_another_thread_ends_with_the_propagator() -> None:
+def test_iteration_in_another_thread_ends_at_close() -> None:
     def read() -> list[str]:
-        heard = []
+        received = []
         try:
             for one in p.subscribe(start="earliest"):
-                heard.append(one.delta.vector_id)
-        except Refused as refusal:  # where the end came before all was read
+                received.append(one.delta.vector_id)
+        except Refused as refusal:  # the propagator closed before all was read
             if refusal.code is not ErrorCode.SHUTTING_DOWN:
                 raise
-        return heard
+        return received
 
     with ThreadPoolExecutor(1) as pool:
         with SyncPropagator() as p:
-            p.publish(made("a"))
-            heard = pool.submit(read)
+            p.publish(make_delta("a"))
+            received = pool.submit(read)
             while not p.statistics().sinks:
-                p.publish(made("b"))
-        assert heard.result(60)[0] == "a"
+                p.publish(make_delta("b"))
+        assert received.result(60)[0] == "a"
 
 
-def test_a_transform() -> None:
+def test_transform_doubles_the_vector() -> None:
     with SyncPropagator() as p:
         cache = p.attach(CacheSink())
         p.register_transform("double", lambda vector: 2 * vector, reads="cache")
-        p.publish(made("v"))
+        p.publish(make_delta("v"))
         p.wait_visible(p.publish(Delta("v", transform("double"))))
         state = p.call(lambda: cache.peek("default", "v"))
         assert state is not None

@@ -1,4 +1,4 @@
-"""Transforms: read, apply, publish if nobody was faster."""
+"""Transforms: read, apply, publish unless the vector has changed."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 
 def double(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    vector *= 2  # it may write to what it is given
+    vector *= 2  # a transform may write to its argument
     return vector
 
 
-def run(story: Callable[[RecordedPropagator, CacheSink], Awaitable[Any]]) -> None:
+def run_scenario(scenario: Callable[[RecordedPropagator, CacheSink], Awaitable[Any]]) -> None:
     async def main(p: RecordedPropagator) -> None:
         cache = await p.attach(CacheSink())
         p.register_transform("double", double, reads="cache")
         await p.publish(Delta("v", create([1.0, 2.0]), metadata={"kept": True}))
-        await story(p, cache)
+        await scenario(p, cache)
 
     run_propagator(main)
 
 
-def test_it_becomes_a_dense_delta_which_keeps_the_metadata() -> None:
-    async def story(p: RecordedPropagator, cache: CacheSink) -> None:
+def test_transform_becomes_dense_delta_and_keeps_metadata() -> None:
+    async def scenario(p: RecordedPropagator, cache: CacheSink) -> None:
         published = await p.publish(Delta("v", transform("double"), metadata={"n": 1}))
         await p.settle()
         state = cache.peek("default", "v")
@@ -46,11 +46,11 @@ def test_it_becomes_a_dense_delta_which_keeps_the_metadata() -> None:
         last = p.recorder.deltas[-1]
         assert (last.operation.kind, last.source, last.dot) == (Kind.DENSE, Source.TRANSFORM, published.dot)
 
-    run(story)
+    run_scenario(scenario)
 
 
-def test_it_reads_what_was_published_just_before() -> None:
-    async def story(p: RecordedPropagator, cache: CacheSink) -> None:
+def test_transform_reads_preceding_deltas() -> None:
+    async def scenario(p: RecordedPropagator, cache: CacheSink) -> None:
         for _ in range(3):
             p.offer(Delta("v", offset(1.0)))
             await p.publish(Delta("v", transform("double")))
@@ -60,20 +60,20 @@ def test_it_reads_what_was_published_just_before() -> None:
         assert state.vector is not None
         assert state.vector.tolist() == [22.0, 30.0]
 
-    run(story)
+    run_scenario(scenario)
 
 
-def test_it_runs_again_when_somebody_was_faster() -> None:
-    async def story(p: RecordedPropagator, cache: CacheSink) -> None:
+def test_transform_is_retried_on_concurrent_update() -> None:
+    async def scenario(p: RecordedPropagator, cache: CacheSink) -> None:
         calls: list[float] = []
 
-        def slow(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+        def conflicting(vector: NDArray[np.float32]) -> NDArray[np.float32]:
             calls.append(float(vector[0]))
             if len(calls) <= 2:
                 p.offer(Delta("v", offset(10.0)))
             return -vector
 
-        p.register_transform("slow", slow, reads="cache")
+        p.register_transform("slow", conflicting, reads="cache")
         await p.publish(Delta("v", transform("slow")))
         await p.settle()
         assert calls == [1.0, 11.0, 21.0]
@@ -82,29 +82,29 @@ def test_it_runs_again_when_somebody_was_faster() -> None:
         assert state.vector is not None
         assert state.vector.tolist() == [-21.0, -22.0]
 
-    run(story)
+    run_scenario(scenario)
 
 
-def test_it_gives_up_when_others_are_always_faster() -> None:
-    async def story(p: RecordedPropagator, _: CacheSink) -> None:
+def test_transform_fails_after_attempts_max_conflicts() -> None:
+    async def scenario(p: RecordedPropagator, _: CacheSink) -> None:
         calls: list[int] = []
 
-        def hopeless(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+        def always_conflicting(vector: NDArray[np.float32]) -> NDArray[np.float32]:
             calls.append(1)
             p.offer(Delta("v", offset(1.0)))
             return vector
 
-        p.register_transform("hopeless", hopeless, reads="cache")
+        p.register_transform("hopeless", always_conflicting, reads="cache")
         with pytest.raises(Refused, match=f"{ATTEMPTS_MAX} times") as caught:
             await p.publish(Delta("v", transform("hopeless")))
         assert caught.value.code is ErrorCode.CONFLICT
         assert len(calls) == ATTEMPTS_MAX
 
-    run(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
-    ("delta", "words"),
+    ("delta", "message"),
     [
         (Delta("v", transform("unheard")), r"'unheard' is registered: give one of \['double'\]"),
         (Delta("nobody", transform("double")), "not a live vector"),
@@ -113,42 +113,42 @@ def test_it_gives_up_when_others_are_always_faster() -> None:
         (Delta("", transform("double")), "vector_id"),
     ],
 )
-def test_what_it_cannot_work_on_is_named(delta: Delta, words: str) -> None:
-    async def story(p: RecordedPropagator, _: CacheSink) -> None:
+def test_transform_of_missing_vector_or_name_is_refused(delta: Delta, message: str) -> None:
+    async def scenario(p: RecordedPropagator, _: CacheSink) -> None:
         await p.publish(
             Delta("dead", create([1.0, 1.0])), Delta("dead", delete()), Delta("bytes", opaque(b"x"))
         )
-        with pytest.raises(InvalidDelta, match=words):
+        with pytest.raises(InvalidDelta, match=message):
             await p.publish(delta)
 
-    run(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("nonblocking", [False, True])
-def test_function_that_raises_is_refused_by_name(nonblocking: bool) -> None:
-    def ill(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+def test_transform_function_error_is_refused_by_name(nonblocking: bool) -> None:
+    def failing(vector: NDArray[np.float32]) -> NDArray[np.float32]:
         raise ZeroDivisionError("its norm is 0")
 
-    async def story(p: RecordedPropagator, _: CacheSink) -> None:
-        p.register_transform("unit", ill, reads="cache", nonblocking=nonblocking)
+    async def scenario(p: RecordedPropagator, _: CacheSink) -> None:
+        p.register_transform("unit", failing, reads="cache", nonblocking=nonblocking)
         with pytest.raises(Refused) as caught:
             await p.publish(Delta("v", transform("unit")))
-        refused = caught.value
-        assert refused.code is ErrorCode.PROCESSING_FAILED
-        assert refused.details == {"transform": "unit", "vector_id": "v", "namespace": "default"}
-        assert refused.message == (
+        refusal = caught.value
+        assert refusal.code is ErrorCode.PROCESSING_FAILED
+        assert refusal.details == {"transform": "unit", "vector_id": "v", "namespace": "default"}
+        assert refusal.message == (
             "transform 'unit' failed at 'v' in namespace 'default': ZeroDivisionError: its norm is 0: "
             "correct the function or the vector, then publish again"
         )
-        assert isinstance(refused.__cause__, ZeroDivisionError)
+        assert isinstance(refusal.__cause__, ZeroDivisionError)
         assert p.statistics().log.next_offset == 1
         await p.publish(Delta("v", transform("double")))
 
-    run(story)
+    run_scenario(scenario)
 
 
-def test_misuse_is_told() -> None:
-    async def story(p: RecordedPropagator, _: CacheSink) -> None:
+def test_wrong_transform_use_is_rejected() -> None:
+    async def scenario(p: RecordedPropagator, _: CacheSink) -> None:
         with pytest.raises(UsageError, match="alone"):
             await p.publish(Delta("v", transform("double")), Delta("v", offset(1.0)))
         with pytest.raises(UsageError, match="alone"):
@@ -166,4 +166,4 @@ def test_misuse_is_told() -> None:
             await p.publish(Delta("v", transform("ill")))
         assert p.statistics().log.next_offset == 1
 
-    run(story)
+    run_scenario(scenario)

@@ -1,4 +1,4 @@
-"""The real ports do what they say, on every loop that a service may run on."""
+"""The real ports keep their contract on every supported event loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOOPS = pytest.mark.parametrize(
 
 
 @LOOPS
-def test_the_clock_is_the_loops_own(loop: dict[str, Any]) -> None:
+def test_clock_is_the_event_loop_clock(loop: dict[str, Any]) -> None:
     async def main() -> None:
         clock = real_world().clock
         before = anyio.current_time()
@@ -40,7 +40,7 @@ def test_the_clock_is_the_loops_own(loop: dict[str, Any]) -> None:
 
 
 @pytest.mark.alone
-def test_the_clock_is_cheap() -> None:
+def test_clock_call_costs_under_one_microsecond() -> None:
     async def main() -> float:
         now = real_world().clock.now
         spent = []
@@ -53,10 +53,10 @@ def test_the_clock_is_cheap() -> None:
 
     cost_us = anyio.run(main)
     print(f"clock: {cost_us:.3f} us a call")
-    assert cost_us < 1.0  # five times what is meant, for busy machines
+    assert cost_us < 1.0  # five times the target, for busy machines
 
 
-def test_the_real_world_in_virtual_time() -> None:
+def test_real_world_clock_follows_virtual_time() -> None:
     async def main() -> None:
         clock = real_world().clock
         await anyio.sleep(3600)
@@ -65,7 +65,7 @@ def test_the_real_world_in_virtual_time() -> None:
     run_virtual(main)
 
 
-def test_chance_differs() -> None:
+def test_randomness_differs_between_worlds() -> None:
     async def main() -> None:
         randomness = real_world().randomness
         assert len(randomness.bytes(16)) == 16
@@ -76,16 +76,16 @@ def test_chance_differs() -> None:
 
 
 @LOOPS
-def test_calls_on_a_thread_come_one_at_a_time_off_the_loop(loop: dict[str, Any]) -> None:
+def test_thread_calls_run_one_at_a_time_off_the_loop(loop: dict[str, Any]) -> None:
     async def main() -> None:
         threads = real_world().new_threads()
-        running = most = 0
+        running = running_max = 0
         order: list[int] = []
 
         def call(number: int) -> None:
-            nonlocal running, most
+            nonlocal running, running_max
             running += 1
-            most = max(most, running)
+            running_max = max(running_max, running)
             assert threading.current_thread() is not threading.main_thread()
             order.append(number)
             threading.Event().wait(0.001)
@@ -94,14 +94,14 @@ def test_calls_on_a_thread_come_one_at_a_time_off_the_loop(loop: dict[str, Any])
         async with anyio.create_task_group() as tasks:
             for number in range(8):
                 tasks.start_soon(threads.run, lambda number=number: call(number))
-        assert most == 1
+        assert running_max == 1
         assert sorted(order) == list(range(8))
 
     anyio.run(main, **loop)
 
 
 @LOOPS
-def test_errors_come_back_and_the_thread_goes_on(loop: dict[str, Any]) -> None:
+def test_thread_call_error_is_raised_and_thread_continues(loop: dict[str, Any]) -> None:
     async def main() -> None:
         threads = real_world().new_threads()
         with pytest.raises(ZeroDivisionError):
@@ -112,31 +112,31 @@ def test_errors_come_back_and_the_thread_goes_on(loop: dict[str, Any]) -> None:
 
 
 @LOOPS
-def test_a_cancelled_caller_waits_for_the_end_of_its_call(loop: dict[str, Any]) -> None:
+def test_cancelled_caller_waits_for_its_thread_call(loop: dict[str, Any]) -> None:
     async def main() -> None:
         threads = real_world().new_threads()
-        begun, go, done = threading.Event(), threading.Event(), []
+        begun, release, done = threading.Event(), threading.Event(), []
 
         def call() -> None:
             begun.set()
-            assert go.wait(5)
+            assert release.wait(5)
             done.append("effect")
 
-        async def let_go() -> None:
+        async def cancel_then_release() -> None:
             await real_world().new_threads().run(begun.wait)
             tasks.cancel_scope.cancel()
-            go.set()
+            release.set()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(threads.run, call)
-            tasks.start_soon(let_go)
+            tasks.start_soon(cancel_then_release)
         assert done == ["effect"]
 
     anyio.run(main, **loop)
 
 
 @LOOPS
-def test_a_background_thread_stands_back_and_ends_with_its_scope(loop: dict[str, Any]) -> None:
+def test_background_thread_is_niced_and_ends_with_its_scope(loop: dict[str, Any]) -> None:
     async def main() -> None:
         async with real_world().background_thread() as threads:
             first = await threads.run(threading.current_thread)
@@ -154,7 +154,7 @@ def test_a_background_thread_stands_back_and_ends_with_its_scope(loop: dict[str,
 
 
 @LOOPS
-def test_an_own_thread_is_like_any_other_and_is_not_kept_waiting_for_the_interpreter(
+def test_own_thread_has_normal_niceness_and_short_switch_interval(
     loop: dict[str, Any],
 ) -> None:
     async def main() -> None:
@@ -184,27 +184,27 @@ def niceness() -> int:
 
 
 @LOOPS
-def test_a_background_thread_finishes_its_call_before_a_cancelled_scope_ends(loop: dict[str, Any]) -> None:
+def test_background_thread_finishes_call_before_cancelled_scope_ends(loop: dict[str, Any]) -> None:
     async def main() -> None:
-        begun, go, done = threading.Event(), threading.Event(), []
+        begun, release, done = threading.Event(), threading.Event(), []
 
         def call() -> None:
             begun.set()
-            assert go.wait(5)
+            assert release.wait(5)
             done.append(threading.current_thread())
 
         async def work() -> None:
             async with real_world().background_thread() as threads:
                 await threads.run(call)
 
-        async def let_go() -> None:
+        async def cancel_then_release() -> None:
             await real_world().new_threads().run(begun.wait)
             tasks.cancel_scope.cancel()
-            go.set()
+            release.set()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(work)
-            tasks.start_soon(let_go)
+            tasks.start_soon(cancel_then_release)
         assert not done[0].is_alive()
 
     anyio.run(main, **loop)

@@ -1,4 +1,4 @@
-"""Wrong arguments to the Python interface: each is reported at once, by name, with its cure."""
+"""Wrong arguments to the Python interface: each is reported at once, by name, with its fix."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from delta_prop.ports import Tls
 from delta_prop.testing import RecordedPropagator, run_propagator
 from delta_prop_sinks import CacheSink, CallbackSink, Hnsw, IndexSink, JsonLinesSink, StorageSink
 from delta_prop_wire.errors import DeltaPropError, UsageError
-from tests.delta_prop.support import made
+from tests.delta_prop.support import make_delta
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 
-# --- where the log is kept
+# --- the data directory
 
 
 @pytest.mark.parametrize("data", [5, [], b"w/bb", True, 1.5, "", "a\0b"], ids=repr)
-def test_data_that_is_no_path_is_refused_and_makes_nothing(
+def test_data_that_is_not_a_path_is_rejected_and_creates_nothing(
     data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -35,32 +35,32 @@ def test_data_that_is_no_path_is_refused_and_makes_nothing(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("given", [{"settings": {}}, {"log": {}}, {"log": []}], ids=repr)
-def test_empty_settings_of_another_class_are_refused(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("arguments", [{"settings": {}}, {"log": {}}, {"log": []}], ids=repr)
+def test_empty_settings_of_another_class_are_rejected(arguments: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"is not a (Log)?Settings: create one with"):
-        Propagator(**given)
+        Propagator(**arguments)
 
 
-def test_log_settings_without_a_directory_are_refused() -> None:
+def test_log_settings_without_data_directory_are_rejected() -> None:
     with pytest.raises(UsageError, match=r"log: LogSettings .*: give data=DIR too"):
         Propagator(log=LogSettings())
 
 
-def test_a_place_where_no_directory_can_be_is_told_with_its_cure(tmp_path: Path) -> None:
+def test_unusable_data_path_is_rejected_with_the_fix(tmp_path: Path) -> None:
     file = tmp_path / "five.jsonl"
     file.write_text("5\n")
 
-    async def opened(data: str | Path) -> None:
+    async def open_data(data: str | Path) -> None:
         async with Propagator(data=data):
-            raise AssertionError("it opened")
+            raise AssertionError("the propagator opened")
 
-    for data, told in (
+    for data, message in (
         ("/proc/x", r"'/proc/x': nothing can be created in '/proc' .*: give another path"),
         (file, "five.jsonl' is not a directory: give another path for the data"),
         (file / "below", "five.jsonl' is not a directory: give another path"),
     ):
-        with pytest.raises(UsageError, match=told):
-            anyio.run(opened, data)
+        with pytest.raises(UsageError, match=message):
+            anyio.run(open_data, data)
     assert file.read_text() == "5\n"
 
 
@@ -68,7 +68,7 @@ def test_a_place_where_no_directory_can_be_is_told_with_its_cure(tmp_path: Path)
 
 
 SUBSCRIBER = "127.0.0.1:9"
-MADE: dict[str, tuple[Callable[[], object], str]] = {
+CONSTRUCTORS: dict[str, tuple[Callable[[], object], str]] = {
     "topic of a subscriber": (lambda: Subscriber(SUBSCRIBER, 5), "topic 5 is a int: give text"),  # type: ignore[arg-type]
     "transform": (lambda: transform(5), "name: 5 is a int: give text"),  # type: ignore[arg-type]
     "resident of an index": (lambda: IndexSink(resident="x"), "resident 'x' is a str: give a Resident"),  # type: ignore[arg-type]
@@ -91,37 +91,37 @@ MADE: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", MADE)
-def test_what_is_made_with_a_wrong_argument(what: str) -> None:
-    make, told = MADE[what]
-    with pytest.raises(DeltaPropError, match=told):
+@pytest.mark.parametrize("case", CONSTRUCTORS)
+def test_constructor_with_wrong_argument_is_rejected(case: str) -> None:
+    make, message = CONSTRUCTORS[case]
+    with pytest.raises(DeltaPropError, match=message):
         make()
 
 
-async def _awaited(call: Callable[[Any], Any], p: RecordedPropagator) -> None:
-    answer = call(p)
-    if isawaitable(answer):
-        await answer
+async def _await_if_needed(call: Callable[[Any], Any], p: RecordedPropagator) -> None:
+    result = call(p)
+    if isawaitable(result):
+        await result
 
 
-def _call_with(call: Callable[[Any], Any], wrong: object, _: RecordedPropagator) -> Any:
-    return call(wrong)
+def _call_with(call: Callable[[Any], Any], value: object, _: RecordedPropagator) -> Any:
+    return call(value)
 
 
-class Without:
-    """A sink that has a name alone."""
+class NamedOnly:
+    """A sink that has only a name."""
 
     name = "without"
 
 
-class Plain(CacheSink):
+class SyncOpenSink(CacheSink):
     """A sink whose `open` was meant to be asynchronous."""
 
     def open(self, context: Any) -> None:  # type: ignore[override]
         """Nothing."""
 
 
-async def doubled(vector: Any) -> Any:
+async def double_async(vector: Any) -> Any:
     """Compute what a plain function should."""
     return vector * 2
 
@@ -140,8 +140,11 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
         r"Named is a class: attach a sink made from it, as Named\(\)",
     ),
     "class without name": (lambda p: p.attach(StorageSink), "StorageSink is a class: attach a sink made"),
-    "no open": (lambda p: p.attach(Without()), "has no method open: give a sink"),
-    "plain open": (lambda p: p.attach(Plain(name="p")), r"'p': open\(\) is a plain function: define it as"),
+    "no open": (lambda p: p.attach(NamedOnly()), "has no method open: give a sink"),
+    "plain open": (
+        lambda p: p.attach(SyncOpenSink(name="p")),
+        r"'p': open\(\) is a plain function: define it as",
+    ),
     "no name": (lambda p: p.attach(CacheSink(name="d"), name=""), 'name "" names no sink'),
     "twice": (lambda p: p.attach(p.sink("cache")), "attached already, as 'cache': detach it first"),
     "function": (
@@ -149,7 +152,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
         "None cannot be called: give transform",
     ),
     "async transform": (
-        lambda p: p.register_transform("n", doubled, reads="cache"),
+        lambda p: p.register_transform("n", double_async, reads="cache"),
         "is asynchronous: give transform 'n' a plain function, which is called in a thread and may block",
     ),
     "transform 5": (lambda p: p.register_transform(5, abs, reads="cache"), "name 5 is a int: give text"),
@@ -164,58 +167,58 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", CALLS)
-def test_a_call_with_a_wrong_argument(what: str) -> None:
-    call, told = CALLS[what]
+@pytest.mark.parametrize("case", CALLS)
+def test_call_with_wrong_argument_is_rejected(case: str) -> None:
+    call, message = CALLS[case]
 
     async def main(p: RecordedPropagator) -> None:
         await p.attach(CacheSink())
         await p.attach(IndexSink())
-        with pytest.raises(UsageError, match=told):
-            await _awaited(call, p)
+        with pytest.raises(UsageError, match=message):
+            await _await_if_needed(call, p)
 
     run_propagator(main)
 
 
-def test_calls_on_the_loop_of_a_sync_propagator() -> None:
+def test_wrong_calls_on_the_loop_of_sync_propagator_are_rejected() -> None:
     with SyncPropagator() as p:
         with pytest.raises(UsageError, match="5 cannot be called: give a function"):
             p.call(5)  # type: ignore[call-overload]
         with pytest.raises(UsageError, match="on its own loop's thread, which would wait for itself"):
-            p.call(lambda: p.publish(made("a")))
-        assert p.publish(made("a")).offset == 0
+            p.call(lambda: p.publish(make_delta("a")))
+        assert p.publish(make_delta("a")).offset == 0
 
 
 OTHER_THREAD = "from another thread than that of its event loop.*SyncPropagator.*anyio.from_thread"
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_calls_from_another_thread_than_the_loops(backend: str) -> None:
+def test_calls_from_another_thread_are_rejected(backend: str) -> None:
     async def main() -> None:
         async with Propagator() as p:
             calls: list[Callable[[], object]] = [
-                lambda: p.offer(made("a")),
-                lambda: p.publish(made("a")).send(None),
+                lambda: p.offer(make_delta("a")),
+                lambda: p.publish(make_delta("a")).send(None),
                 lambda: p.publish_many(["a"], [[1.0]]).send(None),
                 lambda: p.head("a"),
             ]
             for call in calls:
                 with pytest.raises(UsageError, match=OTHER_THREAD):
                     await anyio.to_thread.run_sync(call)
-            receipt = await anyio.to_thread.run_sync(anyio.from_thread.run_sync, p.offer, made("a"))
+            receipt = await anyio.to_thread.run_sync(anyio.from_thread.run_sync, p.offer, make_delta("a"))
             assert (await receipt).offset == 0
         with pytest.raises(UsageError, match="is not open"):
-            p.offer(made("a"))
+            p.offer(make_delta("a"))
 
     anyio.run(main, backend=backend)
 
 
-def test_a_list_where_deltas_are_wanted_is_told_to_unpack_it() -> None:
+def test_list_instead_of_deltas_is_rejected_with_the_fix() -> None:
     async def main(p: RecordedPropagator) -> None:
-        for wrong in ([made("a")], (made("a"), made("b")), iter([made("a")])):
+        for value in ([make_delta("a")], (make_delta("a"), make_delta("b")), iter([make_delta("a")])):
             for call in (p.offer, p.publish):
                 with pytest.raises(UsageError, match=r"is not a Delta: unpack it, as in publish\(\*deltas\)"):
-                    await _awaited(partial(_call_with, call, wrong), p)
+                    await _await_if_needed(partial(_call_with, call, value), p)
         with pytest.raises(UsageError, match="5 is not a Delta: create one with"):
             p.offer(5)  # type: ignore[arg-type]
 

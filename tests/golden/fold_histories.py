@@ -1,6 +1,6 @@
-"""The 200 histories of the golden folds: each rule of the fold alone, then all of them mixed.
+"""The 200 histories of the golden folds: each rule of the fold by itself, then random mixtures.
 
-Values only. Names say what a history shows; the last ones are drawn from seeds.
+They hold values only. Names say what a history tests; the last ones are drawn from seeds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HALF_ULP_OF_MAX = 2.0**103
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One delta. `patch`: its metadata in msgpack. `logged`: a log has it though no producer may bring it."""
+    """One delta. `patch`: its metadata in msgpack. `logged`: in a log, but no producer may send it."""
 
     operation: Operation
     patch: bytes | None = None
@@ -58,7 +58,7 @@ class Change:
 
     @property
     def key(self) -> Key:
-        """Tell its place in canonical order."""
+        """Return its key in canonical order."""
         return self.lamport, self.origin, self.counter
 
 
@@ -68,15 +68,15 @@ def change(operation: Operation, patch: dict[str, Any] | bytes | None = None, **
     return Change(operation, packed, **more)
 
 
-def numbered(changes: Sequence[Change]) -> list[Change]:
-    """Give those without a Lamport number the next one, as a log does; likewise without a counter."""
-    found, lamport, counters = [], 0, dict[int, int]()
+def number_changes(changes: Sequence[Change]) -> list[Change]:
+    """Assign the missing Lamport numbers and counters, as a log does."""
+    numbered, lamport, counters = [], 0, dict[int, int]()
     for one in changes:
         lamport = one.lamport or lamport + 1
         counter = one.counter or counters.get(one.origin, 0) + 1
         counters[one.origin] = max(counter, counters.get(one.origin, 0))
-        found.append(replace(one, lamport=lamport, counter=counter))
-    return found
+        numbered.append(replace(one, lamport=lamport, counter=counter))
+    return numbered
 
 
 def histories() -> Iterator[tuple[str, list[Change]]]:
@@ -87,20 +87,20 @@ def histories() -> Iterator[tuple[str, list[Change]]]:
         _ends_of_the_range,
         _small_numbers,
         _zeros,
-        _repeated_indices,
+        _duplicate_indices,
         _dimensions,
         _metadata,
         _odd_metadata,
         _order,
-        _copies,
+        _duplicate_ids,
         _refused,
     )
     number = count()
     for part in parts:
         for name, changes in part():
-            yield name, _with_own_ids(numbered(changes), next(number))
+            yield name, _with_own_ids(number_changes(changes), next(number))
     for seed in range(HISTORIES - next(number)):
-        yield f"mixed {seed}", _with_own_ids(numbered(_mixed(Random(seed))), HISTORIES + seed)
+        yield f"mixed {seed}", _with_own_ids(number_changes(_draw_history(Random(seed))), HISTORIES + seed)
 
 
 def _with_own_ids(changes: list[Change], number: int) -> list[Change]:
@@ -141,64 +141,82 @@ def _each_operation_on_each_state() -> Iterator[Named]:
         "opaque": [change(opaque(b"\xff\x00"), begin)],
     }
     patch = {"tags": {"a": None, "c": [1, None]}, "size": 4}
-    for operation, does in operations.items():
+    for operation, applied in operations.items():
         for state, before in states.items():
-            yield f"{operation} on {state}", [*before, change(does, patch)]
-    whole = (create([7.0]), dense([7.0]), opaque(b""))
-    for first in whole:
-        for then in whole:
-            name = f"{Kind(first.kind).name.lower()}, delete, {Kind(then.kind).name.lower()}"
+            yield f"{operation} on {state}", [*before, change(applied, patch)]
+    full = (create([7.0]), dense([7.0]), opaque(b""))
+    for first in full:
+        for second in full:
+            name = f"{Kind(first.kind).name.lower()}, delete, {Kind(second.kind).name.lower()}"
             yield (
                 name,
-                [change(first, {"a": 1}), change(delete()), change(delete()), change(then, {"b": None})],
+                [change(first, {"a": 1}), change(delete()), change(delete()), change(second, {"b": None})],
             )
 
 
 # --- numbers
 
 
-def _vector(*operations: Operation) -> list[Change]:
+def _vector_history(*operations: Operation) -> list[Change]:
     return [change(one) for one in operations]
 
 
 def _rounding() -> Iterator[Named]:
     big = 2.0**24
-    yield "product rounds once", _vector(create([0.1, 1 / 3, 1.1, 16777215.0]), scale(0.3))
-    yield "sum rounds once", _vector(create([0.1, 1 / 3, 1e8, -0.7]), offset(0.7))
-    yield "ties go to even", _vector(create([big, big + 2, 1 + 2**-23, 1.0]), offset(1.0), offset(2.0**-24))
-    yield "each step rounds", _vector(create([1.0]), *[scale(1.1)] * 8, *[offset(0.1)] * 8)
-    yield "additions round one by one", _vector(create([big, 1.0]), sparse_add([0, 0, 1, 1], [1, 1, 1, big]))
-    yield "above a tie by little", _vector(create([1.0, 1.0]), sparse_add([0, 1], [2**-24 + 2**-47, 2**-24]))
-    yield "far exponents", _vector(create([1e30, 1e-30, 1.0]), offset(1e-30), offset(-1e30), scale(1e-30))
-    yield "scale is not undone", _vector(create([0.1, 7.0, 1e-3]), scale(3), scale(1 / 3))
-    yield "offset is not undone", _vector(create([0.1, 1e-9]), offset(1e9), offset(-1e9))
+    yield "product rounds once", _vector_history(create([0.1, 1 / 3, 1.1, 16777215.0]), scale(0.3))
+    yield "sum rounds once", _vector_history(create([0.1, 1 / 3, 1e8, -0.7]), offset(0.7))
+    yield (
+        "ties go to even",
+        _vector_history(create([big, big + 2, 1 + 2**-23, 1.0]), offset(1.0), offset(2.0**-24)),
+    )
+    yield "each step rounds", _vector_history(create([1.0]), *[scale(1.1)] * 8, *[offset(0.1)] * 8)
+    yield (
+        "additions round one by one",
+        _vector_history(create([big, 1.0]), sparse_add([0, 0, 1, 1], [1, 1, 1, big])),
+    )
+    yield (
+        "above a tie by little",
+        _vector_history(create([1.0, 1.0]), sparse_add([0, 1], [2**-24 + 2**-47, 2**-24])),
+    )
+    yield (
+        "far exponents",
+        _vector_history(create([1e30, 1e-30, 1.0]), offset(1e-30), offset(-1e30), scale(1e-30)),
+    )
+    yield "scale is not undone", _vector_history(create([0.1, 7.0, 1e-3]), scale(3), scale(1 / 3))
+    yield "offset is not undone", _vector_history(create([0.1, 1e-9]), offset(1e9), offset(-1e9))
 
 
 def _ends_of_the_range() -> Iterator[Named]:
     below, at = HALF_ULP_OF_MAX - 2.0**79, HALF_ULP_OF_MAX
-    yield "product saturates", _vector(create([MAX, -MAX, 3e38, 1.0]), scale(2))
-    yield "negative product saturates", _vector(create([MAX, -MAX, 3e38, 1.0]), scale(-MAX))
-    yield "sum saturates", _vector(create([MAX, 3e38, -MAX]), offset(MAX))
-    yield "negative sum saturates", _vector(create([-MAX, -3e38, MAX]), offset(-MAX))
-    yield "half a step above the end", _vector(create([MAX, -MAX, MAX]), offset(at))
+    yield "product saturates", _vector_history(create([MAX, -MAX, 3e38, 1.0]), scale(2))
+    yield "negative product saturates", _vector_history(create([MAX, -MAX, 3e38, 1.0]), scale(-MAX))
+    yield "sum saturates", _vector_history(create([MAX, 3e38, -MAX]), offset(MAX))
+    yield "negative sum saturates", _vector_history(create([-MAX, -3e38, MAX]), offset(-MAX))
+    yield "half a step above the end", _vector_history(create([MAX, -MAX, MAX]), offset(at))
     yield (
         "less than half a step above the end",
-        _vector(create([MAX, MAX]), sparse_add([0, 1], [below, -below])),
+        _vector_history(create([MAX, MAX]), sparse_add([0, 1], [below, -below])),
     )
-    yield "saturated, then back", _vector(create([MAX, 1.0]), scale(4), scale(0.25), offset(-MAX))
-    yield "each addition saturates", _vector(create([MAX, 1.0]), sparse_add([0, 0, 1], [MAX, -MAX, 1]))
+    yield "saturated, then back", _vector_history(create([MAX, 1.0]), scale(4), scale(0.25), offset(-MAX))
+    yield (
+        "each addition saturates",
+        _vector_history(create([MAX, 1.0]), sparse_add([0, 0, 1], [MAX, -MAX, 1])),
+    )
     yield (
         "each addition saturates below",
-        _vector(create([-MAX, 5.0]), sparse_add([0, 1, 0, 0], [-1e38, 1, 2e38, 3e38])),
+        _vector_history(create([-MAX, 5.0]), sparse_add([0, 1, 0, 0], [-1e38, 1, 2e38, 3e38])),
     )
     yield (
         "saturated twice",
-        _vector(create([3e38] * 3), scale(1.5), sparse_add([0, 1], [1e38, -1e38]), scale(2)),
+        _vector_history(create([3e38] * 3), scale(1.5), sparse_add([0, 1], [1e38, -1e38]), scale(2)),
     )
-    yield "the ends themselves", _vector(create([MAX, -MAX]), scale(1), offset(0), sparse_add([0], [0]))
+    yield (
+        "the ends themselves",
+        _vector_history(create([MAX, -MAX]), scale(1), offset(0), sparse_add([0], [0])),
+    )
     yield (
         "additions of many deltas",
-        _vector(
+        _vector_history(
             create([2e38, 0.5]), *[sparse_add([0, 1], [1e38, 0.25])] * 3, *[sparse_add([0], [-1e38])] * 5
         ),
     )
@@ -206,50 +224,59 @@ def _ends_of_the_range() -> Iterator[Named]:
 
 def _small_numbers() -> Iterator[Named]:
     small = [DENORMAL_MIN, -DENORMAL_MIN, NORMAL_MIN, DENORMAL_MIN - NORMAL_MIN]
-    yield "denormals are kept", _vector(create(small), dense(small[::-1]), sparse([1], [DENORMAL_MIN * 3]))
-    yield "product of denormals", _vector(create(small), scale(0.5))
+    yield (
+        "denormals are kept",
+        _vector_history(create(small), dense(small[::-1]), sparse([1], [DENORMAL_MIN * 3])),
+    )
+    yield "product of denormals", _vector_history(create(small), scale(0.5))
     yield (
         "ties of denormals go to even",
-        _vector(create([n * DENORMAL_MIN for n in (1, 2, 3, 5)]), scale(0.5)),
+        _vector_history(create([n * DENORMAL_MIN for n in (1, 2, 3, 5)]), scale(0.5)),
     )
-    yield "above half a denormal", _vector(create([DENORMAL_MIN, -DENORMAL_MIN]), scale(0.5000001))
-    yield "a denormal factor", _vector(create([2.0**23, 1.0, -0.75, 2.0**100]), scale(DENORMAL_MIN))
-    yield "product falls to zero", _vector(create([1e-30, -1e-30, 1.0]), scale(1e-30), offset(0))
+    yield "above half a denormal", _vector_history(create([DENORMAL_MIN, -DENORMAL_MIN]), scale(0.5000001))
+    yield "a denormal factor", _vector_history(create([2.0**23, 1.0, -0.75, 2.0**100]), scale(DENORMAL_MIN))
+    yield "product falls to zero", _vector_history(create([1e-30, -1e-30, 1.0]), scale(1e-30), offset(0))
     yield (
         "sum of denormals",
-        _vector(create(small), offset(DENORMAL_MIN), sparse_add([2, 2], [-1e-40, 1e-41])),
+        _vector_history(create(small), offset(DENORMAL_MIN), sparse_add([2, 2], [-1e-40, 1e-41])),
     )
     yield (
         "normal less normal is denormal",
-        _vector(create([1.5 * NORMAL_MIN, NORMAL_MIN]), offset(-NORMAL_MIN)),
+        _vector_history(create([1.5 * NORMAL_MIN, NORMAL_MIN]), offset(-NORMAL_MIN)),
     )
-    yield "small and back", _vector(create([1.0, 1.5]), scale(2.0**-140), scale(2.0**120), scale(2.0**20))
+    yield (
+        "small and back",
+        _vector_history(create([1.0, 1.5]), scale(2.0**-140), scale(2.0**120), scale(2.0**20)),
+    )
 
 
 def _zeros() -> Iterator[Named]:
-    yield "negative zero is set", _vector(create([-0.0, 0.0]), sparse([1], [-0.0]))
-    yield "negative zero in dense", _vector(create([1.0, 1.0]), dense([0.0, -0.0]))
-    yield "zero times a negative", _vector(create([0.0, -0.0, 3.0, -3.0]), scale(-1))
-    yield "times zero", _vector(create([MAX, -MAX, -0.0, 1.0]), scale(0))
-    yield "times negative zero", _vector(create([MAX, -MAX, -0.0, 0.0]), scale(-0.0))
-    yield "negative zero plus zero", _vector(create([-0.0, -0.0, 0.0]), offset(0.0))
-    yield "negative zero plus negative zero", _vector(create([-0.0, 0.0, 1.0]), offset(-0.0))
-    yield "sums that vanish", _vector(create([1.0, -1.0, -0.0]), sparse_add([0, 1, 2, 2], [-1, 1, -0.0, 0.0]))
+    yield "negative zero is set", _vector_history(create([-0.0, 0.0]), sparse([1], [-0.0]))
+    yield "negative zero in dense", _vector_history(create([1.0, 1.0]), dense([0.0, -0.0]))
+    yield "zero times a negative", _vector_history(create([0.0, -0.0, 3.0, -3.0]), scale(-1))
+    yield "times zero", _vector_history(create([MAX, -MAX, -0.0, 1.0]), scale(0))
+    yield "times negative zero", _vector_history(create([MAX, -MAX, -0.0, 0.0]), scale(-0.0))
+    yield "negative zero plus zero", _vector_history(create([-0.0, -0.0, 0.0]), offset(0.0))
+    yield "negative zero plus negative zero", _vector_history(create([-0.0, 0.0, 1.0]), offset(-0.0))
+    yield (
+        "sums that vanish",
+        _vector_history(create([1.0, -1.0, -0.0]), sparse_add([0, 1, 2, 2], [-1, 1, -0.0, 0.0])),
+    )
 
 
-def _repeated_indices() -> Iterator[Named]:
+def _duplicate_indices() -> Iterator[Named]:
     start = create([1.0, 2.0, 3.0])
-    yield "sparse, last one wins", _vector(start, sparse([1, 0, 1, 1], [5, 6, 7, 8]))
-    yield "sparse, all the same", _vector(start, sparse([2] * 6, [6, 5, 4, 3, 2, -0.0]))
-    yield "sparse_add, all count", _vector(start, sparse_add([1, 0, 1, 1], [0.1, 0.2, 0.3, 0.4]))
-    yield "sparse_add, order counts", _vector(start, sparse_add([0] * 4, [1e8, 1, -1e8, 0.1]))
-    yield "sparse_add, other order", _vector(start, sparse_add([0] * 4, [1e8, -1e8, 1, 0.1]))
-    yield "sparse_add, saturated between", _vector(start, sparse_add([0] * 4, [MAX, MAX, -MAX, 1]))
+    yield "sparse, last one wins", _vector_history(start, sparse([1, 0, 1, 1], [5, 6, 7, 8]))
+    yield "sparse, all the same", _vector_history(start, sparse([2] * 6, [6, 5, 4, 3, 2, -0.0]))
+    yield "sparse_add, all count", _vector_history(start, sparse_add([1, 0, 1, 1], [0.1, 0.2, 0.3, 0.4]))
+    yield "sparse_add, order counts", _vector_history(start, sparse_add([0] * 4, [1e8, 1, -1e8, 0.1]))
+    yield "sparse_add, other order", _vector_history(start, sparse_add([0] * 4, [1e8, -1e8, 1, 0.1]))
+    yield "sparse_add, saturated between", _vector_history(start, sparse_add([0] * 4, [MAX, MAX, -MAX, 1]))
     yield "sparse of nothing", [change(start), change(sparse([], []), {"a": 1})]
     yield "sparse_add of nothing", [change(start), change(sparse_add([], []), {"a": 1})]
     yield (
         "sparse and sparse_add in turn",
-        _vector(
+        _vector_history(
             start,
             sparse([0, 0], [1, 9]),
             sparse_add([0, 0], [1, 9]),
@@ -260,20 +287,20 @@ def _repeated_indices() -> Iterator[Named]:
 
 
 def _dimensions() -> Iterator[Named]:
-    """Yield what only a forwarder can bring, or several services at once."""
+    """Yield histories that only a forwarder or several services can produce."""
     patch = {"seen": True}
     yield "index at the dimension", [change(create([1.0, 2.0])), change(sparse([0, 2], [5, 5]), patch)]
     yield "sum at the dimension", [change(create([1.0, 2.0])), change(sparse_add([2, 0], [5, 5]), patch)]
     yield "index far above", [change(create([1.0])), change(sparse([65_535], [5]), patch)]
     yield (
         "another dimension",
-        _vector(
+        _vector_history(
             create([1.0, 2.0]), create([1.0, 2.0, 3.0]), sparse([2], [9]), dense([4.0]), sparse_add([1], [1])
         ),
     )
     yield (
         "another dimension, all operations",
-        _vector(
+        _vector_history(
             create([1.0]),
             dense([0.1, 0.2, 0.3]),
             scale(3),
@@ -295,28 +322,28 @@ def _dimensions() -> Iterator[Named]:
 # --- metadata
 
 
-def _patched(*patches: dict[str, Any] | bytes) -> list[Change]:
+def _with_patches(*patches: dict[str, Any] | bytes) -> list[Change]:
     return [change(create([1.0])), *(change(metadata_only(), patch) for patch in patches)]
 
 
 def _metadata() -> Iterator[Named]:
-    yield "members are set and replaced", _patched({"a": 1, "b": "x"}, {"b": [1, 2], "c": True})
-    yield "nil removes", _patched({"a": 1, "b": 2}, {"a": None, "z": None})
-    yield "objects merge", _patched({"o": {"a": 1, "b": 2}}, {"o": {"b": None, "c": {"d": 3}}})
-    yield "an object in place of a number", _patched({"o": 5}, {"o": {"a": 1, "b": None}})
-    yield "a number in place of an object", _patched({"o": {"a": 1}}, {"o": 5})
-    yield "an object in place of an array", _patched({"o": [1]}, {"o": {"a": {"b": None}}})
-    yield "an empty object", _patched({"o": 5, "p": {"a": 1}}, {"o": {}, "p": {}, "q": {}})
-    yield "arrays are replaced", _patched({"l": [1, 2, 3]}, {"l": [{"a": None, "b": 1}, None, []]})
-    yield "nil inside a new object", _patched({"o": {"a": None, "b": {"c": None}}})
-    yield "nothing is left", _patched({"a": {"b": 1}}, {"a": {"b": None}}, {"a": None})
-    yield "an empty patch", _patched({"a": 1}, {})
-    yield "create clears", [*_patched({"a": 1}), change(create([2.0]), {"b": None, "c": 1})]
-    yield "create clears without a patch", [*_patched({"a": 1}), change(create([2.0]))]
+    yield "members are set and replaced", _with_patches({"a": 1, "b": "x"}, {"b": [1, 2], "c": True})
+    yield "nil removes", _with_patches({"a": 1, "b": 2}, {"a": None, "z": None})
+    yield "objects merge", _with_patches({"o": {"a": 1, "b": 2}}, {"o": {"b": None, "c": {"d": 3}}})
+    yield "an object in place of a number", _with_patches({"o": 5}, {"o": {"a": 1, "b": None}})
+    yield "a number in place of an object", _with_patches({"o": {"a": 1}}, {"o": 5})
+    yield "an object in place of an array", _with_patches({"o": [1]}, {"o": {"a": {"b": None}}})
+    yield "an empty object", _with_patches({"o": 5, "p": {"a": 1}}, {"o": {}, "p": {}, "q": {}})
+    yield "arrays are replaced", _with_patches({"l": [1, 2, 3]}, {"l": [{"a": None, "b": 1}, None, []]})
+    yield "nil inside a new object", _with_patches({"o": {"a": None, "b": {"c": None}}})
+    yield "nothing is left", _with_patches({"a": {"b": 1}}, {"a": {"b": None}}, {"a": None})
+    yield "an empty patch", _with_patches({"a": 1}, {})
+    yield "create clears", [*_with_patches({"a": 1}), change(create([2.0]), {"b": None, "c": 1})]
+    yield "create clears without a patch", [*_with_patches({"a": 1}), change(create([2.0]))]
     yield (
         "dense and opaque keep",
         [
-            *_patched({"a": 1, "b": 1}),
+            *_with_patches({"a": 1, "b": 1}),
             change(dense([2.0]), {"a": 2}),
             change(opaque(b"x"), {"b": None}),
             change(dense([3.0]), {"d": {"e": None}}),
@@ -326,18 +353,21 @@ def _metadata() -> Iterator[Named]:
     yield (
         "a patch beside numbers",
         [
-            *_patched({"n": 0}),
+            *_with_patches({"n": 0}),
             change(scale(2), {"n": 1}),
             change(offset(1), {"m": 1}),
             change(sparse([0], [3]), {"n": None}),
             change(sparse_add([0], [3]), {"k": "v"}),
         ],
     )
-    yield "delete clears", [*_patched({"a": 1}), change(delete(), {"b": 1}), change(opaque(b""), {"c": 1})]
+    yield (
+        "delete clears",
+        [*_with_patches({"a": 1}), change(delete(), {"b": 1}), change(opaque(b""), {"c": 1})],
+    )
 
 
 def _odd_metadata() -> Iterator[Named]:
-    whole = {
+    integers = {
         "least": -(1 << 63),
         "most": (1 << 64) - 1,
         "small": -33,
@@ -345,8 +375,8 @@ def _odd_metadata() -> Iterator[Named]:
         "two": 65_535,
         "four": 65_536,
     }
-    yield "whole numbers", _patched(whole, {"least": -1, "zero": 0, "minus": -32, "more": -32_769})
-    odd = {
+    yield "whole numbers", _with_patches(integers, {"least": -1, "zero": 0, "minus": -32, "more": -32_769})
+    floats = {
         "zero": -0.0,
         "whole": 2.0,
         "one": 1,
@@ -355,29 +385,32 @@ def _odd_metadata() -> Iterator[Named]:
         "least": 5e-324,
         "big": 2.0**63,
     }
-    yield "floats stay floats", _patched(odd, {"one": 1.0, "whole": 2})
+    yield "floats stay floats", _with_patches(floats, {"one": 1.0, "whole": 2})
     yield (
         "floats of 32 bits",
-        _patched(packed_map(("a", b"\xca\x3d\xcc\xcc\xcd"), ("b", b"\xca\x40\x00\x00\x00"))),
+        _with_patches(packed_map(("a", b"\xca\x3d\xcc\xcc\xcd"), ("b", b"\xca\x40\x00\x00\x00"))),
     )
     long = packed_map(("a", b"\xd3" + bytes(7) + b"\x05"), ("b", b"\xcd\x00\x01"), ("c", b"\xd9\x01x"))
-    yield "longer forms than need be", _patched(long)
+    yield "longer forms than need be", _with_patches(long)
     names = {"\U0001f600": 1, "\ufffd": 2, "z": 3, "Z": 4, "": 5, "é": 6, "e\u0301": 7, "a b": 8, "\x00": 9}
-    yield "names in order of their bytes", _patched(names, {"10": 1, "9": 2, "o": names})
-    yield "texts", _patched({"a": "x" * 31, "b": "x" * 32, "c": "x" * 256, "d": "\x00\u2028\U0001f600\ufeff"})
-    yield "many members", _patched({f"k{n}": n for n in range(20)}, {"l": list(range(17)), "k3": None})
+    yield "names in order of their bytes", _with_patches(names, {"10": 1, "9": 2, "o": names})
+    yield (
+        "texts",
+        _with_patches({"a": "x" * 31, "b": "x" * 32, "c": "x" * 256, "d": "\x00\u2028\U0001f600\ufeff"}),
+    )
+    yield "many members", _with_patches({f"k{n}": n for n in range(20)}, {"l": list(range(17)), "k3": None})
     yield (
         "names of every object",
-        _patched({"__proto__": {"constructor": 1}, "toString": 2}, {"__proto__": {"a": 2}}),
+        _with_patches({"__proto__": {"constructor": 1}, "toString": 2}, {"__proto__": {"a": 2}}),
     )
-    yield "array of arrays", _patched({"l": [[{"b": 1, "a": [None, {"d": 1, "c": 2}]}]]})
+    yield "array of arrays", _with_patches({"l": [[{"b": 1, "a": [None, {"d": 1, "c": 2}]}]]})
     deep: Any = 1
     for _ in range(32):
         deep = {"x": deep}
     inner: Any = {"y": 2}
     for _ in range(31):
         inner = {"x": inner}
-    yield "as deep as can be", _patched(deep, inner)
+    yield "as deep as can be", _with_patches(deep, inner)
     one, two = b"\x01", b"\x02"
     flat = packed_map(("a", one), ("b", one), ("a", two))
     nested = packed_map(("o", packed_map(("x", one))), ("o", packed_map(("y", one), ("y", two))))
@@ -391,7 +424,7 @@ def _odd_metadata() -> Iterator[Named]:
     )
 
 
-# --- order and copies
+# --- order and duplicate ids
 
 
 def _at(one: Change, lamport: int, origin: int = ORIGIN, counter: int = 0) -> Change:
@@ -399,34 +432,37 @@ def _at(one: Change, lamport: int, origin: int = ORIGIN, counter: int = 0) -> Ch
 
 
 def _order() -> Iterator[Named]:
-    start, by_two, more = (
+    start, doubled, more = (
         change(create([1.0]), {"n": 0}),
         change(scale(2), {"n": 2}),
         change(offset(1), {"n": 1}),
     )
-    yield "a late delta", [_at(start, 1), _at(by_two, 9), _at(more, 5, OTHER)]
-    yield "backwards", [_at(by_two, 9, OTHER), _at(more, 5), _at(start, 1, THIRD)]
-    yield "one Lamport number, smaller origin first", [_at(start, 1), _at(by_two, 5, OTHER, 1), _at(more, 5)]
-    yield "origins have no sign", [_at(start, 1), _at(by_two, 5, THIRD), _at(more, 5, OTHER)]
-    yield "one Lamport number and origin", [_at(start, 1), _at(by_two, 5, counter=9), _at(more, 5, counter=8)]
+    yield "a late delta", [_at(start, 1), _at(doubled, 9), _at(more, 5, OTHER)]
+    yield "backwards", [_at(doubled, 9, OTHER), _at(more, 5), _at(start, 1, THIRD)]
+    yield "one Lamport number, smaller origin first", [_at(start, 1), _at(doubled, 5, OTHER, 1), _at(more, 5)]
+    yield "origins have no sign", [_at(start, 1), _at(doubled, 5, THIRD), _at(more, 5, OTHER)]
+    yield (
+        "one Lamport number and origin",
+        [_at(start, 1), _at(doubled, 5, counter=9), _at(more, 5, counter=8)],
+    )
     large = (1 << 62) - 3
-    yield "large Lamport numbers", [_at(start, 1), _at(by_two, large + 1), _at(more, large, OTHER)]
+    yield "large Lamport numbers", [_at(start, 1), _at(doubled, large + 1), _at(more, large, OTHER)]
     yield (
         "large counters",
-        [_at(start, 1), _at(by_two, 7, counter=(1 << 62) + 1), _at(more, 7, counter=1 << 62)],
+        [_at(start, 1), _at(doubled, 7, counter=(1 << 62) + 1), _at(more, 7, counter=1 << 62)],
     )
     yield (
         "a dot that comes again",
         [
             _at(start, 1, counter=1),
             _at(more, 2, counter=2),
-            _at(by_two, 3, counter=3),
+            _at(doubled, 3, counter=3),
             _at(more, 2, counter=2),
-            _at(by_two, 3, counter=3),
+            _at(doubled, 3, counter=3),
         ],
     )
     yield "a late create", [_at(change(scale(2)), 4), _at(change(offset(1)), 6), _at(start, 5, OTHER)]
-    yield "a late delete", [_at(start, 1), _at(by_two, 4), _at(change(delete()), 3, OTHER), _at(more, 5)]
+    yield "a late delete", [_at(start, 1), _at(doubled, 4), _at(change(delete()), 3, OTHER), _at(more, 5)]
     yield (
         "late metadata",
         [
@@ -437,12 +473,12 @@ def _order() -> Iterator[Named]:
     )
     yield (
         "a late unknown kind",
-        [_at(start, 1), _at(by_two, 4), _at(change(Operation(40, data=b"x")), 2, OTHER)],
+        [_at(start, 1), _at(doubled, 4), _at(change(Operation(40, data=b"x")), 2, OTHER)],
     )
     yield "an unknown kind, then more", [_at(start, 1), _at(change(Operation(40)), 2), _at(more, 3)]
 
 
-def _copies() -> Iterator[Named]:
+def _duplicate_ids() -> Iterator[Named]:
     start = change(create([1.0]))
     add = change(sparse_add([0], [1]), id=ONE)
     yield "two of one id", [_at(start, 1), _at(add, 3), _at(add, 5, OTHER)]
@@ -478,11 +514,11 @@ def _copies() -> Iterator[Named]:
     yield "two ids", [_at(start, 1), _at(add, 3), _at(replace(add, id=TWO), 4), _at(add, 5, OTHER)]
 
 
-# --- refused
+# --- refused operations
 
 
-def _bits(operation: Operation, *words: int) -> Operation:
-    """Give an operation other numbers, told by their bits."""
+def _with_bits(operation: Operation, *words: int) -> Operation:
+    """Replace the numbers of an operation by these bit patterns."""
     values = np.frombuffer(struct.pack(f"<{len(words)}I", *words), "<f4")
     return Operation(operation.kind, values, operation.indices)
 
@@ -491,20 +527,20 @@ def _refused() -> Iterator[Named]:
     quiet, signalling, infinite, minus = 0x7FC00000, 0xFF800001, 0x7F800000, 0xFF800000
     one = 0x3F800000
     bad = {
-        "create of NaN": _bits(create([0, 0]), one, quiet),
-        "create of infinity": _bits(create([0, 0]), infinite, one),
-        "dense of a signalling NaN": _bits(dense([0, 0]), signalling, one),
-        "dense of both infinities": _bits(dense([0, 0]), infinite, minus),
-        "sparse of NaN": _bits(sparse([0], [0]), quiet),
-        "sparse_add of infinity": _bits(sparse_add([0, 1], [0, 0]), one, minus),
-        "scale by NaN": _bits(scale(0), quiet),
-        "scale by infinity": _bits(scale(0), minus),
-        "offset by infinity": _bits(offset(0), infinite),
+        "create of NaN": _with_bits(create([0, 0]), one, quiet),
+        "create of infinity": _with_bits(create([0, 0]), infinite, one),
+        "dense of a signalling NaN": _with_bits(dense([0, 0]), signalling, one),
+        "dense of both infinities": _with_bits(dense([0, 0]), infinite, minus),
+        "sparse of NaN": _with_bits(sparse([0], [0]), quiet),
+        "sparse_add of infinity": _with_bits(sparse_add([0, 1], [0, 0]), one, minus),
+        "scale by NaN": _with_bits(scale(0), quiet),
+        "scale by infinity": _with_bits(scale(0), minus),
+        "offset by infinity": _with_bits(offset(0), infinite),
     }
     start = change(create([1.0, 2.0]), {"a": 1})
     for name, operation in bad.items():
         yield f"refused: {name}", [start, change(operation, {"a": 2}), change(scale(2))]
-    yield "refused: nothing else", _vector(bad["create of NaN"])
+    yield "refused: nothing else", _vector_history(bad["create of NaN"])
     for name, number in {"NaN": float("nan"), "infinity": float("inf")}.items():
         yield (
             f"refused: metadata with {name}",
@@ -512,70 +548,70 @@ def _refused() -> Iterator[Named]:
         )
 
 
-# --- mixed
+# --- random mixtures
 
 _SPECIAL = (0, 1 << 31, 1, 0x80000001, 0x007FFFFF, 0x00800000, 0x7F7FFFFF, 0xFF7FFFFF, 0x3F800000, 0xBF800000)
 _ORIGINS = (ORIGIN, ORIGIN, OTHER, THIRD)
 
 
-def _float(draw: Random) -> float:
+def _draw_float(rng: Random) -> float:
     """Draw any finite number, those at the ends and near 1 more often."""
-    how = draw.randrange(4)
-    if how == 0:
-        word = draw.choice(_SPECIAL)
-    elif how == 1:
-        word = draw.getrandbits(32)
+    choice = rng.randrange(4)
+    if choice == 0:
+        word = rng.choice(_SPECIAL)
+    elif choice == 1:
+        word = rng.getrandbits(32)
     else:
-        word = draw.getrandbits(1) << 31 | (127 + draw.randrange(-4, 5)) << 23 | draw.getrandbits(23)
+        word = rng.getrandbits(1) << 31 | (127 + rng.randrange(-4, 5)) << 23 | rng.getrandbits(23)
     if word >> 23 & 0xFF == 0xFF:
         word ^= 1 << 30
     return float(struct.unpack("<f", struct.pack("<I", word))[0])
 
 
-def _json(draw: Random, depth: int) -> Any:
-    plain = (None, True, 0, -5, 1 << 40, 0.5, 3.0, "", "text", [1, None, {"b": None, "a": 1}])
-    if depth == 0 or draw.randrange(3):
-        return draw.choice(plain)
-    return {draw.choice("abcde"): _json(draw, depth - 1) for _ in range(draw.randrange(3))}
+def _draw_json(rng: Random, depth: int) -> Any:
+    leaves = (None, True, 0, -5, 1 << 40, 0.5, 3.0, "", "text", [1, None, {"b": None, "a": 1}])
+    if depth == 0 or rng.randrange(3):
+        return rng.choice(leaves)
+    return {rng.choice("abcde"): _draw_json(rng, depth - 1) for _ in range(rng.randrange(3))}
 
 
-def _operation(draw: Random, dimension: int) -> Operation:
-    places = [draw.randrange(dimension + (not draw.randrange(8))) for _ in range(draw.randrange(1, 5))]
-    values = [_float(draw) for _ in places]
-    vector = [_float(draw) for _ in range(dimension)]
-    return draw.choice((
+def _draw_operation(rng: Random, dimension: int) -> Operation:
+    places = [rng.randrange(dimension + (not rng.randrange(8))) for _ in range(rng.randrange(1, 5))]
+    values = [_draw_float(rng) for _ in places]
+    vector = [_draw_float(rng) for _ in range(dimension)]
+    return rng.choice((
         create(vector), dense(vector),
         sparse(places, values), sparse(places, values),
         sparse_add(places, values), sparse_add(places, values),
         scale(values[0]), scale(values[0]), offset(values[0]), offset(values[0]),
-        delete(), opaque(draw.getrandbits(16).to_bytes(2, "big")), metadata_only(), metadata_only(),
-        transform("t"), Operation(draw.randrange(10, 64), data=b"?"),
+        delete(), opaque(rng.getrandbits(16).to_bytes(2, "big")), metadata_only(), metadata_only(),
+        transform("t"), Operation(rng.randrange(10, 64), data=b"?"),
     ))  # fmt: skip
 
 
-def _mixed(draw: Random) -> list[Change]:
-    """Draw deltas of two facts, some of them late, some with an id that another one has."""
-    dimension = draw.randrange(1, 5)
-    changes = [change(create([_float(draw) for _ in range(dimension)]), {"a": 0})]
-    for number in range(2, draw.randrange(8, 15)):
-        operation = _operation(draw, dimension)
+def _draw_history(rng: Random) -> list[Change]:
+    """Draw deltas of two facts, some late, some with duplicate ids."""
+    dimension = rng.randrange(1, 5)
+    changes = [change(create([_draw_float(rng) for _ in range(dimension)]), {"a": 0})]
+    for number in range(2, rng.randrange(8, 15)):
+        operation = _draw_operation(rng, dimension)
         needs, known = (
             operation.kind == Kind.METADATA,
             operation.kind < 10 and operation.kind != Kind.TRANSFORM,
         )
         patch = (
-            {draw.choice("abcde"): _json(draw, 2) for _ in range(2)}
-            if needs or not draw.randrange(3)
+            {rng.choice("abcde"): _draw_json(rng, 2) for _ in range(2)}
+            if needs or not rng.randrange(3)
             else None
         )
         changes.append(
             change(
                 operation,
                 patch,
-                id=bytes([draw.randrange(3)]) if known and not draw.randrange(6) else None,
-                vector_id=draw.choice("vvvw"),
-                lamport=max(1, 2 * number - (draw.randrange(9) if not draw.randrange(3) else 0)),
-                origin=draw.choice(_ORIGINS),
+                id=bytes([rng.randrange(3)]) if known and not rng.randrange(6) else None,
+                vector_id=rng.choice("vvvw"),
+                lamport=max(1, 2 * number - (rng.randrange(9) if not rng.randrange(3) else 0)),
+                origin=rng.choice(_ORIGINS),
             )
         )
     return changes

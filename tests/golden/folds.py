@@ -1,6 +1,6 @@
 """Makes docs/protocol-golden-folds.json, histories and their states: `python -m tests.golden.folds`.
 
-Deterministic: the same histories and bytes each time. What a history holds is told by `fold_histories.py`.
+Deterministic: the same histories and bytes each time. The histories are in `fold_histories.py`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def states_of(changes: Iterable[Change]) -> dict[str, VectorState]:
 
 
 def later_copies(ids: dict[Key, bytes]) -> set[Key]:
-    """Find the deltas whose id one before them has in canonical order, by their keys."""
+    """Return the keys of deltas whose id an earlier one has, in canonical order."""
     seen: set[bytes] = set()
     later = set()
     for key in sorted(ids):
@@ -72,7 +72,7 @@ def later_copies(ids: dict[Key, bytes]) -> set[Key]:
 
 
 def refused_field(change: Change) -> str | None:
-    """Name the field for which a service refuses a delta, whatever stands before it; None: it does not."""
+    """Return the field for which a service refuses a delta in any state, or None."""
     batch = batch_of([change])
     try:
         validate_batch(batch)
@@ -81,58 +81,58 @@ def refused_field(change: Change) -> str | None:
     return None
 
 
-def told_of_delta(change: Change) -> dict[str, Any]:
+def format_delta(change: Change) -> dict[str, Any]:
     """Format a change as the file has it."""
     operation = change.operation
-    told: dict[str, Any] = {
+    formatted: dict[str, Any] = {
         "lamport": str(change.lamport),
         "origin": str(change.origin),
         "counter": str(change.counter),
         "vector_id": change.vector_id,
         "op": int(operation.kind),
     }
-    told |= _told_of_operation(operation)
+    formatted |= _format_operation(operation)
     if change.id is not None:
-        told["id"] = change.id.hex()
+        formatted["id"] = change.id.hex()
     if change.patch is not None:
-        told["metadata"] = change.patch.hex()
+        formatted["metadata"] = change.patch.hex()
     if (field := refused_field(change)) is not None:
-        told["refused"] = {"code": "INVALID_DELTA", "field": field}
-    return told
+        formatted["refused"] = {"code": "INVALID_DELTA", "field": field}
+    return formatted
 
 
-def _told_of_operation(operation: Operation) -> dict[str, str]:
-    told = {}
+def _format_operation(operation: Operation) -> dict[str, str]:
+    formatted = {}
     if operation.values is not None:
-        told["values"] = operation.values.astype("<f4", copy=False).tobytes().hex()
+        formatted["values"] = operation.values.astype("<f4", copy=False).tobytes().hex()
     if operation.indices is not None:
-        told["indices"] = operation.indices.astype("<u4", copy=False).tobytes().hex()
+        formatted["indices"] = operation.indices.astype("<u4", copy=False).tobytes().hex()
     if operation.values is None and operation.kind not in (Kind.DELETE, Kind.METADATA):
-        told["data"] = operation.data.hex()
-    return told
+        formatted["data"] = operation.data.hex()
+    return formatted
 
 
-def told_of_state(state: VectorState) -> dict[str, Any]:
+def format_state(state: VectorState) -> dict[str, Any]:
     """Format a state as the file has it."""
     assert state.key is not None, "the state of a fact names its last delta"
     alive, vector, data, metadata = state.content
     kind = Kind.DELETE if not alive else Kind.CREATE if vector is not None else Kind.OPAQUE
-    told: dict[str, Any] = {"op": int(kind)}
+    formatted: dict[str, Any] = {"op": int(kind)}
     if vector is not None:
-        told["values"] = vector.hex()
+        formatted["values"] = vector.hex()
     if data is not None:
-        told["data"] = data.hex()
+        formatted["data"] = data.hex()
     lamport, origin, counter = map(str, state.key)
-    told |= {"metadata": metadata.hex(), "lamport": lamport, "origin": origin, "counter": counter}
-    return told | {"ignored": state.ignored}
+    formatted |= {"metadata": metadata.hex(), "lamport": lamport, "origin": origin, "counter": counter}
+    return formatted | {"ignored": state.ignored}
 
 
-def text() -> str:
-    """Format the file: a line a delta, so that a difference can be read."""
+def format_file() -> str:
+    """Format the file, with one line per delta so that a diff is readable."""
     lines = ["{", f' "about": {json.dumps(ABOUT)},', ' "histories": [']
     for name, changes in histories():
-        states = {vector_id: told_of_state(state) for vector_id, state in states_of(changes).items()}
-        rows = ",\n".join(f"    {json.dumps(told_of_delta(one))}" for one in changes)
+        states = {vector_id: format_state(state) for vector_id, state in states_of(changes).items()}
+        rows = ",\n".join(f"    {json.dumps(format_delta(one))}" for one in changes)
         lines += ["  {", f'   "name": {json.dumps(name)},', '   "deltas": [', rows, "   ],"]
         lines += [f'   "states": {json.dumps(states)}', "  },"]
     lines[-1] = "  }"
@@ -141,10 +141,10 @@ def text() -> str:
 
 def check_canonical(packed: bytes) -> None:
     """Fail unless packed metadata is in canonical form, which packing it again keeps."""
-    told = msgpack.unpackb(packed, strict_map_key=True)
-    assert VectorState(metadata=told).content[3] == packed
+    metadata = msgpack.unpackb(packed, strict_map_key=True)
+    assert VectorState(metadata=metadata).content[3] == packed
 
 
 if __name__ == "__main__":
-    PATH.write_text(text(), encoding="utf-8")
+    PATH.write_text(format_file(), encoding="utf-8")
     print(f"{PATH}: {PATH.stat().st_size} bytes")

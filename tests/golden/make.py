@@ -1,7 +1,7 @@
 """Makes the golden directory of this version: `python -m tests.golden.make NAME`.
 
-Deliberately, for a version that keeps something new on disk, and under a name of its own: those that are
-there are never made anew, since what they prove is that old directories are read.
+Run it for a version that writes something new to disk, and under a new name: existing directories are
+never replaced, since they prove that old directories can be read.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from pathlib import Path
 from delta_prop.testing import run_virtual
 from delta_prop_simulations.disk import SimDisk
 from tests.delta_prop.server.jobs import rows, serve_jobs, stage
-from tests.golden.reading import kept, served
-from tests.golden.story import SETTINGS, service, told
+from tests.golden.reading import query_service, read_content
+from tests.golden.story import SETTINGS, service, write_directory
 
 HERE = Path(__file__).parent
-NOT_KEPT = ("lock", "reserve")
+NOT_STORED = ("lock", "reserve")
 
 
 def main(name: str) -> None:
-    """Write the directory and what it says."""
-    disk = told()
-    files = {path: disk.peek(path) for path in disk.paths() if not path.endswith(NOT_KEPT)} | staged()
-    expected = {"kept": kept(disk), "served": serve(files)}
+    """Write the directory and its expected content."""
+    disk = write_directory()
+    files = {path: disk.peek(path) for path in disk.paths() if not path.endswith(NOT_STORED)} | stage_files()
+    expected = {"kept": read_content(disk), "served": serve_files(files)}
     packed = HERE / f"{name}.tar.gz"
     with packed.open("xb") as file:
         file.write(gzip.compress(_tar(files), mtime=0))
@@ -38,30 +38,30 @@ def main(name: str) -> None:
     )
 
 
-def staged() -> dict[str, bytes]:
-    """The files of a job that is staged and not yet decided."""
+def stage_files() -> dict[str, bytes]:
+    """Return the files of a job that is staged and not yet decided."""
     disk = SimDisk(1)
-    with serve_jobs(disk) as held:
-        stage(held.address, 1, 0, rows(1, 12))
+    with serve_jobs(disk) as server:
+        stage(server.address, 1, 0, rows(1, 12))
         return {path: disk.peek(path) for path in disk.paths() if path.startswith("jobs/")}
 
 
-def serve(files: dict[str, bytes]) -> dict[str, object]:
-    """Return answers of a service opened on these files."""
+def serve_files(files: dict[str, bytes]) -> dict[str, object]:
+    """Return the answers of a service that opens these files."""
     disk = SimDisk()
     for path, content in files.items():
         disk.put(path, content)
 
     async def run() -> dict[str, object]:
         async with service(disk, 9, SETTINGS) as p:
-            answers = await served(p)
+            answers = await query_service(p)
         return answers  # noqa: RET504 - an `async with` may swallow what is raised in it
 
     return run_virtual(run)
 
 
-def unpacked(packed: Path) -> dict[str, bytes]:
-    """The files of a golden directory by path."""
+def unpack(packed: Path) -> dict[str, bytes]:
+    """Return the files of a golden directory by path."""
     with tarfile.open(packed) as archive:
         members = [member for member in archive.getmembers() if member.isfile()]
         return {member.name: archive.extractfile(member).read() for member in members}  # type: ignore[union-attr]

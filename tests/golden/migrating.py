@@ -1,4 +1,4 @@
-"""Golden directories of an earlier format, migrated, for those who go on with them."""
+"""Migration of golden directories of an earlier format, for other tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def disk_of(files: Mapping[str, bytes]) -> SimDisk:
-    """A disk that holds these files."""
+    """Return a disk that holds these files."""
     disk = SimDisk()
     for path, content in files.items():
         disk.put(path, content)
@@ -22,14 +22,14 @@ def disk_of(files: Mapping[str, bytes]) -> SimDisk:
 
 
 def migrate_disk(disk: Disk, plans: list[MigrationPlan] | None = None) -> MigrationReport:
-    """Migrate what is on a disk."""
-    told = [] if plans is None else plans
-    watching = MigrationCallbacks(told.append, lambda done, total: None, lambda line: None)
-    return migrate(disk, draw=lambda size: bytes(range(size)), callbacks=watching)
+    """Migrate the directory on a disk."""
+    collected = [] if plans is None else plans
+    callbacks = MigrationCallbacks(collected.append, lambda done, total: None, lambda line: None)
+    return migrate(disk, draw=lambda size: bytes(range(size)), callbacks=callbacks)
 
 
-def migrated(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The files of a directory after its migration."""
+def migrate_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the files of a directory after its migration."""
     disk = disk_of(files)
     migrate_disk(disk)
     return {path: disk.peek(path) for path in disk.paths() if path != "lock"}

@@ -1,6 +1,6 @@
-"""A small life of a data directory, with one of everything that a version keeps on disk.
+"""The history of a small data directory, with one of everything that a version writes to disk.
 
-Told in virtual time on a false disk, so the same version makes the same bytes.
+It runs in virtual time on a fake disk, so that one version writes the same bytes each time.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ IDENTIFIED = (
     Delta("two", create([2.0]), "ids", id=IDS["second"], parents=(IDS["first"],), metadata={"ü": "ß"}),
     Delta("three", create([3.0]), "ids", id=IDS["last"]),
 )
-EPOCH = 4097  # the first one granted after one opening
+EPOCH = 4097  # the first epoch granted after the first opening
 TELLER, FAR = make_origin(7, Priority.NORMAL), make_origin(77, Priority.NORMAL)
 """Origins of a producer whose frames come again as they were, and of another service."""
 
@@ -71,43 +71,43 @@ def _frame(base: int, *deltas: Delta) -> Batch:
     return encode_batch(deltas, origin=TELLER, base=base, epoch=EPOCH)
 
 
-def _fourth(vector_id: str, operation: Operation) -> Delta:
+def _delta_with_own_id(vector_id: str, operation: Operation) -> Delta:
     return Delta(vector_id, operation, "ids", id=vector_id.encode().ljust(16, b"."))
 
 
 FRAMES = {
-    "id known, id new": _frame(1, IDENTIFIED[0], _fourth("four", create([4.0]))),
-    "ids known": _frame(3, IDENTIFIED[0], _fourth("four", create([4.0]))),
+    "id known, id new": _frame(1, IDENTIFIED[0], _delta_with_own_id("four", create([4.0]))),
+    "ids known": _frame(3, IDENTIFIED[0], _delta_with_own_id("four", create([4.0]))),
     "refused": _frame(5, Delta("doc-0", scale(2.0), "docs"), Delta("nobody", scale(2.0), "docs")),
-    "refused with an id": _frame(7, _fourth("nobody", scale(2.0))),
+    "refused with an id": _frame(7, _delta_with_own_id("nobody", scale(2.0))),
 }
 """Of which each leaves control rows in the log."""
-REFUSED = _fourth("nobody-else", scale(2.0))
+REFUSED = _delta_with_own_id("nobody-else", scale(2.0))
 """Refused without a dot, so that a checkpoint alone knows of it."""
-VOID = encode_noop(origin=FAR, base=1, count=2, code=ErrorCode.CONFLICT, refused_crc=7)
+NOOP = encode_noop(origin=FAR, base=1, count=2, code=ErrorCode.CONFLICT, refused_crc=7)
 """Refused by another service."""
 
 
 async def outcome(p: Propagator, batch: Batch) -> list[int | None] | str:
-    """Repeat a frame; return its rows' offsets or error code."""
+    """Resend a frame; return its rows' offsets or its error code."""
     receipt = await resend_batch(p, batch, Sender("teller"))
     refusal = receipt.refusal()
     return refusal.code.name if refusal is not None else [one.offset for one in receipt.result().places()]
 
 
-def told() -> SimDisk:
-    """The directory, closed cleanly, in its third session."""
+def write_directory() -> SimDisk:
+    """Write the directory in three sessions, the last closed cleanly."""
     disk = SimDisk(1)
-    run_virtual(lambda: _session(disk, 1, _early, SETTINGS))
-    found: list[SimDisk] = []
+    run_virtual(lambda: _session(disk, 1, _publish_first_session, SETTINGS))
+    killed_disks: list[SimDisk] = []
 
-    async def killed(p: Propagator) -> None:
-        await _middle(p)
-        found.append(disk.kill())
+    async def publish_then_kill(p: Propagator) -> None:
+        await _publish_second_session(p)
+        killed_disks.append(disk.kill())
 
-    run_virtual(lambda: _session(disk, 2, killed, SETTINGS))
-    disk = found[0]
-    run_virtual(lambda: _session(disk, 3, _late, replace(SETTINGS, compress="zstd")))
+    run_virtual(lambda: _session(disk, 2, publish_then_kill, SETTINGS))
+    disk = killed_disks[0]
+    run_virtual(lambda: _session(disk, 3, _publish_third_session, replace(SETTINGS, compress="zstd")))
     return disk
 
 
@@ -115,8 +115,8 @@ def service(disk: SimDisk, seed: int, settings: LogSettings) -> Propagator:
     return Propagator(Settings(), data="x", log=settings, world=virtual_world(seed, disk=disk))
 
 
-def whole(value: float) -> Operation:
-    """A vector large enough for its frame to be compressed."""
+def large_vector(value: float) -> Operation:
+    """Return a vector large enough for its frame to be compressed."""
     return create([value] * DIMENSION)
 
 
@@ -130,61 +130,61 @@ async def _session(
         group = GroupCursor(disk, GROUP, p._log.log_id)
         group.next_offset = p.statistics().log.high_watermark - 1
         group.close()
-        await anyio.sleep(2)  # cursors are written, what is sealed is compressed
+        await anyio.sleep(2)  # cursors are written, sealed segments are compressed
 
 
-async def _early(p: Propagator) -> None:
+async def _publish_first_session(p: Propagator) -> None:
     """Publish deltas to snapshot later."""
     importer = p.producer(IMPORTER)
     for number in range(24):
-        await importer.publish(Delta(f"doc-{number % 5}", whole(number % 3), "docs"))
+        await importer.publish(Delta(f"doc-{number % 5}", large_vector(number % 3), "docs"))
     await importer.publish(
         Delta("doc-1", sparse([0, DIMENSION - 1], [9.0, 9.5]), "docs", metadata={"title": "Größe"})
     )
     await importer.publish(Delta("doc-2", delete(), "docs"))
     await p.publish(Delta("行-1", opaque("größer als 数".encode()), "行"))
-    await anyio.sleep(200)  # beyond the window in which each delta stays by itself
+    await anyio.sleep(200)  # beyond min_compaction_lag_s
     await importer.publish(Delta("doc-3", sparse_add([1], [0.5]), "docs"))
     await anyio.sleep(5)
 
 
-async def _middle(p: Propagator) -> None:
+async def _publish_second_session(p: Propagator) -> None:
     importer, editor = p.producer(IMPORTER), p.producer(EDITOR)
-    told = await importer.publish(
-        Delta("doc-0", whole(1.5), "docs", priority=Priority.HIGH, topics=("urgent", "größer"))
+    published = await importer.publish(
+        Delta("doc-0", large_vector(1.5), "docs", priority=Priority.HIGH, topics=("urgent", "größer"))
     )
-    assert told.last_dot is not None
-    await editor.publish(Delta("doc-0", sparse_add([2], [0.25]), "docs"), after=[told.last_dot])
+    assert published.last_dot is not None
+    await editor.publish(Delta("doc-0", sparse_add([2], [0.25]), "docs"), after=[published.last_dot])
     await editor.publish(Delta("doc-4", metadata_only(), "docs", metadata={"tags": ["a", None], "n": 1}))
     for vector_id in ("nobody", "doc-2"):
         try:
             await editor.publish(Delta(vector_id, sparse([0], [1.0]), "docs"))
         except Refused:
             continue
-        raise AssertionError("a void is wanted")
+        raise AssertionError("the service must refuse this delta")
     await p.publish(IDENTIFIED[0])
     await p.publish(IDENTIFIED[1])
     p._pipeline.hello(7, "teller", p._now())
     outcomes = [await outcome(p, frame) for frame in FRAMES.values()]
     assert [one for one in outcomes if isinstance(one, str)] == ["INVALID_DELTA"] * 2, outcomes
     receipt = p._pipeline.offer(
-        SequencedBatch(VOID, Sender("far", Source.REPLICA), Receipt(), lamport=500), p._now()
+        SequencedBatch(NOOP, Sender("far", Source.REPLICA), Receipt(), lamport=500), p._now()
     )
     await receipt
     with suppress(Refused):
         await p.publish(REFUSED)
-        raise AssertionError("a refusal is wanted")
+        raise AssertionError("the service must refuse this delta")
     for value in (1.0, 7.0, 2.0):
         await p.publish(Delta("sum", sparse_add([0], [value]) if value > 1 else create([1.0]), "adds"))
     for number in range(24):
-        await importer.publish(Delta(f"doc-{number % 5}", whole(number % 4), "docs"))
+        await importer.publish(Delta(f"doc-{number % 5}", large_vector(number % 4), "docs"))
     await anyio.sleep(2)
 
 
-async def _late(p: Propagator) -> None:
+async def _publish_third_session(p: Propagator) -> None:
     importer = p.producer(IMPORTER)
     for number in range(24):
-        await importer.publish(Delta(f"doc-{5 + number % 5}", whole(number % 5), "docs"))
+        await importer.publish(Delta(f"doc-{5 + number % 5}", large_vector(number % 5), "docs"))
     await anyio.sleep(3)
     await p.publish(IDENTIFIED[2])
     await importer.publish(Delta("doc-9", opaque(bytes(range(256))), "docs"))

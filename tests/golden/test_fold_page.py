@@ -60,7 +60,7 @@ STATES: list[tuple[int, list[Operation]]] = [
 ]
 
 
-def test_table_has_each_operation() -> None:
+def test_fold_table_has_each_operation() -> None:
     assert list(TABLE) == list(OPERATIONS)
     assert {Kind(one.kind).name.lower() for one in OPERATIONS.values() if one.kind < 10} == {
         kind.name.lower() for kind in Kind
@@ -69,7 +69,7 @@ def test_table_has_each_operation() -> None:
 
 @pytest.mark.parametrize(("column", "before"), STATES)
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_cell_says_what_the_algebra_does(name: str, column: int, before: list[Operation]) -> None:
+def test_fold_table_cell_agrees_with_algebra(name: str, column: int, before: list[Operation]) -> None:
     state = VectorState()
     for one in before:
         state = apply(state, one, OLD)
@@ -78,8 +78,12 @@ def test_cell_says_what_the_algebra_does(name: str, column: int, before: list[Op
     if after.ignored:
         assert after.content == state.content
         return
-    told: dict[str, Any] = {"new metadata": PATCH, "patches": {**state.metadata, **PATCH}, "absent": {}}
-    (expected,) = (metadata for words, metadata in told.items() if words in cell)
+    metadata_by_phrase: dict[str, Any] = {
+        "new metadata": PATCH,
+        "patches": {**state.metadata, **PATCH},
+        "absent": {},
+    }
+    (expected,) = (metadata for phrase, metadata in metadata_by_phrase.items() if phrase in cell)
     assert after.metadata == expected
     assert after.alive == ("absent" not in cell)
     assert (after.data is not None) == ("bytes" in cell or (cell == "patches" and column == 2))
@@ -87,7 +91,7 @@ def test_cell_says_what_the_algebra_does(name: str, column: int, before: list[Op
 
 @pytest.mark.parametrize(("column", "before"), STATES)
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if name != "transform"])
-def test_cell_says_what_a_service_refuses(name: str, column: int, before: list[Operation]) -> None:
+def test_fold_table_cell_agrees_with_service_refusal(name: str, column: int, before: list[Operation]) -> None:
     async def main() -> None:
         async with Propagator() as p:
             await p.publish(Delta("other", create([1.0, 2.0])))  # the namespace is known
@@ -113,9 +117,7 @@ def test_cell_says_what_a_service_refuses(name: str, column: int, before: list[O
         (dense([1.0, 2.0, 3.0]), "vector"),
     ],
 )
-def test_what_does_not_fit_the_dimension_is_refused_by_the_field_on_the_page(
-    operation: Operation, field: str
-) -> None:
+def test_wrong_dimension_is_refused_with_field_on_page(operation: Operation, field: str) -> None:
     async def main() -> None:
         async with Propagator() as p:
             await p.publish(Delta("v", create([1.0, 2.0])))
@@ -127,7 +129,7 @@ def test_what_does_not_fit_the_dimension_is_refused_by_the_field_on_the_page(
     assert f"(`{field}`)" in SECTION
 
 
-def test_numbers_on_the_page() -> None:
+def test_saturation_example_on_page_is_true() -> None:
     state = VectorState()
     for one in (create([3e38, 0.0]), offset(3e38), offset(-3e38)):
         state = apply(state, one)
@@ -137,14 +139,14 @@ def test_numbers_on_the_page() -> None:
     assert f"`{FLOAT32_MAX.view(np.uint32):#x}`" in SECTION
 
 
-def nested(levels: int) -> dict[str, Any]:
-    return {"x": nested(levels - 1)} if levels > 1 else {}
+def nested_map(levels: int) -> dict[str, Any]:
+    return {"x": nested_map(levels - 1)} if levels > 1 else {}
 
 
 @pytest.mark.parametrize(
     "patch",
     [
-        nested(METADATA_DEPTH_MAX + 1),
+        nested_map(METADATA_DEPTH_MAX + 1),
         {"x": 1 << 64},
         {"x": -(1 << 63) - 1},
         {"x": float("nan")},
@@ -154,15 +156,15 @@ def nested(levels: int) -> dict[str, Any]:
         {"x": "x" * METADATA_BYTES_MAX},
     ],
 )
-def test_metadata_beyond_the_page_are_refused(patch: Any) -> None:
+def test_metadata_beyond_page_limits_is_refused(patch: Any) -> None:
     with pytest.raises(InvalidDelta) as caught:
         validate_delta(Delta("v", metadata_only(), metadata=patch))
     assert caught.value.field == "metadata"
 
 
-def test_metadata_up_to_the_bounds_of_the_page_are_taken() -> None:
+def test_metadata_at_page_limits_is_accepted() -> None:
     for patch in (
-        nested(METADATA_DEPTH_MAX),
+        nested_map(METADATA_DEPTH_MAX),
         {"most": (1 << 64) - 1, "least": -(1 << 63)},
         {"x": "x" * (METADATA_BYTES_MAX - 6)},
     ):

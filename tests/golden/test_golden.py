@@ -1,7 +1,7 @@
-"""Directories that earlier versions wrote are read as they were written, and gone on with.
+"""Directories that earlier versions wrote are read unchanged, and services continue them.
 
-Each is a packed directory with its content beside it as JSON; `make.py` says how one is added. One of an
-earlier format is migrated before.
+Each is a packed directory with its content as JSON; `make.py` explains how to add one. One of an
+earlier format is migrated first.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from delta_prop_broker.log.files.identity import FORMAT, read_format
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink
 from tests.delta_prop.durable.quarantined import RejectingSink, Store
-from tests.golden.make import HERE, serve, unpacked
-from tests.golden.migrating import disk_of, migrated
-from tests.golden.reading import kept
+from tests.golden.make import HERE, serve_files, unpack
+from tests.golden.migrating import disk_of, migrate_files
+from tests.golden.reading import read_content
 from tests.golden.story import ADDS, AUDIT, IMPORTER, SETTINGS, service
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 GOLDEN = sorted(HERE.glob("*.tar.gz"))
-EACH = pytest.mark.parametrize("packed", GOLDEN, ids=lambda path: path.name.removesuffix(".tar.gz"))
+EACH_DIRECTORY = pytest.mark.parametrize("packed", GOLDEN, ids=lambda path: path.name.removesuffix(".tar.gz"))
 
 
-def expected(packed: Path) -> dict[str, Any]:
+def read_expected(packed: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(
         packed.with_name(packed.name.removesuffix(".tar.gz") + ".json").read_text(encoding="utf-8")
     )
     return found
 
 
-def present(packed: Path) -> dict[str, bytes]:
-    """The files in the present format."""
-    found = read_format(disk_of(files := unpacked(packed)))
+def current_files(packed: Path) -> dict[str, bytes]:
+    """Return the files in the current format."""
+    found = read_format(disk_of(files := unpack(packed)))
     assert found is not None
-    return migrated(files) if found.number < FORMAT else files
+    return migrate_files(files) if found.number < FORMAT else files
 
 
-def laid_out(packed: Path, root: Path) -> dict[Path, bytes]:
-    return laid_out_as(present(packed), root)
+def unpack_to(packed: Path, root: Path) -> dict[Path, bytes]:
+    return write_files(current_files(packed), root)
 
 
-def laid_out_as(contents: dict[str, bytes], root: Path) -> dict[Path, bytes]:
+def write_files(contents: dict[str, bytes], root: Path) -> dict[Path, bytes]:
     files = {root / path: content for path, content in contents.items()}
     for path, content in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,18 +58,18 @@ def laid_out_as(contents: dict[str, bytes], root: Path) -> dict[Path, bytes]:
     return files
 
 
-def test_there_is_one_and_it_holds_one_of_everything() -> None:
+def test_newest_golden_directory_holds_every_kind_of_data() -> None:
     assert GOLDEN
-    told = expected(GOLDEN[-1])["kept"]
-    assert set(told["frames_by_codec"]) == {"0", "1", "2"}
-    assert len(told["epochs"]) == 2
-    assert told["segments"] >= 5
-    assert told["snapshot"]["rows"]
-    assert {name.rpartition(".")[2] for name in told["states"]} >= {"checkpoint"}
-    assert told["cursors"][AUDIT]["processed"] == told["offsets"][1]
-    assert told["groups"]
-    assert told["quarantines"][ADDS]["held"]
-    rows = told["rows"]
+    expected = read_expected(GOLDEN[-1])["kept"]
+    assert set(expected["frames_by_codec"]) == {"0", "1", "2"}
+    assert len(expected["epochs"]) == 2
+    assert expected["segments"] >= 5
+    assert expected["snapshot"]["rows"]
+    assert {name.rpartition(".")[2] for name in expected["states"]} >= {"checkpoint"}
+    assert expected["cursors"][AUDIT]["processed"] == expected["offsets"][1]
+    assert expected["groups"]
+    assert expected["quarantines"][ADDS]["held"]
+    rows = expected["rows"]
     assert {"create", "sparse", "sparse_add", "opaque", "metadata"} <= {row.get("op") for row in rows}
     for name in ("void", "id", "parents", "metadata", "topics", "priority", "timestamp"):
         assert any(row.get(name) for row in rows), name
@@ -77,38 +77,41 @@ def test_there_is_one_and_it_holds_one_of_everything() -> None:
     assert all(packed.stat().st_size < 100_000 for packed in GOLDEN)
 
 
-@EACH
-def test_it_is_read_as_it_was_written_and_not_a_byte_is_changed(packed: Path, tmp_path: Path) -> None:
-    files = laid_out(packed, tmp_path)
-    found = json.loads(json.dumps(kept(LocalDisk(tmp_path))))
-    told = expected(packed)["kept"]
-    for name, cursor in found["cursors"].items():  # what a later version adds to it is its own
-        found["cursors"][name] = {part: cursor[part] for part in told["cursors"][name]}
-    for part in told:
-        assert found[part] == told[part], part
+@EACH_DIRECTORY
+def test_golden_directory_is_read_without_changing_a_byte(packed: Path, tmp_path: Path) -> None:
+    files = unpack_to(packed, tmp_path)
+    found = json.loads(json.dumps(read_content(LocalDisk(tmp_path))))
+    expected = read_expected(packed)["kept"]
+    for name, cursor in found["cursors"].items():  # a later version may add fields
+        found["cursors"][name] = {part: cursor[part] for part in expected["cursors"][name]}
+    for part in expected:
+        assert found[part] == expected[part], part
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
 
 
-@EACH
-def test_a_service_goes_on_with_it(packed: Path) -> None:
-    found, told = json.loads(json.dumps(serve(present(packed)))), expected(packed)["served"]
-    assert {name: found[name] for name in told} == told
+@EACH_DIRECTORY
+def test_service_opens_golden_directory(packed: Path) -> None:
+    found, expected = (
+        json.loads(json.dumps(serve_files(current_files(packed)))),
+        read_expected(packed)["served"],
+    )
+    assert {name: found[name] for name in expected} == expected
     assert found["notes"] == []
 
 
-@EACH
-def test_its_sinks_and_producers_go_on_where_they_stopped(packed: Path) -> None:
-    told = expected(packed)
-    end, watermark = told["kept"]["offsets"][1], told["served"]["watermarks"][IMPORTER]
-    disk, seen = SimDisk(), list[int]()
-    for path, content in present(packed).items():
+@EACH_DIRECTORY
+def test_sinks_and_producers_resume_in_golden_directory(packed: Path) -> None:
+    expected = read_expected(packed)
+    end, watermark = expected["kept"]["offsets"][1], expected["served"]["watermarks"][IMPORTER]
+    disk, delivered = SimDisk(), list[int]()
+    for path, content in current_files(packed).items():
         disk.put(path, content)
 
     async def run() -> None:
         async with service(disk, 3, SETTINGS) as p:
-            await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name=AUDIT))
+            await p.attach(CallbackSink(lambda offset, _: delivered.append(offset), name=AUDIT))
             await p.attach(RejectingSink(Store(keeps_cursor=False), set()), topics="ns:adds")
-            held = told["kept"]["quarantines"][ADDS]["held"]
+            held = expected["kept"]["quarantines"][ADDS]["held"]
             assert [one.offset for one in p.quarantine(ADDS)] == [int(offset) for offset in held]
             importer = p.producer(IMPORTER)
             published = await importer.publish(Delta("doc-3", create([0.5] * 320), "docs"))
@@ -116,15 +119,15 @@ def test_its_sinks_and_producers_go_on_where_they_stopped(packed: Path) -> None:
             assert published.dot is not None
             assert published.dot.counter == watermark + 1
             await p.wait_visible(published)
-            assert seen == [end]
-            assert (await p.replay(ADDS)).applied == 2, "with what lined up behind it"
+            assert delivered == [end]
+            assert (await p.replay(ADDS)).applied == 2, "with its held dependent"
             await anyio.sleep(1)
             assert not p.quarantine(ADDS)
 
     run_virtual(run)
 
 
-@EACH
+@EACH_DIRECTORY
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
@@ -137,10 +140,10 @@ def test_its_sinks_and_producers_go_on_where_they_stopped(packed: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_the_command_reads_it(
+def test_commands_read_golden_directory(
     packed: Path, arguments: list[str], shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = laid_out(packed, tmp_path)
+    files = unpack_to(packed, tmp_path)
     assert main([*arguments, "--data", str(tmp_path)]) == 0
     assert shown.replace("redaktor", "doc-9") in capsys.readouterr().out
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files

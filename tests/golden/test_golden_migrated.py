@@ -15,11 +15,11 @@ from delta_prop_broker.log.corruption import FormatOutdated
 from delta_prop_broker.log.files.identity import FORMAT, read_format
 from delta_prop_broker.log.files.paths import DIRECTORY
 from tests.delta_prop.server.jobs import JOB, serve_jobs, wait_published
-from tests.golden.make import HERE, serve, unpacked
+from tests.golden.make import HERE, serve_files, unpack
 from tests.golden.migrating import disk_of, migrate_disk
-from tests.golden.reading import kept
+from tests.golden.reading import read_content
 from tests.golden.story import SETTINGS, service
-from tests.golden.test_golden import EACH, GOLDEN, expected, laid_out_as
+from tests.golden.test_golden import EACH_DIRECTORY, GOLDEN, read_expected, write_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,12 +31,12 @@ LINE = (
 )
 
 
-def tree(root: Path) -> dict[Path, bytes]:
+def read_tree(root: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_there_is_one_of_each_format() -> None:
-    formats = [read_format(disk_of(unpacked(packed))) for packed in GOLDEN]
+def test_golden_directories_cover_each_format() -> None:
+    formats = [read_format(disk_of(unpack(packed))) for packed in GOLDEN]
     assert {found.number for found in formats if found is not None} == set(range(1, FORMAT + 1))
 
 
@@ -57,35 +57,35 @@ def test_there_is_one_of_each_format() -> None:
     ],
     ids=" ".join,
 )
-def test_every_verb_refuses_an_old_directory_in_one_line_and_changes_nothing(
+def test_verbs_refuse_old_format_in_one_line_and_change_nothing(
     arguments: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    files = laid_out_as(unpacked(OLD), tmp_path / "my facts")
+    files = write_files(unpack(OLD), tmp_path / "my facts")
     assert main([*arguments, "--data", "my facts"]) == 1
     shown = capfd.readouterr()
     assert (shown.out, shown.err) == ("", LINE)
-    assert tree(tmp_path / "my facts") == files
+    assert read_tree(tmp_path / "my facts") == files
 
 
-def test_embedded_use_refuses_an_old_directory_and_changes_nothing() -> None:
-    disk = disk_of(unpacked(OLD))
+def test_propagator_refuses_old_format_and_changes_nothing() -> None:
+    disk = disk_of(unpack(OLD))
 
     async def run() -> None:
         async with service(disk, 1, SETTINGS):
-            raise AssertionError("it was opened")
+            raise AssertionError("the directory was opened")
 
     with pytest.raises(FormatOutdated, match="log migrate facts") as caught:
         run_virtual(run)
     assert (caught.value.format, caught.value.known) == (1, FORMAT)
-    assert {path: disk.peek(path) for path in disk.paths()} == unpacked(OLD)
+    assert {path: disk.peek(path) for path in disk.paths()} == unpack(OLD)
 
 
 # --- the command
 
 
 @pytest.mark.parametrize("name", ["none", "file", "folder"])
-def test_the_command_names_what_is_no_data_directory(
+def test_migrate_names_path_that_is_not_a_data_directory(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("x")
@@ -98,42 +98,42 @@ def test_the_command_names_what_is_no_data_directory(
     assert not list((tmp_path / "folder").iterdir())
 
 
-@EACH
-def test_the_command_migrates_and_says_so(
+@EACH_DIRECTORY
+def test_migrate_reports_its_rewrite_and_log_verifies(
     packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = laid_out_as(unpacked(packed), tmp_path)
+    files = write_files(unpack(packed), tmp_path)
     old = json.loads((tmp_path / "format").read_text())["format"]
     assert main(["log", "migrate", str(tmp_path)]) == 0
     shown = capsys.readouterr()
     if old == FORMAT:
         assert (shown.out, shown.err) == (f"{tmp_path}: format 2 already; nothing was changed\n", "")
-        assert {path: raw for path, raw in tree(tmp_path).items() if path.name != "lock"} == files
+        assert {path: raw for path, raw in read_tree(tmp_path).items() if path.name != "lock"} == files
     else:
         assert shown.out.startswith(f"{tmp_path}: format 1 to 2: 1")
         assert "segments are rewritten, from the first control row at offset 31 on; up to 1,0" in shown.err
         assert "bytes are needed, " in shown.err
-        assert shown.err.count("\n") == 1, "no progress where there is no terminal"
+        assert shown.err.count("\n") == 1, "no progress bar without a terminal"
     assert not list(tmp_path.rglob("*.new"))
     assert main(["log", "verify", "--data", str(tmp_path)]) == 0
     assert "sound" in capsys.readouterr().out
 
 
-def test_the_command_says_it_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    laid_out_as(unpacked(OLD), tmp_path)
-    for told in (
+def test_migrate_reports_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_files(unpack(OLD), tmp_path)
+    for expected in (
         {"from_format": 1, "format": 2, "completed": False, "segments_rewritten": 11, "control_batches": 7},
         {"from_format": 2, "format": 2, "completed": False, "segments_rewritten": 0, "control_batches": 0},
     ):
         assert main(["log", "migrate", str(tmp_path), "--json"]) == 0
         (line,) = capsys.readouterr().out.splitlines()
         found = json.loads(line)
-        assert {name: found[name] for name in told} == told
-        assert (found["bytes_needed"] > found["bytes_written"]) == (told["segments_rewritten"] > 0)
+        assert {name: found[name] for name in expected} == expected
+        assert (found["bytes_needed"] > found["bytes_written"]) == (expected["segments_rewritten"] > 0)
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty"])
-def test_the_command_refuses_what_is_no_data_directory(
+def test_migrate_refuses_missing_or_empty_directory(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -142,8 +142,10 @@ def test_the_command_refuses_what_is_no_data_directory(
     assert not list((tmp_path / "empty").iterdir())
 
 
-def test_the_command_waits_for_no_other_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = laid_out_as(unpacked(OLD), tmp_path)
+def test_migrate_of_locked_directory_fails_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = write_files(unpack(OLD), tmp_path)
     lock = LocalDisk(tmp_path).lock("lock")
     assert main(["log", "migrate", str(tmp_path)]) == 1
     lock.release()
@@ -151,49 +153,49 @@ def test_the_command_waits_for_no_other_process(tmp_path: Path, capsys: pytest.C
     assert {path: path.read_bytes() for path in files} == files
 
 
-# --- what is kept
+# --- files that stay unchanged
 
 
-def test_files_that_name_no_stamp_are_not_touched() -> None:
-    files, disk = unpacked(OLD), disk_of(unpacked(OLD))
+def test_migration_leaves_files_without_stamps_unchanged() -> None:
+    files, disk = unpack(OLD), disk_of(unpack(OLD))
     migrate_disk(disk)
     changed = {path for path in disk.paths() if path != "lock" and disk.peek(path) != files.get(path)}
     first = f"{DIRECTORY}/{28:020}"
     assert changed >= {"format", f"{first}.log", f"{first}.index"}
     for path in changed - {"format", f"{DIRECTORY}/mark", f"{DIRECTORY}/log"}:
         assert path.endswith((".log", ".index", ".checkpoint")), path
-        assert path >= first, "what lies before the first control row stays"
+        assert path >= first, "files before the first control row stay unchanged"
     assert not changed & {"cursors", "groups/reports.cursor", "quarantine/adds.journal", f"{DIRECTORY}/time"}
 
 
-def test_a_staged_job_is_published_after_the_migration() -> None:
-    disk = disk_of(unpacked(OLD))
+def test_staged_job_is_published_after_migration() -> None:
+    disk = disk_of(unpack(OLD))
     migrate_disk(disk)
-    with serve_jobs(disk) as at:
-        before = len(at.keys())
-        staged = decide(at.address, JOB, Decision.QUERY)
-        assert (staged.state, staged.deltas) == (JobState.STAGING, 12)
-        decide(at.address, JOB, Decision.COMMIT, [StagedPart(1, 0, 12)])
-        assert wait_published(at.address).published == 12
-        assert at.keys()[before:] == [f"1-{number}" for number in range(12)]
+    with serve_jobs(disk) as server:
+        before = len(server.keys())
+        status = decide(server.address, JOB, Decision.QUERY)
+        assert (status.state, status.deltas) == (JobState.STAGING, 12)
+        decide(server.address, JOB, Decision.COMMIT, [StagedPart(1, 0, 12)])
+        assert wait_published(server.address).published == 12
+        assert server.keys()[before:] == [f"1-{number}" for number in range(12)]
 
 
-def torn(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Return the files as after a crash of the earlier version: no mark, half a last frame."""
+def tear_log(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Return the files as after a crash of the earlier version: no recovery point, half a last frame."""
     last = max(path for path in files if path.endswith(".log"))
     return {path: raw for path, raw in files.items() if not path.endswith("/mark")} | {
         last: files[last] + files[last][:100]
     }
 
 
-def test_a_directory_that_was_not_closed_is_recovered_first() -> None:
-    disk = disk_of(torn(unpacked(OLD)))
+def test_migration_recovers_unclosed_directory_first() -> None:
+    disk = disk_of(tear_log(unpack(OLD)))
     migrate_disk(disk)
-    found, told = json.loads(json.dumps(kept(disk))), expected(OLD)["kept"]
+    found, expected = json.loads(json.dumps(read_content(disk))), read_expected(OLD)["kept"]
     assert [one[0] for one in found.pop("epochs")] == [1, 2, 3]
-    for name, cursor in found["cursors"].items():  # what a later version adds to it is its own
-        found["cursors"][name] = {part: cursor[part] for part in told["cursors"][name]}
+    for name, cursor in found["cursors"].items():  # a later version may add fields
+        found["cursors"][name] = {part: cursor[part] for part in expected["cursors"][name]}
     for part in found:
-        assert found[part] == told[part], part
-    served = serve({path: disk.peek(path) for path in disk.paths() if path != "lock"})
-    assert served["outcomes"] == expected(OLD)["served"]["outcomes"]
+        assert found[part] == expected[part], part
+    served = serve_files({path: disk.peek(path) for path in disk.paths() if path != "lock"})
+    assert served["outcomes"] == read_expected(OLD)["served"]["outcomes"]

@@ -1,4 +1,4 @@
-"""Epochs over many lives of a log: none is held twice, a new one is above all before, whatever was lost."""
+"""Epochs across restarts of a log: each has one holder, and a new one is above all earlier ones."""
 
 from __future__ import annotations
 
@@ -20,118 +20,118 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 ORIGIN, OWNER = 7, "me"
-WHO = st.integers(0, 1 << 20)
+HOLDER_INDEXES = st.integers(0, 1 << 20)
 
 
-class Epochs(RuleBasedStateMachine):
+class EpochsMachine(RuleBasedStateMachine):
     """One origin, its holders, and a log that is closed, killed and recovered."""
 
     @initialize(openings=st.sampled_from([0, 1, 1_000, 600_000]))
     def begin(self, openings: int) -> None:
-        self.openings = openings  # as the disk has it
-        self.durable = 0  # the highest epoch of a batch that is on stable storage
-        self.holders: list[int] = []  # what each was granted last
+        self.openings = openings  # as stored on the disk
+        self.durable = 0  # the highest epoch of a synced batch
+        self.holders: list[int] = []  # the epoch each was granted last
         self.highest = 0
-        self.origins = self.opened()
+        self.origins = self.open_origins()
 
-    def opened(self) -> Origins:
+    def open_origins(self) -> Origins:
         origins = Origins(epoch_floor=epoch_floor(self.openings), epoch_limit=epoch_limit(self.openings))
         if self.durable:
             origins.restore(ORIGIN, self.durable, 0.0)
         return origins
 
-    def claimed(self, epoch: int) -> int:
-        """Claim until it is granted, as clients do. Raises Refused."""
+    def claim_until_granted(self, epoch: int) -> int:
+        """Claim an epoch, with one retry, as clients do. Raises Refused."""
         try:
             return self.origins.claim(ORIGIN, epoch, OWNER, 0.0, 0).epoch
         except Refused as refused:
             if not refused.retryable:
                 raise
-        self.keep_house()
+        self.reserve_epochs()
         return self.origins.claim(ORIGIN, epoch, OWNER, 0.0, 0).epoch
 
-    def granted(self, epoch: int) -> None:
-        assert epoch not in self.holders, "two hold it"
+    def note_grant(self, epoch: int) -> None:
+        assert epoch not in self.holders, "two holders have one epoch"
         self.holders.append(epoch)
         self.highest = max(self.highest, epoch)
 
     @rule()
     def say_hello(self) -> None:
-        epoch = self.claimed(0)
-        assert epoch > self.highest, "it is above all before, in whichever life"
+        epoch = self.claim_until_granted(0)
+        assert epoch > self.highest, "it is above every earlier epoch, across restarts"
         assert epoch <= EPOCH_MAX
-        self.granted(epoch)
+        self.note_grant(epoch)
 
     @rule(count=st.sampled_from([1_000, 5_000]))
-    def say_hello_again_and_again(self, count: int) -> None:
+    def say_hello_many_times(self, count: int) -> None:
         for _ in range(count):
-            epoch = self.claimed(0)
+            epoch = self.claim_until_granted(0)
             assert epoch > self.highest
             self.highest = epoch
-        self.granted(epoch)
+        self.note_grant(epoch)
 
     @precondition(lambda self: self.holders)
-    @rule(who=WHO)
-    def connect_again(self, who: int) -> None:
-        held = self.holders[who % len(self.holders)]
+    @rule(holder=HOLDER_INDEXES)
+    def reconnect(self, holder: int) -> None:
+        epoch = self.holders[holder % len(self.holders)]
         state = self.origins.get(ORIGIN)
         present = 0 if state is None else state.epoch
-        if held < present:
+        if epoch < present:
             with pytest.raises(Refused) as refused:
-                self.claimed(held)
+                self.claim_until_granted(epoch)
             assert refused.value.code is ErrorCode.FENCED
         else:
-            assert self.claimed(held) == held, "nobody else has had it"
+            assert self.claim_until_granted(epoch) == epoch, "no other holder had it"
 
     @rule(above=st.sampled_from([1, 2, 6, 4_096, 5_000, 1 << 20]))
-    def bring_an_epoch_of_another_history(self, above: int) -> None:
+    def claim_higher_epoch(self, above: int) -> None:
         epoch = self.highest + above
         if epoch > max(CLAIMED_EPOCH_MAX, epoch_floor(self.openings)):
             return
-        granted = self.claimed(epoch)
+        granted = self.claim_until_granted(epoch)
         assert granted >= epoch
-        self.granted(granted)
+        self.note_grant(granted)
 
     @rule(epoch=st.integers(CLAIMED_EPOCH_MAX + 1, EPOCH_MAX))
-    def bring_one_that_would_leave_none(self, epoch: int) -> None:
+    def claim_epoch_above_maximum(self, epoch: int) -> None:
         if epoch <= epoch_floor(self.openings) or epoch <= self.highest:
             return
         before = self.origins.get(ORIGIN)
         with pytest.raises(Refused) as refused:
-            self.claimed(epoch)
+            self.claim_until_granted(epoch)
         assert refused.value.code is ErrorCode.BAD_REQUEST
         assert self.origins.get(ORIGIN) is before
 
     @precondition(lambda self: self.holders)
-    @rule(who=WHO, kept=st.booleans())
-    def write(self, who: int, kept: bool) -> None:
-        held = self.holders[who % len(self.holders)]
+    @rule(holder=HOLDER_INDEXES, is_synced=st.booleans())
+    def write(self, holder: int, is_synced: bool) -> None:
+        epoch = self.holders[holder % len(self.holders)]
         state = self.origins.get(ORIGIN)
-        batch = encode_batch([Delta("a", create([1.0]))], origin=ORIGIN, base=1, epoch=held)
-        if state is None or state.epoch != held or state.owner != OWNER:
+        batch = encode_batch([Delta("a", create([1.0]))], origin=ORIGIN, base=1, epoch=epoch)
+        if state is None or state.epoch != epoch or state.owner != OWNER:
             with pytest.raises(Refused):
                 self.origins.require(batch, OWNER)
             return
         self.origins.require(batch, OWNER)
-        self.durable = held if kept else self.durable
+        self.durable = epoch if is_synced else self.durable
 
     @rule()
-    def start_again(self) -> None:
+    def restart(self) -> None:
         self.openings += 1
-        self.origins = self.opened()
+        self.origins = self.open_origins()
 
     @rule()
     def recover_in_place(self) -> None:
         self.openings += 1
-        before, self.origins = self.origins, self.opened()
+        before, self.origins = self.origins, self.open_origins()
         self.origins.carry_over(before)
 
     @rule()
-    def keep_house(self) -> None:
+    def reserve_epochs(self) -> None:
         if self.origins.epoch_requested:
             self.openings = max(self.openings, openings_for(self.origins.epoch_requested))
             self.origins.note_reserved(epoch_limit(self.openings))
 
 
-def test_epochs_are_never_held_twice_and_rise_over_all_lives() -> None:
-    run_state_machine_as_test(Epochs)
+def test_epochs_are_unique_and_rise_across_restarts() -> None:
+    run_state_machine_as_test(EpochsMachine)

@@ -1,7 +1,7 @@
-"""A feed with a sink that fails in all ways at once and an operator who does not wait, against the rules.
+"""A feed with a sink that fails in all ways and an impatient operator, checked against its guarantees.
 
-The sink keeps the contract and no more: it tells repeats by vector, so whatever comes out of order is lost
-on it, and is missed at the end.
+The sink keeps only the contract: it detects duplicates by vector, so a row out of order is lost
+and found missing at the end.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from delta_prop_sinks.sink import Delivery, SinkContext
 
 SPACES = "abo"  # the sink takes a and b
-ACTS = (
+ACTIONS = (
     *("nothing", "wait", "long wait", "restart", "replay", "replay one", "drop one", "drop"),
     *("replay and go", "stop", "watch", "come back", "come back behind", "fail late"),
 )
-MOODS = ("ok", "ok", "slow", "no", "part", "odd", "broken", "stop", "hang", "stray reject")
+BEHAVIORS = ("ok", "ok", "slow", "no", "part", "odd", "broken", "stop", "hang", "stray reject")
 
 
 @dataclass
@@ -49,11 +49,11 @@ class Row:
 
 
 @dataclass
-class World:
-    """The rows published, and their fate at a sink that keeps the contract."""
+class ContractSink:
+    """A sink that keeps the contract, the published rows, and their outcomes."""
 
     rejects: dict[int, int]
-    moods: list[str]
+    behaviors: list[str]
     rows: list[Row] = field(default_factory=list)
     applied: list[int] = field(default_factory=list)
     heads: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -75,11 +75,11 @@ class World:
         offsets = offsets_of(deliveries)
         assert offsets == sorted(set(offsets))
         assert all(delivery.count for delivery in deliveries)
-        mood = self.moods.pop() if self.moods else "ok"
-        if mood in ("slow", "hang"):
-            await (anyio.sleep(0.5) if mood == "slow" else anyio.sleep_forever())
+        behavior = self.behaviors.pop() if self.behaviors else "ok"
+        if behavior in ("slow", "hang"):
+            await (anyio.sleep(0.5) if behavior == "slow" else anyio.sleep_forever())
         bad = next((offset for offset in offsets if self.rejects.get(offset)), None)
-        if mood in ("ok", "slow"):
+        if behavior in ("ok", "slow"):
             if bad is not None:
                 self.rejects[bad] -= 1
                 self.take(offset for offset in offsets if offset < bad)
@@ -88,15 +88,15 @@ class World:
             if not deliveries[-1].redelivered:
                 self.check_cursor(deliveries[-1].next_offset)
             return
-        if mood == "stop":
+        if behavior == "stop":
             raise StopSink("no disk")
-        if mood == "broken":
+        if behavior == "broken":
             raise ZeroDivisionError
-        if mood == "stray reject":
+        if behavior == "stray reject":
             raise RejectDelta(offsets[-1] + 1, "not yours")
         done: int | None = None
-        if mood in ("part", "odd"):
-            some = offsets[: len(offsets) // 2 + (mood == "odd")]
+        if behavior in ("part", "odd"):
+            some = offsets[: len(offsets) // 2 + (behavior == "odd")]
             if bad is not None:
                 some = [offset for offset in some if offset < bad]
             self.take(some)
@@ -113,67 +113,74 @@ class World:
     def check_cursor(self, next_offset: int) -> None:
         """Check that nothing is missing below the cursor of a sink that keeps its own."""
         assert self.feed is not None
-        there = set(self.applied) | self.dropped
+        present = set(self.applied) | self.dropped
         for offset in range(next_offset):
-            assert not self.wanted(offset) or offset in there or offset in self.feed.quarantine
+            assert not self.matches(offset) or offset in present or offset in self.feed.quarantine
 
-    def wanted(self, offset: int) -> bool:
+    def matches(self, offset: int) -> bool:
         return self.rows[offset].vector[0] != "o"
 
 
 @st.composite
-def stories(draw: st.DrawFn) -> tuple[World, list[object], int]:
+def scenarios(draw: st.DrawFn) -> tuple[ContractSink, list[object], int]:
     row = st.tuples(st.sampled_from(SPACES), st.sampled_from("uvw"), st.lists(st.integers(1, 9), max_size=2))
     batches = st.lists(row, min_size=1, max_size=6)
-    world = World(
+    sink = ContractSink(
         draw(st.dictionaries(st.integers(0, 40), st.integers(1, 3), max_size=8)),
-        draw(st.lists(st.sampled_from(MOODS), max_size=14)),
+        draw(st.lists(st.sampled_from(BEHAVIORS), max_size=14)),
     )
-    steps = draw(st.lists(st.one_of(batches, st.sampled_from(ACTS)), min_size=1, max_size=24))
-    return world, steps, draw(st.sampled_from([1, 2, 4, 100]))
+    steps = draw(st.lists(st.one_of(batches, st.sampled_from(ACTIONS)), min_size=1, max_size=24))
+    return sink, steps, draw(st.sampled_from([1, 2, 4, 100]))
 
 
-@given(stories())
-def test_no_story_loses_repeats_or_reorders(story: tuple[World, list[object], int]) -> None:
-    world, steps, room = story
-    run_virtual(_tell, replace(world, rejects=dict(world.rejects), moods=list(world.moods)), steps, room)
+@given(scenarios())
+def test_any_scenario_loses_duplicates_and_reorders_nothing(
+    scenario: tuple[ContractSink, list[object], int],
+) -> None:
+    sink, steps, quarantine_max = scenario
+    run_virtual(
+        _run_scenario,
+        replace(sink, rejects=dict(sink.rejects), behaviors=list(sink.behaviors)),
+        steps,
+        quarantine_max,
+    )
 
 
-async def _tell(world: World, steps: list[object], room: int) -> None:
-    limits = replace(SMALL, quarantine_deltas_max=room, apply_timeout_s=5)
+async def _run_scenario(sink: ContractSink, steps: list[object], quarantine_max: int) -> None:
+    limits = replace(SMALL, quarantine_deltas_max=quarantine_max, apply_timeout_s=5)
     async with Route.running() as route:
-        play = Play(route, world, limits)
+        driver = FeedDriver(route, sink, limits)
         for step in steps:
             if isinstance(step, str):
-                await play.act(step)
+                await driver.run_action(step)
             else:
-                play.publish(step)  # type: ignore[arg-type]
-            play.check()
-        world.rejects.clear()
-        world.moods.clear()
+                driver.publish(step)  # type: ignore[arg-type]
+            driver.check()
+        sink.rejects.clear()
+        sink.behaviors.clear()
         for _ in range(20):
-            await play.act("wait")
-            await play.act("watch")
-            await play.act("restart")
-            await play.act("replay")
+            await driver.run_action("wait")
+            await driver.run_action("watch")
+            await driver.run_action("restart")
+            await driver.run_action("replay")
             await anyio.sleep(40)
-            play.check()
-        play.check_end()
+            driver.check()
+        driver.check_end()
 
 
-class Play:
-    """Actions on one feed."""
+class FeedDriver:
+    """A driver that runs actions on one feed."""
 
-    def __init__(self, route: Route, world: World, limits: object) -> None:
+    def __init__(self, route: Route, sink: ContractSink, limits: object) -> None:
         self.route = route
-        self.world = world
+        self.sink = sink
         self.limits = limits
         self.start = self.inherited = 0
         self.attach(0)
 
     def attach(self, start: int, quarantine: object = None) -> None:
-        self.feed = self.world.feed = self.route.feed(
-            self.world,  # type: ignore[arg-type]
+        self.feed = self.sink.feed = self.route.feed(
+            self.sink,  # type: ignore[arg-type]
             *("ns:a", "ns:b"),
             start=start,
             limits=self.limits,  # type: ignore[arg-type]
@@ -181,78 +188,82 @@ class Play:
         )
         self.start, self.inherited = start, len(self.feed.quarantine)
         if quarantine is None:
-            drop, dropped = self.feed.quarantine.drop, self.world.dropped
+            drop, dropped = self.feed.quarantine.drop, self.sink.dropped
 
-            def note(offset: int) -> None:
+            def note_drop(offset: int) -> None:
                 drop(offset)
                 dropped.add(offset)
 
-            self.feed.quarantine.drop = note  # type: ignore[method-assign]
+            self.feed.quarantine.drop = note_drop  # type: ignore[method-assign]
 
     def publish(self, batch: list[tuple[str, str, list[int]]]) -> None:
         deltas = []
         base = self.route.log.next_offset
-        for at, (space, vector, back) in enumerate(batch):
-            causes = sorted({base + at - one for one in back if base + at - one >= 0})
-            named = bytes(8) + (base + at).to_bytes(8, "big") if len(batch) % 2 else None
-            self.world.rows.append(Row((space, vector), causes, named))
-            parents = tuple(self.world.rows[one].ids or Dot(ORIGIN, one + 1) for one in causes)
-            deltas.append(Delta(vector, create([1.0]), space, parents=parents, id=named))
+        for at, (space, vector, distances) in enumerate(batch):
+            causes = sorted({base + at - one for one in distances if base + at - one >= 0})
+            delta_id = bytes(8) + (base + at).to_bytes(8, "big") if len(batch) % 2 else None
+            self.sink.rows.append(Row((space, vector), causes, delta_id))
+            parents = tuple(self.sink.rows[one].ids or Dot(ORIGIN, one + 1) for one in causes)
+            deltas.append(Delta(vector, create([1.0]), space, parents=parents, id=delta_id))
         self.route.append(encode_batch(deltas, origin=ORIGIN, base=base + 1))
 
-    async def act(self, act: str) -> None:
+    async def run_action(self, action: str) -> None:
         feed = self.feed
-        if act in ("wait", "long wait"):
-            await anyio.sleep(1 if act == "wait" else 45)
-        elif act == "restart":
+        if action in ("wait", "long wait"):
+            await anyio.sleep(1 if action == "wait" else 45)
+        elif action == "restart":
             feed.restart()
-        elif act == "stop":
+        elif action == "stop":
             feed.stop(Refused(ErrorCode.PROCESSING_FAILED, "stopped"))
-        elif act == "watch":
+        elif action == "watch":
             feed.cancel_overdue_call(anyio.current_time() + 4)
             await anyio.lowlevel.checkpoint()
-        elif act.startswith("come back"):
-            await self.come_back(behind="behind" in act)
-        elif act == "fail late":
-            self.world.moods += ["part", "hang", "part"]
-            await self.ask(None, drop=False, timeout_s=3)
-        elif act.startswith(("replay", "drop")):
+        elif action.startswith("come back"):
+            await self.reattach(is_rewound="behind" in action)
+        elif action == "fail late":
+            self.sink.behaviors += ["part", "hang", "part"]
+            await self.request_replay(None, drop=False, timeout_s=3)
+        elif action.startswith(("replay", "drop")):
             heads = [one.offset for one in feed.quarantine.records() if one.reason is not None]
-            offsets = frozenset(heads[-1:]) if "one" in act else None
-            timeout_s = 0 if "go" in act else 3
-            await self.ask(offsets, drop="drop" in act, timeout_s=timeout_s)
+            offsets = frozenset(heads[-1:]) if "one" in action else None
+            timeout_s = 0 if "go" in action else 3
+            await self.request_replay(offsets, drop="drop" in action, timeout_s=timeout_s)
 
-    async def ask(self, offsets: frozenset[int] | None, *, drop: bool, timeout_s: float) -> None:
+    async def request_replay(self, offsets: frozenset[int] | None, *, drop: bool, timeout_s: float) -> None:
         request = ReplayRequest(offsets, drop=drop)
         self.feed.add_request(request)
         with anyio.move_on_after(timeout_s), suppress(Refused):
             await request.wait()
 
-    async def come_back(self, *, behind: bool) -> None:
+    async def reattach(self, *, is_rewound: bool) -> None:
         await self.route.detach(self.feed)
         start = self.feed.saved_cursor.processed
-        self.attach(max(start - 5, 0) if behind else start, self.feed.quarantine)
+        self.attach(max(start - 5, 0) if is_rewound else start, self.feed.quarantine)
 
     def check(self) -> None:
-        told = self.feed.statistics()
-        outcomes = told.applied_deltas + told.skipped + told.quarantined + told.dropped
-        assert told.skipped >= 0
-        assert outcomes == told.applied_offset - self.start + self.inherited
+        statistics = self.feed.statistics()
+        outcomes = (
+            statistics.applied_deltas + statistics.skipped + statistics.quarantined + statistics.dropped
+        )
+        assert statistics.skipped >= 0
+        assert outcomes == statistics.applied_offset - self.start + self.inherited
         assert len(self.feed.quarantine) <= self.feed.quarantine.deltas_max
         for one in self.feed.quarantine.records():
             assert one.blocked_by in self.feed.quarantine
-        if self.feed.has_ended and not told.in_call:
+        if self.feed.has_ended and not statistics.in_call:
             assert all(one.offset < self.feed.applied for one in self.feed.quarantine.records())
 
     def check_end(self) -> None:
-        world = self.world
-        told = self.feed.statistics()
-        assert (told.state, told.quarantined, told.lag) == (FeedState.IDLE.value, 0, 0), told
-        wanted = {offset for offset in range(len(world.rows)) if world.wanted(offset)}
-        assert len(world.applied) == len(set(world.applied))
-        assert wanted - set(world.applied) <= world.dropped
-        place = {offset: at for at, offset in enumerate(world.applied)}
-        for offset, row in enumerate(world.rows):
+        sink = self.sink
+        statistics = self.feed.statistics()
+        assert (statistics.state, statistics.quarantined, statistics.lag) == (FeedState.IDLE.value, 0, 0), (
+            statistics
+        )
+        expected = {offset for offset in range(len(sink.rows)) if sink.matches(offset)}
+        assert len(sink.applied) == len(set(sink.applied))
+        assert expected - set(sink.applied) <= sink.dropped
+        position = {offset: at for at, offset in enumerate(sink.applied)}
+        for offset, row in enumerate(sink.rows):
             for cause in row.causes:
-                if offset in place and cause in place and cause not in world.dropped:
-                    assert place[cause] < place[offset]
+                if offset in position and cause in position and cause not in sink.dropped:
+                    assert position[cause] < position[offset]

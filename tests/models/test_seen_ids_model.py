@@ -1,4 +1,4 @@
-"""Seen ids beside a dict that forgets nothing: in memory, on a disk, merged, forgotten, after restarts."""
+"""Seen ids against a dict that forgets nothing: in memory, on disk, merged, forgotten, after restarts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ids = st.integers(0, 150).map(lambda number: id_with_hash(number % 40 << 58, num
 """Some share a hash."""
 
 
-class SeenIdsBesideADict(RuleBasedStateMachine):
-    """Each id is added where it is not known, as its batch is appended; all are asked for at any time."""
+class SeenIdsMachine(RuleBasedStateMachine):
+    """Add unknown ids as their batch is appended, and look up any ids at any time."""
 
     @initialize(
         generation_ids=st.integers(4, 30),
@@ -35,7 +35,7 @@ class SeenIdsBesideADict(RuleBasedStateMachine):
             "retained_min": retained_min,
         }  # fmt: skip
         self.seen = SeenIds(**self.settings)  # type: ignore[arg-type]
-        self.kept = IdStore()
+        self.stored = IdStore()
         self.generation_ids = generation_ids
         self.model: dict[bytes, int] = {}
         self.offset = 0
@@ -48,9 +48,9 @@ class SeenIdsBesideADict(RuleBasedStateMachine):
     def publish(self, batch: list[bytes], gap: int, explicit: bool) -> None:
         self.offset += gap
         found = zip(batch, self.seen.find(batch), strict=True)
-        new = list(dict.fromkeys(one for one, at in found if at is None))  # a batch has each id once
+        new = list(dict.fromkeys(one for one, at in found if at is None))  # a batch holds each id once
         for row, one in enumerate(new):
-            if self.model.get(one, -1) < self.seen.kept_since:  # forgotten: new again
+            if self.model.get(one, -1) < self.seen.kept_since:  # forgotten, so it counts as new
                 self.model.pop(one, None)
             assert one not in self.model
             self.model[one] = self.offset + row
@@ -69,49 +69,49 @@ class SeenIdsBesideADict(RuleBasedStateMachine):
             known = self.model.get(one)
             assert at == known or (at is None and known is not None and known < self.seen.kept_since)
 
-    @rule(back=st.integers(0, 100))
-    def forget(self, back: int) -> None:
-        self.forgot_below = max(self.forgot_below, self.offset - back)
-        self.seen.forget_below(self.offset - back)
+    @rule(distance=st.integers(0, 100))
+    def forget(self, distance: int) -> None:
+        self.forgot_below = max(self.forgot_below, self.offset - distance)
+        self.seen.forget_below(self.offset - distance)
 
     @rule()
     def write(self) -> None:
-        self.kept.write(self.seen)
+        self.stored.write(self.seen)
         assert self.seen.waiting_runs == 0
 
     @rule()
     def merge(self) -> None:
-        self.kept.write(self.seen)
-        self.kept.merge(self.seen)
+        self.stored.write(self.seen)
+        self.stored.merge(self.seen)
 
     @rule()
     def load_filters(self) -> None:
-        self.kept.load_filters(self.seen)
+        self.stored.load_filters(self.seen)
 
     @rule()
     def restart(self) -> None:
-        """As a checkpoint has it: the runs on the disk, and what is in none of them from its columns."""
-        self.kept.write(self.seen)
+        """Restore from the runs on disk and the columns of a checkpoint."""
+        self.stored.write(self.seen)
         before, self.seen = self.seen, SeenIds(**self.settings)  # type: ignore[arg-type]
         kept_since, forgotten = before.kept_since, before.forgotten
-        self.seen.restore(self.kept.reopen(before.runs), kept_since=kept_since, forgotten=forgotten)
+        self.seen.restore(self.stored.reopen(before.runs), kept_since=kept_since, forgotten=forgotten)
         for table in before.unsealed_tables():
             self.seen.add_at(list(table), list(table.values()))
         before.close()
 
     @invariant()
-    def all_above_the_horizon_is_kept(self) -> None:
+    def ids_above_the_horizon_are_stored(self) -> None:
         if not hasattr(self, "seen"):
             return
-        kept = {one: at for one, at in self.model.items() if at >= self.seen.kept_since}
-        assert self.seen.find(list(kept)) == list(kept.values())
+        above_horizon = {one: at for one, at in self.model.items() if at >= self.seen.kept_since}
+        assert self.seen.find(list(above_horizon)) == list(above_horizon.values())
         assert self.seen.kept_since <= self.forgot_below
         statistics = self.seen.statistics()
-        assert statistics.ids >= max(len(kept), min(len(self.model), self.settings["retained_min"]))
+        assert statistics.ids >= max(len(above_horizon), min(len(self.model), self.settings["retained_min"]))
         assert statistics.ids_open < 2 * self.generation_ids + 1
         in_files = [run for run in self.seen.runs if not run.is_in_memory]
-        held = sum(run.nbytes for run in in_files)
-        assert held <= max(self.settings["index_bytes_max"], id_runs.FENCE_BYTES * len(in_files))
+        bytes_held = sum(run.nbytes for run in in_files)
+        assert bytes_held <= max(self.settings["index_bytes_max"], id_runs.FENCE_BYTES * len(in_files))
 
 
-TestSeenIdsBesideADict = SeenIdsBesideADict.TestCase
+TestSeenIdsModel = SeenIdsMachine.TestCase

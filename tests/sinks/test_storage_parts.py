@@ -16,7 +16,7 @@ from delta_prop_sinks import ResumePoint, StorageSink, TryAgain, storage_rows
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import AckLevel, Delta, create, sparse_add
 from delta_prop_wire.errors import Refused
-from tests.delta_prop.rebuilding import Place, PlacedSink
+from tests.delta_prop.rebuilding import FakeStorage, FakeStorageSink
 from tests.sinks.support import FakeLog
 from tests.sinks.test_storage import check_rows, crash
 
@@ -124,7 +124,7 @@ def test_file_without_reach_column_is_usable(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-class SinkAheadOfCursor(PlacedSink):
+class SinkAheadOfCursor(FakeStorageSink):
     """Some of its data are ahead of its cursor."""
 
     async def open(self, context: Any) -> ResumePoint:
@@ -140,7 +140,7 @@ def test_sink_with_rows_beyond_the_log_is_refused(reach: int) -> None:
         log = LogSettings(read_level=AckLevel.LOGGED)
         async with Propagator(data="x", log=log, world=virtual_world(1, disk=SimDisk(1))) as p:
             await p.publish(Delta("a", create([1.0])), Delta("b", create([1.0])))
-            sink = SinkAheadOfCursor(Place())
+            sink = SinkAheadOfCursor(FakeStorage())
             sink.reach = reach
             if reach == 2:
                 await p.attach(sink)

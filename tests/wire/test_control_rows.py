@@ -22,7 +22,7 @@ from delta_prop_wire.delta import Dot, Priority
 from delta_prop_wire.encode import assemble, encode_batch, encode_noop, with_control_types
 from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.spec import Attribute, ErrorCode
-from tests.delta_prop.support import made
+from tests.delta_prop.support import make_delta
 from tests.wire.control_batches import control_batch, without_types
 
 ORIGIN = 0x0000_0ABC_DEF0_0002
@@ -60,7 +60,7 @@ def test_other_types_are_read_and_use_no_dots(kind: ControlType) -> None:
 
 
 def test_batch_of_deltas_uses_dots() -> None:
-    assert uses_dots(encode_batch([made("v")], origin=ORIGIN, base=1))
+    assert uses_dots(encode_batch([make_delta("v")], origin=ORIGIN, base=1))
 
 
 def test_unknown_control_type_is_none_and_uses_no_dots() -> None:

@@ -1,7 +1,7 @@
-"""A sink in simulated time behind the gate: what it can do is drawn, the source always has more.
+"""A simulated sink of random capacity behind the pacing gate, and a source that always has more deltas.
 
-Ticks of 20 ms. A capacity is drawn anew every 100 ms; one that is not used is lost. A lumpy sink takes
-up to 1,000 deltas a call, and lets them go together when their time is over.
+Ticks of 20 ms. A capacity is drawn every 100 ms; unused capacity is lost. A lumpy sink takes
+up to 1,000 deltas a call, and releases them together when the call ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TICKS_A_SECOND = 50
 TICKS_A_STEP = TICKS_A_SECOND // 10
 CALL_DELTAS_MAX = 1_000
-BYTES = 100  # a delta
+BYTES = 100  # per delta
 
 STEPS = (10_000, 20_000, 5_000, 50_000)
 HOLD_S = 10
@@ -29,7 +29,7 @@ SETTLE_S = 5
 
 
 class SmoothSink:
-    """Lets go as it works."""
+    """A sink that releases deltas one by one."""
 
     def __init__(self) -> None:
         self._work = 0.0
@@ -43,7 +43,7 @@ class SmoothSink:
 
 
 class LumpySink:
-    """Lets a whole call go when it is done."""
+    """A sink that releases the deltas of a call together."""
 
     def __init__(self) -> None:
         self._work = 0.0
@@ -67,17 +67,17 @@ class LumpySink:
 
 
 @dataclass
-class Run:
+class RunRecord:
     """Record of a run; by tick: deltas `admitted`, and `possible` with the sink's capacity."""
 
     admitted: list[int] = field(default_factory=list)
     possible: list[float] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)  # by step of the law
-    depths: list[int] = field(default_factory=list)  # by tick
+    rates: list[float] = field(default_factory=list)  # one per step of the law
+    depths: list[int] = field(default_factory=list)  # one per tick
     credit_exceeded: bool = False
 
 
-def run(
+def simulate(
     law: Law,
     *,
     capacity: Callable[[float], float],
@@ -87,12 +87,12 @@ def run(
     demand: Callable[[float], float] | None = None,
     batch: int = 100,
     waiting_max: float = float("inf"),
-) -> Run:
+) -> RunRecord:
     """Run a source against the sink; without `demand` (deltas/s at a time) it always has more."""
     pacer, credits_ = Pacer(), Credits(mailbox, mailbox * BYTES)
     pacer.pace("slow", law, credits_, 0.0)
     sink = LumpySink() if lumpy else SmoothSink()
-    told = Run()
+    record = RunRecord()
     depth, drained, waiting = 0, 0, 0.0
     for tick in range(1, round(seconds * TICKS_A_SECOND) + 1):
         now = tick / TICKS_A_SECOND
@@ -103,38 +103,40 @@ def run(
             admitted += batch
             waiting -= batch
         depth += admitted
-        told.credit_exceeded |= depth > max(mailbox, batch) or depth != credits_.deltas_out
+        record.credit_exceeded |= depth > max(mailbox, batch) or depth != credits_.deltas_out
         work = capacity(now) / TICKS_A_SECOND
         done = sink.serve(depth, work)
         credits_.release(done, done * BYTES)
         depth, drained = depth - done, drained + done
-        told.admitted.append(admitted)
-        told.possible.append(work)
-        told.depths.append(depth)
+        record.admitted.append(admitted)
+        record.possible.append(work)
+        record.depths.append(depth)
         if tick % TICKS_A_STEP == 0:
             pacer.step(now, {"slow": Measure(drained, depth, mailbox)})
-            told.rates.append(law.rate)
+            record.rates.append(law.rate)
             drained = 0
-    return told
+    return record
 
 
 def noisy_steps(seed: int, steps: Sequence[int] = STEPS, hold_s: float = HOLD_S) -> Callable[[float], float]:
-    """A capacity that holds each step, within 20 % of it, drawn evenly every 100 ms."""
-    draws = random.Random(seed)
-    drawn = [step * (1 + draws.uniform(-0.2, 0.2)) for step in steps for _ in range(round(hold_s * 10))]
+    """Return a capacity that follows the steps, with uniform noise of 20 % drawn every 100 ms."""
+    rng = random.Random(seed)
+    capacities = [step * (1 + rng.uniform(-0.2, 0.2)) for step in steps for _ in range(round(hold_s * 10))]
 
     def capacity(now: float) -> float:
-        return drawn[min(int((now - 1e-6) * 10), len(drawn) - 1)]
+        return capacities[min(int((now - 1e-6) * 10), len(capacities) - 1)]
 
     return capacity
 
 
-def windows(told: Run, steps: Sequence[int] = STEPS, hold_s: float = HOLD_S) -> Iterator[tuple[float, float]]:
-    """Of each window of a second, every 100 ms, settled: admitted over capacity, and over what was drawn."""
+def window_ratios(
+    record: RunRecord, steps: Sequence[int] = STEPS, hold_s: float = HOLD_S
+) -> Iterator[tuple[float, float]]:
+    """Yield, for each settled one-second window, admitted over nominal capacity and over drawn capacity."""
     ticks = round(hold_s * TICKS_A_SECOND)
     for index, step in enumerate(steps):
         first = index * ticks + SETTLE_S * TICKS_A_SECOND
         for start in range(first, (index + 1) * ticks - TICKS_A_SECOND + 1, TICKS_A_STEP):
-            admitted = sum(told.admitted[start : start + TICKS_A_SECOND])
-            possible = sum(told.possible[start : start + TICKS_A_SECOND])
+            admitted = sum(record.admitted[start : start + TICKS_A_SECOND])
+            possible = sum(record.possible[start : start + TICKS_A_SECOND])
             yield admitted / step, admitted / possible

@@ -1,4 +1,4 @@
-"""The laws: bounds and smoothing for any measurements, and what each makes of typical sinks."""
+"""Rate laws: limits and smoothing for any measurements, and the rates for typical sinks."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from delta_prop.backpressure.controller import (
     _MeasuredLaw,
 )
 from delta_prop_wire.errors import UsageError
-from tests.delta_prop.backpressure.simulated import TICKS_A_SECOND, Run, run
+from tests.delta_prop.backpressure.simulated import TICKS_A_SECOND, RunRecord, simulate
 
 MakeLaw = Callable[[], _MeasuredLaw]
-both = pytest.mark.parametrize("make", [DrainLaw, DepthLaw])
+with_each_law = pytest.mark.parametrize("make", [DrainLaw, DepthLaw])
 
 amounts = st.one_of(st.integers(-10, 3_000), st.integers(0, 1 << 63))
 samples = st.tuples(amounts, amounts, amounts, st.floats(0, 10) | st.floats(), st.booleans())
 
 
-def per_second(told: Run, first_s: float, last_s: float) -> float:
-    """Admitted deltas a second between two times."""
-    taken = told.admitted[round(first_s * TICKS_A_SECOND) : round(last_s * TICKS_A_SECOND)]
+def admitted_per_s(record: RunRecord, first_s: float, last_s: float) -> float:
+    """Return the deltas admitted per second between two times."""
+    taken = record.admitted[round(first_s * TICKS_A_SECOND) : round(last_s * TICKS_A_SECOND)]
     return sum(taken) * TICKS_A_SECOND / len(taken)
 
 
 # --- any measurements
 
 
-@both
+@with_each_law
 @given(history=st.lists(samples, max_size=15))
-def test_any_measurements_leave_a_rate_within_its_bounds(
+def test_update_any_measurements_keep_rate_within_limits(
     make: MakeLaw, history: list[tuple[int, int, int, float, bool]]
 ) -> None:
     law = make()
@@ -55,18 +55,18 @@ def test_any_measurements_leave_a_rate_within_its_bounds(
         assert isfinite(rate)
         assert 100 <= rate <= 1_000_000
         assert rate >= min(max(FALL_MAX * before, 100), before)
-        # Up by a share of the way at most: of the way to 1,000,000.
+        # A rise is smoothed: up to 30 % of the distance to 1,000,000.
         assert rate <= max(before, 0.3 * 1_000_000 + 0.7 * before)
         assert isfinite(law.drain_rate)
         assert law.drain_rate >= 0
 
 
-@both
+@with_each_law
 @given(
     drains=st.lists(st.tuples(amounts, st.floats(0, 10) | st.floats()), max_size=10),
     share=st.floats(0.01, 0.99),
 )
-def test_a_sink_that_catches_up_leaves_a_rate_within_its_bounds(
+def test_follow_any_drains_keep_rate_within_limits(
     make: MakeLaw, drains: list[tuple[int, float]], share: float
 ) -> None:
     law = make()
@@ -80,7 +80,7 @@ def test_a_sink_that_catches_up_leaves_a_rate_within_its_bounds(
             assert rate == pytest.approx(target if target <= before else 0.3 * target + 0.7 * before)
 
 
-def test_following_goes_down_at_once_and_up_by_a_share() -> None:
+def test_follow_falls_at_once_and_rises_smoothed() -> None:
     law = DrainLaw()
     assert law.follow(drained=500, share=0.5) == 2_500
     assert law.follow(drained=1_500, share=0.5) == pytest.approx(0.3 * 5_000 + 0.7 * 2_500)
@@ -89,86 +89,88 @@ def test_following_goes_down_at_once_and_up_by_a_share() -> None:
 # --- the drain law
 
 
-def steps_of(law: DrainLaw, count: int, **measured: int) -> list[float]:
+def update_n_times(law: DrainLaw, count: int, **measured: int) -> list[float]:
     return [law.update(**measured) for _ in range(count)]
 
 
-def test_a_drop_in_capacity_is_answered_at_once() -> None:
+def test_capacity_drop_lowers_rate_at_once() -> None:
     law = DrainLaw()
-    steps_of(law, 30, drained=1_000, depth=3_500, depth_max=20_000)
+    update_n_times(law, 30, drained=1_000, depth=3_500, depth_max=20_000)
     assert law.rate == pytest.approx(10_000, rel=0.02)
     before = law.rate
     first = law.update(drained=100, depth=12_000, depth_max=20_000)
     assert first == pytest.approx(FALL_MAX * before)
-    assert steps_of(law, 10, drained=100, depth=12_000, depth_max=20_000)[-1] == 100
+    assert update_n_times(law, 10, drained=100, depth=12_000, depth_max=20_000)[-1] == 100
 
 
-def test_an_increase_is_smoothed() -> None:
+def test_capacity_rise_raises_rate_smoothed() -> None:
     law = DrainLaw()
-    steps_of(law, 30, drained=1_000, depth=3_500, depth_max=20_000)
+    update_n_times(law, 30, drained=1_000, depth=3_500, depth_max=20_000)
     rate = law.rate
     after = law.update(drained=1_000, depth=0, depth_max=20_000)
     assert after == pytest.approx(0.3 * 1.5 * rate + 0.7 * rate, rel=0.02)
 
 
-def test_what_leaves_within_a_quarter_of_a_second_and_one_step_may_stand() -> None:
+def test_queue_of_a_quarter_second_and_one_step_is_allowed() -> None:
     law = DrainLaw()
-    wanted = 10_000 // 4 + 1_000
-    assert steps_of(law, 50, drained=1_000, depth=wanted, depth_max=20_000)[-1] == pytest.approx(10_000)
+    depth = 10_000 // 4 + 1_000
+    assert update_n_times(law, 50, drained=1_000, depth=depth, depth_max=20_000)[-1] == pytest.approx(10_000)
     small = DrainLaw()
-    assert steps_of(small, 50, drained=1_000, depth=1_500, depth_max=3_000)[-1] == pytest.approx(10_000)
+    assert update_n_times(small, 50, drained=1_000, depth=1_500, depth_max=3_000)[-1] == pytest.approx(10_000)
 
 
-def test_nothing_is_decided_on_the_first_samples_but_near_the_bound() -> None:
+def test_first_samples_change_rate_only_near_depth_limit() -> None:
     law = DrainLaw()
-    assert steps_of(law, 2, drained=10, depth=500, depth_max=1_000) == [10_000, 10_000]
+    assert update_n_times(law, 2, drained=10, depth=500, depth_max=1_000) == [10_000, 10_000]
     fuller = DrainLaw()
-    assert steps_of(fuller, 2, drained=10, depth=950, depth_max=1_000) == [5_000, 2_500]
+    assert update_n_times(fuller, 2, drained=10, depth=950, depth_max=1_000) == [5_000, 2_500]
 
 
 @pytest.mark.parametrize("make", [DrainLaw, DepthLaw])
-def test_no_time_no_step(make: MakeLaw) -> None:
+def test_update_without_elapsed_time_keeps_rate(make: MakeLaw) -> None:
     law = make()
     assert law.update(drained=10, depth=10, depth_max=10, elapsed_s=0.0) == 10_000  # type: ignore[attr-defined]
     assert law.drain_rate == 0
 
 
-def test_a_late_step_is_measured_over_its_real_time() -> None:
+def test_late_step_is_measured_over_elapsed_time() -> None:
     law = DrainLaw()
     for _ in range(10):
         law.update(drained=5_000, depth=3_500, depth_max=20_000, elapsed_s=0.5)
     assert law.drain_rate == pytest.approx(10_000)
 
 
-def test_a_source_that_offers_less_does_not_make_the_rate_run_away() -> None:
-    told = run(DrainLaw(), capacity=lambda _: 20_000, seconds=20, mailbox=20_000, demand=lambda _: 9_000)
-    assert told.rates[-1] <= HEADROOM * 9_000 * 1.05
-    assert told.rates[-1] >= 9_000
-    assert per_second(told, 5, 20) == pytest.approx(9_000, rel=0.01)
+def test_slow_source_does_not_inflate_rate() -> None:
+    record = simulate(
+        DrainLaw(), capacity=lambda _: 20_000, seconds=20, mailbox=20_000, demand=lambda _: 9_000
+    )
+    assert record.rates[-1] <= HEADROOM * 9_000 * 1.05
+    assert record.rates[-1] >= 9_000
+    assert admitted_per_s(record, 5, 20) == pytest.approx(9_000, rel=0.01)
 
 
-def test_an_idle_source_keeps_its_rate() -> None:
-    told = run(
+def test_idle_source_keeps_its_rate() -> None:
+    record = simulate(
         DrainLaw(),
         capacity=lambda _: 50_000,
         seconds=15,
         mailbox=20_000,
         demand=lambda now: 0 if 5 < now < 10 else 45_000,
     )
-    assert min(told.rates[5 * 10 :]) >= 45_000  # neither idling nor coming back costs anything
-    assert per_second(told, 10.2, 11) == pytest.approx(45_000, rel=0.02)
+    assert min(record.rates[5 * 10 :]) >= 45_000  # neither the idle time nor the restart lowers the rate
+    assert admitted_per_s(record, 10.2, 11) == pytest.approx(45_000, rel=0.02)
 
 
-def test_a_starved_sink_is_not_offered_more_than_a_multiple_of_what_it_drained() -> None:
+def test_starved_sink_rate_is_bounded_by_headroom_times_drain() -> None:
     law = DrainLaw()
-    assert steps_of(law, 20, drained=10, depth=0, depth_max=20_000)[-1] == 10_000
-    assert steps_of(law, 50, drained=1_500, depth=0, depth_max=20_000)[-1] == pytest.approx(
+    assert update_n_times(law, 20, drained=10, depth=0, depth_max=20_000)[-1] == 10_000
+    assert update_n_times(law, 50, drained=1_500, depth=0, depth_max=20_000)[-1] == pytest.approx(
         HEADROOM * 15_000, rel=0.01
     )
 
 
-def test_a_pause_of_the_source_is_no_measure_of_the_sink() -> None:
-    told = run(
+def test_source_pause_does_not_lower_rate() -> None:
+    record = simulate(
         DrainLaw(),
         capacity=lambda _: 20_000,
         seconds=15,
@@ -177,11 +179,11 @@ def test_a_pause_of_the_source_is_no_measure_of_the_sink() -> None:
         batch=10,
         waiting_max=20_000,
     )
-    assert min(told.rates[5 * 10 :]) >= 18_000
+    assert min(record.rates[5 * 10 :]) >= 18_000
 
 
-def test_few_deltas_at_a_time_say_nothing_about_capacity() -> None:
-    told = run(
+def test_low_demand_keeps_initial_rate() -> None:
+    record = simulate(
         DrainLaw(),
         capacity=lambda _: 20_000,
         seconds=5,
@@ -190,67 +192,69 @@ def test_few_deltas_at_a_time_say_nothing_about_capacity() -> None:
         batch=3,
         lumpy=True,
     )
-    assert min(told.rates) == 10_000
+    assert min(record.rates) == 10_000
 
 
 @pytest.mark.parametrize("stall_s", [0.3, 1, 3])
-def test_a_sink_that_stood_still_is_served_again_soon(stall_s: float) -> None:
-    told = run(
+def test_stalled_sink_recovers_its_rate_within_two_seconds(stall_s: float) -> None:
+    record = simulate(
         DrainLaw(), capacity=lambda now: 0 if 5 < now < 5 + stall_s else 20_000, seconds=12, mailbox=20_000
     )
-    assert not told.credit_exceeded
-    assert per_second(told, 5 + stall_s + 2, 12) == pytest.approx(20_000, rel=0.1)
+    assert not record.credit_exceeded
+    assert admitted_per_s(record, 5 + stall_s + 2, 12) == pytest.approx(20_000, rel=0.1)
     for start in range(round((5 + stall_s + 2) * 10), 110):
-        assert per_second(told, start / 10, start / 10 + 1) >= 17_000
+        assert admitted_per_s(record, start / 10, start / 10 + 1) >= 17_000
 
 
 @pytest.mark.parametrize("call_s", [0.2, 1.0, 3.0])
-def test_a_sink_with_long_calls_is_not_throttled_for_what_is_in_hand(call_s: float) -> None:
-    told = run(
+def test_sink_with_long_calls_is_not_throttled_for_in_call_deltas(call_s: float) -> None:
+    record = simulate(
         DrainLaw(), capacity=lambda _: 1_000 / call_s, seconds=48, mailbox=20_000, lumpy=True, batch=100
     )
-    assert per_second(told, 24, 48) == pytest.approx(1_000 / call_s, rel=0.05)
-    # What stands: a quarter of a second's worth, one call that waits and one that is in hand.
-    assert max(told.depths[24 * TICKS_A_SECOND :]) <= 0.25 * 1_000 / call_s + 2_600
+    assert admitted_per_s(record, 24, 48) == pytest.approx(1_000 / call_s, rel=0.05)
+    # The queue: a quarter of a second's worth, one call that waits and one in progress.
+    assert max(record.depths[24 * TICKS_A_SECOND :]) <= 0.25 * 1_000 / call_s + 2_600
 
 
-def test_the_depth_that_stands_is_small_and_steady() -> None:
-    told = run(DrainLaw(), capacity=lambda _: 10_000, seconds=30, mailbox=100_000)
-    settled = told.depths[20 * TICKS_A_SECOND :]
+def test_steady_sink_depth_stays_small_and_stable() -> None:
+    record = simulate(DrainLaw(), capacity=lambda _: 10_000, seconds=30, mailbox=100_000)
+    settled = record.depths[20 * TICKS_A_SECOND :]
     assert max(settled) <= 4_000
     assert min(settled) >= 2_500
 
 
-def test_a_sink_slower_than_the_least_rate_is_held_by_its_credits() -> None:
-    told = run(DrainLaw(), capacity=lambda _: 40, seconds=30, mailbox=500, batch=1)
-    assert not told.credit_exceeded
-    assert told.rates[-1] == 100
-    assert per_second(told, 10, 30) == pytest.approx(40, rel=0.05)
+def test_sink_slower_than_rate_min_is_limited_by_credits() -> None:
+    record = simulate(DrainLaw(), capacity=lambda _: 40, seconds=30, mailbox=500, batch=1)
+    assert not record.credit_exceeded
+    assert record.rates[-1] == 100
+    assert admitted_per_s(record, 10, 30) == pytest.approx(40, rel=0.05)
 
 
-def test_a_large_step_down_is_worked_off_and_then_followed() -> None:
-    told = run(DrainLaw(), capacity=lambda now: 50_000 if now < 5 else 5_000, seconds=20, mailbox=100_000)
-    assert max(told.depths) <= 50_000  # one second's worth at most, of 100,000 that the credits allow
-    assert per_second(told, 14, 20) == pytest.approx(5_000, rel=0.05)
+def test_large_capacity_drop_is_drained_then_followed() -> None:
+    record = simulate(
+        DrainLaw(), capacity=lambda now: 50_000 if now < 5 else 5_000, seconds=20, mailbox=100_000
+    )
+    assert max(record.depths) <= 50_000  # up to one second's worth; the credits allow 100,000
+    assert admitted_per_s(record, 14, 20) == pytest.approx(5_000, rel=0.05)
 
 
-def test_with_a_longer_standing_time_many_calls_may_be_in_flight() -> None:
+def test_longer_standing_time_allows_calls_in_flight() -> None:
     rates = []
     for limits in (RateLimits(), RateLimits(standing_s=1.0)):
         law = DrainLaw(limits)
-        flying = [0] * 6  # 0.6 s from the source to the acknowledgement, however much it is
+        in_flight = [0] * 6  # 0.6 s from the source to the acknowledgement, at any rate
         for _ in range(100):
-            flying.append(round(law.rate / 10))
-            law.update(drained=flying.pop(0), depth=sum(flying), depth_max=100_000)
+            in_flight.append(round(law.rate / 10))
+            law.update(drained=in_flight.pop(0), depth=sum(in_flight), depth_max=100_000)
         rates.append(law.rate)
-    assert rates[0] < 5_000  # what is under way is taken for a queue
+    assert rates[0] < 5_000  # deltas in flight count as a queue
     assert rates[1] > 12_000
 
 
 # --- the specification's law
 
 
-def test_the_specifications_law_in_numbers() -> None:
+def test_depth_law_factors_by_depth() -> None:
     for depth, factor in ((95, 0.5), (80, 0.9), (50, 1.0), (10, 1.1)):
         law = DepthLaw()
         rate = law.update(drained=0, depth=depth, depth_max=100)
@@ -262,7 +266,7 @@ def test_the_specifications_law_in_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid",
     [
         {"rate_min": 0.0},
         {"rate_initial": 50.0},
@@ -276,25 +280,25 @@ def test_the_specifications_law_in_numbers() -> None:
         {"standing_s": 0.0},
     ],
 )
-def test_limits_that_make_no_sense_are_told(wrong: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match=next(iter(wrong)).removeprefix("rate_")):
-        RateLimits(**wrong)
+def test_invalid_rate_limits_are_rejected(invalid: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=next(iter(invalid)).removeprefix("rate_")):
+        RateLimits(**invalid)
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_what_a_call_in_hand_has_done_evens_out_the_lumps(told: bool) -> None:
-    """Calls of 1,000 at 4,700 a second: a second sees 4 of them end, or 5; the work goes on all the time."""
-    law, speed, ended, rates = DrainLaw(), 4_700, 0, []
+@pytest.mark.parametrize("with_in_call", [True, False])
+def test_in_call_progress_smooths_the_rate(with_in_call: bool) -> None:
+    """Calls of 1,000 deltas at 4,700 per second: 4 or 5 calls end each second, while the work is steady."""
+    law, speed, finished, rates = DrainLaw(), 4_700, 0, []
     for step in range(1, 101):
         work = speed * step // 10
-        now_ended = work // 1_000 * 1_000
+        finished_now = work // 1_000 * 1_000
         law.update(
-            drained=now_ended - ended,
-            depth=2_000 + work - now_ended,
+            drained=finished_now - finished,
+            depth=2_000 + work - finished_now,
             depth_max=20_000,
-            in_call=work - now_ended if told else None,
+            in_call=work - finished_now if with_in_call else None,
         )
-        ended = now_ended
+        finished = finished_now
         rates.append(law.rate)
     spread = (max(rates[50:]) - min(rates[50:])) / speed
-    assert (spread < 0.02) if told else (spread > 0.05)
+    assert (spread < 0.02) if with_in_call else (spread > 0.05)

@@ -1,4 +1,4 @@
-"""Credits: a bound in deltas and in bytes that is never exceeded, but by one batch alone."""
+"""Credits: limits in deltas and in bytes, which only a single oversized batch may exceed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from delta_prop.backpressure.credit import Credits
 from delta_prop_wire.errors import UsageError
 
 
-def test_deltas_and_bytes_are_bounds_of_their_own() -> None:
+def test_deltas_and_bytes_are_limited_separately() -> None:
     window = Credits(10, 1_000)
     window.take(6, 100)
     assert window.can_take(4, 900)
@@ -23,7 +23,7 @@ def test_deltas_and_bytes_are_bounds_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("count", "size"), [(11, 1), (1, 1_001), (1_000, 1_000_000)])
-def test_a_batch_larger_than_the_window_goes_alone(count: int, size: int) -> None:
+def test_batch_larger_than_window_is_taken_only_when_empty(count: int, size: int) -> None:
     window = Credits(10, 1_000)
     window.take(1, 1)
     assert not window.can_take(count, size)
@@ -35,7 +35,7 @@ def test_a_batch_larger_than_the_window_goes_alone(count: int, size: int) -> Non
     assert window.available == (10, 1_000)
 
 
-def test_what_does_not_fit_is_a_mistake_and_changes_nothing() -> None:
+def test_take_or_release_beyond_window_raises_and_changes_nothing() -> None:
     window = Credits(10, 1_000)
     window.take(8, 80)
     with pytest.raises(UsageError, match="3 deltas of 30 bytes: only 2 deltas, 920 bytes are left"):
@@ -47,7 +47,7 @@ def test_what_does_not_fit_is_a_mistake_and_changes_nothing() -> None:
     assert (window.deltas_out, window.bytes_out) == (8, 80)
 
 
-def test_what_is_out_can_be_set_even_above_the_window() -> None:
+def test_set_out_accepts_more_than_the_window() -> None:
     window = Credits(10, 1_000)
     window.set_out(15, 200)
     assert window.available == (0, 800)
@@ -59,39 +59,39 @@ def test_what_is_out_can_be_set_even_above_the_window() -> None:
 
 
 @pytest.mark.parametrize(("deltas_max", "bytes_max"), [(0, 1), (1, 0), (-1, 1)])
-def test_a_window_has_room(deltas_max: int, bytes_max: int) -> None:
+def test_window_limits_below_one_are_rejected(deltas_max: int, bytes_max: int) -> None:
     with pytest.raises(UsageError, match="at least 1"):
         Credits(deltas_max, bytes_max)
 
 
 class CreditsMachine(RuleBasedStateMachine):
-    """Any batches in and out, against a list of what is out."""
+    """Take and release any batches, and compare with a list of the batches that are out."""
 
     def __init__(self) -> None:
         super().__init__()
         self.window = Credits(100, 1_000)
-        self.out: list[tuple[int, int]] = []
+        self.taken: list[tuple[int, int]] = []
 
     @rule(count=st.integers(1, 150), size=st.integers(0, 1_500))
-    def let_in(self, count: int, size: int) -> None:
+    def take_batch(self, count: int, size: int) -> None:
         if self.window.can_take(count, size):
             self.window.take(count, size)
-            self.out.append((count, size))
+            self.taken.append((count, size))
         else:
-            assert self.out
+            assert self.taken
             with pytest.raises(UsageError):
                 self.window.take(count, size)
 
-    @rule(which=st.integers(0, 1_000))
-    def apply_one(self, which: int) -> None:
-        if self.out:
-            self.window.release(*self.out.pop(which % len(self.out)))
+    @rule(index=st.integers(0, 1_000))
+    def release_batch(self, index: int) -> None:
+        if self.taken:
+            self.window.release(*self.taken.pop(index % len(self.taken)))
 
     @invariant()
-    def is_never_exceeded(self) -> None:
-        deltas, size = sum(count for count, _ in self.out), sum(size for _, size in self.out)
+    def window_is_never_exceeded(self) -> None:
+        deltas, size = sum(count for count, _ in self.taken), sum(size for _, size in self.taken)
         assert (self.window.deltas_out, self.window.bytes_out) == (deltas, size)
-        assert len(self.out) <= 1 or (deltas <= 100 and size <= 1_000)
+        assert len(self.taken) <= 1 or (deltas <= 100 and size <= 1_000)
         assert min(self.window.available) >= 0
         assert self.window.available == (max(100 - deltas, 0), max(1_000 - size, 0))
 

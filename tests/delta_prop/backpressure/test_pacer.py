@@ -1,4 +1,4 @@
-"""The gate: the smallest rate of the pacing sinks holds, and their credits, and nothing for the others."""
+"""The pacing gate: the smallest rate and the credits of pacing sinks limit the source."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from delta_prop_wire.frames import PressureLevel
 
 @dataclass
 class FixedLaw:
-    """A rate that the test sets; it remembers what it was told."""
+    """A law whose rate the test sets; it records its measurements."""
 
     rate: float = 1_000.0
     drain_rate: float = 0.0
@@ -48,27 +48,27 @@ class FixedLaw:
         return self.rate
 
 
-def a_pacer(**laws: FixedLaw) -> Pacer:
+def new_pacer(**laws: FixedLaw) -> Pacer:
     pacer = Pacer()
     for name, law in laws.items():
         pacer.pace(name, law, None, 0.0)
     return pacer
 
 
-def admitted(pacer: Pacer, now: float, count: int = 1, most: int = 100_000) -> int:
+def admit_deltas(pacer: Pacer, now: float, count: int = 1, count_max: int = 100_000) -> int:
     taken = 0
-    while taken < most and pacer.admits(count, count, now):
+    while taken < count_max and pacer.admits(count, count, now):
         pacer.note(count, count, now)
         taken += count
     return taken
 
 
-# --- nobody paces
+# --- no pacing sink
 
 
-def test_without_a_pacing_sink_there_is_no_limit() -> None:
+def test_pacer_without_pacing_sinks_sets_no_limit() -> None:
     pacer = Pacer()
-    assert admitted(pacer, 0.0, count=1_000, most=1_000_000) == 1_000_000
+    assert admit_deltas(pacer, 0.0, count=1_000, count_max=1_000_000) == 1_000_000
     assert pacer.wait_s(1, 1, 0.0) == 0.0
     assert pacer.step(1.0, {"unknown": Measure(1, 1, 1)}) is None
     pressure = pacer.pressure(0, 100)
@@ -76,29 +76,29 @@ def test_without_a_pacing_sink_there_is_no_limit() -> None:
     assert pressure.retry_after_ms is None
 
 
-def test_the_last_one_that_goes_takes_the_limit_along() -> None:
-    pacer = a_pacer(a=FixedLaw(10.0), b=FixedLaw(100.0))
+def test_released_pacing_sink_no_longer_limits_rate() -> None:
+    pacer = new_pacer(a=FixedLaw(10.0), b=FixedLaw(100.0))
     assert (pacer.rate, pacer.paced_by) == (10.0, "a")
     pacer.release("a", 0.0)
     assert (pacer.rate, pacer.paced_by) == (100.0, "b")
     pacer.release("b", 0.0)
     pacer.release("b", 0.0)
-    assert admitted(pacer, 0.0, most=1_000) == 1_000
+    assert admit_deltas(pacer, 0.0, count_max=1_000) == 1_000
 
 
 # --- the rate
 
 
-def test_a_burst_of_one_interval_then_the_rate() -> None:
-    pacer = a_pacer(a=FixedLaw(1_000.0))
-    assert admitted(pacer, 0.0) == 100
-    assert admitted(pacer, 0.05) == 50
-    assert admitted(pacer, 60.0) == 100  # what was not used is not saved up
+def test_admission_allows_one_interval_burst_then_rate() -> None:
+    pacer = new_pacer(a=FixedLaw(1_000.0))
+    assert admit_deltas(pacer, 0.0) == 100
+    assert admit_deltas(pacer, 0.05) == 50
+    assert admit_deltas(pacer, 60.0) == 100  # unused tokens beyond one burst are not saved
 
 
-def test_the_wait_is_when_it_goes() -> None:
-    pacer = a_pacer(a=FixedLaw(300.0))
-    assert admitted(pacer, 0.0) == 30
+def test_wait_ends_exactly_when_batch_is_admitted() -> None:
+    pacer = new_pacer(a=FixedLaw(300.0))
+    assert admit_deltas(pacer, 0.0) == 30
     wait_s = pacer.wait_s(7, 1, 0.0)
     assert wait_s == pytest.approx(7 / 300)
     assert not pacer.admits(7, 1, wait_s * 0.99)
@@ -106,20 +106,20 @@ def test_the_wait_is_when_it_goes() -> None:
     assert pacer.wait_s(7, 1, wait_s) == 0.0
 
 
-def test_a_new_rate_holds_from_its_step_on() -> None:
+def test_new_rate_applies_from_its_step_on() -> None:
     law = FixedLaw(1_000.0)
-    pacer = a_pacer(a=law)
-    assert admitted(pacer, 0.0) == 100
+    pacer = new_pacer(a=law)
+    assert admit_deltas(pacer, 0.0) == 100
     law.rate = 100_000.0
     pacer.step(0.05, {"a": Measure(0, 0, 10)})
-    assert admitted(pacer, 0.05) == 50
+    assert admit_deltas(pacer, 0.05) == 50
     law.rate = 100.0
     pacer.step(0.06, {"a": Measure(0, 0, 10)})
-    assert admitted(pacer, 0.06) == 10  # 1,000 were gathered, and the bucket shrank
+    assert admit_deltas(pacer, 0.06) == 10  # the bucket held 1,000 tokens, and shrank
 
 
-def test_a_batch_larger_than_the_bucket_goes_when_it_is_full_and_is_paid_for() -> None:
-    pacer = a_pacer(a=FixedLaw(100.0))
+def test_batch_larger_than_bucket_goes_when_full_and_is_paid_for() -> None:
+    pacer = new_pacer(a=FixedLaw(100.0))
     assert pacer.admits(1_000, 1, 0.0)
     pacer.note(1_000, 1, 0.0)
     assert pacer.wait_s(1_000, 1, 0.0) == pytest.approx(10.0)
@@ -127,9 +127,9 @@ def test_a_batch_larger_than_the_bucket_goes_when_it_is_full_and_is_paid_for() -
     assert pacer.admits(1_000, 1, 10.0)
 
 
-def test_beside_a_large_batch_goes_what_the_bucket_shrank_by_and_no_more() -> None:
+def test_shrunken_bucket_admits_batch_and_leaves_debt() -> None:
     law = FixedLaw(110.0)
-    pacer = a_pacer(a=law)
+    pacer = new_pacer(a=law)
     pacer.note(1, 1, 0.0)
     law.rate = 100.0
     pacer.step(0.0, {"a": Measure(0, 0, 1)})
@@ -140,17 +140,17 @@ def test_beside_a_large_batch_goes_what_the_bucket_shrank_by_and_no_more() -> No
 
 @given(
     rates=st.lists(st.floats(100, 1_000_000), min_size=1, max_size=12),
-    asked=st.lists(st.tuples(st.floats(0, 0.3), st.integers(1, 5_000)), min_size=1, max_size=60),
+    requests=st.lists(st.tuples(st.floats(0, 0.3), st.integers(1, 5_000)), min_size=1, max_size=60),
 )
-def test_never_more_than_rate_times_time_and_a_burst(
-    rates: list[float], asked: list[tuple[float, int]]
+def test_admitted_total_never_exceeds_rate_times_time_plus_burst(
+    rates: list[float], requests: list[tuple[float, int]]
 ) -> None:
     law = FixedLaw(rates[0])
-    pacer = a_pacer(a=law)
+    pacer = new_pacer(a=law)
     now, allowed, total = 0.0, 0.0, 0
-    for turn, (later_s, count) in enumerate(asked):
-        now += later_s
-        allowed += law.rate * later_s
+    for turn, (pause_s, count) in enumerate(requests):
+        now += pause_s
+        allowed += law.rate * pause_s
         if pacer.admits(count, 1, now):
             pacer.note(count, 1, now)
             total += count
@@ -158,73 +158,73 @@ def test_never_more_than_rate_times_time_and_a_burst(
             wait_s = pacer.wait_s(count, 1, now)
             assert wait_s is not None
             assert 0 < wait_s <= 50 + 0.1  # 5,000 deltas at 100 a second, and a full bucket
-        largest = max(count for _, count in asked[: turn + 1])
+        largest = max(count for _, count in requests[: turn + 1])
         bursts = [rate * INTERVAL_S for rate in rates]
         assert total <= allowed + max(*bursts, max(bursts) - min(bursts) + largest) * 1.000001
         law.rate = rates[turn % len(rates)]
         pacer.step(now, {"a": Measure(0, 0, 1)})
-    # Whatever was held back goes when the wait is over.
-    count = asked[-1][1]
+    # A batch that was held back is admitted when the wait is over.
+    count = requests[-1][1]
     wait_s = pacer.wait_s(count, 1, now)
     assert wait_s is not None
     assert pacer.admits(count, 1, now + wait_s)
 
 
-def test_a_clock_that_stands_still_or_back_gives_nothing() -> None:
-    pacer = a_pacer(a=FixedLaw(1_000.0))
-    assert admitted(pacer, 5.0) == 100
-    assert admitted(pacer, 5.0) == 0
-    assert admitted(pacer, 4.0) == 0
-    assert admitted(pacer, 5.01) == 10
+def test_clock_that_stops_or_goes_back_adds_no_tokens() -> None:
+    pacer = new_pacer(a=FixedLaw(1_000.0))
+    assert admit_deltas(pacer, 5.0) == 100
+    assert admit_deltas(pacer, 5.0) == 0
+    assert admit_deltas(pacer, 4.0) == 0
+    assert admit_deltas(pacer, 5.01) == 10
 
 
 # --- credits
 
 
-def test_credits_are_taken_of_every_sink_and_come_back_with_progress() -> None:
+def test_credits_of_every_sink_are_taken_and_released() -> None:
     pacer, wide, narrow = Pacer(), Credits(1_000, 10_000), Credits(10, 10_000)
     pacer.pace("wide", FixedLaw(1e6), wide, 0.0)
     pacer.pace("narrow", FixedLaw(1e6), narrow, 0.0)
-    assert admitted(pacer, 0.0, count=5) == 10
+    assert admit_deltas(pacer, 0.0, count=5) == 10
     assert (wide.deltas_out, narrow.deltas_out) == (10, 10)
     assert pacer.wait_s(5, 5, 0.0) is None
     narrow.release(5, 5)
     assert pacer.wait_s(5, 5, 0.0) == 0.0
-    assert admitted(pacer, 0.0, count=5) == 5
+    assert admit_deltas(pacer, 0.0, count=5) == 5
 
 
 @given(
-    asked=st.lists(st.tuples(st.integers(1, 80), st.integers(0, 800), st.integers(0, 60)), max_size=60),
+    requests=st.lists(st.tuples(st.integers(1, 80), st.integers(0, 800), st.integers(0, 60)), max_size=60),
 )
-def test_credits_are_never_exceeded(asked: list[tuple[int, int, int]]) -> None:
+def test_credits_are_never_exceeded(requests: list[tuple[int, int, int]]) -> None:
     pacer, window = Pacer(), Credits(50, 500)
     pacer.pace("a", FixedLaw(1e6), window, 0.0)
     out: list[tuple[int, int]] = []
-    for turn, (count, size, applied) in enumerate(asked):
+    for turn, (count, size, applied) in enumerate(requests):
         if pacer.admits(count, size, turn * 1.0):
             pacer.note(count, size, turn * 1.0)
             out.append((count, size))
-        alone = len(out) == 1
-        assert alone or (window.deltas_out <= 50 and window.bytes_out <= 500)
+        single_batch = len(out) == 1
+        assert single_batch or (window.deltas_out <= 50 and window.bytes_out <= 500)
         if out and applied > 30:
             window.release(*out.pop(0))
         assert (window.deltas_out, window.bytes_out) == (sum(c for c, _ in out), sum(s for _, s in out))
 
 
-# --- what each law is told
+# --- the measures that each law gets
 
 
-def test_only_who_held_the_source_back_is_told_so() -> None:
-    slow, fast = FixedLaw(100.0), FixedLaw(1_000.0)
-    pacer = a_pacer(slow=slow, fast=fast)
+def test_only_limiting_sink_is_not_demand_limited() -> None:
+    slow, unlimited = FixedLaw(100.0), FixedLaw(1_000.0)
+    pacer = new_pacer(slow=slow, fast=unlimited)
     measures = {"slow": Measure(1, 0, 10), "fast": Measure(1, 0, 10)}
-    assert admitted(pacer, 0.0, most=5) == 5
+    assert admit_deltas(pacer, 0.0, count_max=5) == 5
     pacer.step(0.1, measures)
-    assert (slow.demand_limited, fast.demand_limited) == (True, True)
-    admitted(pacer, 0.1)
+    assert (slow.demand_limited, unlimited.demand_limited) == (True, True)
+    admit_deltas(pacer, 0.1)
     pacer.step(0.2, measures)
-    assert (slow.demand_limited, fast.demand_limited) == (False, True)
-    pacer.step(0.3, measures)  # nobody asked again: it still waits
+    assert (slow.demand_limited, unlimited.demand_limited) == (False, True)
+    pacer.step(0.3, measures)  # nothing asked again: the batch still waits
     assert slow.demand_limited is False
     assert pacer.admits(1, 1, 0.35)
     pacer.step(0.4, measures)
@@ -232,17 +232,17 @@ def test_only_who_held_the_source_back_is_told_so() -> None:
     assert slow.demand_limited is True
 
 
-def test_who_lacks_credits_held_the_source_back() -> None:
+def test_sink_without_credits_is_not_demand_limited() -> None:
     pacer, law = Pacer(), FixedLaw(1e6)
     window = Credits(10, 100)
     pacer.pace("a", law, window, 0.0)
     pacer.pace("b", FixedLaw(1e5), None, 0.0)
-    admitted(pacer, 0.0)
+    admit_deltas(pacer, 0.0)
     pacer.step(0.1, {"a": Measure(0, 10, 10)})
     assert law.demand_limited is False
 
 
-def test_a_law_is_stepped_with_the_time_since_its_last_step() -> None:
+def test_law_is_stepped_with_time_since_its_last_step() -> None:
     law = FixedLaw()
     pacer = Pacer()
     pacer.pace("a", law, None, 7.0)
@@ -253,7 +253,7 @@ def test_a_law_is_stepped_with_the_time_since_its_last_step() -> None:
 # --- suspended, catching up
 
 
-def test_a_suspended_sink_limits_nothing() -> None:
+def test_suspended_sink_sets_no_limit() -> None:
     pacer, window = Pacer(), Credits(1, 1)
     law = FixedLaw(100.0)
     pacer.pace("a", law, window, 0.0)
@@ -261,18 +261,18 @@ def test_a_suspended_sink_limits_nothing() -> None:
     assert not pacer.admits(1, 1, 5.0)
     pacer.suspend("a", 5.0)
     assert (pacer.mode("a"), pacer.rate, pacer.paced_by) == (Mode.SUSPENDED, None, None)
-    assert admitted(pacer, 5.0, most=1_000) == 1_000
+    assert admit_deltas(pacer, 5.0, count_max=1_000) == 1_000
     assert pacer.pressure(0, 100).level is PressureLevel.OK
     pacer.step(6.0, {"a": Measure(5, 5, 5)})
-    assert law.demand_limited is None  # not stepped
+    assert law.demand_limited is None  # the law was not stepped
     window.set_out(0, 0)
     pacer.resume("a", 6.0)
     assert pacer.admits(1, 1, 6.0)
     pacer.step(6.1, {"a": Measure(5, 5, 5)})
-    assert law.elapsed_s == pytest.approx(0.1)  # the pause is no measure
+    assert law.elapsed_s == pytest.approx(0.1)  # the pause does not count as elapsed time
 
 
-def test_a_sink_that_catches_up_lets_the_source_have_a_share() -> None:
+def test_catching_up_sink_limits_source_to_share_of_drain() -> None:
     pacer, window, law = Pacer(), Credits(10, 100), FixedLaw(5_000.0)
     pacer.pace("a", law, window, 0.0)
     window.set_out(10, 100)
@@ -280,20 +280,20 @@ def test_a_sink_that_catches_up_lets_the_source_have_a_share() -> None:
     assert pacer.mode("a") is Mode.CATCHING_UP
     assert pacer.step(0.1, {"a": Measure(200, 50_000, 10)}) == pytest.approx(0.6 * 2_000)
     assert law.followed == 0.6
-    assert admitted(pacer, 1.0) == 120  # credits are no matter
+    assert admit_deltas(pacer, 1.0) == 120  # credits do not limit a sink that catches up
     assert window.deltas_out == 10
     with pytest.raises(UsageError, match="between 0 and 1"):
         pacer.catch_up("a", 1.0, share=1.0)
 
 
-def test_a_sink_that_catches_up_arrives() -> None:
+def test_catching_up_sink_reaches_log_end() -> None:
     pacer, law = Pacer(), DrainLaw()
     pacer.pace("a", law, None, 0.0)
     pacer.catch_up("a", 0.0)
     lag, now = 30_000, 0.0
     for step in range(1, 201):
         now = step * INTERVAL_S
-        lag += admitted(pacer, now)
+        lag += admit_deltas(pacer, now)
         drained = min(lag, 800)
         lag -= drained
         pacer.step(now, {"a": Measure(drained, lag, 1_000)})
@@ -303,8 +303,8 @@ def test_a_sink_that_catches_up_arrives() -> None:
     assert pacer.rate == pytest.approx(0.7 * 8_000, rel=0.1)
 
 
-def test_modes_are_for_sinks_that_pace() -> None:
-    pacer = a_pacer(index=FixedLaw())
+def test_suspend_of_sink_that_does_not_pace_is_rejected() -> None:
+    pacer = new_pacer(index=FixedLaw())
     assert pacer.mode("cache") is None
     with pytest.raises(UsageError, match="'cache': it does not pace: name one that does: 'index'"):
         pacer.suspend("cache", 0.0)
@@ -313,43 +313,43 @@ def test_modes_are_for_sinks_that_pace() -> None:
 # --- two shapes of depth
 
 
-def test_a_backlog_of_the_sinks_own_holds_the_source_near_its_half() -> None:
+def test_sink_backlog_is_held_below_half_of_its_limit() -> None:
     """An index that links 4,000 rows a second in the background, and takes rows at any rate."""
     pacer = Pacer()
     pacer.pace("index", DrainLaw(), None, 0.0)
-    backlog, bound, worst, taken = 9_000, 10_000, 0, 0
+    backlog, bound, backlog_max, taken = 9_000, 10_000, 0, 0
     for step in range(1, 301):
         now = step * INTERVAL_S
-        arrived = admitted(pacer, now, count=10)
+        arrived = admit_deltas(pacer, now, count=10)
         linked = min(backlog + arrived, 400)
         backlog += arrived - linked
-        worst = max(worst, backlog)
+        backlog_max = max(backlog_max, backlog)
         pacer.step(now, {"index": Measure(linked, backlog, bound)})
         taken += arrived if step > 200 else 0
-    assert worst <= 11_000  # the rate that it started with, until it was measured
+    assert backlog_max <= 11_000  # the initial rate, until the first measurement
     assert backlog <= bound / 2
     assert taken == pytest.approx(40_000, rel=0.05)
 
 
-def test_a_log_that_runs_full_is_held_below_its_limit() -> None:
-    """A required sink at 80 % of the log's limit: depth is the part above, and it is no mailbox."""
+def test_filling_log_is_held_below_its_limit() -> None:
+    """A required sink at 80 % of the log's limit: its depth is the part above that, not a mailbox."""
     pacer = Pacer()
     pacer.pace("storage", DrainLaw(), None, 0.0)
-    above, space, worst = 0, 200_000, 0
+    depth, limit, depth_max = 0, 200_000, 0
     for step in range(1, 301):
-        above += admitted(pacer, step * INTERVAL_S, count=100)
-        drained = min(above, 300)
-        above -= drained
-        worst = max(worst, above)
-        pacer.step(step * INTERVAL_S, {"storage": Measure(drained, above, space)})
-    assert worst < space / 10
-    assert above < 3_000
+        depth += admit_deltas(pacer, step * INTERVAL_S, count=100)
+        drained = min(depth, 300)
+        depth -= drained
+        depth_max = max(depth_max, depth)
+        pacer.step(step * INTERVAL_S, {"storage": Measure(drained, depth, limit)})
+    assert depth_max < limit / 10
+    assert depth < 3_000
 
 
-# --- what is told
+# --- reported pressure
 
 
-def test_the_levels_and_their_reasons() -> None:
+def test_pressure_levels_and_reasons_by_queue_depth() -> None:
     law = FixedLaw(1_000.0)
     pacer, window = Pacer(), Credits(10, 1_000)
     pacer.pace("index", law, window, 0.0)
@@ -360,7 +360,7 @@ def test_the_levels_and_their_reasons() -> None:
     warned = pacer.pressure(0, 100)
     assert (warned.level, warned.paced_by, warned.rate_limit) == (PressureLevel.WARN, "index", 1_000.0)
     assert "'index' is pacing: 8 of 10 deltas" in warned.reason
-    assert admitted(pacer, 0.1) == 10
+    assert admit_deltas(pacer, 0.1) == 10
     throttled = pacer.pressure(49, 100)
     assert (throttled.level, throttled.retry_after_ms) == (PressureLevel.THROTTLE, 50)
     assert "drains 100 deltas/s; the source may send 1000 deltas/s" in throttled.reason
@@ -375,13 +375,15 @@ def test_the_levels_and_their_reasons() -> None:
     assert pacer.pressure(100, 100).retry_after_ms == RETRY_AFTER_MS_MAX
 
 
-def test_a_gate_that_held_nothing_back_for_an_interval_is_open() -> None:
-    pacer = a_pacer(a=FixedLaw(1_000.0))
-    admitted(pacer, 0.0)
+def test_gate_without_held_batch_for_an_interval_reports_ok() -> None:
+    pacer = new_pacer(a=FixedLaw(1_000.0))
+    admit_deltas(pacer, 0.0)
     assert pacer.pressure(5, 100).level is PressureLevel.THROTTLE
     assert pacer.admits(1, 1, 0.05)
     pacer.step(0.1, {"a": Measure(1, 0, 10)})
-    assert pacer.pressure(5, 100).level is PressureLevel.THROTTLE  # in the last interval
+    assert (
+        pacer.pressure(5, 100).level is PressureLevel.THROTTLE
+    )  # a batch was held back in the last interval
     pacer.step(0.2, {"a": Measure(1, 0, 10)})
     assert pacer.pressure(5, 100).level is PressureLevel.OK
     assert pacer.rates() == {"a": (1_000.0, pytest.approx(10.0))}

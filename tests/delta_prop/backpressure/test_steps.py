@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from delta_prop.backpressure.controller import DepthLaw, DrainLaw
-from tests.delta_prop.backpressure.simulated import HOLD_S, STEPS, noisy_steps, run, windows
+from tests.delta_prop.backpressure.simulated import HOLD_S, STEPS, noisy_steps, simulate, window_ratios
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,30 +18,39 @@ MAILBOXES = (5_000, 20_000, 100_000)
 TOLERANCE = 0.15
 
 
-def stepped(law: Callable[[], Law], mailbox: int, seeds: int, *, lumpy: bool) -> tuple[float, float, float]:
-    """The worst deviation from capacity, from what was drawn, and the share of windows outside."""
+def simulate_steps(
+    law: Callable[[], Law], mailbox: int, seeds: int, *, lumpy: bool
+) -> tuple[float, float, float]:
+    """Return the worst deviations from nominal and drawn capacity, and the share of windows outside."""
     deviations: list[tuple[float, float]] = []
     for seed in range(seeds):
-        told = run(
+        record = simulate(
             law(), capacity=noisy_steps(seed), seconds=HOLD_S * len(STEPS), mailbox=mailbox, lumpy=lumpy
         )
-        assert not told.credit_exceeded
-        deviations += [(abs(of_true - 1), abs(of_drawn - 1)) for of_true, of_drawn in windows(told)]
-    outside = sum(of_true > TOLERANCE for of_true, _ in deviations) / len(deviations)
-    worst_true, worst_drawn = (max(column) for column in zip(*deviations, strict=True))
-    return worst_true, worst_drawn, outside
+        assert not record.credit_exceeded
+        deviations += [
+            (abs(of_capacity - 1), abs(of_drawn - 1)) for of_capacity, of_drawn in window_ratios(record)
+        ]
+    outside_share = sum(of_capacity > TOLERANCE for of_capacity, _ in deviations) / len(deviations)
+    worst_of_capacity, worst_drawn = (max(column) for column in zip(*deviations, strict=True))
+    return worst_of_capacity, worst_drawn, outside_share
 
 
 @pytest.mark.parametrize("lumpy", [False, True], ids=["smooth", "lumpy"])
-def test_the_source_follows_the_capacity_of_a_pacing_sink(lumpy: bool, full: bool) -> None:
+def test_source_follows_stepped_capacity_of_pacing_sink(lumpy: bool, full: bool) -> None:
     seeds = 10 if full or not lumpy else 3
     print(f"\n{'lumpy' if lumpy else 'smooth'} sink, {seeds} seeds; windows of 1 s, 5 s after each step")
     print(f"{'law':>14} {'mailbox':>8} {'worst of true':>14} {'worst of drawn':>15} {'outside 15 %':>13}")
     for mailbox in MAILBOXES:
-        ours, drawn, outside = stepped(DrainLaw, mailbox, seeds, lumpy=lumpy)
-        print(f"{'drain':>14} {mailbox:8} {ours:14.1%} {drawn:15.1%} {outside:13.1%}")
-        theirs, their_drawn, their_outside = stepped(DepthLaw, mailbox, seeds if full else 1, lumpy=lumpy)
-        print(f"{'specification':>14} {mailbox:8} {theirs:14.1%} {their_drawn:15.1%} {their_outside:13.1%}")
-        assert ours <= TOLERANCE
-        assert outside == 0
-        assert their_outside > 0.2  # the comparison that the choice of the law rests on
+        drain_worst, drain_of_drawn, outside_share = simulate_steps(DrainLaw, mailbox, seeds, lumpy=lumpy)
+        print(f"{'drain':>14} {mailbox:8} {drain_worst:14.1%} {drain_of_drawn:15.1%} {outside_share:13.1%}")
+        depth_worst, depth_of_drawn, depth_outside = simulate_steps(
+            DepthLaw, mailbox, seeds if full else 1, lumpy=lumpy
+        )
+        print(
+            f"{'specification':>14} {mailbox:8} {depth_worst:14.1%} {depth_of_drawn:15.1%} "
+            f"{depth_outside:13.1%}"
+        )
+        assert drain_worst <= TOLERANCE
+        assert outside_share == 0
+        assert depth_outside > 0.2  # the depth law misses often: the reason for the drain law

@@ -37,7 +37,7 @@ class ChainService:
         self._connection = object()
 
     def hello(self, claims: Sequence[OriginClaim]) -> Welcome:
-        grants = self.bench.chain.claim(claims, "owner", self.bench.now)
+        grants = self.bench.pipeline.claim(claims, "owner", self.bench.now)
         return Welcome(
             origins=tuple(OriginGrant(one.origin, one.epoch, one.watermark) for one in grants),
             log=Cursor(self.log_id, 0, self.bench.log.next_offset),
@@ -51,14 +51,14 @@ class ChainService:
         self.bench = Bench()
         for logged in remaining:
             relogged = self.bench.log.append(logged.batch, lamport=logged.lamport, source=logged.source)
-            self.bench.chain.restore(relogged, 0.0)
+            self.bench.pipeline.restore(relogged, 0.0)
             self.bench.routed.append(relogged)
         for origin, epoch in owners.items():
-            self.bench.chain.origins.restore(origin, epoch, 0.0)
+            self.bench.pipeline.origins.restore(origin, epoch, 0.0)
 
     def _grants(self) -> list[OriginGrant]:
-        active, _ = self.bench.chain.origins.list_all()
-        found = [(one, self.bench.chain.origins.get(one)) for one in active]
+        active, _ = self.bench.pipeline.origins.list_all()
+        found = [(one, self.bench.pipeline.origins.get(one)) for one in active]
         return [
             OriginGrant(one, state.epoch, 0) for one, state in found if state is not None and one >> 20 != 1
         ]
@@ -83,7 +83,7 @@ class ChainService:
                 self._answer(frame, None if refusal else done.result(), refusal)
 
         receipt.add_done_callback(answer)
-        self.bench.chain.offer(SequencedBatch(batch, Sender("owner"), receipt), self.bench.now)
+        self.bench.pipeline.offer(SequencedBatch(batch, Sender("owner"), receipt), self.bench.now)
 
     forgiving = False
     """True if a dot may be reused with other bytes, as batches built anew after a lost tail do."""

@@ -87,7 +87,7 @@ class Caller(Wire):
         receipt = Receipt()
         receipt.add_done_callback(lambda done: self.service._answer(frame, None, done.refusal()))
         work = SequencedBatch(batch, Sender("owner"), receipt, final_refusal=refusal)
-        self.service.bench.chain.offer(work, self.service.bench.now)
+        self.service.bench.pipeline.offer(work, self.service.bench.now)
 
     def _note(self, outcome: PublishAck | Refused) -> None:
         self.notes += 1

@@ -82,7 +82,7 @@ class Wire:
             self.send()
             while self.between:
                 self.arrive()
-            self.service.bench.chain.tick(self.service.bench.now)
+            self.service.bench.pipeline.tick(self.service.bench.now)
             while self.service.answers:
                 self.answer()
             if not self.out.in_flight_offers:

@@ -10,7 +10,7 @@ from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import Refused
 from tests.delta_prop.durable.quarantined import service
-from tests.delta_prop.rebuilding import Place, PlacedSink
+from tests.delta_prop.rebuilding import FakeStorage, FakeStorageSink
 
 TIGHT = LogSettings(
     segment_bytes_max=1500,
@@ -25,12 +25,12 @@ TIGHT = LogSettings(
 
 @pytest.mark.parametrize("invalidates", [True, False])
 def test_absent_sink_is_invalidated_on_a_full_log_if_allowed(invalidates: bool) -> None:
-    place = Place()
+    place = FakeStorage()
 
     async def main() -> None:
         disk = SimDisk(1)
         async with service(disk, 1, TIGHT) as p:
-            sink = PlacedSink(place)
+            sink = FakeStorageSink(place)
             await p.attach(sink, on_log_full="invalidate_cursor" if invalidates else "refuse")
             await p.publish(Delta("first", create([1.0])))
 
@@ -44,7 +44,7 @@ def test_absent_sink_is_invalidated_on_a_full_log_if_allowed(invalidates: bool) 
                     await publish(p)
                 return
             await publish(p)
-            await p.attach(PlacedSink(place))
+            await p.attach(FakeStorageSink(place))
             await p.wait_visible(301)
             assert p.statistics().sinks["placed"].rebuilds == 1
         assert {key: state.vector[0] for (_, key), state in place.states.items()} == {  # type: ignore[index]

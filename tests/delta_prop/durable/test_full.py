@@ -23,7 +23,7 @@ from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.frames import PressureLevel
-from tests.delta_prop.support import made
+from tests.delta_prop.support import make_delta
 from tests.page_samples import mask_numbers, printed_in, sample
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def run_with_site(
             async with Producer(
                 "server:7373", name="p", settings=LONG_TIMEOUTS, world=site.clients
             ) as producer:
-                await producer.publish(made("before"))
+                await producer.publish(make_delta("before"))
                 await scenario(site, producer)
             tasks.cancel_scope.cancel()
 
@@ -94,7 +94,7 @@ def run_with_site(
 async def offer_in_batches(producer: Producer, count: int = CALLS) -> None:
     """So many calls, each in a batch of its own."""
     for number in range(count):
-        producer.offer(made(str(number)))
+        producer.offer(make_delta(str(number)))
         await anyio.sleep(0.001)
 
 
@@ -137,7 +137,7 @@ def test_full_disk_is_reported_everywhere_and_a_retry_is_one_frame() -> None:
     async def scenario(site: Site, producer: Producer) -> None:
         site.fill_disk()
         await anyio.sleep(0.2)
-        await producer.publish(made("asks how much is left"))
+        await producer.publish(make_delta("asks how much is left"))
         began_s = site.world.clock.now()
         await offer_in_batches(producer)
         await anyio.sleep(57)
@@ -222,7 +222,7 @@ def test_full_queue_is_reported() -> None:
         gate.admits = lambda *_: False  # type: ignore[method-assign]
         began_s = site.world.clock.now()
         for number in range(30):
-            p.offer(made(str(number)))
+            p.offer(make_delta(str(number)))
         await anyio.sleep(5)
         await check_reported(site, "queue", began_s)
         del gate.admits

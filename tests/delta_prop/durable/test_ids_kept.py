@@ -20,7 +20,7 @@ from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import Delta, opaque
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.support import refused
+from tests.delta_prop.support import catch_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -327,7 +327,7 @@ def test_corrupted_id_run_is_rebuilt_from_the_log(index_bytes_max: int) -> None:
             corrupted_run = ids_of(p).runs[0]
             for page in range(corrupted_run.facts.pages):
                 disk.flip(corrupted_run.path, corrupted_run.facts.page_bytes * page + 3)
-            refusal = await refused(p.offer(delta(3)).wait())
+            refusal = await catch_refusal(p.offer(delta(3)).wait())
             assert (refusal.code, refusal.retryable) == (ErrorCode.LOG_FAILED, True)
             assert (await p.publish(delta(3))).duplicates == {0: 3}, "a waiting caller gets the exact answer"
             await settle(p)

@@ -29,7 +29,7 @@ from tests.delta_prop.durable.quarantined import (
     rows_of,
     service,
 )
-from tests.delta_prop.rebuilding import History, Place, PlacedSink, same
+from tests.delta_prop.rebuilding import FakeStorage, FakeStorageSink, History, assert_same_states
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +129,7 @@ def test_interrupted_replay_has_one_effect(when: Literal["before", "after"], kee
     assert store.given == [0, 1, 2, 3]
 
 
-class RejectsOne(PlacedSink):
+class RejectsOne(FakeStorageSink):
     """Rejects the delta at offset 2, which is given to it alone."""
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
@@ -139,7 +139,7 @@ class RejectsOne(PlacedSink):
 
 
 def test_rebuild_clears_the_quarantine() -> None:
-    place, disks = Place(), [SimDisk(1)]
+    place, disks = FakeStorage(), [SimDisk(1)]
 
     async def first() -> None:
         async with service(disks[0], 1) as p:
@@ -152,7 +152,7 @@ def test_rebuild_clears_the_quarantine() -> None:
             history.take_snapshot()
             p.rebuild("placed")
             await p.wait_visible(5)
-            same(place.states, history.states())
+            assert_same_states(place.states, history.states())
             disks.append(disks[0].crash(1))
 
     async def second() -> None:

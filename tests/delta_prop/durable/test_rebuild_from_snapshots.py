@@ -17,8 +17,8 @@ from delta_prop_wire.delta import Delta, Source, create, delete, offset, scale, 
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.rebuilding import History, Place, PlacedSink, same
-from tests.delta_prop.support import refused
+from tests.delta_prop.rebuilding import FakeStorage, FakeStorageSink, History, assert_same_states
+from tests.delta_prop.support import catch_refusal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,11 +57,11 @@ def alive_states(history: History) -> dict[tuple[str, str], object]:
 def test_absent_sinks_catch_up_to_the_full_fold() -> None:
     async def main() -> None:
         disk = SimDisk(1)
-        holding, released, lines = Place(), Place(), CallbackSink(lambda *_: None, name="lines")
+        holding, released, lines = FakeStorage(), FakeStorage(), CallbackSink(lambda *_: None, name="lines")
         steady: list[int] = []
         async with service(disk, 1) as p:
-            await p.attach(PlacedSink(holding, "kept"))
-            await p.attach(PlacedSink(released, "let go"))
+            await p.attach(FakeStorageSink(holding, "kept"))
+            await p.attach(FakeStorageSink(released, "let go"))
             await p.attach(lines)
             history = History(p)
             await load(p, history, range(2))
@@ -75,24 +75,24 @@ def test_absent_sinks_catch_up_to_the_full_fold() -> None:
             log = p.statistics().log
             assert log.segments >= 5
             assert (log.start_offset, log.held_by) == (0, "kept")
-            await p.attach(PlacedSink(holding, "kept"))
+            await p.attach(FakeStorageSink(holding, "kept"))
             await p.wait_visible(log.next_offset)
             assert p.statistics().sinks["kept"].rebuilds == 0  # the log held every row
-            same(holding.states, history.states())
+            assert_same_states(holding.states, history.states())
             await load(p, history, range(40, 70))
             await anyio.sleep(30)
             log = p.statistics().log
             assert log.snapshots_made >= 1
             assert log.start_offset > released.cursor.next_offset  # type: ignore[union-attr]
-            refusal = await refused(p.attach(lines))
+            refusal = await catch_refusal(p.attach(lines))
             assert refusal.code is ErrorCode.CURSOR_TOO_OLD
-            for name, place in (("let go", released), ("new", Place())):
-                await p.attach(PlacedSink(place, name))
+            for name, place in (("let go", released), ("new", FakeStorage())):
+                await p.attach(FakeStorageSink(place, name))
                 await load(p, history, range(70, 73))
                 await p.wait_visible(p.statistics().log.next_offset)
                 assert p.statistics().sinks[name].rebuilds == 1
                 found = {ref: state for ref, state in place.states.items() if state.alive}
-                same(found, alive_states(history))  # type: ignore[arg-type]
+                assert_same_states(found, alive_states(history))  # type: ignore[arg-type]
             assert steady == list(range(p.statistics().log.next_offset))  # the other sink is not affected
             assert p.statistics().refused == 0
 
@@ -107,14 +107,14 @@ def test_full_log_invalidates_rebuildable_sinks_only(
         log = LogSettings(
             segment_bytes_max=4096, retention_bytes=16_384, bytes_max=32_768, retention_s=3600.0
         )
-        place = Place()
+        place = FakeStorage()
         place.hang.add(1)
-        sink = PlacedSink(place) if rebuilds else CallbackSink(_hang, name="placed")
+        sink = FakeStorageSink(place) if rebuilds else CallbackSink(_hang, name="placed")
         async with service(SimDisk(1), 1, log) as p:
             await p.attach(sink)
             history = History(p)
             if not rebuilds:
-                refusal = await refused(load(p, history, range(60)))
+                refusal = await catch_refusal(load(p, history, range(60)))
                 assert refusal.code is ErrorCode.LOG_FULL
                 assert refusal.details["blocked_by"] == "placed"
                 return
@@ -123,7 +123,7 @@ def test_full_log_invalidates_rebuildable_sinks_only(
             await p.wait_visible(p.statistics().log.next_offset)
             assert p.statistics().sinks["placed"].rebuilds == 1
             found = {ref: state for ref, state in place.states.items() if state.alive}
-            same(found, alive_states(history))  # type: ignore[arg-type]
+            assert_same_states(found, alive_states(history))  # type: ignore[arg-type]
 
     run_virtual(main)
 
@@ -188,7 +188,7 @@ def test_shared_index_is_rebuilt_past_rows_of_other_namespaces(
 @pytest.mark.parametrize("seed", range(2))
 def test_rebuild_from_a_real_snapshot_survives_crashes(seed: int) -> None:
     """The power goes at some call of the sink, again and again; each time the next life begins again."""
-    place, disks = Place(), [SimDisk(seed)]
+    place, disks = FakeStorage(), [SimDisk(seed)]
 
     async def crash_during_rebuild(number: int) -> None:
         async with service(disks[-1], number) as p:
@@ -197,20 +197,20 @@ def test_rebuild_from_a_real_snapshot_survives_crashes(seed: int) -> None:
             assert p.statistics().log.start_offset > 0
             place.release = anyio.Event()  # of this life's loop
             place.hang.add(len(place.calls) + 1 + (seed + number) % 3)
-            await p.attach(PlacedSink(place), required=False)
+            await p.attach(FakeStorageSink(place), required=False)
             await anyio.sleep(5)
             assert p.statistics().sinks["placed"].state == "rebuilding"
             disks.append(disks[-1].crash(seed + number))
 
     async def finish_rebuild() -> None:
         async with service(disks[-1], 9) as p:
-            reference = Place()
-            await p.attach(PlacedSink(place))
-            await p.attach(PlacedSink(reference, "whole"))
+            reference = FakeStorage()
+            await p.attach(FakeStorageSink(place))
+            await p.attach(FakeStorageSink(reference, "whole"))
             await p.wait_visible(p.statistics().log.next_offset)
-            assert not place.void
+            assert not place.rebuilding
             assert p.statistics().sinks["placed"].rebuilds == 1
-            same(place.states, reference.states)
+            assert_same_states(place.states, reference.states)
 
     for number in range(3):
         with suppress(SimCrash, BaseExceptionGroup):
@@ -224,19 +224,19 @@ def test_rebuild_from_a_real_snapshot_survives_crashes(seed: int) -> None:
 @pytest.mark.parametrize("cursor", [True, False])
 @pytest.mark.parametrize("killed", [True, False])
 def test_sink_detached_before_its_rebuild_is_rebuilt_on_return(killed: bool, cursor: bool) -> None:
-    place, disks = Place(), [SimDisk(1)]
+    place, disks = FakeStorage(), [SimDisk(1)]
 
     async def detach_before_rebuild() -> None:
         async with service(disks[-1], 1) as p:
             history = History(p)
-            await p.attach(PlacedSink(place, cursor=cursor))
+            await p.attach(FakeStorageSink(place, cursor=cursor))
             await load(p, history, range(2))
             await p.wait_visible(p.statistics().log.next_offset)
             await p.detach("placed")
             p.pause("placed")
             await load(p, history, range(2, 70))
             await anyio.sleep(30)
-            await p.attach(PlacedSink(place, cursor=cursor))
+            await p.attach(FakeStorageSink(place, cursor=cursor))
             await anyio.sleep(5)  # cursors are written meanwhile
             feed = p.statistics().sinks["placed"]
             assert (feed.state, feed.rebuilds, feed.rebuild is not None) == ("paused", 0, True)
@@ -247,13 +247,13 @@ def test_sink_detached_before_its_rebuild_is_rebuilt_on_return(killed: bool, cur
 
     async def return_and_rebuild() -> None:
         async with service(disks[1], 2) as p:
-            reference = Place()
-            await p.attach(PlacedSink(reference, "whole"))
-            await p.attach(PlacedSink(place, cursor=cursor))
+            reference = FakeStorage()
+            await p.attach(FakeStorageSink(reference, "whole"))
+            await p.attach(FakeStorageSink(place, cursor=cursor))
             p.resume("placed")
             await p.wait_visible(p.statistics().log.next_offset)
             assert p.statistics().sinks["placed"].rebuilds == 1
-            same(place.states, reference.states)
+            assert_same_states(place.states, reference.states)
 
     run_virtual(detach_before_rebuild)
     run_virtual(return_and_rebuild)
@@ -291,16 +291,16 @@ def test_out_of_order_deltas_fold_onto_the_snapshot_or_are_counted(tmp_path: Pat
 @pytest.mark.parametrize("compacts", [True, False])
 def test_rebuild_without_a_snapshot_is_refused_at_the_call(compacts: bool) -> None:
     async def main() -> None:
-        disk, place = SimDisk(5), Place()
+        disk, place = SimDisk(5), FakeStorage()
         async with service(disk, 1, replace(SMALL, compact=compacts)) as p:
             history = History(p)
-            await p.attach(PlacedSink(place))
+            await p.attach(FakeStorageSink(place))
             await load(p, history, range(60))
             await anyio.sleep(30)
             assert p.statistics().log.start_offset > 0
         async with service(disk, 2, replace(SMALL, compact=False)) as p:  # an existing snapshot still counts
             history.log = p._log
-            await p.attach(PlacedSink(place))
+            await p.attach(FakeStorageSink(place))
             if compacts:
                 p.rebuild("placed")
             else:

@@ -1,4 +1,4 @@
-"""A chain as dumb as can be around the orderer: a list for a log."""
+"""A minimal pipeline around the orderer, with a list for a log."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Chain:
-    """Offers entries in order of arrival, keeps what was appended, refused and told as a repeat."""
+class MiniPipeline:
+    """A pipeline that offers entries to the orderer, and records appended, refused and duplicate ones."""
 
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.ids: set[bytes] = set()
         self.log: list[Entry] = []
-        self.repeats: list[Entry] = []
-        self.refused: dict[Entry, Refused] = {}
-        self.broken: dict[tuple[int, int], Refused] = {}
+        self.duplicates: list[Entry] = []
+        self.refusals: dict[Entry, Refused] = {}
+        self.append_errors: dict[tuple[int, int], Refused] = {}
         self.orderer = Orderer(knows_id=self.ids.__contains__, **self.options)
 
     def offer(self, *entries: Entry, now: float = 0.0) -> None:
         for entry in entries:
-            self.refused.pop(entry, None)
+            self.refusals.pop(entry, None)
             self._offer(entry, now)
             self.drain()
 
@@ -40,9 +40,9 @@ class Chain:
             if entry.verdict is Verdict.APPEND:
                 self._append(entry)
             elif entry.verdict is Verdict.DUPLICATE:
-                self.repeats.append(entry)
+                self.duplicates.append(entry)
             else:
-                self.refused[entry] = self.orderer.overlap(entry)
+                self.refusals[entry] = self.orderer.overlap(entry)
 
     def expire(self, now: float) -> None:
         self._note(self.orderer.expire(now))
@@ -52,34 +52,34 @@ class Chain:
         return [(entry.origin, entry.first) for entry in self.log]
 
     def is_empty(self) -> bool:
-        now = self.orderer.statistics()
+        statistics = self.orderer.statistics()
         return not any(
             (
-                now.pending_runs,
-                now.pending_deltas,
-                now.pending_bytes,
-                now.pending_owners,
-                now.awaited_origins,
-                now.awaited_ids,
-                now.index_length,
+                statistics.pending_runs,
+                statistics.pending_deltas,
+                statistics.pending_bytes,
+                statistics.pending_owners,
+                statistics.awaited_origins,
+                statistics.awaited_ids,
+                statistics.index_length,
             )
         )
 
     def _offer(self, entry: Entry, now: float) -> None:
-        have = self.orderer.watermarks.get(entry.origin, 0)
-        if entry.last <= have:
-            self.repeats.append(entry)
-        elif entry.previous < have:
-            self.refused[entry] = self.orderer.overlap(entry)
+        watermark = self.orderer.watermarks.get(entry.origin, 0)
+        if entry.last <= watermark:
+            self.duplicates.append(entry)
+        elif entry.previous < watermark:
+            self.refusals[entry] = self.orderer.overlap(entry)
         elif self.orderer.check(entry):
             self._append(entry)
         elif self.orderer.find_parked(entry) is not None:
-            self.repeats.append(entry)
+            self.duplicates.append(entry)
         else:
             self._note(self.orderer.park(entry, now))
 
     def _append(self, entry: Entry) -> None:
-        error = self.broken.get((entry.origin, entry.first))
+        error = self.append_errors.get((entry.origin, entry.first))
         if error is not None:
             self._note(self.orderer.refuse(entry, error))
             return
@@ -89,19 +89,19 @@ class Chain:
 
     def _note(self, refusals: list[Any]) -> None:
         for entry, error in refusals:
-            assert entry not in self.refused, "told twice"
-            self.refused[entry] = error
+            assert entry not in self.refusals, "refused twice"
+            self.refusals[entry] = error
 
 
 @pytest.fixture
-def new_chain() -> Callable[..., Chain]:
-    """A chain; the options are the orderer's."""
-    return lambda **options: Chain(options)
+def new_pipeline() -> Callable[..., MiniPipeline]:
+    """Return a factory of pipelines; its options are the orderer's."""
+    return lambda **options: MiniPipeline(options)
 
 
 @pytest.fixture
-def run_of() -> Callable[..., Entry]:
-    """An entry: `run_of(origin, first, last=first, clock={…}, …)`."""
+def new_entry() -> Callable[..., Entry]:
+    """Return a factory of entries: `new_entry(origin, first, last=first, clock={…}, …)`."""
 
     def entry(origin: int, first: int, last: int | None = None, **more: Any) -> Entry:
         last = first if last is None else last
@@ -112,14 +112,14 @@ def run_of() -> Callable[..., Entry]:
             "size": 100 * (last - first + 1),
             "owner": f"producer {origin}",
             "item": None,
-            "clock": _dots(clock),
+            "clock": _clock_dots(clock),
         }
         return Entry(origin, first, last, **values | more)
 
     return entry
 
 
-def _dots(clock: dict[int, int]) -> tuple[Any, ...]:
+def _clock_dots(clock: dict[int, int]) -> tuple[Any, ...]:
     from delta_prop_wire.delta import Dot
 
     return tuple(Dot(*entry) for entry in sorted(clock.items()))

@@ -15,7 +15,7 @@ from delta_prop.order import Entry, Orderer
 ROUNDS_MIN, ROUNDS_MAX = 5, 25
 
 
-def orderer(deltas_max):
+def new_orderer(deltas_max):
     return Orderer(
         knows_id=lambda _: False,
         pending_deltas_max=deltas_max,
@@ -25,36 +25,36 @@ def orderer(deltas_max):
     )
 
 
-def single(counter):
+def entry_at(counter):
     return Entry(1, counter, counter, counter - 1, 1, 100, "producer", None)
 
 
-def go_through(entries, order):
-    """Give these entries to the orderer, and take what it releases; how many went through."""
-    through = 0
+def feed_entries(entries, orderer):
+    """Offer entries to the orderer and drain it; return how many were delivered."""
+    passed = 0
     for entry in entries:
-        if not order.check(entry):
-            assert not order.park(entry, 0.0)
+        if not orderer.check(entry):
+            assert not orderer.park(entry, 0.0)
             continue
-        order.note_delivered(1, entry.last)
-        through += 1
-        while (released := order.next_ready()) is not None:
-            order.note_delivered(1, released.last)
-            through += 1
-    return through
+        orderer.note_delivered(1, entry.last)
+        passed += 1
+        while (released := orderer.next_ready()) is not None:
+            orderer.note_delivered(1, released.last)
+            passed += 1
+    return passed
 
 
-def processor_s(counters):
-    """The processor time in which these counters of one origin go through, each parked or not."""
-    entries, order = list(map(single, counters)), orderer(len(counters))
-    seconds, through = timed(lambda: go_through(entries, order))
-    assert through == len(counters)
-    assert order.statistics().index_length == 0
+def cpu_s(counters):
+    """Return the processor time to deliver these counters of one origin."""
+    entries, orderer = list(map(entry_at, counters)), new_orderer(len(counters))
+    seconds, passed = measure_cpu_s(lambda: feed_entries(entries, orderer))
+    assert passed == len(counters)
+    assert orderer.statistics().index_length == 0
     return seconds
 
 
-def timed(work):
-    """The processor time of some work without collections of garbage, and what it gives."""
+def measure_cpu_s(work):
+    """Return the processor time of a call without garbage collection, and its result."""
     gc.collect()
     gc.disable()
     try:
@@ -65,9 +65,9 @@ def timed(work):
         gc.enable()
 
 
-def calls(count):
+def calls_per_delta(count):
     """Return the function calls per delta for a reversed chain of `count` deltas."""
-    entries, order, called = list(map(single, range(count, 0, -1))), orderer(count), 0
+    entries, orderer, called = list(map(entry_at, range(count, 0, -1))), new_orderer(count), 0
 
     def note(_frame, event, _arg):
         nonlocal called
@@ -75,48 +75,50 @@ def calls(count):
 
     sys.setprofile(note)
     try:
-        go_through(entries, order)
+        feed_entries(entries, orderer)
     finally:
         sys.setprofile(None)
     return called / count
 
 
-def memory_s(count):
-    """The processor time of a reversed chain in bare dicts: what memory of this extent costs here."""
-    entries = list(map(single, range(count, 0, -1)))
+def dict_chain_cpu_s(count):
+    """Return the processor time of a reversed chain in plain dicts: the cost of that much memory here."""
+    entries = list(map(entry_at, range(count, 0, -1)))
 
     def chain():
-        held, waiting, through = {}, {}, 0
+        held, waiting, last = {}, {}, 0
         for entry in entries:
             held[entry.first] = entry
             waiting[entry.previous] = (-entry.previous, entry.first)
-        while (place := waiting.pop(through, None)) is not None:
-            entry = held.pop(place[1])
-            through = entry.last
-        return through
+        while (waiter := waiting.pop(last, None)) is not None:
+            entry = held.pop(waiter[1])
+            last = entry.last
+        return last
 
-    seconds, through = timed(chain)
-    assert through == count
+    seconds, last = measure_cpu_s(chain)
+    assert last == count
     return seconds
 
 
-def test_reversed_chain_takes_linear_work():
-    assert calls(20_000) <= 1.01 * calls(2_000)
+def test_reversed_chain_call_count_is_linear():
+    assert calls_per_delta(20_000) <= 1.01 * calls_per_delta(2_000)
 
 
 @pytest.mark.alone
-def test_reversed_chain_takes_linear_time():
-    """Ten times the deltas take twelve times as long, where ten times the memory costs ten times as much."""
+def test_reversed_chain_cpu_time_is_linear():
+    """Ten times the deltas take up to twelve times as long, corrected for the cost of memory."""
     rounds = []
     while len(rounds) < ROUNDS_MIN or (median(rounds) > 12 and len(rounds) < ROUNDS_MAX):
-        grown, memory = (work(100_000) / work(10_000) for work in (reversed_s, memory_s))
-        rounds.append(grown / max(1.0, memory / 10))
+        growth, dict_growth = (
+            work(100_000) / work(10_000) for work in (reversed_chain_cpu_s, dict_chain_cpu_s)
+        )
+        rounds.append(growth / max(1.0, dict_growth / 10))
     print(f"of {len(rounds)} rounds {median(rounds):.1f} times, {min(rounds):.1f} to {max(rounds):.1f}")
     assert median(rounds) <= 12
 
 
-def reversed_s(count):
-    return processor_s(range(count, 0, -1))
+def reversed_chain_cpu_s(count):
+    return cpu_s(range(count, 0, -1))
 
 
 def test_reversed_chain_needs_no_recursion():
@@ -124,25 +126,25 @@ def test_reversed_chain_needs_no_recursion():
     depth = len(__import__("inspect").stack())
     sys.setrecursionlimit(depth + 60)
     try:
-        assert processor_s(range(5_000, 0, -1)) > 0
-        order = orderer(10_000)
+        assert cpu_s(range(5_000, 0, -1)) > 0
+        orderer = new_orderer(10_000)
         for counter in range(5_000, 1, -1):
-            order.park(single(counter), 0.0)
-        assert len(order.expire(1_000.0)) == 4_999
+            orderer.park(entry_at(counter), 0.0)
+        assert len(orderer.expire(1_000.0)) == 4_999
     finally:
         sys.setrecursionlimit(limit)
 
 
 @pytest.mark.alone
-def test_cost_of_one_delta():
-    draw, shuffled = random.Random(1), []
+def test_cpu_time_per_delta_in_order_and_shuffled():
+    rng, shuffled = random.Random(1), []
     for start in range(1, 20_001, 1_000):
         block = list(range(start, start + 1_000))
-        draw.shuffle(block)
+        rng.shuffle(block)
         shuffled += block
     in_order, mixed = (
-        min(processor_s(counters) for _ in range(3)) / 20_000 for counters in (range(1, 20_001), shuffled)
+        min(cpu_s(counters) for _ in range(3)) / 20_000 for counters in (range(1, 20_001), shuffled)
     )
     print(f"in order {in_order * 1e6:.2f} µs a delta, fully shuffled in 1,000 {mixed * 1e6:.2f} µs")
-    assert in_order < 5e-6  # ten times what it takes: only a change of its order of magnitude fails
+    assert in_order < 5e-6  # ten times the usual cost: only a change of magnitude fails
     assert mixed < 25e-6

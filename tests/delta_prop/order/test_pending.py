@@ -1,11 +1,11 @@
-"""The waiting room: what it counts, which bound it names, and that nothing stays behind."""
+"""Pending entries: counts, the limit that a shortage names, and no leftovers after removal."""
 
 from __future__ import annotations
 
 from delta_prop.order.pending import PendingEntries
 
 
-def room(**options):
+def new_pending(**options):
     defaults = {
         "deltas_max": 100,
         "bytes_max": 10_000,
@@ -16,9 +16,9 @@ def room(**options):
     return PendingEntries(**defaults | options)
 
 
-def test_counts_by_owner_and_forgets_owners(run_of):
-    pending = room()
-    one, two = run_of(1, 2, 4, owner="x"), run_of(1, 5, owner="x")
+def test_pending_counts_by_owner_and_forgets_empty_owners(new_entry):
+    pending = new_pending()
+    one, two = new_entry(1, 2, 4, owner="x"), new_entry(1, 5, owner="x")
     pending.add(one, 0.0)
     pending.add(two, 1.0)
     assert (pending.deltas, pending.bytes, len(pending)) == (4, 400, 2)
@@ -30,9 +30,9 @@ def test_counts_by_owner_and_forgets_owners(run_of):
     assert one not in pending
 
 
-def test_expired_in_order_of_arrival(run_of):
-    pending = room()
-    entries = [run_of(1, counter) for counter in range(2, 7)]
+def test_expired_entries_come_in_order_of_arrival(new_entry):
+    pending = new_pending()
+    entries = [new_entry(1, counter) for counter in range(2, 7)]
     for at, entry in enumerate(entries):
         pending.add(entry, float(at))
     pending.remove(entries[1])
@@ -44,28 +44,28 @@ def test_expired_in_order_of_arrival(run_of):
     assert pending.oldest() is entries[3]
 
 
-def test_queue_of_deadlines_is_bounded_by_what_is_held(run_of):
-    pending = room(deltas_max=1_000)
-    pending.add(run_of(1, 2), 0.0)
+def test_deadline_queue_length_is_bounded_by_pending_entries(new_entry):
+    pending = new_pending(deltas_max=1_000)
+    pending.add(new_entry(1, 2), 0.0)
     for counter in range(3, 2_000):
-        entry = run_of(1, counter)
+        entry = new_entry(1, counter)
         pending.add(entry, 0.0)
         pending.remove(entry)
         assert pending.queue_length < 70
 
 
-def test_names_the_bound_that_is_broken_and_opens_the_reserve(run_of):
-    pending = room(deltas_max=10, reserve_share=0.2)
-    pending.add(run_of(1, 2, 9), 0.0)
-    one_more = run_of(2, 2)
+def test_shortage_names_limit_and_wanted_entry_uses_reserve(new_entry):
+    pending = new_pending(deltas_max=10, reserve_share=0.2)
+    pending.add(new_entry(1, 2, 9), 0.0)
+    one_more = new_entry(2, 2)
     shortage = pending.shortage(one_more, is_wanted=False)
     assert (shortage.what, shortage.depth, shortage.capacity) == ("deltas pending", 8, 8)
     assert not pending.can_hold(one_more)
     assert pending.shortage(one_more, is_wanted=True) is None
-    assert pending.shortage(run_of(2, 2, 4), is_wanted=True).capacity == 10
+    assert pending.shortage(new_entry(2, 2, 4), is_wanted=True).capacity == 10
 
 
-def test_an_empty_room_may_be_too_small(run_of):
-    pending = room(owner_share=0.25)
-    assert not pending.can_hold(run_of(1, 2, 27))
-    assert pending.shortage(run_of(1, 2, 27), is_wanted=True).capacity == 25
+def test_entry_larger_than_owner_share_never_fits(new_entry):
+    pending = new_pending(owner_share=0.25)
+    assert not pending.can_hold(new_entry(1, 2, 27))
+    assert pending.shortage(new_entry(1, 2, 27), is_wanted=True).capacity == 25

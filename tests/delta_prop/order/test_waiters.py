@@ -1,4 +1,4 @@
-"""The indexes: a crowd that comes and goes leaves nothing, and never more than it is."""
+"""The orderer's indexes: their length follows the pending entries, and they end empty."""
 
 from __future__ import annotations
 
@@ -7,51 +7,53 @@ import random
 from delta_prop_wire.delta import Dot
 
 
-def test_indexes_stay_in_proportion_to_what_is_pending(new_chain, run_of):
-    chain = new_chain(owner_share=1.0)
-    chain.offer(run_of(1, 2, clock={5: 1_000_000, 6: 1}, parents=(b"x" * 16,)))
+def test_index_length_stays_proportional_to_pending(new_pipeline, new_entry):
+    pipeline = new_pipeline(owner_share=1.0)
+    pipeline.offer(new_entry(1, 2, clock={5: 1_000_000, 6: 1}, parents=(b"x" * 16,)))
     for counter in range(1, 3_000):
-        parked = run_of(7, counter, clock={5: counter, 8: counter}, parents=(bytes([1]) * 16,))
-        chain.offer(parked)
+        parked = new_entry(7, counter, clock={5: counter, 8: counter}, parents=(bytes([1]) * 16,))
+        pipeline.offer(parked)
         if counter % 3 == 0:
-            chain.offer(run_of(5, counter - 2, counter))
+            pipeline.offer(new_entry(5, counter - 2, counter))
         else:
-            chain.orderer.withdraw(parked, 0.0)
+            pipeline.orderer.withdraw(parked, 0.0)
         if counter % 50 == 0:
-            chain.orderer.take_origin(7)
-            chain.orderer.watermarks[7] = counter
-            assert chain.orderer.statistics().index_length < 400
-    chain.orderer.drain()
-    assert chain.is_empty()
+            pipeline.orderer.take_origin(7)
+            pipeline.orderer.watermarks[7] = counter
+            assert pipeline.orderer.statistics().index_length < 400
+    pipeline.orderer.drain()
+    assert pipeline.is_empty()
 
 
-def test_refused_and_sent_again_many_times(new_chain, run_of):
-    chain = new_chain(owner_share=1.0, pending_deltas_max=50)
-    draw = random.Random(5)
-    crowd = [run_of(1, counter, clock={2: counter}, parents=(Dot(3, counter),)) for counter in range(1, 101)]
+def test_entries_refused_and_resent_many_times_leave_no_index(new_pipeline, new_entry):
+    pipeline = new_pipeline(owner_share=1.0, pending_deltas_max=50)
+    rng = random.Random(5)
+    entries = [
+        new_entry(1, counter, clock={2: counter}, parents=(Dot(3, counter),)) for counter in range(1, 101)
+    ]
     for turn in range(100):
-        draw.shuffle(crowd)
-        chain.offer(*crowd, now=turn * 10.0)
-        chain.expire(turn * 10.0)
-        now = chain.orderer.statistics()
-        assert now.pending_deltas <= 50
-        assert now.index_length <= 50 * 20
+        rng.shuffle(entries)
+        pipeline.offer(*entries, now=turn * 10.0)
+        pipeline.expire(turn * 10.0)
+        statistics = pipeline.orderer.statistics()
+        assert statistics.pending_deltas <= 50
+        assert statistics.index_length <= 50 * 20
     for counter in range(1, 101):
-        chain.offer(run_of(3, counter), run_of(2, counter))
-    while chain.refused:
-        chain.offer(*sorted(chain.refused, key=lambda entry: entry.first))
-    assert len(chain.log) == 300
-    assert chain.is_empty()
+        pipeline.offer(new_entry(3, counter), new_entry(2, counter))
+    while pipeline.refusals:
+        pipeline.offer(*sorted(pipeline.refusals, key=lambda entry: entry.first))
+    assert len(pipeline.log) == 300
+    assert pipeline.is_empty()
 
 
-def test_waits_that_are_over_do_not_count_as_behind(new_chain, run_of):
-    chain = new_chain()
-    waiting = run_of(1, 1, clock={2: 1, 3: 1})
-    chain.offer(waiting, run_of(2, 1))
+def test_resolved_waits_do_not_make_an_entry_dependent(new_pipeline, new_entry):
+    pipeline = new_pipeline()
+    waiting = new_entry(1, 1, clock={2: 1, 3: 1})
+    pipeline.offer(waiting, new_entry(2, 1))
     from delta_prop_wire.errors import Refused
     from delta_prop_wire.spec import ErrorCode
 
-    refusals = chain.orderer.refuse(run_of(2, 2), Refused(ErrorCode.LOG_FULL, "full"))
+    refusals = pipeline.orderer.refuse(new_entry(2, 2), Refused(ErrorCode.LOG_FULL, "full"))
     assert [entry.first for entry, _ in refusals] == [2]
-    chain.offer(run_of(3, 1))
-    assert chain.log[-1] is waiting
+    pipeline.offer(new_entry(3, 1))
+    assert pipeline.log[-1] is waiting

@@ -26,7 +26,7 @@ from delta_prop_wire.algebra import fold
 from delta_prop_wire.delta import Delta, Dot, Kind, create, sparse, sparse_add
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.support import refused
+from tests.delta_prop.support import catch_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,7 +136,7 @@ def test_rejected_create_blocks_only_its_vector(tmp_path: Path, name: str, act: 
         others = fold_log(p, {one.offset for one in held})
         assert len(others) == OTHERS
         assert await content(sink, name) == others
-        refusal = await refused(p.wait_visible(child, sinks=[name]))
+        refusal = await catch_refusal(p.wait_visible(child, sinks=[name]))
         assert refusal.code is ErrorCode.PROCESSING_FAILED
         assert f"is blocked by offset {bad.offset}" in refusal.message
 

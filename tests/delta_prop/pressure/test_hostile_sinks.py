@@ -19,7 +19,7 @@ from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import Delta, Source, create
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import UsageError
-from tests.delta_prop.support import refused
+from tests.delta_prop.support import catch_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,7 +68,7 @@ def test_waiter_is_refused_with_the_remaining_blocking_offset() -> None:
         last = [await p.publish(create_delta("v")) for _ in range(3)][-1]
         await p.settle()
         await p.drop("picky", 0)
-        refusal = await refused(p.wait_visible(last, sinks=["picky"]))
+        refusal = await catch_refusal(p.wait_visible(last, sinks=["picky"]))
         assert "it is blocked by offset 1: rejected: not 1" in refusal.message
         with pytest.raises(UsageError, match="waits for 1: give that one"):
             await p.replay("picky", 2)
@@ -88,7 +88,7 @@ def test_half_done_replay_can_be_resumed_by_offset() -> None:
             await p.replay("picky", timeout_s=1)
         await anyio.sleep(10)
         assert callback.seen == [0]
-        refusal = await refused(p.wait_visible(last, sinks=["picky"]))
+        refusal = await catch_refusal(p.wait_visible(last, sinks=["picky"]))
         assert "it is blocked by offset 1: to be replayed" in refusal.message
         with pytest.raises(UsageError, match="offset 1 was not rejected: replay it"):
             await p.drop("picky", 1)
@@ -111,12 +111,12 @@ def test_leaked_cancellation_stops_the_sink_until_reattached() -> None:
         published = await p.publish(create_delta("w"))
         await anyio.sleep(1)
         for _ in range(2):
-            refusal = await refused(p.wait_visible(published, sinks=["stray"]))
+            refusal = await catch_refusal(p.wait_visible(published, sinks=["stray"]))
             assert "leaked a cancellation" in refusal.message
             p.restart("stray")
         assert "leaked a cancellation" in (p.statistics().sinks["stray"].reason or "")
         before = anyio.current_time()
-        assert "leaked a cancellation" in (await refused(p.replay("stray"))).message
+        assert "leaked a cancellation" in (await catch_refusal(p.replay("stray"))).message
         await p.detach("stray")
         assert anyio.current_time() == before
         callback.raises = None

@@ -15,7 +15,7 @@ from delta_prop.pacing import PacingGate
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_wire.frames import PressureLevel
 from tests.delta_prop.pressure.paced import AdmittedRates, WorkingSink, noisy_steps, publish_until
-from tests.delta_prop.support import made
+from tests.delta_prop.support import make_delta
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,12 +120,12 @@ def test_gate_without_a_pacing_sink_limits_nothing(
             await p.attach(WorkingSink("slow", [10.0]))
             counts.clear()
             for number in range(900):
-                assert p.offer(made(f"v{number}"), made(f"w{number}")).acknowledged
+                assert p.offer(make_delta(f"v{number}"), make_delta(f"w{number}")).acknowledged
             assert counts.pop("admits") == counts.pop("note") == 900
             # 900 small batches are 1.7 % of the log's bytes, so the log is polled once.
             assert counts == {"_poll_log": 1}
             counts.clear()
-            receipts = [p.offer(made(f"x{number}")) for number in range(1_000)]
+            receipts = [p.offer(make_delta(f"x{number}")) for number in range(1_000)]
             assert p.statistics().queue.depth == 0
             assert all(receipt.acknowledged for receipt in receipts)
             # The first of a tick is sent at once, the rest as one batch: a call for each of the two,

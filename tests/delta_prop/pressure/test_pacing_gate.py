@@ -10,7 +10,7 @@ from delta_prop import Priority, Propagator, Settings
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_wire.frames import PressureLevel
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.support import made, refused
+from tests.delta_prop.support import catch_refusal, make_delta
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -62,8 +62,8 @@ def run_at_closed_gate(
         sink = HeldSink()
         async with Propagator(settings, world=virtual_world()) as p:
             await p.attach(sink, pacing=True)
-            first = [p.offer(made(f"first-{row}")) for row in range(MAILBOX)]
-            closed = p.offer(made("closed"))
+            first = [p.offer(make_delta(f"first-{row}")) for row in range(MAILBOX)]
+            closed = p.offer(make_delta("closed"))
             assert p.statistics().queue.depth == 1  # statistics() first sends what this tick offered
             assert all(receipt.acknowledged for receipt in first)
             assert not closed.done
@@ -91,9 +91,9 @@ def offset_of(receipt: Receipt) -> int:
 
 def test_critical_work_overtakes_low_work_at_the_gate() -> None:
     async def main(p: Propagator, sink: HeldSink) -> None:
-        low = [p.offer(made(f"low-{row}", priority=Priority.LOW)) for row in range(200)]
+        low = [p.offer(make_delta(f"low-{row}", priority=Priority.LOW)) for row in range(200)]
         await anyio.sleep(1)
-        critical = [p.offer(made(f"critical-{row}", priority=Priority.CRITICAL)) for row in range(30)]
+        critical = [p.offer(make_delta(f"critical-{row}", priority=Priority.CRITICAL)) for row in range(30)]
         assert p.statistics().queue.depth == 230
         assert not any(receipt.done for receipt in low + critical)
         sink.opened.set()
@@ -117,7 +117,7 @@ def test_low_work_progresses_under_endless_critical_work() -> None:
         async def publish(priority: Priority, name: str) -> None:
             while True:
                 at = anyio.current_time()
-                await p.publish(*(made(f"{name}-{row}", priority=priority) for row in range(2)))
+                await p.publish(*(make_delta(f"{name}-{row}", priority=priority) for row in range(2)))
                 done[priority].append(anyio.current_time() - at)
 
         with anyio.move_on_after(6):
@@ -144,7 +144,7 @@ def test_publishers_are_served_in_order() -> None:
         offsets: list[int | None] = []
 
         async def publish(number: int) -> None:
-            published = await p.publish(made(f"v{number}"))
+            published = await p.publish(make_delta(f"v{number}"))
             served.append(number)
             offsets.append(published.offset)
 
@@ -162,7 +162,7 @@ def test_publishers_are_served_in_order() -> None:
 
 def test_offers_are_acknowledged_when_the_gate_opens() -> None:
     async def main(p: Propagator, sink: HeldSink) -> None:
-        receipts = [p.offer(made(f"v{row}-0"), made(f"v{row}-1")) for row in range(10)]
+        receipts = [p.offer(make_delta(f"v{row}-0"), make_delta(f"v{row}-1")) for row in range(10)]
         await anyio.sleep(5)
         assert not any(receipt.done for receipt in receipts)
         assert p.statistics().queue.depth == 20
@@ -179,9 +179,9 @@ def test_small_batch_does_not_overtake_a_waiting_large_one() -> None:
         sink.opened.set()
         await p.wait_visible(MAILBOX)
         sink.opened = anyio.Event()
-        refill = [p.offer(made(f"again-{row}")) for row in range(MAILBOX - 2)]
-        large = p.offer(*(made(f"large-{row}") for row in range(5)))
-        small = p.offer(made("small"))
+        refill = [p.offer(make_delta(f"again-{row}")) for row in range(MAILBOX - 2)]
+        large = p.offer(*(make_delta(f"large-{row}") for row in range(5)))
+        small = p.offer(make_delta("small"))
         assert p.statistics().queue.depth == 6
         assert all(receipt.acknowledged for receipt in refill)
         assert not large.done
@@ -199,12 +199,12 @@ def test_small_batch_does_not_overtake_a_waiting_large_one() -> None:
 def test_publish_cancelled_at_the_gate_leaves_nothing() -> None:
     async def main(p: Propagator, sink: HeldSink) -> None:
         before = p.statistics()
-        late = await refused(p.publish(made("late"), timeout_s=2))
+        late = await catch_refusal(p.publish(make_delta("late"), timeout_s=2))
         assert late.code is ErrorCode.DEP_TIMEOUT
         with anyio.move_on_after(1) as scope:
-            await p.publish(made("cancelled"))
+            await p.publish(make_delta("cancelled"))
         assert scope.cancelled_caught
-        assert p.offer(made("withdrawn")).withdraw()
+        assert p.offer(make_delta("withdrawn")).withdraw()
         statistics = p.statistics()
         assert (statistics.queue.depth, statistics.queue.depth_bytes, statistics.pending.pending_deltas) == (
             0,
@@ -213,13 +213,13 @@ def test_publish_cancelled_at_the_gate_leaves_nothing() -> None:
         )
         assert (statistics.accepted, statistics.log.next_offset) == (before.accepted, before.log.next_offset)
         sink.opened.set()
-        await p.publish(made("next"))
+        await p.publish(make_delta("next"))
         await p.wait_visible(MAILBOX + 1)
         assert sink.keys == [*(f"first-{row}" for row in range(MAILBOX)), "next"]
         # The gate opens again: a full mailbox of deltas is admitted at once.
         await anyio.sleep(5)
         assert p.pressure().level is PressureLevel.OK
-        receipts = [p.offer(made(f"more-{row}")) for row in range(MAILBOX)]
+        receipts = [p.offer(make_delta(f"more-{row}")) for row in range(MAILBOX)]
         assert p.statistics().queue.depth == 0
         assert all(receipt.acknowledged for receipt in receipts)
 
@@ -234,20 +234,22 @@ def test_close_refuses_waiting_publishers_at_once() -> None:
             async with Propagator(SETTINGS, world=virtual_world()) as p:
                 await p.attach(HeldSink(), pacing=True)
                 for row in range(MAILBOX):
-                    p.offer(made(f"first-{row}"))
+                    p.offer(make_delta(f"first-{row}"))
 
                 async def publish(number: int) -> None:
                     priority = Priority(number % 4)
-                    refusal = await refused(p.publish(made(f"v{number}", priority=priority)))
+                    refusal = await catch_refusal(p.publish(make_delta(f"v{number}", priority=priority)))
                     refusals.append((anyio.current_time(), refusal.code))
 
                 async def produce() -> None:
-                    refusal = await refused(p.producer("dots").publish(made("dots"), timeout_s=60))
+                    refusal = await catch_refusal(
+                        p.producer("dots").publish(make_delta("dots"), timeout_s=60)
+                    )
                     refusals.append((anyio.current_time(), refusal.code))
 
                 for number in range(20):
                     callers.start_soon(publish, number)
-                receipt = p.offer(made("offered"))
+                receipt = p.offer(make_delta("offered"))
                 await anyio.sleep(3)
                 assert refusals == []
             refusal = receipt.refusal()
@@ -273,7 +275,7 @@ def test_producer_passes_the_gate_in_order_exactly_once() -> None:
 
         async def publish(number: int) -> None:
             with anyio.move_on_after(0.5 if number % 10 == 3 else 60) as scope:
-                await producer.publish(made(f"dot-{number:03}"))
+                await producer.publish(make_delta(f"dot-{number:03}"))
                 order.append(number)
             if scope.cancelled_caught:
                 cancelled.add(number)
@@ -313,7 +315,7 @@ def test_producer_sends_as_soon_as_the_gate_opens() -> None:
             producer, waits = p.producer("one"), []
             for number in range(1_000):
                 at = anyio.current_time()
-                await producer.publish(made(f"v{number}"))
+                await producer.publish(make_delta(f"v{number}"))
                 waits.append(anyio.current_time() - at)
             settled = waits[500:]
             assert max(settled) < 0.05
@@ -349,7 +351,7 @@ def test_pressure_changes_reach_every_listener() -> None:
                 assert received[0][0].rate_limit is None
                 await p.attach(sink, pacing=True)
                 for row in range(MAILBOX + 5):
-                    p.offer(made(f"v{row}"))
+                    p.offer(make_delta(f"v{row}"))
                 await anyio.sleep(3)
                 last = received[0][-1]
                 assert last.level is PressureLevel.STOP
@@ -387,7 +389,7 @@ def test_listening_ends_at_close_though_a_sink_hangs() -> None:
             Propagator(SETTINGS, world=virtual_world()) as p,
         ):
             await p.attach(HeldSink(), pacing=True)
-            p.offer(made("v"))
+            p.offer(make_delta("v"))
             listeners.start_soon(listen, p)
             await anyio.sleep(2)
 

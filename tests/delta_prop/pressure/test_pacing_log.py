@@ -15,7 +15,7 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import PressureLevel
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.pressure.paced import AdmittedRates, WorkingSink, publish_until
-from tests.delta_prop.support import made, refused
+from tests.delta_prop.support import catch_refusal, make_delta
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,7 +112,7 @@ def test_full_log_refuses_producers_and_names_the_sink() -> None:
             await p.attach(StoppingSink("stopped", [1.0]), on_log_full="refuse")
             refusal = None
             while refusal is None and anyio.current_time() < 60:
-                receipt = p.offer(*(made(f"v{row}") for row in range(10)))
+                receipt = p.offer(*(make_delta(f"v{row}") for row in range(10)))
                 with anyio.move_on_after(5):
                     try:
                         await receipt.wait()
@@ -131,7 +131,7 @@ def test_full_log_refuses_producers_and_names_the_sink() -> None:
                 anyio.current_time() > 1
             )  # the source was paced before: at least 200 deltas at 100 a second
             await p.detach("stopped")
-            assert (await p.publish(made("after"))).offset == 1_000
+            assert (await p.publish(make_delta("after"))).offset == 1_000
 
     run_virtual(main)
 
@@ -146,7 +146,7 @@ def test_full_log_invalidates_only_the_evictable_sinks_cursor() -> None:
             await p.attach(stopped, on_log_full="invalidate_cursor")
             times: list[float] = []
             for number in range(1, 301):
-                await p.publish(*(made(f"v{number}-{row}") for row in range(10)))
+                await p.publish(*(make_delta(f"v{number}-{row}") for row in range(10)))
                 times.append(anyio.current_time())
                 await anyio.sleep(0.005)
                 assert p.pressure().paced_by is None, number  # 2,000 a second: the others keep up
@@ -178,7 +178,7 @@ def test_evictable_stopped_sink_is_not_reported_as_pacing(
         async with Propagator(log_settings(1_000), world=virtual_world()) as p:
             await p.attach(StoppingSink("stopped", [1.0]), on_log_full="invalidate_cursor")
             for number in range(150):
-                await p.publish(*(made(f"v{row}") for row in range(10)))
+                await p.publish(*(make_delta(f"v{row}") for row in range(10)))
                 await anyio.sleep(0.01)
                 assert p.pressure().level is PressureLevel.OK, number
 
@@ -191,9 +191,9 @@ def test_publish_into_a_full_log_is_refused_at_its_timeout() -> None:
         async with Propagator(log_settings(1_000), world=virtual_world()) as p:
             await p.attach(StoppingSink("stopped", [1.0]))
             for row in range(1_000):
-                await p.publish(made(f"v{row}"))
+                await p.publish(make_delta(f"v{row}"))
             before = anyio.current_time()
-            late = await refused(p.publish(made("late"), timeout_s=3))
+            late = await catch_refusal(p.publish(make_delta("late"), timeout_s=3))
             assert late.code is ErrorCode.LOG_FULL
             assert anyio.current_time() == pytest.approx(before + 3)
 

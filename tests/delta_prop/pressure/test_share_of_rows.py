@@ -15,7 +15,7 @@ from delta_prop import Propagator, Settings
 from delta_prop.sinks import CallbackSink, RejectDelta, TryAgain
 from delta_prop.testing import run_propagator, run_virtual, virtual_world
 from tests.delta_prop.pressure.isolation import TimedSink, publish_all, rows_of, steady, traffic
-from tests.delta_prop.support import made
+from tests.delta_prop.support import make_delta
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,7 +120,7 @@ def test_row_that_keeps_failing_is_reported_as_the_cause(caplog: pytest.LogCaptu
                 raise TryAgain("no such table")
 
         await p.attach(CallbackSink(take, name="target"))
-        await p.publish(*(made(f"v{number}") for number in range(100)))
+        await p.publish(*(make_delta(f"v{number}") for number in range(100)))
         await anyio.sleep(0.3)
         assert p.statistics().sinks["target"].failing is None  # the row may still pass
         await anyio.sleep(5)
@@ -150,7 +150,7 @@ def test_slow_sink_gets_smaller_calls_until_they_fit_timeout() -> None:
         sink = steady("slow", call_s=0.0, row_s=1.0)
         async with Propagator(Settings(apply_timeout_s=10.0), world=virtual_world()) as p:
             await p.attach(sink)
-            last = await p.publish(*(made(f"v{number}") for number in range(100)))
+            last = await p.publish(*(make_delta(f"v{number}") for number in range(100)))
             await p.wait_visible(last, timeout_s=1_000)
         assert [offset for offset, _ in sink.applied] == list(range(100))
 
@@ -165,7 +165,7 @@ def test_uncancellable_call_is_reported(caplog: pytest.LogCaptureFixture) -> Non
 
         async with Propagator(Settings(apply_timeout_s=5.0), world=virtual_world()) as p:
             await p.attach(TimedSink("stuck", shielded_work))
-            await p.publish(made("v"))
+            await p.publish(make_delta("v"))
             await anyio.sleep(5.5)
             assert p.statistics().sinks["stuck"].reason is None
             await anyio.sleep(2)
@@ -198,7 +198,7 @@ def test_replay_of_flaky_rows_completes() -> None:
                 seen.extend(offsets)
 
         await p.attach(FlakySink("moody", rng))
-        await p.publish(*(made(f"v{number}") for number in range(60)))
+        await p.publish(*(make_delta(f"v{number}") for number in range(60)))
         await p.settle()
         rejects = False
         assert (await p.replay("moody", timeout_s=300)).applied == 60

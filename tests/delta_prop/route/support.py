@@ -1,4 +1,4 @@
-"""A log, a table and feeds without the rest of the pipeline; sinks that do what a test tells them."""
+"""A log, a routing table and feeds without the rest of the pipeline, and sinks that a test controls."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SMALL = replace(LIMITS, mailbox_deltas_max=20, merge_deltas_max=15, batch_deltas
 
 
 class TinySink:
-    """Notes the offset and the time of every row. `before` runs first, may wait, and may fail."""
+    """A sink that records offsets and call times. `before` runs first; it may wait or fail."""
 
     name = "tiny"
 
@@ -73,7 +73,7 @@ class TinySink:
         """Nothing to tell."""
 
 
-def takes(seconds: float) -> Callable[[Sequence[Delivery]], Awaitable[None]]:
+def sleep_for(seconds: float) -> Callable[[Sequence[Delivery]], Awaitable[None]]:
     """Return a hook that delays a sink's call."""
 
     async def before(_: Sequence[Delivery]) -> None:
@@ -83,7 +83,7 @@ def takes(seconds: float) -> Callable[[Sequence[Delivery]], Awaitable[None]]:
 
 
 def offsets_of(deliveries: Sequence[Delivery]) -> list[int]:
-    """The offsets of the rows that are meant."""
+    """Return the offsets of the delivered rows."""
     return [
         delivery.logged.offset + row
         for delivery in deliveries
@@ -91,8 +91,8 @@ def offsets_of(deliveries: Sequence[Delivery]) -> list[int]:
     ]
 
 
-class CutLog(MemoryLog):
-    """A log that may be told to end earlier, as one does that was recovered without its tail."""
+class TruncatedLog(MemoryLog):
+    """A log that can end earlier, as after a recovery without its tail."""
 
     end: int | None = None
 
@@ -105,7 +105,7 @@ class CutLog(MemoryLog):
 
 
 class Route:
-    """A log, a routing table and feeds. `publish` appends and offers, as the chain does."""
+    """A log, a routing table and feeds. `publish` appends and offers, as the pipeline does."""
 
     def __init__(self, **log_bounds: int) -> None:
         self.log = MemoryLog(bytes(16), **log_bounds)
@@ -157,7 +157,7 @@ class Route:
             await feed.run()
 
     async def detach(self, feed: Feed) -> None:
-        """End a feed, in the middle of a call if need be."""
+        """End a feed, even during a call."""
         self._scopes[feed.name].cancel()
         await until_quiet()
         feed.close()
@@ -165,7 +165,7 @@ class Route:
         self.log.release(feed.name)
 
     def publish(self, *namespaces: str) -> LoggedBatch:
-        """One batch, one row for each namespace."""
+        """Append one batch with a row per namespace."""
         deltas = [Delta("v", create([1.0]), namespace) for namespace in namespaces]
         return self.append(encode_batch(deltas, origin=ORIGIN, base=self.log.next_offset + 1))
 
@@ -180,5 +180,5 @@ class Route:
 
 
 async def until_quiet() -> None:
-    """Let everything run that needs no time."""
+    """Let all tasks run that need no time."""
     await anyio.sleep(1e-6)

@@ -27,59 +27,59 @@ def deliveries(*counts: int) -> list[Delivery]:
     return found
 
 
-def sizes(parts: Sequence[Delivery]) -> list[int]:
+def row_counts(parts: Sequence[Delivery]) -> list[int]:
     return [part.count for part in parts]
 
 
-def test_all_is_brought_until_a_call_fails() -> None:
+def test_all_rows_are_delivered_until_a_call_fails() -> None:
     size, given = CallSize(can_split=True), deliveries(3, 5)
     assert size.split(given) == (given, [])
     size.note_failure(given, 0)
-    brought, rest = size.split(given)
-    assert (sizes(brought), sizes(rest)) == ([3, 1], [4])
-    assert (brought[-1].next_offset, rest[0].next_offset) == (4, 8)
-    assert offsets_of([*brought, *rest]) == list(range(8))
+    delivered, rest = size.split(given)
+    assert (row_counts(delivered), row_counts(rest)) == ([3, 1], [4])
+    assert (delivered[-1].next_offset, rest[0].next_offset) == (4, 8)
+    assert offsets_of([*delivered, *rest]) == list(range(8))
 
 
-def test_the_end_of_a_part_is_the_next_row_that_is_meant() -> None:
-    size, (whole,) = CallSize(can_split=True), deliveries(9)
-    given = [Delivery(whole.logged, np.array([1, 4, 7], np.intp))]
+def test_split_part_ends_at_next_selected_row() -> None:
+    size, (full,) = CallSize(can_split=True), deliveries(9)
+    given = [Delivery(full.logged, np.array([1, 4, 7], np.intp))]
     size.note_failure(given, 1)
     (first,), (rest,) = size.split(given)
     assert (offsets_of([first]), first.next_offset) == ([1], 4)
     assert (offsets_of([rest]), rest.next_offset) == ([4, 7], 9)
 
 
-def test_what_a_sink_managed_is_what_it_gets_next_and_twice_that_after_a_success() -> None:
+def test_call_size_is_applied_rows_then_doubles_on_success() -> None:
     size, given = CallSize(can_split=True), deliveries(100)
     size.note_failure(given, 7)
-    assert sizes(size.split(given)[0]) == [7]
+    assert row_counts(size.split(given)[0]) == [7]
     for expected in (14, 28, 56):
         size.note_success(1_000)
-        assert sizes(size.split(given)[0]) == [expected]
+        assert row_counts(size.split(given)[0]) == [expected]
     size.note_success(100)
     assert size.split(given) == (given, [])
 
 
-def test_batches_that_are_taken_as_they_lie_are_not_cut() -> None:
+def test_call_size_without_split_keeps_batches_intact() -> None:
     size, given = CallSize(can_split=False), deliveries(3, 5, 2)
     size.note_failure(given, 0)
-    assert sizes(size.split(given)[0]) == [3]
+    assert row_counts(size.split(given)[0]) == [3]
     size.note_failure(given[:1], 0)
-    brought, rest = size.split(given)
-    assert (sizes(brought), sizes(rest)) == ([3], [5, 2])
+    delivered, rest = size.split(given)
+    assert (row_counts(delivered), row_counts(rest)) == ([3], [5, 2])
     assert size.split(given[2:]) == (given[2:3], [])
 
 
-def test_the_delta_that_fails_alone_is_named_until_one_passes() -> None:
+def test_single_failing_delta_is_named_until_a_success() -> None:
     size, given = CallSize(can_split=True), deliveries(4)
-    brought = given
+    delivered = given
     for _ in range(2):
-        size.note_failure(brought, 0)
+        size.note_failure(delivered, 0)
         assert size.failing is None
-        brought, rest = size.split(given)
+        delivered, rest = size.split(given)
     for failures in (1, 2, 3):
-        size.note_failure(brought, 0)
+        size.note_failure(delivered, 0)
         assert size.failing is not None
         assert (size.failing.offset, size.failing.failures) == (0, failures)
     assert str(size.failing) == (
@@ -87,6 +87,6 @@ def test_the_delta_that_fails_alone_is_named_until_one_passes() -> None:
     )
     size.note_success(1_000)
     assert size.failing is None
-    brought, rest = size.split(rest)
-    size.note_failure(brought, 1)
+    delivered, rest = size.split(rest)
+    size.note_failure(delivered, 1)
     assert size.failing is None

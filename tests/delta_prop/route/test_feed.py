@@ -1,4 +1,4 @@
-"""Feeds in virtual time: nothing lost, nothing twice, in order; nobody waits for another's sink."""
+"""Feeds in virtual time: rows come once and in order, and no sink delays another."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.delta_prop.route.support import (
     LIMITS,
     ORIGIN,
     SMALL,
-    CutLog,
     Route,
     TinySink,
+    TruncatedLog,
     offsets_of,
-    takes,
+    sleep_for,
     until_quiet,
 )
 
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from delta_prop_sinks.sink import Delivery
     from delta_prop_wire.batch import LoggedBatch
 
-# --- when
+# --- when a sink is called
 
 
-def test_an_idle_sink_gets_its_first_delta_at_once() -> None:
+def test_idle_sink_gets_delta_at_once() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
@@ -53,16 +53,16 @@ def test_an_idle_sink_gets_its_first_delta_at_once() -> None:
     run_virtual(main)
 
 
-def test_a_delta_that_came_while_the_sink_was_busy_goes_10_ms_after_it_came() -> None:
+def test_delta_during_call_lingers_10_ms_from_arrival() -> None:
     async def main() -> None:
         async with Route.running() as route:
-            sink = TinySink(takes(0.004))
+            sink = TinySink(sleep_for(0.004))
             route.feed(sink)
             await anyio.sleep_until(1.0)
             route.publish("a")
             await anyio.sleep_until(1.001)
             route.publish("a")
-            await anyio.sleep_until(1.006)  # the sink is done; this one joins
+            await anyio.sleep_until(1.006)  # the sink is done; this delta joins the batch
             route.publish("a")
             await anyio.sleep_until(2)
             assert sink.calls == [(1.0, 1), (pytest.approx(1.011), 2)]
@@ -70,10 +70,10 @@ def test_a_delta_that_came_while_the_sink_was_busy_goes_10_ms_after_it_came() ->
     run_virtual(main)
 
 
-def test_what_waited_longer_than_10_ms_goes_as_soon_as_the_sink_is_free() -> None:
+def test_delta_older_than_linger_goes_when_sink_is_free() -> None:
     async def main() -> None:
         async with Route.running() as route:
-            sink = TinySink(takes(0.5))
+            sink = TinySink(sleep_for(0.5))
             route.feed(sink)
             await anyio.sleep_until(1.0)
             route.publish("a")
@@ -85,10 +85,10 @@ def test_what_waited_longer_than_10_ms_goes_as_soon_as_the_sink_is_free() -> Non
     run_virtual(main)
 
 
-def test_a_full_batch_goes_at_once() -> None:
+def test_full_batch_goes_before_linger_ends() -> None:
     async def main() -> None:
         async with Route.running() as route:
-            sink = TinySink(takes(0.004))
+            sink = TinySink(sleep_for(0.004))
             route.feed(sink)
             await anyio.sleep_until(1.0)
             route.publish("a")
@@ -104,7 +104,7 @@ def test_a_full_batch_goes_at_once() -> None:
     run_virtual(main)
 
 
-def test_who_gathers_is_woken_when_there_is_enough_and_not_by_each_delta() -> None:
+def test_lingering_feed_wakes_when_batch_is_full_not_per_delta() -> None:
     turns = 0
 
     def count(now: float, runnable: int) -> None:
@@ -114,18 +114,18 @@ def test_who_gathers_is_woken_when_there_is_enough_and_not_by_each_delta() -> No
     async def main() -> None:
         nonlocal turns
         async with Route.running() as route:
-            sink = TinySink(takes(0.001))
+            sink = TinySink(sleep_for(0.001))
             route.feed(sink, limits=replace(LIMITS, linger_ms=1000))
             await anyio.sleep_until(1.0)
             route.publish("a")
             await anyio.sleep_until(1.0005)
-            route.publish("a")  # while it is busy: then it gathers
+            route.publish("a")  # while the sink is busy: then the feed lingers
             await anyio.sleep_until(1.01)
             turns = 0
             for number in range(98):
                 route.publish("a")
                 await anyio.sleep_until(1.011 + number / 1000)
-            assert turns < 2.5 * 98  # the publisher's own are two for each
+            assert turns < 2.5 * 98  # the publisher takes two turns per delta
             assert sink.calls == [(1.0, 1)]
             route.publish("a")
             await anyio.sleep_until(1.2)
@@ -134,10 +134,10 @@ def test_who_gathers_is_woken_when_there_is_enough_and_not_by_each_delta() -> No
     run_virtual(main, on_turn=count)
 
 
-def test_waiting_batches_are_merged_up_to_a_bound() -> None:
+def test_waiting_batches_merge_up_to_merge_deltas_max() -> None:
     async def main() -> None:
         async with Route.running() as route:
-            sink = TinySink(takes(1))
+            sink = TinySink(sleep_for(1))
             route.feed(sink, limits=replace(LIMITS, merge_deltas_max=10))
             for _ in range(9):
                 route.publish("a", "a", "a")
@@ -151,23 +151,23 @@ def test_waiting_batches_are_merged_up_to_a_bound() -> None:
 # --- one sink and the others
 
 
-def test_a_stalled_sink_delays_nobody_and_keeps_little() -> None:
+def test_stalled_sink_delays_no_other_and_mailbox_stays_bounded() -> None:
     async def main() -> None:
         async with Route.running() as route:
-            stalled, swift = TinySink(takes(3600)), TinySink()
-            behind, hot = route.feed(stalled, limits=SMALL), route.feed(swift, limits=SMALL)
+            stalled, fast = TinySink(sleep_for(3600)), TinySink()
+            stalled_feed, fast_feed = route.feed(stalled, limits=SMALL), route.feed(fast, limits=SMALL)
             for _ in range(500):
                 logged = route.publish("a", "b", "c")
-                await hot.wait(logged.next_offset)
+                await fast_feed.wait(logged.next_offset)
                 assert anyio.current_time() == 0
-                assert behind.statistics().mailbox_deltas <= SMALL.mailbox_deltas_max
-            assert swift.offsets == list(range(1500))
+                assert stalled_feed.statistics().mailbox_deltas <= SMALL.mailbox_deltas_max
+            assert fast.offsets == list(range(1500))
             assert stalled.offsets == []
-            assert behind.applied == 0
-            assert behind.statistics().catching_up
+            assert stalled_feed.applied == 0
+            assert stalled_feed.statistics().catching_up
 
             stalled.before = None
-            await behind.wait(1500)
+            await stalled_feed.wait(1500)
             assert anyio.current_time() == 3600
             assert stalled.offsets == list(range(1500))
 
@@ -181,14 +181,14 @@ def test_sinks_that_never_wait_take_turns() -> None:
                 route.publish("a")
             order: list[str] = []
 
-            def noting(name: str) -> TinySink:
+            def recording_sink(name: str) -> TinySink:
                 async def before(_: Sequence[Delivery]) -> None:
                     order.append(name)
 
                 return TinySink(before)
 
-            one = replace(LIMITS, merge_deltas_max=1)
-            feeds = [route.feed(noting(name), limits=one) for name in "xyz"]
+            limits = replace(LIMITS, merge_deltas_max=1)
+            feeds = [route.feed(recording_sink(name), limits=limits) for name in "xyz"]
             for feed in feeds:
                 await feed.wait(50)
             assert "".join(order) == "xyz" * 50
@@ -196,10 +196,10 @@ def test_sinks_that_never_wait_take_turns() -> None:
     run_virtual(main)
 
 
-def test_a_mailbox_is_bounded_in_bytes_too() -> None:
+def test_mailbox_is_limited_in_bytes() -> None:
     async def main() -> None:
         async with Route.running() as route:
-            sink = TinySink(takes(1))
+            sink = TinySink(sleep_for(1))
             size = route.publish("a").batch.size
             feed = route.feed(sink, start=1, limits=replace(LIMITS, mailbox_bytes_max=3 * size))
             for _ in range(10):
@@ -213,7 +213,7 @@ def test_a_mailbox_is_bounded_in_bytes_too() -> None:
     run_virtual(main)
 
 
-def test_a_batch_larger_than_the_mailbox_is_still_pushed() -> None:
+def test_batch_larger_than_empty_mailbox_is_pushed() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
@@ -264,19 +264,19 @@ def schedules(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(schedule=schedules())
-def test_every_row_that_matches_comes_once_and_in_order(schedule: dict[str, Any]) -> None:
+def test_matching_rows_come_once_and_in_order(schedule: dict[str, Any]) -> None:
     run_virtual(_check_schedule, schedule, seed=schedule["seed"])
 
 
 async def _check_schedule(schedule: dict[str, Any]) -> None:
     async with Route.running(deltas_max=100_000) as route:
-        wanted: list[int] = []
+        expected: list[int] = []
         sink = TinySink()
 
         def publish(namespaces: list[str]) -> None:
             logged = route.publish(*namespaces)
             names = {topic.removeprefix("ns:") for topic in schedule["topics"]}
-            wanted.extend(
+            expected.extend(
                 logged.offset + row
                 for row, name in enumerate(namespaces)
                 if name in names or names & {"*", "op:create"}
@@ -293,7 +293,7 @@ async def _check_schedule(schedule: dict[str, Any]) -> None:
             publish(["a", "b"])
         sink.before = _scheduled_calls(sink, schedule["calls"])
         start = min(schedule["start"], route.log.high_watermark)
-        wanted = [offset for offset in wanted if offset >= start]
+        expected = [offset for offset in expected if offset >= start]
         feed = route.feed(
             sink,
             *schedule["topics"],
@@ -303,7 +303,7 @@ async def _check_schedule(schedule: dict[str, Any]) -> None:
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(restart)
-            tasks.start_soon(_watch, route, feed, sink, wanted, schedule["commits"])
+            tasks.start_soon(_watch, route, feed, sink, expected, schedule["commits"])
             for namespaces, pause in schedule["steps"]:
                 publish(namespaces)
                 if pause:
@@ -311,9 +311,9 @@ async def _check_schedule(schedule: dict[str, Any]) -> None:
             with anyio.fail_after(300):
                 await _wait_through_stops(feed, route.log.high_watermark)
             tasks.cancel_scope.cancel()
-        assert sink.offsets == wanted
+        assert sink.offsets == expected
         statistics = feed.statistics()
-        assert statistics.applied_deltas == len(wanted)
+        assert statistics.applied_deltas == len(expected)
         assert statistics.applied_deltas + statistics.skipped == route.log.high_watermark - start
         assert (statistics.lag, statistics.mailbox_deltas, statistics.mailbox_bytes) == (0, 0, 0)
 
@@ -330,7 +330,7 @@ def _scheduled_calls(
         if delay is not None:
             await anyio.sleep(delay)
         offsets = offsets_of(deliveries)
-        somewhere = offsets[int(part * (len(offsets) - 1))]
+        partial_offset = offsets[int(part * (len(offsets) - 1))]
         if outcome == "fail":
             raise TryAgain("not now")
         if outcome == "defect":
@@ -338,21 +338,21 @@ def _scheduled_calls(
         if outcome == "stop":
             raise StopSink("until someone acts")
         if outcome == "part":
-            sink.note(deliveries, below=somewhere)
-            raise TryAgain("later", somewhere)
+            sink.note(deliveries, below=partial_offset)
+            raise TryAgain("later", partial_offset)
 
     return before
 
 
-async def _watch(route: Route, feed: Feed, sink: TinySink, wanted: list[int], commits: bool) -> None:
+async def _watch(route: Route, feed: Feed, sink: TinySink, expected: list[int], commits: bool) -> None:
     """Check the feed's invariants until cancelled; if `commits`, commit between calls too."""
     applied, committed, pause = 0, 0, 0.001
     while True:
         assert applied <= feed.applied <= route.log.high_watermark
         assert committed <= feed.committed <= feed.applied
         applied, committed = feed.applied, feed.committed
-        done = sum(offset < applied for offset in wanted)
-        assert wanted[:done] == sink.offsets[:done]
+        done = sum(offset < applied for offset in expected)
+        assert expected[:done] == sink.offsets[:done]
         if commits and not sink.running:
             feed.note_committed(sink.offsets[-1] + 1 if sink.offsets else 0)
         await anyio.sleep(pause)
@@ -367,72 +367,72 @@ async def _wait_through_stops(feed: Feed, offset: int) -> None:
         await _wait_through_stops(feed, offset)
 
 
-def test_reading_resumes_inside_a_batch() -> None:
+def test_feed_starts_inside_a_batch() -> None:
     async def main() -> None:
         async with Route.running() as route:
             route.publish("a", "b", "a", "b")
             route.publish("b", "a")
-            everything, some = TinySink(), TinySink()
-            first, second = route.feed(everything, start=2), route.feed(some, "ns:a", start=3)
+            all_rows_sink, matching_sink = TinySink(), TinySink()
+            first, second = route.feed(all_rows_sink, start=2), route.feed(matching_sink, "ns:a", start=3)
             await first.wait(6)
             await second.wait(6)
-            assert everything.offsets == [2, 3, 4, 5]
-            assert some.offsets == [5]
+            assert all_rows_sink.offsets == [2, 3, 4, 5]
+            assert matching_sink.offsets == [5]
 
     run_virtual(main)
 
 
-class Greedy(TinySink):
-    """Takes as many deltas a call as it says at that moment."""
+class SizedSink(TinySink):
+    """A sink with its own limit of deltas per call."""
 
     deltas_a_call = 5_000
 
 
-def read_in_pieces(route: Route, turn: Callable[[int], None]) -> list[int]:
-    """Return a list that gets the row count of each read of the log; call `turn` with the number of reads in
-    each of 20 turns of the event loop.
+def record_reads(route: Route, on_turn: Callable[[int], None]) -> list[int]:
+    """Return a list that gets the row count of each log read; in each of 20 turns of the event loop, call
+    `on_turn` with the number of reads so far.
     """
     read, rows = route.log.read, list[int]()
 
-    def noting(offset: int, **bounds: int) -> list[LoggedBatch]:
+    def recorded_read(offset: int, **bounds: int) -> list[LoggedBatch]:
         found = read(offset, **bounds)
         rows.append(sum(logged.count for logged in found))
         return found
 
     async def take_turns() -> None:
         for _ in range(20):
-            turn(len(rows))
+            on_turn(len(rows))
             await anyio.lowlevel.checkpoint()
 
-    route.log.read = noting  # type: ignore[method-assign,assignment]
+    route.log.read = recorded_read  # type: ignore[method-assign,assignment]
     route._tasks.start_soon(take_turns)
     return rows
 
 
-def test_many_deltas_for_one_call_are_read_in_pieces_between_which_others_run() -> None:
+def test_large_read_is_split_and_yields_to_other_tasks() -> None:
     async def main() -> None:
         async with Route.running() as route:
             for _ in range(3_500):
                 route.publish("a")
-            sink, turns = Greedy(), set[int]()
-            rows = read_in_pieces(route, turns.add)
+            sink, turns = SizedSink(), set[int]()
+            rows = record_reads(route, turns.add)
             await route.feed(sink).wait(3_500)
             assert [count for _, count in sink.calls] == [3_500]
             assert rows == [1_000, 1_000, 1_000, 500]
-            assert turns >= {1, 2, 3}, "one between two readings"
+            assert turns >= {1, 2, 3}, "another task runs between two reads"
             assert sink.offsets == list(range(3_500))
 
     run_virtual(main)
 
 
-def test_a_sink_says_before_each_call_how_many_deltas_it_takes() -> None:
+def test_deltas_a_call_is_read_before_each_call() -> None:
     async def main() -> None:
         async with Route.running() as route:
 
             async def before(_: object) -> None:
                 sink.deltas_a_call = 0 if len(sink.calls) == 1 else 25
 
-            sink = Greedy(before)
+            sink = SizedSink(before)
             sink.deltas_a_call = 40
             for _ in range(100):
                 route.publish("a")
@@ -442,20 +442,20 @@ def test_a_sink_says_before_each_call_how_many_deltas_it_takes() -> None:
     run_virtual(main)
 
 
-def test_what_was_read_of_a_log_that_is_recovered_meanwhile_is_read_again() -> None:
+def test_log_recovery_during_read_discards_rows_read() -> None:
     async def main() -> None:
         async with Route.running() as route:
-            log = route.log = CutLog(bytes(16))
+            log = route.log = TruncatedLog(bytes(16))
             for _ in range(2_500):
                 route.publish("a")
-            sink = Greedy()
+            sink = SizedSink()
 
             def cut(number: int) -> None:
                 if number == 2 and log.end is None:
                     log.end = 1_500
                     feed.note_recovered()
 
-            read_in_pieces(route, cut)
+            record_reads(route, cut)
             feed = route.feed(sink)
             await feed.wait(1_500)
             assert sink.offsets == list(range(1_500))
@@ -467,18 +467,18 @@ def test_what_was_read_of_a_log_that_is_recovered_meanwhile_is_read_again() -> N
     run_virtual(main)
 
 
-# --- what is passed over
+# --- skipped rows
 
 
-def test_the_cursor_moves_over_what_does_not_match() -> None:
+def test_cursor_passes_rows_that_do_not_match() -> None:
     async def main() -> None:
         async with Route.running(deltas_max=10) as route:
             sink = TinySink()
             feed = route.feed(sink, "ns:a")
             for number in range(25):
-                route.publish("b", "b")  # the log holds ten: they can only go if this sink lets go of them
+                route.publish("b", "b")  # the log holds ten: rows leave only if this sink releases them
                 assert feed.applied == feed.committed == feed.cursor.next_offset == 2 * number + 2
-            sink.before = takes(5)
+            sink.before = sleep_for(5)
             route.publish("a")
             assert feed.applied == feed.committed == 50
             await anyio.sleep(1)
@@ -492,16 +492,16 @@ def test_the_cursor_moves_over_what_does_not_match() -> None:
     run_virtual(main)
 
 
-def test_control_rows_are_passed_over() -> None:
+def test_control_rows_are_skipped() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
-            void = partial(encode_noop, origin=ORIGIN, count=2, code=ErrorCode.INVALID_DELTA)
-            route.append(void(base=1))
+            noop = partial(encode_noop, origin=ORIGIN, count=2, code=ErrorCode.INVALID_DELTA)
+            route.append(noop(base=1))
             feed = route.feed(sink)
             await feed.wait(2)
             route.publish("a")
-            route.append(void(base=4))
+            route.append(noop(base=4))
             await feed.wait(5)
             assert sink.offsets == [2]
             assert (feed.statistics().applied_deltas, feed.statistics().skipped) == (1, 4)
@@ -509,7 +509,7 @@ def test_control_rows_are_passed_over() -> None:
     run_virtual(main)
 
 
-def test_what_was_passed_over_is_not_asked_for_again_after_a_stop() -> None:
+def test_restarted_feed_does_not_reread_skipped_rows() -> None:
     async def main() -> None:
         async with Route.running(deltas_max=10) as route:
             sink = TinySink()
@@ -534,7 +534,7 @@ def test_what_was_passed_over_is_not_asked_for_again_after_a_stop() -> None:
     run_virtual(main)
 
 
-def test_progress_is_told_when_reading_only_passes_over() -> None:
+def test_read_that_skips_all_rows_reports_progress() -> None:
     async def main() -> None:
         async with Route.running() as route:
             for _ in range(30):
@@ -547,10 +547,10 @@ def test_progress_is_told_when_reading_only_passes_over() -> None:
     run_virtual(main)
 
 
-# --- what is held, what is waited for
+# --- holds on the log, waits
 
 
-def test_the_log_keeps_what_a_sink_has_not_committed() -> None:
+def test_log_retains_rows_until_sink_commits() -> None:
     async def main() -> None:
         async with Route.running(deltas_max=10) as route:
             feed = route.feed(TinySink(), keeps_cursor=True)
@@ -571,7 +571,7 @@ def test_the_log_keeps_what_a_sink_has_not_committed() -> None:
     run_virtual(main)
 
 
-def test_waiting_for_what_is_committed() -> None:
+def test_wait_committed_returns_after_commit() -> None:
     async def main() -> None:
         async with Route.running() as route:
             feed = route.feed(TinySink(), "ns:a", keeps_cursor=True)
@@ -590,10 +590,10 @@ def test_waiting_for_what_is_committed() -> None:
     run_virtual(main)
 
 
-def test_giving_up_waiting_leaves_nothing_behind() -> None:
+def test_cancelled_waits_leave_no_waiters() -> None:
     async def main() -> None:
         async with Route.running() as route:
-            feed = route.feed(TinySink(takes(1e5)))
+            feed = route.feed(TinySink(sleep_for(1e5)))
             route.publish("a")
             for _ in range(50):
                 with anyio.move_on_after(0.1):
@@ -603,9 +603,9 @@ def test_giving_up_waiting_leaves_nothing_behind() -> None:
     run_virtual(main)
 
 
-def test_a_cancelled_call_is_not_counted_as_applied() -> None:
+def test_cancelled_call_does_not_count_as_applied() -> None:
     async def main() -> None:
-        sink = TinySink(takes(10))
+        sink = TinySink(sleep_for(10))
         async with Route.running() as route:
             feed = route.feed(sink)
             route.publish("a")

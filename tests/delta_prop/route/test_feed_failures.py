@@ -1,4 +1,4 @@
-"""Feeds whose sink fails: tried again where that may help, else stopped alone, and told."""
+"""Feeds whose sink fails: retried if that may help, else only that feed is stopped, with its reason."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.route.support import (
     SMALL,
-    CutLog,
     Route,
     TinySink,
-    takes,
+    TruncatedLog,
+    sleep_for,
     until_quiet,
 )
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from delta_prop_sinks.sink import Delivery
 
 
-def test_a_passing_failure_is_retried_from_where_it_was_done() -> None:
+def test_temporary_failure_is_retried_from_applied_offset() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
@@ -60,10 +60,10 @@ def test_a_passing_failure_is_retried_from_where_it_was_done() -> None:
     run_virtual(main)
 
 
-def test_what_a_failing_sink_was_not_shown_of_a_log_that_lost_it_is_never_shown() -> None:
+def test_retry_after_log_recovery_skips_rows_the_log_lost() -> None:
     async def main() -> None:
         async with Route.running() as route:
-            log = route.log = CutLog(bytes(16))
+            log = route.log = TruncatedLog(bytes(16))
             sink = TinySink()
 
             async def before(_: Sequence[Delivery]) -> None:
@@ -89,16 +89,16 @@ def test_what_a_failing_sink_was_not_shown_of_a_log_that_lost_it_is_never_shown(
     run_virtual(main)
 
 
-def test_a_failure_behind_the_last_row_that_matches_leaves_nothing_to_retry() -> None:
+def test_failure_after_last_matching_row_is_not_retried() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
 
-            async def at_the_end(deliveries: Sequence[Delivery]) -> None:
+            async def fail_at_end(deliveries: Sequence[Delivery]) -> None:
                 sink.note(deliveries, below=2)
                 raise TryAgain("busy", 2)
 
-            sink.before = at_the_end
+            sink.before = fail_at_end
             feed = route.feed(sink, "ns:a", keeps_cursor=True)
             route.publish("a", "a", "b")
             await feed.wait(3)
@@ -111,7 +111,7 @@ def test_a_failure_behind_the_last_row_that_matches_leaves_nothing_to_retry() ->
     run_virtual(main)
 
 
-def test_retries_come_ever_more_slowly_then_the_breaker_opens_and_probes() -> None:
+def test_retries_back_off_then_breaker_opens_and_probes() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
@@ -124,11 +124,13 @@ def test_retries_come_ever_more_slowly_then_the_breaker_opens_and_probes() -> No
             route.publish("a")
             await anyio.sleep(13)
             assert feed.state is FeedState.RETRYING
-            told = "TryAgain: down; offset 0 (vector 'v' in namespace 'a'), delivered alone, has failed"
-            assert feed.statistics().reason == f"{told} 28 times"
+            reason_text = (
+                "TryAgain: down; offset 0 (vector 'v' in namespace 'a'), delivered alone, has failed"
+            )
+            assert feed.statistics().reason == f"{reason_text} 28 times"
             await anyio.sleep(587)
             times = [at for at, _ in sink.calls]
-            gaps = [later - sooner for sooner, later in pairwise(times)]
+            gaps = [later - earlier for earlier, later in pairwise(times)]
             round_of_waits = [0.05, 0.1, 0.2, 0.4, 0.8, 1.6]
             expected = [*(round_of_waits * 5)[:-1], *[30.0] * 30]
             for gap, wait_s in zip(gaps, expected, strict=False):
@@ -137,7 +139,7 @@ def test_retries_come_ever_more_slowly_then_the_breaker_opens_and_probes() -> No
             assert len({round(gap, 9) for gap in gaps[:29]}) == 29  # jittered
             assert (feed.state, feed.statistics().breaker) == (FeedState.BREAKER_OPEN, "open")
             assert (feed.statistics().breaker_opened, feed.applied) == (1, 0)
-            assert str(feed.statistics().reason).startswith(told)
+            assert str(feed.statistics().reason).startswith(reason_text)
             assert feed.statistics().quarantined == 0
             sink.before = None
             await feed.wait(1)
@@ -153,7 +155,7 @@ def test_retries_come_ever_more_slowly_then_the_breaker_opens_and_probes() -> No
     run_virtual(main)
 
 
-def test_whoever_restarts_a_sink_with_an_open_breaker_has_it_tried_at_once() -> None:
+def test_restart_with_open_breaker_retries_at_once() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
@@ -174,10 +176,10 @@ def test_whoever_restarts_a_sink_with_an_open_breaker_has_it_tried_at_once() -> 
     run_virtual(main)
 
 
-def test_a_call_that_takes_too_long_is_broken_off_and_comes_again() -> None:
+def test_overdue_call_is_cancelled_and_retried() -> None:
     async def main() -> None:
         async with Route.running() as route:
-            sink = TinySink(takes(100))
+            sink = TinySink(sleep_for(100))
             feed = route.feed(sink, limits=replace(SMALL, apply_timeout_s=5))
             route.publish("a", "a")
             for _ in range(60):
@@ -185,7 +187,7 @@ def test_a_call_that_takes_too_long_is_broken_off_and_comes_again() -> None:
                 feed.cancel_overdue_call(anyio.current_time())
             route.publish("a")
             assert len(sink.calls) == 2
-            assert feed.statistics().reason is None  # it is being tried again
+            assert feed.statistics().reason is None  # the retry is in progress
             assert feed.statistics().errors == 1
             sink.before = None
             feed.cancel_overdue_call(anyio.current_time() + 10)
@@ -196,15 +198,15 @@ def test_a_call_that_takes_too_long_is_broken_off_and_comes_again() -> None:
     run_virtual(main)
 
 
-def test_a_cancellation_that_a_sink_lets_out_is_told() -> None:
+def test_cancellation_leaked_by_sink_stops_feed() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
 
-            async def stray(_: Sequence[Delivery]) -> None:
+            async def leak_cancellation(_: Sequence[Delivery]) -> None:
                 raise anyio.get_cancelled_exc_class()
 
-            sink.before = stray
+            sink.before = leak_cancellation
             feed = route.feed(sink)
             route.publish("a")
             with pytest.raises(Refused, match="leaked a cancellation"):
@@ -215,14 +217,14 @@ def test_a_cancellation_that_a_sink_lets_out_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "told"),
+    ("failure", "reason_text"),
     [(RejectDelta(1, "no"), "it was not given: no"), (StopSink("disk full"), "disk full")],
 )
-def test_a_sink_that_stops_stops_alone(failure: Exception, told: str) -> None:
+def test_stopped_sink_does_not_stop_others(failure: Exception, reason_text: str) -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink, other = TinySink(), TinySink()
-            waiting: list[Refused] = []
+            refusals: list[Refused] = []
 
             async def fail(deliveries: Sequence[Delivery]) -> None:
                 raise failure
@@ -230,9 +232,9 @@ def test_a_sink_that_stops_stops_alone(failure: Exception, told: str) -> None:
             async def wait(offset: int, committed: bool) -> None:
                 with pytest.raises(Refused) as caught:
                     await feed.wait(offset, committed=committed)
-                waiting.append(caught.value)
+                refusals.append(caught.value)
 
-            feed, second = route.feed(sink), route.feed(other)
+            feed, other_feed = route.feed(sink), route.feed(other)
             await until_quiet()
             route.publish("a", "a")
             await feed.wait(2)
@@ -242,17 +244,19 @@ def test_a_sink_that_stops_stops_alone(failure: Exception, told: str) -> None:
                 tasks.start_soon(wait, 3_000, True)
                 await until_quiet()
                 route.publish("a", "a", "a")
-            assert {refusal.code for refusal in waiting} == {ErrorCode.PROCESSING_FAILED}
-            assert all(told in refusal.message and feed.name in refusal.message for refusal in waiting)
-            with pytest.raises(Refused, match=told):
+            assert {refusal.code for refusal in refusals} == {ErrorCode.PROCESSING_FAILED}
+            assert all(
+                reason_text in refusal.message and feed.name in refusal.message for refusal in refusals
+            )
+            with pytest.raises(Refused, match=reason_text):
                 await feed.wait(4)
 
             route.publish("a")
-            await second.wait(6)
+            await other_feed.wait(6)
             await anyio.sleep(100)
             assert other.offsets == list(range(6))
             assert (feed.statistics().state, feed.statistics().lag) == ("stopped", 6 - feed.applied)
-            assert told in (feed.statistics().reason or "")
+            assert reason_text in (feed.statistics().reason or "")
 
             sink.before = None
             feed.restart()
@@ -263,10 +267,10 @@ def test_a_sink_that_stops_stops_alone(failure: Exception, told: str) -> None:
     run_virtual(main)
 
 
-def test_stopped_while_deltas_gather_it_delivers_no_more() -> None:
+def test_feed_stopped_while_lingering_delivers_nothing() -> None:
     async def main() -> None:
         async with Route.running() as route:
-            sink = TinySink(takes(0.001))
+            sink = TinySink(sleep_for(0.001))
             feed = route.feed(sink)
             await until_quiet()
             route.publish("a")
@@ -285,10 +289,10 @@ def test_stopped_while_deltas_gather_it_delivers_no_more() -> None:
     run_virtual(main)
 
 
-def test_stopped_and_restarted_while_the_sink_is_busy_nothing_comes_twice() -> None:
+def test_stop_and_restart_during_call_delivers_nothing_twice() -> None:
     async def main() -> None:
         async with Route.running() as route:
-            sink = TinySink(takes(1))
+            sink = TinySink(sleep_for(1))
             feed = route.feed(sink)
             await until_quiet()
             route.publish("a", "a")
@@ -303,7 +307,7 @@ def test_stopped_and_restarted_while_the_sink_is_busy_nothing_comes_twice() -> N
     run_virtual(main)
 
 
-def test_given_up_while_it_retries_it_ends() -> None:
+def test_feed_closed_while_retrying_ends() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
@@ -328,10 +332,10 @@ def test_given_up_while_it_retries_it_ends() -> None:
     run_virtual(main)
 
 
-def test_a_log_that_dropped_what_comes_next_stops_a_feed_that_nothing_waited_for() -> None:
+def test_feed_not_required_stops_when_log_dropped_its_next_row() -> None:
     async def main() -> None:
         async with Route.running(deltas_max=10) as route:
-            sink = TinySink(takes(5))
+            sink = TinySink(sleep_for(5))
             feed = route.feed(sink, limits=replace(SMALL, mailbox_deltas_max=2), required=False)
             await until_quiet()
             for _ in range(40):
@@ -350,7 +354,7 @@ def test_a_log_that_dropped_what_comes_next_stops_a_feed_that_nothing_waited_for
     run_virtual(main)
 
 
-def test_telling_the_same_reason_often_adds_nothing_to_it() -> None:
+def test_many_waits_do_not_grow_the_refusal_traceback() -> None:
     async def main() -> None:
         async with Route.running() as route:
             feed = route.feed(TinySink())

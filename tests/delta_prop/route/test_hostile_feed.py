@@ -1,4 +1,4 @@
-"""Sinks and operators at their worst: odd offsets, stops in the middle of things, replays at odd times."""
+"""Misbehaving sinks and operators: wrong offsets, stops during calls, replays at any time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from delta_prop.testing import run_virtual
 from delta_prop_sinks.sink import RejectDelta, StopSink, TryAgain
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.route.support import LIMITS, Route, TinySink, offsets_of, takes, until_quiet
-from tests.delta_prop.route.test_quarantine import ask, held, publish, rejecting
+from tests.delta_prop.route.support import LIMITS, Route, TinySink, offsets_of, sleep_for, until_quiet
+from tests.delta_prop.route.test_quarantine import publish, quarantine_records, reject_offsets, request_replay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,46 +24,46 @@ if TYPE_CHECKING:
     from delta_prop_sinks.sink import Delivery
 
 
-def adds_up(feed: Feed, start: int = 0, inherited: int = 0) -> bool:
+def counts_add_up(feed: Feed, start: int = 0, inherited: int = 0) -> bool:
     """True if each row up to the applied offset has one outcome."""
-    told = feed.statistics()
-    outcomes = told.applied_deltas + told.skipped + told.quarantined + told.dropped
-    return told.skipped >= 0 and outcomes == told.applied_offset - start + inherited
+    statistics = feed.statistics()
+    outcomes = statistics.applied_deltas + statistics.skipped + statistics.quarantined + statistics.dropped
+    return statistics.skipped >= 0 and outcomes == statistics.applied_offset - start + inherited
 
 
-# --- failures that may pass
+# --- retryable failures
 
 
 @pytest.mark.parametrize("topic", ["*", "ns:b"])
-def test_a_sink_that_names_the_same_place_again_and_again_does_not_progress(topic: str) -> None:
+def test_sink_that_retries_at_same_offset_makes_no_progress(topic: str) -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
 
-            async def stuck_at_one(deliveries: Sequence[Delivery]) -> None:
+            async def retry_at_one(deliveries: Sequence[Delivery]) -> None:
                 raise TryAgain("down", 1)
 
-            sink.before = stuck_at_one
+            sink.before = retry_at_one
             feed = route.feed(sink, topic)
             route.publish("a", "b", "b")
             await anyio.sleep(60)
             assert feed.state is FeedState.BREAKER_OPEN
             assert len(sink.calls) < 40
-            assert adds_up(feed)
+            assert counts_add_up(feed)
 
     run_virtual(main)
 
 
-def test_a_place_in_a_gap_does_not_keep_the_cursor_of_the_sink_back() -> None:
+def test_retry_offset_in_skipped_rows_does_not_hold_cursor() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
 
-            async def in_the_gap(deliveries: Sequence[Delivery]) -> None:
+            async def retry_in_gap(deliveries: Sequence[Delivery]) -> None:
                 sink.note(deliveries, below=2)
                 raise TryAgain("busy", 3)
 
-            sink.before = in_the_gap
+            sink.before = retry_in_gap
             feed = route.feed(sink, "ns:a", keeps_cursor=True)
             route.publish("a", "a", "b", "b")
             await feed.wait(4)
@@ -77,51 +77,51 @@ def test_a_place_in_a_gap_does_not_keep_the_cursor_of_the_sink_back() -> None:
 
 
 @pytest.mark.parametrize("offset", [-5, 0, 2, 4, 1000])
-def test_a_rejection_of_what_was_not_given_proves_nothing(offset: int) -> None:
+def test_rejection_of_undelivered_offset_stops_sink_and_applies_none(offset: int) -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
 
-            async def wrong(deliveries: Sequence[Delivery]) -> None:
+            async def reject_wrong_offset(deliveries: Sequence[Delivery]) -> None:
                 raise RejectDelta(offset, "no")
 
-            sink.before = wrong
+            sink.before = reject_wrong_offset
             feed = route.feed(sink, "ns:a")
-            route.publish("b", "a", "b", "a")  # given are 1 and 3
+            route.publish("b", "a", "b", "a")  # rows 1 and 3 are delivered
             with pytest.raises(Refused, match=f"rejected offset {offset}, which it was not given: no"):
                 await feed.wait(4)
             assert (feed.applied, feed.statistics().applied_deltas) == (0, 0)
-            assert adds_up(feed)
+            assert counts_add_up(feed)
             sink.before = None
             feed.restart()
             await feed.wait(4)
             assert sink.offsets == [1, 3]
-            assert adds_up(feed)
+            assert counts_add_up(feed)
 
     run_virtual(main)
 
 
 @pytest.mark.parametrize("offset", [-5, 0, 2, 1000])
-def test_a_wrong_rejection_of_late_rows_loses_none_of_them(offset: int) -> None:
+def test_wrong_rejection_of_redelivered_rows_loses_none(offset: int) -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
-            rejecting(sink, [1, 3])
+            reject_offsets(sink, [1, 3])
             feed = route.feed(sink)
             publish(route, "a", "b", "c", "d")
             await feed.wait(4)
 
-            async def wrong(deliveries: Sequence[Delivery]) -> None:
+            async def reject_wrong_offset(deliveries: Sequence[Delivery]) -> None:
                 raise RejectDelta(offset, "no")
 
-            sink.before = wrong
-            assert await ask(feed) == ReplayResult(0, 0, 2)
+            sink.before = reject_wrong_offset
+            assert await request_replay(feed) == ReplayResult(0, 0, 2)
             assert feed.state is FeedState.STOPPED
             sink.before = None
             feed.restart()
-            assert await ask(feed) == ReplayResult(2, 0, 0)
+            assert await request_replay(feed) == ReplayResult(2, 0, 0)
             assert sink.offsets == [0, 2, 1, 3]
-            assert adds_up(feed)
+            assert counts_add_up(feed)
 
     run_virtual(main)
 
@@ -130,12 +130,12 @@ def test_a_wrong_rejection_of_late_rows_loses_none_of_them(offset: int) -> None:
 
 
 @pytest.mark.parametrize("state", [FeedState.STOPPED, FeedState.NEEDS_SNAPSHOT])
-@pytest.mark.parametrize("late", [False, True])
-def test_a_failure_does_not_undo_a_stop_that_came_during_the_call(state: FeedState, late: bool) -> None:
+@pytest.mark.parametrize("replay", [False, True])
+def test_failure_after_stop_during_call_keeps_stop(state: FeedState, replay: bool) -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
-            rejecting(sink, [0])
+            reject_offsets(sink, [0])
             feed = route.feed(sink)
             publish(route, "a")
             await feed.wait(1)
@@ -146,7 +146,7 @@ def test_a_failure_does_not_undo_a_stop_that_came_during_the_call(state: FeedSta
 
             sink.before = slow
             request = ReplayRequest(None, drop=False)
-            if late:
+            if replay:
                 feed.add_request(request)
             else:
                 publish(route, "b")
@@ -155,24 +155,24 @@ def test_a_failure_does_not_undo_a_stop_that_came_during_the_call(state: FeedSta
             await anyio.sleep(100)
             assert (feed.state, len(sink.calls)) == (state, 2)
             assert feed.statistics().reason == "its background work failed"
-            if late:
+            if replay:
                 assert await request.wait() == ReplayResult(0, 0, 1)
 
     run_virtual(main)
 
 
-def test_what_stopped_first_is_told_and_a_quarantine_with_room_does_not_undo_it() -> None:
+def test_last_stop_reason_stays_after_drop_and_close() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
-            rejecting(sink, [0, 1])
+            reject_offsets(sink, [0, 1])
             feed = route.feed(sink, limits=replace(LIMITS, quarantine_deltas_max=1))
             publish(route, "a", "b")
             await until_quiet()
             assert "quarantine is full" in (feed.statistics().reason or "")
             feed.stop(Refused(ErrorCode.PROCESSING_FAILED, "its background work failed"))
             with pytest.raises(Refused, match="restart it"):
-                await ask(feed, drop=True)
+                await request_replay(feed, drop=True)
             assert feed.statistics().reason == "its background work failed"
             feed.close()
             assert feed.statistics().reason == "its background work failed"
@@ -180,7 +180,7 @@ def test_what_stopped_first_is_told_and_a_quarantine_with_room_does_not_undo_it(
     run_virtual(main)
 
 
-def test_whoever_has_lost_its_place_does_not_get_it_back_by_stopping() -> None:
+def test_feed_with_invalidated_cursor_stays_so_after_restart() -> None:
     async def main() -> None:
         async with Route.running() as route:
             feed = route.feed(TinySink(), required=False)
@@ -192,10 +192,10 @@ def test_whoever_has_lost_its_place_does_not_get_it_back_by_stopping() -> None:
     run_virtual(main)
 
 
-def test_a_call_that_hangs_is_broken_off_after_a_stop_and_a_restart_too() -> None:
+def test_hung_call_is_cancelled_after_stop_and_restart() -> None:
     async def main() -> None:
         async with Route.running() as route:
-            sink = TinySink(takes(1e6))
+            sink = TinySink(sleep_for(1e6))
             feed = route.feed(sink, limits=replace(LIMITS, apply_timeout_s=5))
             publish(route, "a")
             await anyio.sleep(1)
@@ -211,7 +211,7 @@ def test_a_call_that_hangs_is_broken_off_after_a_stop_and_a_restart_too() -> Non
     run_virtual(main)
 
 
-def test_restarted_after_a_stop_in_a_pause_of_the_breaker_it_is_tried_at_once() -> None:
+def test_restart_after_stop_with_open_breaker_retries_at_once() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
@@ -237,11 +237,11 @@ def test_restarted_after_a_stop_in_a_pause_of_the_breaker_it_is_tried_at_once() 
 # --- replays at odd times
 
 
-def test_a_request_that_is_given_up_before_a_full_quarantine_sees_it_loses_nothing() -> None:
+def test_withdrawn_replay_with_full_quarantine_loses_nothing() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
-            bad = rejecting(sink, [0, 1])
+            bad = reject_offsets(sink, [0, 1])
             feed = route.feed(sink, limits=replace(LIMITS, quarantine_deltas_max=1))
             publish(route, "a", "b", "c", "d")
             await until_quiet()
@@ -254,48 +254,48 @@ def test_a_request_that_is_given_up_before_a_full_quarantine_sees_it_loses_nothi
             assert feed.state is FeedState.STOPPED
             assert "quarantine is full" in (feed.statistics().reason or "")
             bad.clear()
-            assert await ask(feed) == ReplayResult(1, 0, 0)
+            assert await request_replay(feed) == ReplayResult(1, 0, 0)
             await feed.wait(4)
             assert sink.offsets == [0, 1, 2, 3]
-            assert adds_up(feed)
+            assert counts_add_up(feed)
 
     run_virtual(main)
 
 
-def test_nothing_is_replayed_over_what_a_full_quarantine_keeps_back() -> None:
+def test_replay_does_not_overtake_rows_a_full_quarantine_holds_back() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
-            bad = rejecting(sink, [0, 2])
+            bad = reject_offsets(sink, [0, 2])
             feed = route.feed(sink, limits=replace(LIMITS, quarantine_deltas_max=2))
             publish(route, "q")
             await feed.wait(1)
             base = [("x", ()), ("w", ()), ("w", (0,))]  # 2 is rejected, 3 passes, 4 waits for 0
-            await _together(route, feed, sink, base)
+            await _publish_in_one_call(route, feed, sink, base)
             assert feed.state is FeedState.STOPPED
-            assert (feed.applied, held(feed)) == (2, [(0, 0, "not 0")])
-            assert adds_up(feed)
+            assert (feed.applied, quarantine_records(feed)) == (2, [(0, 0, "not 0")])
+            assert counts_add_up(feed)
             bad.clear()
-            assert await ask(feed) == ReplayResult(1, 0, 0)
+            assert await request_replay(feed) == ReplayResult(1, 0, 0)
             await feed.wait(5)
             assert sink.offsets == [1, 0, 2, 3, 4]
-            assert adds_up(feed)
+            assert counts_add_up(feed)
 
     run_virtual(main)
 
 
-@pytest.mark.parametrize("how", ["stop", "break off"])
-def test_nothing_is_replayed_over_a_delivery_that_failed(how: str) -> None:
+@pytest.mark.parametrize("failure", ["stop", "break off"])
+def test_replay_does_not_overtake_failed_delivery(failure: str) -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
-            rejecting(sink, [0])
+            reject_offsets(sink, [0])
             feed = route.feed(sink, limits=replace(LIMITS, apply_timeout_s=5))
             publish(route, "q")
             await feed.wait(1)
 
             async def fail(_: Sequence[Delivery]) -> None:
-                if how == "stop":
+                if failure == "stop":
                     raise StopSink("no disk")
                 await anyio.sleep_forever()
 
@@ -303,10 +303,10 @@ def test_nothing_is_replayed_over_a_delivery_that_failed(how: str) -> None:
             publish(route, "w")
             publish(route, "w", parents=[0])
             await until_quiet()
-            assert adds_up(feed)
+            assert counts_add_up(feed)
             sink.before = None
             request = ReplayRequest(None, drop=False)
-            if how == "stop":
+            if failure == "stop":
                 feed.restart()
             feed.add_request(request)
             feed.cancel_overdue_call(anyio.current_time() + 10)
@@ -314,19 +314,19 @@ def test_nothing_is_replayed_over_a_delivery_that_failed(how: str) -> None:
                 await request.wait()
                 await feed.wait(3)
             if len(feed.quarantine):
-                await ask(feed)
+                await request_replay(feed)
             assert sink.offsets.index(1) < sink.offsets.index(2)
             assert sorted(sink.offsets) == [0, 1, 2]
-            assert adds_up(feed)
+            assert counts_add_up(feed)
 
     run_virtual(main)
 
 
-async def _together(
+async def _publish_in_one_call(
     route: Route, feed: Feed, sink: TinySink, rows: Sequence[tuple[str, tuple[int, ...]]]
 ) -> None:
     """Publish rows one by one while the sink is busy, so that they come in one call."""
-    before, sink.before = sink.before, takes(1)
+    before, sink.before = sink.before, sleep_for(1)
     publish(route, "busy")
     await until_quiet()
     sink.before = before
@@ -335,11 +335,11 @@ async def _together(
     await anyio.sleep(2)
 
 
-def test_all_who_ask_at_once_are_answered() -> None:
+def test_concurrent_replay_requests_are_all_answered() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
-            rejecting(sink, [0, 1, 2])
+            reject_offsets(sink, [0, 1, 2])
             feed = route.feed(sink)
             publish(route, "a", "b", "c")
             await feed.wait(3)
@@ -357,57 +357,57 @@ def test_all_who_ask_at_once_are_answered() -> None:
     run_virtual(main)
 
 
-def test_a_feed_that_has_closed_answers_at_once() -> None:
+def test_replay_on_closed_feed_is_refused_at_once() -> None:
     async def main() -> None:
         async with Route.running() as route:
             feed = route.feed(TinySink())
             feed.close()
             with pytest.raises(Refused, match="detached"), anyio.fail_after(1):
-                await ask(feed)
+                await request_replay(feed)
 
     run_virtual(main)
 
 
-def test_what_was_replayed_is_no_longer_in_hand() -> None:
+def test_replayed_rows_are_no_longer_in_flight() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
-            rejecting(sink, [0])
+            reject_offsets(sink, [0])
             feed = route.feed(sink)
             publish(route, "a", "a")
             await feed.wait(2)
             sink.before = None
-            assert await ask(feed) == ReplayResult(2, 0, 0)
+            assert await request_replay(feed) == ReplayResult(2, 0, 0)
             assert feed.in_flight == (0, 0)
 
     run_virtual(main)
 
 
-def test_who_waits_is_told_behind_whom_after_the_first_has_gone() -> None:
+def test_held_rows_name_new_blocker_after_first_is_dropped() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
-            rejecting(sink, [0, 2])
+            reject_offsets(sink, [0, 2])
             feed = route.feed(sink)
             publish(route, "a", "a", "a", "a")
             publish(route, "b", parents=[3])
             await feed.wait(5)
-            assert {behind for _, behind, _ in held(feed)} == {0}
-            assert await ask(feed, 0, drop=True) == ReplayResult(1, 1, 3)
-            assert held(feed) == [(2, 2, "not 2"), (3, 2, None), (4, 2, None)]
+            assert {blocked_by for _, blocked_by, _ in quarantine_records(feed)} == {0}
+            assert await request_replay(feed, 0, drop=True) == ReplayResult(1, 1, 3)
+            assert quarantine_records(feed) == [(2, 2, "not 2"), (3, 2, None), (4, 2, None)]
             publish(route, "a", "b")
             await feed.wait(7)
-            assert held(feed)[3:] == [(5, 2, None), (6, 2, None)]
-            assert adds_up(feed)
+            assert quarantine_records(feed)[3:] == [(5, 2, None), (6, 2, None)]
+            assert counts_add_up(feed)
 
     run_virtual(main)
 
 
-def test_a_replay_that_ends_half_way_can_be_taken_up_again() -> None:
+def test_interrupted_replay_can_be_resumed() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
-            rejecting(sink, [0])
+            reject_offsets(sink, [0])
             feed = route.feed(sink, limits=replace(LIMITS, merge_deltas_max=2))
             publish(route, *"aaaaa")
             await feed.wait(5)
@@ -419,26 +419,30 @@ def test_a_replay_that_ends_half_way_can_be_taken_up_again() -> None:
                 sink.before = full
 
             sink.before = one_call
-            assert await ask(feed, 0) == ReplayResult(2, 0, 3)
-            assert held(feed) == [(2, 2, None), (3, 2, None), (4, 2, None)]  # 2 waits for nobody
+            assert await request_replay(feed, 0) == ReplayResult(2, 0, 3)
+            assert quarantine_records(feed) == [
+                (2, 2, None),
+                (3, 2, None),
+                (4, 2, None),
+            ]  # 2 is not blocked by another row
             sink.before = None
             feed.restart()
-            assert await ask(feed, 2) == ReplayResult(3, 0, 0)
+            assert await request_replay(feed, 2) == ReplayResult(3, 0, 0)
             assert sink.offsets == [0, 1, 2, 3, 4]
-            assert adds_up(feed)
+            assert counts_add_up(feed)
 
     run_virtual(main)
 
 
-def test_rejections_without_end_let_others_run() -> None:
+def test_endless_rejections_yield_to_other_tasks() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
 
-            async def no(deliveries: Sequence[Delivery]) -> None:
+            async def reject_first(deliveries: Sequence[Delivery]) -> None:
                 raise RejectDelta(offsets_of(deliveries)[0], "no")
 
-            sink.before = no
+            sink.before = reject_first
             feed = route.feed(sink)
             publish(route, *(f"v{n}" for n in range(50)))
             turns = 0
@@ -455,44 +459,44 @@ def test_rejections_without_end_let_others_run() -> None:
                     await anyio.lowlevel.checkpoint()
                     turns += 1
             assert turns >= 50
-            assert adds_up(feed)
+            assert counts_add_up(feed)
 
     run_virtual(main)
 
 
-def test_a_replay_of_many_that_are_rejected_again_brings_each_a_few_times() -> None:
+def test_replay_of_many_rejected_rows_delivers_each_a_few_times() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
-            rejecting(sink, range(500))
+            reject_offsets(sink, range(500))
             feed = route.feed(sink)
             publish(route, *(f"v{n}" for n in range(500)))
             await feed.wait(500)
             sink.calls.clear()
-            assert await ask(feed) == ReplayResult(0, 0, 500)
+            assert await request_replay(feed) == ReplayResult(0, 0, 500)
             assert sum(rows for _, rows in sink.calls) < 3_000
 
     run_virtual(main)
 
 
-def test_the_counts_add_up_while_a_call_runs() -> None:
+def test_counts_add_up_while_a_call_runs() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
-            rejecting(sink, [2])
+            reject_offsets(sink, [2])
             feed = route.feed(sink, "ns:default")
             route.publish("other", "other")
             publish(route, "q")
             route.publish("other")
             await feed.wait(route.log.high_watermark)
-            sink.before = takes(1)
+            sink.before = sleep_for(1)
             publish(route, "busy")
             await until_quiet()
             publish(route, "w")
             publish(route, "q")
             for _ in range(30):
                 await anyio.sleep(0.1)
-                assert adds_up(feed)
+                assert counts_add_up(feed)
                 assert feed.statistics().skipped == 3
 
     run_virtual(main)

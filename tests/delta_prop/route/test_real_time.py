@@ -24,13 +24,13 @@ LOOPS = pytest.mark.parametrize(
 
 
 @LOOPS
-def test_a_stalled_sink_delays_nobody_and_gets_everything_later(loop: dict[str, Any]) -> None:
+def test_stalled_sink_delays_no_other_and_catches_up(loop: dict[str, Any]) -> None:
     async def main() -> None:
         fast, slow, read = list[int](), list[int](), list[int]()
-        go = anyio.Event()
+        released = anyio.Event()
 
         async def stalled(offset: int, _: Delta) -> None:
-            await go.wait()
+            await released.wait()
             slow.append(offset)
 
         async with Propagator(Settings(mailbox_deltas_max=50)) as p:
@@ -46,7 +46,7 @@ def test_a_stalled_sink_delays_nobody_and_gets_everything_later(loop: dict[str, 
                     read.append(one.offset)
                     if len(read) == 200:
                         break
-            go.set()
+            released.set()
             await p.wait_visible(last)
         assert fast == slow == read == list(range(200))
 
@@ -55,17 +55,17 @@ def test_a_stalled_sink_delays_nobody_and_gets_everything_later(loop: dict[str, 
 
 @pytest.mark.alone
 @LOOPS
-def test_the_first_delta_reaches_an_idle_sink_without_a_timer(loop: dict[str, Any]) -> None:
+def test_first_delta_reaches_idle_sink_without_timer(loop: dict[str, Any]) -> None:
     async def main() -> None:
-        took: list[float] = []
+        took_s: list[float] = []
         async with Propagator() as p:
-            await p.attach(CallbackSink(lambda *_: took.append(time.perf_counter() - begin)))
+            await p.attach(CallbackSink(lambda *_: took_s.append(time.perf_counter() - begin)))
             for _ in range(30):
                 await anyio.sleep(0.001)
                 begin = time.perf_counter()
                 await p.wait_visible(await p.publish(Delta("v", opaque(b"x"))))
-        took.sort()
-        print(f"first delta: median {took[15] * 1e6:.0f} us, least {took[0] * 1e6:.0f} us")
-        assert took[0] < 0.003  # a timer would delay all of them, a busy machine only some
+        took_s.sort()
+        print(f"first delta: median {took_s[15] * 1e6:.0f} us, least {took_s[0] * 1e6:.0f} us")
+        assert took_s[0] < 0.003  # a timer would delay all of them, a busy machine only some
 
     anyio.run(main, **loop)

@@ -1,4 +1,4 @@
-"""Matching: every kind of topic, each target once, the same rows as a look at each delta would give."""
+"""Routing: every kind of topic, each target once, the same rows as matching each delta."""
 
 from __future__ import annotations
 
@@ -54,25 +54,25 @@ topic_lists = st.lists(st.sampled_from(TOPICS), min_size=1, max_size=4)
     ],
 )
 @pytest.mark.parametrize("mixed", [False, True])
-def test_each_kind_of_topic_matches_and_does_not(topic: str, other: str | None, mixed: bool) -> None:
+def test_each_topic_kind_matches_only_its_rows(topic: str, other: str | None, mixed: bool) -> None:
     table = _table({"wants": [topic], **({"does not": [other]} if other else {})})
     if not mixed:
         assert _plan(table, [DELTA]) == {"wants": [0]}
         return
-    stranger = Delta("v-3", scale(2.0), "else")
+    unmatched = Delta("v-3", scale(2.0), "else")
     everything = topic == "*"
-    assert _plan(table, [stranger, DELTA, stranger]) == {"wants": [0, 1, 2] if everything else [1]}
-    assert _plan(table, [stranger]) == ({"wants": [0]} if everything else {})
+    assert _plan(table, [unmatched, DELTA, unmatched]) == {"wants": [0, 1, 2] if everything else [1]}
+    assert _plan(table, [unmatched]) == ({"wants": [0]} if everything else {})
 
 
-def test_a_target_with_many_matching_topics_gets_a_batch_once() -> None:
+def test_target_with_many_matching_topics_gets_batch_once() -> None:
     topics = ["*", "v:v-1", "ns:docs", "op:create", "c:hot"]
     for chosen in (topics, topics[1:], topics[1:2], topics[2:], [topics[1], topics[4]]):
         table = _table({"sink": [*chosen, *chosen]})
         assert _plan(table, [DELTA, DELTA]) == {"sink": [0, 1]}
 
 
-def test_topics_of_one_target_are_a_union_within_a_batch() -> None:
+def test_topics_of_one_target_select_the_union_of_rows() -> None:
     table = _table({"sink": ["v:a", "ns:b", "op:delete", "c:t"]})
     batch = [
         Delta("a", create([1.0]), "x"),
@@ -85,20 +85,20 @@ def test_topics_of_one_target_are_a_union_within_a_batch() -> None:
     assert _plan(table, batch) == {"sink": [0, 2, 3, 4]}
 
 
-def test_all_rows_are_told_as_none_however_they_match() -> None:
+def test_plan_with_all_rows_matching_has_none_for_rows() -> None:
     table = _table({"a": ["v:x", "v:y"], "b": ["ns:n", "ns:m"], "c": ["*"]})
     batch = _batch([Delta("x", create([1.0]), "n"), Delta("y", create([1.0]), "m")])
     assert dict(table.plan(batch)) == {"a": None, "b": None, "c": None}
 
 
-def test_control_rows_go_to_nobody() -> None:
+def test_control_rows_go_to_no_target() -> None:
     table = _table({"sink": ["*"]})
-    void = encode_noop(origin=16, base=1, count=2, code=ErrorCode.INVALID_DELTA)
-    assert list(table.plan(void)) == []
-    assert table.rows_for("sink", void) is NO_ROWS
+    noop = encode_noop(origin=16, base=1, count=2, code=ErrorCode.INVALID_DELTA)
+    assert list(table.plan(noop)) == []
+    assert table.rows_for("sink", noop) is NO_ROWS
 
 
-def test_subscribing_anew_replaces_and_unsubscribing_forgets() -> None:
+def test_resubscribe_replaces_and_unsubscribe_removes() -> None:
     table = _table({"a": ["v:v-1"], "b": ["*"]})
     assert _plan(table, [DELTA]) == {"a": [0], "b": [0]}
     table.subscribe("a", [Topic.parse("ns:rows")])
@@ -111,7 +111,7 @@ def test_subscribing_anew_replaces_and_unsubscribing_forgets() -> None:
     assert _plan(table, [DELTA]) == {"b": [0]}
 
 
-def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_plans_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_module, "PLANS_MAX", 8)
     table = _table({"sink": ["ns:n-50"]})
     found = [_plan(table, [Delta("v", create([1.0]), f"n-{number}")]) for number in range(100)]
@@ -124,7 +124,7 @@ def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     batches=st.lists(st.lists(deltas, min_size=1, max_size=6), min_size=1, max_size=4),
     later=st.tuples(st.sampled_from(["s1", "s2", "s5"]), topic_lists),
 )
-def test_rows_are_those_that_a_look_at_each_delta_gives(
+def test_plan_equals_matching_each_delta(
     subscriptions: dict[str, list[Topic]],
     batches: list[list[Delta]],
     later: tuple[str, list[Topic]],
@@ -140,25 +140,25 @@ def test_rows_are_those_that_a_look_at_each_delta_gives(
 
 
 @pytest.mark.alone
-def test_what_matching_costs() -> None:
+def test_matching_cost_per_batch_and_per_delta() -> None:
     everyone = _table({f"sink-{number}": ["*"] for number in range(5)})
     one = encode_vectors(["v"], np.zeros((1, 8), np.float32), namespace="n", origin=16, base=1)
     batch_us = _cost_us(everyone, [one] * 1000)
 
     by_id = _table({f"sink-{number}": [f"v:{number * 100}"] for number in range(1000)})
-    draw = np.random.default_rng(5).integers(0, 100_000, (500, 100))
+    numbers = np.random.default_rng(5).integers(0, 100_000, (500, 100))
     hundreds = [
         encode_vectors(
             [str(key) for key in keys], np.zeros((100, 8), np.float32), namespace="n", origin=16, base=1
         )
-        for keys in draw.tolist()
+        for keys in numbers.tolist()
     ]
     for batch in hundreds:
-        assert batch.keys  # decoded once by whoever is first; not what is measured here
+        assert batch.keys  # decoded once by the first reader; not measured here
     delta_us = _cost_us(by_id, hundreds) / 100
     print(f"5 x all, batch of 1: {batch_us:.2f} us; 1000 vector ids, batch of 100: {delta_us:.3f} us a delta")
-    assert batch_us < 4  # meant: 1; other work shares the machine
-    assert delta_us < 0.4  # meant: 0.1
+    assert batch_us < 4  # target: 1; other work shares the machine
+    assert delta_us < 0.4  # target: 0.1
 
 
 def _table(subscriptions: Mapping[str, Sequence[str]]) -> RoutingTable[str]:

@@ -1,4 +1,4 @@
-"""A live listener: at the reader's pace, nothing lost, nothing twice, and an end that tells what it is."""
+"""Subscriptions: at the reader's pace, rows come once, and the end names its cause."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def delta(number: int, namespace: str = "n") -> Delta:
     return Delta(f"v{number}", opaque(b"%d" % number), namespace)
 
 
-def test_it_yields_what_comes_with_its_place() -> None:
+def test_subscription_yields_deltas_with_offsets() -> None:
     async def main(p: Propagator) -> None:
         await p.publish(delta(0))
         async with p.subscribe() as latest, p.subscribe(start="earliest") as earliest:
@@ -35,7 +35,7 @@ def test_it_yields_what_comes_with_its_place() -> None:
     run_propagator(main)
 
 
-def test_latest_is_where_it_was_asked_for_not_where_it_is_first_read() -> None:
+def test_latest_starts_at_subscribe_not_at_first_read() -> None:
     async def main(p: Propagator) -> None:
         subscription = p.subscribe()
         await p.publish(delta(0))
@@ -44,7 +44,7 @@ def test_latest_is_where_it_was_asked_for_not_where_it_is_first_read() -> None:
     run_propagator(main)
 
 
-def test_topics_are_looked_at_by_row() -> None:
+def test_topics_select_rows_within_a_batch() -> None:
     async def main(p: Propagator) -> None:
         async with p.subscribe("ns:m", "v:v3") as subscription:
             await p.publish(*(delta(i, "m" if i % 4 == 0 else "n") for i in range(8)))
@@ -53,7 +53,7 @@ def test_topics_are_looked_at_by_row() -> None:
     run_propagator(main)
 
 
-def test_an_unknown_topic_is_refused_at_once() -> None:
+def test_unknown_topic_is_rejected_at_once() -> None:
     async def main(p: Propagator) -> None:
         with pytest.raises(UsageError, match="is unknown"):
             p.subscribe("nonsense")
@@ -68,13 +68,13 @@ def test_an_unknown_topic_is_refused_at_once() -> None:
     size=st.integers(1, 5),
     seed=st.integers(0, 3),
 )
-def test_whatever_the_pace_nothing_is_lost_or_comes_twice(
+def test_any_reader_pace_loses_and_duplicates_nothing(
     pauses: list[float], reader_pauses: list[float], size: int, seed: int
 ) -> None:
     async def main(p: Propagator) -> None:
         subscription = p.subscribe("ns:m")
         expected: list[int] = []
-        got: list[int] = []
+        received: list[int] = []
 
         async def write() -> None:
             for step, pause in enumerate(pauses):
@@ -87,17 +87,17 @@ def test_whatever_the_pace_nothing_is_lost_or_comes_twice(
 
         async with anyio.create_task_group() as tasks, subscription:
             tasks.start_soon(write)
-            async for place, _, _ in subscription:
-                if place == len(pauses) * size:
+            async for offset, _, _ in subscription:
+                if offset == len(pauses) * size:
                     break
-                got.append(place)
-                await anyio.sleep(reader_pauses[len(got) % len(reader_pauses)])
-        assert got == expected
+                received.append(offset)
+                await anyio.sleep(reader_pauses[len(received) % len(reader_pauses)])
+        assert received == expected
 
     run_propagator(main, Settings(mailbox_deltas_max=4), seed=seed)
 
 
-def test_a_slow_reader_delays_nobody_and_learns_what_it_missed() -> None:
+def test_slow_reader_delays_no_other_and_gets_cursor_too_old() -> None:
     async def main(p: Propagator) -> None:
         async with p.subscribe(start="earliest") as slow:
             await p.publish(delta(0))
@@ -106,19 +106,19 @@ def test_a_slow_reader_delays_nobody_and_learns_what_it_missed() -> None:
                 await p.publish(delta(i))
                 await anyio.lowlevel.checkpoint()  # the recorder, for which the log waits, keeps up
             assert anyio.current_time() == 0
-            for _ in range(2):  # it stays so
+            for _ in range(2):  # the error stays
                 with pytest.raises(Refused) as caught:
                     async for _ in slow:
                         pass
                 assert caught.value.code is ErrorCode.CURSOR_TOO_OLD
                 assert caught.value.details["start_offset"] == p.statistics().log.start_offset
-        again = p.subscribe(start="earliest")
-        assert (await anext(again)).offset == p.statistics().log.start_offset
+        reopened = p.subscribe(start="earliest")
+        assert (await anext(reopened)).offset == p.statistics().log.start_offset
 
     run_propagator(main, SMALL)
 
 
-def test_only_what_the_reader_came_back_from_counts_as_applied() -> None:
+def test_delta_counts_as_applied_when_reader_asks_for_next() -> None:
     async def main(p: Propagator) -> None:
         async with p.subscribe(name="reader") as subscription:
             for i in range(5):
@@ -137,7 +137,7 @@ def test_only_what_the_reader_came_back_from_counts_as_applied() -> None:
     run_propagator(main, Settings(mailbox_deltas_max=4))
 
 
-def test_an_iteration_that_is_cancelled_can_be_taken_up_again() -> None:
+def test_cancelled_iteration_can_be_resumed() -> None:
     async def main(p: Propagator) -> None:
         async with p.subscribe() as subscription:
             with anyio.move_on_after(1):
@@ -148,13 +148,13 @@ def test_an_iteration_that_is_cancelled_can_be_taken_up_again() -> None:
     run_propagator(main)
 
 
-def test_closing_ends_an_iteration_that_waits() -> None:
+def test_close_ends_waiting_iteration() -> None:
     async def main(p: Propagator) -> None:
         subscription = p.subscribe()
-        got: list[int] = []
+        received: list[int] = []
 
         async def read() -> None:
-            got.extend([one.offset async for one in subscription])
+            received.extend([one.offset async for one in subscription])
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(read)
@@ -162,7 +162,7 @@ def test_closing_ends_an_iteration_that_waits() -> None:
             await p.publish(delta(0))
             await anyio.sleep(1)
             await subscription.close()
-        assert got == [0]
+        assert received == [0]
         await subscription.close()
         assert [one async for one in subscription] == []
         assert subscription.name not in p.statistics().sinks
@@ -170,7 +170,7 @@ def test_closing_ends_an_iteration_that_waits() -> None:
     run_propagator(main)
 
 
-def test_an_abandoned_subscription_delays_no_end() -> None:
+def test_abandoned_subscription_does_not_delay_close() -> None:
     async def main() -> None:
         async with Propagator(world=virtual_world()) as p:
             subscription = p.subscribe(start="earliest")
@@ -183,17 +183,17 @@ def test_an_abandoned_subscription_delays_no_end() -> None:
 
 
 @pytest.mark.parametrize(("before", "ends_early"), [(0, False), (20, True)])
-def test_a_reader_that_outlives_the_propagator_ends_with_what_it_has(before: int, ends_early: bool) -> None:
-    got: list[int] = []
-    told: list[Any] = []
+def test_reader_that_outlives_propagator_gets_buffered_rows(before: int, ends_early: bool) -> None:
+    received: list[int] = []
+    refusals: list[Any] = []
 
     async def read(subscription: Any) -> None:
         try:
             async for one in subscription:
-                got.append(one.offset)
+                received.append(one.offset)
                 await anyio.sleep(0.1)
         except Refused as refusal:
-            told.append((refusal.code, refusal.details["offset"], refusal.details["next_offset"]))
+            refusals.append((refusal.code, refusal.details["offset"], refusal.details["next_offset"]))
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
@@ -209,12 +209,12 @@ def test_a_reader_that_outlives_the_propagator_ends_with_what_it_has(before: int
             assert anyio.current_time() == 0.16
 
     run_virtual(main)
-    assert got == [0, 1]
-    assert told == ([(ErrorCode.SHUTTING_DOWN, 2, 22)] if ends_early else [])
+    assert received == [0, 1]
+    assert refusals == ([(ErrorCode.SHUTTING_DOWN, 2, 22)] if ends_early else [])
 
 
-def test_what_is_for_others_wakes_nobody_and_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Far more than the log holds goes by; then its own comes. Who asks finds it at the end of the log."""
+def test_rows_for_others_wake_no_reader_and_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rows than the log holds are skipped, then one matches; statistics show the end of the log."""
 
     async def main(p: Propagator) -> None:
         async with p.subscribe("v:mine", name="one") as subscription, anyio.create_task_group() as tasks:
@@ -226,17 +226,17 @@ def test_what_is_for_others_wakes_nobody_and_is_passed_over(monkeypatch: pytest.
 
             tasks.start_soon(read)
             await anyio.lowlevel.checkpoint()
-            rung = []
-            ring = Subscription.notify
-            monkeypatch.setattr(Subscription, "notify", lambda self: (rung.append(1), ring(self)))
+            notified = []
+            notify = Subscription.notify
+            monkeypatch.setattr(Subscription, "notify", lambda self: (notified.append(1), notify(self)))
             for number in range(300):
                 await p.publish(delta(number))
-            assert not rung, "nothing was for it"
-            told = p.statistics().sinks["one"]
-            assert (told.applied_offset, told.lag, told.state) == (300, 0, "idle")
+            assert not notified, "no row matched its topics"
+            statistics = p.statistics().sinks["one"]
+            assert (statistics.applied_offset, statistics.lag, statistics.state) == (300, 0, "idle")
             await p.wait_visible(300, sinks=["one"], timeout_s=1)
             p.pause("one")
-            assert p.statistics().sinks["one"].applied_offset == 300, "what it has passed over stays so"
+            assert p.statistics().sinks["one"].applied_offset == 300, "skipped rows stay skipped"
             p.resume("one")
             for number in range(300):
                 await p.publish(delta(number))
@@ -248,7 +248,7 @@ def test_what_is_for_others_wakes_nobody_and_is_passed_over(monkeypatch: pytest.
     run_propagator(main, SMALL)
 
 
-def test_a_wait_for_one_that_passes_over_ends_when_the_log_is_there() -> None:
+def test_wait_for_skipping_subscription_ends_at_log_end() -> None:
     async def main(p: Propagator) -> None:
         async with p.subscribe("v:mine", name="one") as one, anyio.create_task_group() as tasks:
             reached: list[int] = []
@@ -263,7 +263,7 @@ def test_a_wait_for_one_that_passes_over_ends_when_the_log_is_there() -> None:
             await anyio.lowlevel.checkpoint()
             for number in range(3):
                 await p.publish(delta(number))
-                p._note_moved()  # as a log in a directory has it, whose marks move behind the append
+                p._note_moved()  # as with a log in a directory, whose marks move after the append
                 await anyio.sleep(0.01)
                 assert reached == [offset for offset in (1, 3) if offset <= number + 1]
 

@@ -14,7 +14,7 @@ from delta_prop.client import ClientSettings, ForwardLink
 from delta_prop.server.service import Service as Server
 from delta_prop.server.settings import ServerSettings
 from delta_prop.sinks import ForwardSink
-from tests.delta_prop.services import Service, Writer, expected, told
+from tests.delta_prop.services import Service, Writer, fold_accepted, summarize_state
 from tests.net.proxy import Proxy, proxy_to
 
 if TYPE_CHECKING:
@@ -87,14 +87,14 @@ class Cluster:
 
 
 async def check(services: list[Service]) -> None:
-    truth = expected(services)
+    truth = fold_accepted(services)
     assert len(truth) >= 3
     for service in services:
         dots = service.dots()
         assert len(dots) == len(set(dots))  # each delta once
         assert service.p.statistics().pending.pending_runs == 0
         for sink, content in (await service.contents(set(truth))).items():
-            wanted = {name: told(state, counts=sink != "cache") for name, state in truth.items()}
+            wanted = {name: summarize_state(state, counts=sink != "cache") for name, state in truth.items()}
             assert content == wanted, (service.number, sink)
 
 
@@ -113,7 +113,7 @@ async def test_services_converge_after_a_cut_then_send_nothing(
     async with AsyncExitStack() as exits:
         await cluster.open(exits, links)
         for service in services:
-            await service.p.publish(service.own())
+            await service.p.publish(service.new_odd_delta())
         await cluster.wait_converged()
         for _ in range(2):
             cluster.cut()

@@ -16,7 +16,7 @@ from delta_prop.server.settings import ServerSettings
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink
-from tests.delta_prop.support import Gate, made
+from tests.delta_prop.support import Gate, make_delta
 
 if TYPE_CHECKING:
     from delta_prop.ports import World
@@ -62,7 +62,7 @@ def test_sink_lag_is_the_age_of_its_oldest_unapplied_delta(durable: bool) -> Non
             assert p.statistics().sinks["slow"].lag_s == 0
             await anyio.sleep(1_000)
             for number in range(3):
-                await p.publish(made(str(number)))
+                await p.publish(make_delta(str(number)))
                 await anyio.sleep(10)
             assert p.statistics().sinks["slow"].lag_s == pytest.approx(30, abs=0.2)
             assert p.statistics().sinks["quick"].lag_s == 0
@@ -96,7 +96,7 @@ def test_lag_of_subscriber_and_group_with_and_without_member(durable: bool) -> N
                 ),
             ):
                 for number in range(6):  # the subscriber reads none, so there is no credit for the fifth
-                    await producer.publish(made(str(number)))
+                    await producer.publish(make_delta(str(number)))
                     await anyio.sleep(1)
                 await anyio.sleep(40)
                 lags = await site.lags()

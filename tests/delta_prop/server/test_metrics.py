@@ -27,7 +27,7 @@ from delta_prop.testing.recorded import RecordedPropagator
 from delta_prop_broker.log.statistics import DurableLogStatistics
 from delta_prop_wire.frames import PressureLevel
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.support import made
+from tests.delta_prop.support import make_delta
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
 
@@ -182,7 +182,7 @@ def test_missing_value_has_no_sample() -> None:
         overview = ServerStatus(version="1")
         overview.propagator = propagator
         text = Metrics(overview)
-        await propagator.publish(made("a"))
+        await propagator.publish(make_delta("a"))
         await propagator.settle()
         found = parse_samples(text.scrape().text("")[0])
         assert found["accepted_deltas_total", ()] == 1
@@ -191,7 +191,7 @@ def test_missing_value_has_no_sample() -> None:
         assert ("log_segments", ()) not in found
         assert ("sink_rebuild_rows", ("recorder",)) not in found
         assert ("connections_total", ()) not in found
-        await propagator.publish(made("b"))
+        await propagator.publish(make_delta("b"))
         assert parse_samples(text.scrape().text("")[0])["accepted_deltas_total", ()] == 2
 
     run_propagator(main)

@@ -17,7 +17,7 @@ from delta_prop.testing import run_propagator
 from delta_prop.testing.recorded import RecordedPropagator
 from delta_prop_wire.frames import PressureLevel
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.support import made
+from tests.delta_prop.support import make_delta
 
 
 @dataclass
@@ -55,7 +55,7 @@ def test_status_from_start_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
         assert server_status.unready_reason() == "it is starting"
         service = server_status.service = FakeService(Counters(connections=3))
         assert server_status.unready_reason() is None
-        await propagator.publish(made("a"))
+        await propagator.publish(make_delta("a"))
         await propagator.settle()
         status = server_status.status()
         assert json.loads(json.dumps(status, allow_nan=False)) == status

@@ -216,7 +216,9 @@ class Server:
 
     def __init__(self, grant: Permissions = ALL_PERMISSIONS, settings: ServerSettings | None = None) -> None:
         self.bench = Bench(log_deltas_max=1_000)
-        internals = SimpleNamespace(pipeline=self.bench.chain, log=self.bench.log, now=lambda: self.bench.now)
+        internals = SimpleNamespace(
+            pipeline=self.bench.pipeline, log=self.bench.log, now=lambda: self.bench.now
+        )
         self.intake = ProduceHandler(
             cast("Any", internals),
             settings or ServerSettings(),
@@ -266,7 +268,7 @@ class Server:
     def result_after_timeout(self) -> Answer:
         """Return what became of it when all that may wait has waited."""
         self.bench.now += 3_600
-        self.bench.chain.tick(self.bench.now)
+        self.bench.pipeline.tick(self.bench.now)
         return self._result()
 
     def accepts_more(self) -> bool:
@@ -292,16 +294,16 @@ class Server:
 
     def state(self) -> tuple[object, ...]:
         """Return what the service keeps besides."""
-        bench, chain = self.bench, self.bench.chain
+        bench, pipeline = self.bench, self.bench.pipeline
         known = sorted(name for name in bench.vectors._namespaces)
         heads = {name: dict(bench.vectors._namespaces[name].heads) for name in known}
         dimensions = {name: bench.vectors.dimension(name) for name in known}
         return (
-            dict(chain.orderer.watermarks),
+            dict(pipeline.orderer.watermarks),
             heads,
             dimensions,
-            len(chain.appender.refused_ids),
-            len(chain.orderer._pending),
+            len(pipeline.appender.refused_ids),
+            len(pipeline.orderer._pending),
         )
 
 

@@ -25,7 +25,7 @@ from delta_prop_wire.duplicate_ids import IdentifiedDelta  # noqa: E402
 from delta_prop_wire.state_rows import StateRow, encode_states  # noqa: E402
 from tests.broker.histories import Name, Rows, Step, Writer, seen, steps, steps_with_ids  # noqa: E402
 from tests.golden.fold_histories import histories  # noqa: E402
-from tests.golden.folds import batch_of, refused_field, states_of, told_of_state  # noqa: E402
+from tests.golden.folds import batch_of, format_state, refused_field, states_of  # noqa: E402
 from tests.sinks.strategies import deltas as hard_deltas  # noqa: E402
 from tests.sinks.support import FakeLog  # noqa: E402
 
@@ -120,9 +120,9 @@ def test_golden_histories_fold_to_the_golden_states() -> None:
         for one in changes:
             if refused_field(one) is None:
                 log.forward(batch_of([one]), one.lamport)
-        expected = {vector_id: told_of_state(state) for vector_id, state in states_of(changes).items()}
+        expected = {vector_id: format_state(state) for vector_id, state in states_of(changes).items()}
         found = states(fold(table(log.batches))) if log.batches else {}
-        assert {key: told_of_state(state) for (_, key), (state, _) in found.items()} == expected, name
+        assert {key: format_state(state) for (_, key), (state, _) in found.items()} == expected, name
 
 
 def snapshot_of(folded: Any) -> list[LoggedBatch]:
