@@ -176,7 +176,7 @@ def report_corruption(scene: Scene) -> None:
         (count_lost_delta, "counted"),
         (answer_late, "late"),
         (answer_never, "unanswered"),
-        (report_corruption, "damage"),
+        (report_corruption, "corruption"),
     ],
 )
 def test_each_wrong_answer_is_found_and_named(plant_fault: Callable[[Scene], None], kind: str) -> None:

@@ -165,14 +165,14 @@ def test_flipped_bit_in_a_checkpoint_is_detected() -> None:
 
 
 def test_corrupted_or_missing_checkpoint_file_is_reported_on_read() -> None:
-    for damage in ("flip", "remove", "cut"):
+    for corruption in ("flip", "remove", "cut"):
         disk = SimDisk()
         log, _ = make_log(disk)
         write_checkpoint(log)
         (path,) = checkpoints(disk, ".part")
-        if damage == "flip":
+        if corruption == "flip":
             disk.flip(path, 3)
-        elif damage == "remove":
+        elif corruption == "remove":
             disk.remove(path)
         else:
             disk.put(path, disk.peek(path)[:-1])
@@ -233,7 +233,7 @@ def test_missing_frames_below_a_checkpoint_are_corruption() -> None:
     disk.remove(f"{SEGMENTS}/mark")
     path = next(path for path in disk.paths() if path.endswith(".log"))
     disk.put(path, disk.peek(path)[:-300])
-    with pytest.raises(LogCorrupted, match="damage"):
+    with pytest.raises(LogCorrupted, match="corruption"):
         open_log(disk, LARGE)
 
 

@@ -1,4 +1,4 @@
-"""A compressed frame on disk is the plain one to its readers, or is told as damage; never anything else."""
+"""A compressed frame on disk reads as the plain one, or as corruption; never as anything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damage is found before it is delivered, and named; what is not damaged is still read."""
+"""Corruption is found before it is delivered, and named; what is not corrupted is still read."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ def state(disk: SimDisk) -> dict[str, bytes]:
 def try_open(disk: SimDisk) -> DurableLog | Exception:
     try:
         return open_log(disk, TINY)[0]
-    except (LogCorrupted, FormatUnknown) as damage:
-        return damage
+    except (LogCorrupted, FormatUnknown) as corruption:
+        return corruption
 
 
 def read_each(log: DurableLog, appended: dict[int, bytes]) -> list[LogCorrupted]:
-    """Read every offset by itself: its very bytes, or the damage."""
-    damages, wrong = [], []
+    """Read every offset by itself: its very bytes, or the corruption."""
+    corruptions, wrong = [], []
     for offset, raw in appended.items():
         try:
             found = log.read(offset, rows_max=1, bytes_max=1)
-        except LogCorrupted as damage:
-            damages.append(damage)
-            wrong.append(damage.offset != offset)
+        except LogCorrupted as corruption:
+            corruptions.append(corruption)
+            wrong.append(corruption.offset != offset)
         else:
             wrong.append([frame(logged) for logged in found] != [raw])
     assert not any(wrong), "corruption is reported at its offset, and all other rows are read"
-    return damages
+    return corruptions
 
 
 # --- every bit
@@ -147,8 +147,8 @@ def test_corruption_in_a_sealed_segment_is_found_on_read() -> None:
         disk.flip(path, at)
         log, report = open_log(disk, settings)
         assert (report.clean, report.indexes_rebuilt) == (True, 0)
-        damages = read_each(log, writer.appended)
-        assert [damage.path for damage in damages] == [path]
+        corruptions = read_each(log, writer.appended)
+        assert [corruption.path for corruption in corruptions] == [path]
         found += 1
     print(f"{found} flips in {size} bytes")
     assert found > 10
@@ -168,17 +168,17 @@ def test_bit_flipped_while_the_log_is_open_is_found_on_read() -> None:
             disk = intact.kill()
             log, _ = open_log(disk, TINY)
             disk.flip(path, at)
-            damages = read_each(log, appended)
-            assert [damage.path for damage in damages] == [path]
-            damage = damages[0]
-            assert damage.position is not None
-            assert damage.position <= at
-            assert damage.end == damage.offset + 1  # type: ignore[operator]
+            corruptions = read_each(log, appended)
+            assert [corruption.path for corruption in corruptions] == [path]
+            corruption = corruptions[0]
+            assert corruption.position is not None
+            assert corruption.position <= at
+            assert corruption.end == corruption.offset + 1  # type: ignore[operator]
             for text in (path, "offset", "delta-prop log verify", "delta-prop log export"):
-                assert text in str(damage)
+                assert text in str(corruption)
             # A sequential reader gets the rows before the corruption, then the error.
-            passed = [logged.offset for logged in log.read(0, **EVERYTHING)] if damage.offset else []
-            assert passed == list(range(damage.offset or 0))
+            passed = [logged.offset for logged in log.read(0, **EVERYTHING)] if corruption.offset else []
+            assert passed == list(range(corruption.offset or 0))
             log.close()
 
 
@@ -189,13 +189,16 @@ def test_inspect_returns_every_frame_but_corrupted_ones() -> None:
     disk.flip(first, 20)
     disk.flip(second, 250)
     found = list(inspect(disk))
-    damages = [one for one in found if isinstance(one, LogCorrupted)]
-    assert [(damage.path, damage.offset, damage.end) for damage in damages] == [(first, 0, 1), (second, 3, 4)]
+    corruptions = [one for one in found if isinstance(one, LogCorrupted)]
+    assert [(corruption.path, corruption.offset, corruption.end) for corruption in corruptions] == [
+        (first, 0, 1),
+        (second, 3, 4),
+    ]
     places = [one.logged.offset for one in found if not isinstance(one, LogCorrupted)]
     assert places == [1, 2, 4, 5, 6]
     disk.remove(segments_of(disk)[2])
-    damages = [one for one in inspect(disk) if isinstance(one, LogCorrupted)]
-    assert (damages[-1].offset, damages[-1].end) == (3, 6)
+    corruptions = [one for one in inspect(disk) if isinstance(one, LogCorrupted)]
+    assert (corruptions[-1].offset, corruptions[-1].end) == (3, 6)
 
 
 # --- missing or wrong files
@@ -206,8 +209,8 @@ def test_missing_or_wrong_index_is_rebuilt() -> None:
     paths = [path for path in intact.paths() if path.endswith(".index")]
     assert len(paths) == 4
     other = [intact.peek(path) for path in paths]
-    damages = [b"", bytes(len(other[0])), b"\xff" * 1000, other[0][:-1], other[1], other[0] * 2]
-    for content in [None, *damages]:
+    corruptions = [b"", bytes(len(other[0])), b"\xff" * 1000, other[0][:-1], other[1], other[0] * 2]
+    for content in [None, *corruptions]:
         for chosen in (paths[:1], paths):
             disk = intact.kill()
             for path in chosen:
@@ -279,7 +282,7 @@ def test_log_without_recovery_point_opens_and_reports_it() -> None:
     disk.remove(f"{SEGMENTS}/mark")
     log, report = open_log(disk, TINY)
     assert contents(log) == appended
-    assert "mark is missing or damaged" in str(report)
+    assert "mark is missing or corrupted" in str(report)
     assert log.epoch == 2, "a missing tail cannot be ruled out"
 
 
@@ -392,12 +395,12 @@ def test_lost_or_misdirected_write_is_detected(kind: str) -> None:
         after = disk.crash(count)
         try:
             log, _ = open_log(after)
-            damages = read_each(log, writer.appended)
-        except LogCorrupted as damage:
-            damages = [damage]
-        assert struck or not damages
-        found += bool(damages)
-        harmless += not damages
+            corruptions = read_each(log, writer.appended)
+        except LogCorrupted as corruption:
+            corruptions = [corruption]
+        assert struck or not corruptions
+        found += bool(corruptions)
+        harmless += not corruptions
         assert log.next_offset == 40
     print(f"{found} found, {harmless} had no effect")
     assert found > 5

@@ -111,9 +111,9 @@ def test_corruption_is_reported_with_its_position(disk: Disk) -> None:
     file.write(size + 70, [b"\xff"])
     file.close()
     follower = Follower(disk, 0)
-    with pytest.raises(LogCorrupted) as damage:
+    with pytest.raises(LogCorrupted) as corruption:
         read(follower)
-    assert (damage.value.position, damage.value.offset) == (size, 2)
+    assert (corruption.value.position, corruption.value.offset) == (size, 2)
     follower.close()
     log.close()
 

@@ -118,8 +118,8 @@ def test_missing_or_corrupted_times_equal_those_of_a_new_log() -> None:
     assert read_times(disk, DIRECTORY, notes) == Times()
     disk.fail(lambda call: call.path.endswith(TIME), errno.EIO)
     assert read_times(disk, DIRECTORY, notes) == Times()
-    assert [word for note in notes for word in ("is damaged", "cannot be read") if word in note] == [
-        "is damaged",
+    assert [word for note in notes for word in ("is corrupted", "cannot be read") if word in note] == [
+        "is corrupted",
         "cannot be read",
     ]
 

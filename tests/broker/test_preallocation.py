@@ -1,4 +1,4 @@
-"""Zeros ahead of the last frame: for the next commits, gone where a segment ends, no damage."""
+"""Zeros ahead of the last frame: for the next commits, gone where a segment ends, no corruption."""
 
 from __future__ import annotations
 

@@ -368,24 +368,24 @@ def test_flipped_bit_in_a_compressed_log_is_never_delivered(full: bool) -> None:
                     disk = intact.kill()
                     disk.flip(path, at, bit)
                     flips += 1
-                    damage = _find_corruption(disk, writer.appended)
-                    assert (damage is None) is path.endswith(".index")
-                    assert damage in (None, path)
-                    refused += damage is not None
-                    harmless += damage is None
+                    corruption = _find_corruption(disk, writer.appended)
+                    assert (corruption is None) is path.endswith(".index")
+                    assert corruption in (None, path)
+                    refused += corruption is not None
+                    harmless += corruption is None
     print(f"{flips} flipped bits: {refused} refused, {harmless} in indexes, which are made anew")
     assert refused > 300
     assert harmless > 100
 
 
 def _find_corruption(disk: SimDisk, appended: dict[int, bytes]) -> str | None:
-    """The file that is told to be damaged; None where everything is read, as it was written."""
+    """The file that is told to be corrupted; None where everything is read, as it was written."""
     inspected = [one.path for one in inspect(disk) if isinstance(one, LogCorrupted)]
     corrupted_path: str | None = None
     try:
         assert contents(open_log(disk, COMPRESSED)[0]) == appended
-    except LogCorrupted as damage:
-        corrupted_path = damage.path
+    except LogCorrupted as corruption:
+        corrupted_path = corruption.path
     assert inspected == ([] if corrupted_path is None else [corrupted_path])
     return corrupted_path
 

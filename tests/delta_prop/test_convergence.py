@@ -136,7 +136,7 @@ class ConvergenceRun:
         counters.deltas += len(callback_dots)
         counters.parked += statistics.pending.parked
         counters.acked_as_duplicate += statistics.duplicates
-        counters.folded_late += index.resident.statistics().late
+        counters.folded_late += index.resident.statistics().out_of_order
         counters.redelivered += sum(one.redelivered for one in paced_sinks)
 
     async def _send(self, propagator: Propagator, journey: Journey) -> list[Receipt]:

@@ -71,7 +71,7 @@ async def run_services(
                     for name, state in expected_by_name.items()
                 }
                 assert content == expected_content, (service.number, sink)
-            counters.late += service.index.resident.statistics().late
+            counters.late += service.index.resident.statistics().out_of_order
             counters.left_out += service.index.statistics().left_out
             counters.duplicate_ids += sum(bool(one.known_ids) for one in service.batches())
         counters.deltas += len(first)

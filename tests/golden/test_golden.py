@@ -131,9 +131,9 @@ def test_sinks_and_producers_resume_in_golden_directory(packed: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
-        (["log", "verify"], "sound"),
+        (["log", "verify"], "intact"),
         (["log", "show"], "redaktor"),
-        (["status"], "sound"),
+        (["status"], "intact"),
         (["sinks"], AUDIT),
         (["quarantine", "list"], "7 is bad"),
         (["get", "one", "--namespace", "ids"], '"vector": [1.0]'),

@@ -116,7 +116,7 @@ def test_migrate_reports_its_rewrite_and_log_verifies(
         assert shown.err.count("\n") == 1, "no progress bar without a terminal"
     assert not list(tmp_path.rglob("*.new"))
     assert main(["log", "verify", "--data", str(tmp_path)]) == 0
-    assert "sound" in capsys.readouterr().out
+    assert "intact" in capsys.readouterr().out
 
 
 def test_migrate_reports_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -250,7 +250,7 @@ def test_late_delta_drops_the_entry() -> None:
         log.forward(encode_batch([Delta("a", dense([9]))], origin=0x30, base=1), 1)
         await cache.apply(log.deliveries(2))
         assert cache.peek("default", "a") is None
-        assert cache.statistics().late == 1
+        assert cache.statistics().out_of_order == 1
 
     anyio.run(main)
 

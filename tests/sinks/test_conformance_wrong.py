@@ -119,7 +119,9 @@ def test_duplicates_seen_by_probe_are_found() -> None:
     async def seen(sink: CallbackSink) -> object:
         return sink.statistics().calls
 
-    with pytest.raises(ContractViolation, match="repeats: after every delivery was redelivered, readers saw"):
+    with pytest.raises(
+        ContractViolation, match="redelivery: after every delivery was redelivered, readers saw"
+    ):
         run_virtual(check_sink, lambda: CallbackSink(lambda offset, delta: None), seen)
 
 

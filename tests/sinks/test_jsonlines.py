@@ -193,7 +193,7 @@ def test_redelivered_rows_are_written_once_where_they_arrive(tmp_path: Path) -> 
         await reopened.aclose()
 
     anyio.run(main)
-    written = [(line["offset"], line.get("late"), line["cursor"][-1]) for line in lines(path)]
+    written = [(line["offset"], line.get("redelivered"), line["cursor"][-1]) for line in lines(path)]
     assert written == [(1, None, "2"), (3, None, "4"), (0, True, "4"), (2, True, "4"), (4, None, "5")]
 
 

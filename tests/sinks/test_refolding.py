@@ -529,7 +529,11 @@ def test_merge_reads_log_once_and_refolds_once_per_call(calls: int) -> None:
     check(resident, oracle(log.batches))
     statistics = resident.statistics()
     print(f"{statistics.refolded / count:.1f} deltas folded for each that came late, in {calls} calls")
-    assert (statistics.log_passes, statistics.refolded_from_log, statistics.late) == (1, vectors, count)
+    assert (statistics.log_passes, statistics.refolded_from_log, statistics.out_of_order) == (
+        1,
+        vectors,
+        count,
+    )
     assert statistics.refolded <= 2 * (count + calls * count)
 
 

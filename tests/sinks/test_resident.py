@@ -140,7 +140,7 @@ def test_late_delta_is_folded_from_chain_without_the_log() -> None:
     log.history = None  # type: ignore[assignment,method-assign]
     apply_all(resident, log.deliveries(), log)
     check(resident, log.batches)
-    assert resident.statistics().late == 1
+    assert resident.statistics().out_of_order == 1
     assert resident.statistics().refolded_from_log == 0
 
 

@@ -521,7 +521,7 @@ def test_foreign_files_are_refused_and_unchanged(tmp_path: Path) -> None:
 
     check_refused(text, "not a SQLite file")
     check_refused(other, "of another program")
-    corrupted = tmp_path / "damaged.db"
+    corrupted = tmp_path / "corrupted.db"
     anyio.run(touch, corrupted)
     corrupted.write_bytes(corrupted.read_bytes()[:4096] + b"\x99" * 40_000)
     check_refused(corrupted, r"cannot be opened \(.*\): repair it")

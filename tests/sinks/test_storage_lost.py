@@ -1,4 +1,4 @@
-"""A storage file that is deleted, replaced or damaged stops its sink, with the cure."""
+"""A storage file that is deleted, replaced or corrupted stops its sink, with the cure."""
 
 from __future__ import annotations
 

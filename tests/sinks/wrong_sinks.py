@@ -510,10 +510,10 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
         "after deliveries of which some rows were for other sinks, get('default', 'part-",
     ),
     (TakesTheFirstDeliveryOnly, "order", "after the first two deliveries, get('default', 'row-"),
-    (FoldsDuplicates, "repeats", "was redelivered"),
+    (FoldsDuplicates, "redelivery", "was redelivered"),
     (
         DetectsDuplicatesOfTheLastRowOnly,
-        "repeats",
+        "redelivery",
         "after the last delivery was redelivered, get('default', 'row-",
     ),
     (
@@ -573,11 +573,11 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     (AnswersItsBacklogLater, "backlog", "backlog() returned <coroutine object"),
     (
         DropsLateRows,
-        "late",
+        "released",
         "after one row was released from quarantine, get('default', 'late-0') returned the vector [0.0",
     ),
-    (DetectsDuplicatesByOneOffset, "late", "released from quarantine, get('default', 'fit-2')"),
-    (FoldsLateDuplicates, "late", "after released rows were redelivered, get('default', 'late-"),
+    (DetectsDuplicatesByOneOffset, "released", "released from quarantine, get('default', 'fit-2')"),
+    (FoldsLateDuplicates, "released", "after released rows were redelivered, get('default', 'late-"),
     (MovesItsCursorBackForLateRows, "committed", "open() directly after released rows returned the cursor"),
     (MovesItsCursorOnForLateRows, "committed", " but only rows below "),
     (
@@ -590,7 +590,7 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
         "resume",
         "open() after a crash after the other redelivered rows returned the cursor ",
     ),
-    (WritesLateRowsWithLaterOnes, "late", "after released rows and a restart, get('default', 'block-"),
+    (WritesLateRowsWithLaterOnes, "released", "after released rows and a restart, get('default', 'block-"),
     (HangsWhenClosed, "close", "aclose() had not ended after 5 s"),
     (
         HangsWhenTheThreadFails,

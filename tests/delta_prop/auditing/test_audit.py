@@ -1,4 +1,4 @@
-"""An audit on one machine: what is planted is found and mended, whatever the log went through."""
+"""An audit on one machine: what is planted is found and repaired, whatever the log went through."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop.auditing import Difference, Lines, Repaired, audit, repair, repair_directory, repairs
+from delta_prop.auditing import Difference, Lines, RepairResult, audit, repair, repair_directory, repairs
 from delta_prop.auditing.audit_scope import open_audited_log
 from delta_prop.auditing.repairing import repair_delta_of
 from delta_prop.client import SyncProducer
@@ -66,7 +66,7 @@ def test_planted_differences_found_and_repair_mends_only_those(tmp_path: Path) -
         stored = service.select("SELECT * FROM vectors")
         found = check(list(audit(data, str(service.file))))
         with SyncProducer(running.address, name="repair") as p:
-            assert repair(repairs(found), p) == Repaired(100)
+            assert repair(repairs(found), p) == RepairResult(100)
         service.settle()
         after = service.select("SELECT * FROM vectors")
         assert {name for name, row in after.items() if row != stored.get(name)} == set(planted_faults())
@@ -78,7 +78,7 @@ def test_planted_differences_found_and_repair_mends_only_those(tmp_path: Path) -
         with SyncProducer(running.address, name="repair-index") as p:
             p.publish(*(Delta(one, create([0.5] * 8), "docs") for one in (document_id(100), "never-3")))
             outcome = repair(repairs(found), p)  # deltas published meanwhile are kept
-        assert (outcome.mended, outcome.moved_on, outcome.refused) == (98, 2, 0)
+        assert (outcome.repaired, outcome.changed, outcome.refused) == (98, 2, 0)
         service.settle()
         after = {row[:2]: seen(row[2]) for row in service.rows()}
         assert {name[1] for name, row in after.items() if row != held.get(name)} == set(planted_faults())
@@ -183,7 +183,7 @@ def test_audit_leaves_no_file_open(tmp_path: Path, back: int) -> None:
         write_cursors(log.disk, log.log_id, {"one": SavedCursor(30, 30)})
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        assert len(list(audit(str(tmp_path), [], come=30, name="one", memory_bytes_max=2_000))) == 20
+        assert len(list(audit(str(tmp_path), [], next_offset=30, name="one", memory_bytes_max=2_000))) == 20
     broken_off = audit(str(tmp_path), [], memory_bytes_max=2_000)
     next(broken_off)
     assert len(os.listdir("/proc/self/fd")) > before + 10, "runs were spilled"
@@ -207,7 +207,7 @@ def test_unusable_log_or_sink_file_is_reported(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "mine.db")) as connection, connection:
         connection.execute("CREATE TABLE mine (x)")
     assert "is not a storage sink's file" in error_of(other, str(tmp_path / "mine.db"))
-    assert "reached offset 2, but the log ends at 1: the log lost rows" in error_of(other, [], come=2)
+    assert "reached offset 2, but the log ends at 1: the log lost rows" in error_of(other, [], next_offset=2)
     (tmp_path / "broken.db").write_bytes((tmp_path / "vectors.db").read_bytes()[:5_000])
     broken = error_of(str(tmp_path / "log"), str(tmp_path / "broken.db"))
     assert "cannot be read" in broken
@@ -229,7 +229,7 @@ def test_argument_of_wrong_type_is_reported_by_name(tmp_path: Path) -> None:
             audit(log, cast("Any", [1]))
         ),
         "path 5: give a path": lambda: Lines(wrong),
-        "come 'x': give an integer from 0 on": lambda: audit(log, [], come=cast("Any", "x")),
+        "next_offset 'x': give an integer from 0 on": lambda: audit(log, [], next_offset=cast("Any", "x")),
         "name 5: give the name that the sink is attached by": lambda: audit(log, [], name=wrong),
         "memory_bytes_max 0: give an integer from 1 on": lambda: audit(log, [], memory_bytes_max=0),
         "found 5: give what audit() gives": lambda: list(repairs(wrong)),

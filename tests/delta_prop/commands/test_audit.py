@@ -1,4 +1,4 @@
-"""`audit` on this machine: what it prints, how it ends, what it mends, and what it says of a mistake."""
+"""`audit` on this machine: what it prints, how it ends, what it repairs, and what it says of a mistake."""
 
 from __future__ import annotations
 
@@ -100,13 +100,17 @@ def test_differences_are_shown_written_and_repaired(command: Command, file: Path
     ]
     first, second = command("audit", "--storage", file, "--json").lines
     assert first["reason"] == "the log has it since offset 7, the sink has no row"
-    mended_by = first["mended_by"]
-    assert (mended_by["op"], mended_by["vector"], mended_by["metadata"]) == ("create", [7.0, 0.5], {"at": 7})
+    repaired_by = first["repaired_by"]
+    assert (repaired_by["op"], repaired_by["vector"], repaired_by["metadata"]) == (
+        "create",
+        [7.0, 0.5],
+        {"at": 7},
+    )
     assert second["reason"] == "its metadata differ in 'at'; it has the delta at offset 9"
     out = tmp_path / "found.jsonl"
-    mended = command("audit", "--storage", file, "--output", out, "--repair")
-    assert mended.status == 0
-    assert "2 of 2 were republished; 0 have changed since, 0 were refused" in mended.err
+    repaired = command("audit", "--storage", file, "--output", out, "--repair")
+    assert repaired.status == 0
+    assert "2 of 2 were republished; 0 have changed since, 0 were refused" in repaired.err
     assert [json.loads(line) for line in out.read_text().splitlines()] == [first, second]
     store(command, file)
     assert command("audit", "--storage", file).status == 0
@@ -187,7 +191,7 @@ def test_contents_in_json_lines_are_compared(command: Command, file: Path, tmp_p
     assert len(lines) == 28, "once one line has metadata, absent metadata of others differ"
     (vector,) = (one for one in lines if "number" in one["reason"])
     assert vector["reason"] == "number 1 is 0.25, not 0.5; it has the delta at offset 4"
-    before = command("audit", "--contents", table, "--come", "10", "--json").lines
+    before = command("audit", "--contents", table, "--next-offset", "10", "--json").lines
     assert {one["difference"] for one in before if one["vector_id"] > "v2"} >= {"extra"}
 
 
@@ -195,8 +199,14 @@ def test_contents_in_json_lines_are_compared(command: Command, file: Path, tmp_p
     ("arguments", "message"),
     [
         ("--storage y --to localhost:1", "--to: only a repair sends something; add --repair"),
-        ("--storage y --come 3", "--come 3: give it beside --contents, an offset from 0 on"),
-        ("--contents y --come -3", "--come -3: give it beside --contents, an offset from 0 on"),
+        (
+            "--storage y --next-offset 3",
+            "--next-offset 3: give an offset of at least 0, together with --contents",
+        ),
+        (
+            "--contents y --next-offset -3",
+            "--next-offset -3: give an offset of at least 0, together with --contents",
+        ),
         ("--contents y.parquet", "--contents 'y.parquet': only JSON lines are read without --spark"),
         ("--storage y --output x.parquet", "only JSON lines are written without --spark"),
         ("--storage y --master local[4]", "--master, --spark-log: they need --spark: add it"),

@@ -113,5 +113,5 @@ def test_export_of_a_corrupted_log_leaves_no_copy(command: Command, tmp_path: Pa
     path.write_bytes(raw)
     done = command("log", "export", "--to", tmp_path / "backup")
     assert done.status == 1
-    assert "damage in" in done.err
+    assert "corruption in" in done.err
     assert not list(tmp_path.glob("backup*"))

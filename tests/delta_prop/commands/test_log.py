@@ -1,4 +1,4 @@
-"""`log show`, `verify`, `export`: what is there is shown, damage is told with its place, and gone around."""
+"""`log show`, `verify` and `export`: corruption is reported with its position, and skipped on request."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_show_prints_a_line_per_delta_and_noop(command: Command) -> None:
     assert [(row["offset"], row["lamport"], row["op"]) for row in rows] == [
         (0, 1, "create"),
         (1, 2, "create"),
-        (2, 3, "void"),
+        (2, 3, "noop"),
     ]
     assert rows[2]["error"] == "INVALID_DELTA"
     table = command("log", "show", "--start", "1", "--count", "2").out.splitlines()
@@ -65,15 +65,15 @@ def test_verify_accepts_a_valid_log_beside_a_writer(command: Command) -> None:
     done = command("log", "verify", "--json")
     assert done.status == 0
     report = done.lines[0]
-    assert report["sound"] is True
-    assert (report["deltas"], report["start_offset"], report["next_offset"], report["damages"]) == (
+    assert report["intact"] is True
+    assert (report["deltas"], report["start_offset"], report["next_offset"], report["corruptions"]) == (
         5,
         0,
         5,
         0,
     )
     assert report["bytes"] == command.segment().stat().st_size
-    assert "offsets 0 to 5: sound\n" in command("log", "verify").out
+    assert "offsets 0 to 5: intact\n" in command("log", "verify").out
     lock.release()
 
 
@@ -91,9 +91,13 @@ def test_corruption_is_reported_with_file_and_offsets(command: Command) -> None:
     position = corrupt_frame(command, 2)
     done = command("log", "verify", "--json")
     assert done.status == 1
-    damage = done.lines[0]["first_damage"]
-    assert command.data / damage["file"] == command.segment()
-    assert (damage["position"], damage["start_offset"], damage["next_offset"]) == (position, 8, 12)
+    corruption = done.lines[0]["first_corruption"]
+    assert command.data / corruption["file"] == command.segment()
+    assert (corruption["position"], corruption["start_offset"], corruption["next_offset"]) == (
+        position,
+        8,
+        12,
+    )
     done = command("log", "verify")
     assert done.status == 1
     assert f"byte {position}, offset 8 to 12" in done.err
@@ -118,7 +122,7 @@ def test_corrupted_format_file_prevents_neither_verify_nor_export(
     assert f"its {len(content)} bytes are not a format file" in refused.err
     assert "of any data directory which the same version made" in refused.err
     done = command("log", "verify", "--json")
-    assert (done.status, done.lines[0]["damages"], done.lines[0]["deltas"]) == (1, 1, FRAMES * ROWS)
+    assert (done.status, done.lines[0]["corruptions"], done.lines[0]["deltas"]) == (1, 1, FRAMES * ROWS)
     assert command("log", "export", "--skip-corrupt", "--output", tmp_path / "out").status == 0
     assert len((tmp_path / "out").read_text().splitlines()) == FRAMES * ROWS
     (command.data / "format").write_bytes(intact)
@@ -132,14 +136,14 @@ def test_corruption_report_names_the_corrupted_file(verb: tuple[str, ...], comma
     intact = mark.read_bytes()
     mark.write_bytes(bytes(8))
     done = command(*verb)
-    assert f"damage in {mark}: its 8 bytes do not fit their checksum" in done.out + done.err
+    assert f"corruption in {mark}: its 8 bytes do not fit their checksum" in done.out + done.err
     mark.write_bytes(intact)
     segment = command.segment()
     segment.write_bytes(segment.read_bytes()[:30] + b"?" + segment.read_bytes()[31:])
     if verb == ("log", "show"):
-        assert f"damage in {segment}, byte " in command(*verb).err
+        assert f"corruption in {segment}, byte " in command(*verb).err
     for format_, message in (
-        (b"{}", f"damage in {command.data}/format: "),
+        (b"{}", f"corruption in {command.data}/format: "),
         (LATER, f"{command.data}/format has"),
     ):
         (command.data / "format").write_bytes(format_)
@@ -234,11 +238,11 @@ def make_compacted_log(command: Command, *, all_segments: bool) -> int:
 def test_verify_compacted_log_reports_its_range_and_snapshot(command: Command, all_segments: bool) -> None:
     start = make_compacted_log(command, all_segments=all_segments)
     report = command("log", "verify", "--json").lines[0]
-    assert (report["sound"], report["start_offset"], report["next_offset"]) == (True, start, 24)
+    assert (report["intact"], report["start_offset"], report["next_offset"]) == (True, start, 24)
     assert (report["snapshots"], report["snapshot_offset"], report["snapshot_rows"]) == (1, start, start)
     out = command("log", "verify").out
-    assert f"offsets {start} to 24: sound\n" in out
-    assert f"snapshot of {start} rows at offset {start}: sound\n" in out
+    assert f"offsets {start} to 24: intact\n" in out
+    assert f"snapshot of {start} rows at offset {start}: intact\n" in out
     assert f"offsets before {start}: only the snapshot has them\n" in out
     assert command("status", "--json").lines[0]["start_offset"] == start
 
@@ -251,7 +255,7 @@ def test_verify_corrupted_snapshot_reports_the_file(command: Command) -> None:
     path.write_bytes(raw)
     done = command("log", "verify", "--json")
     assert (done.status, done.lines[0]["snapshots"]) == (1, 0)
-    assert done.lines[0]["first_damage"]["file"].endswith(path.name)
+    assert done.lines[0]["first_corruption"]["file"].endswith(path.name)
 
 
 def test_verify_snapshot_beyond_the_end_is_corruption(command: Command) -> None:
@@ -261,7 +265,7 @@ def test_verify_snapshot_beyond_the_end_is_corruption(command: Command) -> None:
     (command.data / "streams/default/0/mark").unlink()
     done = command("log", "verify", "--json")
     assert done.status == 1
-    assert done.lines[0]["damages"] == 2
+    assert done.lines[0]["corruptions"] == 2
     assert "the log ends at offset 0, before this file" in command("log", "verify").err
 
 
@@ -269,7 +273,7 @@ def test_verify_snapshot_beyond_the_end_is_corruption(command: Command) -> None:
 def test_verify_reads_checkpoints_and_their_parts(command: Command, spoiled: str) -> None:
     command.publish(create_lines(5))
     assert command("log", "verify", "--json").lines[0]["checkpoints"] == 1
-    assert "checkpoints: 1, sound\n" in command("log", "verify").out
+    assert "checkpoints: 1, intact\n" in command("log", "verify").out
     suffix = "checkpoint" if spoiled == "checkpoint" else "part"
     path = next(iter(command.data.glob(f"streams/default/0/*.{suffix}")))
     raw = bytearray(path.read_bytes())
@@ -279,7 +283,7 @@ def test_verify_reads_checkpoints_and_their_parts(command: Command, spoiled: str
         path.unlink()
     done = command("log", "verify", "--json")
     assert (done.status, done.lines[0]["checkpoints"]) == (1, 0)
-    assert done.lines[0]["first_damage"]["file"].endswith(path.name)
+    assert done.lines[0]["first_corruption"]["file"].endswith(path.name)
 
 
 def test_export_reports_offsets_held_only_by_a_snapshot(command: Command, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_status_reports_the_state_of_a_directory(command: Command) -> None:
     command.publish(create_lines(3))
     status = command("status", "--json").lines[0]
     assert {name: status[name] for name in ("health", "writer", "epoch", "closed", "sinks")} == {
-        "health": "sound",
+        "health": "intact",
         "writer": None,
         "epoch": 1,
         "closed": True,
@@ -71,7 +71,7 @@ def test_status_reports_the_state_of_a_directory(command: Command) -> None:
     }
     assert (status["start_offset"], status["next_offset"], status["segments"]) == (0, 3, 1)
     assert status["bytes"] == command.segment().stat().st_size
-    assert status["bytes_room"] == max(status["bytes_free"] - 64 * 2**20, 0)
+    assert status["bytes_until_full"] == max(status["bytes_free"] - 64 * 2**20, 0)
     shown = dict(line.split(maxsplit=1) for line in command("status").out.splitlines())
     assert shown["next_offset"] == "3"
     assert shown["writer"] == "none"
@@ -127,9 +127,9 @@ def test_corrupted_group_cursor_hides_no_other_row(command: Command) -> None:
     done = command("sinks", "--json")
     assert done.status == 1
     good, spoilt = done.lines
-    assert (good["name"], good["offset"], good["lag"], "damage" in good) == ("good", 3, 0, False)
+    assert (good["name"], good["offset"], good["lag"], "corruption" in good) == ("good", 3, 0, False)
     assert (spoilt["name"], spoilt["offset"], spoilt["lag"]) == ("spoilt", None, None)
-    assert "groups/spoilt.cursor) is corrupted: `delta-prop sinks forget` it" in spoilt["damage"]
+    assert "groups/spoilt.cursor) is corrupted: `delta-prop sinks forget` it" in spoilt["corruption"]
     done = command("sinks")
     assert done.status == 1
     rows = done.out.splitlines()[1:]
@@ -138,8 +138,8 @@ def test_corrupted_group_cursor_hides_no_other_row(command: Command) -> None:
     assert "corrupted" in rows[1]
     done = command("status", "--json")
     status = done.lines[0]
-    assert (done.status, status["health"], status["next_offset"], status["sinks"]) == (1, "damaged", 3, 2)
-    assert "spoilt" in status["damage"]
+    assert (done.status, status["health"], status["next_offset"], status["sinks"]) == (1, "corrupted", 3, 2)
+    assert "spoilt" in status["corruption"]
     done = command("sinks", "forget", "spoilt")
     assert (done.status, done.out) == (0, "done: group 'spoilt' is forgotten\n")
     assert command("status").status == command("sinks").status == 0
@@ -151,13 +151,13 @@ def test_corrupted_cursors_are_reported_and_serve_warns(command: Command, tmp_pa
     (command.data / "cursors").write_bytes(b"garbage\n")
     expected = "its 8 bytes do not fit their checksum, so it is not used: sinks without a cursor of their own"
     status = command("status", "--json")
-    assert (status.status, status.lines[0]["health"], status.lines[0]["next_offset"]) == (1, "damaged", 3)
-    assert expected in status.lines[0]["damage"]
+    assert (status.status, status.lines[0]["health"], status.lines[0]["next_offset"]) == (1, "corrupted", 3)
+    assert expected in status.lines[0]["corruption"]
     for arguments in (["sinks"], ["sinks", "--json"], ["log", "verify"]):
         done = command(*arguments)
         assert (done.status, expected in done.err) == (1, True), (arguments, done)
         assert "a copy of the file from a backup" in done.err
-    assert command("log", "verify", "--json").lines[0]["first_damage"]["file"] == "cursors"
+    assert command("log", "verify", "--json").lines[0]["first_corruption"]["file"] == "cursors"
     with served(command.data, errors=tmp_path / "errors"):
         pass
     (line,) = [line for line in (tmp_path / "errors").read_text().splitlines() if expected in line]

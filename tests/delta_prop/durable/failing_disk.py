@@ -51,15 +51,15 @@ STRIKES = {
     "name": ("rename", "remove", "make_directory", "open"),
     "full": SPACE,
     "closed": (*SPACE, *SYNCS),
-    "damaged": (*SPACE, *SYNCS),
+    "corrupted": (*SPACE, *SYNCS),
     PROBE: (),
 }
 """Kinds of failures, and the calls that each may strike.
 
 write, sync, name: the call fails. short: it writes some of its bytes, and the next write finds no room. full:
 the disk has no room from that call on, for a while. closed: all fail, and the service is closed before it can
-recover. damaged: the call fails, and the log stops for good, as it finds a bit turned that was synced. After
-closed and damaged the service is started again, on a disk that is well. none: nothing fails.
+recover. corrupted: the call fails, and the log stops for good, as it finds a bit turned that was synced.
+After closed and corrupted the service is started again, on a healthy disk. none: nothing fails.
 """
 OUTAGE_S = 0.15
 CALLS, PAUSE_S, SHORT_TIMEOUT_S = 4, 0.012, 0.03
@@ -104,7 +104,7 @@ class Point:
     @property
     def has_two_lives(self) -> bool:
         """True if the service is started again after the failure."""
-        return self.kind in ("closed", "damaged")
+        return self.kind in ("closed", "corrupted")
 
 
 class Fault:
@@ -170,7 +170,7 @@ class Fault:
         if point.then:
             then = call.number + point.then
             disk.fail(lambda one: one.number >= then, errno.EIO)
-        if point.kind == "damaged":
+        if point.kind == "corrupted":
             sealed = [path for path in disk.paths() if path.endswith(".log")][:-1]
             if sealed:
                 self._flipped = (sealed[0], *disk.flip(sealed[0], FLIPPED_AT))

@@ -125,7 +125,7 @@ def test_corrupted_snapshot_is_reported_by_every_reader(
     raw[20] ^= 1
     path.write_bytes(raw)
     done = command("status", "--json")
-    assert (done.status, done.lines[0]["health"]) == (1, "damaged")
+    assert (done.status, done.lines[0]["health"]) == (1, "corrupted")
 
 
 def test_close_during_compaction_leaves_no_partial_file(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ FAILURES = {
     "full": 200,
     "recovery": 320,
     "closed": 100,
-    "damaged": 50,
+    "corrupted": 50,
 }
 """Failures of the log, by kind, over both levels: 2,000. In a normal run it is a tenth of each."""
 RECOVERY_CALLS = 80
@@ -79,7 +79,7 @@ def points(kind: str, level: AckLevel, *, full: bool) -> Iterator[Point]:
     seed = 0
     while True:
         several = [one for number in range(seed, seed + 3) for one in points_of(kind, level, number)]
-        if not full or kind in ("closed", "damaged"):
+        if not full or kind in ("closed", "corrupted"):
             random.Random(f"{kind} {level}").shuffle(several)
         yield from several
         seed += 3

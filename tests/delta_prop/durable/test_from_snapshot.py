@@ -1,4 +1,4 @@
-"""A log whose beginning went, and whose checkpoints are lost or damaged: the snapshot tells the chain."""
+"""A log whose beginning went, and whose checkpoints are lost or corrupted: the snapshot tells the chain."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def corrupt_checkpoints(disk: SimDisk) -> None:
             disk.flip(path, 3)
 
 
-@pytest.mark.parametrize("damage_checkpoints", [remove_checkpoints, corrupt_checkpoints])
+@pytest.mark.parametrize("corruption_checkpoints", [remove_checkpoints, corrupt_checkpoints])
 def test_start_without_a_checkpoint_restores_from_the_snapshot(
-    damage_checkpoints: Callable[[SimDisk], None], caplog: pytest.LogCaptureFixture
+    corruption_checkpoints: Callable[[SimDisk], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
         disk = SimDisk(1)
         last = await publish_early(disk)
-        damage_checkpoints(disk)
+        corruption_checkpoints(disk)
         async with service(disk, replace(SETTINGS, compact=False)) as p:
             importer = p.producer("importer")
             assert importer.watermark() == 4

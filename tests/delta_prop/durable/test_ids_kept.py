@@ -1,4 +1,4 @@
-"""Ids are known for as long as the log holds their deltas: on the disk, after crashes, beside damage."""
+"""Ids are known for as long as the log holds their deltas: on the disk, after crashes, beside corruption."""
 
 from __future__ import annotations
 

@@ -242,10 +242,10 @@ def test_flipped_bit_is_found_or_truncates_the_last_change() -> None:
             disk.flip(JOURNAL, at, at % 8)
             async with service(disk, 2) as p:
                 if at < last:
-                    with pytest.raises(QuarantineCorrupted, match="sinks forget") as damage:
+                    with pytest.raises(QuarantineCorrupted, match="sinks forget") as corruption:
                         await p.attach(RejectingSink(store, {7.0}))
-                    assert damage.value.path == JOURNAL
-                    assert damage.value.position <= at
+                    assert corruption.value.path == JOURNAL
+                    assert corruption.value.position <= at
                     detected += 1
                 else:
                     await p.attach(RejectingSink(store, {7.0}))

@@ -1,4 +1,4 @@
-"""Runs of ids: in memory and in a file alike, whatever their pages; damage is told, never looked past."""
+"""Runs of ids: in memory and in a file alike, whatever their pages; corruption is told, never looked past."""
 
 from __future__ import annotations
 

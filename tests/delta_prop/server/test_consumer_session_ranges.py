@@ -1,4 +1,4 @@
-"""Catching up by stretches of the log's files: who gets them, and what becomes of damage."""
+"""Catching up by stretches of the log's files: who gets them, and what becomes of corruption."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ async def run_merge(folder: Path, count: int) -> Merge:
             tasks.cancel_scope.cancel()
         assert here.states() == there.states() == expected(here)
         statistics = [side.storage.resident.statistics() for side in sides]
-        assert sum(one.late for one in statistics) > count, "nearly all forwarded deltas came late"
+        assert sum(one.out_of_order for one in statistics) > count, "nearly all forwarded deltas came late"
         return Merge(count, seconds, cpu_s, watch.wait_s, sum(one.refolded for one in statistics))
 
 

@@ -1,4 +1,4 @@
-"""A hundred differences planted in a store's file and in an index of a running service: found, and mended."""
+"""A hundred differences planted in a storage file and in an index are found and repaired."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from delta_prop import Propagator, auditing
-from delta_prop.auditing import Repaired
+from delta_prop.auditing import RepairResult
 from delta_prop.auditing.audit_scope import read_quarantined_keys
 from delta_prop.auditing.sink_file import StorageSinkFile
 from delta_prop.client import SyncProducer
@@ -65,7 +65,7 @@ def test_planted_differences_found_and_repair_mends_only_those(spark: SparkSessi
         stored = service.select("SELECT * FROM vectors")
         found = check(audit(spark, data, str(service.file)), auditing.audit(data, str(service.file)))
         with SyncProducer(running.address, name="repair") as p:
-            assert repair(found, p) == Repaired(100)
+            assert repair(found, p) == RepairResult(100)
         service.settle()
         after = service.select("SELECT * FROM vectors")
         assert {name for name, row in after.items() if row != stored.get(name)} == set(planted_faults())
@@ -79,7 +79,7 @@ def test_planted_differences_found_and_repair_mends_only_those(spark: SparkSessi
         with SyncProducer(running.address, name="repair-index") as p:
             p.publish(*(Delta(one, create([0.5] * 8), "docs") for one in (document_id(100), "never-3")))
             outcome = repair(found, p)  # deltas published meanwhile are kept
-        assert (outcome.mended, outcome.moved_on, outcome.refused) == (98, 2, 0)
+        assert (outcome.repaired, outcome.changed, outcome.refused) == (98, 2, 0)
         assert {line.split(": ")[0] for line in outcome.reasons} == {
             f"docs {document_id(100)}",
             "docs never-3",
@@ -119,7 +119,7 @@ def test_unusable_log_or_sink_file_is_reported(spark: SparkSession, tmp_path: Pa
     ).collect()  # an index of another system, without the last deltas of rows
     assert (row.vector_id, row.difference, row.op) == ("b", "extra", "delete")
     with pytest.raises(UsageError, match="the sink has reached offset 2, but the log ends at 1"):
-        audit(spark, other, foreign, come=2)
+        audit(spark, other, foreign, next_offset=2)
     (tmp_path / "broken.db").write_bytes((tmp_path / "vectors.db").read_bytes()[:5_000])
     with (
         pytest.raises(UsageError, match="cannot be read"),

@@ -123,10 +123,10 @@ def test_verbs_replay_diff_rebuild_audit_and_count_a_directory(
     assert spoiled.status == 1
     assert spoiled.err == "delta-prop: 1 differences: 1 missing\n"
     assert "v7" in spoiled.out.splitlines()[1]
-    mended = command("audit", "--spark", "--storage", file, "--repair", "--json")
-    assert mended.status == 0
-    assert mended.lines[0]["mended_by"]["op"] == "create"
-    assert "1 of 1 were republished; 0 have changed since, 0 were refused" in mended.err
+    repaired = command("audit", "--spark", "--storage", file, "--repair", "--json")
+    assert repaired.status == 0
+    assert repaired.lines[0]["repaired_by"]["op"] == "create"
+    assert "1 of 1 were republished; 0 have changed since, 0 were refused" in repaired.err
 
     (summary,) = command("spark", "stats", "--top", "1", "--json").lines
     assert [(row["op"], row["deltas"]) for row in summary["traffic"]] == [("create", 31), ("delete", 1)]

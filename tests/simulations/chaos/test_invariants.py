@@ -188,7 +188,7 @@ def test_log_differing_from_appended_batches_is_found() -> None:
             LoggedBatch(other.batch, one.offset, other.lamport, other.source, other.head),
             LoggedBatch(one.batch, other.offset, one.lamport, one.source, one.head),
         ]
-        with pytest.raises(Violation, match="damage"):
+        with pytest.raises(Violation, match="corruption"):
             await oracle.check_at_rest([node], history, [])
 
     with_service(scenario)

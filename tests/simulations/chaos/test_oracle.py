@@ -279,7 +279,7 @@ def test_every_check_at_rest_has_a_wrong_history() -> None:
         "cursor",
         "credit",
         "order",
-        "damage",
+        "corruption",
         "work",
     }  # in test_invariants and test_work
     of_the_run = {"progress", "hang", "crash"}  # raised by the run itself

@@ -51,9 +51,9 @@ def test_shrunk_plan_keeps_only_what_breaks_the_promise(plan_with_kill: Plan) ->
 def test_other_promise_or_error_is_not_same_violation() -> None:
     assert is_same_violation(LOST, Violation("lost", "writer-1's delta 9"))
     assert not is_same_violation(LOST, Violation("state", LOST.what))
-    crash = Violation("crash", "node-0, life 2: LogCorrupted: damage in a file")
-    assert is_same_violation(crash, Violation("crash", "node-1, life 3: LogCorrupted: damage in another"))
-    assert not is_same_violation(crash, Violation("crash", "node-0, life 2: TypeError: damage in a file"))
+    crash = Violation("crash", "node-0, life 2: LogCorrupted: corruption in a file")
+    assert is_same_violation(crash, Violation("crash", "node-1, life 3: LogCorrupted: corruption in another"))
+    assert not is_same_violation(crash, Violation("crash", "node-0, life 2: TypeError: corruption in a file"))
 
 
 def test_command_writes_shrunk_plan_to_given_path(

@@ -42,7 +42,7 @@ def alternative(number: int, sinks: int) -> Alternative:
         verdicts=[
             Verdict("P1", True, "all came"),
             Verdict("P3", number != 1, f"seen {NASTY}"),
-            Verdict("P7", None, "nothing was damaged"),
+            Verdict("P7", None, "nothing was corrupted"),
         ],
         trace="0" * 32,
         virtual_s=60.0,

@@ -24,7 +24,7 @@ def test_result_round_trips_through_json() -> None:
         sinks=[SinkResult("index", 3, 1, 2.5, lag, [series])],
         series=[series],
         totals={"offered": 3},
-        verdicts=[Verdict("P1", True, "all came"), Verdict("P7", None, "no damage")],
+        verdicts=[Verdict("P1", True, "all came"), Verdict("P7", None, "no corruption")],
         trace="abc",
         virtual_s=2.0,
         cpu_s=0.1,
