@@ -20,7 +20,7 @@ def test_check_accepts_a_valid_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     file = tmp_path / "dp.toml"
     file.write_text("[[sinks]]\nkind = 'cache'")
     assert main(["config", "check", str(file)]) == 0
-    assert capsys.readouterr().out.startswith(f"{file}: sound; sinks: cache; memory: up to ")
+    assert capsys.readouterr().out.startswith(f"{file}: valid; sinks: cache; memory: up to ")
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int
         (["get", "v7"], '"vector": [7.0]'),
         (["status"], "next_offset    40"),
         (["log", "show", "--count", "3"], "v2"),
-        (["log", "verify"], "offsets 0 to 40: sound"),
+        (["log", "verify"], "offsets 0 to 40: intact"),
         (["log", "export", "--count", "2", "--output", "OUT"], ""),
         (["log", "export", "--format", "frames", "--output", "OUT"], ""),
         (["log", "export", "--to", "OUT"], "offsets 0 to 40,"),

@@ -90,7 +90,7 @@ def test_commands_read_the_snapshots_of_a_service(tmp_path: Path, capsys: pytest
     assert f"snapshot at offset {start}: " in command("log", "show").out
     verified = command("log", "verify")
     assert verified.status == 0
-    assert f"rows at offset {start}: sound" in verified.out
+    assert f"rows at offset {start}: intact" in verified.out
 
 
 def expected_vector(name: str, last: int) -> list[float]:
