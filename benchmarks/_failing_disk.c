@@ -1,8 +1,8 @@
-/* Makes calls fail that change files below one directory, as another process asks for by a small shared file.
+/* Makes system calls fail that change files below a directory. Another process controls it by a small shared file.
  *
- * Preloaded into a process (LD_PRELOAD). DISK_FAULTS names the shared file, DISK_FAULTS_BELOW the directory.
- * Two rules are followed one after the other: each lets some calls of its classes pass, and has the next ones
- * fail. A failed sync syncs nothing; what was written stays in the page cache, as it does on ext4 and XFS.
+ * It is preloaded into a process (LD_PRELOAD). DISK_FAULTS names the shared file, DISK_FAULTS_BELOW the directory.
+ * It applies two rules in order. Each rule lets some calls of its classes pass, then makes the next ones fail.
+ * A failed sync syncs nothing. Written data stays in the page cache, as on ext4 and XFS.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -21,12 +21,12 @@
 
 enum { WRITES = 1, SYNCS = 2, NAMES = 4 };
 
-/* `skip`: calls that pass first. `times`: calls that fail then, -1: all. `error`: 0: a write is cut short. */
+/* `skip` calls pass, then `times` calls fail (-1: all) with `error` (0: a write is short). */
 struct rule {
     int32_t classes, skip, times, error;
 };
 
-/* Written by the other process while `armed` is 0. `struck`: calls that failed; `seen`: calls looked at. */
+/* The other process writes it while `armed` is 0. `struck`: calls that failed; `seen`: calls examined. */
 struct shared {
     int32_t armed, struck, seen, unused;
     struct rule rules[2];
@@ -36,16 +36,16 @@ static struct shared *shared;
 static const char *below;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-__attribute__((constructor)) static void begin(void)
+__attribute__((constructor)) static void map_shared_file(void)
 {
     const char *path = getenv("DISK_FAULTS");
     below = getenv("DISK_FAULTS_BELOW");
     int file = path && below ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (file < 0)
         return;
-    void *found = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    void *mapped = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     close(file);
-    shared = found == MAP_FAILED ? NULL : found;
+    shared = mapped == MAP_FAILED ? NULL : mapped;
 }
 
 static int is_below(int file)
@@ -60,12 +60,12 @@ static int is_below(int file)
     return path[length] == 0 || path[length] == '/';
 }
 
-/* The error that a call of this class is to fail with; 0: a write is to be cut short; -1: it is to be done. */
-static int fault(int class, int file)
+/* Returns the error with which a call of this class must fail. 0: it must write less; -1: it must be passed on. */
+static int next_fault(int class, int file)
 {
-    int found = -1;
+    int code = -1;
     if (!shared || !__atomic_load_n(&shared->armed, __ATOMIC_ACQUIRE) || !is_below(file))
-        return found;
+        return code;
     pthread_mutex_lock(&lock);
     shared->seen++;
     struct rule *rule = &shared->rules[shared->rules[0].times ? 0 : 1];
@@ -75,11 +75,11 @@ static int fault(int class, int file)
         } else if (rule->error || class == WRITES) {
             rule->times -= rule->times > 0;
             shared->struck++;
-            found = rule->error;
+            code = rule->error;
         }
     }
     pthread_mutex_unlock(&lock);
-    return found;
+    return code;
 }
 
 #define REAL(name) \
@@ -89,7 +89,7 @@ static int fault(int class, int file)
 
 #define FAIL(class, file) \
     do { \
-        int code = fault(class, file); \
+        int code = next_fault(class, file); \
         if (code > 0) { \
             errno = code; \
             return -1; \
@@ -100,7 +100,7 @@ static int fault(int class, int file)
     ssize_t name(int file, const void *data, size_t size, offset at) \
     { \
         REAL(name); \
-        int code = fault(WRITES, file); \
+        int code = next_fault(WRITES, file); \
         if (code > 0) { \
             errno = code; \
             return -1; \
@@ -108,12 +108,12 @@ static int fault(int class, int file)
         return real(file, data, code == 0 && size > 1 ? size / 2 : size, at); \
     }
 
-/* Cut short it takes half of the first buffer. */
-#define WRITE_PARTS_AT(name, where, ...) \
-    ssize_t name(int file, const struct iovec *parts, int count, where) \
+/* A short write writes half of the first buffer. */
+#define WRITE_PARTS_AT(name, parameters, ...) \
+    ssize_t name(int file, const struct iovec *parts, int count, parameters) \
     { \
         REAL(name); \
-        int code = fault(WRITES, file); \
+        int code = next_fault(WRITES, file); \
         if (code > 0) { \
             errno = code; \
             return -1; \
@@ -173,7 +173,7 @@ int ftruncate64(int file, off64_t size)
     int name(int file, offset at, offset size) \
     { \
         REAL(name); \
-        int code = fault(WRITES, file); \
+        int code = next_fault(WRITES, file); \
         return code > 0 ? code : real(file, at, size); \
     }
 
@@ -200,8 +200,8 @@ int unlinkat(int directory, const char *name, int flags)
         REAL(name); \
         va_list more; \
         va_start(more, flags); \
-        int makes = flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE; \
-        mode_t mode = makes ? va_arg(more, mode_t) : 0; \
+        int creates = flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE; \
+        mode_t mode = creates ? va_arg(more, mode_t) : 0; \
         va_end(more); \
         if (flags & O_CREAT) \
             FAIL(NAMES, directory); \

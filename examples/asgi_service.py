@@ -26,15 +26,15 @@ class Service:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
-            await self.live(receive, send)
+            await self.run_lifespan(receive, send)
         elif scope["type"] == "http":
-            status, answer = await self.answer(scope, receive)
+            status, answer = await self.respond(scope, receive)
             body = json.dumps(answer).encode()
             headers = [(b"content-type", b"application/json")]
             await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": body})
 
-    async def live(self, receive: Any, send: Any) -> None:
+    async def run_lifespan(self, receive: Any, send: Any) -> None:
         """Serve the lifespan: deltas published before shutdown reach the index before it."""
         await receive()
         self.__init__()  # type: ignore[misc]  # new objects at each start
@@ -44,14 +44,14 @@ class Service:
             await receive()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def answer(self, scope: dict[str, Any], receive: Any) -> tuple[int, Any]:
+    async def respond(self, scope: dict[str, Any], receive: Any) -> tuple[int, Any]:
         try:
             match scope["method"], scope["path"]:
                 case "POST", "/deltas":
-                    return 200, await self.publish(await body_of(receive))
+                    return 200, await self.publish(await read_body(receive))
                 case "GET", "/nearest":
                     return 200, self.nearest(parse_qs(scope["query_string"].decode()))
-            return 404, {"error": "POST /deltas or GET /nearest"}
+            return 404, {"error": "unknown path: use POST /deltas or GET /nearest"}
         except InvalidDelta as refusal:
             return 422, {"error": str(refusal), "field": refusal.field}
         except Refused as refusal:  # the service is full or too slow: the client retries
@@ -70,14 +70,14 @@ class Service:
         return [{"vector_id": hit.vector_id, "score": round(hit.score, 6)} for hit in hits]
 
 
-async def body_of(receive: Any) -> bytes:
+async def read_body(receive: Any) -> bytes:
     body, more = b"", True
     while more:
         message = await receive()
         body += message.get("body", b"")
         more = message.get("more_body", False)
         if len(body) > BODY_BYTES_MAX:
-            raise ValueError(f"more than {BODY_BYTES_MAX} bytes: send one delta a request")
+            raise ValueError(f"more than {BODY_BYTES_MAX} bytes: send one delta per request")
     return body
 
 

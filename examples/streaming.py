@@ -15,28 +15,28 @@ from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
 
 
-async def summarise(one: streams.Delivered) -> str:
+async def summarise(item: streams.Delivered) -> str:
     await asyncio.sleep(0.01)  # stands for a call to another service
-    return f"{one.delta.vector_id}: {len(one.delta.operation.data)} bytes"
+    return f"{item.delta.vector_id}: {len(item.delta.operation.data)} bytes"
 
 
 async def main() -> None:
     async with Propagator() as p, anyio.create_task_group() as tasks:
         service = Service(p, ServerSettings(port=0))  # in production this is `delta-prop serve`
         address = await tasks.start(service.run)
-        where = f"{address.host}:{address.port}"
+        server = f"{address.host}:{address.port}"
 
         async with (
-            Producer(where, name="writer") as producer,
-            Subscriber(where, "ns:docs", group="summaries", start="earliest", ack="manual") as docs,
-            Subscriber(where, "ns:mail", group="summaries of mail", start="earliest", ack="manual") as mail,
+            Producer(server, name="writer") as producer,
+            Subscriber(server, "ns:docs", group="summaries", start="earliest", ack="manual") as docs,
+            Subscriber(server, "ns:mail", group="summaries of mail", start="earliest", ack="manual") as mail,
         ):
             for number in range(6):
                 namespace = "mail" if number % 3 == 0 else "docs"
                 producer.offer(Delta(f"{namespace}-{number}", opaque(bytes(number)), namespace))
 
             both = streams.merge(streams.items(docs), streams.items(mail))
-            short = streams.filter(both, lambda one: one.delta.vector_id != "docs-1")
+            short = streams.filter(both, lambda item: item.delta.vector_id != "docs-1")
             chunks = streams.chunk(streams.map(short, summarise), 3, within_s=0.5)
             summaries: list[str] = []
             async for chunk in streams.values(chunks):
@@ -44,7 +44,7 @@ async def main() -> None:
                 if len(summaries) == 5:
                     break
             print(*sorted(summaries), sep="\n")
-            print("docs done with below", docs.cursor and docs.cursor.next_offset)
+            print("docs processed below", docs.cursor and docs.cursor.next_offset)
         service.stop()
 
 

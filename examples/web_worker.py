@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SERVICE = os.environ.get("DELTA_PROP_SERVICE", "127.0.0.1:7373")
-SEATS = Path(os.environ.get("WORKER_SEATS", gettempdir()))
+LOCKS = Path(os.environ.get("WORKER_LOCKS", gettempdir()))
 WORKERS_MAX = 64
 BODY_BYTES_MAX = 1 << 20
 
@@ -34,17 +34,17 @@ BODY_BYTES_MAX = 1 << 20
 def claim_name() -> Iterator[str]:
     """Claim a name that no other worker of this machine has while this one lives; a later one reuses it.
 
-    Two producers of one name fence each other, and names that are new at each start pile up there.
+    Two producers of one name fence each other. New names at each start would accumulate in the service.
     """
     for number in range(WORKERS_MAX):
-        with open(SEATS / f"web-{number}.lock", "a") as lock:
+        with open(LOCKS / f"web-{number}.lock", "a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends
             except BlockingIOError:
                 continue
             yield f"web-{number}"
             return
-    raise UsageError(f"{WORKERS_MAX} workers have a name in {SEATS} already: raise WORKERS_MAX")
+    raise UsageError(f"{WORKERS_MAX} workers already have names in {LOCKS}: raise WORKERS_MAX")
 
 
 class Worker:
@@ -54,14 +54,14 @@ class Worker:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
-            await self.live(receive, send)
+            await self.run_lifespan(receive, send)
         elif scope["type"] == "http":
-            status, answer = await self.answer(scope, receive)
+            status, answer = await self.respond(scope, receive)
             headers = [(b"content-type", b"application/json")]
             await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
 
-    async def live(self, receive: Any, send: Any) -> None:
+    async def run_lifespan(self, receive: Any, send: Any) -> None:
         """Connect in the worker's own process, after the fork."""
         await receive()
         with claim_name() as name:
@@ -70,35 +70,35 @@ class Worker:
                 await receive()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def answer(self, scope: dict[str, Any], receive: Any) -> tuple[int, Any]:
+    async def respond(self, scope: dict[str, Any], receive: Any) -> tuple[int, Any]:
         try:
             match scope["method"], scope["path"].split("/")[1:]:
                 case "POST", ["facts"]:
-                    ack = await self.producer.publish(delta_from_line(await body_of(receive)), timeout_s=5)
+                    ack = await self.producer.publish(delta_from_line(await read_body(receive)), timeout_s=5)
                     return 200, {"offset": ack.offset, "worker": self.producer.name}
                 case "GET", ["facts", vector_id]:
                     fact = await anyio.to_thread.run_sync(facts.get, SERVICE, vector_id)
                     if fact.state.value == "vector":
                         return 200, {"vector": fact.vector.tolist(), "worker": self.producer.name}
-            return 404, {"error": "POST /facts, or GET /facts/ID of an existing vector"}
+            return 404, {"error": "unknown path or vector: use POST /facts, or GET /facts/ID"}
         except InvalidDelta as refusal:
             return 422, {"error": str(refusal), "field": refusal.field}
         except Refused as refusal:  # the service is full or too slow: the client retries
             return 503, {"error": str(refusal), "retry_after_ms": refusal.retry_after_ms}
         except (UsageError, ValueError) as error:
             return 400, {"error": str(error)}
-        except (DeltaPropError, OSError) as error:  # no answer, as while the service restarts
+        except (DeltaPropError, OSError) as error:  # no answer: the service may be restarting
             return 503, {"error": str(error)}
 
 
-async def body_of(receive: Any) -> bytes:
+async def read_body(receive: Any) -> bytes:
     body, more = b"", True
     while more:
         message = await receive()
         body += message.get("body", b"")
         more = message.get("more_body", False)
         if len(body) > BODY_BYTES_MAX:
-            raise ValueError(f"more than {BODY_BYTES_MAX} bytes: send one delta a request")
+            raise ValueError(f"more than {BODY_BYTES_MAX} bytes: send one delta per request")
     return body
 
 

@@ -86,7 +86,7 @@ def test_golden_frames_round_trip_to_equal_bytes(tmp_path: Path) -> None:
     altered.write_text(GOLDEN.read_text().replace('"lamport": 900', '"lamport": 901', 1))
     assert node("golden.mjs", altered).returncode == 1
     altered.write_text(GOLDEN.read_text().replace(STAMPED, STAMPED[:-1] + "1", 1))
-    assert "the stamp's checksum is another" in node("golden.mjs", altered).stderr
+    assert "stamp checksum is" in node("golden.mjs", altered).stderr
 
 
 def test_golden_histories_fold_to_equal_bytes(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_subscribed_deltas_fold_to_states_of_algebra(server: Served, deltas: str
     anyio.run(forward)
     script = """
         import { Subscriber } from "./delta_prop.mjs";
-        import { canonical, fold } from "./fold.mjs";
+        import { fold, packCanonical } from "./fold.mjs";
         const wanted = { topics: ["ns:fold-DELTAS"], start: ["earliest"], deltas: DELTAS };
         const facts = new Map();
         let count = 0;
@@ -285,7 +285,7 @@ def test_subscribed_deltas_fold_to_states_of_algebra(server: Served, deltas: str
           array ? Buffer.from(array.buffer, array.byteOffset, array.byteLength).toString("hex") : null;
         for (const [vectorId, deltas] of facts) {
           const { op, values, data, metadata, last, ignored } = fold(deltas.reverse());
-          const content = [op, hex(values), hex(data), canonical(metadata).toString("hex")];
+          const content = [op, hex(values), hex(data), packCanonical(metadata).toString("hex")];
           const place = [Number(last.lamport), Number(last.counter), ignored];
           console.log(JSON.stringify([vectorId, ...content, ...place]));
         }

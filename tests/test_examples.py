@@ -32,7 +32,7 @@ PRINTED = {
         "docs-5: 5 bytes",
         "mail-0: 0 bytes",
         "mail-3: 3 bytes",
-        "docs done with below 6",
+        "docs processed below 6",
     ],
     "spread": [
         "service 0: rows [0, 2, 3, 4, 5] from offset 0 on",
@@ -163,7 +163,7 @@ def test_acknowledged_fact_is_readable_at_every_worker(
     config.write_text('[[sinks]]\nkind = "storage"\npath = "facts.db"\n')
     with served(tmp_path / "facts", "--config", str(config)) as service:
         monkeypatch.setenv("DELTA_PROP_SERVICE", f"127.0.0.1:{service.port}")
-        monkeypatch.setenv("WORKER_SEATS", str(tmp_path))
+        monkeypatch.setenv("WORKER_LOCKS", str(tmp_path))
         anyio.run(_check_two_workers)
 
 
@@ -180,7 +180,7 @@ async def _check_two_workers() -> None:
         assert (await second.request("GET", "/facts/pear"))[0] == 404
         assert (await second.request("POST", "/facts", b'{"vector_id": "v", "op": "scale"}'))[0] == 422
         await first.send_event("shutdown")
-        tasks.start_soon(third.live)  # takes the free seat and continues under its name
+        tasks.start_soon(third.live)  # takes the free lock and continues under its name
         await third.send_event("startup")
         second_line = line.replace(b"create", b"dense")
         assert await third.request("POST", "/facts", second_line) == (200, {"offset": 1, "worker": "web-0"})

@@ -157,7 +157,7 @@ def test_failed_spark_install_is_reported_and_tests_run(checkout: Checkout) -> N
     checkout.run("python")
     (checkout.root / "broken").touch()
     done = checkout.run("test", "x")
-    assert (done.returncode, done.stderr) == (0, "./run: goes on without Spark\n")
+    assert (done.returncode, done.stderr) == (0, "./run: continuing without Spark\n")
     assert done.stdout == "ran -m pytest -n auto --maxprocesses 8 x\n"
 
 
@@ -183,7 +183,7 @@ def test_missing_python_is_reported_with_one_line_cure(
         checkout.add_command(name, "#!/bin/sh\nexit 1\n")
     done = checkout.run("demo")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"./run: no Python >= 3.11 was found; this brings one: {cure}\n"
+    assert done.stderr == f"./run: Python >= 3.11: not found: install it with: {cure}\n"
 
 
 def test_help_names_every_verb_and_unknown_verb_is_refused(checkout: Checkout) -> None:
@@ -192,7 +192,7 @@ def test_help_names_every_verb_and_unknown_verb_is_refused(checkout: Checkout) -
     shown = checkout.run("help").stdout
     assert all(f"\n  {verb} " in shown for verb in verbs)
     done = checkout.run("frobnicate")
-    assert (done.returncode, done.stderr) == (2, "./run: no verb 'frobnicate'; ./run help lists them\n")
+    assert (done.returncode, done.stderr) == (2, "./run: verb 'frobnicate': unknown: see ./run help\n")
     assert checkout.set_ups == 0
 
 
@@ -386,4 +386,4 @@ def test_invalid_named_python_is_reported(checkout: Checkout) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "./run: PYTHON=gone is no Python >= 3.11: name another, or none\n"
+    assert done.stderr == "./run: PYTHON=gone: not a Python >= 3.11: name another one, or unset PYTHON\n"

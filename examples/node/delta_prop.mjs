@@ -1,5 +1,5 @@
-// A client for delta-prop: a `Producer` whose deltas have one effect each, a `Subscriber` that resumes where it was.
-// Rule: every wait has a deadline, every buffer a bound; a connection that breaks is made again and nobody notices.
+// A client for delta-prop: a `Producer` whose deltas have one effect each, and a `Subscriber` that resumes at its cursor.
+// Every wait has a deadline and every buffer a bound. A client reconnects by itself after its connection breaks.
 
 import { randomBytes } from "node:crypto";
 import { once } from "node:events";
@@ -7,13 +7,13 @@ import net from "node:net";
 import { performance } from "node:perf_hooks";
 import { setTimeout as sleep } from "node:timers/promises";
 import tls from "node:tls";
-import { HEADER_BYTES, OPERATIONS, Unsound, decode, encode, readFrame, renumbered } from "./frames.mjs";
+import { HEADER_BYTES, InvalidFrame, OPERATIONS, decode, encode, readFrame, withSequence } from "./frames.mjs";
 
-const HEARTBEAT_MS = 5_000; // and a peer that is silent for three times as long is gone
-const HANDSHAKE_MS_MAX = 10_000;
-const RETRY_MS_FIRST = 50;
-const RETRY_MS_MAX = 5_000;
-const STOP_MS_MAX = 60_000; // how long a stop holds that no other level ends
+const HEARTBEAT_MS = 5_000; // a peer times out after three times as long
+const HANDSHAKE_TIMEOUT_MS = 10_000;
+const RETRY_BACKOFF_MS = 50;
+const RETRY_BACKOFF_MAX_MS = 5_000;
+const STOP_MS_MAX = 60_000; // how long a stop lasts if no other level ends it
 const SEQUENCE_HELLO = 1n;
 const SEQUENCE_SUBSCRIBE = 2n;
 
@@ -23,18 +23,20 @@ const CODES = [
   "SHUTTING_DOWN", "DOT_REUSED", "UNKNOWN_ORIGIN", "CONFLICT", "PENDING_FULL", "LOG_FULL", "LOG_FAILED",
   "LEVEL_UNAVAILABLE", "OVERLAP", "BAD_REQUEST", "UNKNOWN_JOB", "JOB_DECIDED", "ID_REUSED", "OUTCOME_UNKNOWN",
 ];
-// The same delta is sent again under the same dot.
-const OPEN = new Set(["QUEUE_FULL", "RATE_LIMITED", "DEP_TIMEOUT", "SHUTTING_DOWN", "PENDING_FULL", "LOG_FULL", "LOG_FAILED"]);
-// The connection is of no use any more, but another one may be.
-const CONNECT_AGAIN = new Set([
+// After these codes the producer resends the same delta under the same dot.
+const RETRYABLE = new Set([
+  "QUEUE_FULL", "RATE_LIMITED", "DEP_TIMEOUT", "SHUTTING_DOWN", "PENDING_FULL", "LOG_FULL", "LOG_FAILED",
+]);
+// These codes end a connection, but a new connection may succeed.
+const RECONNECTABLE = new Set([
   "SHUTTING_DOWN", "LOG_FAILED", "CHECKSUM", "UNKNOWN_ORIGIN", "RATE_LIMITED", "OUTCOME_UNKNOWN",
 ]);
-const UNKNOWN_OFFSET = 2n ** 63n - 1n; // nobody knows where it is: no acknowledgement, as the log may have lost it
+const UNKNOWN_OFFSET = 2n ** 63n - 1n; // this offset is no acknowledgement, because the log may have lost the delta
 
-/** A Nack, as an error. `code` is its name; `retryAfterMs` is undefined where waiting does not help. */
+/** A Nack as an error. `code` is the name of its code; `retryAfterMs` is undefined if a retry cannot succeed. */
 export class Refused extends Error {
   constructor(nack) {
-    super(`${CODES[nack.code] ?? nack.code}: ${nack.text ?? "no reason was given"}`);
+    super(`${CODES[nack.code] ?? nack.code}: ${nack.text ?? "the server gave no reason"}`);
     this.code = CODES[nack.code] || String(nack.code);
     this.retryAfterMs = nack.retry_after_ms;
     this.row = nack.row;
@@ -43,106 +45,113 @@ export class Refused extends Error {
   }
 }
 
-/** An origin for a new producer, of 44 random bits, for deltas of one priority. Keep it: it is the producer's name. */
-export function newOrigin(priority = 2) {
+/** Draws an origin for a new producer: 44 random bits and the priority. Store it, because it identifies the producer. */
+export function drawOrigin(priority = 2) {
   return ((randomBytes(8).readBigUInt64BE() >> 20n) << 20n) | BigInt(priority);
 }
 
-/** The binary form of a topic: `*`, `v:ID`, `ns:NAME`, `op:KIND`, `c:NAME`. */
-export function topic(text) {
+/** Returns the binary form of a topic: `*`, `v:ID`, `ns:NAME`, `op:KIND`, `c:NAME`. */
+export function encodeTopic(text) {
   if (text === "*") return Buffer.of(0);
   const [, form, name] = /^(v|ns|op|c):(.+)$/s.exec(text) ?? [];
-  if (!form) throw new TypeError(`topic ${text}: it is one of *, v:ID, ns:NAME, op:KIND, c:NAME`);
+  if (!form) throw new TypeError(`topic ${text}: unknown form: use *, v:ID, ns:NAME, op:KIND or c:NAME`);
   if (form !== "op") return Buffer.concat([Buffer.of({ v: 1, ns: 2, c: 4 }[form]), Buffer.from(name)]);
   const kind = OPERATIONS.includes(name) ? OPERATIONS.indexOf(name) : Number(name);
-  if (!(kind < 64)) throw new TypeError(`topic ${text}: the operation is none of ${OPERATIONS.join(", ")}, 10 to 63`);
+  if (!(kind < 64)) {
+    throw new TypeError(`topic ${text}: unknown operation: use ${OPERATIONS.join(", ")} or a number from 10 to 63`);
+  }
   return Buffer.of(3, kind);
 }
 
 // --- one connection
 
-/** One connection, from its hello to its end: frames in, frames out, heartbeats. */
-class Link {
-  /** Connects and says hello. `onFrame(frame)` gets what comes then, `onEnd(error)` the end, once. */
+/** One connection, from its hello to its end: frames in both directions, and heartbeats. */
+class Connection {
+  /** Connects and says hello. `onFrame(frame)` gets each frame after the welcome, `onEnd(error)` the end, once. */
   static async open({ host = "127.0.0.1", port = 7373, tls: secure, heartbeatMs, ...hello }, onFrame, onEnd) {
     const socket = secure ? tls.connect({ host, port, minVersion: "TLSv1.3", ...secure }) : net.connect({ host, port });
-    const link = new Link(socket, heartbeatMs, onFrame, onEnd);
-    const deadline = setTimeout(() => link.end(new Error("no answer to the hello in time")), HANDSHAKE_MS_MAX);
+    const connection = new Connection(socket, heartbeatMs, onFrame, onEnd);
+    const timedOut = () => connection.end(new Error(`no welcome within ${HANDSHAKE_TIMEOUT_MS} ms: check host and port`));
+    const deadline = setTimeout(timedOut, HANDSHAKE_TIMEOUT_MS);
     try {
-      link.welcome = await new Promise((resolve, reject) => {
-        link.hello = { resolve, reject };
-        link.send({ type: "subscribe", sequence: SEQUENCE_HELLO, request: "hello", version: 1, ...hello });
+      connection.welcome = await new Promise((resolve, reject) => {
+        connection.handshake = { resolve, reject };
+        connection.send({ type: "subscribe", sequence: SEQUENCE_HELLO, request: "hello", version: 1, ...hello });
       });
-      return link;
+      return connection;
     } finally {
       clearTimeout(deadline);
     }
   }
 
   constructor(socket, heartbeatMs = HEARTBEAT_MS, onFrame, onEnd) {
-    Object.assign(this, { socket, heartbeatMs, onFrame, onEnd, ended: false, pieces: [], size: 0, needed: HEADER_BYTES });
-    this.heard = this.sent = performance.now();
-    this.numbers = 0n; // of heartbeats
+    Object.assign(this, { socket, heartbeatMs, onFrame, onEnd, ended: false });
+    Object.assign(this, { chunks: [], bytesReceived: 0, bytesNeeded: HEADER_BYTES }); // of a frame partly received
+    this.receivedAt = this.sentAt = performance.now();
+    this.heartbeats = 0n;
     socket.setNoDelay(true);
     socket.on("data", (bytes) => this.receive(bytes));
     socket.on("error", (error) => this.end(error));
-    socket.on("close", () => this.end(new Error("the connection broke")));
+    socket.on("close", () => this.end(new Error("the connection was closed")));
     this.timer = setInterval(() => this.keepAlive(), heartbeatMs / 5);
   }
 
   send(frame) {
     const bytes = Buffer.isBuffer(frame) ? frame : encode(frame);
-    this.sent = performance.now();
+    this.sentAt = performance.now();
     if (!this.ended) this.socket.write(bytes);
   }
 
-  /** Waits until what was sent is out of memory. */
-  async drained() {
+  /** Waits until the socket's send buffer has capacity. */
+  async waitForDrain() {
     if (this.socket.writableNeedDrain && !this.ended) {
       await Promise.race([once(this.socket, "drain"), once(this.socket, "close")]).catch(() => {});
     }
   }
 
   receive(bytes) {
-    this.heard = performance.now();
-    this.pieces.push(bytes);
-    this.size += bytes.length;
-    if (this.size < this.needed) return;
-    let buffer = Buffer.concat(this.pieces);
+    this.receivedAt = performance.now();
+    this.chunks.push(bytes);
+    this.bytesReceived += bytes.length;
+    if (this.bytesReceived < this.bytesNeeded) return;
+    let buffer = Buffer.concat(this.chunks);
     try {
       for (let frame; !this.ended && (frame = readFrame(buffer)); buffer = buffer.subarray(frame.length)) {
-        this.take(decode(buffer.subarray(0, frame.length)));
+        this.handle(decode(buffer.subarray(0, frame.length)));
       }
-      this.pieces = [buffer];
-      this.size = buffer.length;
-      this.needed = HEADER_BYTES + (buffer.length < HEADER_BYTES ? 0 : buffer.readUInt32BE(12));
+      this.chunks = [buffer];
+      this.bytesReceived = buffer.length;
+      this.bytesNeeded = HEADER_BYTES + (buffer.length < HEADER_BYTES ? 0 : buffer.readUInt32BE(12));
     } catch (error) {
-      if (error instanceof Unsound) this.send({ type: "nack", sequence: 0n, code: error.code, text: error.message });
+      if (error instanceof InvalidFrame) this.send({ type: "nack", sequence: 0n, code: error.code, text: error.message });
       this.end(error);
     }
   }
 
-  take(frame) {
-    if (frame.type === "heartbeat") this.echo = frame.sent_us;
-    if (frame.type === "nack" && frame.sequence === 0n && frame.correlation_id === undefined) return this.end(new Refused(frame));
-    if (!this.hello) return this.onFrame(frame);
+  handle(frame) {
+    if (frame.type === "heartbeat") this.echoUs = frame.sent_us;
+    const refusesConnection = frame.type === "nack" && frame.sequence === 0n && frame.correlation_id === undefined;
+    if (refusesConnection) return this.end(new Refused(frame));
+    if (!this.handshake) return this.onFrame(frame);
     if (frame.type === "nack") return this.end(new Refused(frame));
     if (frame.type === "ack" && frame.request === "hello") {
       const welcome = Object.fromEntries(frame.response);
       this.credit = frame.credit ?? this.credit ?? [0, 0];
       if (frame.more) return;
-      this.hello.resolve(welcome);
-      this.hello = null;
+      this.handshake.resolve(welcome);
+      this.handshake = null;
     }
   }
 
   keepAlive() {
     const now = performance.now();
-    if (now - this.heard > 3 * this.heartbeatMs) return this.end(new Error("the server has been silent for too long"));
-    if (now - this.sent < this.heartbeatMs) return;
-    this.numbers += 1n;
-    const fields = { sent_us: Math.round(now * 1000), ...(this.echo === undefined ? {} : { echo_us: this.echo }) };
-    this.send({ type: "heartbeat", sequence: this.numbers, ...fields });
+    if (now - this.receivedAt > 3 * this.heartbeatMs) {
+      return this.end(new Error(`the server sent nothing for ${3 * this.heartbeatMs} ms: check the network`));
+    }
+    if (now - this.sentAt < this.heartbeatMs) return;
+    this.heartbeats += 1n;
+    const fields = { sent_us: Math.round(now * 1000), ...(this.echoUs === undefined ? {} : { echo_us: this.echoUs }) };
+    this.send({ type: "heartbeat", sequence: this.heartbeats, ...fields });
   }
 
   end(error) {
@@ -151,59 +160,60 @@ class Link {
     clearInterval(this.timer);
     this.socket.end();
     this.socket.destroySoon();
-    if (this.hello) this.hello.reject(error);
+    if (this.handshake) this.handshake.reject(error);
     else this.onEnd(error);
   }
 }
 
-/** Something that keeps a connection: it is made again, with longer and longer waits, until it is closed. */
-class Connected {
+/** Reconnects after its connection ends, with exponential backoff, until it is closed. */
+class ReconnectingClient {
   constructor(options) {
     this.options = options;
-    this.link = null;
-    this.giveUpMs = options.giveUpMs ?? 60_000;
-    this.closed = null; // an error, once it has ended
+    this.connection = null;
+    this.timeoutMs = options.timeoutMs ?? 60_000;
+    this.closed = null; // the final error, once the client is closed
     this.connections = 0;
   }
 
-  /** Connects; throws what no further attempt would change. */
+  /** Connects. Throws an error that a retry cannot cure, or the last error after `timeoutMs`. */
   async connect() {
-    const deadline = performance.now() + this.giveUpMs;
-    for (let waitMs = RETRY_MS_FIRST; !this.closed; waitMs = Math.min(2 * waitMs, RETRY_MS_MAX)) {
-      let link;
+    const deadline = performance.now() + this.timeoutMs;
+    for (let waitMs = RETRY_BACKOFF_MS; !this.closed; waitMs = Math.min(2 * waitMs, RETRY_BACKOFF_MAX_MS)) {
+      let connection;
       try {
-        link = await Link.open(this.hello(), (frame) => this.onFrame(frame), (error) => this.lost(error));
+        const handlers = [(frame) => this.onFrame(frame), (error) => this.onEnd(error)];
+        connection = await Connection.open(this.connectOptions(), ...handlers);
       } catch (error) {
-        if (error instanceof Refused && !CONNECT_AGAIN.has(error.code)) throw error;
+        if (error instanceof Refused && !RECONNECTABLE.has(error.code)) throw error;
         if (performance.now() > deadline) throw error;
         await sleep(error.retryAfterMs ?? waitMs * (0.5 + Math.random()));
         continue;
       }
-      if (link.ended) return; // already, and `lost` sees to it
-      if (this.closed) return link.end(this.closed);
+      if (connection.ended) return; // `onEnd` has scheduled the next attempt already
+      if (this.closed) return connection.end(this.closed);
       this.connections += 1;
-      this.link = link;
-      return this.onWelcome(link);
+      this.connection = connection;
+      return this.onWelcome(connection);
     }
   }
 
-  lost(error) {
-    this.link = null;
+  onEnd(error) {
+    this.connection = null;
     if (this.closed) return;
-    if (error instanceof Refused && !CONNECT_AGAIN.has(error.code)) return this.fail(error);
+    if (error instanceof Refused && !RECONNECTABLE.has(error.code)) return this.fail(error);
     sleep(error.retryAfterMs ?? 0).then(() => this.connect()).catch((last) => this.fail(last));
   }
 
-  /** The end, for good. Gives the error back. */
+  /** Closes the client with a final error, and returns this error. */
   fail(error) {
     if (this.closed) return this.closed;
     this.closed = error;
-    this.link?.end(error);
-    this.link = null;
+    this.connection?.end(error);
+    this.connection = null;
     return error;
   }
 
-  hello() {
+  connectOptions() {
     const { host, port, tls: secure, heartbeatMs, token, client } = this.options;
     return { host, port, tls: secure, heartbeatMs, ...(token && { token }), ...(client && { client }) };
   }
@@ -212,16 +222,17 @@ class Connected {
 // --- publishing
 
 /**
- * Publishes under one origin. Each `publish` becomes a batch (or, with `form: "delta"`, Delta frames) with dots of
- * its own, is kept until its outcome is told, and is sent again after a cut or a refusal that passes by itself.
+ * Publishes under one origin. Each `publish` becomes a batch (or, with `form: "delta"`, Delta frames) with its own dots.
+ * The producer stores it until its outcome is known, and resends it after a reconnect or a retryable refusal.
  *
  *     const producer = await Producer.open({ port, origin });
  *     const { offset } = await producer.publish([{ vectorId: "doc-1", op: 0, values: Float32Array.of(1, 2) }]);
  *
- * Options: `host`, `port`, `tls`, `token`, `client`, `origin`, `priority` (2, normal), `ackLevel` (the highest that
- * the log grants), `form`, `giveUpMs` (60,000: how long it tries to connect, or to have one entry taken).
+ * Options: `host`, `port`, `tls`, `token`, `client`, `origin`, `priority` (2, normal), `ackLevel` (default: the highest
+ * that the log grants), `form`, `timeoutMs` (60,000: a producer closes if it cannot connect for so long, or if a batch is
+ * still refused).
  */
-export class Producer extends Connected {
+export class Producer extends ReconnectingClient {
   static async open(options) {
     const producer = new Producer(options);
     await producer.connect();
@@ -230,102 +241,107 @@ export class Producer extends Connected {
 
   constructor(options) {
     super(options);
-    this.origin = options.origin ?? newOrigin(options.priority);
-    this.epoch = 0; // 0 asks for one; it is held from then on, for it is part of each batch's bytes
+    this.origin = options.origin ?? drawOrigin(options.priority);
+    this.epoch = 0; // 0 requests a new epoch; later hellos claim the granted one, which the bytes of each batch contain
     this.counter = 0n; // of the next delta; known from the first welcome
-    this.queue = []; // entries to be sent, in order
-    this.flight = []; // entries that are sent and have no outcome yet, in order
-    this.nextSequence = 1n; // on this connection; 0 would be the connection itself
-    this.refusedUntil = 0; // nothing is sent before: of an open refusal,
-    this.advisedUntil = 0; // of Backpressure,
-    this.pacedUntil = 0; // of the rate in it
-    this.rate = Infinity; // deltas a second
-    this.counts = { frames: 0, resent: 0, nacks: 0, waitedForCredit: 0, slowed: 0 };
+    this.queue = []; // entries to send, in order
+    this.inFlight = []; // entries that are sent and whose outcome is not known yet, in order
+    this.nextSequence = 1n; // of this connection; a Nack with 0 is about the connection itself
+    // The producer sends nothing before any of these times:
+    this.refusedUntil = 0; // the time to retry of the last retryable refusal,
+    this.stoppedUntil = 0; // the end of a stop by Backpressure,
+    this.pacedUntil = 0; // the next send at the rate of Backpressure
+    this.rate = Infinity; // deltas per second
+    this.counts = { frames: 0, resent: 0, nacks: 0, creditWaits: 0, pacingWaits: 0 };
     this.wake = () => {};
   }
 
   /**
-   * Publishes rows and gives `{ counter, offset, duplicate }`: their first dot and its place in the log. Throws
-   * `Refused` where the server refused them for good. It is for the caller to bound how many are awaited.
+   * Publishes rows and returns `{ counter, offset, duplicate }`: the first counter and its offset in the log. Throws
+   * `Refused` if the refusal is final. The caller limits how many calls are in flight.
    */
   async publish(rows, { clock } = {}) {
     if (this.closed) throw this.closed;
     const parts = this.options.form === "delta" ? rows.map((row) => [row]) : [rows];
-    const outcomes = parts.map((part, i) => this.enter(part, i ? undefined : clock));
+    const outcomes = parts.map((part, i) => this.enqueue(part, i ? undefined : clock));
     return (await Promise.all(outcomes))[0];
   }
 
-  enter(rows, clock) {
+  enqueue(rows, clock) {
     const entry = { rows, clock, base: this.counter, count: rows.length, since: performance.now() };
-    entry.bytes = this.encoded(entry);
+    entry.bytes = this.encodeEntry(entry);
     this.counter += BigInt(rows.length);
     this.queue.push(entry);
     this.wake();
     return new Promise((resolve, reject) => Object.assign(entry, { resolve, reject }));
   }
 
-  /** Encoded once, so that a repeat has the same bytes; its sequence alone is another. */
-  encoded({ rows, base, clock }) {
+  /** Encodes an entry once, because a duplicate must have the same bytes; only the sequence changes per send. */
+  encodeEntry({ rows, base, clock }) {
     const { priority = 2, form } = this.options;
     const common = { sequence: 0n, ackWanted: true, origin: this.origin, clock, priority, ackLevel: this.ackLevel };
     if (form === "delta") return encode({ ...rows[0], ...common, type: "delta", counter: base });
     return encode({ ...common, type: "batch", epoch: this.epoch, base, rows });
   }
 
-  hello() {
-    return { ...super.hello(), origins: [[this.origin, this.epoch, 0]] };
+  connectOptions() {
+    return { ...super.connectOptions(), origins: [[this.origin, this.epoch, 0]] };
   }
 
-  onWelcome(link) {
-    const [, epoch, watermark] = link.welcome.origins[0];
-    const other = this.epoch && epoch !== this.epoch; // the server has lost its memory of this origin
+  onWelcome(connection) {
+    const [, epoch, watermark] = connection.welcome.origins[0];
+    const epochChanged = this.epoch && epoch !== this.epoch; // the server no longer knows this origin
     this.epoch = epoch;
-    this.ackLevel ??= this.options.ackLevel ?? link.welcome.level ?? 0;
+    this.ackLevel ??= this.options.ackLevel ?? connection.welcome.level ?? 0;
     this.counter ||= BigInt(watermark) + 1n;
-    this.credit = link.credit.map(Number);
-    this.refusedUntil = this.advisedUntil = this.pacedUntil = 0;
+    this.credit = connection.credit.map(Number);
+    this.refusedUntil = this.stoppedUntil = this.pacedUntil = 0;
     this.rate = Infinity;
     this.nextSequence = 1n;
-    this.counts.resent += this.flight.length;
-    this.queue.unshift(...this.flight.splice(0)); // what has no outcome is sent again, before all else
-    for (const entry of this.queue) if (other && entry.base > BigInt(watermark)) entry.bytes = this.encoded(entry);
-    if (BigInt(watermark) + 1n < (this.queue[0]?.base ?? this.counter)) {
-      throw this.fail(new Error(`the log has this origin up to counter ${watermark}: it has lost what it acknowledged`));
+    this.counts.resent += this.inFlight.length;
+    this.queue.unshift(...this.inFlight.splice(0)); // entries without an outcome are resent before all others
+    for (const entry of this.queue) {
+      if (epochChanged && entry.base > BigInt(watermark)) entry.bytes = this.encodeEntry(entry);
     }
-    this.pump(link).catch((error) => link.end(error));
+    if (BigInt(watermark) + 1n < (this.queue[0]?.base ?? this.counter)) {
+      const problem = `watermark ${watermark} of origin ${this.origin}: the log lost acknowledged deltas`;
+      throw this.fail(new Error(`${problem}: restore the log, or publish these deltas under a new origin`));
+    }
+    this.sendQueue(connection).catch((error) => connection.end(error));
   }
 
-  async pump(link) {
-    while (this.link === link) {
-      const waitMs = Math.max(this.refusedUntil, this.advisedUntil, this.pacedUntil) - performance.now();
+  /** Sends queued entries while this connection lasts, as fast as credit and Backpressure allow. */
+  async sendQueue(connection) {
+    while (this.connection === connection) {
+      const waitMs = Math.max(this.refusedUntil, this.stoppedUntil, this.pacedUntil) - performance.now();
       const entry = this.queue[0];
-      if (!entry) await this.woken();
+      if (!entry) await this.waitForWake();
       else if (waitMs > 0) {
-        this.counts.slowed += 1;
-        await this.woken(waitMs);
+        this.counts.pacingWaits += 1;
+        await this.waitForWake(waitMs);
       } else if (this.credit[0] <= 0 || this.credit[1] <= 0) {
-        this.counts.waitedForCredit += 1;
-        await this.woken();
+        this.counts.creditWaits += 1;
+        await this.waitForWake();
       } else {
-        this.dispatch(link, this.queue.shift());
-        await link.drained();
+        this.sendEntry(connection, this.queue.shift());
+        await connection.waitForDrain();
       }
     }
   }
 
-  dispatch(link, entry) {
-    Object.assign(entry, { sequence: this.nextSequence, untold: entry.count, unknown: false });
-    link.send(renumbered(entry.bytes, entry.sequence));
+  sendEntry(connection, entry) {
+    Object.assign(entry, { sequence: this.nextSequence, pending: entry.count, unknown: false });
+    connection.send(withSequence(entry.bytes, entry.sequence));
     this.nextSequence += BigInt(entry.count);
-    this.credit[0] -= entry.count; // below 0, it may be: nothing more is sent until grants have brought it above
+    this.credit[0] -= entry.count; // the balance may go below 0, and then the producer waits for grants
     this.credit[1] -= entry.bytes.length;
     this.counts.frames += 1;
-    this.flight.push(entry);
+    this.inFlight.push(entry);
     if (this.rate < Infinity) this.pacedUntil = performance.now() + (1000 * entry.count) / this.rate;
   }
 
-  /** Until something changes, or for so long. */
-  async woken(ms = 1_000) {
+  /** Waits for the next call of `wake`, up to `ms` milliseconds. */
+  async waitForWake(ms = 1_000) {
     let timer;
     await new Promise((resolve) => {
       this.wake = resolve;
@@ -337,167 +353,169 @@ export class Producer extends Connected {
   onFrame(frame) {
     if (frame.type === "ack") {
       for (const [first, last, offset, duplicate] of frame.ranges ?? []) {
-        this.told(BigInt(first), BigInt(last), BigInt(offset), duplicate);
+        this.onRange(BigInt(first), BigInt(last), BigInt(offset), duplicate);
       }
-      this.flight = this.flight.filter(({ untold }) => untold > 0);
+      this.inFlight = this.inFlight.filter(({ pending }) => pending > 0);
       if (frame.credit) this.credit = this.credit.map((left, i) => left + Number(frame.credit[i]));
     } else if (frame.type === "nack") {
-      this.refused(frame);
+      this.onNack(frame);
     } else if (frame.type === "backpressure") {
       this.rate = frame.level > 0 && frame.rate != null ? Math.max(Number(frame.rate), 1) : Infinity;
       const stopMs = Math.min(frame.retry_after_ms ?? STOP_MS_MAX, STOP_MS_MAX);
-      this.advisedUntil = frame.level === 3 ? performance.now() + stopMs : 0;
+      this.stoppedUntil = frame.level === 3 ? performance.now() + stopMs : 0;
       if (this.rate === Infinity) this.pacedUntil = 0;
     }
     this.wake();
   }
 
-  /** Sequences `first` to `last` lie in the log from `offset` on. A frame with repeats needs several such ranges. */
-  told(first, last, offset, duplicate) {
-    for (const entry of this.flight) {
+  /** Handles one range of an Ack: sequences `first` to `last` have offsets from `offset` on. An entry may need several. */
+  onRange(first, last, offset, duplicate) {
+    for (const entry of this.inFlight) {
       const end = entry.sequence + BigInt(entry.count) - 1n;
       if (entry.sequence > last) break;
       if (end < first) continue;
       const from = first > entry.sequence ? first : entry.sequence;
       if (from === entry.sequence) entry.outcome = { counter: entry.base, offset: offset + (from - first), duplicate };
       entry.unknown ||= offset === UNKNOWN_OFFSET;
-      entry.untold -= Number((last < end ? last : end) - from) + 1;
-      if (entry.untold > 0) continue;
-      if (entry.unknown) entry.reject(new Refused({ code: CODES.indexOf("OUTCOME_UNKNOWN"), text: "it may have happened" }));
+      entry.pending -= Number((last < end ? last : end) - from) + 1;
+      if (entry.pending > 0) continue;
+      const code = CODES.indexOf("OUTCOME_UNKNOWN");
+      if (entry.unknown) entry.reject(new Refused({ code, text: "the log no longer has these dots: read the vectors" }));
       else entry.resolve(entry.outcome);
     }
   }
 
-  refused(nack) {
+  onNack(nack) {
     this.counts.nacks += 1;
     const error = new Refused(nack);
-    const index = this.flight.findIndex(({ sequence }) => sequence === nack.sequence);
+    const index = this.inFlight.findIndex(({ sequence }) => sequence === nack.sequence);
     if (index < 0) return;
-    const [entry] = this.flight.splice(index, 1);
-    if (OPEN.has(error.code)) {
+    const [entry] = this.inFlight.splice(index, 1);
+    if (RETRYABLE.has(error.code)) {
       const now = performance.now();
-      if (now - entry.since > this.giveUpMs) this.fail(error);
-      this.refusedUntil = now + (error.retryAfterMs ?? RETRY_MS_FIRST);
-      this.again(entry);
-    } else if (error.code === "OVERLAP") this.again(this.cut(entry, BigInt(error.details.watermark)));
+      if (now - entry.since > this.timeoutMs) this.fail(error);
+      this.refusedUntil = now + (error.retryAfterMs ?? RETRY_BACKOFF_MS);
+      this.requeue(entry);
+    } else if (error.code === "OVERLAP") this.requeue(this.dropAccepted(entry, BigInt(error.details.watermark)));
     else if (error.code === "UNKNOWN_ORIGIN" || (error.code === "OUTCOME_UNKNOWN" && error.retryAfterMs !== undefined)) {
-      this.again(entry);
-      this.link.end(error);
+      this.requeue(entry);
+      this.connection.end(error);
     } else {
       if (error.code === "FENCED") this.fail(error);
       entry.reject(error);
     }
   }
 
-  /** Back into the queue, before all that comes after it. What is in flight behind it waits in the server for it. */
-  again(entry) {
+  /** Puts an entry back into the queue, in counter order. The server holds later entries in flight until it arrives. */
+  requeue(entry) {
     if (this.closed) return entry.reject(this.closed);
     this.counts.resent += 1;
-    const behind = this.queue.findIndex(({ base }) => base > entry.base);
-    this.queue.splice(behind < 0 ? this.queue.length : behind, 0, entry);
+    const index = this.queue.findIndex(({ base }) => base > entry.base);
+    this.queue.splice(index < 0 ? this.queue.length : index, 0, entry);
   }
 
-  /** The rows up to the watermark are done with: the rest is a batch of its own. */
-  cut(entry, watermark) {
+  /** Removes the rows up to the watermark from an entry, because the log has them, and encodes the others. */
+  dropAccepted(entry, watermark) {
     const rows = entry.rows.slice(Number(watermark + 1n - entry.base));
     Object.assign(entry, { rows, count: rows.length, base: watermark + 1n });
-    return Object.assign(entry, { bytes: this.encoded(entry) });
+    return Object.assign(entry, { bytes: this.encodeEntry(entry) });
   }
 
   fail(error) {
     if (this.closed) return this.closed;
     super.fail(error);
-    for (const entry of [...this.flight.splice(0), ...this.queue.splice(0)]) entry.reject(error);
+    for (const entry of [...this.inFlight.splice(0), ...this.queue.splice(0)]) entry.reject(error);
     this.wake();
     return error;
   }
 
-  /** Ends the connection. What has no outcome yet is rejected: await what was published before. */
+  /** Closes the connection. Calls without an outcome are rejected: await them first. */
   close() {
-    this.fail(new Error("the producer is closed"));
+    this.fail(new Error("the producer is closed: open another one"));
   }
 }
 
 // --- subscribing
 
 /**
- * Deltas from the log, as an async iterator over rows in the order of their offsets; each once.
+ * Subscribes to deltas from the log. It is an async iterator over rows in offset order, and yields each row once.
  *
  *     for await (const delta of new Subscriber({ port, topics: ["ns:docs"], start: ["earliest"] })) ...
  *
- * What the loop has come back for is dealt with: it is acknowledged, gives credit for more, and `cursor` is behind
- * it. Keep the cursor beside what you did with the deltas, and `start: ["cursor", cursor]` goes on right there.
+ * When the loop asks for the next row, the last one counts as processed: `cursor` moves past it. A frame whose rows are
+ * all processed is acknowledged, and returns its credit. Store the cursor with your results, and pass it as
+ * `start: ["cursor", cursor]` to resume there.
  */
-export class Subscriber extends Connected {
+export class Subscriber extends ReconnectingClient {
   constructor(options) {
     super(options);
-    this.window = options.credit ?? [1_000, 4 << 20];
-    this.frames = []; // received, their rows not yet handed out
-    this.cursor = null; // [log id, epoch, offset of the next delta to deal with]
-    this.counts = { frames: 0, deltas: 0, heldMax: 0 };
-    this.standby = false; // another member reads for the group
-    this.member = randomBytes(16); // who this is there, over all connections
+    this.window = options.credit ?? [1_000, 4 << 20]; // deltas and bytes
+    this.frames = []; // frames received whose rows are not all processed
+    this.cursor = null; // [log id, epoch, next offset to process]
+    this.counts = { frames: 0, deltas: 0, bufferedMax: 0 };
+    this.standby = false; // true while another member reads for the group
+    this.member = randomBytes(16); // identifies this group member across reconnects
     this.wake = () => {};
   }
 
-  onWelcome(link) {
-    // What is here stays, is not asked for again, and gives its credit when it is dealt with.
+  onWelcome(connection) {
+    // Buffered frames stay: they are not requested anew, and return their credit when they are processed.
     for (const frame of this.frames) frame.cost[0] = frame.rows.length;
-    const held = this.frames.reduce(([n, b], { cost }) => [n + cost[0], b + cost[1]], [0, 0]);
+    const buffered = this.frames.reduce(([n, b], { cost }) => [n + cost[0], b + cost[1]], [0, 0]);
     const { topics = ["*"], start = ["latest"], group, filter, deltas } = this.options;
-    link.send({
+    connection.send({
       type: "subscribe",
       sequence: SEQUENCE_SUBSCRIBE,
       request: "subscribe",
       version: 1,
       subscription: 1,
-      topics: topics.map(topic),
-      start: this.position === undefined || !this.log ? start : ["cursor", [this.log[0], this.log[1], this.position]],
-      credit: this.window.map((most, i) => Math.max(most - held[i], 0)),
+      topics: topics.map(encodeTopic),
+      start: this.nextOffset === undefined || !this.log ? start : ["cursor", [this.log[0], this.log[1], this.nextOffset]],
+      credit: this.window.map((max, i) => Math.max(max - buffered[i], 0)),
       ...(group && { group, member: this.member }), ...(filter && { filter }), ...(deltas && { deltas }),
     });
   }
 
   onFrame(frame) {
-    if (frame.type === "ack" && frame.request === "subscribe") this.granted(Object.fromEntries(frame.response));
-    else if (frame.type === "nack") this.link.end(new Refused(frame));
-    else if (frame.type === "batch" || frame.type === "delta") this.delivered(frame);
-    const dealtWith = BigInt(frame.processed ?? 0);
-    if (this.position !== undefined && dealtWith > this.position) this.position = dealtWith;
-    if (this.frames.length === 0 && this.cursor) this.cursor = [this.log[0], this.log[1], this.position];
+    if (frame.type === "ack" && frame.request === "subscribe") this.onSubscribed(Object.fromEntries(frame.response));
+    else if (frame.type === "nack") this.connection.end(new Refused(frame));
+    else if (frame.type === "batch" || frame.type === "delta") this.onDelivery(frame);
+    const processed = BigInt(frame.processed ?? 0);
+    if (this.nextOffset !== undefined && processed > this.nextOffset) this.nextOffset = processed;
+    if (this.frames.length === 0 && this.cursor) this.cursor = [this.log[0], this.log[1], this.nextOffset];
     this.wake();
   }
 
-  granted({ start, standby = false, resets = 0 }) {
+  onSubscribed({ start, standby = false, resets = 0 }) {
     const before = this.cursor && { resets: this.resets, offset: this.cursor[2] };
-    const othersReadOn = this.options.group && before
+    const groupMoved = this.options.group && before
       && (Number(resets) !== before.resets || BigInt(start[2]) > before.offset);
-    if (standby || this.standby || othersReadOn) {
-      for (const frame of this.frames.splice(0)) frame.rows.length = 0; // another reader's now
-      this.position = undefined;
+    if (standby || this.standby || groupMoved) {
+      for (const frame of this.frames.splice(0)) frame.rows.length = 0; // another member reads these rows
+      this.nextOffset = undefined;
       this.cursor = null;
     }
     this.standby = standby;
-    if (standby) return; // a second answer comes when this member is the one that reads
+    if (standby) return; // the server sends a second response when this member becomes the reader
     this.resets = Number(resets);
     this.log = start;
-    this.position ??= BigInt(start[2]); // the next offset that may come
-    this.cursor ??= [start[0], start[1], this.position];
+    this.nextOffset ??= BigInt(start[2]); // rows below it are duplicates
+    this.cursor ??= [start[0], start[1], this.nextOffset];
   }
 
-  delivered(frame) {
-    const rows = frame.type === "delta" ? [fromDelta(frame)] : fromBatch(frame);
-    const fresh = rows.filter(({ offset }) => offset >= this.position);
+  onDelivery(frame) {
+    const rows = frame.type === "delta" ? [rowOfDelta(frame)] : rowsOfBatch(frame);
+    const newRows = rows.filter(({ offset }) => offset >= this.nextOffset);
     const last = frame.type === "delta" ? frame.sequence : lastOffset(frame);
-    if (last >= this.position) this.position = last + 1n;
+    if (last >= this.nextOffset) this.nextOffset = last + 1n;
     this.counts.frames += 1;
-    this.frames.push({ rows: fresh, cost: [frame.rows?.length ?? 1, frame.length], end: last + 1n });
-    const held = this.frames.reduce((sum, { rows: left }) => sum + left.length, 0);
-    this.counts.heldMax = Math.max(this.counts.heldMax, held);
+    this.frames.push({ rows: newRows, cost: [frame.rows?.length ?? 1, frame.length], end: last + 1n });
+    const buffered = this.frames.reduce((sum, { rows: left }) => sum + left.length, 0);
+    this.counts.bufferedMax = Math.max(this.counts.bufferedMax, buffered);
   }
 
-  /** Where to go on once this delta is dealt with, too. */
-  after(delta) {
+  /** Returns the cursor to resume at once this delta is processed. */
+  cursorAfter(delta) {
     return [this.log[0], this.log[1], delta.offset + 1n];
   }
 
@@ -513,8 +531,8 @@ export class Subscriber extends Connected {
         while (frame.rows.length) {
           this.counts.deltas += 1;
           yield frame.rows[0];
-          if (this.frames[0] !== frame) break; // the group went on without this member
-          this.cursor = this.after(frame.rows.shift());
+          if (this.frames[0] !== frame) break; // another member of the group took over
+          this.cursor = this.cursorAfter(frame.rows.shift());
         }
         if (this.frames[0] !== frame) continue;
         this.frames.shift();
@@ -522,13 +540,13 @@ export class Subscriber extends Connected {
       }
       throw this.closed;
     } finally {
-      this.fail(new Error("the subscription has ended"));
+      this.fail(new Error("the subscription was closed: create another Subscriber"));
     }
   }
 
   acknowledge({ cost, end }) {
-    this.cursor = [this.log[0], this.log[1], this.frames.length ? end : this.position];
-    this.link?.send({
+    this.cursor = [this.log[0], this.log[1], this.frames.length ? end : this.nextOffset];
+    this.connection?.send({
       type: "ack",
       sequence: 0n,
       processed: this.cursor[2],
@@ -543,12 +561,12 @@ export class Subscriber extends Connected {
   }
 }
 
-function fromDelta({ type, sequence, length, ackWanted, ...delta }) {
+function rowOfDelta({ type, sequence, length, ackWanted, ...delta }) {
   return { ...delta, offset: sequence };
 }
 
-/** A batch's rows, with offset, dot and Lamport number. Control rows only fill places: nobody gets them. */
-function fromBatch({ sequence, control, rows, stamp, origin }) {
+/** Returns a batch's rows, each with its offset, dot and Lamport number. Control rows are never delivered. */
+function rowsOfBatch({ sequence, control, rows, stamp, origin }) {
   if (control) return [];
   return rows.map((row, i) => {
     const offset = row.offset ?? sequence + BigInt(i);

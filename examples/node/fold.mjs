@@ -1,57 +1,57 @@
-// What the deltas of one fact make of it, to the bit: "The fold" of the protocol page.
-// Rule: values in, values out; what is given is never changed. A delta is what a Subscriber yields.
+// Folds the deltas of one vector to its state, to the bit, as the section "The fold" of the protocol page defines it.
+// It is pure: it never changes its arguments. A delta has the form that a Subscriber yields.
 
 import { OPERATIONS } from "./frames.mjs";
 import { pack } from "./msgpack.mjs";
 
-/** What a state is: the operation of its state row. */
+/** The kinds of a state: the operations of state rows. */
 export const VECTOR = 0, ABSENT = 6, OPAQUE = 8;
 
-const MAX = 2 ** 128 - 2 ** 104; // the largest float32
+const FLOAT32_MAX = 2 ** 128 - 2 ** 104;
 
 /**
- * The state that the deltas of one fact give, in whatever order and however often they came:
+ * Returns the state that the deltas of one vector make, whatever their order and their duplicates:
  * `{ op, values, data, metadata, last, ignored }`. `last` has the Lamport number, origin and counter of the last delta;
- * null where there is none.
+ * it is null if there are no deltas.
  */
 export function fold(deltas) {
   let state = { op: ABSENT, metadata: new Map(), last: null, ignored: 0 };
   const ids = new Set();
-  for (const delta of [...deltas].sort(canonically)) {
-    if (state.last && canonically(state.last, delta) === 0) continue; // the same delta again
+  for (const delta of [...deltas].sort(compareCanonical)) {
+    if (state.last && compareCanonical(state.last, delta) === 0) continue; // a duplicate
     const { lamport, origin, counter, id } = delta;
-    const name = id && Buffer.from(id).toString("hex");
-    const after = ids.has(name) ? null : apply(state, delta); // of those with one id the first one counts
-    if (name) ids.add(name);
+    const idText = id && Buffer.from(id).toString("hex");
+    const next = ids.has(idText) ? null : apply(state, delta); // of deltas with one id, the first has an effect
+    if (idText) ids.add(idText);
     const { ignored } = state;
-    state = { ...(after ?? state), ignored: ignored + (after ? 0 : 1), last: { lamport, origin, counter } };
+    state = { ...(next ?? state), ignored: ignored + (next ? 0 : 1), last: { lamport, origin, counter } };
   }
   return state;
 }
 
-/** True if all numbers of a delta are finite, those in its metadata too. A server refuses any other. */
-export function allFinite({ values = [], metadata = null }) {
-  return values.every(Number.isFinite) && finite(metadata);
+/** True if all numbers of a delta and of its metadata are finite. A server refuses any other delta. */
+export function isFiniteDelta({ values = [], metadata = null }) {
+  return values.every(Number.isFinite) && isFiniteValue(metadata);
 }
 
-/** Metadata as bytes to compare: msgpack in its shortest forms, the names of each map in order of their UTF-8. */
-export function canonical(metadata) {
-  return pack(sorted(metadata));
+/** Packs metadata in canonical form: msgpack in its shortest forms, the keys of each map in the order of their UTF-8. */
+export function packCanonical(metadata) {
+  return pack(sortKeys(metadata));
 }
 
-function canonically(one, other) {
+function compareCanonical(one, other) {
   for (const part of ["lamport", "origin", "counter"]) {
     if (one[part] !== other[part]) return one[part] < other[part] ? -1 : 1;
   }
   return 0;
 }
 
-/** The content after one more delta; null where it has no effect. */
+/** Returns the content after one more delta; null if the delta has no effect. */
 function apply({ op, values, data, metadata }, delta) {
-  const patched = delta.metadata ? merged(metadata, delta.metadata) : metadata;
+  const patched = delta.metadata ? mergePatch(metadata, delta.metadata) : metadata;
   switch (OPERATIONS[delta.op]) {
     case "create":
-      return { op: VECTOR, values: delta.values, metadata: merged(new Map(), delta.metadata ?? new Map()) };
+      return { op: VECTOR, values: delta.values, metadata: mergePatch(new Map(), delta.metadata ?? new Map()) };
     case "dense":
       return { op: VECTOR, values: delta.values, metadata: patched };
     case "opaque":
@@ -61,7 +61,7 @@ function apply({ op, values, data, metadata }, delta) {
     case "metadata":
       return op === ABSENT ? null : { op, values, data, metadata: patched };
     case "sparse": case "sparse_add": case "scale": case "offset": {
-      const changed = op === VECTOR ? change(values, delta) : null;
+      const changed = op === VECTOR ? changeElements(values, delta) : null;
       return changed && { op, values: changed, metadata: patched };
     }
     default:
@@ -71,51 +71,51 @@ function apply({ op, values, data, metadata }, delta) {
 
 // --- numbers
 
-/** A vector with some elements set, added to, or all changed; null where an index lies outside. */
-function change(before, { op, values, indices }) {
+/** Returns a copy of a vector with a partial operation applied; null if an index is outside the vector. */
+function changeElements(before, { op, values, indices }) {
   const after = Float32Array.from(before);
   switch (OPERATIONS[op]) {
     case "scale":
-      return after.map((number) => bounded(number * values[0]));
+      return after.map((number) => clamp(number * values[0]));
     case "offset":
-      return after.map((number) => bounded(number + values[0]));
+      return after.map((number) => clamp(number + values[0]));
   }
   if (indices.some((index) => index >= after.length)) return null;
   const adds = OPERATIONS[op] === "sparse_add";
-  indices.forEach((index, i) => (after[index] = adds ? bounded(after[index] + values[i]) : values[i]));
+  indices.forEach((index, i) => (after[index] = adds ? clamp(after[index] + values[i]) : values[i]));
   return after;
 }
 
 /**
- * A product or sum that stays within float32's range; the array that takes it rounds it, once an operation. In float64
- * a product of two float32 is exact, and a sum, rounded once more, is the same number.
+ * Limits a product or sum to the range of float32. The caller's array rounds it to float32, once per operation. This
+ * equals float32 arithmetic, because in float64 a product of two float32 is exact, and a sum rounds to the same number.
  */
-function bounded(number) {
-  return Math.min(Math.max(number, -MAX), MAX);
+function clamp(number) {
+  return Math.min(Math.max(number, -FLOAT32_MAX), FLOAT32_MAX);
 }
 
 // --- metadata
 
-/** A JSON merge patch (RFC 7396), applied: nil removes, a map merges, all else replaces. */
-function merged(target, patch) {
+/** Applies a JSON merge patch (RFC 7396): nil removes a member, a map merges into it, any other value replaces it. */
+function mergePatch(target, patch) {
   const after = new Map(target);
-  for (const [name, value] of patch) {
-    if (value === null) after.delete(name);
-    else if (!(value instanceof Map)) after.set(name, value);
-    else after.set(name, merged(after.get(name) instanceof Map ? after.get(name) : new Map(), value));
+  for (const [key, value] of patch) {
+    if (value === null) after.delete(key);
+    else if (!(value instanceof Map)) after.set(key, value);
+    else after.set(key, mergePatch(after.get(key) instanceof Map ? after.get(key) : new Map(), value));
   }
   return after;
 }
 
-function sorted(value) {
-  if (Array.isArray(value)) return value.map(sorted);
+function sortKeys(value) {
+  if (Array.isArray(value)) return value.map(sortKeys);
   if (!(value instanceof Map)) return value;
-  const names = [...value.keys()].sort((one, other) => Buffer.compare(Buffer.from(one), Buffer.from(other)));
-  return new Map(names.map((name) => [name, sorted(value.get(name))]));
+  const keys = [...value.keys()].sort((one, other) => Buffer.compare(Buffer.from(one), Buffer.from(other)));
+  return new Map(keys.map((key) => [key, sortKeys(value.get(key))]));
 }
 
-function finite(value) {
-  if (Array.isArray(value)) return value.every(finite);
-  if (value instanceof Map) return [...value.values()].every(finite);
+function isFiniteValue(value) {
+  if (Array.isArray(value)) return value.every(isFiniteValue);
+  if (value instanceof Map) return [...value.values()].every(isFiniteValue);
   return !(typeof value === "number" || value instanceof Number) || Number.isFinite(Number(value));
 }

@@ -1,65 +1,65 @@
-// As much msgpack as the protocol's maps need: nil, booleans, integers, floats, str, bin, arrays and maps.
-// Rule: nothing that comes in is trusted: depth, items and lengths are bounded before anything is allocated.
+// The part of msgpack that the protocol's maps use: nil, booleans, integers, floats, str, bin, arrays and maps.
+// The input is untrusted: depth, items and lengths are checked before anything is allocated.
 
 const DEPTH_MAX = 63;
 const ITEMS_MAX = 131_072;
 
-/** A number that is sent as a float even where it is whole; `2500` alone would be sent as an integer. */
+/** A number that is packed as a float even if it is an integer; a plain `2500` is packed as an integer. */
 export class Float extends Number {}
 
 /**
- * The shortest form of a value. Integers are numbers or BigInts; text is a string, bytes are a Uint8Array; a map is
- * a Map or a plain object, and keeps its order.
+ * Packs a value in its shortest form. Integers are numbers or BigInts, text is a string, bytes are a Uint8Array. A map is
+ * a Map or an object, and keeps its order.
  */
 export function pack(value) {
   const parts = [];
-  put(parts, value);
+  packInto(parts, value);
   return Buffer.concat(parts);
 }
 
 /**
- * The one value that the bytes hold: maps as Map, integers as numbers where those are exact, else as BigInt. A key that
- * stands twice in a map is refused; with `lastCounts` its last value counts.
+ * Unpacks the one value of the bytes. Maps become Map; integers become numbers if those are exact, else BigInts. A map
+ * with a duplicate key throws; with `lastCounts`, the last value of the key counts.
  */
 export function unpack(bytes, { lastCounts = false } = {}) {
   const reader = new Reader(Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength), lastCounts);
   const value = reader.value(0);
-  if (reader.at !== bytes.length) throw new RangeError(`msgpack: ${bytes.length - reader.at} bytes are left over`);
+  if (reader.at !== bytes.length) throw new RangeError(`msgpack: extra ${bytes.length - reader.at} bytes: send one value`);
   return value;
 }
 
-// --- out
+// --- pack
 
-function put(parts, value) {
+function packInto(parts, value) {
   if (value === null || value === undefined) return parts.push(Buffer.of(0xc0));
   switch (typeof value) {
     case "boolean":
       return parts.push(Buffer.of(value ? 0xc3 : 0xc2));
     case "bigint":
-      return parts.push(integer(value));
+      return parts.push(packInteger(value));
     case "number":
-      return parts.push(Number.isSafeInteger(value) ? integer(BigInt(value)) : float(value));
+      return parts.push(Number.isSafeInteger(value) ? packInteger(BigInt(value)) : packFloat(value));
     case "string": {
       const text = Buffer.from(value, "utf8");
-      return parts.push(text.length < 32 ? Buffer.of(0xa0 | text.length) : head(text.length, 0xd9, 0xda, 0xdb), text);
+      return parts.push(text.length < 32 ? Buffer.of(0xa0 | text.length) : packHead(text.length, 0xd9, 0xda, 0xdb), text);
     }
   }
-  if (value instanceof Float) return parts.push(float(Number(value)));
-  if (value instanceof Uint8Array) return parts.push(head(value.length, 0xc4, 0xc5, 0xc6), Buffer.from(value));
+  if (value instanceof Float) return parts.push(packFloat(Number(value)));
+  if (value instanceof Uint8Array) return parts.push(packHead(value.length, 0xc4, 0xc5, 0xc6), Buffer.from(value));
   if (Array.isArray(value)) {
-    parts.push(value.length < 16 ? Buffer.of(0x90 | value.length) : head(value.length, null, 0xdc, 0xdd));
-    return value.forEach((item) => put(parts, item));
+    parts.push(value.length < 16 ? Buffer.of(0x90 | value.length) : packHead(value.length, null, 0xdc, 0xdd));
+    return value.forEach((item) => packInto(parts, item));
   }
   const entries = value instanceof Map ? [...value] : Object.entries(value);
-  parts.push(entries.length < 16 ? Buffer.of(0x80 | entries.length) : head(entries.length, null, 0xde, 0xdf));
+  parts.push(entries.length < 16 ? Buffer.of(0x80 | entries.length) : packHead(entries.length, null, 0xde, 0xdf));
   for (const [key, item] of entries) {
-    put(parts, key);
-    put(parts, item);
+    packInto(parts, key);
+    packInto(parts, item);
   }
 }
 
-/** The first bytes of something with a length, in the shortest of up to three forms. */
-function head(length, of8, of16, of32) {
+/** Returns the head of a value that has a length, in the shortest of up to three forms. */
+function packHead(length, of8, of16, of32) {
   if (of8 !== null && length < 0x100) return Buffer.of(of8, length);
   const bytes = Buffer.alloc(length < 0x10000 ? 3 : 5);
   bytes[0] = length < 0x10000 ? of16 : of32;
@@ -67,24 +67,24 @@ function head(length, of8, of16, of32) {
   return bytes;
 }
 
-function float(value) {
+function packFloat(value) {
   const bytes = Buffer.of(0xcb, 0, 0, 0, 0, 0, 0, 0, 0);
   bytes.writeDoubleBE(value, 1);
   return bytes;
 }
 
-function integer(value) {
+function packInteger(value) {
   if (value >= 0n ? value < 128n : value >= -32n) return Buffer.of(Number(BigInt.asUintN(8, value)));
   const size = value >= 0n ? [1, 2, 4, 8].find((n) => value < 1n << BigInt(8 * n))
     : [1, 2, 4, 8].find((n) => value >= -(1n << BigInt(8 * n - 1)));
-  if (!size) throw new RangeError(`msgpack: ${value} does not fit 64 bits`);
+  if (!size) throw new RangeError(`msgpack: integer ${value} has more than 64 bits: send a smaller one`);
   const bytes = Buffer.alloc(9);
   bytes.writeBigUInt64BE(BigInt.asUintN(64, value), 1);
   bytes[8 - size] = (value >= 0n ? 0xcc : 0xd0) + Math.log2(size);
   return bytes.subarray(8 - size);
 }
 
-// --- in
+// --- unpack
 
 class Reader {
   constructor(bytes, lastCounts) {
@@ -95,19 +95,19 @@ class Reader {
   }
 
   take(length) {
-    if (length > this.bytes.length - this.at) throw new RangeError("msgpack: the bytes end too early");
+    if (length > this.bytes.length - this.at) throw new RangeError("msgpack: the bytes end within a value: send all of it");
     this.at += length;
     return this.bytes.subarray(this.at - length, this.at);
   }
 
   unsigned(size) {
     const taken = this.take(size);
-    return size < 8 ? taken.readUIntBE(0, size) : small(taken.readBigUInt64BE());
+    return size < 8 ? taken.readUIntBE(0, size) : toNumber(taken.readBigUInt64BE());
   }
 
   signed(size) {
     const taken = this.take(size);
-    return size < 8 ? taken.readIntBE(0, size) : small(taken.readBigInt64BE());
+    return size < 8 ? taken.readIntBE(0, size) : toNumber(taken.readBigInt64BE());
   }
 
   value(depth) {
@@ -122,14 +122,14 @@ class Reader {
       case 0xc2: return false;
       case 0xc3: return true;
       case 0xc4: case 0xc5: case 0xc6: return this.take(this.unsigned(1 << (first - 0xc4)));
-      case 0xca: return whole(this.take(4).readFloatBE());
-      case 0xcb: return whole(this.take(8).readDoubleBE());
+      case 0xca: return toFloat(this.take(4).readFloatBE());
+      case 0xcb: return toFloat(this.take(8).readDoubleBE());
       case 0xcc: case 0xcd: case 0xce: case 0xcf: return this.unsigned(1 << (first - 0xcc));
       case 0xd0: case 0xd1: case 0xd2: case 0xd3: return this.signed(1 << (first - 0xd0));
       case 0xd9: case 0xda: case 0xdb: return this.text(this.unsigned(1 << (first - 0xd9)));
       case 0xdc: case 0xdd: return this.array(this.unsigned(first === 0xdc ? 2 : 4), depth);
       case 0xde: case 0xdf: return this.map(this.unsigned(first === 0xde ? 2 : 4), depth);
-      default: throw new RangeError(`msgpack: the form 0x${first.toString(16)} has no place in the protocol`);
+      default: throw new RangeError(`msgpack: form 0x${first.toString(16)} is not allowed: send no extension types`);
     }
   }
 
@@ -138,28 +138,30 @@ class Reader {
   }
 
   array(length, depth) {
-    this.enter(length, depth);
+    this.countItems(length, depth);
     return Array.from({ length }, () => this.value(depth + 1));
   }
 
   map(length, depth) {
-    this.enter(2 * length, depth);
+    this.countItems(2 * length, depth);
     const map = new Map();
     for (let i = 0; i < length; i++) {
       const key = this.value(depth + 1);
-      if (typeof key !== "string") throw new RangeError("msgpack: a map's keys are text");
-      if (map.has(key) && !this.lastCounts) throw new RangeError(`msgpack: the key ${key} stands twice`);
+      if (typeof key !== "string") throw new RangeError("msgpack: a key is not text: send text keys");
+      if (map.has(key) && !this.lastCounts) throw new RangeError(`msgpack: duplicate key ${key}: send each key once`);
       map.set(key, this.value(depth + 1));
     }
     return map;
   }
 
-  enter(items, depth) {
+  countItems(items, depth) {
     this.items += items;
-    if (depth >= DEPTH_MAX) throw new RangeError(`msgpack: deeper than ${DEPTH_MAX}`);
-    if (this.items > ITEMS_MAX || items > this.bytes.length - this.at) throw new RangeError("msgpack: too many items");
+    if (depth >= DEPTH_MAX) throw new RangeError(`msgpack: more than ${DEPTH_MAX} levels: send a flatter value`);
+    const left = this.bytes.length - this.at;
+    if (this.items > ITEMS_MAX) throw new RangeError(`msgpack: more than ${ITEMS_MAX} items: send fewer`);
+    if (items > left) throw new RangeError(`msgpack: ${items} items in ${left} bytes: send the entire value`);
   }
 }
 
-const small = (value) => (BigInt.asIntN(54, value) === value ? Number(value) : value);
-const whole = (value) => (Number.isInteger(value) ? new Float(value) : value);
+const toNumber = (value) => (BigInt.asIntN(54, value) === value ? Number(value) : value);
+const toFloat = (value) => (Number.isInteger(value) ? new Float(value) : value);

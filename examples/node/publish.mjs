@@ -1,26 +1,26 @@
-// Publishes JSON lines: `{"vector_id": "doc-1", "op": "create", "values": [1, 2]}`, from a file or standard input.
-// Rule: the counter of a line is its number, so that an import which is killed and repeated has one effect.
+// Publishes JSON lines from a file or standard input: `{"vector_id": "doc-1", "op": "create", "values": [1, 2]}`.
+// The counter of a line is its line number, so that an import that is killed and restarted has one effect.
 //
 //     node publish.mjs --port 7373 --origin 12345 facts.jsonl
 //
-// The same file under the same origin goes on where it stopped. It prints one JSON line for each batch.
+// With the same file and the same origin, it resumes where it stopped. It prints one JSON line for each batch.
 
 import { createReadStream } from "node:fs";
 import { createInterface } from "node:readline";
 import { parseArgs } from "node:util";
-import { Producer, newOrigin } from "./delta_prop.mjs";
+import { Producer, drawOrigin } from "./delta_prop.mjs";
 import { OPERATIONS } from "./frames.mjs";
 
-const BATCHES_AWAITED_MAX = 64;
+const BATCHES_IN_FLIGHT_MAX = 64;
 
 const { values: options, positionals: [file] } = parseArgs({
   allowPositionals: true,
   options: {
     host: { type: "string", default: "127.0.0.1" },
     port: { type: "string", default: "7373" },
-    origin: { type: "string" }, // a u64 that is this import's own; left out: a new one
-    batch: { type: "string", default: "100" }, // lines of a batch
-    form: { type: "string", default: "batch" }, // or "delta": one frame for each
+    origin: { type: "string" }, // a u64 for this import only; default: a new one
+    batch: { type: "string", default: "100" }, // lines per batch
+    form: { type: "string", default: "batch" }, // or "delta": one frame per line
   },
 });
 
@@ -29,40 +29,41 @@ const producer = await Producer.open({
   port: Number(options.port),
   token: process.env.DELTA_PROP_TOKEN,
   client: "publish.mjs",
-  origin: options.origin ? BigInt(options.origin) : newOrigin(),
+  origin: options.origin ? BigInt(options.origin) : drawOrigin(),
   form: options.form,
 });
 try {
-  const done = producer.counter - 1n;
-  const awaited = new Set();
-  let rows = [], number = 0n, failed = null;
+  const watermark = producer.counter - 1n; // the log has the lines up to this one
+  const inFlight = new Set();
+  let rows = [], lineNumber = 0n, failed = null;
 
   async function send() {
     const outcome = producer.publish(rows);
     rows = [];
-    const told = outcome.then(({ counter, offset, duplicate }) => {
+    const printed = outcome.then(({ counter, offset, duplicate }) => {
       console.log(JSON.stringify({ counter: Number(counter), offset: Number(offset), duplicate }));
-    }).catch((error) => (failed ??= error)).finally(() => awaited.delete(told));
-    awaited.add(told);
-    if (awaited.size >= BATCHES_AWAITED_MAX) await Promise.race(awaited);
+    }).catch((error) => (failed ??= error)).finally(() => inFlight.delete(printed));
+    inFlight.add(printed);
+    if (inFlight.size >= BATCHES_IN_FLIGHT_MAX) await Promise.race(inFlight);
     if (failed) throw failed;
   }
 
   for await (const line of createInterface({ input: file ? createReadStream(file) : process.stdin })) {
-    number += 1n;
-    if (number <= done) continue;
-    rows.push(row(JSON.parse(line)));
+    lineNumber += 1n;
+    if (lineNumber <= watermark) continue;
+    rows.push(parseRow(JSON.parse(line)));
     if (rows.length >= Number(options.batch)) await send();
   }
   if (rows.length) await send();
-  await Promise.all(awaited);
+  await Promise.all(inFlight);
   if (failed) throw failed;
-  console.error(JSON.stringify({ origin: String(producer.origin), lines: Number(number), connections: producer.connections, ...producer.counts }));
+  const { origin, connections, counts } = producer;
+  console.error(JSON.stringify({ origin: String(origin), lines: Number(lineNumber), connections, ...counts }));
 } finally {
   producer.close();
 }
 
-function row({ vector_id: vectorId, op, values, indices, data, ...rest }) {
+function parseRow({ vector_id: vectorId, op, values, indices, data, ...rest }) {
   return {
     vectorId,
     op: OPERATIONS.indexOf(op),

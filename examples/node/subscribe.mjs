@@ -1,7 +1,7 @@
-// Prints deltas as JSON lines, and goes on where it stopped: the cursor lies in a file beside what is printed.
-// Rule: the cursor is written behind the line that it counts as done, never before.
+// Prints deltas as JSON lines, and resumes where it stopped: a file stores its cursor.
+// It stores the cursor after it has printed the line, so that a crash loses no line.
 //
-//     node subscribe.mjs --port 7373 --topic ns:docs --cursor place.json --count 10
+//     node subscribe.mjs --port 7373 --topic ns:docs --cursor cursor.json --count 10
 
 import { readFileSync, renameSync, writeFileSync } from "node:fs";
 import { parseArgs } from "node:util";
@@ -13,9 +13,9 @@ const { values: options } = parseArgs({
     host: { type: "string", default: "127.0.0.1" },
     port: { type: "string", default: "7373" },
     topic: { type: "string", multiple: true, default: ["*"] },
-    count: { type: "string", default: "Infinity" }, // ends after so many
-    cursor: { type: "string" }, // a file; the log's beginning where it is not there
-    credit: { type: "string", default: "1000" }, // deltas on their way at most
+    count: { type: "string", default: "Infinity" }, // deltas to print
+    cursor: { type: "string" }, // a file; if it does not exist, start at the log's oldest delta
+    credit: { type: "string", default: "1000" }, // maximum deltas in flight
     form: { type: "string", default: "batch" }, // or "delta"
   },
 });
@@ -26,7 +26,7 @@ const subscriber = new Subscriber({
   token: process.env.DELTA_PROP_TOKEN,
   client: "subscribe.mjs",
   topics: options.topic,
-  start: stored() ?? ["earliest"],
+  start: readCursor() ?? ["earliest"],
   credit: [Number(options.credit), 4 << 20],
   deltas: options.form === "delta",
 });
@@ -45,12 +45,12 @@ for await (const delta of subscriber) {
     ...(delta.data && { data: Buffer.from(delta.data).toString() }),
     ...(delta.topics && { topics: delta.topics }),
   }));
-  store(subscriber.after(delta));
+  writeCursor(subscriber.cursorAfter(delta));
   if (++count >= Number(options.count)) break;
 }
 console.error(JSON.stringify({ connections: subscriber.connections, ...subscriber.counts }));
 
-function stored() {
+function readCursor() {
   try {
     const [log, epoch, offset] = JSON.parse(readFileSync(options.cursor, "utf8"));
     return ["cursor", [Buffer.from(log, "hex"), epoch, offset]];
@@ -60,7 +60,7 @@ function stored() {
   }
 }
 
-function store([log, epoch, offset]) {
+function writeCursor([log, epoch, offset]) {
   if (!options.cursor) return;
   writeFileSync(`${options.cursor}.new`, JSON.stringify([Buffer.from(log).toString("hex"), epoch, Number(offset)]));
   renameSync(`${options.cursor}.new`, options.cursor);

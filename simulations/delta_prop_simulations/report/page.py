@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from delta_prop_simulations.scenarios.result import Result
 POINTS_OF_PAGE_MAX = 80_000
 """The maximum points of all lines together, at about 8 bytes each; with many lines each has fewer."""
-_CLASSES = {HOLDS: "kept", LIMITED: "kept", BROKEN: "broken", NOT_EXERCISED: "not", NOTHING: "not"}
+_CLASSES = {HOLDS: "good", LIMITED: "good", BROKEN: "bad", NOT_EXERCISED: "quiet", NOTHING: "quiet"}
 _SIGNS = {HOLDS: "✓ ", LIMITED: "✓ ", BROKEN: "✗ "}
 
 

@@ -61,7 +61,7 @@ th,td{padding:4px 12px;text-align:right;border-bottom:1px solid var(--grid);whit
 th:first-child{text-align:left;position:sticky;left:0;background:var(--ground);font-weight:400}
 thead th{font-weight:600;vertical-align:bottom;white-space:normal;min-width:88px}
 tbody th[scope=rowgroup]{font-weight:600;padding-top:14px}
-.kept{color:var(--good)}.broken{color:var(--bad);font-weight:700}.not{color:var(--quiet)}
+.good{color:var(--good)}.bad{color:var(--bad);font-weight:700}
 dt{font-weight:600;margin-top:8px}dd{margin:0 0 0 16px;color:var(--quiet)}
 .legend{position:sticky;top:0;z-index:2;display:flex;flex-wrap:wrap;gap:2px 18px;padding:8px 0;margin:0;
 background:var(--ground);list-style:none;font-size:14px}
@@ -83,40 +83,40 @@ white-space:nowrap}
 
 SCRIPT = """
 (() => {
-  const scale = (text) => {
-    const [kind, low, high, from, to, factor, ...unit] = text.split(" ");
-    const [a, b, p, q, f] = [low, high, from, to, factor].map(Number);
-    return {value: (at) => {
-      const share = (at - p) / (q - p);
-      return kind === "log" ? a * (b / a) ** share : a + (b - a) * share;
-    }, kind, from: p, to: q, factor: f, unit: unit.join(" ")};
+  const parseAxis = (text) => {
+    const [kind, lowest, highest, start, end, divisor, ...unit] = text.split(" ");
+    const [low, high, from, to, factor] = [lowest, highest, start, end, divisor].map(Number);
+    return {valueAt: (position) => {
+      const share = (position - from) / (to - from);
+      return kind === "log" ? low * (high / low) ** share : low + (high - low) * share;
+    }, kind, from, to, factor, unit: unit.join(" ")};
   };
-  const digits = (value) => {
-    const places = value ? Math.max(2 - Math.floor(Math.log10(Math.abs(value))), 0) : 0;
-    return value.toLocaleString("en", {maximumFractionDigits: Math.min(places, 6)});
+  const formatNumber = (value) => {
+    const decimals = value ? Math.max(2 - Math.floor(Math.log10(Math.abs(value))), 0) : 0;
+    return value.toLocaleString("en", {maximumFractionDigits: Math.min(decimals, 6)});
   };
-  const shown = (axis, at) => {
-    let value = axis.value(at) / axis.factor, unit = axis.unit;
+  const formatValue = (axis, position) => {
+    let value = axis.valueAt(position) / axis.factor, unit = axis.unit;
     if (axis.kind === "log" && unit === "s" && value < 1) { value *= 1000; unit = "ms"; }
-    return `${digits(value)} ${unit}`;
+    return `${formatNumber(value)} ${unit}`;
   };
-  const points = (path) => {
-    const places = [];
+  const readPoints = (path) => {
+    const points = [];
     let x = 0, y = 0;
-    for (const [, kind, a, b] of path.getAttribute("d").matchAll(/([Ml])(-?\\d+) (-?\\d+)/g)) {
-      x = kind === "M" ? +a : x + +a; y = kind === "M" ? +b : y + +b;
-      places.push([x, y]);
+    for (const [, command, a, b] of path.getAttribute("d").matchAll(/([Ml])(-?\\d+) (-?\\d+)/g)) {
+      x = command === "M" ? +a : x + +a; y = command === "M" ? +b : y + +b;
+      points.push([x, y]);
     }
-    return places;
+    return points;
   };
   for (const svg of document.querySelectorAll("svg[data-x]")) {
-    const xs = scale(svg.dataset.x), ys = scale(svg.dataset.y), figure = svg.closest("figure");
+    const xAxis = parseAxis(svg.dataset.x), yAxis = parseAxis(svg.dataset.y), figure = svg.closest("figure");
     let lines, cursor, readout;
-    const leave = () => { cursor?.remove(); readout?.remove(); cursor = readout = undefined; };
-    const move = (event) => {
-      const box = svg.getBoundingClientRect(), wide = svg.viewBox.baseVal.width;
-      const x = Math.min(Math.max((event.clientX - box.left) / box.width * wide, xs.from), xs.to);
-      lines ??= [...svg.querySelectorAll(".line")].map((path) => ({path, places: points(path)}));
+    const hide = () => { cursor?.remove(); readout?.remove(); cursor = readout = undefined; };
+    const show = (event) => {
+      const box = svg.getBoundingClientRect(), width = svg.viewBox.baseVal.width;
+      const x = Math.min(Math.max((event.clientX - box.left) / box.width * width, xAxis.from), xAxis.to);
+      lines ??= [...svg.querySelectorAll(".line")].map((path) => ({path, points: readPoints(path)}));
       if (!readout) {
         cursor = document.createElementNS("http://www.w3.org/2000/svg", "path");
         cursor.setAttribute("class", "cursor");
@@ -125,25 +125,25 @@ SCRIPT = """
         readout.className = "readout";
         figure.append(readout);
       }
-      cursor.setAttribute("d", `M${x} ${ys.to}V${ys.from}`);
-      readout.replaceChildren(shown(xs, x));
-      for (const {path, places} of lines) {
-        if (!places.length) continue;
-        const near = places.reduce((a, b) => Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a);
+      cursor.setAttribute("d", `M${x} ${yAxis.to}V${yAxis.from}`);
+      readout.replaceChildren(formatValue(xAxis, x));
+      for (const {path, points} of lines) {
+        if (!points.length) continue;
+        const nearest = points.reduce((a, b) => Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a);
         const row = document.createElement("div"), mark = document.createElement("span");
         mark.className = "mark " + path.classList[1];
-        row.append(mark, `${path.dataset.name}: ${shown(ys, near[1])}`);
+        row.append(mark, `${path.dataset.name}: ${formatValue(yAxis, nearest[1])}`);
         readout.append(row);
       }
-      const left = event.clientX - figure.getBoundingClientRect().left;
-      const free = figure.clientWidth - readout.offsetWidth;
-      const at = left + 14 < free ? left + 14 : left - readout.offsetWidth - 14;
-      readout.style.left = Math.min(Math.max(at, 0), Math.max(free, 0)) + "px";
+      const pointer = event.clientX - figure.getBoundingClientRect().left;
+      const leftMax = figure.clientWidth - readout.offsetWidth;
+      const left = pointer + 14 < leftMax ? pointer + 14 : pointer - readout.offsetWidth - 14;
+      readout.style.left = Math.min(Math.max(left, 0), Math.max(leftMax, 0)) + "px";
       readout.style.top = "36px";
     };
-    svg.addEventListener("pointermove", move);
-    svg.addEventListener("pointerdown", move);
-    svg.addEventListener("pointerleave", leave);
+    svg.addEventListener("pointermove", show);
+    svg.addEventListener("pointerdown", show);
+    svg.addEventListener("pointerleave", hide);
   }
 })();
 """

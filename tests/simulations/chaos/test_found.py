@@ -13,7 +13,7 @@ from delta_prop_simulations.chaos.regressions.reverted_fixes import REVERTED_FIX
 
 SEEDS_MAX = 100
 """Most seeds tried per plan: a strike must hit the right moment, which changes of the code shift."""
-COVERED_BY_LATER_FIXES = {"forwarder-not-told-of-a-loss", "queued-before-a-hello"}
+COVERED_BY_LATER_FIXES = {"forwarder-not-notified-of-a-loss", "queued-before-a-hello"}
 """Plans that later mends keep whole as well: what they send or tell is kept first; a repeat in other bytes is
 compared by its rows.
 """

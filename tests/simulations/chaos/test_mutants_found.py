@@ -41,7 +41,7 @@ def test_table_shows_seed_and_violation_or_not_found() -> None:
         [
             Hunt(None, 500, 0),
             Hunt("ack-one-off", 3, 2, 2, "answer", "offset 7 was told as 8"),
-            Hunt("bell-not-rung", 500, 480),
+            Hunt("feed-not-notified", 500, 480),
             Hunt("group-not-fenced", 500, 0),
         ]
     )

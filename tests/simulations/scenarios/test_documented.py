@@ -70,7 +70,7 @@ def test_every_key_is_described_with_its_default(heading: str, kind: type) -> No
 def test_scenario_of_the_page_is_readable() -> None:
     text = PAGE.partition("```toml\n")[2].partition("```")[0]
     assert [one.name for one in read_setups(text)] == [
-        "nobody waits",
-        "the source goes at its pace",
-        "without it",
+        "producers do not wait",
+        "the slow sink paces",
+        "without the slow sink",
     ]

@@ -13,8 +13,8 @@ from delta_prop_sinks.resident import ResidentVectors
 
 DELIVERY = (
     Mutant(
-        "failed-delivery-not-repeated",
-        "a delivery that failed is not repeated",
+        "failed-delivery-not-retried",
+        "a delivery that failed is not retried",
         "a sink gets each delta at least once",
         (
             edit(
@@ -52,7 +52,7 @@ DELIVERY = (
         ),
     ),
     Mutant(
-        "bell-not-rung",
+        "feed-not-notified",
         "a feed that waits is not woken by a push",
         "what is in the log reaches every sink",
         (edit(Feed.offer, ("self._wake_event.set()", "pass")),),

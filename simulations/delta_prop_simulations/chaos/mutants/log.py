@@ -50,7 +50,7 @@ LOG = (
         ),
     ),
     Mutant(
-        "failed-sync-tried-again",
+        "failed-sync-retried",
         "a sync that failed is retried, and trusted the second time",
         "after a failed sync nothing is acknowledged before it was read back",
         (

@@ -27,7 +27,7 @@ PIPELINE = (
         ),
     ),
     Mutant(
-        "repeat-told-a-new-offset",
+        "duplicate-given-a-new-offset",
         "a duplicate is acknowledged with an offset at the log's end",
         "a duplicate is acknowledged with the offset of its first copy",
         (
@@ -63,7 +63,7 @@ PIPELINE = (
         (edit(Orderer.check, ("return not entry.parents or self._has_parents(entry)", "return True")),),
     ),
     Mutant(
-        "void-not-logged",
+        "noop-not-logged",
         "the dot of a delta that is finally refused stays open",
         "deltas after a refused one are processed",
         (
@@ -105,7 +105,7 @@ PIPELINE = (
         ),
     ),
     Mutant(
-        "failure-told-as-success",
+        "failure-reported-as-success",
         "callers that wait for a failed commit get a success",
         "nothing is acknowledged that the disk refused",
         (edit(AckTracker._resolve, ("None if next_offset <= end else refusal", "None")),),
@@ -126,7 +126,7 @@ PIPELINE = (
         ),
     ),
     Mutant(
-        "state-kept-after-a-failure",
+        "state-retained-after-a-failure",
         "a log that was recovered in place continues with the old pipeline state",
         "the pipeline's state is the one that its log yields",
         (edit(LogReopener._try, ("await self._rebuild()", "pass")),),

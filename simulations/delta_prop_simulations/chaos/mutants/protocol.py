@@ -12,7 +12,7 @@ from delta_prop_simulations.chaos.mutants.mutant import Mutant, edit
 
 PROTOCOL = (
     Mutant(
-        "sent-again-under-new-dots",
+        "resent-under-new-dots",
         "a producer that reconnects gives new numbers to deltas that may have arrived",
         "a delta has one effect however often it is sent",
         (
@@ -35,7 +35,7 @@ PROTOCOL = (
         ),
     ),
     Mutant(
-        "refusal-told-as-acknowledged",
+        "refusal-reported-as-acknowledged",
         "a refused delta is not reported, so that the next Ack covers it",
         "a producer is notified of each refusal",
         (

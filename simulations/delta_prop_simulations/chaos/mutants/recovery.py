@@ -41,7 +41,7 @@ RECOVERY = (
         ),
     ),
     Mutant(
-        "doubt-told-as-refused",
+        "doubt-reported-as-refused",
         "rows written when a sync failed are reported as refused before the recovery has decided",
         "a refused delta has not happened",
         (edit(Pipeline.stop, ("self.ack_tracker.suspend(refusal)", "self.ack_tracker.fail(refusal)")),),

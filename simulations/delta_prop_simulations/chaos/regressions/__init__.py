@@ -10,18 +10,18 @@ from delta_prop_simulations.chaos.plan import Plan
 from delta_prop_simulations.files import read_packaged
 
 DESCRIPTIONS = {
-    "repeat-asks-for-more": (
+    "duplicate-at-a-higher-level": (
         "Two services forward to each other, with logs whose read level is logged. A batch that its "
         "producer wanted no more than logged comes back from the other service, whose forwarder asks for "
         "durable. As a duplicate it waited for a sync of its first copy, which nobody had requested: the "
         "forwarder retried for ever."
     ),
-    "leap-over-another-lane": (
+    "gap-filled-in-another-lane": (
         "A producer in the service's process numbers its own deltas over two lanes. When the log was "
         "recovered in place, numbers up to its first open batch were filled, also those that belong to "
         "the other lane; the open batch, which names its predecessor, then overlapped for ever."
     ),
-    "forwarder-not-told-of-a-loss": (
+    "forwarder-not-notified-of-a-loss": (
         "A disk fails and the log is recovered in place without rows that were acknowledged as logged. A "
         "forwarder whose connection survived was never notified; its next deltas waited for the lost ones "
         "for ever."
@@ -31,7 +31,7 @@ DESCRIPTIONS = {
         "was answered with watermarks that counted that commit; the producer took all deltas below them for "
         "stored, and they were acknowledged as durable without being in the log."
     ),
-    "doubt-told-as-refused": (
+    "doubt-reported-as-refused": (
         "Rows written when a sync fails may be there after the recovery. Their callers were notified at once "
         "that they had not happened; some had."
     ),

@@ -12,7 +12,7 @@ from delta_prop_simulations.chaos.mutants.mutant import Mutant, edit
 
 REVERTED_FIXES = (
     Mutant(
-        "repeat-asks-for-more",
+        "duplicate-at-a-higher-level",
         "a duplicate that asks for more than its first copy did waits for a sync that nobody requests",
         "a duplicate is answered",
         (
@@ -23,7 +23,7 @@ REVERTED_FIXES = (
         ),
     ),
     Mutant(
-        "leap-over-another-lane",
+        "gap-filled-in-another-lane",
         "after a recovery a producer fills numbers that belong to another of its lanes",
         "a delta that is not acknowledged can be resent",
         (
@@ -34,7 +34,7 @@ REVERTED_FIXES = (
         ),
     ),
     MUTANTS["watermark-of-a-failed-log"],
-    MUTANTS["doubt-told-as-refused"],
+    MUTANTS["doubt-reported-as-refused"],
     MUTANTS["folded-for-each-batch"],
     MUTANTS["judged-too-early"],
 )
