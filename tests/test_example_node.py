@@ -465,6 +465,23 @@ def test_stopped_producer_resumes_at_another_level() -> None:
             peer.close()
 
 
+def test_reconnected_producer_resends_in_the_order_of_counters() -> None:
+    body = 88 - 16  # position of a batch's first counter, without the header
+    with client(PUBLISHES) as (listener, _process):
+        peer = Peer(listener, {"origins": [[18, 1, 0]]}, [3, 1_000_000])
+        assert [peer.frame()[1] for _ in range(3)] == [1, 2, 3]
+        peer.answer(3, {"code": 8, "text": "full", "retry_after_ms": 30_000}, 1)
+        assert peer.is_silent(0.2), "the refused entry waits"
+        peer.close()
+
+        peer = Peer(listener, {"origins": [[18, 1, 0]]}, [4, 1_000_000])
+        try:
+            sent = [struct.unpack_from("<Q", peer.frame()[2], body)[0] for _ in range(4)]
+            assert sent == [1, 2, 3, 4]
+        finally:
+            peer.close()
+
+
 PRINTS_OUTCOMES = """
     import { Producer } from "./delta_prop.mjs";
     const producer = await Producer.open({ port: PORT, origin: 18n });

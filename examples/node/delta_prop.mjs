@@ -57,7 +57,7 @@ export function encodeTopic(text) {
   if (!form) throw new TypeError(`topic ${text}: unknown form: use *, v:ID, ns:NAME, op:KIND or c:NAME`);
   if (form !== "op") return Buffer.concat([Buffer.of({ v: 1, ns: 2, c: 4 }[form]), Buffer.from(name)]);
   const kind = OPERATIONS.includes(name) ? OPERATIONS.indexOf(name) : Number(name);
-  if (!(kind < 64)) {
+  if (!(Number.isInteger(kind) && kind >= 0 && kind < 64)) {
     throw new TypeError(`topic ${text}: unknown operation: use ${OPERATIONS.join(", ")} or a number from 10 to 63`);
   }
   return Buffer.of(3, kind);
@@ -299,7 +299,9 @@ export class Producer extends ReconnectingClient {
     this.rate = Infinity;
     this.nextSequence = 1n;
     this.counts.resent += this.inFlight.length;
-    this.queue.unshift(...this.inFlight.splice(0)); // entries without an outcome are resent before all others
+    // Entries without an outcome are resent, among those refused before, in the order of their counters.
+    this.queue.unshift(...this.inFlight.splice(0));
+    this.queue.sort((one, other) => (one.base < other.base ? -1 : 1));
     for (const entry of this.queue) {
       if (epochChanged && entry.base > BigInt(watermark)) entry.bytes = this.encodeEntry(entry);
     }

@@ -51,7 +51,7 @@ try {
   for await (const line of createInterface({ input: file ? createReadStream(file) : process.stdin })) {
     lineNumber += 1n;
     if (lineNumber <= watermark) continue;
-    rows.push(parseRow(JSON.parse(line)));
+    rows.push(parseRow(JSON.parse(line), lineNumber));
     if (rows.length >= Number(options.batch)) await send();
   }
   if (rows.length) await send();
@@ -63,7 +63,8 @@ try {
   producer.close();
 }
 
-function parseRow({ vector_id: vectorId, op, values, indices, data, ...rest }) {
+function parseRow({ vector_id: vectorId, op, values, indices, data, ...rest }, lineNumber) {
+  if (!OPERATIONS.includes(op)) throw new TypeError(`line ${lineNumber}: op ${op}: unknown: use ${OPERATIONS.join(", ")}`);
   return {
     vectorId,
     op: OPERATIONS.indexOf(op),
