@@ -255,8 +255,9 @@ class ProduceHandler:
             else:
                 at = origin_partition(delta.dot.origin) if frame.partition is None else frame.partition
                 check_origin(delta.dot.origin, frame.stream, at)
-                self._check_claimed(delta.dot.origin)
             self._rate_limiter.take_delta(self._permissions, delta, self._now())
+            if delta.dot is not None:
+                self._check_claimed(delta.dot.origin)
             self._check_scope((delta.namespace,), 1 << delta.operation.kind, len(delta.clock))
         except Refused as refused:
             final_refusal = refused

@@ -41,6 +41,7 @@ from tests.delta_prop.server.two_forms import (
     ORIGIN,
     SECOND,
     SEEDED,
+    UNCLAIMED,
     Answer,
     DeltaFields,
     Server,
@@ -476,8 +477,10 @@ SLOW = replace(SCOPED, rate=0.001)
 INSIDE, OUTSIDE = DeltaFields(vector_id=b""), DeltaFields(vector_id=b"", namespace=b"m")
 
 
-def as_single_batch(delta_fields: DeltaFields, counter: int, *, sequence: int | None = None) -> bytes:
-    return as_batch([delta_fields], counter, sequence=sequence)
+def as_single_batch(
+    delta_fields: DeltaFields, counter: int, *, origin: int = ORIGIN, sequence: int | None = None
+) -> bytes:
+    return as_batch([delta_fields], counter, origin=origin, sequence=sequence)
 
 
 @pytest.mark.parametrize("form", [as_delta, as_single_batch])
@@ -498,6 +501,16 @@ def test_check_order_is_structure_rate_rights_clock_bounds(form: Callable[[Delta
     )  # refused before the service waits for the clock
     assert Server(settings=few).take(form(waiting, NEXT)) == Answer(INVALID, "clock")
     assert Server(SCOPED, few).take(form(replace(long, namespace=b"m"), NEXT)) == unauthorized
+
+
+def test_rate_is_checked_before_the_claim_and_rights_after_it() -> None:
+    for form in (as_delta, as_single_batch):
+        slow = Server(SLOW)
+        assert slow.take(form(DeltaFields(), NEXT)) == Answer()
+        unclaimed = form(OUTSIDE, NEXT, origin=UNCLAIMED, sequence=NEXT + 1)
+        assert slow.take(unclaimed) == Answer(ErrorCode.RATE_LIMITED)
+        unclaimed = form(OUTSIDE, NEXT, origin=UNCLAIMED)
+        assert Server(SCOPED).take(unclaimed) == Answer(ErrorCode.UNKNOWN_ORIGIN)
 
 
 def test_used_dot_is_refused_before_bounds() -> None:

@@ -42,7 +42,7 @@ from delta_prop_wire.spec import ErrorCode, Flag, FrameType
 from tests.delta_prop.chains import Bench
 from tests.wire.sealing import sealed
 
-ORIGIN, SECOND, OTHER = (make_origin(producer, Priority.NORMAL) for producer in (5, 6, 7))
+ORIGIN, SECOND, OTHER, UNCLAIMED = (make_origin(producer, Priority.NORMAL) for producer in (5, 6, 7, 8))
 SEEDED = 3
 """Counters that are used up before a test sends anything; of the second origin it is one."""
 CREDIT = Credit(100_000, 1 << 30)
@@ -101,7 +101,14 @@ def as_delta(
     return sealed(FrameType.DELTA, payload, flags=Flag.ACK_WANTED, sequence=sequence or counter)
 
 
-def as_batch(rows: Sequence[DeltaFields], base: int, *, epoch: int = 1, sequence: int | None = None) -> bytes:
+def as_batch(
+    rows: Sequence[DeltaFields],
+    base: int,
+    *,
+    origin: int = ORIGIN,
+    epoch: int = 1,
+    sequence: int | None = None,
+) -> bytes:
     """Return a Batch frame, whose clock is that of the row that has one."""
     columns: dict[Column, bytes] = {
         Column.KEY_ENDS: ends(len(row.vector_id) for row in rows),
@@ -140,7 +147,7 @@ def as_batch(rows: Sequence[DeltaFields], base: int, *, epoch: int = 1, sequence
         columns,
         attributes=NORMAL,
         count=len(rows),
-        origin=ORIGIN,
+        origin=origin,
         epoch=epoch,
         base=base,
         hybrid_time=time,
