@@ -29,7 +29,7 @@ FOLDERS = {
 }
 RIDDLES = {"What", "Who", "Whose", "How", "Where", "Whether", "Why"}
 RIDDLES_MAX = 20
-TOLD_MAX = 30
+LINES_MAX = 30
 # A changelog and a record of a decision speak of the past by the names of the past.
 HISTORY = ("changes/", "CHANGELOG.md", "docs/decisions/", "tools/names.txt")
 _PART = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
@@ -39,13 +39,13 @@ _PART = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
 class Lists:
     """Names and words to avoid, as `names.txt` lists them."""
 
-    gone: list[str]
+    removed: list[str]
     """Qualified names that nothing defines: `module.Class`, `module.Class.member`, or `module` itself."""
     words: list[str]
     """Identifiers that stand in no file: keys, settings, metrics, options."""
     roots: set[str]
     """Parts that an identifier avoids, e.g. `told`; two parts are joined by an underscore."""
-    kept: dict[str, str]
+    exceptions: dict[str, str]
     """Identifier with such a part: the reason why it stays."""
 
 
@@ -56,13 +56,13 @@ def read_lists(path: Path) -> Lists:
         kind, _, rest = line.partition("#")[0].strip().partition(" ")
         name, _, reason = rest.strip().partition(" ")
         if kind == "renamed":
-            lists.gone.append(name)
+            lists.removed.append(name)
         elif kind == "word":
             lists.words.append(name)
         elif kind == "root":
             lists.roots.add(name)
         elif kind == "stays" and reason:
-            lists.kept[name] = reason
+            lists.exceptions[name] = reason
         elif kind:
             raise ValueError(f"{path.name}: {line!r}: write renamed, word, root, or stays with a reason")
     return lists
@@ -72,18 +72,19 @@ def violations(root: Path) -> list[str]:
     """List what breaks the rules of language in the checkout `root`, one line each."""
     lists = read_lists(LISTS)
     sources = list(_sources(root))
-    found = list(_given_up(root, lists))
+    files = [*sources, *_read(root, "tests"), *_read(root, "tools"), *_read(root, "examples")]
+    found = list(_still_defined(root, lists))
     found += _words_in_files(root, lists)
-    found += _rooted(sources, lists)
-    riddles = [line for source in [*sources, *_read(root, "tests")] for line in _riddles(source)]
+    found += _rooted(files, lists)
+    riddles = [line for source in files for line in _riddles(source)]
     if len(riddles) > RIDDLES_MAX:
         found += [
             f"{len(riddles)} docstrings open with a question word, the bound is {RIDDLES_MAX}:",
             *riddles,
         ]
-    told = [line for source in sources for line in _told(source)]
-    if len(told) > TOLD_MAX:
-        found += [f"{len(told)} lines say told, the bound is {TOLD_MAX}:", *told]
+    lines = [line for source in files for line in _lines_with_told(source)]
+    if len(lines) > LINES_MAX:
+        found += [f"{len(lines)} lines say told, the bound is {LINES_MAX}:", *lines]
     return found
 
 
@@ -108,8 +109,8 @@ def _read(root: Path, folder: str) -> Iterator[Source]:
         yield Source(path.relative_to(root).as_posix(), text, ast.parse(text))
 
 
-def _given_up(root: Path, lists: Lists) -> Iterator[str]:
-    for name in lists.gone:
+def _still_defined(root: Path, lists: Lists) -> Iterator[str]:
+    for name in lists.removed:
         place = _defined(root, name)
         if place:
             yield f"{place}: {name} was renamed: use the new name"
@@ -180,10 +181,10 @@ def _rooted(sources: list[Source], lists: Lists) -> Iterator[str]:
     seen = set[str]()
     for source in sources:
         for name, line in _identifiers(source.tree):
-            if name not in lists.kept and _has_root(name, lists.roots):
+            if name not in lists.exceptions and _has_root(name, lists.roots):
                 yield f"{source.path}:{line}: {name} has a part to avoid: rename it, or list its reason"
             seen.add(name)
-    for name in sorted(set(lists.kept) - seen):
+    for name in sorted(set(lists.exceptions) - seen):
         yield f"tools/names.txt: {name} stands nowhere: remove its line"
 
 
@@ -232,7 +233,7 @@ def _docstrings(node: ast.AST) -> Iterator[ast.Constant]:
             yield statement.value
 
 
-def _told(source: Source) -> Iterator[str]:
+def _lines_with_told(source: Source) -> Iterator[str]:
     for number, line in enumerate(source.text.splitlines(), 1):
         if re.search(r"(?<![a-zA-Z])told(?![a-zA-Z])", line):
             yield f"{source.path}:{number}: told: {line.strip()}"

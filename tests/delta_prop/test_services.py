@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PAIR = [(0, 1), (1, 0)]
-RING = [(0, 1), (1, 2), (2, 0)]
+CYCLE = [(0, 1), (1, 2), (2, 0)]
 
 
 @dataclass
@@ -77,7 +77,7 @@ async def run_services(
         counters.deltas += len(first)
 
 
-@pytest.mark.parametrize("links", [PAIR, RING], ids=["pair", "ring"])
+@pytest.mark.parametrize("links", [PAIR, CYCLE], ids=["pair", "ring"])
 @pytest.mark.parametrize("durable", [False, True], ids=["memory", "disk"])
 def test_services_converge_after_network_cuts(
     links: list[tuple[int, int]], durable: bool, tmp_path_factory: pytest.TempPathFactory, full: bool

@@ -136,7 +136,7 @@ def finish_sealing(seen: SeenIds) -> None:
         seen._step(seen_ids.STEP_EVERY_IDS)
 
 
-def test_false_positive_costs_a_lookup_and_no_delta() -> None:
+def test_bloom_filter_error_costs_a_lookup_and_no_delta() -> None:
     seen = SeenIds(generation_ids=1_000, error_rate=0.3)
     for batch in range(20):
         assert seen.find(ids_of(batch)) == [None] * BATCH
