@@ -344,5 +344,5 @@ _LABELS = {
 def _to_json(totals: Totals) -> dict[str, Any]:
     """Return the totals as JSON values."""
     numbers = {key: value for key, value in asdict(totals).items() if isinstance(value, int)}
-    verdict = {"counts": dict(totals.verdict.counts), "told": totals.verdict.examples}
-    return numbers | {"struck": dict(totals.struck), "told": dict(totals.answers), "verdict": verdict}
+    verdict = {"counts": dict(totals.verdict.counts), "examples": totals.verdict.examples}
+    return numbers | {"struck": dict(totals.struck), "answers": dict(totals.answers), "verdict": verdict}

@@ -144,10 +144,8 @@ def report(title: str, totals: dict[str, Totals], path: Path | str | None) -> in
 def _to_json(totals: Totals) -> dict[str, object]:
     """Return the totals as JSON values; before Python 3.12 `asdict` alone breaks a Counter."""
     counted = replace(totals, under_way=Counter(), verdict=Verdict())
-    verdict = {"counts": dict(totals.verdict.counts), "told": totals.verdict.examples}
-    fields = asdict(counted)
-    fields["repeats"] = fields.pop("duplicates")
-    return fields | {"under_way": dict(totals.under_way), "verdict": verdict}
+    verdict = {"counts": dict(totals.verdict.counts), "examples": totals.verdict.examples}
+    return asdict(counted) | {"under_way": dict(totals.under_way), "verdict": verdict}
 
 
 def _format_times(samples: list[float]) -> str:

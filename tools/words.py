@@ -82,7 +82,7 @@ def violations(root: Path) -> list[str]:
             f"{len(riddles)} docstrings open with a question word, the bound is {RIDDLES_MAX}:",
             *riddles,
         ]
-    lines = [line for source in files for line in _lines_with_told(source)]
+    lines = [line for source in files for line in _overused(source)]
     if len(lines) > LINES_MAX:
         found += [f"{len(lines)} lines say told, the bound is {LINES_MAX}:", *lines]
     return found
@@ -233,7 +233,7 @@ def _docstrings(node: ast.AST) -> Iterator[ast.Constant]:
             yield statement.value
 
 
-def _lines_with_told(source: Source) -> Iterator[str]:
+def _overused(source: Source) -> Iterator[str]:
     for number, line in enumerate(source.text.splitlines(), 1):
         if re.search(r"(?<![a-zA-Z])told(?![a-zA-Z])", line):
             yield f"{source.path}:{number}: told: {line.strip()}"

@@ -278,7 +278,7 @@ class ChaosRun:
             ("missed", self._nemesis.missed),
             ("network", self._network.struck),
             ("check", self.oracle.struck),
-            ("told", self.client_history.counts),
+            ("answered", self.client_history.counts),
             *(("disk", node.machine.disk_struck) for node in self.nodes),
             *(("machine", host.machine.struck) for host in self._hosts),
             *(("sink", model.struck) for node in self.nodes for model in node.models.values()),
