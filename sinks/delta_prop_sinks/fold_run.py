@@ -267,7 +267,7 @@ def _fold_in_parts(run: FoldRun, slots: NDArray[np.intp], rows: NDArray[np.intp]
 def _are_adjacent(first: LoggedBatch, last: LoggedBatch, count: int) -> bool:
     """True if rows of one origin, with these first and last ones, are adjacent in the log.
 
-    Their offsets, Lamport timestamps and counters all rise.
+    Their offsets, Lamport numbers and counters all rise.
     """
     distance = count - 1
     return (

@@ -245,7 +245,7 @@ class JsonLinesSink:
 
 
 class _End(NamedTuple):
-    """The last line's summary of all lines: the cursor, the highest Lamport timestamp, and the offsets of
+    """The last line's summary of all lines: the cursor, the highest Lamport number, and the offsets of
     redelivered rows that were written although they are not below the cursor.
     """
 

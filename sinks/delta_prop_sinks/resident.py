@@ -142,7 +142,7 @@ class ResidentVectors:
         self._lamport_before_log = self.lamport
 
     def note_lamport_before_log(self, lamport: int) -> None:
-        """Note the highest Lamport timestamp that was folded before this log was first opened."""
+        """Note the highest Lamport number that was folded before this log was first opened."""
         self._lamport_before_log = max(self._lamport_before_log, lamport)
         self.lamport = max(self.lamport, lamport)
 
@@ -335,7 +335,7 @@ class ResidentVectors:
             self._apply_done = None
 
     def _buffer(self, delivery: Delivery) -> bool:
-        """Buffer rows to fold with others. Above all Lamport timestamps, they are new and in order."""
+        """Buffer rows to fold with others. Above all Lamport numbers, they are new and in order."""
         logged, rows, unfolded = delivery.logged, delivery.rows, self._fold_buffer
         if logged.lamport <= self.lamport or self.chains.active:
             return False

@@ -71,7 +71,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """The end of a sink's own data, and the highest Lamport timestamp in it.
+    """The end of a sink's own data, and the highest Lamport number in it.
 
     A sink without data names offset 0 of the log that it is opened with. `rebuilding`: a rebuild was begun
     and not finished, so the sink's data is invalid, whatever the cursor says.
@@ -308,7 +308,7 @@ class Rebuildable(Protocol):
 
     async def end_rebuild(self, offset: int, lamport: int) -> None:
         """Make the loaded states and the cursor, `offset` of the present log, the sink's data, atomically and
-        as durably as its own cursor. All states were loaded; `lamport` is their highest Lamport timestamp.
+        as durably as its own cursor. All states were loaded; `lamport` is their highest Lamport number.
         """
         ...
 

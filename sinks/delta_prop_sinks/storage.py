@@ -1,6 +1,6 @@
 """The storage sink: the latest state of every vector in a SQLite file, its cursor in the same transaction.
 
-Rows, each row's last delta, the cursor and the highest Lamport timestamp commit together, synced; so each
+Rows, each row's last delta, the cursor and the highest Lamport number commit together, synced; so each
 delta takes effect in the file exactly once, whatever crashes. By default the sink uses write-behind: changes
 are visible to `get` at once and durable within `flush_s`; `mode="through"` commits before `apply` returns.
 """

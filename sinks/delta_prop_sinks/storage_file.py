@@ -124,7 +124,7 @@ class ImageName:
 
 @dataclass(frozen=True, slots=True)
 class StorageFileState:
-    """The file's own state: its cursor, the highest Lamport timestamp, and the one before this log; the
+    """The file's own state: its cursor, the highest Lamport number, and the one before this log; the
     number of its last commit, and the matching image.
 
     `reach`: rows may hold deltas below this offset of the cursor's log, though the cursor is lower.

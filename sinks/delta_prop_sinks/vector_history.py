@@ -127,7 +127,7 @@ def _chain_of(
     """Return the chain from the first delta, a state, or a reset that no lost delta can follow; None without
     one.
 
-    A reset by this service's own writers has a higher Lamport timestamp than all that the log held before it;
+    A reset by this service's own writers has a higher Lamport number than all that the log held before it;
     so deltas that the log has dropped since sort before that reset.
     """
     below_base = BelowBase.STATE if from_state else BelowBase.NOTHING

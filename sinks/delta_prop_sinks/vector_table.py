@@ -219,7 +219,7 @@ class VectorTable:
         self._free.append(slot)
 
     def head(self, slot: int) -> tuple[int, int, int, int]:
-        """Return (Lamport timestamp, origin, counter, offset) of the last delta folded into a slot."""
+        """Return (Lamport number, origin, counter, offset) of the last delta folded into a slot."""
         lamport, origin, counter, offset = _HEAD.unpack_from(self._head_bytes, slot * _HEAD.size)
         return lamport, origin & _U64, counter, offset
 

@@ -72,7 +72,7 @@ def test_flush_killed_between_transactions_duplicates_nothing(
         reopened = StorageSink(tmp_path / "v.db")
         point = await reopened.open(log)
         assert (point.cursor.next_offset, point.reach) == (done, end)
-        assert point.lamport == log.lamport, "rows of the file have Lamport timestamps up to this one"
+        assert point.lamport == log.lamport, "rows of the file have Lamport numbers up to this one"
         log.append(Delta("v0", sparse_add([0], [5])))
         await reopened.apply(log.deliveries(done))
         await check_rows(reopened, log)

@@ -131,7 +131,7 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     (
         BreaksTiesByArrival,
         "forwarded",
-        "after forwarded rows of two origins with equal Lamport timestamps, get('default', 'shared-7')",
+        "after forwarded rows of two origins with equal Lamport numbers, get('default', 'shared-7')",
     ),
     (
         FoldsDuplicateIdsTwice,

@@ -72,7 +72,7 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     (TakesOnlyNewerStates, "rebuild", "after a rebuild with nothing in the way, get('default', '"),
     (HidesAnUnfinishedRebuild, "rebuild", "and reported no rebuild"),
     (AddsStatesUp, "rebuild", "after a rebuild with nothing in the way, get('default', '"),
-    (KeepsItsOldCursor, "resume", "open() after a rebuild and a crash returned the Lamport timestamp "),
+    (KeepsItsOldCursor, "resume", "open() after a rebuild and a crash returned the Lamport number "),
     (ReportsARebuildForEver, "rebuild", "reported a rebuild, and none was in progress"),
     (EndsARebuildWithAForeignError, "rebuild", "raised OSError(5, "),
 )

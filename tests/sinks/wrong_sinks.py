@@ -530,7 +530,7 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     (
         KeepsTheLastLamportNumber,
         "resume",
-        "returned the Lamport timestamp 30, but below its cursor, 51, is a row",
+        "returned the Lamport number 30, but below its cursor, 51, is a row",
     ),
     (AcksEarly, "committed", ", after committed("),
     (AcksBeyond, "committed", "the sink reported committed(15), but only rows below 14 were delivered"),

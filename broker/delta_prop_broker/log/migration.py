@@ -2,7 +2,7 @@
 
 The stamp of a frame holds the checksums of its body and of the stamp before it. So every frame from the
 first one with control rows on gets a new stamp; the segments before it are not touched. Checkpoints,
-snapshots and indexes name stamps, so they change too. All else stays: offsets, Lamport timestamps, ids and
+snapshots and indexes name stamps, so they change too. All else stays: offsets, Lamport numbers, ids and
 the checksums of bodies that producers sent.
 
 1. The log is recovered as at any opening, and closed: no torn tail, nothing that is not synced.

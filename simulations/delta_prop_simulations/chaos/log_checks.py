@@ -52,7 +52,7 @@ def comparable_state(state: VectorState) -> tuple[Any, ...]:
 
 
 def check_causal(history: LogHistory) -> None:
-    """Check that the log is a linear extension of causality, without duplicate dots or Lamport timestamps."""
+    """Check that the log is a linear extension of causality, without duplicate dots or Lamport numbers."""
     have: dict[int, int] = {}
     ids: set[bytes] = set()
     lamport = 0

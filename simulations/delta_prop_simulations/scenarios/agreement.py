@@ -35,7 +35,7 @@ _BYTES = 1 << 26
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogRows:
-    """A log's rows in order: offsets, dots, Lamport timestamps. `control`: a row without a delta."""
+    """A log's rows in order: offsets, dots, Lamport numbers. `control`: a row without a delta."""
 
     offsets: NDArray[np.uint64]
     origins: NDArray[np.uint64]

@@ -52,7 +52,7 @@ class Applied(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """Its key in canonical order, in which states are folded: (Lamport timestamp, origin, counter)."""
+        """Its key in canonical order, in which states are folded: (Lamport number, origin, counter)."""
         assert self.delta.dot is not None, "what is in a log has a dot"
         return (self.lamport, *self.delta.dot)
 
@@ -265,7 +265,7 @@ class FakeLog:
 
     @property
     def lamport(self) -> int:
-        """The highest Lamport timestamp so far."""
+        """The highest Lamport number so far."""
         return self._lamport
 
     def deliveries(self, start: int, end: int | None = None) -> list[Delivery]:
@@ -407,7 +407,7 @@ def offsets_of(delivery: Delivery) -> list[int]:
 
 
 def lamport_below(deliveries: Iterable[Delivery], next_offset: int) -> int:
-    """Return the highest Lamport timestamp of the rows below an offset."""
+    """Return the highest Lamport number of the rows below an offset."""
     below = (
         delivery.logged.lamport + row
         for delivery in deliveries

@@ -23,7 +23,7 @@ _IDS = [bytes([number]) * 16 for number in range(1, 3)]
 
 
 def leave_gap(player: Player) -> int:
-    """Leave a gap in the Lamport timestamps, for rows of another service that arrive later; return its first
+    """Leave a gap in the Lamport numbers, for rows of another service that arrive later; return its first
     one.
     """
     log = player.log
@@ -72,14 +72,14 @@ async def out_of_order_rows(player: Player) -> None:
 
 
 async def _ties(player: Player) -> None:
-    """Forward rows of two services with one Lamport timestamp: the origin decides, whichever came first."""
+    """Forward rows of two services with one Lamport number: the origin decides, whichever came first."""
     log, first = player.log, player.log.lamport + 1
     log.forward(Delta("shared-6", offset(1)), lamport=first)
     log.forward(Delta("shared-6", scale(2)), lamport=first, origin=THIRD_ORIGIN)
     log.forward(Delta("shared-7", scale(2)), lamport=first + 1, origin=THIRD_ORIGIN)
     log.forward(Delta("shared-7", offset(1)), lamport=first + 1)
     await deliver_new(player)
-    await player.check_view("forwarded", "after forwarded rows of two origins with equal Lamport timestamps")
+    await player.check_view("forwarded", "after forwarded rows of two origins with equal Lamport numbers")
 
 
 async def _duplicate_ids(player: Player) -> None:

@@ -169,7 +169,7 @@ class Player:
         if point.lamport < highest:
             raise ContractViolation(
                 "resume",
-                f"{what} returned the Lamport timestamp {point.lamport}, but below its cursor, "
+                f"{what} returned the Lamport number {point.lamport}, but below its cursor, "
                 f"{cursor.next_offset}, is a row with {highest}",
             )
         if self.is_persistent and cursor.next_offset < log.reported:

@@ -11,7 +11,7 @@ RULES = {
     "order": "apply() applies exactly the rows that are selected, in the order they come in",
     "redelivery": "a redelivered row, alone or among others, takes effect once",
     "resume": "open() returns the offset below which everything is in the sink, never a lower one than "
-    "before, and the highest Lamport timestamp in it; None: the service stores what apply() has reached",
+    "before, and the highest Lamport number in it; None: the service stores what apply() has reached",
     "committed": "committed(n) means that everything below n is durable, with a cursor of at least n",
     "failure": "apply() raises TryAgain, RejectDelta or StopSink, and the rows below the offset that it "
     "names are applied; a return means that all are applied",

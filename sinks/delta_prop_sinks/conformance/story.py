@@ -74,7 +74,7 @@ async def order(player: Player) -> None:
     )
     log.forward(Delta("far-2", create([3] * _WIDTH)), lamport=20)
     await deliver_new(player)
-    await player.check_view("order", "after forwarded rows, whose Lamport timestamps jump up and down")
+    await player.check_view("order", "after forwarded rows, whose Lamport numbers jump up and down")
     steps = [
         Delta(f"row-{i}", change) for i in (5, 6, 7) for change in (sparse_add([0], [1]), scale(2), offset(1))
     ]

@@ -152,7 +152,7 @@ class Snapshot:
 
     @property
     def lamport(self) -> int:
-        """The highest Lamport timestamp below the offset."""
+        """The highest Lamport number below the offset."""
         return self.facts.lamport
 
     @property

@@ -257,7 +257,7 @@ class Compaction:
 
 
 class _OutOfOrderFrame(Exception):
-    """A frame's Lamport timestamps do not follow all earlier ones, or it has duplicate ids."""
+    """A frame's Lamport numbers do not follow all earlier ones, or it has duplicate ids."""
 
 
 class _SegmentReader:

@@ -54,7 +54,7 @@ class RawRows:
 
     @lazy
     def dots(self) -> NDArray[np.uint64]:
-        """One line per row: Lamport timestamp, origin, counter, offset, count of deltas ignored."""
+        """One line per row: Lamport number, origin, counter, offset, count of deltas ignored."""
         logged, batch = self.logged, self.batch
         dots = np.zeros((batch.count, len(_DOT_COLUMNS)), np.uint64)
         if batch.is_state:

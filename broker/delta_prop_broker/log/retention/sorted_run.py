@@ -149,7 +149,7 @@ class SpillFile:
 class RunBuilder:
     """Takes frames in the order of the log. `bytes` is about the memory that it uses.
 
-    `in_order`: Lamport timestamps rise from frame to frame, so the order of the log is the canonical one, and
+    `in_order`: Lamport numbers rise from frame to frame, so the order of the log is the canonical one, and
     no frame has a duplicate id. Only then may a row be left out, or rows be folded, before all changes of its
     vector are known.
     """

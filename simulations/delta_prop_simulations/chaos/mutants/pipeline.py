@@ -95,8 +95,8 @@ PIPELINE = (
     ),
     Mutant(
         "lamport-forgotten",
-        "a start does not restore the highest Lamport timestamp",
-        "in one service Lamport timestamps rise with the log",
+        "a start does not restore the highest Lamport number",
+        "in one service Lamport numbers rise with the log",
         (
             edit(
                 Appender.restore,
