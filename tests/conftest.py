@@ -1,8 +1,8 @@
 """Shared test setup: the `--full` amounts, the profiles of hypothesis, and which tests run.
 
-A normal run is the same every time, on every machine, but for the chaos seeds, which are new each time
-and told at its end; `--full` draws new examples too, in full amounts. Tests with Spark run where there is
-Java, in one worker, which starts Spark once.
+A normal run is the same every time, on every machine, except for the chaos seeds, which are new each time and
+printed at the end; `--full` also draws new examples, in full amounts. Tests with Spark run if there is Java,
+in one worker, which starts Spark once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from delta_prop.spark.java import find_missing
-from tests.quiet import hold_machine
+from tests.exclusive_runs import hold_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ settings.register_profile("full", max_examples=1_000, deadline=None, print_blob=
 
 
 PRINTED = "told"
-"""The property of a report whose value is printed."""
+"""The property of a report whose value is printed at the end."""
 SPARK = "delta_prop/spark/"
 """The folder of tests that start Spark."""
 
@@ -43,7 +43,7 @@ SPARK = "delta_prop/spark/"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--full`, `--spark` and `--first-seed`."""
     parser.addoption(
-        "--full", action="store_true", help="the full amounts instead of shrunk ones; takes minutes"
+        "--full", action="store_true", help="the full amounts instead of reduced ones; takes minutes"
     )
     parser.addoption(
         "--spark", action="store_true", help="only the tests with Spark; fails where they cannot run"
@@ -52,12 +52,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--first-seed",
         type=int,
         default=secrets.randbelow(1 << 32),
-        help="the first chaos seed that is tried; drawn anew each time",
+        help="the first chaos seed that is tried; by default a random one",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the profile; `--hypothesis-profile` on the command line still wins."""
+    """Choose the profile; `--hypothesis-profile` on the command line takes precedence."""
     settings.load_profile("full" if config.getoption("--full") else "normal")
     config.addinivalue_line("markers", "alone: judges time; runs while no other test does")
     config.addinivalue_line("markers", "spark: starts Spark, so it runs only where there is Java")
@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Those with Spark first, as they take longest; those that run alone last, as others wait meanwhile."""
+    """Run tests with Spark first, as they take longest, and exclusive tests last, as others wait for them."""
     with_spark = [item for item in items if item.get_closest_marker("spark") is not None]
     if config.getoption("--spark"):
         items[:] = with_spark
@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Give all tests with Spark to one worker, and every other test to whichever worker is free."""
+    """Give all tests with Spark to one worker, and every other test to any free worker."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
@@ -91,7 +91,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what tests tell, and what was not run for want of Spark, and what cures that."""
+    """Print the lines of tests, the number of Spark tests that did not run, and how to enable them."""
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
     for report in reports:
         for name, value in getattr(report, "user_properties", ()):
@@ -105,7 +105,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Keep the machine quiet for the tests that judge time."""
+    """Run a test that measures time while no other test runs."""
     with hold_machine(exclusive=_runs_exclusively(item)):
         return (yield)
 
@@ -116,7 +116,7 @@ def _runs_exclusively(item: pytest.Item) -> bool:
 
 @pytest.fixture
 def print_at_end(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
-    """Has a line printed at the end of the run."""
+    """A function that prints a line at the end of the run."""
     return partial(record_property, PRINTED)
 
 
@@ -128,7 +128,7 @@ def full(pytestconfig: pytest.Config) -> bool:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Spark, started once for all tests that ask for it. They are marked `spark`."""
+    """A Spark session, started once for all tests that request it. They are marked `spark`."""
     from delta_prop.spark.sessions import session
 
     with warnings.catch_warnings():

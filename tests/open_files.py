@@ -1,4 +1,4 @@
-"""Which files this process has open, as far as the system tells."""
+"""The files that this process has open, as far as the system reports them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DESCRIPTORS = "/proc/self/fd"
 
 
 def open_below(folder: Path) -> list[str]:
-    """The open files in a folder, those that were removed too; none where the system does not tell."""
+    """Return the open files in a folder, removed ones included; none if the system does not report them."""
     found = []
     for number in os.listdir(_DESCRIPTORS) if os.path.isdir(_DESCRIPTORS) else ():
         with suppress(OSError):  # the file was closed meanwhile

@@ -1,6 +1,6 @@
-"""The checkout keeps its rules, and each rule bites: what it forbids is planted in a tree and found.
+"""The checkout keeps the rules of architecture, and each rule finds a violation planted in a tree.
 
-The rules themselves stand in tools/architecture.py, once; ruff's list in pyproject.toml has to say the same.
+The rules are defined only in tools/architecture.py; ruff's list in pyproject.toml must agree.
 """
 
 from __future__ import annotations

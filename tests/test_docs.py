@@ -1,4 +1,4 @@
-"""The documentation is true: links lead somewhere, code runs, every setting, code and verb is described."""
+"""The documentation is correct: links resolve, code runs, every setting, code and verb is described."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "LICENSES.md", *(ROOT / "docs").rglob
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as the usual viewers make them."""
+    """Return the anchors of a page's headings, as the usual viewers form them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -39,7 +39,7 @@ def test_links_point_to_existing_targets(page: Path) -> None:
 
 
 def programs(page: Path) -> list[tuple[str, str]]:
-    """The programs of a page that are followed by what they print."""
+    """Return the programs of a page that are followed by their output."""
     found = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", page.read_text(), re.DOTALL)
     assert found
     return found
@@ -69,7 +69,7 @@ def test_notebook_program_prints_shown_output(tmp_path: Path) -> None:
 
 
 def test_client_page_programs_print_shown_output(tmp_path: Path) -> None:
-    with served() as service:  # one service for all programs, as a reader has
+    with served() as service:  # one service for all programs, as in the page
         service.store(tmp_path / "vectors.db")
         for program, printed in programs(ROOT / "docs" / "client.md"):
             check_program(program.replace("127.0.0.1:7373", service.address), printed, tmp_path)

@@ -1,7 +1,7 @@
-"""The samples of the documentation are what the program prints, and what it names is there.
+"""The samples of the documentation equal the program's output, and the commands that it names exist.
 
-Each block of commands runs from its first line to its last in a folder that holds what it speaks of; what it
-prints is compared with the page, numbers aside.
+Each block of commands runs from its first line to its last in a folder with the files that it uses; the
+output is compared with the page, except for numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from delta_prop.client import Producer, Subscriber, facts
 from delta_prop.sinks import CallbackSink
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import Refused
-from tests.delta_prop.commands.served import served
+from tests.delta_prop.commands.server_thread import served
 from tests.delta_prop.networks import files
 from tests.delta_prop.server.jobs import stage
 from tests.delta_prop.server.tokens import table
@@ -33,7 +33,7 @@ from tests.delta_prop.server.tokens import table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.delta_prop.commands.served import ServerAddresses
+    from tests.delta_prop.commands.server_thread import ServerAddresses
 
 ROOT = Path(__file__).parent.parent
 PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))} | {
@@ -43,14 +43,14 @@ FAILS = {"delta-prop serve --data facts": 1}  # the sample shows that an earlier
 
 
 def blocks(page: str) -> list[list[str]]:
-    """The blocks of commands of a page, as lines."""
+    """Return the blocks of commands of a page, as lines."""
     return [text.splitlines() for text in re.findall(r"```console\n(.*?)```", PAGES[page], re.DOTALL)]
 
 
 ELSEWHERE = {
     "$ delta-prop audit --data facts --storage vectors.db": "tests/delta_prop/commands/test_audit.py",
     "$ curl -s localhost:7374/readyz": "tests/delta_prop/durable/test_full.py",
-    "$ delta-prop publish changes.jsonl --to localhost:7373": "tests/delta_prop/commands/test_waiting.py",
+    "$ delta-prop publish changes.jsonl --to localhost:7373": "tests/delta_prop/commands/test_no_progress.py",
     "$ delta-prop groups list --http localhost:7374": "tests/delta_prop/commands/test_groups.py",
     "$ delta-prop log export --data facts --to backup": "tests/delta_prop/commands/test_runbook.py",
     "$ mv facts facts.lost": "tests/delta_prop/commands/test_runbook.py",
@@ -58,7 +58,7 @@ ELSEWHERE = {
     "$ delta-prop sinks --http localhost:7374": "tests/delta_prop/commands/test_runbook.py",
     "$ delta-prop sinks rebuild storage --data facts": "tests/delta_prop/commands/test_runbook.py",
 }
-"""Blocks by their first line that need more than a folder, such as a full disk, and the test that has it."""
+"""Blocks, by first line, that need more than a folder, such as a full disk, and the test that runs them."""
 BLOCKS = [block for block in blocks("operating.md") if block[0] not in ELSEWHERE]
 
 
@@ -85,14 +85,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def places(tmp_path: Path) -> Iterator[ServerAddresses]:
-    """A server with something in it, and a job that waits."""
+    """Serve a directory with some deltas and a job that is not decided."""
     with served(tmp_path / "served") as found:
         stage(found.to, 0, 1, [Delta("a", create([1.0]))], job="nightly")
         yield found
 
 
 def mask_numbers(line: str) -> str:
-    """A line without its numbers, and without the s of a plural."""
+    """Mask the numbers of a line, and the s of a plural."""
     line = re.sub(r"\b(\d[\d,.]*)\b", "#", line)
     return re.sub(r"\b(segment|batche?|row|file)s?\b", r"\1", line).rstrip()
 

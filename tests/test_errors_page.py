@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
 
 PAGE = (Path(__file__).parent.parent / "docs" / "errors.md").read_text(encoding="utf-8")
-ORIGIN = 0x09D55D665E700002  # of the producer "orders"
+ORIGIN = 0x09D55D665E700002  # origin of the producer "orders"
 ID = bytes.fromhex("2f9eb5b874ef17a1c0a7bf87316e1091")
 NOT_SENT = {"NOT_LEADER", "NO_QUORUM", "STALE_GENERATION", "STREAM_MOVED", "QUOTA_EXCEEDED"}
 
 
 def format_example(error: Refused | ProtocolError) -> str:
-    """Return the text of an error, then its facts as a line each."""
+    """Return the text of an error, then one line per fact."""
     facts = ("retry_after_ms", "row", "field", "details") if isinstance(error, Refused) else ()
     shown = [f"{name}: {getattr(error, name)!r}" for name in facts if getattr(error, name) not in (None, {})]
     return "\n".join([str(error), *shown]) + "\n"

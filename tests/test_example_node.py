@@ -1,6 +1,7 @@
-"""The client in Node that was written from the protocol page alone: golden frames, cuts, credit, pressure.
+"""The Node client, written from the protocol page alone: golden frames, cuts, credit, backpressure.
 
-Rule: it meets a real server, through a wire that is cut, and a peer of a few lines that sees each frame.
+It is tested with a real server, through connections that are cut, and with a scripted peer that sees each
+frame.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ from delta_prop_wire.spec import FrameType
 from delta_prop_wire.stamp import Stamp
 from tests.delta_prop.server.process import Served, served
 from tests.delta_prop.server.raw import connected
+from tests.wire.duplicate_keys import DEEP, with_metadata
 from tests.wire.sealing import sealed
-from tests.wire.twice import DEEP, with_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 WAIT_S_MAX = 180.0
-"""Guards against hanging alone."""
+"""Only ends tests that hang."""
 NODE = Path(__file__).parent.parent / "examples" / "node"
 GOLDEN = NODE.parent.parent / "docs" / "protocol-golden.json"
 FOLDS = GOLDEN.with_name("protocol-golden-folds.json")
@@ -116,7 +117,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @contextmanager
 def cut_wire(port: int, budgets: Sequence[tuple[int, int]]) -> Iterator[int]:
-    """A port before that one. The first connections are cut after so many bytes up, or so many down."""
+    """Yield a port that forwards to `port`; the first connections are cut after so many bytes up or down."""
     ends: list[socket.socket] = []
 
     def carry(source: socket.socket, target: socket.socket, left: float) -> None:
@@ -330,7 +331,7 @@ def test_final_refusal_affects_only_its_delta(server: Served) -> None:
 
 
 def pack(value: Any) -> bytes:
-    """As much msgpack as its answers need."""
+    """Return as much of msgpack as the peer's answers need."""
     if isinstance(value, dict):
         return bytes([0x80 | len(value)]) + b"".join(pack(key) + pack(item) for key, item in value.items())
     if isinstance(value, list):
@@ -343,7 +344,7 @@ def pack(value: Any) -> bytes:
 
 
 class Peer:
-    """A server's side of one connection after another, by hand."""
+    """A scripted server's side of one connection."""
 
     def __init__(self, listener: socket.socket, welcome: dict[str, Any], credit: list[int]) -> None:
         self._socket, _ = listener.accept()
@@ -366,12 +367,12 @@ class Peer:
         self._socket.sendall(frame)
 
     def frame(self) -> tuple[int, int, bytes]:
-        """The next frame: type, sequence, payload."""
+        """Return the type, sequence and payload of the next frame."""
         _, _, kind, _, sequence, size = struct.unpack(">BBBBQI", self._read_exactly(16))
         return kind, sequence, self._read_exactly(size)
 
     def is_silent(self, seconds: float) -> bool:
-        """True if nothing comes for so long."""
+        """True if nothing arrives for this long."""
         self._socket.settimeout(seconds)
         try:
             self._socket.recv(1, socket.MSG_PEEK)
@@ -395,7 +396,7 @@ class Peer:
 
 @contextmanager
 def client(script: str) -> Iterator[tuple[socket.socket, subprocess.Popen[str]]]:
-    """The script against a port of ours."""
+    """Run a script against a listening socket of the test."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(WAIT_S_MAX)
         code = script.replace("PORT", str(listener.getsockname()[1]))
@@ -422,7 +423,7 @@ def test_producer_obeys_credit_backpressure_and_heartbeats() -> None:
             assert peer.is_silent(0.2), "the credit is used up"
             peer.answer(2, {"ranges": [[1, 3, 0, 0]], "credit": [2, 1_000]}, 3)
             assert [peer.frame()[:2] for _ in range(2)] == [(1, 4), (1, 5)]
-            asked_at = time.monotonic()  # before the send, so that a busy machine can only lengthen the time
+            asked_at = time.monotonic()  # before the send, so a busy machine can only lengthen the time
             peer.answer(4, {"level": 3, "retry_after_ms": 300}, 1)
             peer.answer(2, {"credit": [1, 1_000_000]}, 3)
             assert peer.frame()[:2] == (1, 6)
@@ -539,7 +540,7 @@ def test_subscriber_reads_slices_and_resumes_after_noops() -> None:
             assert kind == 2
             assert b"\xa9processed" + bytes([end]) in payload
             assert payload[:-4].endswith(bytes([len(frame) & 0xFF])), (
-                "the client grants credit for as many bytes"
+                "the client grants credit for these bytes"
             )
             assert b"\xa6credit\x92\x02" in payload
         peer.close()

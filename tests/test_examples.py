@@ -1,4 +1,4 @@
-"""Every example runs, and prints what a reader would expect."""
+"""Every example runs, and prints the expected output."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_every_example_is_tested() -> None:
 
 
 class Server:
-    """As much of an ASGI server as there is between it and the application."""
+    """Calls an ASGI application as a server does, with as little as it needs."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -114,7 +114,7 @@ class Server:
 
 
 def example(name: str) -> Any:
-    """An example as a module of its own."""
+    """Import an example as a module of its own."""
     specification = spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert specification is not None
     assert specification.loader is not None
@@ -158,7 +158,7 @@ def test_asgi_service_finds_posted_vectors(backend: str) -> None:
 def test_acknowledged_fact_is_readable_at_every_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each worker is a module of its own here, as it is a process of its own behind a web server."""
+    """Each worker is a separate module here; under a web server it is a separate process."""
     config = tmp_path / "delta-prop.toml"
     config.write_text('[[sinks]]\nkind = "storage"\npath = "facts.db"\n')
     with served(tmp_path / "facts", "--config", str(config)) as service:
@@ -180,7 +180,7 @@ async def _check_two_workers() -> None:
         assert (await second.request("GET", "/facts/pear"))[0] == 404
         assert (await second.request("POST", "/facts", b'{"vector_id": "v", "op": "scale"}'))[0] == 422
         await first.send_event("shutdown")
-        tasks.start_soon(third.live)  # takes the free lock and continues under its name
+        tasks.start_soon(third.live)  # takes the free lock and continues under its own name
         await third.send_event("startup")
         second_line = line.replace(b"create", b"dense")
         assert await third.request("POST", "/facts", second_line) == (200, {"offset": 1, "worker": "web-0"})

@@ -1,6 +1,6 @@
-"""The wheel as a stranger meets it, and what importing the product loads.
+"""The wheel in a new environment, and the modules that importing the product loads.
 
-Built and installed without a network, from the environment's own tools.
+It is built and installed without a network, with the environment's own tools.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PACKAGES = {
     "delta_prop_sinks",
     "delta_prop_wire",
 }
-# Packages of extras, now or later, and GPL packages that must never become dependencies.
+# Packages of extras, present or planned, and GPL packages that must never become dependencies.
 HEAVY = {"aiostream", "lz4", "pyspark", "sqlalchemy", "textual", "trio", "usearch", "uvloop", "zstandard"}
 
 
@@ -152,7 +152,7 @@ def test_licence_list_holds_every_locked_package() -> None:
 
 
 def fresh_environment(folder: Path) -> tuple[Path, Path]:
-    """A new environment that sees our dependencies but not our checkout: its site-packages, its Python."""
+    """Return the site-packages and Python of a new environment with our dependencies, not our checkout."""
     venv.create(folder / "env", with_pip=False, symlinks=True)
     python = folder / "env" / "bin" / "python"
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder / "env")}))
@@ -161,7 +161,7 @@ def fresh_environment(folder: Path) -> tuple[Path, Path]:
 
 
 def install_wheel(wheel: Path, site: Path, python: Path) -> None:
-    """Install a wheel like pip, without pip: an environment made by uv has none."""
+    """Install a wheel as pip does, but without pip, which an environment made by uv lacks."""
     scheme = {
         "purelib": str(site),
         "platlib": str(site),
@@ -175,7 +175,7 @@ def install_wheel(wheel: Path, site: Path, python: Path) -> None:
 
 
 def run_python(python: Path, program: str, cwd: Path) -> str:
-    """A program's output, from an interpreter that sees neither the current folder nor PYTHONPATH."""
+    """Return a program's output, from an interpreter that sees neither the current folder nor PYTHONPATH."""
     lines = "\n".join(line[8:] for line in program.strip("\n").splitlines())
     done = subprocess.run([python, "-I", "-c", lines], cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -183,13 +183,13 @@ def run_python(python: Path, program: str, cwd: Path) -> str:
 
 
 def extra_modules() -> set[str]:
-    """The import names of every package that an extra names."""
+    """Return the import names of every package of an extra."""
     every = [Requirement(one) for group in PROJECT["optional-dependencies"].values() for one in group]
     return {one.name.replace("-", "_") for one in every}
 
 
 def is_gpl(described: metadata.PackageMetadata | Message) -> bool:
-    """True if a package's metadata puts it under the GPL or the AGPL, not the LGPL."""
+    """True if a package's metadata states the GPL or the AGPL, not the LGPL."""
     fields = ("License-Expression", "License", "Classifier")
     declared = " ".join(
         line for field in fields for text in described.get_all(field) or [] for line in text.splitlines()[:1]

@@ -1,6 +1,6 @@
-"""./run and what it calls: set-up once, a quick second start, and one line that cures what is missing.
+"""./run and tools/set_up.py: one set-up, a quick second start, and one-line errors that name the fix.
 
-The script runs here in a copy of the checkout where a stand-in plays Python, so nothing is installed.
+The script runs in a copy of the checkout with a stand-in for Python, so nothing is installed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ printf '%s' "$4" > "$3/.venv/stamp"
 
 
 class Checkout:
-    """A copy of the files that ./run reads, with a folder of commands as its whole PATH."""
+    """A copy of the files that ./run reads, with a folder of commands as its only PATH."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "checkout"
@@ -57,7 +57,7 @@ class Checkout:
         (self.commands / name).chmod(0o755)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """./run with these arguments."""
+        """Run ./run with these arguments."""
         environ = {"PATH": str(self.commands), "HERE": str(self.root)}
         return subprocess.run(
             [self.root / "run", *arguments], env=environ, capture_output=True, text=True, check=False
@@ -65,7 +65,7 @@ class Checkout:
 
     @property
     def set_ups(self) -> int:
-        """The number of set-ups started."""
+        """Return the number of set-ups started."""
         calls = self.root / "calls"
         return len(calls.read_text().splitlines()) if calls.exists() else 0
 

@@ -1,4 +1,4 @@
-"""The check of words finds what it is for, and finds nothing in this checkout."""
+"""The check of words finds each kind of violation, and none in this checkout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check behind `bench crash --disk-faults`: true answers pass, each kind of wrong one is found."""
+"""The check behind `bench crash --disk-faults` passes true answers and finds each kind of wrong answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DOT = Dot(ORIGIN, 9)
 
 
 class Scene:
-    """A log of ten rows, and callers who were told the truth, each in another way."""
+    """A log of ten rows, and callers that each got a true answer of another kind."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -201,7 +201,7 @@ def test_unknown_outcome_is_allowed_if_log_closed_undecided() -> None:
     scene = Scene()
     call = scene.answers.call("one", ["k8"], DURABLE, TIMEOUT_S)
     scene.answers.note_refused(call, outcome_unknown())
-    scene.answers.note_refused(call, log_failed())  # a second sending decides nothing about the first
+    scene.answers.note_refused(call, log_failed())  # resending decides nothing about the first call
     assert scene.verdict(Failures(undecided=True)).examples == []
 
 

@@ -1,4 +1,4 @@
-"""The check behind the crash benchmarks: it passes what is right, and finds each kind of wrong by name."""
+"""The check behind the crash benchmarks passes a correct log, and names each kind of violation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LINES = 3 * KEYS
 
 
 def correct_log() -> tuple[Log, History]:
-    """Two producers, line by line in turn, all acknowledged but the last of each."""
+    """Return the log of two producers, alternating line by line; all but the last of each is acknowledged."""
     log, history = Log(), History()
     for line in range(1, LINES + 1):
         for name in NAMES:
@@ -77,7 +77,7 @@ def test_correct_log_passes() -> None:
 
 
 def reorder(log: Log, order: list[int]) -> None:
-    """Rows in another order, numbered anew."""
+    """Reorder the rows of a log, with new offsets."""
     log.rows = [replace(log.rows[index], offset=offset) for offset, index in enumerate(order)]
 
 
@@ -156,7 +156,7 @@ def test_service_knowing_less_than_its_log_is_found() -> None:
 
 
 def write_log(folder: Path, rounds: int = 4) -> None:
-    """A log on this disk, as a service would have left it."""
+    """Write a log to this disk, as a service would leave it."""
     settings = LogSettings(segment_bytes_max=4096)
     log, _ = DurableLog.open(LocalDisk(folder), settings=settings, draw=bytes, clock=Clock())
     lines = LINES // rounds
@@ -193,7 +193,7 @@ def test_truncated_file_is_found(tmp_path: Path) -> None:
 
 
 def compacted_log(folder: Path) -> tuple[Log, History]:
-    """The log of `write_log`, its older part in a snapshot; every line was acknowledged."""
+    """Return the log of `write_log`, its older rows in a snapshot; every line was acknowledged."""
     write_log(folder)
     history = History()
     for row in read_log(folder).rows:
@@ -232,7 +232,7 @@ def test_missing_or_wrong_snapshot_is_found(tmp_path: Path) -> None:
 
 
 def table_of(log: Log, cursor: int, ahead: int = 0) -> Table:
-    """The table as of a cursor; `ahead`: so many rows more are in it already."""
+    """Return the table as of a cursor, with `ahead` later rows applied already."""
     vectors = {}
     for key in {row.delta.vector_id for row in log.rows}:
         steps = [row for row in log.rows if row.delta.vector_id == key and row.offset < cursor + ahead]

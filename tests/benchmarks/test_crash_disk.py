@@ -1,4 +1,4 @@
-"""A real disk that fails: what is asked for, what cannot be had, what really fails, what is left behind."""
+"""Injected faults of a real disk: requested calls fail, missing means are reported, nothing stays mounted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from benchmarks._disk_faults import (
     draw_failure,
 )
 from benchmarks._images import UnusableError, check_usable, mount_image
-from tests.benchmarks.test_ending import ROOT, group_processes, wait_until
+from tests.benchmarks.test_interruption import ROOT, group_processes, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

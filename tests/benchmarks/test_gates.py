@@ -1,6 +1,6 @@
-"""A short look at speed in every run of the tests: far slower than usual is a defect on any machine.
+"""A quick check of speed in every test run: a publish far slower than usual is a defect on any machine.
 
-Costs are in turns of an empty loop of the same moment; the bound is three times what was measured.
+Costs are measured in turns of an empty loop at the same moment; the bound is three times the usual cost.
 """
 
 from __future__ import annotations

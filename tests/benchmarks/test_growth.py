@@ -1,4 +1,4 @@
-"""Growth: a service holds what it says, and what it costs is told beside the small one."""
+"""The growth benchmark: memory and CPU of a large service, as ratios to a small one."""
 
 from __future__ import annotations
 

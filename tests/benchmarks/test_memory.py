@@ -1,4 +1,4 @@
-"""Memory benchmarks: cases hold their items, and results are compared with the expected bytes."""
+"""The memory benchmark: cases hold their items, and results are compared with the expected bytes."""
 
 from __future__ import annotations
 

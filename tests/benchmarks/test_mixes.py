@@ -1,4 +1,4 @@
-"""Mixed traffic is what it says: its frames are sound, its shares are of the same round."""
+"""The benchmark of mixed traffic: its frames are valid, and its shares compare rates of the same round."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from delta_prop_wire.validate import validate_batch
 
 
 def batches(traffic: Traffic, first: int) -> list[tuple[set[str], set[int]]]:
-    """The namespaces and kinds of the first batches."""
+    """Return the namespaces and kinds of each of the first batches."""
     found = []
     for batch in islice(traffic.batches("t", NAMESPACES * 4, 16, AckLevel.LOGGED, 1), first):
         rows = [batch.delta(row) for row in range(batch.count)]

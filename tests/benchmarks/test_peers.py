@@ -1,4 +1,4 @@
-"""The harness beside other servers: its clients read bytes however they are cut, its ratios are right."""
+"""The comparison with other servers: its clients read streams cut anywhere, its ratios are correct."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SIZE = len(PAYLOADS[0])
 
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, Wire]]:
-    """A server's end and a client's."""
+    """A connection: the server's socket and the client's `Wire`."""
     server, client = socket.socketpair()
     yield server, Wire(client)
     server.close()
@@ -249,7 +249,7 @@ def test_ratio_uses_rounds_of_both_peers() -> None:
     assert by_goal["2,000 a second, p99: ours / jetstream"] == [1.5] * 3
     assert by_goal["publish to receive, rate: ours / redis"] == []
     assert by_goal["bulk to one receiver, rate: ours / best loopback TCP"] == [0.5, 0.25]
-    assert not any(what.startswith("single") for what in by_goal), "the scene was not played"
+    assert not any(what.startswith("single") for what in by_goal), "no single scene was played"
 
 
 def test_compared_peers_play_each_goal_scene() -> None:

@@ -1,4 +1,4 @@
-"""The benchmark of the service inside a program: what is sent arrives, and is told when."""
+"""The benchmark of an embedded service records when each call is acknowledged and visible."""
 
 from __future__ import annotations
 

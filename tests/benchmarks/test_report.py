@@ -1,4 +1,4 @@
-"""Saved runs: put together, held against each other, made a page that says what is short."""
+"""Saved benchmark runs are merged, compared, and formatted as a page that names shortfalls."""
 
 from __future__ import annotations
 

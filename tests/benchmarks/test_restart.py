@@ -1,4 +1,4 @@
-"""The benchmark of starts, with small amounts: what it builds and measures, that it sees what is wrong."""
+"""The benchmark of starts, with small amounts: it builds, measures, and finds wrong search results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_start_is_measured_and_its_search_checked(
     assert first["image"] == "loaded, with 0 rows that were written later"
     assert 0 < first["open_s"] <= first["accepted_s"] <= first["storage_s"] <= first["searched_s"]
     second = run_life(replace(options, life=1), monkeypatch, capsys)
-    assert second["right"], "the check knows the changes of the first life"
+    assert second["right"], "the check knows the changes of the first run"
     real = _restart_service.nearest
     monkeypatch.setattr(_restart_service, "nearest", lambda *given: [*real(*given)[1:], "another"])
     assert not run_life(replace(options, life=2), monkeypatch, capsys)["right"]
@@ -92,5 +92,5 @@ def test_missed_target_and_wrong_search_are_reported(capsys: pytest.CaptureFixtu
     assert failed(accepted_s=2.1)
     given.quick = True
     assert not failed(accepted_s=5.1)
-    assert failed(accepted_s=6.1), "more than three times the time of the plain log"
+    assert failed(accepted_s=6.1), "the start takes more than three times the time of the plain log"
     assert failed(right=False)

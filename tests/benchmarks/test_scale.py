@@ -1,4 +1,4 @@
-"""The benchmark of several services: what its rounds come to."""
+"""The benchmark of several services: figures are ratios, and losses fail it."""
 
 from __future__ import annotations
 

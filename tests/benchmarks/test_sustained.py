@@ -1,4 +1,4 @@
-"""The long run: growth is judged once warm, latency beside the short runs; samples keep what they must."""
+"""The long run: growth after the warm-up, latency relative to short runs, bounded samples."""
 
 from __future__ import annotations
 

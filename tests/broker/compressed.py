@@ -1,4 +1,4 @@
-"""Frames that shrink, and their compressed form, for the tests of compressed segments."""
+"""Compressible frames and their compressed form, for the tests of compressed segments."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 def compressible_batch(rows: int, base: int, *, dimension: int = 64, origin: int = 16) -> Batch:
-    """A batch that any codec makes much smaller."""
+    """Return a batch that every codec makes much smaller."""
     values = np.tile(np.arange(dimension, dtype=np.float32) % 7, (rows, 1))
     keys = [f"v-{base + row:06}" for row in range(rows)]
     return encode_vectors(keys, values, namespace="n", origin=origin, base=base)
 
 
 def logged_frames(*, large: int = 4, small: int = 2) -> list[LoggedBatch]:
-    """Frames of a log one behind the other: large ones that shrink, and small ones that stay as they are."""
+    """Return consecutive frames of a log: large ones that shrink, and small ones that stay uncompressed."""
     log, _ = open_log(SimDisk())
     writer = Writer(log)
     for number in range(large + small):
@@ -44,13 +44,13 @@ def logged_frames(*, large: int = 4, small: int = 2) -> list[LoggedBatch]:
 
 
 def stored_form(logged: LoggedBatch, codec: Compression) -> bytes:
-    """The frame as a compressed segment holds it."""
+    """Return the frame as a compressed segment holds it."""
     packed = compress_frame(logged.head, logged.batch.body, codec)
     return logged.head + bytes(logged.batch.body) if packed is None else packed
 
 
 def scan_frames(raw: bytes, base: int = 0) -> list[FrameLocation]:
-    """All frames of a file with these bytes."""
+    """Return the locations of all frames of a file with these bytes."""
     disk = SimDisk()
     disk.put("file", raw)
     file = disk.open("file", read_only=True)
@@ -61,7 +61,7 @@ COMPRESSED = replace(SMALL, segment_bytes_max=4_500, bytes_max=60_000, retention
 
 
 def rewrite(log: DurableLog) -> SegmentCompression | None:
-    """Compress the next segment, as the service does; the log goes on whatever the disk says."""
+    """Compress the next segment, as the service does; after a disk error the log stays usable."""
     rewriting = log.take_compression()
     if rewriting is None:
         return None
@@ -81,7 +81,7 @@ def rewrite(log: DurableLog) -> SegmentCompression | None:
 def compressed_log(
     codec: Compress = "lz4", *, batches: int = 9, settings: LogSettings = COMPRESSED
 ) -> tuple[SimDisk, Writer, int]:
-    """An open log of which all sealed segments are compressed, and the bytes that it had before."""
+    """Return the disk of a log whose sealed segments are all compressed, and the log's size before that."""
     disk = SimDisk()
     log, _ = open_log(disk, replace(settings, compress=codec))
     writer = Writer(log)

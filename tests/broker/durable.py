@@ -1,4 +1,4 @@
-"""A small log on a false disk, and what its tests ask of it again and again."""
+"""A small log on a simulated disk, and helpers that append to it, commit and read it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BEGIN_US = 1_700_000_000_000_000
 
 @dataclass
 class Clock:
-    """A clock that goes on by a second each time it is read; its wall time is ahead by `off_us`."""
+    """A clock that advances by a second per read; its wall time is ahead by `off_us`."""
 
     us: int = BEGIN_US
     step_us: int = 1_000_000
@@ -79,7 +79,7 @@ def batch_of(
 
 @dataclass
 class Writer:
-    """Appends what can be told apart, and remembers what must still be there."""
+    """Appends distinguishable batches and records their frames."""
 
     log: DurableLog
     counter: int = 0
@@ -100,7 +100,7 @@ class Writer:
 
 
 def commit(log: DurableLog, *, sync: bool = False) -> bool:
-    """One whole commit, on this thread; a failure stops the log."""
+    """Run one full commit on this thread; an error of the disk fails the log and is raised."""
     taken = log.take_commit(sync=sync)
     if taken is None:
         return False
@@ -114,7 +114,7 @@ def commit(log: DurableLog, *, sync: bool = False) -> bool:
 
 
 def append_until_refused(writer: Writer, *, commits: bool = True) -> Refused:
-    """Append until the log wants no more."""
+    """Append until the log refuses; return the refusal."""
     while True:
         try:
             writer.append()
@@ -129,12 +129,12 @@ def frame(logged: LoggedBatch) -> bytes:
 
 
 def contents(log: DurableLog, **bounds: int) -> dict[int, bytes]:
-    """Everything visible, offset to frame, as a reader goes through it; each frame's neighbours fit."""
+    """Return all visible frames by offset, read in order; check their offsets and their stamps."""
     found: dict[int, bytes] = {}
     at = log.start_offset
     while batches := log.read(at, **(bounds or EVERYTHING)):
         for logged in batches:
-            assert logged.offset == at, "no gap and no duplicate offset"
+            assert logged.offset == at, "offsets must have no gap and no duplicate"
             stamp = unpack_stamp(logged.head[16:64], logged.head[:16])
             assert stamp is not None
             assert (stamp.lamport, stamp.source) == (logged.lamport, logged.source)

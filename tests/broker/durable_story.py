@@ -1,6 +1,6 @@
-"""One fixed life of a small log, with everything that may be cut off: rolls, removals, a close, a reopening.
+"""A fixed sequence of operations on a small log, with rolls, removals, a close and a reopening.
 
-The ledger knows what was promised at each moment, so that what is found after a fault can be judged.
+The ledger records what was acknowledged at each moment, to check the log that is found after a fault.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Ledger:
         return replace(self, appended=dict(self.appended))
 
     def check_recovery(self, log: DurableLog, report: RecoveryReport) -> None:
-        """Hold what was found to what was promised; history goes on from it."""
+        """Check the recovered log against what was acknowledged, and continue from its contents."""
         found = contents(log)
-        assert found == {at: self.appended[at] for at in found}, "other bytes than were appended"
-        assert log.next_offset in self._ends(), "a batch is stored completely or not at all"
-        assert log.next_offset >= self.acknowledged, "an acknowledged delta is lost"
-        assert log.start_offset <= self.start, "more rows are removed than were dropped on purpose"
+        assert found == {at: self.appended[at] for at in found}, "the bytes must be those that were appended"
+        assert log.next_offset in self._ends(), "a batch must be stored completely or not at all"
+        assert log.next_offset >= self.acknowledged, "an acknowledged delta must not be lost"
+        assert log.start_offset <= self.start, "only rows that were dropped on purpose may be missing"
         assert log.epoch >= self.epoch
         assert report.clean or report.created or log.epoch > self.epoch
         assert (report.start_offset, report.next_offset) == (log.start_offset, log.next_offset)
         self.appended = {at: raw for at, raw in self.appended.items() if at < log.next_offset}
-        self.acknowledged = self.written = log.next_offset  # found and made visible: never lost again
+        self.acknowledged = self.written = log.next_offset  # found and made visible: must never be lost
         self.epoch = log.epoch
 
     def _ends(self) -> set[int]:
@@ -52,7 +52,7 @@ class Ledger:
 
 
 def run_story(disk: Disk, ledger: Ledger, *, logged: bool = False) -> None:
-    """Two sessions; raises whatever the disk raises."""
+    """Run two sessions; pass on the errors of the disk."""
     clock = Clock()
     for session in range(2):
         log = open_session(disk, ledger, clock, logged=logged)
@@ -73,14 +73,14 @@ def run_story(disk: Disk, ledger: Ledger, *, logged: bool = False) -> None:
 def open_session(
     disk: Disk, ledger: Ledger, clock: Clock | None = None, *, logged: bool = False
 ) -> DurableLog:
-    """Open, and hold what is found to what was promised."""
+    """Open the log and check it against the ledger."""
     log, report = open_log(disk, STORY_LOGGED if logged else STORY, clock=clock)
     ledger.check_recovery(log, report)
     return log
 
 
 def commit_and_record(log: DurableLog, ledger: Ledger) -> bool:
-    """A commit, and what it promises once it is through."""
+    """Commit, and record what is acknowledged then."""
     done = commit(log)
     record_promises(log, ledger)
     return done
@@ -97,7 +97,7 @@ def record_promises(log: DurableLog, ledger: Ledger) -> None:
 
 
 def continue_after_fault(disk: Disk, ledger: Ledger, *, logged: bool = False) -> None:
-    """After a fault: open, write more, close, open again."""
+    """Open the log after a fault, append, close and reopen it."""
     log = open_session(disk, ledger, logged=logged)
     writer = Writer(log, appended=ledger.appended, counter=log.next_offset)
     for rows in (1, 3):

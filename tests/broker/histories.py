@@ -1,4 +1,4 @@
-"""Random histories of a log, and what folding all of them gives."""
+"""Random histories of a log, and the fold of all their rows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def deltas(draw: st.DrawFn) -> Delta:
 
 @st.composite
 def uniform_deltas(draw: st.DrawFn, kind: str) -> list[Delta]:
-    """Whole writes of one kind alone, which are copied without being decoded."""
+    """Draw full writes of one kind, which compaction copies without decoding."""
     rows = []
     for namespace, vector_id in draw(st.lists(names, min_size=1, max_size=6)):
         operation = {"create": d.create, "dense": d.dense}.get(kind, d.create)(draw(vectors))
@@ -64,9 +64,9 @@ def uniform_deltas(draw: st.DrawFn, kind: str) -> list[Delta]:
 
 @dataclass
 class Step:
-    """The next append and its origin; `back`: how much its Lamport number is behind.
+    """The next append and its origin; `back`: how far its Lamport number is below the next one.
 
-    `ids`: the ids of the rows; some may repeat earlier ones.
+    `ids`: the ids of the rows; some may equal earlier ones.
     """
 
     rows: list[Delta] | None  # None: a no-op batch
@@ -88,7 +88,7 @@ steps_with_ids = st.builds(replace, steps, ids=st.none() | st.permutations(range
 
 @dataclass
 class Writer:
-    """Appends steps; `rows` is all that the log was given, in its order."""
+    """Appends steps; `batches` are all appended batches, in log order."""
 
     log: DurableLog
     lamport: int = 0
@@ -122,7 +122,7 @@ class Writer:
 
 @dataclass
 class Rows:
-    """The changes of each vector, in the order of the log."""
+    """The changes of each vector, in log order."""
 
     of: dict[Name, list[tuple[tuple[int, int, int], int, Operation, Any]]] = field(default_factory=dict)
     ids: dict[int, bytes] = field(default_factory=dict)  # by offset
@@ -139,7 +139,7 @@ class Rows:
         return rows
 
     def fold(self) -> dict[Name, VectorState]:
-        """Every state in canonical order."""
+        """Return each vector's state, folded in canonical order."""
         found = {}
         for name, rows in self.of.items():
             state, met = VectorState(), set()
@@ -160,5 +160,5 @@ def changes(batches: list[LoggedBatch]) -> Iterator[tuple[Name, Any]]:
 
 
 def seen(state: VectorState) -> tuple[Any, ...]:
-    """All of a state, in comparable form."""
+    """Return a state in comparable form."""
     return (*state.content, state.ignored, state.key)

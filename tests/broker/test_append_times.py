@@ -1,4 +1,4 @@
-"""The age of a log's rows: from timestamps in a log on disk, from marks for one in memory."""
+"""The age of a log's rows: from timestamps in a log on disk, from time marks in a log in memory."""
 
 from __future__ import annotations
 

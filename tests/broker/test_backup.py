@@ -1,4 +1,4 @@
-"""A log is copied while it is written to; the copy is a whole log, or none."""
+"""A backup of a log that is written to meanwhile is a complete log, or no log."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run_backup(
 
 
 class HookedDisk:
-    """A disk to read from, on which something happens before each call."""
+    """A read-only disk that calls a hook before each call."""
 
     name = "source"
 
@@ -52,7 +52,7 @@ class HookedDisk:
         self._hook = hook
 
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> File:
-        assert read_only, "a copy changes nothing"
+        assert read_only, "a backup must not write to its source"
         assert not create
         self._hook()
         return self._disk.open(path, read_only=True)
@@ -63,7 +63,7 @@ class HookedDisk:
 
 
 class Service:
-    """A log that is written to, rolled, cut down and compressed, as told."""
+    """A log that a test appends to, rolls, shortens and compresses."""
 
     def __init__(self, batches: int = 12) -> None:
         self.disk = SimDisk()
@@ -82,7 +82,7 @@ class Service:
         commit(self.log)
 
     def compact(self) -> None:
-        """Put dropped rows in a snapshot first."""
+        """Drop rows that a snapshot covers."""
         self.write()
         self.log.retain()
         self.disk.put(f"{DIRECTORY}/{self.log.start_offset:020}.snapshot", b"all before it")
@@ -98,7 +98,7 @@ class Service:
         self.writer.log = self.log
 
     def crash(self) -> None:
-        """Another process takes the log over, in a new epoch."""
+        """Let another process take over the log, in a new epoch."""
         self.disk.put("lock", b"")
         self.log._segments.close()
         self.disk._locked.clear()
@@ -107,7 +107,7 @@ class Service:
 
 
 def check_copy(target: SimDisk, service: Service, copy_report: BackupReport, *, synced: int) -> DurableLog:
-    """The copy is a log of its own that holds what the source held, and goes on."""
+    """Check that the copy is a log of its own with the rows of its source, and that it accepts appends."""
     log, report = open_log(target, SETTINGS)
     assert report.clean
     found = contents(log)
@@ -117,7 +117,7 @@ def check_copy(target: SimDisk, service: Service, copy_report: BackupReport, *, 
     assert (log.log_id, log.epoch) == (service.log.log_id, copy_report.epoch)
     assert log.epoch > service.log.epoch
     assert log.epoch_end(service.log.epoch) == copy_report.next_offset, (
-        "beyond it, a cursor of the source is ahead"
+        "a source's cursor beyond the copy must be ahead of it"
     )
     assert not [one for one in inspect(target) if isinstance(one, LogCorrupted)]
     Writer(log, counter=log.next_offset).append(2)
@@ -195,7 +195,7 @@ def test_segment_deleted_during_copy_is_reported_as_corruption(segments: int, fu
         if error_found is not None:
             assert (error_found.path, error_found.offset) == (service.log._segments.all[0].path, 0)
             assert "the file is missing" in error_found.reason
-        assert len(pauses) <= 1, "the copy is retried once at most: the segment was listed before"
+        assert len(pauses) <= 1, "the copy may be retried once: the segment was listed before"
         calls = next(at)
         number += 1 if full else 2
     assert failures > 3

@@ -1,4 +1,4 @@
-"""Checkpoints beside the log: they shorten an opening, and nothing wrong is ever taken for one."""
+"""Checkpoints beside the log shorten an opening; an invalid checkpoint is never used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LARGE = LogSettings(segment_bytes_max=1 << 20, bytes_max=1 << 22, retention_byte
 
 
 def write_checkpoint(log: DurableLog, position: Position | None = None, **sections: bytes) -> int:
-    """A checkpoint of the log's end with one part of its own."""
+    """Write a checkpoint of the log's end, or of `position`, with a file of its own; return its offset."""
     position = position or log.position()
     part = log.checkpoints.write_file(file_name(position.offset, "p"), [b"part of ", b"%d" % position.offset])
     previous_file = [one for known in log.checkpoints.stored[:1] for one in known.files.values()][-1:]

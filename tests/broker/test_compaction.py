@@ -1,4 +1,4 @@
-"""Compaction: state from a snapshot and the tail is what folding everything gives, in a bounded memory."""
+"""Compaction: a snapshot and the tail fold to the same states as the full log, in bounded memory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from delta_prop_wire.encode import encode_batch, encode_vectors
 from delta_prop_wire.state_rows import state_of
 from tests.broker.durable import LOG_ID, SMALL, commit, open_log
 from tests.broker.histories import Name, Rows, Step, Writer, seen, steps, steps_with_ids
-from tests.wire.twice import DEEP, FLAT, NULLED, with_metadata
+from tests.wire.duplicate_keys import DEEP, FLAT, NULLED, with_metadata
 
 TINY = replace(SMALL, segment_bytes_max=900, bytes_max=1 << 22, retention_bytes=1 << 22)
 
 
 def sealed_segments(log: DurableLog, begin: int = 0) -> list[SegmentRange]:
-    """The sealed segments from `begin` on."""
+    """Return the sealed segments from `begin` on."""
     return [
         SegmentRange(one.path, one.base, one.end) for one in list(log._segments.all)[:-1] if one.base >= begin
     ]
@@ -55,7 +55,7 @@ def states(snapshot: Snapshot) -> dict[Name, tuple[VectorState, int]]:
 
 
 def check_rows(writer: Writer, snapshot: Snapshot, history: Rows) -> None:
-    """The snapshot holds what folding the history gives, with the offset of each last delta."""
+    """Check that the snapshot equals the fold of the history, with the offset of each vector's last delta."""
     snapshot.verify()
     found, wanted = states(snapshot), history.fold()
     assert {name: seen(state) for name, (state, _) in found.items()} == {
@@ -113,7 +113,7 @@ def test_chained_snapshots_equal_the_fold_of_all_rows(history: list[Step], data:
         bound = data.draw(st.sampled_from([300, 1 << 20]))
         snapshot = compact_segments(disk, taken, previous, run_bytes_max=bound)
         tail = Rows.below(writer.batches, snapshot.offset, begin)
-        # A deleted vector is forgotten unless a later delta changed it.
+        # A deleted vector is not in the snapshot unless a later delta changed it.
         expected = {name: state for name, state in expected.items() if state.alive or name in tail.of}
         for name, rows in tail.of.items():
             for key, _, operation, patch in rows:

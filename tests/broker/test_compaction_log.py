@@ -1,4 +1,4 @@
-"""A log that lets go only what a snapshot covers: by age, by size, and whatever the disk does meanwhile."""
+"""A compacting log removes only what a snapshot covers, by age or size, also when the disk fails."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def delta_at(number: int) -> Delta:
 
 @dataclass
 class Service:
-    """Appends, commits, compacts and retains in turn, as a service does; `acked` was promised."""
+    """Appends, commits, compacts and retains in turn, as a service does; rows below `acked` are durable."""
 
     disk: SimDisk
     acked: int = 0
@@ -82,7 +82,7 @@ class Service:
 
 
 def check(disk: SimDisk, acked: int) -> None:
-    """Snapshot and tail together are the fold of everything appended; what was promised is in them."""
+    """Check that the snapshot and the tail fold to all appended rows, at least those below `acked`."""
     log, _ = open_log(disk, COMPACT)
     assert log.next_offset >= acked
     states: dict[str, VectorState] = {}
@@ -177,7 +177,7 @@ def test_rows_within_min_compaction_lag_are_not_compacted() -> None:
     assert compaction is not None
     assert compaction.offset == segments[1].end
     clock.us = segments[-1].latest_time + 99_000_000
-    assert log.take_compaction() is None, "one at a time"
+    assert log.take_compaction() is None, "one compaction at a time"
 
 
 @pytest.mark.parametrize("previous", ["old", "new"])

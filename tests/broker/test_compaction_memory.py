@@ -1,4 +1,4 @@
-"""Compaction of a log far larger than the memory it may take."""
+"""Compaction of a log that is far larger than the memory that compaction may use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FLOATS = 256
 
 
 def make_large_log(path: Path) -> DurableLog:
-    """About 24 MiB: whole vectors, overwritten here and there, and changed."""
+    """Make a log of about 24 MiB: full vectors, some overwritten or changed later."""
     settings = LogSettings(segment_bytes_max=2 * MIB, reserve_bytes=0, free_bytes_min=0, compact=False)
     log, _ = DurableLog.open(LocalDisk(path), settings=settings, draw=lambda n: LOG_ID[:n], clock=Clock())
     ids = [f"vector-{number:06}" for number in range(KEYS)]

@@ -1,4 +1,4 @@
-"""A compressed frame on disk reads as the plain one, or as corruption; never as anything else."""
+"""A compressed frame on disk reads as its uncompressed frame or as corruption, never as another frame."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_oversized_frame_is_refused_before_decompression(
     raw[65:69] = (1 << 30).to_bytes(4, "little")
 
     def never(*_: object) -> bytes:
-        raise AssertionError("unpacked")
+        raise AssertionError("the size must be refused before decompression")
 
     monkeypatch.setattr("delta_prop_broker.log.files.compressed.decompress", never)
     with pytest.raises(BadFrame, match="announces 1073741824 bytes; the maximum is 16777168"):
@@ -114,7 +114,7 @@ def test_truncated_compressed_frame_is_corruption() -> None:
 
 
 def test_stored_frame_with_its_seal_is_refused_by_the_decoder() -> None:
-    """On the wire the seal is no part of the frame: with it, the frame is refused."""
+    """On the wire, a frame ends before the seal."""
     raw = stored_form(logged_frames(large=1, small=0)[0], Compression.LZ4)
     with pytest.raises(ProtocolError) as caught:
         decode(raw)

@@ -1,4 +1,4 @@
-"""One contract, two disks: that of the machine and the false one answer the same calls the same."""
+"""The contract of a disk: LocalDisk and SimDisk answer the same calls with the same results and errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(params=["local", "simulated"])
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
-    """Each of the two, empty."""
+    """An empty disk of either kind."""
     return LocalDisk(tmp_path) if request.param == "local" else SimDisk()
 
 
@@ -208,7 +208,7 @@ POSITIONS = st.one_of(st.integers(0, 40), st.integers(500, 530), st.just(1024))
 
 
 class DiskComparison(RuleBasedStateMachine):
-    """The same calls on both; each must give the same answer, or the same error."""
+    """Makes the same random calls on both disks; each pair must give the same result or the same error."""
 
     files = Bundle("files")
 
@@ -219,24 +219,24 @@ class DiskComparison(RuleBasedStateMachine):
         self.opened: list[tuple[File, File]] = []
 
     def teardown(self) -> None:
-        """Leave nothing."""
+        """Close all files and remove the directory of the local disk."""
         for pair in self.opened:
             for file in pair:
                 file.close()
         shutil.rmtree(self.root)
 
     def on_both(self, call: Callable[[Disk], object]) -> list[object]:
-        """Ask both disks."""
+        """Call both disks; return their results."""
         return [answer(call, disk) for disk in self.disks]
 
     def check_same(self, call: Callable[[Disk], object]) -> None:
-        """Both say the same."""
+        """Check that both disks give the same result."""
         local, simulated = self.on_both(call)
         assert local == simulated
 
     @rule(target=files, path=PATHS, create=st.booleans(), read_only=st.booleans())
     def open(self, path: str, create: bool, read_only: bool) -> tuple[File, File] | None:
-        """A file, or the same error."""
+        """Open a file on both disks; return the handles, or None if both fail with the same error."""
         local, simulated = self.on_both(lambda disk: disk.open(path, create=create, read_only=read_only))
         if isinstance(local, str) or isinstance(simulated, str):
             assert local == simulated
@@ -245,53 +245,49 @@ class DiskComparison(RuleBasedStateMachine):
         return self.opened[-1]
 
     def on_file(self, pair: tuple[File, File] | None, call: Callable[[File], object]) -> None:
-        """The same call on both handles of a file."""
+        """Check that both handles of a file give the same result."""
         if pair is not None:
             assert answer(call, pair[0]) == answer(call, pair[1])
 
     @rule(pair=files, at=POSITIONS, size=POSITIONS)
     def read(self, pair: tuple[File, File] | None, at: int, size: int) -> None:
-        """Some bytes."""
         self.on_file(pair, lambda file: file.read(at, size))
 
     @rule(pair=files, at=POSITIONS, parts=st.lists(st.binary(max_size=600), max_size=3))
     def write(self, pair: tuple[File, File] | None, at: int, parts: list[bytes]) -> None:
-        """Some bytes."""
         self.on_file(pair, lambda file: file.write(at, parts))
 
     @rule(pair=files, size=POSITIONS)
     def truncate(self, pair: tuple[File, File] | None, size: int) -> None:
-        """Shorter or longer."""
         self.on_file(pair, lambda file: file.truncate(size))
 
     @rule(pair=files, close=st.booleans())
     def sync(self, pair: tuple[File, File] | None, close: bool) -> None:
-        """Sync, which shows nothing as long as nothing crashes; or close."""
+        """Sync or close a file; a sync has no visible effect without a crash."""
         self.on_file(pair, lambda file: file.close() if close else file.sync())
 
     @rule(old=PATHS, new=PATHS)
     def rename(self, old: str, new: str) -> None:
-        """Over what is there, too."""
+        """Rename a file, also over an existing one."""
         self.check_same(lambda disk: disk.rename(old, new))
 
     @rule(path=PATHS)
     def remove(self, path: str) -> None:
-        """A file."""
         self.check_same(lambda disk: disk.remove(path))
 
     @rule(path=PATHS)
     def make_directory(self, path: str) -> None:
-        """With those above it."""
+        """Make a directory and its parents."""
         self.check_same(lambda disk: disk.make_directory(path))
 
     @rule(path=PATHS)
     def sync_directory(self, path: str) -> None:
-        """Shows nothing either."""
+        """Sync a directory, which has no visible effect without a crash."""
         self.check_same(lambda disk: disk.sync_directory(path))
 
     @invariant()
     def same_names(self) -> None:
-        """The same names, and the same bytes below them."""
+        """Check that both disks have the same names."""
         for path in ("", "d", "d/e"):
             self.check_same(lambda disk, path=path: disk.list(path))  # type: ignore[misc]
 

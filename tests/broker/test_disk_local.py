@@ -1,4 +1,4 @@
-"""The disk of the machine: nothing outside its root, nobody else's to read, nothing changed by looking."""
+"""LocalDisk: it stays within its root, keeps files private to their owner, and changes nothing on reads."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_short_write_is_returned_and_short_read_is_continued(
 
     monkeypatch.setattr(os, "pwritev", pwritev)
     assert file.write(0, [b"x"] * 3000) == 1024 + 1024 + 952  # each batch is below 1,500 bytes
-    assert file.write(0, [b"yy"] * 3000) == 1500  # the first batch is not: nothing is written after a gap
+    assert file.write(0, [b"yy"] * 3000) == 1500  # the first batch is larger; nothing is written after a gap
     monkeypatch.setattr(os, "pread", lambda fd, size, at: real_read(fd, min(size, 7), at))
     assert file.read(1490, 20) == b"y" * 10 + b"x" * 10
     assert len(file.read(0, 10_000)) == 3000

@@ -1,4 +1,4 @@
-"""The false disk: what is synced survives, what is not may or may not, and faults strike when told to."""
+"""SimDisk: synced data survive a crash, unsynced data may or may not, and faults strike as injected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIRECTORIES = ("", "d", "e")
 
 
 class History:
-    """A file, and every content it had since its last sync; that is all a crash may make it of."""
+    """A file and its contents since its last sync; after a crash, each sector is from one of these."""
 
     def __init__(self, disk: SimDisk, path: str = "f") -> None:
         self.path = path
@@ -31,22 +31,20 @@ class History:
         self.contents = [b""]
 
     def write(self, at: int, data: bytes) -> None:
-        """Some bytes."""
         self.file.write(at, [data])
         self.contents.append(self.disk.peek(self.path))
 
     def truncate(self, size: int) -> None:
-        """Shorter or longer."""
         self.file.truncate(size)
         self.contents.append(self.disk.peek(self.path))
 
     def sync(self) -> None:
-        """From here on this content survives."""
+        """Sync the file: only its current content remains possible."""
         self.file.sync()
         self.contents = [self.disk.peek(self.path)]
 
     def check(self, found: bytes) -> None:
-        """Each sector is one that the file had, and the length lies between those that it had."""
+        """Check that each sector is one that the file had, and the length lies between those that it had."""
         sizes = [len(content) for content in self.contents]
         assert min(sizes) <= len(found) <= max(sizes)
         longest = max(sizes) + SECTOR
@@ -57,7 +55,7 @@ class History:
 
 
 def change_at_random(history: History, rng: Random, steps: int) -> None:
-    """Writes, mostly at the end, cuts and syncs."""
+    """Write (mostly at the end), truncate and sync at random."""
     for _ in range(steps):
         size = len(history.contents[-1])
         what = rng.random()
@@ -170,7 +168,7 @@ def test_disk_copy_and_original_are_independent() -> None:
 
 
 def test_file_names_survive_a_crash_in_order_of_change(full: bool) -> None:
-    """Each directory is as it was at some moment since its sync, and a file is never in two or in none."""
+    """Each directory is as it was at some moment since its sync, and each file has exactly one name."""
     struck: Counter[str] = Counter()
     runs, images = (2_000, 40) if full else (60, 20)
     for seed in range(runs):
@@ -199,7 +197,7 @@ def names(disk: SimDisk, path: str) -> dict[str, bytes]:
 
 
 def change_names(disk: SimDisk, rng: Random, step: int, states: dict[str, list[dict[str, bytes]]]) -> None:
-    """One change of names, or one sync of them."""
+    """Change the names in the directories, or sync a directory."""
 
     def random_path() -> str:
         return "/".join(filter(None, (rng.choice(DIRECTORIES), rng.choice(NAMES))))
@@ -405,7 +403,7 @@ def test_full_disk_writes_what_fits_until_space_is_freed() -> None:
     assert file.read(0, 1000) == b"x" * 100 + b"over" + b"x" * 496
     held = disk.open("old")
     disk.remove("old")
-    assert disk.free_bytes() == 0  # as long as the file is open
+    assert disk.free_bytes() == 0  # its space is freed when the file is closed
     held.close()
     assert disk.free_bytes() == 400
     replaced = disk.open("other", create=True)
@@ -478,7 +476,7 @@ FAULTS = {
 
 
 def run_story(seed: int, struck: Counter[str]) -> str:
-    """Everything at once, and what is left of it over three generations."""
+    """Run all operations with all faults over three crashes; return a digest of what is left."""
     rng, disk, digest = Random(seed), SimDisk(seed, capacity_bytes=15_000), hashlib.sha256()
     for _ in range(3):
         for name in ("write", "sync", "sync_directory"):
@@ -504,7 +502,7 @@ def run_story(seed: int, struck: Counter[str]) -> str:
 
 
 def run_stories() -> tuple[str, Counter[str]]:
-    """Some of them, a line for each."""
+    """Run 12 seeds; return a line for each, and the number of faults by kind."""
     struck: Counter[str] = Counter()
     return "\n".join(run_story(seed, struck) for seed in range(12)), struck
 
@@ -512,7 +510,7 @@ def run_stories() -> tuple[str, Counter[str]]:
 def test_seed_gives_the_same_run_in_every_process_with_every_fault() -> None:
     this_process, struck = run_stories()
     assert len(set(this_process.split("\n"))) == 12
-    print(f"12 stories: {dict(struck)}")
+    print(f"12 runs: {dict(struck)}")
     assert {fault for fault in FAULTS if not struck[fault]} == set()
     for hash_seed in ("0", "4711"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

@@ -1,4 +1,4 @@
-"""The log on disk where nothing goes wrong: the contract, marks, segments, reading, retention."""
+"""The log on disk without faults: its contract, recovery points, segments, reading, retention."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_append_assigns_offsets_and_sync_makes_rows_visible(disk: Disk) -> None:
     assert log.read(0, **EVERYTHING) == []
     taken = log.take_commit()
     assert taken is not None
-    assert log.take_commit() is None, "one at a time"
+    assert log.take_commit() is None, "one commit at a time"
     third = writer.append(1)
     taken.run()
     assert log.high_watermark == 0
@@ -330,7 +330,7 @@ def test_contradictory_settings_are_refused(wrong: dict[str, int], message: str)
         LogSettings(**{"segment_bytes_max": 2_000, "bytes_max": 40_000, "retention_bytes": 30_000} | wrong)  # type: ignore[arg-type]
 
 
-# --- finding
+# --- lookup
 
 
 def test_dot_is_found_in_any_segment() -> None:
@@ -381,7 +381,7 @@ def test_offset_at_time_is_right_after_the_clock_was_set_back() -> None:
     times: list[tuple[int, int]] = []
     for step in range(60):
         if step == 25:
-            log.clock.time_us -= 10_000_000  # as in a log whose stamps were those of the wall clock
+            log.clock.time_us -= 10_000_000  # as in a log whose stamps follow the wall clock
         offset = writer.append().offset
         times.append((log.clock.time_us, offset))
     assert log.offset_at(0) == 0 == log.high_watermark
@@ -433,7 +433,7 @@ def test_closed_log_refuses_appends_and_commits(disk: Disk) -> None:
 
 
 def test_commits_run_on_a_thread_beside_appends_and_reads(tmp_path: Path) -> None:
-    """One thread owns the log, another the disk's part of commits; files roll and go meanwhile."""
+    """One thread owns the log, another runs commits on the disk; meanwhile segments roll and are removed."""
     disk = LocalDisk(tmp_path / "data")
     settings = replace(
         SMALL, segment_bytes_max=4_000, bytes_max=1 << 20, retention_bytes=20_000, unwritten_bytes_max=200_000
@@ -462,7 +462,7 @@ def test_commits_run_on_a_thread_beside_appends_and_reads(tmp_path: Path) -> Non
         pass
     assert overlapped > 50
     assert log.statistics().removed_segments > 3
-    print(f"{overlapped} batches read beside commits, {log.next_offset} deltas")
+    print(f"{overlapped} batches read during commits, {log.next_offset} deltas")
     held = {at: raw for at, raw in writer.appended.items() if at >= log.start_offset}
     assert contents(log) == held
     log.close()

@@ -1,4 +1,4 @@
-"""Corruption is found before it is delivered, and named; what is not corrupted is still read."""
+"""Corruption is detected before it is delivered, and reported with its offset; other rows stay readable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TINY = replace(SMALL, segment_bytes_max=400)
 
 
 def small_log(batches: int = 5) -> tuple[SimDisk, dict[int, bytes]]:
-    """A log that was closed: a few segments, each of two frames."""
+    """Return the disk of a closed log of a few segments with two frames each, and the appended frames."""
     disk = SimDisk()
     log, _ = open_log(disk, TINY)
     writer = Writer(log)
@@ -53,7 +53,7 @@ def try_open(disk: SimDisk) -> DurableLog | Exception:
 
 
 def read_each(log: DurableLog, appended: dict[int, bytes]) -> list[LogCorrupted]:
-    """Read every offset by itself: its very bytes, or the corruption."""
+    """Read each offset by itself: it must give its exact bytes, or a corruption, which is returned."""
     corruptions, wrong = [], []
     for offset, raw in appended.items():
         try:
@@ -63,7 +63,7 @@ def read_each(log: DurableLog, appended: dict[int, bytes]) -> list[LogCorrupted]
             wrong.append(corruption.offset != offset)
         else:
             wrong.append([frame(logged) for logged in found] != [raw])
-    assert not any(wrong), "corruption is reported at its offset, and all other rows are read"
+    assert not any(wrong), "corruption must be reported at its offset, and all other rows must be read"
     return corruptions
 
 
@@ -103,7 +103,7 @@ def test_flipped_bit_in_any_file_is_reported_and_never_delivered(full: bool) -> 
             continue
         for at in range(len(intact.peek(path))):
             if not any(intact.peek(path)[at - 64 : at + 64]):
-                continue  # the hole between the slots of the recovery point
+                continue  # the gap between the slots of the recovery point
             for bit in range(8) if full else (at % 8,):
                 disk = intact.kill()
                 disk.flip(path, at, bit)
@@ -116,7 +116,7 @@ def test_flipped_bit_in_any_file_is_reported_and_never_delivered(full: bool) -> 
                     assert state(disk) == before, "a refused open changes no file"
                     assert any(path in str(one) for one in _try_inspect(disk) if isinstance(one, Exception))
                     continue
-                assert log.next_offset == 5, "never silently shorter"
+                assert log.next_offset == 5, "the log must not get shorter without a report"
                 assert log.epoch == 1 + (log.next_offset != 5)
                 assert not path.endswith((".log", "log", "format")), (
                     "corruption of a needed file is not ignored"
@@ -126,12 +126,12 @@ def test_flipped_bit_in_any_file_is_reported_and_never_delivered(full: bool) -> 
                 assert [log.offset_at(time) for time in times] == list(range(5))
                 harmless += 1
                 log.close()
-    print(f"{refused} flips refused at opening, {harmless} in what is rebuilt")
+    print(f"{refused} flips refused at opening, {harmless} in files that are rebuilt")
     assert min(refused, harmless) > 300
 
 
 def test_corruption_in_a_sealed_segment_is_found_on_read() -> None:
-    """Opening trusts the index of a sealed segment for what it holds, so it does not read all of it."""
+    """Opening trusts the index of a sealed segment, so it does not read all frames."""
     intact = SimDisk()
     settings = replace(SMALL, segment_bytes_max=30_000, bytes_max=200_000)
     log, _ = open_log(intact, settings)
@@ -225,14 +225,14 @@ def test_missing_or_wrong_index_is_rebuilt() -> None:
             log.close()
             log, report = open_log(disk, TINY)
             assert report.indexes_rebuilt == 0, "the rebuilt index is stored"
-            for path in chosen:  # and while the log is open
+            for path in chosen:  # the index is also rebuilt while the log is open
                 disk.put(path, b"\x00" * 300)
             assert contents(log) == appended
             log.close()
 
 
 def test_index_that_points_to_wrong_frames_is_rebuilt() -> None:
-    """A checksum makes no index true: one made for other data of the same size leads to other frames."""
+    """An index of other data of the same size has a valid checksum, but leads to wrong frames."""
     disk, appended = small_log(9)
     log, _ = open_log(disk, TINY)
     segment = log._segments.all[1]
@@ -300,7 +300,7 @@ def test_newer_format_is_refused_with_its_number() -> None:
 # --- the tail
 
 
-@pytest.mark.parametrize("zeros", [0, 8192], ids=["", "zeros after it"])
+@pytest.mark.parametrize("zeros", [0, 8192], ids=["", "followed by zeros"])
 @pytest.mark.parametrize("kind", ["torn", "garbage", "flipped", "half a head"])
 def test_torn_tail_above_the_recovery_point_is_truncated(kind: str, zeros: int) -> None:
     disk = SimDisk()
@@ -342,7 +342,7 @@ def test_torn_tail_above_the_recovery_point_is_truncated(kind: str, zeros: int) 
 
 
 def test_torn_frame_below_the_recovery_point_is_corruption() -> None:
-    """The last synced frame is torn: the mark says that it was there."""
+    """The last synced frame is torn; the recovery point proves that it was synced."""
     disk, _ = small_log()
     path = segments_of(disk)[-1]
     raw = disk.peek(path)
@@ -407,7 +407,7 @@ def test_lost_or_misdirected_write_is_detected(kind: str) -> None:
 
 
 def test_frame_of_another_history_is_corruption() -> None:
-    """The same offset, a sound stamp and body, but not the frame that was appended there."""
+    """The stored frame has the same offset and a valid stamp and body, but is not the one appended there."""
     disk, appended = small_log(2)
     disk.put(segments_of(disk)[0], appended[0] + _at_offset_one(appended))
     with pytest.raises(LogCorrupted, match="follows stamp"):
@@ -415,7 +415,7 @@ def test_frame_of_another_history_is_corruption() -> None:
 
 
 def test_renamed_segment_is_not_taken_as_a_torn_tail() -> None:
-    """Nothing is known to be synced and nothing fits, but the frames are sound: they are not cut."""
+    """No recovery point says what is synced and no offset matches, but valid frames are not truncated."""
     disk, _ = small_log(2)
     disk.remove(f"{SEGMENTS}/mark")
     disk.rename(segments_of(disk)[0], f"{SEGMENTS}/{7:020}.log")

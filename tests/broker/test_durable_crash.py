@@ -1,4 +1,4 @@
-"""Power cuts, kills and failing calls at every call of a log's life: what was promised is there."""
+"""Power cuts, kills and failures at every disk call of a log: acknowledged rows survive."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_failure_of_any_call_keeps_acknowledged_rows(logged: bool, full: bool) -
         for seed in range(0 if number in directory_syncs else seeds):
             continue_after_fault(later.crash(1_000 * number + seed), ledger.copy(), logged=logged)
     total = fault_free.calls
-    print(f"{len(numbers)} of {total} calls: {stopped} stopped it, {harmless} did not: {dict(struck)}")
+    print(f"{len(numbers)} of {total} calls: {stopped} stopped the log, {harmless} did not: {dict(struck)}")
     assert stopped > 0.6 * len(numbers)
     assert struck["sync failed"] > len(numbers) // 20
     assert struck["write failed"] > len(numbers) // 20
@@ -118,7 +118,7 @@ def test_full_disk_acknowledges_only_stored_rows_and_recovers() -> None:
     stopped = 0
     for capacity in range(1_000, 16_000, 250):
         disk, ledger = SimDisk(capacity, capacity_bytes=capacity), Ledger()
-        disk.free_bytes = lambda: 1 << 40  # type: ignore[method-assign]  # others fill it unforeseen
+        disk.free_bytes = lambda: 1 << 40  # type: ignore[method-assign]  # the log cannot see that others fill the disk
         with suppress(OSError):
             run_story(disk, ledger)
         stopped += disk.struck["no room"] > 0
@@ -147,7 +147,7 @@ def test_failed_log_acknowledges_nothing_but_can_be_read(logged: bool) -> None:
         assert log.high_watermark == 10
         assert contents(log) == shown
         assert log.take_commit(sync=True) is None
-        assert log.is_accepting, "an append is refused at once, not queued for ever"
+        assert log.is_accepting, "an append must be refused at once, not queued for ever"
         for refusal in (log.capacity_refusal(1, 100), log.refusal(batch_of(1))):
             assert refusal is not None
             assert (refusal.code, refusal.retryable) == (ErrorCode.LOG_FAILED, True)
@@ -155,7 +155,7 @@ def test_failed_log_acknowledges_nothing_but_can_be_read(logged: bool) -> None:
             log.append(batch_of(1), lamport=1, source=Source.LOCAL)
         calls = [call.name for call in disk.trace]
         log.close()
-        assert [call.name for call in disk.trace] == calls, "nothing is retried, not even at the close"
+        assert [call.name for call in disk.trace] == calls, "no call may be retried, not even at the close"
         continue_after_fault(disk, ledger, logged=logged)
 
 

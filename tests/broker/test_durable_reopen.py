@@ -1,4 +1,4 @@
-"""A log that failed and is recovered in place: what was promised is there, as a fresh opening finds it."""
+"""A failed log that is recovered in place keeps its synced rows and equals a fresh opening of its disk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS = ("EIO", "ENOSPC", "short")
 
 
 class Session:
-    """A log that goes on through failures, and what of it was promised."""
+    """A log that is recovered after each failure, and the rows that it must keep."""
 
     def __init__(self, disk: SimDisk, *, logged: bool) -> None:
         self.disk, self.clock = disk, Clock()
@@ -38,7 +38,7 @@ class Session:
         self.writer = Writer(self.log)
         self.promised: dict[int, bytes] = {}
         self.reopened = 0
-        self.is_reading = False  # the test itself reads: no fault strikes then
+        self.is_reading = False  # the test itself reads: no fault may strike then
 
     def read_all(self) -> dict[int, bytes]:
         self.is_reading = True
@@ -68,15 +68,15 @@ class Session:
         self.log.close()
 
     def reopen(self) -> None:
-        """As often as it takes; then it is held to what a fresh opening of the same disk finds."""
+        """Retry the recovery until it succeeds; compare the log with a fresh opening of the same disk."""
         log, before = self.log, self.read_all()
-        assert log.high_watermark == log.synced, "rows that a failed sync may have lost are not visible"
+        assert log.high_watermark == log.synced, "rows that a failed sync may have lost must not be visible"
         for _ in range(10):
             image = self.disk.kill()
             try:
                 recovered = log.recover_in_place()
             except OSError:
-                assert self.read_all() == before, "the log can be read meanwhile"
+                assert self.read_all() == before, "the log must be readable meanwhile"
                 continue
             log.resume(recovered)
             break
@@ -147,7 +147,7 @@ def test_loss_of_synced_rows_fails_the_log_for_good() -> None:
     name = next(path for path in disk.paths() if path.endswith(".log"))
     disk.flip(name, 90, 1)
     disk.open(name).truncate(100)
-    disk.put(f"{SEGMENTS}/mark", b"")  # nothing on disk says that it was synced
+    disk.put(f"{SEGMENTS}/mark", b"")  # no file shows that the rows were synced
     with pytest.raises(LogCorrupted) as caught:
         log.recover_in_place()
     log.fail(caught.value)
@@ -179,7 +179,7 @@ def test_recovery_in_place_keeps_holders_and_the_lock() -> None:
 
 
 def test_log_on_a_full_disk_can_be_opened_and_shortened() -> None:
-    """At every moment of a life the disk fills up; the directory opens, removes and closes all the same."""
+    """The disk is full after a crash at any moment; the directory can be opened, shortened and closed."""
     settings = replace(STORY, reserve_bytes=3_000)
     probe = SimDisk()
     session = Session(probe, logged=False)
@@ -247,7 +247,7 @@ def test_open_on_a_full_disk_reports_free_bytes_and_advice(new: bool, reserve: i
         session = Session(disk, logged=False)
         session.live()
         before = contents(session.log)
-    disk.put("reserve", bytes(reserve))  # the reserve was dropped before, or is too small
+    disk.put("reserve", bytes(reserve))  # the reserve was released before, or is too small
     disk.capacity_bytes = disk.used_bytes + 7
     for _ in range(2):
         with pytest.raises(DiskFull, match=r"disk is full: .*, \d+ bytes are free.*free some MB") as caught:

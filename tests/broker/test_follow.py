@@ -1,4 +1,4 @@
-"""A reader beside the writer: it sees each synced frame once, in order, over rolls, removals and restarts."""
+"""Follower: reads each synced frame once, in order, beside the writer, over rolls, removals and restarts."""
 
 from __future__ import annotations
 

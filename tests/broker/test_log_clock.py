@@ -1,4 +1,4 @@
-"""The two times of a log, whatever its wall clock does: stamps never fall, age is what processes saw pass."""
+"""LogClock: log time never falls, and age is the time that processes saw, whatever the wall clock does."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_log_time_never_falls_and_seen_time_is_monotonic(
         if restarts:
             times = start_clock(clock, seen_us=seen, time_us=stamp)
             assert times.read() == max(stamp, clock.wall_us())
-            assert times.seen_us == seen, "no process saw the time between two processes"
+            assert times.seen_us == seen, "time between two processes must not count as seen"
         else:
             assert stamp + wait_us // 2 <= times.read() <= stamp + 2 * wait_us
             assert times.seen_us - seen == clock.us - began
@@ -102,7 +102,7 @@ def test_start_far_from_the_last_log_time_counts_as_a_jump(stopped_us: int, foun
     assert times.jump == (ClockJump(BEGIN_US - stopped_us, BEGIN_US) if found else None)
 
 
-# --- what is written down
+# --- stored times
 
 
 def test_missing_or_corrupted_times_equal_those_of_a_new_log() -> None:
@@ -125,7 +125,7 @@ def test_missing_or_corrupted_times_equal_those_of_a_new_log() -> None:
 
 
 class Life:
-    """A log in several processes, whose clock does what it will; `seen_s`: how long each offset was seen."""
+    """A log in several processes with a faulty clock; `seen_s`: how long each offset has been seen."""
 
     def __init__(self) -> None:
         self.disk, self.clock = SimDisk(), Clock(step_us=0)
@@ -209,7 +209,7 @@ def test_rows_are_removed_after_their_retention_in_seen_time(steps: list[tuple[s
 def test_age_is_preserved_over_a_restart(how: str, off_us: int) -> None:
     life = Life()
     life.append()
-    life.wait(150.0)  # sealed meanwhile
+    life.wait(150.0)  # the segment is sealed meanwhile
     life.end(how, 5 * DAY_US, off_us)
     life.wait(RETENTION_S - 200.0)
     assert life.log.start_offset == 0

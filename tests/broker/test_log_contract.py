@@ -1,4 +1,4 @@
-"""The contract between logs and the pipeline, checked for the logs in memory and on disk alike."""
+"""The contract between a log and the pipeline, checked for the logs in memory and on disk."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LOGS = pytest.mark.parametrize("make", [_in_memory, _on_disk], ids=["in memory",
 
 
 def make_visible(log: Log) -> None:
-    """Whatever the log has to do until all that was appended is visible."""
+    """Make all appended rows visible."""
     if isinstance(log, DurableLog):
         commit(log)
     assert log.high_watermark == log.next_offset
@@ -207,7 +207,7 @@ def test_held_rows_stay_and_the_bounds_hold(make: Make, steps: list[tuple[str, i
                 append(log, amount)
             except Refused as refusal:
                 refusals.append(refusal.code)
-                assert holders.keys() - yielding, "only a holder that does not yield causes a refusal"
+                assert holders.keys() - yielding, "only a holder that does not yield may cause a refusal"
             make_visible(log)
         elif step in ("hold", "give way") and name not in holders:
             holders[name] = log.start_offset

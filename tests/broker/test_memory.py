@@ -1,4 +1,4 @@
-"""The log in memory: its bounds are exact, it drops only what nobody holds, it never gives a place twice."""
+"""MemoryLog: its bounds are exact, it drops only rows that no holder needs, and it never reuses an offset."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_reading_dropped_rows_names_the_log_start_offset() -> None:
     assert caught.value.details == {"offset": 4, "start_offset": 5}
 
 
-# --- all together
+# --- model
 
 
 @given(
@@ -247,7 +247,7 @@ def test_log_behaves_like_a_bounded_list(
 
 @pytest.mark.parametrize("rows", [1, 10, 1000])
 def test_counted_bytes_match_the_memory_used(rows: int, full: bool) -> None:
-    """Once sinks have read the batches, and across many that came and went."""
+    """Batches that sinks have read take their counted bytes, also after many appends and removals."""
     log = MemoryLog(LOG_ID, bytes_max=20_000_000 if full else 2_000_000)
     bound = log.statistics().bytes_max
     tracemalloc.start()

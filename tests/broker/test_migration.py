@@ -1,4 +1,4 @@
-"""A log of format 1, migrated, is the one that format 2 would have written, whatever breaks it off."""
+"""A log migrated from format 1 equals one written in format 2; an interrupted migration can be resumed."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 ORIGIN = 16
 CONTROLS = 0.2
 LATER_CODE = 256
-"""An error code whose first byte is 0, as type 0 is. So the compaction of today, which makes the snapshots of
-these logs, counts rows without types as that of format 1 did.
+"""An error code whose first byte is 0, like type 0. So the current compaction, which makes the snapshots of
+these logs, counts rows without types as the compaction of format 1 did.
 """
 SETTINGS = replace(
     SMALL, compact=True, retention_bytes=12_000, bytes_max=60_000, segment_bytes_max=3_000, retention_s=1e6
@@ -44,7 +44,7 @@ SETTINGS = replace(
 
 
 class History:
-    """A log that is appended to, compressed, compacted and checkpointed, as a seed draws it."""
+    """A log with random appends, compressions, compactions and checkpoints, drawn from a seed."""
 
     def __init__(self, seed: int, *, typed: bool, steps: int = 60) -> None:
         self.disk = SimDisk()
@@ -124,9 +124,9 @@ def bodies(log: DurableLog, before: int = 0) -> dict[int, bytes]:
 
 
 def check_new(disk: SimDisk, history: History, wanted: dict[int, bytes], *, failed: bool = False) -> None:
-    """It opens by its indexes and its checkpoint, is sound throughout, and says what it is to say.
+    """Check that the migrated log is valid, opens by its indexes and checkpoint, and has the wanted bodies.
 
-    `failed`: the disk lost or failed to read something meanwhile, which may have been one of those.
+    `failed`: the disk may have lost or failed to read an index or the checkpoint.
     """
     assert read_format(disk) == (FORMAT, "test", False)
     assert not [path for path in disk.paths() if path.endswith(".new")]
@@ -179,7 +179,7 @@ def test_migrated_log_equals_one_written_in_the_current_format(seed: int) -> Non
 
 
 def test_histories_cover_every_case_of_a_migration() -> None:
-    """A snapshot behind control rows, checkpoints in sealed and growing segments, compressed control rows."""
+    """The histories have snapshots, checkpoints, compressed control rows, segments without control rows."""
     covered = set[str]()
     for seed in range(12):
         history = History(seed, typed=False)
@@ -264,7 +264,7 @@ def test_lack_of_disk_space_is_reported_before_any_write() -> None:
 
 
 def is_old(disk: SimDisk, wanted: dict[int, bytes]) -> bool:
-    """True if an earlier version would open it, and find what was there."""
+    """True if an earlier version would open the log and find the wanted bodies."""
     found = read_format(disk)
     assert found is not None
     if found.number == FORMAT:

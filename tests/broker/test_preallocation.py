@@ -1,4 +1,4 @@
-"""Zeros ahead of the last frame: for the next commits, gone where a segment ends, no corruption."""
+"""Zeros after the last frame: later commits write into them, a roll removes them, readers stop at them."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def test_durable_commit_preallocates_zeros_for_later_commits() -> None:
     for _ in range(5):
         writer.append(1)
         commit(log)
-    assert sizes(disk) == [first + AHEAD_BYTES_MIN], "later commits write into the zeros"
+    assert sizes(disk) == [first + AHEAD_BYTES_MIN], "later commits must write into the zeros"
     writer.append(8, dimension=10_000)
     commit(log)
     written_bytes = log.statistics().bytes
     assert written_bytes > first + AHEAD_BYTES_MIN
     assert 4 * AHEAD_BYTES_MIN < sizes(disk)[0] - written_bytes <= 16 * (written_bytes - first), (
-        "as large as commits are"
+        "the zeros must grow with the size of commits"
     )
     assert contents(log) == writer.appended
     log.close()
-    assert sizes(disk) == [written_bytes], "a closed log holds only frames"
+    assert sizes(disk) == [written_bytes], "a closed log must hold only frames"
 
 
 def test_sealed_segment_holds_only_frames() -> None:
@@ -67,7 +67,7 @@ def test_sealed_segment_holds_only_frames() -> None:
         writer.append(4)
         commit(log)
     *sealed, last = sizes(disk)
-    assert last == SMALL.segment_bytes_max, "zeros do not exceed the segment bound"
+    assert last == SMALL.segment_bytes_max, "zeros must not exceed the segment bound"
     assert sum(sealed) < log.statistics().bytes
     log, report = open_log(disk.kill())
     assert report.truncated_tail is None
@@ -136,7 +136,7 @@ def test_content_end_excludes_trailing_zeros(
 def test_zeros_filled_during_a_read_are_not_corruption(
     access: str, strikes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process that writes appends behind one of the reads of another one."""
+    """The writing process appends between two reads of another process."""
     disk, writer = log_with_three_commits()
     (path,) = [path for path in disk.paths() if path.endswith(".log")]
     file_type = type(disk.open(path))

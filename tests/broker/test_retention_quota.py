@@ -1,4 +1,4 @@
-"""Retention quota: the share that a holder keeps, and which holders are released when a log is full."""
+"""RetentionQuota: the share of the log that a holder keeps, and the holders that a full log releases."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def append(log: MemoryLog, count: int) -> None:
     log.append(BATCHES[count], lamport=log.next_offset + 1, source=Source.LOCAL)
 
 
-# --- how full
+# --- used share
 
 
 def test_used_share_is_the_larger_of_deltas_and_bytes() -> None:
@@ -58,7 +58,7 @@ def test_dropped_rows_take_no_share() -> None:
     assert log.used_share(8) == 0.5
 
 
-# --- which holders are released
+# --- released holders
 
 
 def test_yielding_holder_is_released_before_an_append_is_refused() -> None:
@@ -114,7 +114,7 @@ def test_only_as_many_holders_are_released_as_needed() -> None:
 
 @dataclass
 class Model:
-    """The same rules over plain lists; what nobody needs is dropped only when room is short."""
+    """The same rules over lists; rows that no holder needs are dropped only when capacity is short."""
 
     starts: list[tuple[int, int]] = field(default_factory=list)  # offset and count of each batch held
     end: int = 0

@@ -1,4 +1,4 @@
-"""Retention share: how near each part of a log is to being dropped, by size and age."""
+"""Retention share: how close each offset of a log is to removal, by size and age."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sealed segments are compressed in place: readers see no difference, a crash leaves one of two files."""
+"""Sealed segments are compressed in place: readers get the same rows, a crash leaves the old or new file."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def segments_of(disk: SimDisk) -> list[str]:
 
 
 def bytes_of(disk: SimDisk) -> int:
-    """Of frames, which end at a multiple of 8; behind the last one there may be zeros."""
+    """Return the bytes of all frames; each ends at a multiple of 8, and zeros may follow the last one."""
     return sum(-(-len(disk.peek(path).rstrip(b"\0")) // 8) * 8 for path in segments_of(disk))
 
 
-# --- what readers see
+# --- readers
 
 
 @CODECS
@@ -66,7 +66,7 @@ def test_compressed_log_is_opened_by_its_indexes() -> None:
     writer.log.close()
     log, report = open_log(disk, COMPRESSED)
     assert (report.clean, report.indexes_rebuilt, log.epoch) == (True, 0, 1)
-    assert log.take_compression() is None, "each segment is compressed once"
+    assert log.take_compression() is None, "each segment must be compressed once"
     second_writer = Writer(log, counter=writer.counter, appended=writer.appended)
     for _ in range(4):
         second_writer.append_batch(compressible_batch(6, second_writer.counter + 1))
@@ -81,11 +81,11 @@ def test_compressed_log_is_opened_by_its_indexes() -> None:
     log, report = open_log(disk, COMPRESSED)
     assert report.indexes_rebuilt == 6
     assert contents(log) == writer.appended
-    assert log.take_compression() is None, "the frames themselves say that they are compressed"
+    assert log.take_compression() is None, "frames must show that they are compressed"
 
 
 def test_active_readers_continue_while_segments_are_replaced() -> None:
-    """One within a segment, one that has read its index and not its file, one that comes to it later."""
+    """One reader is within a segment, one has read its index but not its file, one reads it later."""
     disk, writer, _ = compressed_log(settings=replace(COMPRESSED, compress="none"), codec="none")
     writer.log.close()
     log, _ = open_log(disk, COMPRESSED)
@@ -115,7 +115,7 @@ def test_log_reads_and_writes_between_compression_steps() -> None:
     assert contents(log) == writer.appended, "the read leaves its files open"
     rewriting = log.take_compression()
     assert rewriting is not None
-    assert log.take_compression() is None, "one at a time"
+    assert log.take_compression() is None, "one compression at a time"
     assert rewriting.step()  # the file is replaced on disk, the log does not use it yet
     rewriting.close()
     assert contents(log) == writer.appended
@@ -127,7 +127,7 @@ def test_log_reads_and_writes_between_compression_steps() -> None:
     assert log.statistics().bytes == bytes_of(disk)
 
 
-# --- what is not compressed
+# --- segments that are not compressed
 
 
 def test_incompressible_segment_is_left_as_is_and_not_retried() -> None:
@@ -178,11 +178,11 @@ def test_corrupted_segment_is_reported_and_not_rewritten() -> None:
     assert disk.peek(path) == before
     found = rewrite(log)
     assert found is not None
-    assert found.segment.base == 12, "the others are compressed"
+    assert found.segment.base == 12, "the other segments must be compressed"
     assert not [path for path in disk.paths() if path.endswith(".new")]
 
 
-# --- retention, failures, a codec that is missing
+# --- retention, failures, missing codecs
 
 
 def test_segment_removed_during_compression_is_deleted_afterwards() -> None:
@@ -198,7 +198,7 @@ def test_segment_removed_during_compression_is_deleted_afterwards() -> None:
         commit(log)
         assert log.start_offset > 0
         first = f"{SEGMENTS}/{0:020}.log"
-        assert disk.paths().count(first) == 1, "the file stays while its compression runs"
+        assert disk.paths().count(first) == 1, "the file must stay while its compression runs"
         if not steps:
             while not rewriting.step():
                 pass
@@ -221,7 +221,7 @@ def test_no_segment_is_compressed_without_disk_space() -> None:
         rewrite(log)
     assert caught.value.errno == errno.ENOSPC
     disk.capacity_bytes = None
-    assert rewrite(log) is not None, "the compression is retried"
+    assert rewrite(log) is not None, "the compression must be retried"
     assert contents(log) == writer.appended
 
 
@@ -258,7 +258,7 @@ def test_settings_parse_the_codec() -> None:
 
 
 def run_log(disk: SimDisk, written: dict[int, bytes], held: list[int]) -> None:
-    """Commits, rolls, removals, and rewritings of which every step falls between two commits."""
+    """Commit, roll, remove and compress; each step of a compression falls between two commits."""
     clock = Clock()
     log, report = open_log(disk, replace(COMPRESSED, retention_bytes=20_000), clock=clock)
     held[:] = [report.start_offset, log.synced]
@@ -278,7 +278,7 @@ def run_log(disk: SimDisk, written: dict[int, bytes], held: list[int]) -> None:
                 rewriting.close()
                 log.finish_compression(rewriting)
                 rewriting = None
-        except OSError:  # the log goes on
+        except OSError:  # the log stays usable
             assert rewriting is not None
             rewriting.close()
             log.finish_compression(rewriting, retry=step % 2 == 0)
@@ -290,13 +290,13 @@ def run_log(disk: SimDisk, written: dict[int, bytes], held: list[int]) -> None:
 
 
 def check_log(disk: SimDisk, written: dict[int, bytes], held: list[int]) -> None:
-    """Everything that was promised is there, and the log goes on."""
+    """Check that all synced rows are in the log, and that it accepts appends."""
     log, _ = open_log(disk, COMPRESSED)
     found = contents(log)
     assert found == {at: written[at] for at in found}
     assert log.next_offset >= held[1]
     assert log.start_offset <= held[0]
-    assert not [path for path in disk.paths() if path.endswith(".new")], "leftovers are removed"
+    assert not [path for path in disk.paths() if path.endswith(".new")], "leftovers must be removed"
     assert log.statistics().bytes == bytes_of(disk)
     writer = Writer(log, counter=log.next_offset)
     writer.append(2)
@@ -329,7 +329,7 @@ def test_crash_at_any_call_of_a_compressed_log_keeps_synced_rows(
             check_log(disk.crash(1_000 * number + seed), written, held)
         check_log(disk.kill(), written, held)
         struck += 1
-    print(f"{struck} of {len(calls)} calls, {seeds} seeds each; {len(renamed)} segments exchanged")
+    print(f"{struck} of {len(calls)} calls, {seeds} seeds each; {len(renamed)} segments replaced")
     assert fault_free.calls >= 200
     assert len(renamed) >= 5
 
@@ -373,13 +373,13 @@ def test_flipped_bit_in_a_compressed_log_is_never_delivered(full: bool) -> None:
                     assert corruption in (None, path)
                     refused += corruption is not None
                     harmless += corruption is None
-    print(f"{flips} flipped bits: {refused} refused, {harmless} in indexes, which are made anew")
+    print(f"{flips} flipped bits: {refused} refused, {harmless} in indexes, which are rebuilt")
     assert refused > 300
     assert harmless > 100
 
 
 def _find_corruption(disk: SimDisk, appended: dict[int, bytes]) -> str | None:
-    """The file that is told to be corrupted; None where everything is read, as it was written."""
+    """Return the file that is reported as corrupted; None if every row is read as it was appended."""
     inspected = [one.path for one in inspect(disk) if isinstance(one, LogCorrupted)]
     corrupted_path: str | None = None
     try:

@@ -1,4 +1,4 @@
-"""The table of a log's segments: which one holds an offset, and which come behind it."""
+"""Segments: which segment holds an offset, and which segments follow it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_sequential_small_reads_read_the_files_once(monkeypatch: pytest.MonkeyPa
     once = sum(read_bytes)
     read_bytes.clear()
     assert contents(log) == writer.appended
-    print(f"in steps of a batch {once} bytes were read, at once {sum(read_bytes)}")
+    print(f"in steps of a batch {once} bytes were read, in large reads {sum(read_bytes)}")
     assert once <= 1.5 * sum(read_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Stretches of a log's files: whole frames, visible, none of control rows, and there as long as needed."""
+"""Sendfile ranges hold visible, complete frames without control rows, and stay readable while in use."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SMALL_RANGES = RangeBounds(deltas_max=1 << 40, bytes_max=1 << 40, bytes_min=1)
 
 @dataclass
 class MixedLog:
-    """A log that batches and control rows are written to."""
+    """A log with batches and control rows."""
 
     writer: Writer
     controls: list[LoggedBatch] = field(default_factory=list)
@@ -67,7 +67,7 @@ def next_range(reader: SendfileReader, offset: int, bounds: RangeBounds = SMALL_
     return found
 
 
-# --- which rows a range holds
+# --- rows of a range
 
 
 def test_ranges_are_contiguous_up_to_the_high_watermark() -> None:
@@ -340,7 +340,7 @@ def test_compressed_range_ends_at_any_frame_within_bounds() -> None:
     assert 0 < few.bytes <= 3 * sizes[0], "any number of frames within the bytes that may be sent"
     one = reader.next(0, SMALL_RANGES._replace(read_bytes_max=sizes[0] // 2), codecs=frozenset({1}))
     assert one is not None
-    assert one.deltas == 6, "a frame larger than one read is sent alone"
+    assert one.deltas == 6, "a frame larger than one read is a range of its own"
     assert reader.next(0, RangeBounds(1 << 40, sizes[0] // 2, 1), codecs=frozenset({1})) is None
 
 

@@ -1,4 +1,4 @@
-"""The file of a snapshot: what was put in is found again, and no byte of it can change unseen."""
+"""The snapshot file: written rows are found, and every changed byte is detected."""
 
 from __future__ import annotations
 

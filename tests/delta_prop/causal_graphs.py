@@ -1,6 +1,6 @@
 """Random causal graphs: batches of several services, their dependencies, and their order of arrival.
 
-All comes from one `Random`, so that a seed names a graph and its journey.
+All is drawn from one `Random`, so a seed determines a graph and its order of arrival.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REORDERED, DUPLICATED, LATE = 0.30, 0.05, 0.01
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SentBatch:
-    """A batch with the Lamport number of its service, and the dots that must come before it."""
+    """A batch, the Lamport number that its service gave it, and the dots that it depends on."""
 
     batch: Batch
     lamport: int
@@ -46,7 +46,7 @@ class Journey:
 
 
 def draw_graph(random: Random, batches: int) -> list[SentBatch]:
-    """Draw batches in causal order. Each depends on the last of its origin, and on some of other origins."""
+    """Draw batches in causal order: each depends on the last of its origin and on some of other origins."""
     sent: list[SentBatch] = []
     watermark = dict.fromkeys(ORIGINS, 0)
     announced: dict[int, dict[int, int]] = {origin: {} for origin in ORIGINS}
@@ -70,7 +70,7 @@ def draw_graph(random: Random, batches: int) -> list[SentBatch]:
             causes.add(dot)
         rows = _draw_rows(random, number, tuple(parents))
         batch = encode_batch(rows, origin=origin, base=base, clock=tuple(sorted(clock)))
-        # Services are idle or busy: their Lamport numbers diverge, so that late rows sort far before others.
+        # Idle and busy services have Lamport numbers that diverge, so late rows sort far before others.
         lamport = max((lamports[cause] for cause in causes), default=0) + random.choice((1, 1, 1, 40))
         for row, delta in enumerate(rows):
             lamports[batch.dot(row)] = lamport + row

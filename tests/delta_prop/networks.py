@@ -1,4 +1,4 @@
-"""Networks for the network contract: sockets on each event loop or a fake, plain or with TLS.
+"""Networks for the network contract: sockets on each event loop or a virtual network, with or without TLS.
 
 A setup runs a test in its own event loop, under a deadline.
 """
@@ -43,7 +43,7 @@ HARSH = NetworkConditions(
 
 @dataclass(frozen=True)
 class NetworkSetup:
-    """A network in a loop, with what its two sides need for TLS."""
+    """A network on an event loop, with the TLS settings of both sides."""
 
     network: Callable[[], Network]
     run_in: Callable[[Callable[[], Awaitable[None]]], None]
@@ -51,7 +51,7 @@ class NetworkSetup:
     client_tls: Tls | None = None
 
     def run(self, main: Callable[[NetworkSetup, Network], Awaitable[None]]) -> None:
-        """Run a test in this setup; it fails at the deadline."""
+        """Run a test in this setup; it fails after `DEADLINE_S`."""
 
         async def within_deadline() -> None:
             with anyio.fail_after(DEADLINE_S):
@@ -83,7 +83,7 @@ class NetworkSetup:
 
 @dataclass(frozen=True)
 class Files:
-    """PEM files: an authority, and certificates of it."""
+    """Paths of PEM files: an authority, and certificates that it signed."""
 
     authority: str
     server: str
@@ -94,7 +94,7 @@ class Files:
 
 @cache
 def files() -> Files:
-    """Create the certificates, once a process."""
+    """Create the certificates, once per process."""
     folder = Path(mkdtemp(prefix="delta-prop-tls-"))
     authority = trustme.CA()
     server = authority.issue_cert(HOST, "::1", "localhost", "server.example")
@@ -127,7 +127,7 @@ def fake_setup(backend: Literal["asyncio", "trio"], conditions: NetworkCondition
 
 
 def fake_tls_setup(conditions: NetworkConditions) -> NetworkSetup:
-    """Return real TLS over the fake network, whose own TLS encrypts nothing."""
+    """Return real TLS over a virtual network, whose own TLS encrypts nothing."""
     tls_over_fake = tls_setup("asyncio")
     return replace(
         tls_over_fake,
@@ -137,7 +137,7 @@ def fake_tls_setup(conditions: NetworkConditions) -> NetworkSetup:
 
 
 class SecuredNetwork:
-    """A network that adds TLS to the plain streams of another."""
+    """A network that adds TLS to the streams of another network."""
 
     def __init__(self, below: Network) -> None:
         self._below = below

@@ -1,6 +1,6 @@
-"""Shared parts of rebuild tests: a snapshot built from a log's batches, and a sink on fake storage.
+"""Helpers for rebuild tests: a snapshot built from a log's batches, and a sink on fake storage.
 
-The states come from the arithmetic's own fold; no sink's code, and none of the log's, is used for them.
+The states come from the fold of the algebra, without code of sinks or of the log.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class FakeSnapshot:
 
 
 class FakeStorage:
-    """The storage of a sink; it outlives the sink."""
+    """The storage of a sink; it is kept when the sink is closed."""
 
     def __init__(self) -> None:
         self.states: dict[Ref, VectorState] = {}
@@ -101,13 +101,13 @@ class FakeStorage:
         self.lamport = 0
         self.rebuilding = False
         self.calls: list[str] = []
-        self.fail: dict[int, BaseException] = {}  # by call number
+        self.fail: dict[int, BaseException] = {}  # by number of the call
         self.hang: set[int] = set()
         self.release = anyio.Event()
 
 
 class FakeStorageSink:
-    """A sink that stores states and cursor at once; additive deltas reveal duplicate delivery."""
+    """A sink that stores states and cursor together; additive deltas reveal duplicate delivery."""
 
     def __init__(self, storage: FakeStorage, name: str = "placed", *, cursor: bool = True) -> None:
         self.name = name
@@ -182,7 +182,7 @@ class FakeStorageSink:
 
 
 def assert_same_states(found: dict[Ref, VectorState], expected: dict[Ref, VectorState]) -> None:
-    """Fail unless the states are equal to the bit, with their last keys and counts."""
+    """Check that states are equal to the bit, with their last keys and counts."""
     assert found.keys() == expected.keys()
     for ref, state in expected.items():
         assert found[ref].content == state.content, ref

@@ -1,6 +1,7 @@
-"""Services in one process, each with all kinds of sinks, which forward their logs to each other.
+"""Services in one process, each with all kinds of sinks, that forward their logs to each other.
 
-The oracle uses no log and no sink: it folds the accepted deltas, and of equal ids on a vector the first.
+The oracle uses neither log nor sink: it folds the accepted deltas, and of equal ids on a vector only the
+first.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ FORWARDER = Sender("forwarder", Source.REPLICA)
 
 
 class Service:
-    """One service, and the offset up to which it has forwarded its log to each of the others.
+    """A service, and the offset up to which it has forwarded its log to each of the others.
 
-    On a disk or in memory, in virtual time; a given `propagator` is used as it is.
+    Its log is on a simulated disk or in memory, in virtual time; a given `propagator` is used unchanged.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Service:
         await self.p.wait_visible(self.p.statistics().log.next_offset)
 
     async def contents(self, names: set[Name]) -> dict[str, dict[Name, Any]]:
-        """Return these vectors' state by sink."""
+        """Return the state of these vectors by sink."""
         await self.settle()
         await self.storage.flush()
         file = {(space, name): summarize_state(state) async for space, name, state in self.storage.rows()}
@@ -140,7 +141,7 @@ class Service:
 
 
 def summarize_state(state: VectorState | None, *, counts: bool = True) -> Any:
-    """Return the parts of a state that services share; a cache counts only deltas that it has seen."""
+    """Return the parts of a state that services share; a cache counts only deltas that it has applied."""
     assert state is not None
     return (*state.content, state.key, state.ignored if counts else None)
 
@@ -180,7 +181,7 @@ class Writer:
     async def write(self, service: Service) -> None:
         """Publish one call; a refused call has no effect."""
         random = self.random
-        if self.known and random.random() < 0.3:  # a client that failed over resends
+        if self.known and random.random() < 0.3:  # a client resends after a failover
             deltas = [random.choice(self.known)]
         else:
             deltas = [self._delta(service) for _ in range(random.choice((1, 1, 2, 6)))]
@@ -208,7 +209,7 @@ class Writer:
     def _delta(self, service: Service) -> Delta:
         random = self.random
         namespace = random.choice(("n", "n", "odd"))
-        width = 2 + service.number if namespace == "odd" else 2  # a dimension per service there
+        width = 2 + service.number if namespace == "odd" else 2  # each service has its own dimension here
         numbers = [random.choice((0.0, 1.0, -1.5, 3e38)) for _ in range(width)]
         operation = random.choice(
             (

@@ -1,4 +1,4 @@
-"""Shared parts of propagator tests: a delta, a gate that a sink waits at, expected refusals."""
+"""Helpers for propagator tests: a delta, a gate that blocks a sink, expected refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def catch_refusal(call: Awaitable[object]) -> Refused:
 
 
 class Gate:
-    """A sink's function that waits until the test lets it go on."""
+    """A sink's function that waits until the test opens the gate."""
 
     def __init__(self) -> None:
         self.opened = anyio.Event()

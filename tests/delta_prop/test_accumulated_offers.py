@@ -11,7 +11,7 @@ from delta_prop import Delta, OfferState, Priority, Propagator, Settings, create
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.whole_log import read_all
+from tests.full_log import read_all
 
 if TYPE_CHECKING:
     from delta_prop_wire.batch import LoggedBatch

@@ -1,4 +1,4 @@
-"""Acks and delivery follow the log's marks, not the append."""
+"""Acks and delivery follow the log's written and synced offsets, not the append."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from delta_prop_wire.batch import Batch
 from delta_prop_wire.delta import AckLevel, Delta, create, opaque
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.chains import Bench, batch_of
+from tests.delta_prop.pipeline_bench import Bench, batch_of
 from tests.delta_prop.support import make_delta
 
 
 class SlowLog(MemoryLog):
-    """A log whose marks the test moves."""
+    """A log whose written and synced offsets the test sets."""
 
     ack_level = AckLevel.DURABLE
     written = synced = 0

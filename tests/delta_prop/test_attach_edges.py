@@ -1,4 +1,4 @@
-"""Sinks that come and go: holds on the log, names, cursors over other topics, shared vectors."""
+"""Attach and detach in rare cases: holds on the log, names, cursors with other topics, shared vectors."""
 
 from __future__ import annotations
 

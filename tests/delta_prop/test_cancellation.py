@@ -1,4 +1,4 @@
-"""Many publishers that wait or are cancelled: each reported outcome is what happened, once and in order."""
+"""Many publishers that wait or are cancelled: reported outcomes match the log, each delta once, in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTINGS = Settings(log_deltas_max=5, mailbox_deltas_max=3, pending_deltas_max=4
 
 
 class Publishers:
-    """Publishers that make one call each and record its reported outcome."""
+    """Publishers that make one call each and record the reported outcome."""
 
     def __init__(self, p: RecordedPropagator, random: Random) -> None:
         self.p = p
@@ -38,7 +38,7 @@ class Publishers:
     async def publish_one(self, number: int) -> None:
         await anyio.sleep(self.random.random())
         key, parents = f"v{number}", ()
-        if self.random.random() < 0.4:  # a parent that comes later, or never
+        if self.random.random() < 0.4:  # the parent is published later, or never
             parents = (self.random.randrange(2 * PUBLISHERS).to_bytes(16, "big"),)
         delta = make_delta(key, parents=parents, id=(PUBLISHERS + number).to_bytes(16, "big"))
         self.reported[key] = "cancelled"

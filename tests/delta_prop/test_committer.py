@@ -1,6 +1,6 @@
 """The start of a commit: at once for a caller that waits for each batch, after a linger in a stream.
 
-It runs on the thread, except for small groups that only go into the page cache.
+A commit runs on the thread, except for small groups that are only written to the page cache.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def commit_times(
         committer = Committer(
             log,
             on_moved=lambda: on_moved(log, committer),
-            on_failed=lambda *_: pytest.fail("the commit failed"),
+            on_failed=lambda *_: pytest.fail("no commit may fail"),
             now=anyio.current_time,
             tick_callbacks=tick or TickCallbacks(anyio.current_time),
         )
@@ -169,7 +169,7 @@ def test_stream_lingers_up_to_linger_bytes() -> None:
         append_batch(log, committer)
         await anyio.sleep(COMMIT_S / 2)
         for _ in range(5):
-            append_batch(log, committer, LINGER_BYTES // 4 // 4)  # four of them make a group
+            append_batch(log, committer, LINGER_BYTES // 4 // 4)  # four of these batches make a group
         await append_stream(log, committer, until=COMMIT_S * 2, numbers=4)
 
     assert commit_times(scenario)[:2] == pytest.approx([0, COMMIT_S + TURN_S], abs=2 * TURN_S)
@@ -180,7 +180,7 @@ LOGGED = AckLevel.LOGGED
 
 def test_logged_level_is_written_at_once_without_the_thread() -> None:
     async def scenario(log: DurableLog, committer: Committer) -> None:
-        for level in (LOGGED, LOGGED, AckLevel.MEMORY):  # the first creates the file, on the thread
+        for level in (LOGGED, LOGGED, AckLevel.MEMORY):  # the first commit creates the file, on the thread
             append_batch(log, committer, level=level)
             await anyio.sleep(1)
             assert log.written == log.next_offset
@@ -208,11 +208,11 @@ def test_appends_in_a_tick_are_written_together_at_its_end() -> None:
                 append_batch(log, committer, level=LOGGED)
             assert log.written == 1
         assert log.written == 5
-        assert moved == [4, 5]  # and the batch that the callback appended
+        assert moved == [4, 5]  # the second offset includes the batch that the callback appended
         await anyio.sleep(1)
         with tick:
             append_batch(log, committer, level=AckLevel.DURABLE)
-        assert log.written == 5, "a durable batch is left to the thread"
+        assert log.written == 5, "a durable batch must be left to the thread"
         await anyio.sleep(1)
         with tick:
             append_batch(log, committer, level=LOGGED)
@@ -283,7 +283,7 @@ def test_slow_write_offloads_to_the_thread_for_a_while() -> None:
         assert log.written == log.next_offset
 
     began = commit_times(scenario, level=LOGGED)
-    assert len(began) == 4, "the first creates the file, the last one is the final sync"
+    assert len(began) == 4, "the thread must create the file, do two offloaded commits and the final sync"
     assert 1 < began[1] < began[2] < 1 + 2 * OFFLOAD_S
 
 

@@ -1,4 +1,4 @@
-"""Settings: each limit is checked, each contradiction is reported, the memory limit is a sum."""
+"""Settings: each limit and each relation between limits is checked; the memory limit is the sum of all."""
 
 from __future__ import annotations
 

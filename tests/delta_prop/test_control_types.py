@@ -94,7 +94,7 @@ def test_service_continues_a_log_with_other_control_types(checkpoint: bool) -> N
     log, _ = open_log(disk, LOG, read_only=True)
     numbers = [frame.logged.lamport for frame in log.frames()]
     assert numbers == sorted(numbers)
-    assert numbers[-1] > numbers[-2] + 1, "the Lamport number continues above theirs"
+    assert numbers[-1] > numbers[-2] + 1, "the next Lamport number must be above those of the control rows"
 
 
 def test_snapshot_has_no_watermark_of_other_control_types() -> None:

@@ -1,4 +1,4 @@
-"""For any order of arrival, all sinks see one causal order and reach one state."""
+"""For any order of arrival, all sinks apply one causal order and reach one state."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Counters:
 
 
 class PacedSink:
-    """A sink of random speed that sometimes fails, before or after it applies."""
+    """A sink of random speed that sometimes fails before or after it applies rows."""
 
     def __init__(self, sink: Sink, random: Random, pause_s: float) -> None:
         self.name = sink.name
@@ -93,7 +93,7 @@ class PacedSink:
 
 @dataclass
 class ConvergenceRun:
-    """One propagator and one journey: the order and the final content of each sink."""
+    """A propagator and an order of arrival: the order and the final contents of each sink."""
 
     path: Path
     random: Random

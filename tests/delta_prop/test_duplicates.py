@@ -1,4 +1,4 @@
-"""A batch under processed dots is acknowledged as duplicate only if its content is equal, at any age."""
+"""A batch under stored dots is a duplicate only if its content equals the log's, whatever its age."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import Nack, OriginClaim
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.chains import Bench, batch_of
+from tests.delta_prop.pipeline_bench import Bench, batch_of
 from tests.delta_prop.server.raw import ORIGIN, connected, opaque_batch, serving
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def test_first_offsets_evicted_from_memory_are_read_from_the_log(monkeypatch: py
     monkeypatch.setattr(origins, "OFFSET_RANGES_MAX", 20)
     bench = Bench()
     one, two = bench.hello("one"), bench.hello("two")
-    for counter in range(1, 101):  # in turn, so that each has an offset range of its own
+    for counter in range(1, 101):  # batches alternate, so that each has an offset range of its own
         bench.send(batch_of(one, counter, make_delta(f"a{counter}")))
         bench.send(batch_of(two, counter, make_delta(f"b{counter}")))
     for counter in range(1, 101):

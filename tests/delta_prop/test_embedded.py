@@ -1,4 +1,4 @@
-"""The embedded propagator: attach and detach, a full log, subscriptions, close."""
+"""The embedded propagator: attach, detach, a full log, subscriptions, close."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_exception_in_block_propagates_and_sinks_are_closed(backend: dict[str, A
     anyio.run(reopen, **backend)
 
 
-# --- sinks come and go
+# --- attach and detach
 
 
 def test_reattached_sink_resumes_where_it_was_detached() -> None:
@@ -124,7 +124,7 @@ def test_reattached_sink_resumes_where_it_was_detached() -> None:
         await p.attach(CallbackSink(lambda at, _: seen.append(at)))
         await p.publish(make_delta("a"))
         await p.detach("callback")
-        assert seen == [0]  # the rows of the log were delivered before the detach
+        assert seen == [0]  # the rows of the log are delivered before the detach
         await p.publish(make_delta("b"))
         assert seen == [0]
         await p.attach(CallbackSink(lambda at, _: seen.append(at)))
@@ -143,7 +143,7 @@ def test_reattached_sink_resumes_where_it_was_detached() -> None:
 )
 def test_attached_sink_begins_at_its_start_option(start: Any, expected: list[int]) -> None:
     async def main(p: RecordedPropagator) -> None:
-        await p.publish(make_delta("a"), make_delta("b"))  # one batch, so that offset 1 is inside it
+        await p.publish(make_delta("a"), make_delta("b"))  # a single batch, so that offset 1 is inside it
         seen: list[int] = []
         await p.attach(CallbackSink(lambda at, _: seen.append(at)), start=start)
         await p.publish(make_delta("c"))
@@ -294,7 +294,7 @@ def test_publish_timeout_on_full_log_appends_nothing() -> None:
         assert refusal.code is ErrorCode.LOG_FULL
         assert refusal.retry_after_ms
         assert anyio.current_time() == pytest.approx(5, abs=0.1)
-        with anyio.move_on_after(1) as scope:  # cancelled in the admission queue
+        with anyio.move_on_after(1) as scope:  # the call is cancelled in the admission queue
             await p.publish(make_delta("never"))
         assert scope.cancelled_caught
         gate.opened.set()
@@ -327,7 +327,7 @@ def test_sink_not_required_does_not_hold_the_log() -> None:
 def test_subscription_begins_at_its_start_option(start: Any, first: int) -> None:
     async def main(p: RecordedPropagator) -> None:
         await p.publish(make_delta("a"), make_delta("b"), make_delta("c"))
-        subscription = p.subscribe(start=start)  # latest is the time of subscribe, not of the first read
+        subscription = p.subscribe(start=start)  # the end at `subscribe`, not at the first read
         await p.publish(make_delta("d"))
         async with subscription:
             one = await anext(subscription)

@@ -1,4 +1,4 @@
-"""Publishing: dependencies, cancellation at every stage, invalid input, statistics."""
+"""Publish: dependencies, cancellation at every stage, invalid input, statistics."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_cancelled_publish_after_append_returns_its_ack() -> None:
             scope.cancel()
             published = await p.publish(
                 make_delta("a")
-            )  # appended at once: it returns despite the cancellation
+            )  # the delta is appended at once, so the call returns despite the cancellation
             assert published.offset == 0
             await anyio.sleep(1)
         assert scope.cancelled_caught
@@ -204,7 +204,7 @@ def test_invalid_delta_is_refused_by_field_and_changes_nothing(
 
 
 def test_publish_many_folds_like_single_deltas() -> None:
-    """Full vectors, and elements with indices; a call without numbers changes nothing."""
+    """Vectors and elements with indices; a call without numbers changes nothing."""
 
     async def main(p: RecordedPropagator) -> None:
         storage = await p.attach(CacheSink())

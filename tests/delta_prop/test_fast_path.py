@@ -23,7 +23,7 @@ from delta_prop_wire.delta import (
     sparse,
 )
 from delta_prop_wire.heterogeneous import common_columns_only
-from tests.delta_prop.chains import Bench, batch_of
+from tests.delta_prop.pipeline_bench import Bench, batch_of
 
 if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
@@ -51,7 +51,7 @@ DELTAS = st.builds(
 TWO_PRODUCERS = st.tuples(
     st.sampled_from([0, 1]),  # the sender
     st.sampled_from([1, 1, 1, 1, 2, 0]),  # the distance of its base from the sender's last counter
-    st.sampled_from([1, 1, 1, 2]),  # the epoch
+    st.sampled_from([1, 1, 1, 2]),  # the epoch of the batch
     st.lists(DELTAS, min_size=1, max_size=3),
     st.sampled_from(["", "", "", "clock", "owner", "source"]),
 )
@@ -85,7 +85,7 @@ def play_batches(bench: Bench, steps: list[Any]) -> list[object]:
         owner = "somebody" if extra == "owner" else None
         receipts.append(bench.send(batch, owner=owner))
         if extra == "source":
-            receipts.append(bench.send(batch))  # a duplicate
+            receipts.append(bench.send(batch))  # the batch is a duplicate
     appender, vectors = bench.pipeline.appender, bench.vectors
     log = [(one.offset, one.lamport, bytes(one.batch.body)) for one in bench.routed]
     heads = {key: vectors.head("default", key) for key in ("a", "b", "é")}
@@ -153,7 +153,7 @@ def test_batches_offered_as_run_end_like_single_ones(
 
 
 def offer_batches(steps: list[Any], log_deltas_max: int, epoch: int, *, as_run: bool) -> list[object]:
-    """Offer one producer's batches as runs, or singly on the full path; return outcomes and final state."""
+    """Offer a producer's batches as runs, or one by one on the full path; return outcomes and final state."""
     run_bench = Bench(pending_deltas_max=20, log_deltas_max=log_deltas_max)
     bench = run_bench if as_run else FullPathBench(log_deltas_max)
     origins = [bench.hello("p"), bench.hello("q")]
@@ -189,7 +189,7 @@ def offer_batches(steps: list[Any], log_deltas_max: int, epoch: int, *, as_run: 
 
 
 def leading_run(batches: list[Batch]) -> list[Batch]:
-    """Return the first batches that are simple and contiguous."""
+    """Return the leading batches that are contiguous and have only common columns."""
     count = 1
     for before, batch in pairwise(batches):
         if batch.base != before.last + 1 or not common_columns_only(batch):
@@ -250,7 +250,7 @@ def test_uniform_batches_are_noted_together() -> None:
     batches = [batch_of(origin, 1 + row, Delta(f"key-{row}", create([1, 2]))) for row in range(4)]
     session = Sender("p", Source.LOCAL)
     assert bench.pipeline.offer_run(batches[:1], session, lambda _: Receipt(), bench.now) == 1
-    assert noted_counts == [1]  # a new namespace
+    assert noted_counts == [1]  # a new namespace is noted
     assert bench.pipeline.offer_run(batches[1:], session, lambda _: Receipt(), bench.now) == 3
     assert noted_counts == [1]
     heads = [bench.vectors.head("default", f"key-{row}") for row in range(4)]

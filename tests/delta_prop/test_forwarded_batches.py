@@ -23,7 +23,7 @@ from delta_prop_wire.delta import (
 from delta_prop_wire.encode import encode_batch, encode_noop
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.state_rows import StateRow, encode_states
-from tests.delta_prop.chains import Bench, batch_of
+from tests.delta_prop.pipeline_bench import Bench, batch_of
 
 FAR_ORIGIN = make_origin(9, Priority.NORMAL)
 ONE, TWO, THREE = (bytes([number]) * 16 for number in (1, 2, 3))
@@ -64,7 +64,7 @@ def test_forwarded_duplicate_is_acked_whatever_its_bytes() -> None:
     assert (second.offset, second.duplicate, second.duplicates) == (0, True, {0: 0, 1: 1})
     assert (
         bench.forward(2, *make_deltas("x", "y")).result().duplicate
-    )  # other rows and bytes, from a log that lost some
+    )  # other rows and bytes, from a log that lost its tail
     bench.pipeline.origins.deactivate_idle(1e9)
     bench.now = 1e9
     assert bench.forward(1, *make_deltas("a", "b")).result().duplicates == {0: 0, 1: 1}
@@ -149,7 +149,7 @@ def test_log_marks_batches_with_known_ids() -> None:
     marks = [logged.known_ids for logged in bench.routed]
     none, some, all_ = KnownIds
     assert marks == [none, none, all_, some, all_, none]
-    # A local duplicate is acknowledged with its first offset.
+    # A local publish of a forwarded id is acknowledged as a duplicate, with the first offset.
     assert bench.publish(make_delta("v", id=TWO)).result().duplicates == {0: 1}
 
 
@@ -186,7 +186,7 @@ def test_forwarded_origin_keeps_its_epoch() -> None:
 
 
 def test_forwarder_is_acked_at_highest_local_level() -> None:
-    """The forwarder never sends the batch again, so the producer's ack level does not count."""
+    """The forwarder never resends the batch, so the producer's ack level does not count."""
 
     async def main() -> None:
         log = LogSettings(read_level=AckLevel.LOGGED)

@@ -1,4 +1,4 @@
-"""Histories of vectors that a sink reads: of several vectors, in parts, from long logs."""
+"""`SinkContext.history`: histories of several vectors, in parts, from long logs."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_long_history_read_does_not_time_out_the_call(monkeypatch: pytest.Monkey
         began = anyio.current_time()
         await p.publish(Delta("b", create([1.0]), "x"))
         await p.wait_visible(298, timeout_s=1_000)
-        assert anyio.current_time() - began > 100, "the history read took that long"
+        assert anyio.current_time() - began > 100, "the history read must take over 100 s"
         assert p.statistics().sinks["historian"].errors == 0
         assert sink.history
 

@@ -51,7 +51,7 @@ def test_end_of_stream_follows_last_byte_and_persists(net_setup: NetworkSetup) -
 def test_last_bytes_arrive_despite_unread_input(net_setup: NetworkSetup) -> None:
     async def main(net_setup: NetworkSetup, network: Network) -> None:
         async with net_setup.pair(network) as (client, server):
-            client.send_now([BODY])  # unread input; a bare close would reset the connection
+            client.send_now([BODY])  # the client has unread input, so a bare close would reset the connection
             await server.send([b"shutting down"])
 
             async def read_end() -> None:
@@ -284,7 +284,7 @@ def test_peers_are_named_and_used_address_is_rejected(net_setup: NetworkSetup) -
 
 
 async def expect_bytes(stream: Stream, body: bytes) -> None:
-    """Receive these bytes in odd parts, and compare."""
+    """Receive these bytes in unequal parts, and compare."""
     assert await receive(stream, len(body), buffer_bytes=10_007) == body
 
 

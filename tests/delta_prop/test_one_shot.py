@@ -1,4 +1,4 @@
-"""One-shots: one waiter and one result, on each backend."""
+"""OneShot: one waiter and one result, on each backend."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, Source, create
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import OriginClaim
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
-from tests.delta_prop.chains import Bench, batch_of
+from tests.delta_prop.pipeline_bench import Bench, batch_of
 
 
 def make_delta(key: str, **more: object) -> Delta:
@@ -224,7 +224,7 @@ def test_dependent_of_refused_draft_is_refused(queued: bool) -> None:
 
 
 def test_new_claim_refuses_pending_batch_so_dots_are_reusable() -> None:
-    """After the log lost some counters, the producer sends the same dots in other bytes."""
+    """After the log lost some counters, the producer sends the same dots with other bytes."""
     bench = Bench()
     origin, other = make_origin(9, Priority.NORMAL), make_origin(9, Priority.HIGH)
     bench.owners[origin] = bench.owners[other] = "p"

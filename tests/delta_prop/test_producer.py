@@ -1,4 +1,4 @@
-"""A producer's handle: dots drawn late, batches retried in order, withdrawn, fenced."""
+"""The producer's handle: dots drawn at the append, batches retried in order, withdrawn, fenced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from delta_prop_sinks import CallbackSink
 from delta_prop_wire.delta import Delta, Dot, Priority, create, offset, transform
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.chains import Bench
+from tests.delta_prop.pipeline_bench import Bench
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -285,7 +285,7 @@ def test_delta_in_another_lane_waits_for_the_vector_it_changes() -> None:
     assert (low.priority, urgent.priority) == (Priority.LOW, Priority.CRITICAL)
     assert urgent.clock == (low.dot(0),)
     producer.offer(Delta("v", offset(1.0), priority=Priority.CRITICAL))
-    assert bench.routed[-1].batch.clock == ()  # sent with an earlier batch
+    assert bench.routed[-1].batch.clock == ()  # the parent was sent with an earlier batch
     assert bench.vectors.concurrent_updates == 0
 
 

@@ -1,4 +1,4 @@
-"""A sink with an invalidated cursor is rebuilt from a snapshot and the tail, and holds the full fold."""
+"""A sink with an invalidated cursor is rebuilt from a snapshot and the tail, and has the complete fold."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL = Settings(log_deltas_max=60, merge_deltas_max=100, retries=2, breaker_fai
 
 
 async def publish_round(p: Propagator, number: int, count: int = 10) -> None:
-    """Publish creates in round 0, then additive changes, and some tombstones."""
+    """Publish creates in round 0, then additive changes and some tombstones."""
     for row in range(count):
         key = f"v{row}"
         if number == 0:
@@ -73,7 +73,7 @@ def test_sink_absent_since_start_is_rebuilt_and_catches_up() -> None:
             assert statistics.applied_deltas + statistics.skipped == end - snapshot.offset
             assert storage.calls[0] == "begin"
             assert storage.calls.index("end") == 1 + -(-snapshot.rows // 5)
-            assert (snapshot.opened, snapshot.closed) == (1, 2)  # once only to look it up
+            assert (snapshot.opened, snapshot.closed) == (1, 2)  # one look-up reads no frames
             assert offsets == list(range(end))
 
     run_virtual(main)
@@ -179,7 +179,7 @@ def test_rebuild_holds_the_tail_or_uses_a_newer_snapshot() -> None:
             await anyio.sleep(0.1)
             await publish_rounds(p, history, range(8, 13))
             assert p.statistics().log.start_offset <= snapshot.offset
-            if required:  # it holds the log, as a required sink does
+            if required:  # the sink holds the log, as a required sink does
                 more = [Delta(f"more{n}", create([1.0, 2.0, 3.0])) for n in range(20)]
                 assert (await catch_refusal(p.publish(*more, timeout_s=1))).code is ErrorCode.LOG_FULL
             else:
@@ -242,7 +242,7 @@ def test_refused_rebuild_names_the_fix() -> None:
             storage = FakeStorage()
             await p.attach(
                 FakeStorageSink(storage), start="earliest"
-            )  # no rebuild: only what the log still holds
+            )  # no rebuild: the sink gets only what the log still has
             await p.wait_visible(p.statistics().log.next_offset)
             assert "begin" not in storage.calls
             with pytest.raises(Refused, match=r"cannot be rebuilt: .*let it compact") as refusal:
@@ -252,7 +252,7 @@ def test_refused_rebuild_names_the_fix() -> None:
             await p.wait_visible(p.statistics().log.next_offset)
             statistics = p.statistics().sinks["placed"]
             assert (statistics.state, statistics.rebuilds) == ("idle", 0)  # the sink continues unchanged
-            assert "begin" not in storage.calls  # its data are not cleared without a snapshot
+            assert "begin" not in storage.calls  # the sink's data are not cleared without a snapshot
             history.take_snapshot()
             p.rebuild("placed")
             await p.wait_visible(p.statistics().log.next_offset)
@@ -382,7 +382,7 @@ def test_rebuilt_storage_index_and_cache_give_equal_answers(tmp_path: Path) -> N
                 assert (found.content, found.key) == (state.content, state.key)
             for name in ("shared", "own", "cache", "storage"):
                 assert p.statistics().sinks[name].rebuilds == 1, name
-            p.rebuild("storage")  # the index that shares its vectors follows
+            p.rebuild("storage")  # the index that shares its vectors is rebuilt too
             await publish_rounds(p, history, range(13, 15))
             await p.wait_visible(p.statistics().log.next_offset)
             await storage.flush()

@@ -1,4 +1,4 @@
-"""Receipts: settled once, and exact about the outcome of a cancelled wait."""
+"""Receipts are settled once, and report the outcome of a cancelled wait exactly."""
 
 from __future__ import annotations
 

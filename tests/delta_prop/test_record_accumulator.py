@@ -1,4 +1,4 @@
-"""Coalesced calls: each has its own outcome, and they have the effect of single calls."""
+"""Coalesced calls: each has its own outcome, and together they have the effects of separate calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DELTAS = st.builds(Delta, st.sampled_from([*NAMES, "unknown", "\n"]), OPERATIONS
 
 
 async def publish_concurrently(p: RecordedPropagator, calls: Sequence[Any]) -> list[PublishAck | Refused]:
-    """Return the results of calls made in one turn, in this order."""
+    """Return the results of calls made in one turn, in the order of the calls."""
     results: dict[int, PublishAck | Refused] = {}
 
     async def publish(index: int, call: Any) -> None:
@@ -133,7 +133,7 @@ def test_call_cancelled_before_its_batch_is_never_applied() -> None:
             outcome = "published"
 
         async with anyio.create_task_group() as tasks:
-            p._accumulator.callers += 1  # a second, slow caller
+            p._accumulator.callers += 1  # as with a second, slow caller
             tasks.start_soon(publish)
             while not (p._accumulator._calls or outcome == "published"):
                 await anyio.lowlevel.checkpoint()
@@ -196,7 +196,7 @@ def test_call_groups_keep_order_batch_key_and_limits(shapes: list[tuple[int, boo
         st.tuples(
             st.one_of(DELTAS, st.lists(st.sampled_from(NAMES), min_size=1, max_size=3)),
             st.sampled_from([None, None, AckLevel.MEMORY, AckLevel.LOGGED]),
-            st.sampled_from(["", "", "", *NAMES]),  # the vector that another producer changes before
+            st.sampled_from(["", "", "", *NAMES]),  # the vector that another producer changes first
         ),
         max_size=10,
     )

@@ -1,4 +1,4 @@
-"""Recorded traffic: it is read back as written, and contains no names or content."""
+"""Recorded traffic reads back as written, and contains neither names nor content."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ GOLDEN = bytes.fromhex(
     "780163646060d895142d933f598b17c804838de90a179ca40acb18813c250ea820030b90a17ab178d9a7c3edb10002930af0"
     "00000000000000000000000000000000405489000000000001dbc94e"
 )
-"""One row: the file's head, a block's head, its columns compressed, the last block."""
+"""One row: the file's head, the head of a block, the block's compressed columns, the last block."""
 
 
 def record(*batches: tuple[Batch, int], salt: bytes = SALT, block_per_batch: bool = False) -> bytes:
@@ -136,7 +136,7 @@ def test_recording_takes_few_bytes_per_row() -> None:
         for at in range(0, 20_000, 100)
     ]
     raw = record(*batches)
-    assert len(raw) / 20_000 < 12  # a hash alone takes eight
+    assert len(raw) / 20_000 < 12  # a hash alone takes eight bytes
     assert sum(batch.count for batch in open_recording(raw).batches()) == 20_000
 
 

@@ -1,4 +1,4 @@
-"""A delta whose parent had a final refusal gets a final refusal at once, and never waits."""
+"""A delta whose parent has a final refusal gets a final refusal at once, and never waits."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.frames import BatchFrame, DeltaFrame, Nack
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.chains import Bench, batch_of
 from tests.delta_prop.durable.histories import NEVER, resend_batch
+from tests.delta_prop.pipeline_bench import Bench, batch_of
 from tests.delta_prop.server.raw import ORIGIN, connected, serving
 from tests.delta_prop.support import catch_refusal, make_delta
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 ONE, TWO, THREE = (bytes([number]) * 16 for number in (1, 2, 3))
 BAD = Delta("nobody", sparse_add([0], [1.0]), id=ONE)
-"""Refused for good: its vector is unknown."""
+"""Gets a final refusal, because its vector is unknown."""
 CHILD = make_delta("child", parents=(ONE,))
 
 
 def assert_orphaned(
     refusal: Refused | None, *, row: int = 0, parent: bytes = ONE, code: int = ErrorCode.INVALID_DELTA
 ) -> None:
-    assert refusal is not None, "the delta was acknowledged or is pending"
+    assert refusal is not None, "the delta must be refused at once"
     assert (refusal.code, refusal.field, refusal.row) == (ErrorCode.INVALID_DELTA, "parents", row)
     assert refusal.is_final
     assert parent.hex() in refusal.message
@@ -45,7 +45,7 @@ def assert_orphaned(
 
 
 def send_batch(bench: Bench, *deltas: Delta) -> Receipt:
-    """Send deltas under the next dots of an origin."""
+    """Send deltas under the next dots of the first origin."""
     origin = bench.hello("p") if not bench.owners else next(iter(bench.owners))
     return bench.send(batch_of(origin, bench.pipeline.orderer.watermarks.get(origin, 0) + 1, *deltas))
 
@@ -68,7 +68,7 @@ def test_child_of_a_refused_parent_is_refused_at_once(send: Send, send_parent: S
     assert send_parent(bench, BAD).refusal().code is ErrorCode.INVALID_DELTA  # type: ignore[misc]
     assert_orphaned(send(bench, CHILD).refusal())  # type: ignore[misc]
     assert_orphaned(send(bench, make_delta("a"), CHILD).refusal(), row=1)  # type: ignore[misc]
-    assert send(bench, make_delta("next")).acknowledged, "later counters are accepted"  # type: ignore[misc]
+    assert send(bench, make_delta("next")).acknowledged, "later counters must be accepted"  # type: ignore[misc]
     assert bench.keys() == ["next"]
 
 
@@ -295,7 +295,7 @@ async def test_child_is_refused_at_once_over_a_connection() -> None:
             return encode_batch(deltas, origin=origin, base=base)
 
         await client.send(
-            BatchFrame(1, batch(1, CHILD, origin=ORIGIN + 1), ack_wanted=True),  # pending
+            BatchFrame(1, batch(1, CHILD, origin=ORIGIN + 1), ack_wanted=True),  # this batch is pending
             BatchFrame(2, batch(2, make_delta("behind"), origin=ORIGIN + 1), ack_wanted=True),
             BatchFrame(3, batch(1, make_delta("fine", id=TWO), BAD), ack_wanted=True),
             BatchFrame(5, batch(3, make_delta("child", parents=(TWO,))), ack_wanted=True),

@@ -1,4 +1,4 @@
-"""A new propagator with the storage file of an earlier one: the vectors in the file are known."""
+"""A new propagator with an existing storage file: the vectors in the file are known."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ def test_storage_with_data_must_be_attached_before_publishing(tmp_path: Path) ->
                 await p.attach(StorageSink(path))
             with pytest.raises(
                 UsageError, match="attach this sink before publishing"
-            ):  # it holds another dimension
+            ):  # the file has vectors of another dimension
                 await p.attach(StorageSink(path), start="latest")
             assert p.statistics().sinks == {}
             await p.publish(Delta("new", create([3.0, 2.0, 1.0])))
-        async with Propagator() as reopened:  # the file was released
+        async with Propagator() as reopened:  # the first propagator has released the file
             await reopened.attach(StorageSink(path))
 
     anyio.run(main)

@@ -28,8 +28,8 @@ from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import Ack, AckRange, BatchFrame, DeltaFrame, Nack
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.chains import Bench, batch_of
 from tests.delta_prop.durable.histories import NEVER
+from tests.delta_prop.pipeline_bench import Bench, batch_of
 from tests.delta_prop.server.raw import ORIGIN, connected, serving
 from tests.delta_prop.support import catch_refusal, make_delta
 
@@ -76,7 +76,7 @@ def bench_with_first() -> Bench:
 
 
 def is_reuse_refusal(refusal: Refused | None, *, row: int = 0, offset: int | None = 2) -> bool:
-    assert refusal is not None, "the delta was acknowledged"
+    assert refusal is not None, "the delta must be refused"
     assert (refusal.code, refusal.field) == (ErrorCode.ID_REUSED, "id"), refusal
     assert refusal.is_final
     assert refusal.row == row
@@ -114,7 +114,7 @@ def test_equal_content_in_other_form_is_a_duplicate() -> None:
         SAME, parents=(Dot(origin, 1), Dot(bench.routed[0].batch.origin, 1)), expect=Dot(5, 5)
     )
     assert bench.send(batch_of(origin, 1, under_dots, clock=[Dot(origin, 1)])).result().duplicates == {0: 2}
-    assert bench.log.next_offset == 5, "a no-op record fills the dot"
+    assert bench.log.next_offset == 5, "a no-op record must fill the dot"
 
 
 ROWS = [make_delta("a", id=TWO), make_delta("b", id=ONE), make_delta("c", id=THREE), make_delta("d", id=ONE)]
@@ -144,7 +144,7 @@ def test_known_id_below_the_log_start_is_outcome_unknown() -> None:
         assert refusal_code(bench.publish(resent)) is ErrorCode.OUTCOME_UNKNOWN
     partly_new = bench.publish(make_delta("other", id=ONE), make_delta("new", id=TWO))
     assert refusal_code(partly_new) is ErrorCode.OUTCOME_UNKNOWN
-    assert bench.keys() == ["a", "b", "c", "new"], "new rows are accepted"
+    assert bench.keys() == ["a", "b", "c", "new"], "new rows must be accepted"
     for base, *rows in (
         (1, make_delta("other", id=ONE)),
         (2, make_delta("a", id=ONE), make_delta("newer", id=THREE)),
@@ -230,7 +230,7 @@ def test_known_rows_over_too_many_frames_are_too_large(monkeypatch: pytest.Monke
         bench.publish(row)
     refusal = bench.publish(*single_frames).refusal()
     assert refusal is not None
-    assert refusal.code is ErrorCode.TOO_LARGE, "the rows are in as many frames"
+    assert refusal.code is ErrorCode.TOO_LARGE, "the rows must be in too many frames"
     assert bench.publish(*single_frames[:100]).result().duplicate
 
 

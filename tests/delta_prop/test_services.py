@@ -51,12 +51,12 @@ async def run_services(
                 for a, b in open_links:
                     if random.random() < 0.4:
                         await services[a].forward_to(services[b], random.randint(1, 3))
-            if random.random() < 0.3:  # apply now, so that later rows are folded onto partial states
+            if random.random() < 0.3:  # sinks apply now, so later rows fold onto partial states
                 for service in services:
                     await service.settle()
             if random.random() < 0.3:
                 random.choice(services).p.rebuild(random.choice(["storage", "index", "cache"]))
-            await anyio.sleep(random.choice((0.01, 100.0)))  # delta chains age
+            await anyio.sleep(random.choice((0.01, 100.0)))  # time passes for the delta chains
         await heal(services, links)
         expected_by_name = fold_accepted(services)
         first = set(services[0].dots())

@@ -1,4 +1,4 @@
-"""Real sockets in rare cases: addresses, descriptor exhaustion, timeouts, turns of the event loop."""
+"""Real sockets in rare cases: addresses, descriptor exhaustion, timeouts, fairness to other tasks."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def resolve_to(targets: list[tuple[int, Any]]) -> Any:
 
 @contextmanager
 def unresponsive_address() -> Iterator[tuple[str, int]]:
-    """An address where connecting waits: nobody accepts, and the backlog is full."""
+    """Yield an address whose connects time out: its backlog is full and nothing accepts."""
     with socket.socket() as server:
         server.bind((HOST, 0))
         server.listen(0)
@@ -142,7 +142,7 @@ def unresponsive_address() -> Iterator[tuple[str, int]]:
 
 
 def test_connect_never_connects_a_socket_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that retries a free local port may get that port as its own and connect to itself."""
+    """A client that retries a free local port may get it as its own port and connect to itself."""
 
     async def main() -> None:
         listener = await SocketNetwork().listen(HOST, 0)
@@ -175,7 +175,7 @@ def test_listener_survives_descriptor_exhaustion(loop: str, caplog: pytest.LogCa
                 tasks.start_soon(accept)
                 await anyio.sleep(0.03)
                 assert not accepted
-                assert 1 <= len(caplog.records) <= 6  # the listener does not spin
+                assert 1 <= len(caplog.records) <= 6  # the listener must not spin
         assert "Too many open files" in caplog.text
         await close_all(client, accepted[0])
         await listener.aclose()
@@ -187,7 +187,7 @@ def test_listener_survives_descriptor_exhaustion(loop: str, caplog: pytest.LogCa
 
 @contextmanager
 def exhausted_descriptors() -> Iterator[None]:
-    """Keep the process from opening descriptors."""
+    """Prevent the process from opening descriptors until the block ends."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.open(os.devnull, os.O_RDONLY)
     os.close(free)
@@ -206,7 +206,7 @@ def test_partial_sends_arrive_complete(loop: str) -> None:
         async with net_setup.pair(network) as (client, server), anyio.create_task_group() as tasks:
             client._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 10_000)  # type: ignore[attr-defined]
             tasks.start_soon(client.send, parts)
-            await anyio.sleep(0.01)  # an always ready receiver would take all bytes at once
+            await anyio.sleep(0.01)  # a receiver that is always ready would take all bytes at once
             assert await receive(server, len(body)) == body
 
     plain_setup(loop).run(main)
@@ -218,7 +218,7 @@ def test_reset_found_by_send_is_also_raised_by_receive() -> None:
             client = await SocketNetwork().connect(*server.getsockname())
             accepted, _ = server.accept()
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-            accepted.close()  # a reset, which the system reports only to the first call
+            accepted.close()  # the system reports a reset only to the first call
         with pytest.raises(ConnectionError, match="Connection reset by peer"):
             await client.send([b"x"])
         with pytest.raises(ConnectionError, match="Connection reset by peer"):
@@ -281,7 +281,7 @@ def test_aclose_discards_up_to_linger_bytes_max(loop: str, monkeypatch: pytest.M
             assert 1_000_000 < sent < 100_000_000
 
     monkeypatch.setattr(sockets, "LINGER_BYTES_MAX", 1_000_000)
-    monkeypatch.setattr(sockets, "LINGER_S_MAX", 20)  # the deadline of the test comes first
+    monkeypatch.setattr(sockets, "LINGER_S_MAX", 20)  # the deadline of the test is earlier
     plain_setup(loop).run(main)
 
 
@@ -307,8 +307,8 @@ def test_busy_connection_yields_to_other_tasks(loop: str) -> None:
             spent_s = time.monotonic() - began
             tasks.cancel_scope.cancel()
             print(f"{loop}: {len(turns)} turns in {spent_s * 1e3:.1f} ms")
-            assert spent_s / 0.02 < len(turns)  # a turn each 0.5 ms, with slack for a busy machine
-            assert len(turns) < calls / 20  # but not a turn per call
+            assert spent_s / 0.02 < len(turns)  # one turn per 0.5 ms, with slack for a busy machine
+            assert len(turns) < calls / 20  # fewer turns than calls
 
     plain_setup(loop).run(main)
 
@@ -342,7 +342,7 @@ def test_receive_each_with_constant_arrivals_yields(loop: str) -> None:
 
 @ON_LOOPS
 def test_cancelled_receive_each_leaves_no_reader(loop: str) -> None:
-    """Also after an arrival that was fully read, and after a cancelled receive."""
+    """Even after an arrival that was read completely, and after a cancelled receive."""
 
     async def main(net_setup: NetworkSetup, network: Network) -> None:
         async with net_setup.pair(network) as (client, server):
@@ -363,7 +363,9 @@ def test_cancelled_receive_each_leaves_no_reader(loop: str) -> None:
             assert buffer_requests == 2
             if loop != "trio":
                 number = server._socket.fileno()  # type: ignore[attr-defined]
-                assert not asyncio.get_running_loop().remove_reader(number), "the loop would spin"
+                assert not asyncio.get_running_loop().remove_reader(number), (
+                    "the loop must have no reader, or it would spin"
+                )
             assert await server.receive_into(buffer) == 1
 
     plain_setup(loop).run(main)
@@ -371,7 +373,7 @@ def test_cancelled_receive_each_leaves_no_reader(loop: str) -> None:
 
 @ON_LOOPS
 def test_no_task_waits_on_a_closed_descriptor(loop: str) -> None:
-    """The next connection gets the same descriptor while the last waiter still wakes up."""
+    """The next connection gets the same descriptor before the last waiter has woken up."""
 
     async def main(net_setup: NetworkSetup, network: Network) -> None:
         for _ in range(25):

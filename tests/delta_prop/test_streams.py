@@ -1,4 +1,4 @@
-"""Streams of deltas: values are acknowledged after their steps; a slow step slows the stream."""
+"""Streams of deltas: a value is acknowledged after its steps, and a slow step slows the stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from delta_prop_wire.errors import UsageError
 
 
 class ListSubscriber:
-    """A fake subscriber that yields a list of deltas, and then waits."""
+    """A fake subscriber that yields a list of deltas and then waits."""
 
     manual = True
 

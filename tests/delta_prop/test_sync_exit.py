@@ -1,4 +1,4 @@
-"""A sync propagator that nobody closes: the interpreter's exit closes it, in bounded time, and says so."""
+"""A SyncPropagator that is not closed: the interpreter's exit closes it, in bounded time, with a warning."""
 
 from __future__ import annotations
 

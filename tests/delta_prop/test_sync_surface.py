@@ -1,4 +1,4 @@
-"""The synchronous and asynchronous propagators have the same methods and signatures."""
+"""Propagator and SyncPropagator have the same methods and signatures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MISSING = {
     "internals": "the parts that a server talks to; not for programs that embed a propagator",
     "__init__(world=)": "a world belongs to an event loop, which here is made by `open`",
 }
-"""Members `SyncPropagator` lacks, and why."""
+"""Members that `SyncPropagator` lacks, with the reason."""
 ADDED = {
     "open": "a notebook has no block that lasts for several cells",
     "close": "the end of what `open` began",
@@ -25,7 +25,7 @@ ADDED = {
     "publish_as": "a producer's `publish` is async",
     "__init__(backend=)": "whoever runs an event loop chooses its backend",
 }
-"""Added by `SyncPropagator`, and why."""
+"""Members that only `SyncPropagator` has, with the reason."""
 ITERATORS = {
     "subscribe": ("Subscription", "Iterator[Delivered]"),
     "pressure_changes": ("AsyncGenerator[Pressure, None]", "Iterator[Pressure]"),
@@ -37,7 +37,7 @@ def public_names(kind: type) -> set[str]:
     parameters = set(inspect.signature(kind).parameters)
     parameters = {f"__init__({name}=)" for name in parameters}
     found = {name for name in dir(kind) if not name.startswith("_")}
-    if kind is Propagator:  # set in __init__
+    if kind is Propagator:  # these attributes are set in __init__
         found |= {"settings", "recovery"}
     return found | parameters
 

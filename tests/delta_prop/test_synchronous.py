@@ -1,4 +1,4 @@
-"""The synchronous propagator, for scripts and notebooks, from any thread."""
+"""SyncPropagator, for scripts and notebooks, called from any thread."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_iteration_in_another_thread_ends_at_close() -> None:
         try:
             for one in p.subscribe(start="earliest"):
                 received.append(one.delta.vector_id)
-        except Refused as refusal:  # the propagator closed before all was read
+        except Refused as refusal:  # the propagator was closed before all was read
             if refusal.code is not ErrorCode.SHUTTING_DOWN:
                 raise
         return received

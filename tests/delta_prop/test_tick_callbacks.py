@@ -1,4 +1,4 @@
-"""Callbacks at the end of a tick, run once and in order; a wakeup for its waiter."""
+"""TickCallbacks runs calls once and in order at the end of a tick; Wakeup wakes its waiter."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def test_calls_of_close_ticks_are_left_to_the_task() -> None:
             assert calls[3] == (pytest.approx(DEFER_WINDOW_S / 2), "d")
             await anyio.sleep(DEFER_WINDOW_S)
             end_tick("e")
-            assert len(calls) == 5, "long after the last tick, the call runs at its own end"
+            assert len(calls) == 5, "long after the last tick, the call must run at the end of its own tick"
             tasks.cancel_scope.cancel()
         end_tick("f")
-        assert len(calls) == 6, "without the task, the call runs at once"
+        assert len(calls) == 6, "without the task, the call must run at once"
         return calls
 
     run_virtual(main)
@@ -164,7 +164,7 @@ def test_loop_callback_runs_deferred_calls_without_the_task() -> None:
             for name in "abc":
                 end_tick(name)
             await anyio.sleep(1)
-            assert (calls, len(waiting)) == (["a"], 1), "one callback for all deferred calls"
+            assert (calls, len(waiting)) == (["a"], 1), "all deferred calls must share one callback"
             with tick:
                 tick.call_at_end(lambda: calls.append("d"))
                 waiting.pop()()  # the callback runs in a tick of its own

@@ -1,4 +1,4 @@
-"""Transforms: read, apply, publish unless the vector has changed."""
+"""Transforms read a vector, apply a function, and publish the result unless the vector has changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def double(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    vector *= 2  # a transform may write to its argument
+    vector *= 2  # a transform may modify its argument
     return vector
 
 

@@ -1,4 +1,4 @@
-"""The real ports keep their contract on every supported event loop."""
+"""The real ports keep their contracts on every supported event loop."""
 
 from __future__ import annotations
 

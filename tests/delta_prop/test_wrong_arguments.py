@@ -109,20 +109,20 @@ def _call_with(call: Callable[[Any], Any], value: object, _: RecordedPropagator)
 
 
 class NamedOnly:
-    """A sink that has only a name."""
+    """A sink that has a name and no methods."""
 
     name = "without"
 
 
 class SyncOpenSink(CacheSink):
-    """A sink whose `open` was meant to be asynchronous."""
+    """A sink whose `open` is not asynchronous."""
 
     def open(self, context: Any) -> None:  # type: ignore[override]
-        """Nothing."""
+        """Do nothing."""
 
 
 async def double_async(vector: Any) -> Any:
-    """Compute what a plain function should."""
+    """Double a vector, asynchronously where a plain function is required."""
     return vector * 2
 
 

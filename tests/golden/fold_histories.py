@@ -1,4 +1,4 @@
-"""The 200 histories of the golden folds: each rule of the fold by itself, then random mixtures.
+"""The 200 histories of the golden folds: each rule of the fold alone, then random mixtures.
 
 They hold values only. Names say what a history tests; the last ones are drawn from seeds.
 """
@@ -28,7 +28,7 @@ from delta_prop_wire.delta import (
     sparse_add,
     transform,
 )
-from tests.wire.twice import packed_map
+from tests.wire.duplicate_keys import packed_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,7 +45,7 @@ HALF_ULP_OF_MAX = 2.0**103
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One delta. `patch`: its metadata in msgpack. `logged`: in a log, but no producer may send it."""
+    """One delta. `patch`: its metadata in msgpack. `logged`: valid in a log, but refused from a producer."""
 
     operation: Operation
     patch: bytes | None = None

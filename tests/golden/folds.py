@@ -1,4 +1,4 @@
-"""Makes docs/protocol-golden-folds.json, histories and their states: `python -m tests.golden.folds`.
+"""Write docs/protocol-golden-folds.json, histories and their states: `python -m tests.golden.folds`.
 
 Deterministic: the same histories and bytes each time. The histories are in `fold_histories.py`.
 """
@@ -17,7 +17,7 @@ from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import InvalidDelta
 from delta_prop_wire.validate import validate_batch
 from tests.golden.fold_histories import NAMESPACE, Change, histories
-from tests.wire.twice import with_metadata
+from tests.wire.duplicate_keys import with_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -45,7 +45,7 @@ def batch_of(changes: Sequence[Change], namespace: str = NAMESPACE) -> Batch:
 
 
 def states_of(changes: Iterable[Change]) -> dict[str, VectorState]:
-    """Fold the changes of each fact that are not refused, by the algebra alone."""
+    """Fold the changes of each fact that are not refused, with the algebra alone."""
     rows: dict[str, list[Any]] = {}
     ids: dict[str, dict[Key, bytes]] = {}
     for change in changes:
@@ -140,7 +140,7 @@ def format_file() -> str:
 
 
 def check_canonical(packed: bytes) -> None:
-    """Fail unless packed metadata is in canonical form, which packing it again keeps."""
+    """Fail unless packed metadata are in canonical form, which unpacking and packing keeps."""
     metadata = msgpack.unpackb(packed, strict_map_key=True)
     assert VectorState(metadata=metadata).content[3] == packed
 

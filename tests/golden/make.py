@@ -1,7 +1,7 @@
-"""Makes the golden directory of this version: `python -m tests.golden.make NAME`.
+"""Write the golden directory of this version: `python -m tests.golden.make NAME`.
 
-Run it for a version that writes something new to disk, and under a new name: existing directories are
-never replaced, since they prove that old directories can be read.
+Run it for a version that writes something new to disk, with a new name: existing directories are never
+replaced, since they prove that old directories can be read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The content of a data directory as JSON, to store and compare."""
+"""The content of a data directory as JSON, to be stored and compared."""
 
 from __future__ import annotations
 

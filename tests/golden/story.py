@@ -1,6 +1,6 @@
 """The history of a small data directory, with one of everything that a version writes to disk.
 
-It runs in virtual time on a fake disk, so that one version writes the same bytes each time.
+It runs in virtual time on a simulated disk, so one version writes the same bytes each time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ IDENTIFIED = (
 )
 EPOCH = 4097  # the first epoch granted after the first opening
 TELLER, FAR = make_origin(7, Priority.NORMAL), make_origin(77, Priority.NORMAL)
-"""Origins of a producer whose frames come again as they were, and of another service."""
+"""Origins of a producer whose frames are resent unchanged, and of another service."""
 
 
 def _frame(base: int, *deltas: Delta) -> Batch:
@@ -81,11 +81,11 @@ FRAMES = {
     "refused": _frame(5, Delta("doc-0", scale(2.0), "docs"), Delta("nobody", scale(2.0), "docs")),
     "refused with an id": _frame(7, _delta_with_own_id("nobody", scale(2.0))),
 }
-"""Of which each leaves control rows in the log."""
+"""Frames each of which leaves control rows in the log."""
 REFUSED = _delta_with_own_id("nobody-else", scale(2.0))
-"""Refused without a dot, so that a checkpoint alone knows of it."""
+"""Refused without a dot, so that only a checkpoint has its id."""
 NOOP = encode_noop(origin=FAR, base=1, count=2, code=ErrorCode.CONFLICT, refused_crc=7)
-"""Refused by another service."""
+"""A no-op of another service's refusal."""
 
 
 async def outcome(p: Propagator, batch: Batch) -> list[int | None] | str:

@@ -1,4 +1,4 @@
-"""The fold on the protocol page: the page agrees with the algebra and a service's refusals."""
+"""The fold on the protocol page agrees with the algebra and with a service's refusals."""
 
 from __future__ import annotations
 

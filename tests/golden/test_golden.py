@@ -1,6 +1,6 @@
 """Directories that earlier versions wrote are read unchanged, and services continue them.
 
-Each is a packed directory with its content as JSON; `make.py` explains how to add one. One of an
+Each is a packed directory with its content as JSON; `make.py` describes how to add one. A directory of an
 earlier format is migrated first.
 """
 

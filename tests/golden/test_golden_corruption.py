@@ -1,7 +1,7 @@
 """A flipped bit in any file of a directory is refused, reported and repaired, or without effect.
 
-No answer is wrong, and no log is shorter. Each kind of file has its own tests that flip
-every bit; here one directory has every kind, and the full service reads it.
+No answer is wrong, and no log is shorter. Each kind of file has its own tests that flip every bit; here one
+directory has every kind, and the complete service reads it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 REFUSED = (".log", "/log", "format", ".snapshot", ".journal", ".cursor")
-"""Kinds without which something would be missing: they are refused with their name, where they are read."""
+"""Kinds of files that must be intact: a corrupted one is refused with its name when it is read."""
 REBUILT = (".index", "mark", "/time", ".checkpoint", ".part", "cursors")
-"""Kinds that lag or can be made anew."""
+"""Kinds of files that may lag or are rebuilt."""
 
 
 def kind_of(path: str) -> str:

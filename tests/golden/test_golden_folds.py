@@ -1,7 +1,7 @@
 """The golden folds: the file equals its generator's output, and every implementation of the fold agrees.
 
-The reference fold, state rows, the index in memory, the storage file and compaction, in several orders and
-groupings.
+The implementations: reference fold, state rows, index in memory, storage file, compaction; in several orders
+and groupings.
 """
 
 from __future__ import annotations

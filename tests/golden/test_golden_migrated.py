@@ -1,4 +1,4 @@
-"""A directory of format 1: every verb refuses it in one line, `log migrate` brings it to format 2."""
+"""A directory of format 1: every verb refuses it in one line, and `log migrate` converts it to format 2."""
 
 from __future__ import annotations
 

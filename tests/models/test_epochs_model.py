@@ -1,4 +1,4 @@
-"""Epochs across restarts of a log: each has one holder, and a new one is above all earlier ones."""
+"""Epochs across restarts of a log: each has one holder, and a new epoch is above all earlier ones."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ HOLDER_INDEXES = st.integers(0, 1 << 20)
 
 
 class EpochsMachine(RuleBasedStateMachine):
-    """One origin, its holders, and a log that is closed, killed and recovered."""
+    """An origin, its holders, and a log that is closed, killed and recovered."""
 
     @initialize(openings=st.sampled_from([0, 1, 1_000, 600_000]))
     def begin(self, openings: int) -> None:
         self.openings = openings  # as stored on the disk
         self.durable = 0  # the highest epoch of a synced batch
-        self.holders: list[int] = []  # the epoch each was granted last
+        self.holders: list[int] = []  # by holder: the epoch granted last
         self.highest = 0
         self.origins = self.open_origins()
 
@@ -51,14 +51,14 @@ class EpochsMachine(RuleBasedStateMachine):
         return self.origins.claim(ORIGIN, epoch, OWNER, 0.0, 0).epoch
 
     def note_grant(self, epoch: int) -> None:
-        assert epoch not in self.holders, "two holders have one epoch"
+        assert epoch not in self.holders, "no two holders may have the same epoch"
         self.holders.append(epoch)
         self.highest = max(self.highest, epoch)
 
     @rule()
     def say_hello(self) -> None:
         epoch = self.claim_until_granted(0)
-        assert epoch > self.highest, "it is above every earlier epoch, across restarts"
+        assert epoch > self.highest, "a new epoch must be above every earlier one, across restarts"
         assert epoch <= EPOCH_MAX
         self.note_grant(epoch)
 
@@ -81,7 +81,7 @@ class EpochsMachine(RuleBasedStateMachine):
                 self.claim_until_granted(epoch)
             assert refused.value.code is ErrorCode.FENCED
         else:
-            assert self.claim_until_granted(epoch) == epoch, "no other holder had it"
+            assert self.claim_until_granted(epoch) == epoch, "the holder of the highest epoch must keep it"
 
     @rule(above=st.sampled_from([1, 2, 6, 4_096, 5_000, 1 << 20]))
     def claim_higher_epoch(self, above: int) -> None:

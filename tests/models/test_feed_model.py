@@ -1,7 +1,7 @@
 """A feed with a sink that fails in all ways and an impatient operator, checked against its guarantees.
 
-The sink keeps only the contract: it detects duplicates by vector, so a row out of order is lost
-and found missing at the end.
+The sink only keeps its contract: it detects duplicates by vector, so a row out of order is lost and is found
+missing at the end.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class ContractSink:
     name = "model"
 
     async def open(self, context: SinkContext) -> None:
-        """Nothing to open."""
+        """Do nothing."""
 
     async def aclose(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     def statistics(self) -> None:
-        """Nothing to tell."""
+        """Return nothing."""
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         offsets = offsets_of(deliveries)
@@ -111,7 +111,7 @@ class ContractSink:
                 self.applied.append(offset)
 
     def check_cursor(self, next_offset: int) -> None:
-        """Check that nothing is missing below the cursor of a sink that keeps its own."""
+        """Check that no row is missing below the cursor of a sink that keeps its own cursor."""
         assert self.feed is not None
         present = set(self.applied) | self.dropped
         for offset in range(next_offset):

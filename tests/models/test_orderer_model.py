@@ -71,7 +71,7 @@ class ListModel:
         return has_space and owned + entry.count <= OWNER_MAX
 
     def append(self, entry):
-        """Append an entry and those it releases, in arrival order; remove and return overtaken ones."""
+        """Append an entry and those it releases, in order of arrival; remove and return overtaken ones."""
         queue, overtaken = [entry], []
         while queue:
             entry = queue.pop(0)
@@ -87,7 +87,7 @@ class ListModel:
 
 
 class OrdererMachine(RuleBasedStateMachine):
-    """Give both the same entries, and compare answers, order and pending entries."""
+    """Gives the orderer and the model the same entries, and compares answers, order and pending entries."""
 
     @initialize()
     def start(self):

@@ -1,4 +1,4 @@
-"""Seen ids against a dict that forgets nothing: in memory, on disk, merged, forgotten, after restarts."""
+"""SeenIds against a dict that drops nothing: in memory, on disk, merged, forgotten, after restarts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from delta_prop.ingest import id_runs
 from delta_prop.ingest.seen_ids import FEW_IDS, SeenIds
-from tests.delta_prop.ingest.kept_ids import IdStore
+from tests.delta_prop.ingest.id_store import IdStore
 from tests.delta_prop.ingest.test_seen_ids import id_with_hash
 
 ids = st.integers(0, 150).map(lambda number: id_with_hash(number % 40 << 58, number))
-"""Some share a hash."""
+"""Some ids share a hash."""
 
 
 class SeenIdsMachine(RuleBasedStateMachine):
-    """Add unknown ids as their batch is appended, and look up any ids at any time."""
+    """Adds unknown ids when their batch is appended, and looks up any ids at any time."""
 
     @initialize(
         generation_ids=st.integers(4, 30),

@@ -1,4 +1,4 @@
-"""Ports that nobody has, for servers whose configuration names them before they start."""
+"""Free TCP ports, for servers whose configuration names their ports before they start."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import socket
 from contextlib import ExitStack
 
 LOWEST, HIGHEST = 20_000, 30_000
-"""Below those that the system gives to connections, which would take one between its choice and its use."""
+"""Below the ports that the system gives to connections, so that none of them takes a drawn port."""
 
 
 def free_ports() -> tuple[int, int]:
-    """Draw two ports on which nobody listens, so that tests side by side hardly ever draw the same."""
+    """Draw two ports on which nobody listens; concurrent tests rarely draw the same ones."""
     ports = list[int]()
     with ExitStack() as exits:
         while len(ports) < 2:

@@ -1,6 +1,6 @@
-"""A TCP proxy for tests on real sockets, which does to connections what networks do.
+"""A TCP proxy for tests on real sockets that injects delays, resets, stalls and small chunks.
 
-It forwards both ways until told otherwise. What it draws comes from a seed; a real machine's times do not.
+It forwards both ways unless a fault stops it. Faults are drawn from a seed; timing depends on the machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
 HOST = "127.0.0.1"
-Direction = Literal["there", "back"]  # from the one who connects, or to it
+Direction = Literal["there", "back"]  # there: from the client to the target; back: to the client
 
 _ABORT = struct.pack("ii", 1, 0)
 _READ_BYTES = 65_536
@@ -31,7 +31,7 @@ _READ_BYTES = 65_536
 class Faults:
     """The faults of one direction of a connection.
 
-    `cut_at`: the connection is reset after so many bytes this way. `delay_s`: how long bytes are held.
+    `cut_at`: the connection is reset after this many bytes. `delay_s`: how long bytes are held.
     `piece_bytes_max`: bytes are sent in pieces of a random size from 1 to this.
     """
 
@@ -44,7 +44,7 @@ ConnectionFaults = tuple[Faults, Faults]
 
 
 def no_faults(_: int) -> ConnectionFaults:
-    """Nothing happens."""
+    """Return no faults for a connection."""
     return Faults(), Faults()
 
 
@@ -55,7 +55,7 @@ def random_faults(
     delay_s_max: float = 0.0,
     piece_bytes_max: int = _READ_BYTES,
 ) -> Callable[[int], ConnectionFaults]:
-    """Each connection, by its number, has a fate of its own, drawn."""
+    """Return a function that draws each connection's faults from the seed and the connection's number."""
 
     def draw(number: int) -> ConnectionFaults:
         rng = Random(f"{seed} {number}")
@@ -70,9 +70,10 @@ def random_faults(
 
 
 class Proxy:
-    """A running proxy. `target` and `draw_faults` may be changed, for the connections that come after.
+    """A running proxy. Changes of `target` and `draw_faults` apply to later connections.
 
-    While it is `refusing`, who connects is reset at once. `struck` counts what was done to connections.
+    While `refusing` is true, new connections are reset at once. `struck` counts faults and connections by
+    kind.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Proxy:
         self.draw_faults = draw_faults
         self.refusing = False
         self.struck: Counter[str] = Counter()
-        self.bytes: Counter[str] = Counter()  # forwarded, by direction
+        self.bytes: Counter[str] = Counter()  # forwarded bytes by direction
         self._listening = listening
         self._rng = Random(f"proxy {seed}")
         self._links: list[_Link] = []
@@ -96,27 +97,26 @@ class Proxy:
 
     @property
     def connections(self) -> int:
-        """The number open now."""
+        """Return the number of open connections."""
         return len(self._links)
 
     def cut(self) -> None:
-        """Reset every connection now."""
+        """Reset every open connection."""
         for link in self._links:
             link.cut()
 
     def stall(self, direction: Direction) -> None:
-        """Let nothing through this way any more, until `resume`."""
+        """Forward nothing in this direction until `resume`."""
         self._stalled.add(direction)
         self.struck["stall"] += 1
 
     def resume(self, direction: Direction) -> None:
-        """Let it through again."""
+        """Forward in this direction after `stall`."""
         self._stalled.discard(direction)
         self._resumed.set()
         self._resumed = anyio.Event()
 
     async def run(self) -> None:
-        """Forward until cancelled."""
         async with anyio.create_task_group() as tasks:
             while True:
                 with suppress(BlockingIOError):
@@ -163,7 +163,7 @@ class Proxy:
                         link.cut()
                         await anyio.lowlevel.checkpoint()
             sink.shutdown(socket.SHUT_WR)
-        except OSError:  # one side failed, so the other one is reset
+        except OSError:  # one side failed, so the other one is reset too
             link.cut()
 
     def _pieces(self, data: bytes, faults: Faults) -> Iterator[bytes]:
@@ -178,7 +178,7 @@ class Proxy:
 
 
 class _Link:
-    """One connection, both halves."""
+    """One connection: the client's socket and the target's."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client
@@ -203,7 +203,7 @@ class _Link:
 async def proxy_to(
     target: tuple[str, int], *, draw_faults: Callable[[int], ConnectionFaults] = no_faults, seed: int = 0
 ) -> AsyncIterator[Proxy]:
-    """A proxy before `target` for as long as the scope lasts; then its connections are reset."""
+    """Run a proxy in front of `target` for the scope; at its end all connections are reset."""
     with socket.create_server((HOST, 0), backlog=128) as listening:
         listening.setblocking(False)
         proxy = Proxy(listening, target, draw_faults, seed)

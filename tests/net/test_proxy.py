@@ -1,4 +1,4 @@
-"""The proxy of the tests does what it says."""
+"""`Proxy` forwards, cuts, stalls, delays and splits bytes as its faults say, the same for each seed."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_refused_or_failed_target_resets_the_client() -> None:
             await receive_all(other)
         await other.aclose()
         proxy.refusing = False
-        proxy.target = (HOST, 1)  # nobody listens there
+        proxy.target = (HOST, 1)  # nobody listens on this port
         other = await SocketNetwork().connect(*proxy.address)
         with pytest.raises(ConnectionError):
             await receive_all(other)
@@ -127,7 +127,7 @@ def test_one_direction_stalls_until_it_is_resumed() -> None:
         assert await receive(client, 9) == b"other way"
         with anyio.move_on_after(0.02):
             await receive(server, 1)
-            raise AssertionError("a byte came through")
+            raise AssertionError("a byte passed the stalled direction")
         proxy.resume("there")
         assert await receive(server, 4) == b"held"
 

@@ -1,4 +1,4 @@
-"""A machine: its processes die as real ones do, and what is left of them has no effect."""
+"""A simulated machine: its processes die like real ones, and have no effect afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeds of disasters that no run has tried before, on all cores: nothing is found."""
+"""Chaos seeds that no run has tried before, on all cores: they find no violation."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     import pytest
 
 RUN_S, RUN_SEEDS_MIN = 40.0, 100
-"""Seconds for which a normal run tries new seeds, and the least number that it tries."""
+"""Seconds for which a normal run tries new seeds, and the minimum number of seeds."""
 VACUOUS_SHARE_MAX = 0.02
-"""Of seeds whose strikes all came when there was nothing to strike: they tell nothing, right or wrong."""
+"""Maximum share of seeds none of whose strikes found a target: such runs prove nothing."""
 FULL_SEEDS = 2_000
 RARE = {"read error"}  # services seldom read the disk, as their newest batches are in memory
 MOST = 0.6
-"""Of all kinds of strikes, in the few seeds of a normal run."""
+"""Minimum share of the kinds of strikes that the few seeds of a normal run cover."""
 
 
 def test_fresh_seeds_find_no_violation(
@@ -33,9 +33,7 @@ def test_fresh_seeds_find_no_violation(
         summary.add_all(part)
         if not full and monotonic() > end and summary.seeds >= RUN_SEEDS_MIN:
             break
-    print_at_end(
-        f"{summary.seeds:,} seeds of disasters from {first} on, {summary.deltas:,} deltas acknowledged"
-    )
+    print_at_end(f"{summary.seeds:,} chaos seeds from {first} on, {summary.deltas:,} deltas acknowledged")
     assert [one for one in summary.findings if one.check != "vacuous"] == []
     assert len(summary.findings) <= VACUOUS_SHARE_MAX * summary.seeds, summary.findings
     struck = summary.struck

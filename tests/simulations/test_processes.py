@@ -1,4 +1,4 @@
-"""Work on all cores: everything is done once, comes as it ends, and ends with who asks for it."""
+"""Work on all cores: each item is done once, results arrive as they end, workers end with their parent."""
 
 from __future__ import annotations
 

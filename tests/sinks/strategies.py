@@ -1,4 +1,4 @@
-"""Random histories: batches of this service and of others, mixed kinds, few vectors, hard numbers."""
+"""Strategies for random histories: local and forwarded batches, mixed kinds, few vectors, extreme numbers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ deltas = st.builds(
 
 @st.composite
 def uniform(draw: st.DrawFn) -> list[Delta]:
-    """Rows of one kind, enough of them for the fast path."""
+    """Draw rows of one kind, enough of them for the fast path."""
     kind = draw(st.sampled_from(["create", "dense", "sparse", "sparse_add", "scale", "offset", "delete"]))
     count = draw(st.integers(5, 9))
     width = draw(st.integers(0, 3))
@@ -94,9 +94,7 @@ IDS = [bytes([number]) * 16 for number in range(9)]
 
 @st.composite
 def logs(draw: st.DrawFn, *, forwarded: bool = True) -> FakeLog:
-    """A log of up to 6 batches; forwarded ones come with any Lamport number, with ids that are there already,
-    with vectors of another dimension.
-    """
+    """Draw a log of up to 6 batches; forwarded ones with any Lamport number, known ids, other dimensions."""
     log = FakeLog()
     for content in draw(st.lists(batches, min_size=1, max_size=6)):
         if forwarded and draw(st.booleans()):

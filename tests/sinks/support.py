@@ -1,6 +1,6 @@
-"""A small false world for sinks: a log as a list, a clock that stands still, a thread that is none.
+"""Fakes for tests of sinks: a log in a list, a clock that stands still, threads that call inline.
 
-The oracle is the algebra's own fold of everything in the log; no sink's code is used for it.
+The oracle is the algebra's own fold of everything in the log; it uses no code of a sink.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LOG_ID = bytes(range(16))
 HERE = 0x8000_0000_0000_0010
-"""Origin of local deltas; its top bit is set, so that stores have to cope with it."""
+"""Origin of local deltas; its top bit is set, so stores must handle unsigned numbers."""
 
 
 class StillClock:
@@ -54,7 +54,7 @@ class InlineThreads:
 
 
 class FakeLog:
-    """Appends as the service does: offsets in a row, local Lamport numbers above all seen."""
+    """Appends as the service does: contiguous offsets, local Lamport numbers above all seen ones."""
 
     topics = frozenset("*")
 
@@ -84,7 +84,7 @@ class FakeLog:
         return None
 
     def rewind(self, offset: int) -> None:
-        raise AssertionError(f"nobody goes back to {offset}")
+        raise AssertionError(f"no sink may rewind, here to {offset}")
 
     def dimension(self, namespace: str) -> int | None:
         for logged in self.batches:
@@ -127,14 +127,14 @@ class FakeLog:
 
 
 def apply_all(resident: ResidentVectors, deliveries: Sequence[Delivery], log: FakeLog) -> int:
-    """Have deliveries folded, whatever that waits for; how many rows that were."""
+    """Have deliveries folded, including the late rows, which wait for the log; return the number of rows."""
     return anyio.run(resident.apply, deliveries, log)
 
 
 def oracle(batches: Sequence[LoggedBatch]) -> dict[tuple[str, str], VectorState]:
-    """Return every vector's right state after these batches, in whatever order.
+    """Return the correct state of every vector after these batches, in any order.
 
-    Of duplicates only the first has an effect.
+    Of deltas with one id only the first has an effect.
     """
     rows: dict[tuple[str, str], list[Any]] = {}
     ids: dict[tuple[str, str], dict[Any, bytes]] = {}
@@ -162,7 +162,7 @@ def _later_duplicates(ids: dict[Any, bytes]) -> set[Any]:
 
 
 def states_at(log: FakeLog, end: int) -> list[StateRow]:
-    """Every vector's state as of an offset between two batches, as a rebuild brings them."""
+    """Return every vector's state as of an offset between two batches, as `load_states` gets them."""
     below = [logged for logged in log.batches if logged.next_offset <= end]
     last: dict[tuple[str, str], int] = {}
     for logged in below:
@@ -174,7 +174,7 @@ def states_at(log: FakeLog, end: int) -> list[StateRow]:
 def check_state(
     found: VectorState | None, expected: VectorState, *, counts: bool = True, context: object = ""
 ) -> None:
-    """Assert that two states are the same to the bit, metadata and last key included."""
+    """Assert that two states are equal to the bit, including metadata and last key."""
     assert found is not None, context
     assert found.content == expected.content, context
     assert found.key == expected.key, context

@@ -1,4 +1,4 @@
-"""The cache against the algebra's fold: never wrong, whatever is late, repeated, evicted or being loaded."""
+"""CacheSink against the algebra's fold, with redelivered, late, evicted and concurrently loaded rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.sinks.support import FakeLog, check_state, oracle
 
 @given(log=logs(), data=st.data(), mode=st.sampled_from(["refresh", "invalidate"]))
 def test_every_hit_equals_the_fold(log: FakeLog, data: st.DataObject, mode: Any) -> None:
-    """With a loader that is ahead of the cache: it knows the whole log from the start."""
+    """The loader is ahead of the cache: it knows the complete log from the start."""
     ahead = oracle(log.batches)
 
     async def loader(namespace: str, vector_id: str) -> VectorState | None:

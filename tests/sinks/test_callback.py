@@ -1,4 +1,4 @@
-"""The callback sink: plain and async functions, a delta or a delivery at a time, and their failures."""
+"""CallbackSink: plain and async functions, called per delta or per delivery, and their failures."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_closing_does_not_wait_for_hanging_function() -> None:
             with pytest.raises(UsageError, match="'callback': a call of its function still runs from before"):
                 await p.attach(sink)
             go.set()
-            while sink.statistics().running:  # noqa: ASYNC110 - of the thread nobody is told
+            while sink.statistics().running:  # noqa: ASYNC110 - no event signals the end of the thread
                 await anyio.sleep(0.01)
             await p.attach(sink)
 

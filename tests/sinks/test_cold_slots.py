@@ -1,4 +1,4 @@
-"""Slots found by hashes are those that a dictionary gives, whatever is asked, added and released."""
+"""Cold slots, found by hashes, equal those of a dictionary after any lookups, additions and releases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CALLS = st.lists(
 
 @pytest.fixture(autouse=True)
 def _colliding_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that many ids are alike, and every table is cold."""
+    """Make many ids collide, and every table cold."""
     monkeypatch.setattr(cold_slots, "hash_of", lambda key: len(key) + int(key[1:]) % 3)
     monkeypatch.setattr(vector_table, "COLD_SLOTS_MIN", 1)
 
@@ -71,7 +71,7 @@ def test_duplicate_id_is_refused() -> None:
     ids: list[str | None] = ["v1", "v4", "v2", "v1"]
     with pytest.raises(ValueError, match="occurs twice"):
         ColdSlots.from_hashes(ids, hashes_of(["v1", "v4", "v2", "v1"]))
-    apart = ["v1", "v4", "v7", "v1"]  # all four collide, and the two equal ids are not neighbours
+    apart = ["v1", "v4", "v7", "v1"]  # all four collide, and the two equal ids are not adjacent
     with pytest.raises(ValueError, match="occurs twice"):
         ColdSlots.from_hashes(list(apart), hashes_of(apart))
     twice = VectorTable("n")

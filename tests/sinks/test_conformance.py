@@ -1,4 +1,4 @@
-"""Every bundled sink keeps the contract."""
+"""Every bundled sink keeps the contract of sinks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from delta_prop_sinks import (
 from delta_prop_sinks.conformance import Applied
 from delta_prop_sinks.hnsw_builder import Hnsw
 from delta_prop_wire.algebra import fold
-from tests.sinks.right_sinks import Plain, Store, Target
+from tests.sinks.correct_sinks import Plain, Store, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ def conforms(
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Of each sink its main variants; the others, which share most of their ways, with `--full`."""
+    """Parametrize a sink's test with its main variants; `--full` adds those that share most code."""
     names, main, others = VARIANTS.get(metafunc.function.__name__, ("", [], []))
     if names:
         metafunc.parametrize(names.split(), main + others * metafunc.config.getoption("--full"))
@@ -69,7 +69,7 @@ VARIANTS: dict[str, tuple[str, list[tuple[Any, ...]], list[tuple[Any, ...]]]] = 
     "test_jsonlines": ("fsync", [(False,)], [(True,)]),
     "test_sink_conforms_in_real_time": ("kind backend", [(Plain, "trio")], [(Store, "asyncio")]),
 }
-"""Of a test: its arguments, what they are in each run, and what else with `--full`."""
+"""Per test: its arguments, their values in each run, and further values with `--full`."""
 
 
 def test_storage(tmp_path: Path, mode: Any, bytes_max: int, backend: Backend) -> None:
@@ -81,7 +81,7 @@ def test_storage(tmp_path: Path, mode: Any, bytes_max: int, backend: Backend) ->
 
 
 class Pair:
-    """A storage sink and the index that shares its vectors, as one sink: both are handed everything."""
+    """A storage sink and the index that shares its vectors, as one sink: both get every call."""
 
     name = "pair"
 
@@ -122,7 +122,7 @@ class Pair:
 
 
 class _WithoutCommits:
-    """A context for the one of a pair that keeps no cursor of its own."""
+    """A context for a sink that saves no cursor."""
 
     def __init__(self, context: SinkContext) -> None:
         self._context = context
@@ -135,13 +135,13 @@ class _WithoutCommits:
 
 
 async def index_content(sink: Any) -> object:
-    """Return an index's content."""
+    """Return the rows that an index finds."""
     index = sink.index if isinstance(sink, Pair) else sink
     return {(namespace, vector_id): state.content for namespace, vector_id, state in index.rows()}
 
 
 class FoldedVectors:
-    """The same, by the arithmetic alone; vectors that have no new rows are not folded again."""
+    """The reference model of the vectors: the algebra alone; it refolds only vectors with new rows."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[str, str], tuple[int, object]] = {}
@@ -188,7 +188,7 @@ def test_cache_in_front_of_a_source() -> None:
     plain = Plain()
 
     class Cache(CacheSink):
-        """Its loader's source is handed everything first."""
+        """A cache whose loader's source gets every delivery first."""
 
         async def open(self, context: SinkContext) -> ResumePoint:
             plain.context = context
@@ -251,7 +251,7 @@ def test_callback(per: Any) -> None:
     )
 
 
-# --- the kit itself, with correct sinks
+# --- the conformance kit with correct sinks
 
 
 def test_sink_conforms_in_real_time(kind: type[Plain], backend: Backend) -> None:

@@ -1,4 +1,4 @@
-"""The kit finds every sink that breaks the contract, and says how."""
+"""The conformance kit finds every sink that breaks the contract, and names the broken rule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from delta_prop_sinks.conformance import RULES
 from delta_prop_wire.delta import Delta, delete
 from delta_prop_wire.errors import UsageError
 from tests.sinks import wrong_blocking, wrong_forwarded, wrong_rebuilds, wrong_sinks
-from tests.sinks.right_sinks import Plain, Prompt, Store, Target, Through
+from tests.sinks.correct_sinks import Plain, Prompt, Store, Target, Through
 from tests.sinks.wrong_sinks import HangsInsideAShield, HangsWhenClosed
 
 WRONG = (*wrong_sinks.WRONG, *wrong_rebuilds.WRONG, *wrong_forwarded.WRONG, *wrong_blocking.WRONG)

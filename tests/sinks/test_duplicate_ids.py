@@ -1,6 +1,6 @@
-"""Deltas with one id under several dots: whatever order they come in, one of them has its effect.
+"""Of the deltas with one id under several dots, exactly one has an effect, in any order of arrival.
 
-Files take long, so those tests see fewer histories.
+Tests that write files are slow, so they draw fewer histories.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def change(number: int, id_: int | None, vector_id: str = "v") -> Delta:
 
 @st.composite
 def histories(draw: st.DrawFn) -> FakeLog:
-    """Two vectors, few ids, mostly forwarded, in any canonical order."""
+    """Draw two vectors, few ids, mostly forwarded rows, in any canonical order."""
     log = FakeLog()
     numbers = st.integers(0, len(CHANGES) - 1)
     log.append(Delta("v", create([1, 1])), Delta("w", create([1, 1])))
@@ -156,7 +156,7 @@ def test_block_of_duplicate_ids_equals_the_fold() -> None:
 
 @pytest.mark.parametrize("only_known", [True, False])
 def test_frame_of_only_known_ids_has_no_effect(only_known: bool) -> None:
-    """If a frame holds only known ids, a row's compacted original had the effect."""
+    """In a frame of only known ids, a row whose original was compacted has no effect either."""
     log = FakeLog()
     log.append(Delta("v", create([1, 1]), id=IDS[2]), change(1, 0))
     rows = states_at(log, 2)
@@ -180,7 +180,7 @@ def test_frame_of_only_known_ids_has_no_effect(only_known: bool) -> None:
     found = resident.state("default", "v")
     assert found is not None
     assert found.vector is not None
-    # A frame that also holds a new delta does not say which id was known, so every row has an effect.
+    # A frame that also holds a new delta does not show which id was known, so every row has an effect.
     assert found.vector.tolist() == ([2, 2] if only_known else [6, 6])
 
 

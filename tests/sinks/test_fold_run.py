@@ -1,4 +1,4 @@
-"""Small batches folded together are what they are one by one: to the bit, repeats and rejections included."""
+"""FoldRun: small batches folded together equal batches folded one by one, with duplicates and rejections."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_row_of_other_namespace_does_not_extend_run() -> None:
     ],
 )
 def test_heads_of_run_equal_those_of_its_rows(rows: list[tuple[int, int, int, int]]) -> None:
-    """Origin, counter, offset, Lamport number: side by side, or apart in one of them."""
+    """The rows differ in none or one of origin, counter, offset and Lamport number."""
     run = module.FoldRun(VectorTable("default"), ORDINARY.kind or 0, ORDINARY.row_values or 0)
     for origin, base, offset, lamport in rows:
         batch = encode_batch([Delta("v", sparse([0], [1.0]))], origin=origin, base=base)
@@ -214,9 +214,9 @@ def test_heads_of_run_equal_those_of_its_rows(rows: list[tuple[int, int, int, in
 SINGLES = st.lists(
     st.tuples(
         st.sampled_from([5, 5, 5, 1 << 63]),  # the origin
-        st.sampled_from([0, 0, 0, 3]),  # offsets left out before it
+        st.sampled_from([0, 0, 0, 3]),  # number of offsets skipped before it
         st.sampled_from([False, False, False, True]),  # True: it has a column that uniform rows lack
-        st.sampled_from([1, 1, 1, 2]),  # rows
+        st.sampled_from([1, 1, 1, 2]),  # number of rows
     ),
     min_size=1,
     max_size=9,
@@ -295,7 +295,7 @@ def test_unbufferable_row_is_folded_after_waiting_rows() -> None:
     log, resident = make_resident()
     for delta in (
         Delta("v1", sparse([0], [7.0])),
-        Delta("v1", scale(2.0)),  # not only numbers
+        Delta("v1", scale(2.0)),  # it has more than numbers
         Delta("v1", sparse([1], [3.0])),
         Delta("v1", dense([1, 1, 1])),  # of another kind, in the same table
         Delta("v1", sparse([0, 2], [5.0, 5.0])),  # of another width
@@ -312,7 +312,7 @@ def test_unbufferable_row_is_folded_after_waiting_rows() -> None:
 def test_no_row_waits_after_late_or_duplicate_rows() -> None:
     log, resident = make_resident()
     apply_all(resident, append_number(log, 1, 1.0), log)
-    assert apply_all(resident, log.deliveries(), log) == 0  # duplicates
+    assert apply_all(resident, log.deliveries(), log) == 0  # only duplicates
     log.forward(encode_batch([Delta("v1", sparse([0], [2.0]))], origin=99, base=1), lamport=log.lamport + 5)
     apply_all(resident, log.deliveries(log.next_offset - 1), log)
     apply_all(resident, append_number(log, 1, 3.0), log)

@@ -1,4 +1,4 @@
-"""The replication sink against the contract, with a link that is none: another service as a list."""
+"""ForwardSink keeps the contract, with a fake link to another service that is a list of batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OtherService:
 
 
 class FakeLink:
-    """Hands everything over at once; `service` decides."""
+    """Delivers everything at once; `service` decides the answer."""
 
     def __init__(self, service: OtherService) -> None:
         self.service = service

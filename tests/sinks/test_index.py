@@ -1,4 +1,4 @@
-"""The exact index against a plain loop in float64: metrics, ties, freshness, bad queries, shared vectors."""
+"""The exact index equals a plain loop in float64: metrics, ties, fresh rows, bad queries, shared vectors."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_search_equals_plain_loop_after_every_delta(content: Any, query: Any, k:
 
 @pytest.mark.parametrize("metric", ["cosine", "dot", "l2", "pivot"])
 def test_rough_scores_never_lose_a_neighbour(metric: Any) -> None:
-    """Vectors closer to each other than float32 sums are exact: the second pass decides."""
+    """The vectors differ by less than the error of float32 sums, so the second pass decides."""
 
     async def main() -> None:
         log = FakeLog()

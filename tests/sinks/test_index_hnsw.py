@@ -1,6 +1,7 @@
-"""The linked index: what was applied is found at once, rows wait within the bound, graphs outlive a restart.
+"""The HNSW index: applied rows are found at once, unindexed rows are bounded, graphs survive a restart.
 
-Small graphs (the bound on their size lowered); background work is done by hand or beside, in virtual time.
+The lowest size of a graph is lowered, so graphs are small. Background work runs by hand or in a task, in
+virtual time.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ SMALL = Hnsw(graph_rows_min=50, unindexed_rows_max=400, capacity_timeout_s=1.0)
 
 
 def clustered(count: int, seed: int = 1, dimension: int = DIMENSION) -> NDArray[np.float32]:
-    """Vectors around a few dozen centres, as embeddings are, not pure noise."""
+    """Return vectors around a few dozen centres, like embeddings, unlike pure noise."""
     random = np.random.default_rng(seed)
     centres = np.random.default_rng(0).standard_normal((40, dimension))
     found = centres[random.integers(0, len(centres), count)] + 0.4 * random.standard_normal(
@@ -57,7 +58,7 @@ class Log(FakeLog):
 
 @asynccontextmanager
 async def indexing_in_background(index: IndexSink) -> AsyncIterator[None]:
-    """Beside what is done in here, the index links."""
+    """Run the background task of the index within this context."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(index.background)
         try:
@@ -68,7 +69,7 @@ async def indexing_in_background(index: IndexSink) -> AsyncIterator[None]:
 
 async def wait_until_indexed(index: IndexSink) -> None:
     with anyio.fail_after(100):
-        while index.backlog().rows:  # noqa: ASYNC110 - nothing signals it
+        while index.backlog().rows:  # noqa: ASYNC110 - no event signals this
             await anyio.sleep(0.01)
 
 
@@ -143,7 +144,7 @@ changes = st.tuples(
 
 @given(st.lists(changes, max_size=40), st.sampled_from(["cosine", "l2"]))
 def test_row_just_applied_is_found_first(content: list[tuple[int, tuple[str, int]]], metric: Any) -> None:
-    """Exact tier and graph together: whatever was linked when, a row is the nearest to its own vector."""
+    """The nearest row of a vector is itself, in the exact tier and in the graph, at any time of indexing."""
 
     async def main() -> None:
         settings = Hnsw(
@@ -247,7 +248,7 @@ def test_cancelled_indexing_ends_after_one_chunk() -> None:
 
 
 class Uncancellable:
-    """Waits for each call, as a thread does, whoever is cancelled."""
+    """A thread that cannot be cancelled: it waits for each call to end."""
 
     async def run(self, function: Callable[[], T]) -> T:
         with anyio.CancelScope(shield=True):
@@ -277,13 +278,13 @@ def test_only_large_moves_need_reindexing() -> None:
     async def main() -> None:
         log, index = await make_index(2000, replace(SMALL, recent_rows=1, unindexed_rows_max=4000))
         hnsw_rows = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
-        assert hnsw_rows.drift_max > 0, "measured while rows were indexed"
+        assert hnsw_rows.drift_max > 0, "the drift is measured while rows are indexed"
         before = graph_statistics(index).links_done
         random = np.random.default_rng(4)
         rows = clustered(2000)
         for _ in range(5):
             for at in range(0, 2000, 100):
-                # In any direction, by about a third of the allowed drift.
+                # Move in any direction, by about a third of the allowed drift.
                 steps = random.standard_normal((100, DIMENSION)).astype(np.float32)
                 lengths = np.linalg.norm(rows[at : at + 100], axis=1, keepdims=True)
                 steps *= lengths * np.float32(hnsw_rows.drift_max / 3 / np.sqrt(5 * DIMENSION))
@@ -504,7 +505,7 @@ def test_invalid_settings_are_refused(values: Any, message: str) -> None:
 
 
 class Service:
-    """A storage sink and a linked index over one folder, from one start to the next."""
+    """A storage sink and an HNSW index over one directory, from one start to the next."""
 
     def __init__(self, folder: Path, log: Log, settings: Hnsw = SMALL) -> None:
         resident = ResidentVectors()
@@ -545,7 +546,7 @@ def test_restart_indexes_only_changed_rows(tmp_path: Path) -> None:
             assert recall(service.index, clustered(30, seed=5)) >= 0.95
             assert graph_statistics(service.index).searches_exact == 0
 
-        # While the index is closed the vectors change, under another log.
+        # While the index is closed, the vectors change, under another log.
         log = Log(bytes(16), lamport=log.lamport)
         storage = StorageSink(tmp_path / "vectors.db")
         await storage.open(log)
@@ -577,7 +578,7 @@ def test_restart_indexes_only_changed_rows(tmp_path: Path) -> None:
         (lambda content: b"something else entirely, and long enough", "is not a graph file"),
         (lambda content: b"", "is not a graph file"),
     ],
-    ids=["cut", "cut short", "one bit", "foreign", "empty"],
+    ids=["truncated", "short", "one bit", "foreign", "empty"],
 )
 def test_corrupted_file_is_reported_and_not_used(corrupt: Any, why: str, tmp_path: Path) -> None:
     async def main() -> None:

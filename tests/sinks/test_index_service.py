@@ -1,4 +1,4 @@
-"""The linked index behind a real propagator, with its real thread: fresh, bounded, nearly exact, and gone."""
+"""The HNSW index in a real propagator with its real thread: freshness, bounds, recall, closing."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_no_thread_remains_however_service_ends_under_load(ending: str) -> None:
                 index = IndexSink(hnsw=SETTINGS)
                 await propagator.attach(index)
                 await publish(propagator, rows, np.arange(3_000))
-                while index.backlog().rows == 0:  # noqa: ASYNC110 - nothing signals it
+                while index.backlog().rows == 0:  # noqa: ASYNC110 - no event signals this
                     await anyio.sleep(0.001)
                 assert background_threads() == 1
                 if ending == "detached":

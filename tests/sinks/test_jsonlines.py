@@ -1,4 +1,4 @@
-"""The JSON lines sink: each delta one line, once, over restarts, repeats, torn ends and full disks."""
+"""JsonLinesSink writes each delta as one line, once, despite restarts, redelivery, torn lines, full disks."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_committed_offset_never_exceeds_last_line(tmp_path: Path) -> None:
         sink = JsonLinesSink(tmp_path / "out.jsonl")
         await sink.open(log)
         await sink.apply([Delivery(log.batches[0], np.array([0], np.intp))])
-        assert log.commits == [1]  # row 1 was for other sinks: a restart would begin with it
+        assert log.commits == [1]  # row 1 was for other sinks: a restart would resume at it
         await sink.aclose()
 
     anyio.run(main)

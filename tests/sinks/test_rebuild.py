@@ -1,4 +1,4 @@
-"""Sinks rebuilt from states: what they hold then is the fold, what they held before is gone."""
+"""Sinks rebuilt from states hold exactly the fold; rows that they held before are removed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OTHER_LOG = bytes(16)
 
 
 def fill_log(log: FakeLog, rounds: int = 3) -> FakeLog:
-    """Vectors with additive changes, bytes, metadata and tombstones; a batch a round."""
+    """Append vectors with additive changes, bytes, metadata and tombstones; one batch per round."""
     for number in range(rounds):
         log.append(
             *(Delta(f"v{i}", create([i, number, 2, 3]), metadata={"n": number}) for i in range(number, 6)),
@@ -293,7 +293,7 @@ def test_index_opened_during_storage_rebuild_waits(tmp_path: Path, ends: bool) -
 
 
 class Context:
-    """One log, lent to two sinks as two contexts."""
+    """A sink's own context of a shared log."""
 
     def __init__(self, log: FakeLog) -> None:
         self._log = log

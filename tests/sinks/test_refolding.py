@@ -1,6 +1,7 @@
-"""Late deltas of a call are folded once, in pieces, and whatever happens between these it is the fold.
+"""Refolding: late deltas of a call are folded once, in slices; interruptions between slices change no state.
 
-Merges as after a cut: what several services wrote on few vectors meanwhile, in one stretch after the other.
+The logs are merges after a network cut: deltas that several services appended meanwhile to few vectors, one
+service after the other.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def operation(random: Random) -> Operation:
-    """Mostly sparse, as runs of these are folded at once; numbers that leave float32's range now and then."""
+    """Return a mostly sparse operation, as sparse rows fold in runs; some numbers exceed float32."""
     number = random.choice((0.5, 1.0, -7.3, 0.1, 1e-38, 3e38, -3e38))
     index = random.randrange(4)  # 3 has no effect
     kinds = [sparse_add([index, 0], [number, 1.0]), sparse([index, index], [1.0, number])]
@@ -84,7 +85,7 @@ def deltas(random: Random, count: int, *, identified: bool) -> list[Delta]:
 
 
 def append_concurrent_rows(log: FakeLog, random: Random, *, ids: bool) -> None:
-    """Append local rows from a cut, then rows of other services in order, mixed with new local rows."""
+    """Append local rows since a network cut, then rows of other services, mixed with new local rows."""
     start = log.lamport + 1
     log.lamport = start + 20
     for _ in range(random.randint(1, 12)):
@@ -124,7 +125,7 @@ def check(resident: ResidentVectors, expected: dict[Any, VectorState]) -> None:
 
 
 def split_into_calls(log: FakeLog, random: Random, start: int = 0) -> list[list[Delivery]]:
-    """The log's deliveries in calls of any size, each of which may begin with what came before."""
+    """Split the log's deliveries into calls of any size, some of which begin with redelivered batches."""
     calls, at = [], start
     while at < len(log.batches):
         begin, at = max(start, at - random.choice((0, 0, 3))), at + random.choice((1, 2, 5, 40))
@@ -152,7 +153,7 @@ def test_merges_in_calls_of_any_size_equal_the_fold(seed: int, ids: bool, bytes_
 def fold_onto_states(
     states: dict[Any, VectorState], batches: Sequence[LoggedBatch]
 ) -> dict[Any, VectorState]:
-    """Return states with deltas folded in; deltas older than a state only count."""
+    """Return states with deltas folded in; deltas older than a state are only counted."""
     rows: dict[Any, dict[Any, Any]] = {}
     for logged in batches:
         for row, name in enumerate(logged.batch.keys):
@@ -168,7 +169,7 @@ def fold_onto_states(
 
 
 def load_snapshot(resident: ResidentVectors, log: FakeLog, offset: int) -> None:
-    """Have vectors made of the states as of an offset."""
+    """Rebuild vectors from the states as of an offset."""
     resident.begin_rebuild(log)
     resident.clear()
     resident.load_states(states_at(log, offset))
@@ -176,7 +177,7 @@ def load_snapshot(resident: ResidentVectors, log: FakeLog, offset: int) -> None:
 
 
 def replace_prefix_by_states(log: FakeLog, offset: int) -> None:
-    """The log tells of what lies below an offset by states alone."""
+    """Replace the log's history below an offset by states alone."""
     rows, full_history = states_at(log, offset), log.history
     frame, log.log_start = LoggedBatch(encode_states(rows), 0, 0, Source.LOCAL), offset
 
@@ -206,7 +207,7 @@ def test_merges_above_snapshot_equal_fold_onto_its_states(seed: int, bytes_max: 
 
 
 class TickingLog(FakeLog):
-    """Its clock moves whenever it is looked at, so that work is always due for a rest."""
+    """A log whose clock advances at each reading, so that work always has to yield."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +215,7 @@ class TickingLog(FakeLog):
 
 
 def check_heads(resident: ResidentVectors, log: FakeLog) -> None:
-    """Each vector is at any time the fold of its deltas up to its head's offset, no more and no less."""
+    """Assert that each vector is exactly the fold of its deltas up to its head's offset."""
     for namespace, table in resident.tables.items():
         for name, slot in table.slots.items():
             end = table.head(slot)[3]
@@ -338,7 +339,7 @@ def test_public_fold_of_missing_rows_stops_the_sink() -> None:
         anyio.run(fold_again, log, {("default", "a"): log.next_offset})
 
 
-# --- interruptions between the pieces of a fold
+# --- interruptions between the slices of a fold
 
 
 def late_delivery(log: FakeLog, lamport: int, *rows: Delta) -> Delivery:
@@ -502,7 +503,7 @@ def test_rows_below_a_state_count_in_every_savepoint() -> None:
 
 
 def partitioned_log(count: int, vectors: int) -> FakeLog:
-    """As many deltas from here as from elsewhere, one a batch, of kinds that do not commute."""
+    """Return a log of as many local as forwarded deltas, one per batch, of kinds that do not commute."""
     log = FakeLog()
     names = [f"v{number}" for number in range(vectors)]
     log.append(*(Delta(name, create([1, 2, 3])) for name in names))
@@ -528,7 +529,7 @@ def test_merge_reads_log_once_and_refolds_once_per_call(calls: int) -> None:
         apply_all(resident, [Delivery(logged) for logged in log.batches[begin : begin + size]], log)
     check(resident, oracle(log.batches))
     statistics = resident.statistics()
-    print(f"{statistics.refolded / count:.1f} deltas folded for each that came late, in {calls} calls")
+    print(f"{statistics.refolded / count:.1f} deltas folded per late delta, in {calls} calls")
     assert (statistics.log_passes, statistics.refolded_from_log, statistics.out_of_order) == (
         1,
         vectors,

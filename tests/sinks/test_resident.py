@@ -1,4 +1,4 @@
-"""Resident vectors against the algebra's fold: repeats, late rows, both paths, two sinks at two paces."""
+"""ResidentVectors against the algebra's fold: redelivered and late rows, fast and slow path, two sinks."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_late_delta_below_log_start_stops_unless_reset_later() -> None:
 
 
 def replace_prefix_by_states(log: FakeLog, end: int) -> None:
-    """The log's past begins with a snapshot at `end`, as if what came before were gone."""
+    """Replace the log's history before `end` by a snapshot, as if the rows before it were removed."""
     batch = encode_states(states_at(log, end))
     states = LoggedBatch(batch, 0, 0, Source.LOCAL)
     full_history, log.log_start = log.history, end

@@ -1,4 +1,4 @@
-"""The storage sink against the algebra's fold, over crashes, repeats, failures and eviction."""
+"""StorageSink against the algebra's fold, across crashes, redelivery, failures and eviction."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_rows_equal_the_fold_and_survive_restart(tmp_path: Path, mode: str) -> N
         point = await reopened.open(log)
         assert (point.cursor.next_offset, point.lamport) == (log.next_offset, log.lamport)
         log.append(Delta("a", sparse_add([2], [1])))
-        await reopened.apply(log.deliveries())  # every old delivery, and one new
+        await reopened.apply(log.deliveries())  # every earlier delivery, and a new one
         await check_rows(reopened, log)
         await reopened.aclose()
 
@@ -110,7 +110,7 @@ def make_log(count: int) -> FakeLog:
 
 
 async def write_until_killed(path: str) -> None:
-    """Apply deliveries, now and then flush and print the durable offset, until killed."""
+    """Apply deliveries, regularly flush and print the durable offset, until killed."""
     log = make_log(3_000)
     sink = StorageSink(path)
     await sink.open(log)
@@ -195,7 +195,8 @@ def test_commit_failing_halfway_leaves_nothing(tmp_path: Path) -> None:
         log = FakeLog()
         sink = StorageSink(path)
         await sink.open(log)
-        with sqlite3.connect(path) as connection:  # FAIL keeps the rows that the statement has written so far
+        # FAIL keeps the rows that the statement wrote before it failed
+        with sqlite3.connect(path) as connection:
             connection.execute(
                 "CREATE TRIGGER broken BEFORE INSERT ON vectors WHEN NEW.vector_id = 'b' "
                 "BEGIN SELECT RAISE(FAIL, 'disk I/O error'); END"
@@ -389,10 +390,10 @@ def _change(name: str, round_: int) -> Delta:
     return Delta(name, create([1, 2, 3, 4]) if round_ == 0 else sparse_add([round_ % 4], [round_]))
 
 
-@settings(max_examples=settings().max_examples // 3)  # each example opens files and syncs them
+@settings(max_examples=settings().max_examples // 3)  # each example opens and syncs files
 @given(log=logs(), data=st.data())
 def test_any_history_crash_and_memory_equals_the_fold(log: FakeLog, data: st.DataObject) -> None:
-    """Late rows included: what memory has forgotten is folded again from the log."""
+    """Late rows included: rows that memory has evicted are folded again from the log."""
 
     async def main(folder: str) -> None:
         size = data.draw(st.sampled_from([2_000, 1 << 30]))
@@ -452,7 +453,7 @@ def test_new_log_keeps_rows_and_ignores_old_offsets(tmp_path: Path) -> None:
 def test_file_stays_open_during_call_of_cancelled_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Ctrl-C does while a sink is attached: an event loop cancels its task, whatever is shielded."""
+    """Ctrl-C while a sink is attached does this: the event loop cancels the task despite its shields."""
     entered, go_on, order = threading.Event(), threading.Event(), list[str]()
     check, disconnect = StorageFile._check, StorageFile._disconnect
 
@@ -473,7 +474,7 @@ def test_file_stays_open_during_call_of_cancelled_task(
         log = FakeLog()
         log.threads.run = anyio.to_thread.run_sync  # type: ignore[method-assign]
         opening = asyncio.create_task(StorageSink(tmp_path / "v.db").open(log))
-        while not entered.is_set():  # noqa: ASYNC110 - of a thread
+        while not entered.is_set():  # noqa: ASYNC110 - a threading.Event cannot be awaited
             await asyncio.sleep(0.001)
         opening.cancel()
         with suppress(TimeoutError):

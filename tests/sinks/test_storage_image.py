@@ -1,4 +1,4 @@
-"""The image beside a storage file: a start from it holds what was there, or reads the rows and says why."""
+"""The image beside a storage file: a start loads every row from it, or reads the rows and reports why."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEVER = 10**9
 
 @pytest.fixture(autouse=True, params=[1, NEVER], ids=["cold", "warm"])
 def _cold_slots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vectors are found by the column of hashes, or by a dictionary."""
+    """Find vectors by the column of hashes, or by a dictionary."""
     monkeypatch.setattr(vector_table, "COLD_SLOTS_MIN", request.param)
 
 
@@ -50,7 +50,7 @@ def append_some_deltas(log: FakeLog) -> None:
 
 
 async def write_with_image(path: Path, log: FakeLog) -> None:
-    """A storage file with an image."""
+    """Write a storage file with an image."""
     append_some_deltas(log)
     sink = StorageSink(path, image_rows_min=1)
     await sink.open(log)
@@ -63,7 +63,7 @@ async def write_with_image(path: Path, log: FakeLog) -> None:
 async def check_opened(
     path: Path, log: FakeLog, image: str, current_log: FakeLog | None = None
 ) -> StorageSink:
-    """Open, without writing an image again; all must be as the log says."""
+    """Open without writing an image; check that the rows equal the log's fold."""
     sink = StorageSink(path, image_rows_min=NEVER)
     await sink.open(current_log or log)
     assert sink.statistics().image.startswith(image)
@@ -117,7 +117,7 @@ def test_rows_written_later_override_the_image(tmp_path: Path) -> None:
 
 
 class InterruptedThread:
-    """A thread between whose calls somebody else changes what is written."""
+    """A thread that runs a change of the rows after each call."""
 
     def __init__(self) -> None:
         self.between: Callable[[], Any] = lambda: None
@@ -156,7 +156,7 @@ def test_rows_changed_during_image_write_survive_crash(
         thread.between = change
         await sink._image_manager.write(thread, log.log_id)
         assert changes > 5
-        assert sink.statistics().image == "none"  # written only once every changed row is in the file
+        assert sink.statistics().image == "none"  # written only after every changed row is in the file
         await sink.flush()
         assert sink.statistics().image == "written"
         sink._file.close()
@@ -355,7 +355,7 @@ def test_image_is_written_in_background_after_changes(tmp_path: Path) -> None:
                 tasks.start_soon(sink.background)
                 await anyio.lowlevel.checkpoint()
                 await sink.apply(log.deliveries())
-                while sink.statistics().image != "written":  # noqa: ASYNC110 - nothing signals it
+                while sink.statistics().image != "written":  # noqa: ASYNC110 - no event signals this
                     await anyio.sleep(0.005)
                 tasks.cancel_scope.cancel()
         sink._file.close()
@@ -394,7 +394,7 @@ def test_file_of_previous_format_is_usable(tmp_path: Path) -> None:
 
 
 def test_many_rows_in_one_delivery_find_their_slots(tmp_path: Path) -> None:
-    """New vectors, known ones and one that comes twice, in a block."""
+    """New vectors, known ones and one that is there twice, in one block."""
 
     async def main() -> None:
         log = FakeLog()

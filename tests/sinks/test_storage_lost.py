@@ -1,4 +1,4 @@
-"""A storage file that is deleted, replaced or corrupted stops its sink, with the cure."""
+"""A storage file that is deleted, replaced or corrupted stops its sink with an error that says what to do."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def make_sink(path: Path, log: FakeLog, **options: Any) -> StorageSink:
 
 
 def corrupt(path: Path) -> None:
-    """Everything but the first pages, where the file says what it is and how far."""
+    """Overwrite everything but the first pages, which hold the file's identity and cursor."""
     content = path.read_bytes()
     assert len(content) > 60_000
     path.write_bytes(content[:20_480] + b"\x99" * (len(content) - 20_480))
@@ -129,7 +129,7 @@ def test_corruption_found_reading_rows_back_stops_sink(tmp_path: Path) -> None:
             sink._file.checkpoint(idle=True)
             file.seek(20_480)
             file.write(b"\x99" * (path.stat().st_size - 20_480))
-        sink._file._reader.execute("PRAGMA shrink_memory")  # the reader must fetch the pages from the file
+        sink._file._reader.execute("PRAGMA shrink_memory")  # makes the reader fetch the pages from the file
         reached = log.next_offset
         log.append(Delta("row-000", sparse_add([0], [1])))
         with pytest.raises(StopSink, match="is corrupted"):

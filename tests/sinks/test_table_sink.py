@@ -1,4 +1,4 @@
-"""The table of the page on sinks keeps the contract, and what would be wrong with it is found."""
+"""The table of docs/sinks.md keeps the contract, and the kit finds each defect planted in it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "table_sink.py"
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The example as a module of its own, which a test may spoil."""
+    """The example as a separate module, in which a test may plant a defect."""
     specification = spec_from_file_location("table_sink", EXAMPLE)
     assert specification is not None
     assert specification.loader is not None
@@ -32,7 +32,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 class Disk:
-    """Fails from the n-th transaction on, as a disk that is full."""
+    """SQLite connections that fail from the n-th transaction on, as on a full disk."""
 
     def __init__(self) -> None:
         self.left: int | None = None

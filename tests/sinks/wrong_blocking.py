@@ -1,11 +1,11 @@
-"""Sinks that hold up the event loop, and what the kit must tell of them."""
+"""Sinks that block the event loop, and the expected complaint of the kit."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
-from tests.sinks.right_sinks import Plain
+from tests.sinks.correct_sinks import Plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def wait_for_the_target() -> None:
-    """Stand for a call over a network."""
+    """Block like a call over a network."""
     time.sleep(0.3)
 
 

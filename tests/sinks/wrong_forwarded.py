@@ -1,4 +1,4 @@
-"""Sinks that do with forwarded rows what they must not, and what the kit must tell of them."""
+"""Sinks that handle forwarded rows wrongly, and the expected complaints of the kit."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 from delta_prop_wire.algebra import VectorState, apply, fold
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import Source
-from tests.sinks.right_sinks import Plain, Store
+from tests.sinks.correct_sinks import Plain, Store
 
 if TYPE_CHECKING:
     from delta_prop_sinks import Delivery, SinkContext
-    from tests.sinks.right_sinks import Target
+    from tests.sinks.correct_sinks import Target
 
 
 class FoldsForwardedRowsOnTop(Plain):
-    """Applies every row once, in the order in which they come."""
+    """Applies every row once, in order of arrival."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class FoldsForwardedRowsOnTop(Plain):
 
 
 class TakesForwardedRowsForDuplicates(Plain):
-    """Sink that drops late forwarded rows."""
+    """Drops late forwarded rows as duplicates."""
 
     def take(self, delivery: Delivery) -> None:
         logged = delivery.logged
@@ -41,7 +41,7 @@ class TakesForwardedRowsForDuplicates(Plain):
 
 
 class BreaksTiesByArrival(Plain):
-    """Of rows with the same Lamport number it takes the one that came last for the last one."""
+    """Of rows with the same Lamport number, takes the one that arrived last as the last one."""
 
     def take_row(self, delivery: Delivery, row: int) -> None:
         batch, key = delivery.batch, delivery.logged.key(row)
@@ -61,7 +61,7 @@ class FoldsDuplicateIdsTwice(Plain):
 
 
 class RefoldsOnlyRowsSinceARebuild(Store):
-    """Keeps the rows of each vector itself, but not what the states of a rebuild were made of."""
+    """Keeps the rows of each vector itself, but not those below the states of a rebuild."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
@@ -106,7 +106,7 @@ class _WithoutStates:
 
 
 class RefoldsWithoutInitialStates(Store):
-    """Folds again what the log tells one by one, without the state that came before."""
+    """Folds again from the deltas of the log, without the initial state."""
 
     async def refold(self) -> None:
         context = self.context
@@ -149,4 +149,4 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
         "after a rebuild from a snapshot that lies below forwarded rows, after these were redelivered, get('",
     ),
 )
-"""Each wrong sink, the rule that it breaks, and a part of the sentence that it must be told."""
+"""Each wrong sink, the rule that it breaks, and a part of the expected complaint."""

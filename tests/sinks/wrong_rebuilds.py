@@ -1,4 +1,4 @@
-"""Sinks that break the contract of a rebuild, and what the kit must report of them."""
+"""Sinks that break the contract of a rebuild, and the expected complaints of the kit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from delta_prop_sinks import ResumePoint
-from tests.sinks.right_sinks import Plain, Store
+from tests.sinks.correct_sinks import Plain, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class KeepsWhatItHad(Store):
-    """The states are put beside what it holds, not in its place."""
+    """Adds the states to the rows that it holds instead of replacing these."""
 
     async def end_rebuild(self, offset: int, lamport: int) -> None:
         self.target.next = self.target.states | self.target.next
@@ -24,7 +24,7 @@ class KeepsWhatItHad(Store):
 
 
 class TakesOnlyNewerStates(Store):
-    """As if they were deltas: what it holds may be of another log, or beyond this one's end."""
+    """Treats states like deltas, though its rows may be of another log, or beyond this log's end."""
 
     async def load_states(self, rows: Sequence[StateRow]) -> None:
         await super().load_states([row for row in rows if row[:2] not in self.states])
@@ -38,7 +38,7 @@ class HidesAnUnfinishedRebuild(Store):
 
 
 class AddsStatesUp(Store):
-    """A sink counting repeats twice."""
+    """Counts a state twice when it gets the state twice."""
 
     async def load_states(self, rows: Sequence[StateRow]) -> None:
         second_rows = [
@@ -76,4 +76,4 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     (ReportsARebuildForEver, "rebuild", "reported a rebuild, and none was in progress"),
     (EndsARebuildWithAForeignError, "rebuild", "raised OSError(5, "),
 )
-"""Each wrong sink, the rule that it breaks, and a part of the report."""
+"""Each wrong sink, the rule that it breaks, and a part of the expected complaint."""

@@ -1,6 +1,6 @@
-"""Sinks that break the contract in one place each, and what the kit must tell of them.
+"""Sinks that each break the contract in one way, and the expected complaints of the kit.
 
-Each is the child of one that keeps it, so what is found is the planted defect and nothing else.
+Each is a subclass of a correct sink, so the kit can find only the planted defect.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import anyio.lowlevel
 
 from delta_prop_sinks import Backlog, RejectDelta, ResumePoint, TryAgain
 from delta_prop_wire.delta import Dot, Head
-from tests.sinks.right_sinks import KNOWN, Plain, Prompt, Store, Through
+from tests.sinks.correct_sinks import KNOWN, Plain, Prompt, Store, Through
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,7 @@ class TakesTheFirstDeliveryOnly(Plain):
         await super().apply(deliveries[:1])
 
 
-# --- repeats
+# --- duplicates
 
 
 class FoldsDuplicates(Plain):
@@ -59,14 +59,14 @@ class FoldsDuplicates(Plain):
 
 
 class DetectsDuplicatesOfTheLastRowOnly(Plain):
-    """Sees a repeat only where it is the very last row of its vector: earlier ones are folded again."""
+    """Sees a duplicate only of the last row of its vector, and folds earlier ones again."""
 
     def is_duplicate(self, state: VectorState, key: tuple[int, int, int]) -> bool:
         return state.key == key
 
 
 class RefoldsRowsAfterAFailure(Plain):
-    """Repeats are told by an offset that moves only when a whole call has gone well."""
+    """Detects duplicates by an offset that advances only after a fully successful call."""
 
     next_offset = 0
 
@@ -131,7 +131,7 @@ class WritesItsCursorFirst(Store):
 
 
 class CommitsItsCursorFirst(Prompt):
-    """The cursor, one wait, the rows."""
+    """Writes the cursor, waits once, and writes the rows."""
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
@@ -148,14 +148,14 @@ class CommitsPartsAsFullBatches(Prompt):
 
 
 class TakesPartsForFullBatches(CommitsPartsAsFullBatches):
-    """And says so only when it is opened."""
+    """As its base class, but reports no offset while it is open."""
 
     def report(self) -> None:
         pass
 
 
 class ForgetsTheRestOfABatch(Plain):
-    """Tells repeats by the end of the last batch, as if it never came in parts."""
+    """Detects duplicates by the end of the last batch, as if each batch were delivered in one part."""
 
     next_offset = 0
 
@@ -196,7 +196,7 @@ class RejectsWithoutThePrefix(Store):
 
 
 class SaysTooMuchIsDone(Store):
-    """After a failed flush it forgets the rows, and tells that they are done."""
+    """After a failed flush, forgets the rows but reports them as done."""
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         before = dict(self.states)
@@ -264,7 +264,7 @@ class ReturnsWhenCancelled(Store):
 
 
 class StaysLockedWhenOpenFails(Store):
-    """Takes a lock that only aclose lets go of."""
+    """Takes a lock that only aclose releases."""
 
     async def open(self, context: SinkContext) -> ResumePoint | None:
         if self.target.users:
@@ -343,14 +343,14 @@ class MovesItsCursorOnForLateRows(Prompt):
 
 
 class SkipsRowsAfterLateOnes(MovesItsCursorOnForLateRows):
-    """And says so only when it is opened."""
+    """As its base class, but reports no offset while it is open."""
 
     def report(self) -> None:
         pass
 
 
 class GoesBackToLateRows(Prompt):
-    """Its cursor is the end of what came last, if that is lower; it reports none."""
+    """Moves its cursor back to the end of redelivered rows; reports no offset."""
 
     def cursor_after(self, delivery: Delivery) -> int:
         return (
@@ -364,7 +364,7 @@ class GoesBackToLateRows(Prompt):
 
 
 class WritesLateRowsWithLaterOnes(Prompt):
-    """With the next ones that are not late."""
+    """Writes late rows only with the next ones that are not late."""
 
     def write(self, deliveries: Sequence[Delivery]) -> None:
         if deliveries[-1].redelivered:
@@ -417,7 +417,7 @@ class LeavesAFileOpen(Plain):
             self.file.close()
 
 
-# --- name, numbers, waiting
+# --- name, statistics, waiting
 
 
 class Nameless(Plain):
@@ -614,4 +614,4 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     (MistakesAHead, "vectors", "but the last dot is 9000000000000012:14"),
     (MissesADelete, "vectors", ", which deletes it"),
 )
-"""Each wrong sink, the rule that it breaks, and a part of the sentence that it must be told."""
+"""Each wrong sink, the rule that it breaks, and a part of the expected complaint."""

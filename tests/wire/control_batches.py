@@ -1,4 +1,4 @@
-"""Control batches as tests want them, also those that no version writes."""
+"""Control batches for tests, also invalid ones that no version writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def control_batch(*blobs: bytes, origin: int = 0, base: int = 1, epoch: int = 0) -> Batch:
-    """A control batch with these blobs, one a row, right or wrong."""
+    """Return a control batch with these blobs, one per row, valid or not."""
     ends = list(accumulate(map(len, blobs)))
     return assemble(
         {Column.BLOB_ENDS: pack(f"<{len(ends)}I", *ends), Column.BLOBS: b"".join(blobs)},
@@ -31,7 +31,7 @@ def control_batch(*blobs: bytes, origin: int = 0, base: int = 1, epoch: int = 0)
 
 
 def without_types(batch: Batch) -> Batch:
-    """The same batch as format 1 of the data directory has it: no row says its type."""
+    """Return the batch as format 1 of the data directory stores it: its rows have no type."""
     blobs = [batch.blob(row)[1:] for row in range(batch.count)]
     columns = {
         column: bytes(batch.column(column) or b"") for column in Column if batch.columns_mask >> column & 1

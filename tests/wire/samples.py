@@ -1,4 +1,4 @@
-"""Frames of every kind, whose bytes are the golden ones, and how such a frame stands beside its bytes."""
+"""Sample frames of every kind, which make the golden bytes, and their fields as JSON."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def states_batch() -> Batch:
 
 
 def sliced_batch() -> Batch:
-    """Rows 0 and 2 of a batch of three that lies at offset 17."""
+    """Return rows 0 and 2 of a batch of three rows at offset 17."""
     return encode_batch(
         [SPARSE, dataclasses.replace(RICH_ROW, parents=(), expect=None)],
         origin=ORIGIN,
@@ -139,7 +139,7 @@ OWN_ROWS = {
     kind.name.lower().replace("_", " "): control_batch(bytes((kind,)) + b"what follows")
     for kind in sorted(LOG_TYPES)
 }
-"""Of the types that a log will write for itself. What follows the type is open, so this stands for it."""
+"""Batches of the types that the log itself writes, with a placeholder for the content after the type."""
 SLICED_STAMP = dataclasses.replace(STAMP, previous_crc=0, body_crc=sliced_batch().crc)
 STATE_STAMP = dataclasses.replace(STAMP, lamport=913, body_crc=states_batch().crc)
 SAMPLES: dict[str, Frame] = {
@@ -336,9 +336,9 @@ SAMPLES: dict[str, Frame] = {
 
 
 def _compressed(frame: Frame, codec: Compression) -> bytes:
-    """A stamped batch as either codec may have it, in the plainest form: one run of bytes as they are.
+    """Return a stamped batch compressed in the simplest form of the codec, a run of literal bytes.
 
-    What a library makes differs from version to version, and all of it is read.
+    The output of a library differs between versions, and every valid form is read.
     """
     raw = encode(frame)
     body = raw[64:]
@@ -361,15 +361,15 @@ COMPRESSED = {
     )
     for codec in Compression
 }
-"""Compressed frames to read, each with the name of the sample that it is."""
+"""Compressed frames to read, each with the name of its uncompressed sample."""
 NAMES_OF = {form.request_type: form.name for form in requests._CODECS} | {
     form.response_type: form.name for form in requests._CODECS
 }
-"""The name of the request that a request or a response is of."""
+"""The name of a request, by the types of the request and of its response."""
 
 
 def to_json_value(value: object) -> object:
-    """A value of a frame as JSON can hold it: what stands beside the golden bytes."""
+    """Return a frame or one of its values as JSON, as it stands beside the golden bytes."""
     if isinstance(value, bytes | memoryview):
         return bytes(value).hex()
     if isinstance(value, Topic):

@@ -1,4 +1,4 @@
-"""Frames of one map, whose checksum is right whatever the map is."""
+"""Frames of one map, with a valid header and checksum around valid or invalid maps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from delta_prop_wire.spec import FrameType
 
 
 def sealed(kind: FrameType, packed: bytes, *, flags: int = 0, sequence: int = 1) -> bytes:
-    """A frame of these bytes, sound or not, behind a sound header and before their checksum."""
+    """Return a frame of these bytes, valid or not, with a valid header and checksum."""
     signed = pack_header(kind, flags, sequence, len(packed) + 4) + packed
     return signed + crc32c(signed).to_bytes(4, "little")

@@ -1,4 +1,4 @@
-"""The operation algebra: each rule by example, then fold as properties, byte for byte."""
+"""The operation algebra: each rule by example, then properties of the fold, byte for byte."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_apply_does_not_modify_its_input() -> None:
     assert before.vector is not None
     assert before.vector.tolist() == [1, 2]
     values[0] = 5
-    assert before.vector.tolist() == [1, 2], "a state shares no memory with the batch it came from"
+    assert before.vector.tolist() == [1, 2], "a state must share no memory with the batch it came from"
 
 
 def test_apply_in_place_changes_a_row_of_a_matrix() -> None:
@@ -176,7 +176,7 @@ def test_fold_sorts_rows_and_applies_duplicates_once() -> None:
         ((1, 1, 1), create([1, 1]), {"a": 1}),
         ((2, 9, 1), sparse_add([0], [1]), None),
         ((2, 9, 1), sparse_add([0], [1]), None),
-        ((2, 1, 2), sparse([0], [5]), None),  # same Lamport number: the smaller origin goes first
+        ((2, 1, 2), sparse([0], [5]), None),  # same Lamport number: the smaller origin sorts first
     ]
     state = fold(rows)
     assert state.vector is not None

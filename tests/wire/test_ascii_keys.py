@@ -1,4 +1,4 @@
-"""Names that are laid out together are as each by itself would be; what is no plain name is left alone."""
+"""pack_ascii_keys: keys packed together equal keys encoded one by one; other keys are not packed."""
 
 from __future__ import annotations
 

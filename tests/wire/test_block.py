@@ -1,4 +1,4 @@
-"""Columns that somebody has already become the very bytes that deltas one by one become."""
+"""A block of columns encodes to the same bytes as a batch of its deltas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The receive buffer: what goes in comes out in pieces of the size asked for, and memory stays bounded."""
+"""The receive buffer: bytes come out in order, in pieces of any size, and its memory is bounded."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_memory_of_a_large_frame_is_released() -> None:
     assert reads < 10
     buffer.take(frame_bytes - 5)
     for _ in range(SMALL_READS_MAX):
-        assert len(buffer.get_buffer(16)) > BUFFER_BYTES_MAX, "another large frame may follow"
+        assert len(buffer.get_buffer(16)) > BUFFER_BYTES_MAX, "another large frame must fit"
     assert len(buffer.get_buffer(16)) == BUFFER_BYTES_MAX - 5
 
 

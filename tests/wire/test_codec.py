@@ -132,7 +132,7 @@ def test_frame_is_decoded_at_every_split_point(name: str) -> None:
 
 @NAMES
 def test_flipped_bit_is_refused_or_has_no_effect(name: str) -> None:
-    """The frame without a checksum, a Heartbeat that says nothing, may change its running number at most."""
+    """A heartbeat without fields has no checksum: a flipped bit may change its sequence, and nothing else."""
     frame, raw = SAMPLES[name], bytearray(encode(SAMPLES[name]))
     for bit in range(8 * len(raw)):
         raw[bit // 8] ^= 1 << bit % 8
@@ -194,9 +194,9 @@ def test_every_flipped_bit_is_refused_or_well_typed(name: str) -> None:
             assert event is NEED_BYTES or isinstance(event, type(frame))
             assert not isinstance(event, BatchFrame) or event.stamp is None or event == frame
         raw[bit // 8] ^= 1 << bit % 8
-    assert passed <= {3, *range(4, 12), *range(12, 16)}  # flags that do not bind, sequence, length
+    assert passed <= {3, *range(4, 12), *range(12, 16)}  # flags that a reader ignores, sequence, length
     if name == "batch from the log":
-        assert passed <= set(range(12, 16))  # the stamp covers the header; a longer length waits
+        assert passed <= set(range(12, 16))  # the stamp covers the header; a decoder waits for a longer frame
 
 
 @NAMES
@@ -390,7 +390,7 @@ def test_payload_priority_overrides_the_priority_bit(priority: Priority) -> None
 
 
 def recompute_checksum(raw: bytearray) -> bytes:
-    """A Delta or a producer's Batch whose header was changed."""
+    """Return a Delta or a producer's Batch with the checksum of its changed header."""
     if raw[2] == FrameType.BATCH:
         raw[16:64] = pack_producer_stamp(bytes(raw[:16]), 0)
     else:

@@ -1,4 +1,4 @@
-"""Compression: what comes out is what went in, and no size is believed that was not checked."""
+"""Compression round-trips, and no announced size is trusted without a check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections: who may say what when, at both ends; credits; and that a peer can only break its own."""
+"""Connections: which messages each end may send in each phase, credits, and errors of a peer."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ FRAMES: dict[MessageKind, Frame] = {
     MessageKind.BACKPRESSURE: Backpressure(1, PressureLevel.WARN),
     MessageKind.HEARTBEAT: Heartbeat(1),
 }
-# Phases: O opening, G greeted, P open, E ended; + may be said, ! is refused as UNAUTHORIZED.
+# Phases: O opening, G greeted, P open, E ended; + may be sent, ! is refused as UNAUTHORIZED.
 GRID = """
                client   forwarder  server
                O G P E  O G P E    O G P E
@@ -102,7 +102,7 @@ CELLS = [
 
 
 def connected_pair(phase: Phase = Phase.OPEN, source: Source = Source.LOCAL) -> tuple[Connection, Connection]:
-    """A client and a server in a phase, with credit both ways where they are open."""
+    """Return a client and a server in a phase, with credit in both directions in phase OPEN."""
     client, server = Connection(Role.CLIENT), Connection(Role.SERVER)
     if phase is not Phase.OPENING:
         transmit(client, server, Subscribe(1, Hello(source=source)))
@@ -117,7 +117,7 @@ def connected_pair(phase: Phase = Phase.OPEN, source: Source = Source.LOCAL) -> 
 
 
 def transmit(one: Connection, other: Connection, frame: Frame) -> Frame:
-    """Send a frame from one to the other, where it comes out as it went in."""
+    """Send a frame from one end to the other; check that it arrives unchanged."""
     other.receive(one.send(frame))
     event = other.next_event()
     assert event == frame
@@ -126,7 +126,7 @@ def transmit(one: Connection, other: Connection, frame: Frame) -> Frame:
 
 
 def speaker_and_listener(speaker: Speaker, phase: Phase) -> tuple[Connection, Connection]:
-    """Return speaker and listener."""
+    """Return the connection that sends and the one that receives."""
     client, server = connected_pair(phase, Source.REPLICA if speaker is Speaker.FORWARDER else Source.LOCAL)
     return (server, client) if speaker is Speaker.SERVER else (client, server)
 

@@ -1,4 +1,4 @@
-"""Control frames: every field that is missing, mistyped or out of bounds is named."""
+"""Control frames: each missing, mistyped or out-of-bounds field is named."""
 
 from __future__ import annotations
 

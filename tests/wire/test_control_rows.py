@@ -1,4 +1,4 @@
-"""Control rows: each has a type, and a batch has one type; what a body from elsewhere may hold."""
+"""Control rows: each row has a type, all rows of a batch have one type, and invalid bodies are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows: open while both balances are above 0, charged in full, and never more than was granted."""
+"""CreditWindow: open while both balances are above 0, charged in full, capped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One delta as a map: every field that is missing, mistyped or out of place is named."""
+"""One delta as a map: each missing, mistyped or misplaced field is named."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def decode_error(raw: bytes) -> ProtocolError:
 
 
 def delta_frame(**fields: Any) -> bytes:
-    """A Delta frame of a sound map with some fields changed; None takes one away."""
+    """Return a Delta frame of a valid map with some fields changed; None removes a field."""
     known: dict[str, Any] = {"vector_id": "doc-1", "op": 0, "values": bytes(8)}
     known.update(fields)
     return sealed(
@@ -90,7 +90,7 @@ def test_invalid_field_is_named(field: str, value: Any) -> None:
 
 
 def test_field_beyond_its_bound_is_decoded_unchanged() -> None:
-    """It is no matter of frames: `validate.py` refuses it, in a batch as here."""
+    """Decoding does not check it: `validate.py` refuses it, as in a batch."""
     delta = read_delta(
         op=6,
         namespace="",

@@ -1,4 +1,4 @@
-"""Twins: which of the deltas with one id has the effect."""
+"""Duplicate ids: which of the deltas with one id has an effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames that came together are taken as runs: same frames, same credit, same errors as one by one."""
+"""Frames received together are decoded as runs: same frames, credit and errors as one by one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ KINDS = (
     "unsound",
 )
 NAMES = {"no id": "", "letters": "é"}
-"""Ids that are not taken in a run."""
+"""Vector ids, by kind, whose batches are in no run."""
 PIECES = st.tuples(
     st.sampled_from(KINDS),
     st.sampled_from(OPERATIONS),
@@ -57,7 +57,7 @@ PIECES = st.tuples(
 
 
 def open_connection(credit: Credit) -> Connection:
-    """A server's end of a connection whose hello was answered."""
+    """Return the server's end of a connection whose hello was answered."""
     connection = Connection(Role.SERVER)
     connection.receive(encode(Subscribe(1, Hello())))
     assert connection.next_event() is not NEED_BYTES
@@ -104,7 +104,7 @@ def bytes_of(pieces: list[Any]) -> bytes:
 
 
 def receive_all(connection: Connection, raw: bytes, cuts: list[int], *, together: bool) -> list[object]:
-    """All that comes out, batch by batch, and the credit that is left, or how it ended."""
+    """Return each batch and frame received, the error that ended the connection, and the credit left."""
     found: list[object] = []
     try:
         for begin, end in zip([0, *cuts], [*cuts, len(raw)], strict=True):

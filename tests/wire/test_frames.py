@@ -1,4 +1,4 @@
-"""Frames as values, and that each comes out as it went in, whatever it says."""
+"""Frames are immutable values, and each one round-trips."""
 
 from __future__ import annotations
 

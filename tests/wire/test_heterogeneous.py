@@ -1,4 +1,4 @@
-"""Batches of mixed rows are looked over at once, many together: as column by column, or not at all."""
+"""Batches of mixed rows are checked and decoded together, like column by column, or not at all."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ COLUMNS = (
 
 
 def with_changed_bytes(raw: bytes, changes: list[tuple[float, int]]) -> bytes:
-    """The body with bytes of it changed, signed as if it were meant so."""
+    """Return the body with some bytes changed and a valid checksum."""
     body = bytearray(raw)
     for share, byte in changes:
         body[int(share * (len(body) - 4))] ^= byte

@@ -1,4 +1,4 @@
-"""Vector ids of many batches are decoded in one go: the same as each batch's by itself."""
+"""Vector ids of many batches, decoded together, equal those of each batch decoded by itself."""
 
 from __future__ import annotations
 

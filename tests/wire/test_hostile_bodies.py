@@ -1,4 +1,4 @@
-"""Bodies that are signed and hostile: each is refused, in time and memory that go with its own size."""
+"""Hostile bodies with a valid checksum: each is refused in time and memory proportional to its size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from delta_prop_wire.validate import validate_batch
 
 
 def body(columns: dict[Column, bytes]) -> bytes:
-    """One delete, and what else is to be said."""
+    """Return a body of one delete with further columns."""
     known = {Column.KEY_ENDS: b"\1\0\0\0", Column.KEYS: b"k", Column.NAMESPACES: b"\1\0n"}
     batch = assemble(
         {**known, **columns},
@@ -279,7 +279,7 @@ def mutate(original: bytes, rng: random.Random) -> bytes:
 
 
 def read_everything(batch: Batch) -> None:
-    """Everything that a batch can be asked."""
+    """Read every property of a batch."""
     batch.clock, batch.parents, batch.expects, batch.custom_topics, batch.last  # noqa: B018
     batch.value_bounds, batch.index_bounds, batch.blob_bounds, batch.kinds  # noqa: B018
     if batch.is_control:
@@ -294,7 +294,7 @@ def read_everything(batch: Batch) -> None:
 
 
 def with_parents(*entries: tuple[int, int, bytes]) -> bytes:
-    """A body of two rows that name these parents, whatever they are: (row, form, 16 bytes)."""
+    """Return a body of two rows with these parents, valid or not: (row, form, 16 bytes)."""
     named = replace(PAIR[0], parents=(Dot(7, 1),) * len(entries))
     batch = encode_batch([named, PAIR[1]], origin=3, base=1)
     column = batch.column(Column.PARENTS)
@@ -326,7 +326,7 @@ def test_parent_position_follows_its_dot() -> None:
         [(0, 0, DOT), (0, 2, POSITIONED), (0, 2, POSITIONED)],
         [(0, 3, DOT)],
     ],
-    ids=["first", "of an id", "of another row", "twice", "unknown form"],
+    ids=["first", "of an id", "of another row", "duplicate", "unknown form"],
 )
 def test_parent_position_without_its_dot_is_refused(entries: list[tuple[int, int, bytes]]) -> None:
     with pytest.raises(ProtocolError) as caught:

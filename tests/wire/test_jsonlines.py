@@ -1,4 +1,4 @@
-"""JSON lines: there and back to the last bit, the documented examples, and what is refused how."""
+"""JSON lines: exact round trips, the documented examples, and the error for each invalid field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON merge patches: the examples of RFC 7396, and nothing changed in place."""
+"""JSON merge patches: the examples of RFC 7396, without changes in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""murmur2: golden values that others have too, and one answer for one key however it is asked."""
+"""murmur2: the golden values of other implementations, and the same partition for a key by both functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol's page says what the code does: golden bytes, codes, limits, columns, the worked example."""
+"""The protocol page agrees with the code: golden bytes, codes, limits, columns, the worked example."""
 
 from __future__ import annotations
 
@@ -185,13 +185,13 @@ def test_table_of_error_code_contexts_matches_the_code() -> None:
         if code in CLOSING:
             assert {producer, forwarder, staged, *requests, connection_itself} == {"closes"}
         assert producer.startswith("void") == (code in FINAL)
-        assert not forwarder.startswith("void"), "another service accepted it"
+        assert not forwarder.startswith("void"), "another service accepted the delta, so it is not void"
         assert staged.startswith("ends the attempt") == (code in FINAL and staged != "–")
         for cell in (producer, forwarder, staged):
             assert (cell == "open") == (code in RETRYABLE and cell != "–"), (name, cell)
         assert {*requests} <= {"refused", "closes", "–"}
         assert {*connection_itself.split(", or ")} <= {"closes", "ends its subscriptions", "stays open", "–"}
-        if code in refusals:  # from a speaker, or at a time, that the table forbids
+        if code in refusals:  # the table forbids the message to this speaker or in this phase
             assert {cell.split(", ")[-1] for cell in (producer, *requests)} == {"closes"}
 
 
@@ -283,7 +283,7 @@ def test_producer_id_of_a_name_is_documented() -> None:
 
 
 def test_golden_keys_are_in_the_order_of_the_tables() -> None:
-    """So that an encoder that goes by the tables gives the golden bytes."""
+    """An encoder that follows the tables then makes the golden bytes."""
     for entry in GOLDEN:
         raw = bytes.fromhex(entry["hex"])
         section = entry["type"].capitalize()

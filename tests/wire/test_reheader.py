@@ -1,4 +1,4 @@
-"""A body signed anew is the one that would have been encoded under that epoch and level at once."""
+"""A body with a new header equals one that is encoded with that epoch and ack level."""
 
 from __future__ import annotations
 

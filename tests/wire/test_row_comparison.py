@@ -1,4 +1,4 @@
-"""Contents of rows: equal whatever surrounds them, different as soon as one row says something else."""
+"""Contents of rows are equal in any batch, and differ as soon as one field of one row differs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def batch_of(deltas: list[Delta], **more: object) -> Batch:
 
 
 def other_frame(deltas: list[Delta], before: list[Delta], after: list[Delta]) -> Batch:
-    """The same contents among others, with everything that does not count changed."""
+    """Return a batch with the same contents between other rows; all fields that do not count are changed."""
     changed = [
         replace(one, parents=(Dot(3, 4),), timestamp=77, priority=Priority.LOW, expect=Dot(1, 2))
         for one in deltas

@@ -1,4 +1,4 @@
-"""A body whose form is known is taken, or refused, as by the general way."""
+"""A body with a known template is decoded or refused as by the general decoder."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def with_checksum(raw: bytes | bytearray) -> bytes:
 
 
 def learn_templates(*bodies: bytes) -> None:
-    """Know the forms of these."""
+    """Parse each body twice, which learns its template."""
     for body in (*bodies, *bodies):
         parse_batch(body)
 
@@ -224,7 +224,7 @@ BLOB = encode_deltas(Delta("key", opaque(b"bytes")))
 
 
 def column_offsets(body: bytes) -> dict[str, int]:
-    """Find column offsets."""
+    """Return the position of each column in a body."""
     batch = Batch(body)
     return {
         column.name: bounds[0]

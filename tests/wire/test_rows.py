@@ -1,4 +1,4 @@
-"""Reading a batch row by row costs what its rows say, however many of them there are."""
+"""Reading a batch row by row traverses its rare columns once, however many rows there are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROWS = 300
 
 
 class CountedEntries(tuple[Any, ...]):
-    """Entries that count how often somebody goes through them."""
+    """Entries that count how often they are traversed."""
 
     times = 0
 

@@ -1,4 +1,4 @@
-"""Cut frames: what they say of their rows is what the whole frame says, whatever was cut away."""
+"""Sliced frames: rows keep the contents, dots and offsets that they have in the full frame."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def logged_batch(batch: Batch, *, offset: int = 1000, lamport: int = 7000) -> Lo
 
 
 def sliced_frames(one: LoggedBatch, rows: list[int]) -> list[BatchFrame]:
-    """The frames that a cut gives, as a subscriber gets them."""
+    """Return the frames of a slice as a subscriber gets them."""
     parts = slice_rows(one, np.array(rows, np.intp))
     found = []
     for head, body in zip(parts[::2], parts[1::2], strict=True):
@@ -40,12 +40,12 @@ def sliced_frames(one: LoggedBatch, rows: list[int]) -> list[BatchFrame]:
 
 
 def expected_rows(one: LoggedBatch, rows: list[int]) -> list[tuple[int, int, Delta]]:
-    """Return these rows of the whole frame."""
+    """Return these rows as the full frame has them."""
     return [(one.offset + row, one.lamport + row, one.batch.delta(row, one.source)) for row in rows]
 
 
 def reencode(one: LoggedBatch, rows: list[int]) -> Batch:
-    """The same rows, by way of values and the encoder."""
+    """Encode the values of these rows with the general encoder."""
     batch = one.batch
     return encode_batch(
         [batch.delta(row) for row in rows],
@@ -130,13 +130,13 @@ def test_selected_rows_keep_their_content_and_dots(one: LoggedBatch, data: st.Da
 
 
 def is_encoded_plainly(batch: Batch, row: int) -> bool:
-    """True if the encoder has one choice only: own times and empty lists of numbers are optional."""
+    """True if the encoder has one choice only: a row's own time and empty number lists are optional."""
     values = batch.operation(row).values
     return batch.timestamp(row) in (0, batch.hybrid_time) and (values is None or len(values) > 0)
 
 
 def mixed_delta(row: int) -> Delta:
-    """One of every kind, with everything that a row can have, by turns."""
+    """Return a delta whose kind and optional fields vary with the row."""
     operation = [
         d.create([row, 1, 2]),
         d.sparse([row, 7], [0.5, -1.5]),

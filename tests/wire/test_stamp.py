@@ -1,4 +1,4 @@
-"""The stamp: its layout to the byte, its checksum, its chain."""
+"""The stamp: its exact layout, its checksum, and its link to the previous stamp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State rows: folding goes on from them as from the whole history, and nobody but a log may make them."""
+"""State rows: a fold resumed from them equals the full fold, and only a log may write them."""
 
 from __future__ import annotations
 

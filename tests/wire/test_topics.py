@@ -1,4 +1,4 @@
-"""Topics: text and bytes there and back, and what is refused with which cure."""
+"""Topics round-trip as text and as bytes, and an error for an invalid topic names the fix."""
 
 from __future__ import annotations
 

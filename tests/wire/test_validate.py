@@ -1,4 +1,4 @@
-"""Bounds: each refusal with its field and cure; batches judged as their deltas are."""
+"""Validation: each error names its field and the fix; a batch is judged like its deltas."""
 
 from __future__ import annotations
 
@@ -393,7 +393,7 @@ BAD = Dot(1, 0)
 
 
 def expecting(*expects: Dot) -> Batch:
-    """A batch of one row that has these entries in its column of expectations."""
+    """Return a batch of one row with these entries in its column of expectations."""
     batch = encode_batch([replace(GOOD, expect=expects[0])], origin=7, base=1)
     columns = {Column(place): batch.column(Column(place)) for place in range(len(Column))}
     columns[Column.EXPECTS] = b"".join(EXPECT.pack(0, 0, *dot) for dot in expects)

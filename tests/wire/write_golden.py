@@ -1,7 +1,7 @@
-"""Writes the golden frames anew, from the samples: `python -m tests.wire.write_golden`.
+"""Write the golden frames from the samples: `python -m tests.wire.write_golden`.
 
-They stand in `docs/protocol-golden.json` and at the end of `docs/protocol.md`. A change of these bytes is a
-change of the protocol.
+The frames are in `docs/protocol-golden.json` and at the end of `docs/protocol.md`. A change of these bytes
+is a change of the protocol.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _COLUMNS = 96
 
 
 def write() -> None:
-    """Replace the frames in both files, and nothing else."""
+    """Replace only the frames in both files."""
     golden = json.loads(_JSON.read_text(encoding="utf-8"))
     golden["frames"] = [_entry(name, encode(frame)) for name, frame in SAMPLES.items()]
     golden["compressed"] = [

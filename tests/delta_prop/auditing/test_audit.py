@@ -1,4 +1,4 @@
-"""An audit on one machine: what is planted is found and repaired, whatever the log went through."""
+"""Audits on one machine find and repair all planted differences, for any history of the log."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from delta_prop_wire.errors import UsageError
 from tests.broker.durable import LOG_ID, Clock, commit
 from tests.broker.histories import Rows as HistoryRows
 from tests.broker.histories import Step, seen, steps_with_ids
-from tests.delta_prop.auditing.comparing import differences_of, history_states
-from tests.delta_prop.auditing.planted import (
+from tests.delta_prop.auditing.expected_differences import differences_of, history_states
+from tests.delta_prop.auditing.planted_differences import (
     Service,
     corrupt_file,
     corrupt_index,
     document_id,
     planted_faults,
 )
-from tests.delta_prop.client.threaded import served
+from tests.delta_prop.client.threaded_service import served
 from tests.delta_prop.spark.logs import COMPACTING, write
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def test_planted_differences_found_and_repair_mends_only_those(tmp_path: Path) -
         found = check(list(audit(data, service.rows())))
         with SyncProducer(running.address, name="repair-index") as p:
             p.publish(*(Delta(one, create([0.5] * 8), "docs") for one in (document_id(100), "never-3")))
-            outcome = repair(repairs(found), p)  # deltas published meanwhile are kept
+            outcome = repair(repairs(found), p)  # the repair keeps deltas published meanwhile
         assert (outcome.repaired, outcome.changed, outcome.refused) == (98, 2, 0)
         service.settle()
         after = {row[:2]: seen(row[2]) for row in service.rows()}
@@ -93,7 +93,7 @@ def test_planted_differences_found_and_repair_mends_only_those(tmp_path: Path) -
 def test_correct_sink_has_no_differences_but_corrupted_row_is_one(
     history: list[Step], small_memory: bool, data: st.DataObject
 ) -> None:
-    """However far the sink has come, in whatever order deltas came, rows ahead of its cursor or not."""
+    """At any cursor, for any order of arrival, with and without rows ahead of the cursor."""
     with TemporaryDirectory() as folder:
         batches = write(Path(folder), history).batches
         memory = 1 if small_memory else MIB
@@ -147,7 +147,7 @@ def test_compacted_log_still_reports_deleted_vectors(tmp_path: Path) -> None:
 
 
 def test_audit_memory_is_bounded(tmp_path: Path) -> None:
-    """Of a log of some 24 MiB, and of a sink that holds half as much, all of it wrong."""
+    """The log has about 24 MiB; the sink has half as much, and all of it differs."""
     settings = LogSettings(segment_bytes_max=2 * MIB, reserve_bytes=0, free_bytes_min=0)
     log, _ = DurableLog.open(LocalDisk(tmp_path), settings=settings, draw=lambda n: LOG_ID[:n], clock=Clock())
     matrix, base = np.ones((200, 256), np.float32), 1
@@ -176,7 +176,7 @@ def test_audit_memory_is_bounded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("back", [0, 3], ids=["in order", "out of order"])
 def test_audit_leaves_no_file_open(tmp_path: Path, back: int) -> None:
-    """Neither one read to its end nor one broken off, of runs that were set aside."""
+    """Neither an audit that ends nor one that is broken off leaves spilled runs open."""
     history = [Step([Delta(f"v{at % 20}", opaque(b"x" * 500), "n")], 1, 0) for at in range(40)]
     write(tmp_path, [*history, Step([Delta("late", create([1.0]), "n")], 2, back)])
     with open_audited_log(str(tmp_path)) as log:
@@ -186,7 +186,7 @@ def test_audit_leaves_no_file_open(tmp_path: Path, back: int) -> None:
         assert len(list(audit(str(tmp_path), [], next_offset=30, name="one", memory_bytes_max=2_000))) == 20
     broken_off = audit(str(tmp_path), [], memory_bytes_max=2_000)
     next(broken_off)
-    assert len(os.listdir("/proc/self/fd")) > before + 10, "runs were spilled"
+    assert len(os.listdir("/proc/self/fd")) > before + 10, "the audit must have spilled runs"
     broken_off.close()  # type: ignore[attr-defined]
     assert len(os.listdir("/proc/self/fd")) == before
 

@@ -1,4 +1,4 @@
-"""Rate laws: limits and smoothing for any measurements, and the rates for typical sinks."""
+"""Rate laws: limits and smoothing for any measurements, and rates for typical sinks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from delta_prop.backpressure.controller import (
     _MeasuredLaw,
 )
 from delta_prop_wire.errors import UsageError
-from tests.delta_prop.backpressure.simulated import TICKS_A_SECOND, RunRecord, simulate
+from tests.delta_prop.backpressure.simulated_sinks import TICKS_A_SECOND, RunRecord, simulate
 
 MakeLaw = Callable[[], _MeasuredLaw]
 with_each_law = pytest.mark.parametrize("make", [DrainLaw, DepthLaw])
@@ -251,7 +251,7 @@ def test_longer_standing_time_allows_calls_in_flight() -> None:
     assert rates[1] > 12_000
 
 
-# --- the specification's law
+# --- the depth law
 
 
 def test_depth_law_factors_by_depth() -> None:

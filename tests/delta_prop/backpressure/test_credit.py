@@ -65,7 +65,7 @@ def test_window_limits_below_one_are_rejected(deltas_max: int, bytes_max: int) -
 
 
 class CreditsMachine(RuleBasedStateMachine):
-    """Take and release any batches, and compare with a list of the batches that are out."""
+    """Takes and releases any batches, and compares with a list of the batches in flight."""
 
     def __init__(self) -> None:
         super().__init__()

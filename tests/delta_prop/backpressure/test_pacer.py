@@ -163,7 +163,7 @@ def test_admitted_total_never_exceeds_rate_times_time_plus_burst(
         assert total <= allowed + max(*bursts, max(bursts) - min(bursts) + largest) * 1.000001
         law.rate = rates[turn % len(rates)]
         pacer.step(now, {"a": Measure(0, 0, 1)})
-    # A batch that was held back is admitted when the wait is over.
+    # A batch that was held back is admitted after the wait.
     count = requests[-1][1]
     wait_s = pacer.wait_s(count, 1, now)
     assert wait_s is not None
@@ -224,7 +224,7 @@ def test_only_limiting_sink_is_not_demand_limited() -> None:
     admit_deltas(pacer, 0.1)
     pacer.step(0.2, measures)
     assert (slow.demand_limited, unlimited.demand_limited) == (False, True)
-    pacer.step(0.3, measures)  # nothing asked again: the batch still waits
+    pacer.step(0.3, measures)  # no further request: the batch still waits
     assert slow.demand_limited is False
     assert pacer.admits(1, 1, 0.35)
     pacer.step(0.4, measures)
@@ -314,7 +314,7 @@ def test_suspend_of_sink_that_does_not_pace_is_rejected() -> None:
 
 
 def test_sink_backlog_is_held_below_half_of_its_limit() -> None:
-    """An index that links 4,000 rows a second in the background, and takes rows at any rate."""
+    """An index takes rows at any rate and adds 4,000 per second to its graph in the background."""
     pacer = Pacer()
     pacer.pace("index", DrainLaw(), None, 0.0)
     backlog, bound, backlog_max, taken = 9_000, 10_000, 0, 0
@@ -332,7 +332,7 @@ def test_sink_backlog_is_held_below_half_of_its_limit() -> None:
 
 
 def test_filling_log_is_held_below_its_limit() -> None:
-    """A required sink at 80 % of the log's limit: its depth is the part above that, not a mailbox."""
+    """The depth of a required sink above 80 % of the log's limit is the part above that, not its mailbox."""
     pacer = Pacer()
     pacer.pace("storage", DrainLaw(), None, 0.0)
     depth, limit, depth_max = 0, 200_000, 0

@@ -1,4 +1,4 @@
-"""A sink whose capacity steps 10 -> 20 -> 5 -> 50 thousand a second: the source follows within 15 %."""
+"""A sink's capacity steps 10 -> 20 -> 5 -> 50 thousand deltas per second: the source follows within 15 %."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from delta_prop.backpressure.controller import DepthLaw, DrainLaw
-from tests.delta_prop.backpressure.simulated import HOLD_S, STEPS, noisy_steps, simulate, window_ratios
+from tests.delta_prop.backpressure.simulated_sinks import HOLD_S, STEPS, noisy_steps, simulate, window_ratios
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,17 +40,14 @@ def simulate_steps(
 def test_source_follows_stepped_capacity_of_pacing_sink(lumpy: bool, full: bool) -> None:
     seeds = 10 if full or not lumpy else 3
     print(f"\n{'lumpy' if lumpy else 'smooth'} sink, {seeds} seeds; windows of 1 s, 5 s after each step")
-    print(f"{'law':>14} {'mailbox':>8} {'worst of true':>14} {'worst of drawn':>15} {'outside 15 %':>13}")
+    print(f"{'law':>14} {'mailbox':>8} {'worst, nominal':>14} {'worst, drawn':>15} {'outside 15 %':>13}")
     for mailbox in MAILBOXES:
         drain_worst, drain_of_drawn, outside_share = simulate_steps(DrainLaw, mailbox, seeds, lumpy=lumpy)
         print(f"{'drain':>14} {mailbox:8} {drain_worst:14.1%} {drain_of_drawn:15.1%} {outside_share:13.1%}")
         depth_worst, depth_of_drawn, depth_outside = simulate_steps(
             DepthLaw, mailbox, seeds if full else 1, lumpy=lumpy
         )
-        print(
-            f"{'specification':>14} {mailbox:8} {depth_worst:14.1%} {depth_of_drawn:15.1%} "
-            f"{depth_outside:13.1%}"
-        )
+        print(f"{'depth':>14} {mailbox:8} {depth_worst:14.1%} {depth_of_drawn:15.1%} {depth_outside:13.1%}")
         assert drain_worst <= TOLERANCE
         assert outside_share == 0
         assert depth_outside > 0.2  # the depth law misses often: the reason for the drain law

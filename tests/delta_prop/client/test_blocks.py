@@ -1,4 +1,4 @@
-"""Columns offered as they are: the same promises as for deltas, under drawn counters and under given ones."""
+"""Offered blocks of columns have the guarantees of offered deltas, with drawn and with given counters."""
 
 from __future__ import annotations
 

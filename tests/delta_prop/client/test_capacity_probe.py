@@ -1,4 +1,4 @@
-"""A producer whose service has no room waits as it is told, asks with one batch, keeps the others back."""
+"""A producer whose service has no capacity waits for the retry time, then probes with a single batch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def no_capacity(code: ErrorCode = ErrorCode.LOG_FULL, after_s: float = 1.0) -> R
 
 
 def send_batches(wire: Wire, count: int = BATCHES) -> None:
-    """So many batches under way."""
+    """Offer and send `count` batches."""
     for number in range(count):
         wire.offer(make_delta(str(number)))
         wire.send()
 
 
 def refuse_all(wire: Wire, refusal: Refused) -> int:
-    """Everything that is under way is refused; how many batches that were."""
+    """Refuse all batches in flight; return their number."""
     count = len(wire.between)
     while wire.between:
         wire.arrive(refusal)
@@ -36,7 +36,7 @@ def refuse_all(wire: Wire, refusal: Refused) -> int:
 
 
 def bases_after(wire: Wire, seconds: float) -> list[int]:
-    """Send what may go then; the first counter of each batch that is under way."""
+    """Send what is allowed after this time; return the first counter of each batch in flight."""
     wire.service.bench.now += seconds
     wire.send()
     return [frame.batch.base for frame in wire.between]
@@ -48,7 +48,7 @@ def test_each_probe_is_one_batch_until_it_is_acknowledged(code: ErrorCode) -> No
     send_batches(wire)
     assert refuse_all(wire, no_capacity(code)) == BATCHES
     for _ in range(57):
-        assert bases_after(wire, 0.9) == [], "it waits for the retry time"
+        assert bases_after(wire, 0.9) == [], "the producer must wait for the retry time"
         assert bases_after(wire, 0.1) == [1]
         assert wire.out.waits_for is not None
         assert wire.out.waits_for.message == "the disk is full"
@@ -91,7 +91,7 @@ def test_first_sent_batch_of_several_lanes_is_the_probe() -> None:
     wire.send()
     wire.offer(
         make_delta("a", priority=Priority.CRITICAL)
-    )  # depends on the delta before, so it cannot be sent first
+    )  # it depends on the delta before, so it cannot be sent first
     wire.send()
     refuse_all(wire, no_capacity())
     wire.service.bench.now += 1.0

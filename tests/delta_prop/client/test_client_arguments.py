@@ -1,4 +1,4 @@
-"""Client arguments: each wrong one is reported by name with its cure, without an exception group."""
+"""Wrong arguments of clients: each is reported by name with its fix, without an exception group."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from delta_prop.ports import Tls
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_sinks import ForwardSink
 from delta_prop_wire.errors import UsageError
-from tests.delta_prop.client.serving import ADDRESS, Site, with_service
-from tests.delta_prop.client.threaded import served
+from tests.delta_prop.client.threaded_service import served
+from tests.delta_prop.client.virtual_service import ADDRESS, Site, with_service
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -62,7 +62,7 @@ def test_wrong_argument_is_reported_when_a_client_is_made(
     maker: str, given: dict[str, Any], expected: str
 ) -> None:
     if maker in WITHOUT_SETTINGS and "settings" in given:
-        pytest.skip("has no settings")
+        pytest.skip("this entry point has no settings")
     with pytest.raises(UsageError, match=expected) as caught:
         MAKERS[maker](**given)
     assert "secret" not in str(caught.value)
@@ -109,7 +109,7 @@ def test_forward_sink_refuses_a_link_of_another_type(link: object) -> None:
 
 
 class BrokenNetwork:
-    """A network that fails as nothing is expected to."""
+    """A network that raises an unexpected error."""
 
     async def connect(self, host: str, port: int, *, tls: Tls | None = None, timeout_s: float = 10.0) -> None:
         raise ZeroDivisionError("a defect")

@@ -1,4 +1,4 @@
-"""Calls gathered and told in one go end as they would as offers of their own, whatever happens between."""
+"""Coalesced calls have the outcomes of separate offers, with any refusals and cancellations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.delta_prop.client.test_producer_state import Wire, queue_full
 
 
 class RecordingWaker:
-    """A waker whose waiter never waits: it keeps what it was told."""
+    """A waker that records its outcome; no caller waits for it."""
 
     def __init__(self) -> None:
         self.outcome: PublishAck | Refused | None = None
@@ -34,7 +34,7 @@ class RecordingWaker:
         return self.is_cancelled
 
     def set_result(self, result: Any) -> None:
-        assert not self.done(), "settled twice"
+        assert not self.done(), "a call must be settled only once"
         self.outcome = result
 
     def result(self) -> Any:
@@ -45,7 +45,7 @@ class RecordingWaker:
 
 
 class Caller(Wire):
-    """Calls go the short way where there is one, or all of them the long way."""
+    """A producer's side whose calls are coalesced where possible, or are all separate offers."""
 
     def __init__(self, *, short: bool) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Caller(Wire):
         return self.out.drop_call(*one) if isinstance(one, tuple) else self.out.drop(one)
 
     def refuse_row(self, row: int) -> None:
-        """Refuse the next batch for good at a row: its dots are void."""
+        """Give the next batch a final refusal for one row: its dots become no-ops."""
         frame = self.between.pop(0)
         batch = frame.batch
         refusal = Refused(ErrorCode.INVALID_DELTA, "bad", row=min(row, batch.count - 1))
@@ -210,7 +210,7 @@ def test_calls_of_one_turn_share_an_offer_up_to_the_maximum() -> None:
     gathered = [one[0] for one in wire.known if isinstance(one, tuple)]
     assert gathered[0] is gathered[CALLS_MAX - 1] is not gathered[CALLS_MAX]
     wire.settle()
-    assert wire.notes == 2, "one call of the note for each offer"
+    assert wire.notes == 2, "each offer must call the note once"
     assert [one.outcome.offset for one in wire.wakers if isinstance(one.outcome, PublishAck)] == list(
         range(CALLS_MAX + 1)
     )
@@ -222,7 +222,7 @@ def test_calls_large_late_or_after_an_offer_are_not_coalesced() -> None:
     wire.call(make_opaque("b", data=bytes(CALLS_BYTES_MAX)))
     wire.call(make_opaque("c"))
     wire.call(make_opaque("large", data=bytes(CALLS_BYTES_MAX + 1)))
-    assert isinstance(wire.known[3], Offer), "a large call must not delay the others"
+    assert isinstance(wire.known[3], Offer), "a large call must be a separate offer"
     wire.call(make_opaque("d"))
     wire.service.bench.now += CALLS_WINDOW_S
     wire.call(make_opaque("e"))

@@ -1,4 +1,4 @@
-"""A connection that cannot work as it is configured: each client says so at once, by name, with the cure."""
+"""Connections that cannot work as configured: each client reports the fault at once, by name, with a fix."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from delta_prop.ports import Tls
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.client.serving import ADDRESS, Site, with_service
-from tests.delta_prop.commands.served import HOST, served
+from tests.delta_prop.client.virtual_service import ADDRESS, Site, with_service
+from tests.delta_prop.commands.server_thread import HOST, served
 from tests.delta_prop.networks import files
 from tests.delta_prop.server.tokens import table
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from delta_prop.client import forwarding
 
 SOON_S = 5.0
-"""The limit of "at once"; clients try for 30 s where a fault may pass."""
+"""The limit for "at once"; if a fault may pass, clients retry for 30 s."""
 TOKEN = "let-me-in"
 
 
@@ -149,7 +149,7 @@ def no_such_host(data: Path) -> Iterator[Target]:
 
 @contextmanager
 def another_program(data: Path) -> Iterator[Target]:
-    """Answers as an SSH server does."""
+    """Yield a target that answers like an SSH server."""
     with closing(socket.create_server((HOST, 0))) as listener:
 
         def answer() -> None:
@@ -255,7 +255,7 @@ ENTRIES = [producer, subscriber, sync_producer, spread_producer, forward_link, g
 
 
 def prompt_error(call: Callable[[], object]) -> str:
-    """Return the error message; check that it comes at once."""
+    """Return the error message of a call; check that the call fails at once."""
     began = time.monotonic()
     with pytest.raises((DeltaPropError, OSError)) as caught:
         call()

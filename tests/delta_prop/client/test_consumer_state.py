@@ -1,4 +1,4 @@
-"""Incoming against a small server in the test's hand: each offset once and in order, within its credit."""
+"""ConsumerState against a small server driven by the test: each offset once, in order, within the credit."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CREDIT = Credit(8, 2_000)
 
 
 class Talk:
-    """A subscriber's side and a server that serves a list: at each offset what is wanted, other, or void."""
+    """A subscriber and a server of listed rows; each row is wanted, of another topic, or a no-op."""
 
     def __init__(self, rows: list[str], *, group: str | None = None, start: Start | None = None) -> None:
         self.rows = rows
@@ -59,7 +59,7 @@ class Talk:
         self.processed = 0  # as reported to the service
         self.answered = False  # a first request was answered
         self.refuse: dict[int, Refused] = {}
-        self.answer = "at once"  # or "standby", or "later": the test answers
+        self.answer = "at once"  # or "standby", or "later" if the test sends the answer
         self.sequence = 0  # of the first request
         self.connect()
 
@@ -79,7 +79,7 @@ class Talk:
                 self._to_server(raw)
 
     def deliver(self, rows: int, form: str = "batch") -> None:
-        """Send the next rows, as far as the credit goes; of what is not wanted nothing is sent."""
+        """Send the next rows, as far as the credit allows, without those that are not wanted."""
         end = min(self.place + rows, len(self.rows))
         if self.place >= end or not self.requests or not self.server.send_window.is_open:
             return
@@ -227,7 +227,7 @@ def test_each_offset_is_delivered_once_in_order_within_credit(
                 talk.connect()
         assert incoming.buffered_deltas <= CREDIT.deltas + 4
         limit = handed[open_from] if open_from < len(handed) else len(rows)
-        assert talk.processed <= limit, "no offset is reported as processed before the reader is back"
+        assert talk.processed <= limit, "an offset must not be reported before its reader has returned"
     while talk.place < len(rows) or incoming.buffered_deltas:
         talk.deliver(4)
         while (batch := incoming.take()) is not None:
@@ -238,7 +238,9 @@ def test_each_offset_is_delivered_once_in_order_within_credit(
     assert handed == [at for at, row in enumerate(rows) if row == WANTED]
     talk.push_frame(Heartbeat(1, processed=len(rows)))
     incoming.mark_all_processed()
-    assert incoming.cursor == LOG._replace(next_offset=len(rows)), "rows of other topics count as processed"
+    assert incoming.cursor == LOG._replace(next_offset=len(rows)), (
+        "rows of other topics must count as processed"
+    )
 
 
 def test_group_progress_is_reported_soon_in_one_message() -> None:
@@ -250,7 +252,7 @@ def test_group_progress_is_reported_soon_in_one_message() -> None:
         assert one[1] == expected
         talk.incoming.mark_all_processed()
         talk.exchange()
-    assert talk.processed == 0, "not at once: the last report is too recent"
+    assert talk.processed == 0, "the subscriber must not report so soon after the last report"
     assert talk.incoming.wait_s(talk.now) == pytest.approx(0.1)
     talk.now += 0.11
     talk.exchange()
@@ -263,7 +265,7 @@ def test_rows_delivered_before_are_left_out_of_a_batch() -> None:
     talk.deliver(2)
     talk.connect()
     assert talk.requests[0].start == Start(StartAt.CURSOR, LOG._replace(next_offset=2))
-    talk.place = 0  # a service that sends rows twice
+    talk.place = 0  # the service sends rows a second time
     talk.deliver(4)
     assert take_all(talk) == [0, 1, 2, 3]
 
@@ -277,7 +279,7 @@ def test_credit_is_granted_as_the_reader_takes() -> None:
     assert take_all(talk) == list(range(8))
     for _ in range(3):
         talk.exchange()
-        assert talk.server.send_window.remaining == CREDIT, "granted once"
+        assert talk.server.send_window.remaining == CREDIT, "credit must be granted only once"
 
 
 def test_added_subscription_is_requested_on_each_connection() -> None:
@@ -292,7 +294,7 @@ def test_added_subscription_is_requested_on_each_connection() -> None:
     talk.connect()
     assert [one.subscription for one in talk.requests] == [1, 2]
     assert [one.credit for one in talk.requests] == [Credit(0, 0), CREDIT], (
-        "no credit until all are requested"
+        "credit must be granted only with the last request"
     )
     assert talk.server.send_window.remaining == CREDIT
     talk.incoming.remove(1)
@@ -337,7 +339,7 @@ def test_rows_received_before_a_final_refusal_are_readable(code: ErrorCode) -> N
 
 
 def _answer_first_request(talk: Talk, offset: int, *, standby: bool = False, resets: int = 0) -> None:
-    """The service answers the first request of this connection, once more perhaps."""
+    """Answer the first request of this connection, possibly a second time."""
     start = talk.log._replace(next_offset=offset)
     talk.push_frame(
         Ack(correlation_id=talk.sequence, response=Subscribed(1, start, 100, 10, standby, resets))
@@ -353,7 +355,7 @@ def test_standby_drops_unread_rows_and_starts_at_the_cursor() -> None:
     talk.connect()
     assert talk.incoming.standing_by
     assert talk.incoming.started
-    assert talk.incoming.processed is None, "a heartbeat does not report the group's progress"
+    assert talk.incoming.processed is None, "a heartbeat must not report the group's progress"
     assert take_all(talk) == []
     talk.now += 10
     talk.incoming.ack(1)

@@ -1,4 +1,4 @@
-"""A forwarder's link, without a network: a call ends once the other service has all of it."""
+"""ForwardLink without a network: a call ends when the other service has all of its batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HAS, LACKS = 1 << 20, 2 << 20
 
 
 class Session:
-    """A connection whose credit is spent by each frame."""
+    """A session whose credit is spent by one frame."""
 
     def __init__(self) -> None:
         self.sent: list[BatchFrame] = []
@@ -69,7 +69,7 @@ def test_rest_of_a_call_that_is_already_stored_is_not_sent() -> None:
 
 
 def test_ack_of_an_earlier_send_does_not_settle_a_later_one() -> None:
-    """The first was refused and comes again; what is told meanwhile is told of the first."""
+    """The first send was refused and the batch is resent; a late answer refers to the first send."""
 
     async def main() -> None:
         link, session = ForwardLink("service:7373", world=virtual_world(1)), Session()

@@ -1,4 +1,4 @@
-"""A producer's checks before it sends: the fast path passes nothing that the full check refuses."""
+"""A producer's checks before sending: the fast path accepts nothing that the full check refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that nobody answers: within seconds one warning says so, and another one that it is over."""
+"""Clients without an answer: one warning within seconds, and one message when the outage ends."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from delta_prop.client import outage as outages
 from delta_prop.client.outage import Outage
 from delta_prop.commands.wait_reporter import WaitReporter
 from delta_prop_wire.delta import Delta, opaque
-from tests.delta_prop.client.serving import ADDRESS, Site, with_service
-from tests.delta_prop.client.threaded import served
+from tests.delta_prop.client.threaded_service import served
+from tests.delta_prop.client.virtual_service import ADDRESS, Site, with_service
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def unreachable_address() -> Iterator[str]:
-    """An address where nobody listens, as long as the test lasts."""
+    """Yield an address where nothing listens until the block ends."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{held.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""The producer over a false network, against the real server: one effect each, whatever breaks."""
+"""Producer over a virtual network against the real server: one effect per delta, whatever fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from delta_prop.testing.network_path import NetworkConditions
 from delta_prop_wire.delta import AckLevel, Delta, Priority, Source, create, opaque
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.client.serving import ADDRESS, Site, with_service
+from tests.delta_prop.client.virtual_service import ADDRESS, Site, with_service
 from tests.delta_prop.server.tokens import File, table
 
 
@@ -80,7 +80,7 @@ def test_broken_connections_lose_and_duplicate_nothing(seed: int) -> None:
             acks = [await one for one in receipts]
             assert p.reconnects
             assert not any(one.duplicates for one in acks), (
-                "a resend by the client is no duplicate for its caller"
+                "a resend by the client must not be reported as a duplicate"
             )
         keys = site.keys()
         assert len(keys) == len(set(keys)) == 150
@@ -124,7 +124,7 @@ def test_producer_reconnects_after_a_service_restart() -> None:
             receipt = p.offer(make_delta("b"))
             await anyio.sleep(3)
             await tasks.start(site.run)
-            assert (await receipt).offset == 0, "a log in memory starts over"
+            assert (await receipt).offset == 0, "a log in memory must restart at offset 0"
             assert (await p.publish(make_delta("c"))).offset == 1
             assert p.statistics().lost == 1
             tasks.cancel_scope.cancel()

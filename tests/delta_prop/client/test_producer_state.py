@@ -1,4 +1,4 @@
-"""Outgoing against the real chain: whatever happens between them, each delta has one outcome, in order."""
+"""ProducerState against the real pipeline: each delta has one outcome, in order, whatever is lost."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from delta_prop_wire.delta import Delta, Priority, create
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import Ack, BatchFrame
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.client.chain_service import ChainService
+from tests.delta_prop.client.pipeline_service import ChainService
 
 
 class Wire:
-    """A producer's outgoing side, a service, and what is between them; every outcome is on record."""
+    """A producer's state, a service, the frames between them, and a record of all outcomes."""
 
     def __init__(self, name: str = "p", service: ChainService | None = None) -> None:
         self.out = ProducerState(name)
@@ -40,7 +40,7 @@ class Wire:
         number = len(self.offers)
 
         def record(outcome: PublishAck | Refused) -> None:
-            assert number not in self.outcomes, "two outcomes for one offer"
+            assert number not in self.outcomes, "an offer must have only one outcome"
             self.outcomes[number] = outcome
 
         offer = Offer(deltas[0].priority, list(deltas), record, **more)
@@ -76,7 +76,7 @@ class Wire:
             self.connect()
 
     def settle(self) -> None:
-        """Let everything through."""
+        """Deliver frames and answers until all offers have outcomes."""
         for _ in range(300):
             self.service.bench.now += 1.0
             self.send()
@@ -108,7 +108,7 @@ def queue_full() -> Refused:
 
 
 def check(wire: Wire) -> None:
-    """Every offer has one outcome and the log is what the outcomes say, each acknowledged row once."""
+    """Check that every offer has one outcome, and that the log has each acknowledged row once."""
     logged = wire.logged()
     acknowledged: dict[int, str] = {}
     assert set(wire.outcomes) == set(range(len(wire.offers)))
@@ -125,7 +125,7 @@ def check(wire: Wire) -> None:
             )
             assert outcome.offset + row not in acknowledged
             acknowledged[outcome.offset + row] = delta.vector_id
-    assert set(acknowledged) == set(logged), "the log has exactly the acknowledged rows"
+    assert set(acknowledged) == set(logged), "the log must have exactly the acknowledged rows"
 
 
 STEPS = st.one_of(
@@ -170,4 +170,4 @@ def test_every_delta_has_one_outcome_and_one_offset_in_order(steps: list[tuple[A
             assert outcome.offset is not None
             offered.setdefault(delta.vector_id, []).append(outcome.offset + row)
     for key, offsets in offered.items():
-        assert offsets == sorted(offsets), f"{key}: one vector's deltas keep the order of the calls"
+        assert offsets == sorted(offsets), f"{key}: a vector's deltas must keep the order of the calls"

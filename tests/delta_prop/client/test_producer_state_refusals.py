@@ -1,4 +1,4 @@
-"""The effect of each refusal on dots, on offers that share the batch, and on batches sent after it."""
+"""Effects of each refusal on dots, on offers in the same batch, and on later batches."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_bad_row_fails_only_its_call_and_others_get_new_dots() -> None:
     wire.offer(make_delta("e"), replace(make_delta("f"), operation=create([1.0])))
     wire.settle()
     assert refusal_of(wire, 2).code is ErrorCode.INVALID_DELTA
-    assert refusal_of(wire, 2).row == 0, "counted within the call's own deltas"
+    assert refusal_of(wire, 2).row == 0, "the row must be counted within the call's own deltas"
     assert refusal_of(wire, 4).row == 1
     check(wire)
     assert [key for key, _ in wire.logged().values()] == ["a", "b", "d"]
@@ -89,7 +89,7 @@ def test_batch_refused_without_a_row_is_retried_call_by_call() -> None:
 
 def test_dependent_names_the_new_dot_of_a_redrawn_call() -> None:
     wire = Wire()
-    wire.offer(make_delta("first", priority=Priority.CRITICAL))  # registers its lane before the others
+    wire.offer(make_delta("first", priority=Priority.CRITICAL))  # registers this lane before the others
     wire.settle()
     cause = wire.offer(make_delta("cause", priority=Priority.LOW))
     wire.offer(make_delta("bad", priority=Priority.LOW))
@@ -112,7 +112,7 @@ def test_retryable_batches_are_resent_unchanged_in_order() -> None:
     wire.out.on_nack(Nack(2, ErrorCode.RATE_LIMITED, "too fast", 50), 1.0)
     wire.out.on_nack(Nack(1, ErrorCode.RATE_LIMITED, "too fast", 20), 1.0)
     wire.offer(make_delta("c"))
-    assert wire.out.next_frame(1.0) is None, "no later batch overtakes"
+    assert wire.out.next_frame(1.0) is None, "no later batch may overtake the refused one"
     assert wire.out.wait_s(1.0) == pytest.approx(0.05)
     resent = [wire.out.next_frame(1.05) for _ in range(3)]
     assert [frame.sequence for frame in resent if frame] == [3, 4, 5]
@@ -137,7 +137,7 @@ def test_batch_across_the_watermark_is_sliced_and_resent() -> None:
     assert parts[1].batch.dot(0) == original.batch.dot(2)
     wire.out.on_ack(Ack(6, ranges=(AckRange(5, 6, 20, duplicate=True),)))
     assert (ack_of(wire, 0).offset, ack_of(wire, 0).duplicates) == (20, {})
-    assert 1 not in wire.outcomes, "its other rows have no outcome yet"
+    assert 1 not in wire.outcomes, "the other rows must not have an outcome yet"
     wire.out.on_ack(Ack(8, ranges=(AckRange(7, 8, 77),)))
     ack = ack_of(wire, 1)
     assert (ack.offset, ack.dot, ack.count, ack.duplicates) == (21, original.batch.dot(1), 3, {})
@@ -328,7 +328,7 @@ def test_dropped_offer_is_not_resent_after_a_disconnect(arrived: bool) -> None:
     if arrived:
         wire.arrive()
     wire.out.on_disconnect()
-    assert not wire.out.drop(offer), "it may have been stored"
+    assert not wire.out.drop(offer), "an offer that may have been stored must not be dropped"
     wire.connect()
     wire.settle()
     keys = [key for key, _ in wire.logged().values()]
@@ -394,7 +394,7 @@ def test_lost_delta_does_not_block_its_dependents() -> None:
     wire.settle()
     wire.offer(make_delta("x", priority=Priority.LOW))
     wire.settle()
-    wire.offer(make_delta("x"))  # depends on the delta of the low lane
+    wire.offer(make_delta("x"))  # this delta depends on the delta of the low lane
     wire.send()
     wire.service.lose_tail(1)
     wire.connect()
@@ -572,7 +572,9 @@ def test_numbered_deltas_of_a_second_run_get_their_first_outcomes() -> None:
     ):
         third.offer(delta, counter=counter)
     third.settle()
-    assert refusal_of(third, 4).code is ErrorCode.INVALID_DELTA, "refused for good in an earlier run"
+    assert refusal_of(third, 4).code is ErrorCode.INVALID_DELTA, (
+        "the final refusal of the earlier run must be returned"
+    )
     assert ack_of(third, 3).duplicates == {0: 3}
 
 

@@ -1,4 +1,4 @@
-"""A range of a log is read once, exactly: over broken connections, cut at both ends, narrowed by topics."""
+"""RangeReader reads a range of a log exactly once: over broken connections, within its bounds and topics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from delta_prop_wire.delta import Delta, Priority, create, make_origin, opaque, 
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.slicing import deltas_of
 from delta_prop_wire.topics import Topic
-from tests.delta_prop.client.threaded import served
+from tests.delta_prop.client.threaded_service import served
 from tests.delta_prop.networks import files
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def make_delta(key: str, **more: Any) -> Delta:
 
 
 def rows_of(batches: list[LoggedBatch]) -> list[tuple[int, int, str]]:
-    """Offset, Lamport number and vector id of each row."""
+    """Return the offset, Lamport number and vector id of each row."""
     found = []
     for one in batches:
         for row, delta in enumerate(deltas_of(one.batch)):
@@ -46,7 +46,7 @@ def rows_of(batches: list[LoggedBatch]) -> list[tuple[int, int, str]]:
 
 
 def publish(address: str, counts: list[int], namespaces: tuple[str, ...] = ("docs",)) -> list[str]:
-    """Batches of so many rows, of the namespaces in turn; their vector ids by offset."""
+    """Publish a batch of each size, with the namespaces in turn; return the vector ids by offset."""
     keys: list[str] = []
     with SyncProducer(address, name="test") as p:
         for count in counts:
@@ -85,7 +85,9 @@ def test_topics_select_rows_and_the_end_is_reported_at_once(monkeypatch: pytest.
         expected = [at for at in range(2, 29) if at % 3 == 0 or at == 4]
         assert found == [(at, at + 1, keys[at]) for at in expected]
         assert list(reader.read(0, 30, [Topic.parse("ns:nobody's")])) == []
-        assert time.monotonic() - began < PROGRESS_INTERVAL_S, "it waited for a progress report"
+        assert time.monotonic() - began < PROGRESS_INTERVAL_S, (
+            "the reader must not wait for a progress report"
+        )
 
 
 def test_broken_connections_lose_and_duplicate_nothing() -> None:

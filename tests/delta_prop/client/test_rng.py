@@ -1,4 +1,4 @@
-"""Clients that block leave Python's own generator alone: the program may have seeded it."""
+"""Blocking clients do not use Python's global random generator, which the program may have seeded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from delta_prop.client import ClientSettings, SyncProducer, facts
 from delta_prop.client.errors import Unreachable
 from delta_prop.client.ranges import RangeReader
 from delta_prop_wire.delta import Delta, create
-from tests.delta_prop.client.threaded import served
+from tests.delta_prop.client.threaded_service import served
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ TRIES_S = 0.3
 
 @pytest.fixture
 def unreachable_address() -> str:
-    """An address that refuses connections, as nothing listens there."""
+    """Return an address that refuses connections."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return f"127.0.0.1:{free.getsockname()[1]}"
 

@@ -1,4 +1,4 @@
-"""Several services behind one client, in virtual time: each vector at one, who is down holds up its own."""
+"""A client of several services in virtual time: one service per vector; a stopped one delays only its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from delta_prop_wire.delta import Delta, Dot, Priority, create, opaque
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.murmur import partition_of
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.client.serving import Site
+from tests.delta_prop.client.virtual_service import Site
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -30,7 +30,7 @@ HOSTS = ("one", "two", "three")
 
 
 class Member(Site):
-    """One service of several on a network."""
+    """One of several services on a network."""
 
     def __init__(self, seed: int, network: VirtualNetwork, host: str) -> None:
         self.network = network
@@ -41,7 +41,7 @@ class Member(Site):
 
 
 class Group:
-    """The services, and the client's host."""
+    """The services and the client's host."""
 
     def __init__(self) -> None:
         self.network = VirtualNetwork(1, host="client")
@@ -78,7 +78,7 @@ def make_delta(key: str, **more: Any) -> Delta:
 
 
 def keys_at(place: int, count: int = 1, namespace: str = "default") -> list[str]:
-    """Names of vectors that are at a place."""
+    """Return names of vectors of a partition."""
     names = (f"k{number}" for number in range(10_000))
     return list(islice((name for name in names if partition_of(namespace, name, 3) == place), count))
 
@@ -171,7 +171,9 @@ def test_each_service_stores_the_cursor_of_a_group() -> None:
                     s.ack(3, 0)
             async with group.subscriber(group="readers") as s:
                 redelivered = await read(s, len(group.logged()[1]))
-                assert {one.place for one in redelivered} == {1}, "unacknowledged rows are redelivered"
+                assert {one.place for one in redelivered} == {1}, (
+                    "rows without an acknowledgement must be redelivered"
+                )
 
     with_services(scenario)
 

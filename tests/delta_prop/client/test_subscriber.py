@@ -1,4 +1,4 @@
-"""The subscriber over a false network, against the real server: each delta once and in order."""
+"""Subscriber over a virtual network against the real server: each delta once and in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from delta_prop.testing.network_path import NetworkConditions
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Delta, Priority, opaque
 from delta_prop_wire.errors import Refused, UsageError
-from tests.delta_prop.client.serving import ADDRESS, Site, with_service
+from tests.delta_prop.client.virtual_service import ADDRESS, Site, with_service
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -47,7 +47,7 @@ def test_published_deltas_are_read_in_order(backend: Literal["asyncio", "trio"])
             assert await read(late, 3) == expected_rows(3, first=3)
             one = early.cursor
         assert one is not None
-        assert one.next_offset == 5, "the delta in hand is not processed yet"
+        assert one.next_offset == 5, "the delta that the reader holds must not count as processed"
 
     with_service(scenario, backend=backend)
 
@@ -80,7 +80,7 @@ def test_broken_connections_lose_and_duplicate_nothing(seed: int) -> None:
     async def scenario(site: Site) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(publish, site, 200)
-            # Bytes in flight when a connection breaks are lost: with a larger credit no batch might arrive.
+            # Bytes in flight are lost when a connection breaks: with a larger credit no batch might arrive.
             async with subscriber(site, start=0, credit=(20, 4_000)) as s:
                 assert await read(s, 200) == expected_rows(200)
                 assert s.reconnects
@@ -141,9 +141,11 @@ def test_group_resumes_where_its_reader_stopped() -> None:
     async def scenario(site: Site) -> None:
         await publish(site, 6)
         async with subscriber(site, group="g") as s:
-            assert await read(s, 3) == expected_rows(3), "a new group starts at the earliest offset"
+            assert await read(s, 3) == expected_rows(3), "a new group must start at the earliest offset"
         async with subscriber(site, group="g", ack="manual") as s:
-            assert await read(s, 3) == expected_rows(3, first=2), "the delta in hand is redelivered"
+            assert await read(s, 3) == expected_rows(3, first=2), (
+                "the delta that the reader held must be redelivered"
+            )
             s.ack(3)
         async with subscriber(site, group="g") as s:
             assert await read(s, 2) == expected_rows(2, first=4)
@@ -169,7 +171,9 @@ def test_second_reader_of_a_group_stands_by_until_the_first_ends() -> None:
                 await anyio.sleep(59)
                 assert second.standing_by
                 assert not second._consumer_state.buffered_deltas
-                assert await read(second, 2) == expected_rows(2, first=2), "the delta in hand is redelivered"
+                assert await read(second, 2) == expected_rows(2, first=2), (
+                    "the delta that the reader held must be redelivered"
+                )
                 assert not second.standing_by
 
     with_service(scenario)
@@ -208,7 +212,7 @@ def test_reader_that_reconnects_has_its_group_at_once() -> None:
             site.network.heal("client", "server")
             await publish(site, 2, first=4)
             with anyio.fail_after(8):
-                assert await read(s, 4) == expected_rows(4, first=2), "each is delivered once"
+                assert await read(s, 4) == expected_rows(4, first=2), "each delta must be delivered once"
             assert not s.standing_by
 
     with_service(scenario)
@@ -221,7 +225,9 @@ def test_start_applies_only_to_a_new_group() -> None:
             assert await read(s, 2) == expected_rows(2, first=2)
         for start in (0, "earliest", "latest"):
             async with subscriber(site, group="g", start=start) as s:
-                assert await read(s, 1) == expected_rows(1, first=3), "the delta in hand is redelivered"
+                assert await read(s, 1) == expected_rows(1, first=3), (
+                    "the delta that the reader held must be redelivered"
+                )
         async with subscriber(site, group="new", start="latest") as s:
             await publish(site, 1, first=6)
             assert await read(s, 1) == expected_rows(1, first=6)
@@ -297,7 +303,7 @@ def test_only_delivered_offsets_can_be_acknowledged() -> None:
             s.ack(0)
             await read(s, 1)
             assert s.cursor is not None
-            assert s.cursor.next_offset == 1, "no delta is acknowledged automatically"
+            assert s.cursor.next_offset == 1, "no delta may be acknowledged automatically"
 
     with_service(scenario)
 

@@ -1,4 +1,4 @@
-"""The blocking producer over real sockets: the same promises, and little imported."""
+"""SyncProducer over real sockets: the guarantees of Producer, without the import of an event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from delta_prop.connection_faults import Misconfigured
 from delta_prop.ports import Tls
 from delta_prop_wire.delta import AckLevel, Delta, Priority, create, opaque
 from delta_prop_wire.errors import Refused, UsageError
-from tests.delta_prop.client.threaded import served
+from tests.delta_prop.client.threaded_service import served
 from tests.delta_prop.networks import files
 
 if TYPE_CHECKING:

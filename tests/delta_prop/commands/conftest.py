@@ -1,4 +1,4 @@
-"""Fixtures of the command's tests."""
+"""Fixtures for tests of commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.delta_prop.commands.served import served
+from tests.delta_prop.commands.server_thread import served
 from tests.delta_prop.commands.support import Command
 
 if TYPE_CHECKING:
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command on a data directory of its own."""
+    """Return a runner of commands on an empty data directory."""
     return Command(tmp_path, capsys)
 
 
 @pytest.fixture(params=["directory", "server"])
 def either(command: Command, request: pytest.FixtureRequest) -> Iterator[Command]:
-    """The command on a data directory, and on a server."""
+    """Yield a runner of commands on a data directory, then one on a server."""
     if request.param == "directory":
         yield command
     else:

@@ -1,4 +1,4 @@
-"""Runs verbs of the command in this process, and reads what they print."""
+"""Helpers that run verbs of the command in this process and read their output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.open_files import open_below
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.delta_prop.commands.served import ServerAddresses
+    from tests.delta_prop.commands.server_thread import ServerAddresses
 
 
 OVER_0XD3 = {"publish": "--to", "subscribe": "--from"}
@@ -23,7 +23,7 @@ OVER_0XD3 = {"publish": "--to", "subscribe": "--from"}
 
 @dataclass
 class VerbResult:
-    """A verb's result."""
+    """Exit status and output of a verb."""
 
     status: int
     out: str
@@ -35,7 +35,7 @@ class VerbResult:
 
 
 class Command:
-    """The command on one data directory; where `addresses` is set, on the server that has it."""
+    """Runs verbs on one data directory, or, if `addresses` is set, on the server that has it."""
 
     addresses: ServerAddresses | None = None
 
@@ -54,7 +54,7 @@ class Command:
         status = main([*map(str, arguments), *place])
         on_main_thread = threading.current_thread() is threading.main_thread()  # other threads open files too
         if on_main_thread and not any(one.name == "server" for one in threading.enumerate()):
-            assert len(open_below(folder)) <= len(before), "a verb left files open"
+            assert len(open_below(folder)) <= len(before), "a verb must close its files"
         shown = self._capsys.readouterr()
         return VerbResult(status, shown.out, shown.err)
 
@@ -63,7 +63,7 @@ class Command:
         return self("publish", self._input, *arguments)
 
     def segment(self) -> Path:
-        """The one segment file."""
+        """Return the only segment file."""
         (path,) = self.data.glob("streams/default/0/*.log")
         return path
 

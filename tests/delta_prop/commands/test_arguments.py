@@ -1,4 +1,4 @@
-"""Odd arguments of verbs: names, numbers and directories that work or fail with one line."""
+"""Unusual names, numbers and directories as arguments: each works, or fails with one line of error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.delta_prop.commands.support import Command
 
 HUGE = "9" * 5000
-"""Of more digits than Python converts."""
+"""More digits than Python converts."""
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_output_is_utf8_in_any_locale(
 
 
 def run_with_closed_streams(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """The command, whose standard input and output are closed."""
+    """Run the command with standard input and standard output closed."""
     verb = [sys.executable, "-m", "delta_prop", *map(str, arguments)]
     shell = ["sh", "-c", 'exec "$@" <&- >&-', "sh"]
     return subprocess.run([*shell, *verb], timeout=60, check=False, stderr=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""`audit` on this machine: what it prints, how it ends, what it repairs, and what it says of a mistake."""
+"""`audit` on this machine: output, exit statuses, repairs, and error messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from delta_prop.commands import wait_reporter
 from delta_prop_sinks import StorageSink
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import UsageError
-from tests.delta_prop.client.threaded import served
+from tests.delta_prop.client.threaded_service import served
 from tests.delta_prop.commands.support import create_line
 
 if TYPE_CHECKING:
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of the packages that Spark's jobs need."""
+    """Hide the packages that Spark jobs need."""
     for module in ("pyspark", "py4j", "pyarrow", "pandas"):
         monkeypatch.setitem(sys.modules, module, None)
 
 
 @pytest.fixture
 def file(command: Command, tmp_path: Path) -> Path:
-    """A storage sink's file beside its log: 30 vectors and a deleted one."""
+    """Return a storage sink's file with 30 vectors and a deleted one, next to its log."""
     lines = [create_line(f"v{at}", float(at), 0.5, namespace="n", metadata={"at": at}) for at in range(30)]
     assert command.publish([*lines, '{"vector_id": "v1", "namespace": "n", "op": "delete"}']).status == 0
     path = tmp_path / "vectors.db"
@@ -50,7 +50,7 @@ def file(command: Command, tmp_path: Path) -> Path:
 
 
 def store(command: Command, path: Path) -> None:
-    """Have a storage sink take all that the log has."""
+    """Have a storage sink apply the complete log."""
 
     async def run() -> None:
         async with Propagator(data=command.data) as p:
@@ -182,13 +182,15 @@ def test_contents_in_json_lines_are_compared(command: Command, file: Path, tmp_p
     (held / "part-2.jsonl").write_text("\n".join(map(json.dumps, facts[20:])) + "\n")
     assert command("audit", "--contents", held / "part-1.jsonl").err.count("9 missing") == 1
     named = held.rename(tmp_path / "held.json")
-    assert command("audit", "--contents", named).status == 0, "absent metadata are not compared"
+    assert command("audit", "--contents", named).status == 0, (
+        "audit must not compare metadata if no line has them"
+    )
     table = tmp_path / "held.jsonl"
     facts[0]["metadata"] = {"at": 0}
     facts[3]["vector"] = [4.0, 0.25]
     table.write_text("\n".join(map(json.dumps, facts)))
     lines = command("audit", "--contents", table, "--json").lines
-    assert len(lines) == 28, "once one line has metadata, absent metadata of others differ"
+    assert len(lines) == 28, "once one line has metadata, lines without them must differ"
     (vector,) = (one for one in lines if "number" in one["reason"])
     assert vector["reason"] == "number 1 is 0.25, not 0.5; it has the delta at offset 4"
     before = command("audit", "--contents", table, "--next-offset", "10", "--json").lines

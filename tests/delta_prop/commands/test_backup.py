@@ -1,4 +1,4 @@
-"""`log export --to`, `log restore`: a directory that is served is copied, and a copy is served again."""
+"""`log export --to` copies a directory that is served; `log restore` makes a directory to serve from it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_served_directory_is_exported_restored_and_served(command: Command, tmp_
 
     anyio.run(serve)
     assert command("log", "restore", "--from", tmp_path / "backup").status == 2, (
-        "the data directory is not empty"
+        "restore must refuse a data directory that is not empty"
     )
     command.data = tmp_path / "restored"
     done = command("log", "restore", "--from", tmp_path / "backup")
@@ -61,7 +61,7 @@ def test_served_directory_is_exported_restored_and_served(command: Command, tmp_
     assert command("log", "verify").status == 0
     assert command("get", "v7", "--namespace", "default").lines[0]["vector"] == [7.0]
     anyio.run(serve_restored)
-    assert seen == [*range(55), 50, 51], "the copy has the cursor"
+    assert seen == [*range(55), 50, 51], "the backup must contain the cursor"
 
 
 def test_export_changes_no_file_of_the_directory(command: Command, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`config check`, `config show`: exit statuses, one line for a mistake, what is shown is what is served."""
+"""`config check` and `config show`: exit statuses, one line per mistake, the settings that `serve` uses."""
 
 from __future__ import annotations
 

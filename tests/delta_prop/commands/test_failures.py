@@ -1,4 +1,4 @@
-"""Several failures at once, as tasks raise them: each in its line; a defect keeps its traceback."""
+"""Error output for an exception group: one line per failure; a defect keeps its traceback."""
 
 from __future__ import annotations
 

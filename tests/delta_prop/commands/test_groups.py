@@ -1,4 +1,4 @@
-"""`groups list`, `groups reset`, and members of a group that stand by, in a directory and at a server."""
+"""`groups list`, `groups reset` and standby members of a group, in a directory and at a server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import anyio
 from delta_prop.client import Subscriber
 from delta_prop.group_cursor import GroupCursor, read_position
 from delta_prop_broker.local_disk import LocalDisk
-from tests.delta_prop.commands.served import ServerAddresses, served
+from tests.delta_prop.commands.server_thread import ServerAddresses, served
 from tests.delta_prop.commands.support import create_lines
 from tests.page_samples import mask_numbers, sample
 
@@ -113,7 +113,7 @@ def test_page_sample_matches_the_output(command: Command) -> None:
                     continue
                 done = command(*words[: words.index("--data")])
                 printed += (done.out + done.err).splitlines()
-                end.set()  # the fix that the page shows next
+                end.set()  # the fix that the page shows after this
                 member.join(20)
         finally:
             end.set()
@@ -122,7 +122,7 @@ def test_page_sample_matches_the_output(command: Command) -> None:
 
 
 async def _read(addresses: ServerAddresses, seen: list[int], end: threading.Event, group: str = "g") -> None:
-    """Two members, which note what they get."""
+    """Run two members of a group, which append the offsets that they read to `seen`."""
 
     async def read() -> None:
         async with Subscriber(addresses.to, "*", group=group) as s:

@@ -1,4 +1,4 @@
-"""`jobs list|show|abort`: of a directory at rest, and of a server."""
+"""`jobs list`, `jobs show` and `jobs abort`, in a directory that no process serves and at a server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a job that is over, and two that are staged."""
+    """Return a directory with one finished and two staged jobs."""
     data = tmp_path_factory.mktemp("jobs") / "facts"
     with served(data) as server:
         at = f"127.0.0.1:{server.port}"
@@ -34,7 +34,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert main(["jobs", "abort", "two", "--to", at]) == 0
         assert main(["jobs", "abort", "over", "--to", at]) == 1
         assert main(["jobs", "show", "one", "--to", at, "--json"]) == 0
-        assert main(["jobs", "abort", "one", "--data", str(data)]) == 1, "the server has locked the directory"
+        assert main(["jobs", "abort", "one", "--data", str(data)]) == 1, (
+            "abort must fail while a server has locked the directory"
+        )
     return data
 
 

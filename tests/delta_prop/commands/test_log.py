@@ -1,4 +1,4 @@
-"""`log show`, `verify` and `export`: corruption is reported with its position, and skipped on request."""
+"""`log show`, `log verify`, `log export`: they report the position of corruption and skip it on request."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ LATER = b'{"format": 3, "made_by": "later"}'
 
 
 def publish_frames(command: Command) -> None:
-    """Publish frames of one size, each of several rows: an import's lines share one."""
+    """Publish frames of equal size, each with several rows, because the lines of one import share a frame."""
     for _ in range(FRAMES):
         command.publish(same_size_lines(ROWS))
 
 
 def corrupt_frame(command: Command, number: int) -> int:
-    """Change one byte in the body of a frame of `publish_frames`; return where that frame begins."""
+    """Change one byte in the body of a frame of `publish_frames`; return the start of that frame."""
     path = command.segment()
     raw = bytearray(path.read_bytes())
     position = len(raw) // FRAMES * number
@@ -211,7 +211,7 @@ def test_show_from_an_invalid_start_is_refused(place: str, message: str, command
 
 
 def make_compacted_log(command: Command, *, all_segments: bool) -> int:
-    """Make a log whose older segments, or all of them, went into a snapshot; return where it starts now."""
+    """Make a log with its older segments, or all, compacted into a snapshot; return its start offset."""
     settings = replace(SMALL, compact=True, segment_bytes_max=600, retention_s=1.0, segment_s_max=1.0)
     clock = Clock()
     log, _ = open_log(LocalDisk(command.data), settings, clock=clock)

@@ -1,4 +1,4 @@
-"""The server's log: lines that programs read, text that nobody forges, and nobody who waits for a reader."""
+"""The server's log: lines for programs, no forged lines, and no wait for a slow reader."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_logging_setup_is_undone_at_the_end() -> None:
 
 
 class _BlockedStream(io.StringIO):
-    """Nobody reads it until `go` is set."""
+    """A stream whose writes block until `go` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def test_unread_log_blocks_nobody_and_lost_lines_are_counted() -> None:
         handler.emit(logging.makeLogRecord({"msg": f"line {number}", "levelname": "INFO"}))
 
     log(0)
-    assert out.asked.wait(10)  # the thread has taken the line, and blocks
+    assert out.asked.wait(10)  # the thread has taken the line and blocks
     for number in range(1, 8):
         log(number)
     out.go.set()

@@ -1,4 +1,4 @@
-"""Messages of verbs that found nothing: true, and naming where to look."""
+"""Messages of verbs that find nothing: each is correct and says where to look."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_totals_of_refused_lines_name_the_log_end(command: Command) -> None:
 
 
 def test_totals_from_a_server_without_acks_name_no_offset(command: Command) -> None:
-    from tests.delta_prop.commands.served import served
+    from tests.delta_prop.commands.server_thread import served
 
     with served(command.data) as command.addresses:
         assert command.publish(["nonsense"]).lines[-1]["next_offset"] is None

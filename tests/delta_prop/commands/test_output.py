@@ -1,4 +1,4 @@
-"""Output to a new file, complete or absent, or to a replaced standard output."""
+"""Output to a file appears only when it is complete; other output goes to the current standard output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class WriteFailure(Exception):
-    """Error while writing."""
+    """Raised while output is written."""
 
 
 def test_unfinished_atomic_output_is_removed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`publish`: each line has one effect and one answer, whatever is killed and repeated."""
+"""`publish`: each line has one effect and one answer, even if processes are killed and lines are resent."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_more_lines_than_the_in_flight_maximum_are_acked(
 
 
 def test_several_files_are_one_stream_of_lines(either: Command, tmp_path: Path) -> None:
-    (tmp_path / "a").write_text(create_line("a"))  # no end of line
+    (tmp_path / "a").write_text(create_line("a"))  # no newline at the end
     (tmp_path / "b").write_text(create_line("b") + "\r\n" + create_line("c"))
     done = either("publish", tmp_path / "a", tmp_path / "b", "--acks")
     assert [ack["line"] for ack in done.lines[:-1]] == [1, 2, 3]
@@ -183,7 +183,7 @@ def test_too_long_line_is_reported_with_its_bound(command: Command) -> None:
 
 
 def test_unreadable_file_is_named(command: Command) -> None:
-    done = command("publish", "/proc/self/mem")  # it opens, but reading its first page fails
+    done = command("publish", "/proc/self/mem")  # the file opens, but reading its first page fails
     assert done.status == 1
     assert "'/proc/self/mem' cannot be used (Input/output error)" in done.err
 
@@ -249,7 +249,7 @@ def test_refused_lines_do_not_change_other_offsets(either: Command, tmp_path: Pa
 
 
 def frames_of(command: Command, path: Path) -> tuple[int, int]:
-    """Return the number of frames in a command's log, and their bytes."""
+    """Return the number and total bytes of the frames in a command's log."""
     addresses, command.addresses = command.addresses, None
     assert command("log", "export", "--format", "frames", "--output", path).status == 0
     command.addresses = addresses
@@ -303,7 +303,7 @@ def lines_file(tmp_path: Path, count: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("count", [11, 30])  # of 11 lines only the last is refused, with none after it
+@pytest.mark.parametrize("count", [11, 30])  # only the last line is refused, and no line follows it
 def test_lines_wait_for_capacity_and_keep_their_order(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,7 +336,7 @@ def start_publish(command: Command, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def test_killed_and_restarted_import_has_one_effect_per_line(command: Command) -> None:
-    """Killed after some acknowledgements, with more lines on their way; twice, then it runs to its end."""
+    """The import is killed twice while lines are in flight, then runs to its end."""
     lines = create_lines(400)
     known: dict[int, int] = {}
     for kill_after in (1, 150):

@@ -1,4 +1,4 @@
-"""`quarantine …`: what sinks set aside is listed, shown, replayed and dropped, served or not."""
+"""`quarantine …`: list, show, replay and drop what sinks rejected, in a directory and at a server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class World:
-    """A sink's data, what it rejects, and the services on one directory."""
+    """The stored deltas of a sink, what it rejects, and the services on one directory."""
 
     def __init__(self, command: Command) -> None:
         self.command = command
@@ -110,7 +110,7 @@ def test_requests_are_executed_by_the_next_service(world: World) -> None:
     assert command("quarantine", "list", "--json").lines == []
     assert not list((command.data / "requests").glob("*.json"))
 
-    async def publish_later(p: Propagator) -> None:  # nothing is applied twice
+    async def publish_later(p: Propagator) -> None:  # no delta is applied twice
         await p.publish(Delta("a", sparse_add([0], [100.0])))
         await p._sinks.feed("adds").wait(5)
 

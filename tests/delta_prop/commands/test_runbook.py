@@ -1,4 +1,4 @@
-"""The runbook of the page on operating, run as it is printed: backup, restore, start, rebuild, verify."""
+"""The runbook in docs/operating.md, run as printed: backup, restore, start, rebuild, verify."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ WAIT_S = 60.0
 
 
 class Step(NamedTuple):
-    """A command of the page, and what it prints."""
+    """A command of the page and its printed output."""
 
     command: str
     printed: list[str]
 
 
 def steps() -> list[Step]:
-    """The commands of the runbook, in their order."""
+    """Return the commands of the runbook in order."""
     section = PAGE.read_text().partition("\n## From backup to serving\n")[2].partition("\n## ")[0]
     found: list[Step] = []
     for block in re.findall(r"```console\n(.*?)```", section, re.DOTALL):
@@ -50,7 +50,7 @@ def steps() -> list[Step]:
 
 
 class Machine:
-    """A folder in which commands are run as somebody types them, the server in a process of its own."""
+    """A folder in which an operator's commands run, with the server in a process of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -58,7 +58,7 @@ class Machine:
         self._server: subprocess.Popen[str] | None = None
 
     def run(self, step: Step) -> list[str]:
-        """Run a step to its end, a server until it is ready; the lines that it printed."""
+        """Run a step to its end, or a server until it is ready; return the printed lines."""
         words = shlex.split(self._here(step.command))
         if words[0] == "delta-prop":
             words[:1] = [sys.executable, "-m", "delta_prop"]
@@ -76,14 +76,14 @@ class Machine:
 
     @contextmanager
     def server(self) -> Iterator[None]:
-        """Whatever server is started, end it at the end, as an operator does."""
+        """Stop the started server, if any, when the block ends."""
         try:
             yield
         finally:
             self.end()
 
     def end(self) -> None:
-        """End the server."""
+        """Stop the server with SIGTERM."""
         server, self._server = self._server, None
         if server is not None:
             server.send_signal(signal.SIGTERM)
@@ -124,14 +124,14 @@ async def publish(port: int, first: int, count: int) -> None:
 
 
 def stored_vectors(path: Path) -> dict[str, list[float]]:
-    """The vectors in a store's file."""
+    """Return the vectors in a storage file."""
     with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
         rows = connection.execute("SELECT vector_id, value FROM vectors").fetchall()
     return {key: np.frombuffer(raw, "<f4").tolist() for key, raw in rows}
 
 
 def logged_vectors(machine: Machine) -> dict[str, list[float]]:
-    """The vectors that the log's deltas make."""
+    """Return the vectors that the fold of the log has."""
     lines = machine.run(Step("delta-prop log export --data facts", []))
     rows = [json.loads(line) for line in lines]
     return {row["vector_id"]: row["vector"] for row in rows}
@@ -146,7 +146,7 @@ def configure(machine: Machine, more: str = "") -> None:
 
 
 def lose_all_but_a_backup(machine: Machine) -> list[Step]:
-    """Serve, make the backup, publish more, end; the steps that follow."""
+    """Serve, make a backup, publish more, stop; return the steps that follow."""
     port, _ = machine.ports
     backup, *after = steps()
     machine.run(Step("delta-prop serve --config delta-prop.toml", []))
@@ -154,7 +154,9 @@ def lose_all_but_a_backup(machine: Machine) -> list[Step]:
     assert [mask_numbers(line) for line in machine.run(backup)] == machine.expected(backup)
     anyio.run(publish, port, 50, 5)
     machine.end()
-    assert len(stored_vectors(machine.folder / "facts.db")) == 55, "the store's file is outside the directory"
+    assert len(stored_vectors(machine.folder / "facts.db")) == 55, (
+        "the storage file must be outside the data directory"
+    )
     return after
 
 
@@ -222,7 +224,7 @@ def test_no_sink_is_rebuilt_while_another_cannot_start(tmp_path: Path) -> None:
         "rebuilt but can start empty, then start with `delta-prop serve --config delta-prop.toml --rebuild "
         "storage`"
     )
-    assert len(stored_vectors(tmp_path / "facts.db")) == 55, "the store is unchanged"
+    assert len(stored_vectors(tmp_path / "facts.db")) == 55, "the storage file must be unchanged"
 
 
 @pytest.mark.parametrize("sink", ["storage", "jsonlines"])

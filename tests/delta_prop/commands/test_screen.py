@@ -1,4 +1,4 @@
-"""Screens of `top`: rates from two samples, no overflow, no control codes for the terminal."""
+"""Screens of `top`: rates from two samples, columns that fit, no control codes from names."""
 
 from __future__ import annotations
 

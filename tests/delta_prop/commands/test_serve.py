@@ -1,4 +1,4 @@
-"""`serve`: one line when it is ready, signals, an end that loses nothing, mistakes in one line."""
+"""`serve`: one line when ready, signals, a stop without lost deltas, one line per mistake."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOST = "127.0.0.1"
 
 @dataclass
 class Server:
-    """One that runs in this process: what it printed, and a way to send it signals."""
+    """A server in this process: its printed lines, and a function that sends it signals."""
 
     send: Callable[[int], None]
     lines: list[str] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Server:
 
 @asynccontextmanager
 async def serving(configuration: Configuration, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
-    """A server in this process; at the end it is asked to end, and must."""
+    """Run a server in this process; stop it when the block ends."""
     asks, signal_stream = anyio.create_memory_object_stream[int](10)
     server, ready = Server(asks.send_nowait), anyio.Event()
 
@@ -83,7 +83,7 @@ def make_configuration(tmp_path: Path, text: str = "") -> Configuration:
 
 
 async def publish(address: Address, count: int) -> None:
-    """So many more."""
+    """Publish `count` more deltas."""
     async with connected(address) as producer:
         welcome = (await producer.hello(ORIGIN)).welcome
         assert welcome is not None
@@ -93,7 +93,7 @@ async def publish(address: Address, count: int) -> None:
 
 
 async def http_get(server: Server, path: str) -> tuple[int, Any]:
-    """Send an HTTP GET."""
+    """Send an HTTP GET; return the status and the body."""
     async with await anyio.connect_tcp(HOST, server.ports[1]) as stream:
         await stream.send(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
         raw = b"".join([part async for part in stream])
@@ -222,7 +222,7 @@ async def _hello(one: Raw, token: str) -> object:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory."""
+    """Return an empty working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""`config check` and `serve` judge alike, in one line, and a start that fails leaves nothing behind."""
+"""`config check` and `serve` report the same mistakes in one line, and a failed start leaves no file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory: a file, a folder, a log in each."""
+    """Return a working directory with a file and a folder, and a log in each."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("x")
     (tmp_path / "folder").mkdir()
@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def all_paths(folder: Path) -> set[str]:
-    """Return all paths below it."""
+    """Return all paths below a folder."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
@@ -120,7 +120,7 @@ def test_check_and_serve_refuse_the_same_in_one_line(
 
 
 def outdate(directory: Path) -> None:
-    """Make a directory whose format is that of an earlier version."""
+    """Give a data directory the format of an earlier version."""
     from delta_prop_broker.local_disk import LocalDisk
     from delta_prop_broker.log.files.identity import Format, _pack_format
 
@@ -130,7 +130,7 @@ def outdate(directory: Path) -> None:
 
 @pytest.fixture
 def closed_folder() -> Iterator[Path]:
-    """A folder that this user may not write to, with a file in it and a data directory."""
+    """Yield a folder without write permission, with a file and a data directory in it."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         folder.chmod(0o755)

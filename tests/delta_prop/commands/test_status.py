@@ -1,4 +1,4 @@
-"""`get`, `status`, `sinks`: a vector now and before, the log's state, who reads it."""
+"""`get`, `status` and `sinks`: a vector's present and past state, the log's state, and its readers."""
 
 from __future__ import annotations
 

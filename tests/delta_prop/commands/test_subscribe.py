@@ -1,4 +1,4 @@
-"""`subscribe`: the lines asked for, from where they are asked for; a group misses nothing."""
+"""`subscribe`: requested lines from the requested start; a group misses no delta."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from delta_prop.client import SyncProducer
 from delta_prop.embedded import Propagator
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_wire.delta import Delta, create
-from tests.delta_prop.commands.served import served
+from tests.delta_prop.commands.server_thread import served
 from tests.delta_prop.commands.support import Command, create_line, create_lines
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def test_group_resumes_at_its_cursor(command: Command) -> None:
     assert 0 < row.pop("lag_s") < 600
     assert row == {"name": "a/.. b", "kind": "group", "offset": 5, "required": False, "lag": 1}
     assert offsets(command, *group) == [5]
-    assert offsets(command, *group, "--start", "4") == [], "the start applies to a new group only"
+    assert offsets(command, *group, "--start", "4") == [], "the start must apply to a new group only"
     assert command("groups", "reset", "a/.. b", "--to", "4").status == 0
     assert offsets(command, *group) == [4, 5]
     assert command("sinks", "forget", "a/.. b").status == 0
@@ -128,7 +128,7 @@ def test_group_resumes_at_its_cursor_on_a_server_too(either: Command) -> None:
     assert offsets(either, *group) == []
     either.publish(create_lines(1))
     assert offsets(either, *group) == [5]
-    assert offsets(either, *group, "--start", "4") == [], "the start applies to a new group only"
+    assert offsets(either, *group, "--start", "4") == [], "the start must apply to a new group only"
     assert either("groups", "reset", "a/.. b", "--to", "earliest").status == 0
     assert offsets(either, *group, "--count", "1") == [0]
     assert offsets(either, *group) == [1, 2, 3, 4, 5]

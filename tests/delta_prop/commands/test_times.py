@@ -1,4 +1,4 @@
-"""Times as people write them: dates, words, spans; what lies in the future is told."""
+"""Times in arguments: dates, words and spans; a time in the future is reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from delta_prop.sinks import CallbackSink
 from delta_prop.spark.options import read_options
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import UsageError
-from tests.delta_prop.client.serving import ADDRESS, Site, with_service
+from tests.delta_prop.client.virtual_service import ADDRESS, Site, with_service
 from tests.delta_prop.commands.support import Command, create_line
 
 NOW = datetime(2026, 3, 15, 12, 30, 15, tzinfo=UTC)
@@ -54,7 +54,7 @@ def test_invalid_time_is_none(text: str) -> None:
 
 def test_time_in_the_future_is_refused() -> None:
     check_past("--at", "now", NOW_US, NOW_US)
-    check_past("--at", "a little later", NOW_US + 30_000_000, NOW_US)  # two clocks are never the same
+    check_past("--at", "a little later", NOW_US + 30_000_000, NOW_US)  # two clocks differ
     with pytest.raises(UsageError, match=r"--at '2026-03-15T14.*in the future.*2026-03-15T12:30:15.*latest"):
         check_past("--at", "2026-03-15T14:00Z", NOW_US + 5_400_000_000, NOW_US)
 
@@ -70,7 +70,7 @@ VERBS: list[list[str]] = [
 
 
 def attach_sink_once(command: Command) -> None:
-    """Leave a log, and a sink that is remembered."""
+    """Make a log and a registered sink."""
 
     async def work() -> None:
         async with Propagator(data=command.data) as p:
@@ -94,7 +94,7 @@ def test_verb_with_a_time_takes_words_and_refuses_the_future(
 
     for number, place in enumerate(("1h", "yesterday", "today", "2d", "1h ago")):
         status, message = run(place, f"words-{number}")
-        # Before the first delta there was no vector.
+        # No vector exists before the first delta.
         assert status == (1 if verb[0] == "get" else 0), (place, message)
     status, message = run("2099-01-01", "future")
     assert status == 2

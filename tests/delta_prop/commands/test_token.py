@@ -1,4 +1,4 @@
-"""`token new`: what it writes is a file of tokens that knows the token that it shows."""
+"""`token new` writes a token file that accepts the token shown."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_printed_lines_match_the_printed_token(capsys: pytest.CaptureFixture[str
     assert main(["token", "new", "ops", "--admin"]) == OK
     both = shown.out + capsys.readouterr().out
     assert [one.permissions.name for one in parse_tokens(both, TokenDefaults())] == ["importer", "ops"], (
-        "the lines of both can be in one file"
+        "one file must accept the lines of both tokens"
     )
 
 

@@ -1,4 +1,4 @@
-"""`status`, `sinks` and `top` of a server, and how verbs connect: tokens, TLS, mistakes."""
+"""`status`, `sinks` and `top` of a server, and connections of verbs: tokens, TLS, error messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from delta_prop.commands import top
 from delta_prop.commands.http_client import NoAnswer
 from delta_prop.commands.top import _poll
 from delta_prop.ports import Tls
-from tests.delta_prop.commands.served import ServerAddresses, served
+from tests.delta_prop.commands.server_thread import ServerAddresses, served
 from tests.delta_prop.commands.support import create_line
 from tests.delta_prop.networks import files
 from tests.delta_prop.server.tokens import table
@@ -80,7 +80,7 @@ def test_top_draws_once_without_a_terminal(
 
 
 class Terminal(io.StringIO):
-    """Standard output as a terminal has it."""
+    """A standard output that is a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -110,7 +110,7 @@ def test_top_redraws_on_a_terminal_and_restores_it(
     assert shown.endswith("\x1b[?25h\x1b[?1049l")
     first, second = shown.split("\x1b[H")[1:]
     assert ["- deltas/s" in one for one in (first, second)] == [True, False]
-    assert "it went away" in second.partition("\x1b[J")[2]  # written over the last line, which stays
+    assert "it went away" in second.partition("\x1b[J")[2]  # the screen overwrites all but the last line
 
 
 @pytest.mark.parametrize(

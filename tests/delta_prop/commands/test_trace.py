@@ -1,4 +1,4 @@
-"""`trace record` and `trace show`: of a directory and of a server, whole, in parts, and broken off."""
+"""`trace record` and `trace show` of a directory and of a server: complete, partial and interrupted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from delta_prop.cli import main
 from delta_prop.commands import trace_record
 from delta_prop.recorded_traffic import RecordedTraffic
-from tests.delta_prop.commands.served import served
+from tests.delta_prop.commands.server_thread import served
 from tests.delta_prop.commands.support import Command, create_line, create_lines
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def test_interrupted_recording_is_complete(
 
     monkeypatch.setattr(trace_record.system.Progress, "report", interrupted)
     assert command("trace", "record", "--to", to).status == 130
-    assert read_recording(to)  # the batches so far, and a proper end
+    assert read_recording(to)  # the recording has the batches so far and ends properly
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Requests to an HTTP port: JSON answers, one-sentence errors, bounded time."""
+"""Requests to an HTTP port: JSON answers, errors of one sentence, bounded time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def answer(body: bytes) -> bytes:
 
 
 class ScriptedHttpPort:
-    """An HTTP port that answers with these bytes, one connection after the other; None closes it."""
+    """An HTTP port that sends these bytes, one connection after the other; None closes the connection."""
 
     def __init__(self, *connections: list[bytes | None]) -> None:
         self.connections = list(connections)
@@ -68,7 +68,7 @@ def ask(
             try:
                 async with HttpClient(network, ConnectOptions((host,), token)) as one:
                     answers.extend([await one.get(path) for path in paths])
-            except (NoAnswer, UsageError) as failure:  # the task group would wrap it
+            except (NoAnswer, UsageError) as failure:  # the task group would wrap the error
                 failures.append(failure)
             tasks.cancel_scope.cancel()
 

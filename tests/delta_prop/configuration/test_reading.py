@@ -1,4 +1,4 @@
-"""The configuration: each key is found, each mistake is told with its path, what is shown reads back."""
+"""Reading a configuration: every key, mistakes with the path of their key, and output that reads back."""
 
 from __future__ import annotations
 

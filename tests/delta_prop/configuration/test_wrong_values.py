@@ -1,4 +1,4 @@
-"""Every key of a configuration with wrong types and values: one line with the key, the value, the bound."""
+"""Wrong types and values for every key of a configuration: one line with the key, the value, the bound."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HUGE = "1" + "0" * 400
-"""A whole number that no float holds."""
+"""An integer too large for a float."""
 DIGITS = "9" * 5000
-"""A number of more digits than Python converts."""
+"""A number with more digits than Python converts."""
 HEX = "0x" + "f" * 5000
-"""The same, which Python reads and does not print."""
+"""The same number in hexadecimal, which Python reads but does not print."""
 
 WRONG_TEXTS = ["7", "true", "[]", "{a = 1}", "1979-05-27", "''"]
 WRONG_BOOLEANS = ["'x'", "1", "[]", "{a = 1}"]
@@ -90,7 +90,7 @@ def keys() -> Iterator[Key]:
 
 
 def wrong_values(key: Key, hint: Any) -> list[str]:
-    """Values that are wrong for a type."""
+    """Return values that are wrong for a type."""
     kinds = [one for one in get_args(hint) if one is not NoneType]
     if get_origin(hint) in (Union, UnionType):
         return wrong_values(key, kinds[0]) if len(kinds) == 1 else ["'x'", "1", "[]", "{metrik = 1}"]
@@ -125,7 +125,7 @@ def test_wrong_value_is_reported_with_its_key_and_bound(key: Key) -> None:
     for value in wrong_values(key, key.hint):
         text = f"{key.before}{value}{key.after}"
         message = refusal_of(text)
-        assert message, f"{text[:200]} was accepted"
+        assert message, f"{text[:200]} must be refused"
         assert "\n" not in message
         assert len(message) < 400, message
         assert message.startswith(key.path), f"{value[:40]}: {message}"

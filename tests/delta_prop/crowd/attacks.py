@@ -1,4 +1,4 @@
-"""Connections that send a server a frame which nobody should send, or only a hello."""
+"""Connections that send a mutated frame, or only a hello, to a server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GOLDEN = Path(__file__).parents[3] / "docs" / "protocol-golden.json"
 
 @contextmanager
 def attacking_connection(port: int, raw: bytes, *, greets: bool) -> Iterator[None]:
-    """Somebody who sends this, behind a hello or without one, and goes once the server is done with it."""
+    """Send these bytes, after a hello if `greets`; at the end of the block close after the server has."""
     hello = encode(Subscribe(1, Hello())) if greets else b""
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=60) as one:
         one.sendall(hello + raw)
@@ -33,7 +33,7 @@ def attacking_connection(port: int, raw: bytes, *, greets: bool) -> Iterator[Non
 
 
 def mutated_frames(rng: random.Random, count: int) -> Iterator[bytes]:
-    """Golden frames with bits turned, parts cut out or put in, lengths that lie, others behind them."""
+    """Yield golden frames with flipped bits, removed or inserted bytes, wrong lengths, or frames appended."""
     valid_frames = [bytes.fromhex(one["hex"]) for one in json.loads(GOLDEN.read_text())["frames"]]
     for _ in range(count):
         raw = bytearray(rng.choice(valid_frames))

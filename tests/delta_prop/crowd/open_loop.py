@@ -1,6 +1,6 @@
-"""Load on a server in open loop: frames leave when their time has come, whatever became of those before.
+"""Open-loop load on a server: frames leave on schedule, whether or not earlier ones were answered.
 
-One thread and one selector for a publisher and many subscribers; of what is delivered only headers are read.
+One thread and one selector serve a publisher and many subscribers, which read only the headers of deliveries.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _BATCH = 1
 
 
 class Client:
-    """One blocking connection that has said hello."""
+    """A blocking connection after its hello."""
 
     def __init__(self, port: int, *origins: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
@@ -56,7 +56,7 @@ class Client:
         self.socket.sendall(encode(frame))
 
     def next(self) -> Frame | None:
-        """The next frame, None at the end."""
+        """Return the next frame, or None at the end."""
         while (frame := self._decoder.next_event()) is NEED_BYTES:
             chunk = self.socket.recv(64 * 1024)
             if not chunk:
@@ -74,7 +74,7 @@ class Client:
 
 
 class BatchSubscriber:
-    """A subscriber's side: which batches came, by their headers alone."""
+    """A subscriber that reads only the headers of batches."""
 
     def __init__(self, port: int) -> None:
         client = Client(port)
@@ -85,16 +85,16 @@ class BatchSubscriber:
         self.rows = 0
 
     def send_heartbeat(self) -> None:
-        """Say that it is there."""
+        """Send a heartbeat, so that the server does not close the connection."""
         self.socket.send(encode(Heartbeat(1)))
 
     def receive(self) -> list[int]:
-        """The offsets of the batches that have come."""
+        """Return the offsets of the batches that have arrived."""
         try:
             came = self.socket.recv(1 << 20)
         except BlockingIOError:
             return []
-        assert came, "the server has ended a subscriber's connection"
+        assert came, "the server must not end a subscriber's connection"
         raw = self._rest + came
         offsets, at = [], 0
         while at + 16 <= len(raw):
@@ -123,7 +123,7 @@ class LoadResult:
 
 
 class Load:
-    """A publisher and its subscribers."""
+    """A publisher and its subscribers on one server."""
 
     def __init__(self, port: int, origin: int, subscribers: int, level: AckLevel) -> None:
         self.publisher = Client(port, origin)
@@ -149,7 +149,7 @@ class Load:
         self._decoder = self.publisher._decoder
 
     def run(self, seconds: float, frames_per_s: float | None) -> LoadResult:
-        """Publish for so long, at this rate or as fast as credit lets; return when all is delivered."""
+        """Publish for this time, at this rate or as fast as credit allows; return when all is delivered."""
         run, began = LoadResult(), time.perf_counter()
         due, outstanding = 0, 0
         prepared = self._prepared
@@ -173,7 +173,7 @@ class Load:
             outstanding -= self._pump(run, 0.0005 if left else 0.01)
             if (not left and outstanding <= 0) or now - began > seconds + 30:
                 break
-        assert outstanding == 0, f"{outstanding} deliveries are missing"
+        assert outstanding == 0, f"all deliveries must arrive; {outstanding} are missing"
         run.frames, run.seconds = due, time.perf_counter() - began
         return run
 
@@ -226,7 +226,7 @@ class Load:
         return came
 
     def _sent_at_of(self, offset: int) -> float:
-        """Batches lie in the log in the order in which they were sent, and nothing else does."""
+        """Return the send time of a batch: the log has these batches in the order sent, and nothing else."""
         if self._offset is None:
             self._offset = offset - min(self._sent_at)
         return self._sent_at[offset - self._offset]
@@ -245,6 +245,6 @@ class Load:
 
 
 def median_ratio(pairs: list[tuple[float, float]]) -> float:
-    """Of second to first."""
+    """Return the median of the ratios second / first."""
     ratios: NDArray[np.float64] = np.array([second / first for first, second in pairs])
     return float(np.median(ratios))

@@ -1,6 +1,6 @@
-"""Mutated frames, lengths that lie, connections that say nothing or next to nothing: nobody else minds.
+"""Mutated frames, false lengths, and silent or slow connections do not slow honest clients.
 
-A server in a process of its own, honest clients beside it all the time.
+The server has a process of its own; honest clients run all the time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ENVIRONMENT = {
 
 
 class HonestClient:
-    """A producer and a subscriber: each batch is sent, acknowledged and delivered before the next one."""
+    """A producer and a subscriber; each batch is delivered before the next is sent."""
 
     def __init__(self, port: int, producer_id: int) -> None:
         self.origin = make_origin(producer_id, 2)
@@ -56,7 +56,7 @@ class HonestClient:
         self.latencies_s: list[float] = []
 
     def exchange(self, count: int) -> list[float]:
-        """So many batches, one after the other; how long each took to be delivered."""
+        """Exchange `count` batches, one after the other; return the seconds until each was delivered."""
         durations: list[float] = []
         for _ in range(count):
             if self.next % (10 * ROWS) == 1:
@@ -67,7 +67,7 @@ class HonestClient:
             self.next += ROWS
             while True:
                 answer = self.producer.next()
-                assert answer is not None, "an honest client's connection ended"
+                assert answer is not None, "the server must not end an honest client's connection"
                 assert not isinstance(answer, Nack), answer
                 if isinstance(answer, Ack) and answer.sequence >= self.next - 1:
                     break
@@ -84,7 +84,7 @@ class HonestClient:
 
 @pytest.mark.alone
 def test_mutated_frames_do_not_slow_honest_clients(tmp_path: Path, full: bool) -> None:
-    """Judged by the processor time that an honest batch may have to wait for, beside a stranger each."""
+    """The measure is the server's CPU time for one honest batch and one hostile connection."""
     frames = 20_000 if full else 1_000
     with (
         served(tmp_path / "data", "--read-level", "logged", env=ENVIRONMENT) as server,
@@ -110,8 +110,10 @@ def test_mutated_frames_do_not_slow_honest_clients(tmp_path: Path, full: bool) -
 
 
 def one_round(server: Served, frames: int, seed: int, honest: HonestClient) -> tuple[float, float]:
-    """The 99th percentile of what a stranger and an honest batch cost the server together: of strangers who
-    say hello and are silent then, and of those who send mutated frames, in turn.
+    """Return the p99 of the server's CPU seconds for a hostile connection and an honest batch.
+
+    First for connections that say hello and then are silent, second for those that send mutated frames. Both
+    kinds alternate.
     """
     rng = random.Random(seed)
     durations: tuple[list[float], list[float]] = [], []
@@ -148,14 +150,14 @@ def test_half_open_connections_end_and_slow_nobody(tmp_path: Path) -> None:
 
 
 def half_open(port: int, honest: HonestClient) -> tuple[float, float]:
-    """The 99th percentile alone, and while connections hang half open or dribble, in seconds."""
+    """Return the p99 of delivery seconds without and with connections that are half open or send slowly."""
     baseline = honest.exchange(200)
     hello = encode(Subscribe(1, Hello()))
     huge = struct.pack(">BBBBQI", 0xD3, 1, 1, 9, 1, 16 * 1024 * 1024)
     opening = (b"", hello[:7], hello[:-1], hello + huge, hello + huge + bytes(5000), hello + b"\xd3")
     sockets: list[socket.socket] = []
     under_attack: list[float] = []
-    for turn in range(200):  # half of the connections dribble, each at its own turns
+    for turn in range(200):  # half of the connections send a byte now and then
         if turn % 5 == 0 and len(sockets) < 36:
             sockets.append(connect(port, opening[len(sockets) % len(opening)]))
         under_attack += honest.exchange(1)
@@ -176,7 +178,7 @@ def connect(port: int, first: bytes) -> socket.socket:
 
 
 def settle(condition: object) -> None:
-    """Give it a few seconds, or on a busy machine more."""
+    """Wait until the condition is true, for up to 60 s."""
     assert callable(condition)
     began = time.monotonic()
     while not condition() and time.monotonic() - began < 60:

@@ -1,7 +1,7 @@
-"""One subscriber stops reading; twenty others, at half of what goes, must not notice. In real time.
+"""A subscriber that stops reading does not slow twenty others at half of the peak rate, in real time.
 
-Runs with and without it alternate. Neighbours on the machine disturb both alike, so what counts is the median
-of the ratios; where it is above its bound more pairs are run, and all are counted.
+Runs with and without it alternate. Neighbours on the machine disturb both equally, so the measure is the
+median of the ratios; while it is above its bound, more pairs are run, and all are counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Progress output: a moving bar on a terminal, few plain lines elsewhere."""
+"""Progress output: a bar updated in place on a terminal, a few plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from delta_prop.demo.console import (
 
 
 class Clock:
-    """A time that the test sets."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.at = 0.0

@@ -1,4 +1,4 @@
-"""Files become documents: which texts count, by which names, from which line."""
+"""Splitting files into documents: which texts become documents, with which names and line numbers."""
 
 from __future__ import annotations
 

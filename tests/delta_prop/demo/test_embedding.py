@@ -1,4 +1,4 @@
-"""The rules of the embedding: the same everywhere, and a small edit is a small change."""
+"""The embedding: equal on every machine; a small edit of a text changes few numbers."""
 
 from __future__ import annotations
 

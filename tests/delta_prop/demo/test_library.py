@@ -1,4 +1,4 @@
-"""Deltas of edited files: the smallest delta for a change, none where nothing changed."""
+"""Deltas of edited files: the smaller operation for each change, and no delta for unchanged documents."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ SENTENCES = 500
 
 
 class Corpus:
-    """The standard library, embedded, and searched by the definition of the score."""
+    """The embedded standard library, with exact scores computed by numpy."""
 
     def __init__(self) -> None:
         self.library = Library()
@@ -39,7 +39,7 @@ class Corpus:
         self.matrix = self.library.vectors(self.ids)
 
     def scores(self, queries: NDArray[np.float32], rows: slice) -> NDArray[np.float64]:
-        """A row of scores for each query."""
+        """Return a row of scores for each query."""
         matrix = self.matrix[rows].astype(np.float64)
         norms = np.linalg.norm(matrix, axis=1)
         scores: NDArray[np.float64] = queries.astype(np.float64) @ matrix.T
@@ -85,7 +85,7 @@ def test_index_recall_against_exact_search(corpus: Corpus, full: bool) -> None:
 
     correct = 0
     for scores, hits in zip(exact, anyio.run(main), strict=True):
-        threshold = np.sort(scores)[-HITS]  # equal documents tie; each of them is correct
+        threshold = np.sort(scores)[-HITS]  # equal documents tie, so each of them is correct
         correct += sum(scores[index_of[hit]] >= threshold - 1e-9 for hit in hits)
     recall = correct / (HITS * len(sentences))
     print(f"recall@{HITS} {recall:.4f}: {len(sentences)} sentences, {len(ids)} documents")
@@ -94,7 +94,7 @@ def test_index_recall_against_exact_search(corpus: Corpus, full: bool) -> None:
 
 
 def some_sentences(library: Library) -> list[str]:
-    """Sentences of five words or more, spread over all documents."""
+    """Return sentences of five words or more, spread over all documents."""
     texts = (" ".join(one.text.split()) for one in library.documents.values())
     sentences = [
         one for text in texts for one in re.split(r"(?<=[.!?]) ", text) if 5 <= len(one.split()) <= 40

@@ -1,4 +1,4 @@
-"""The comparison behind `verify`: every way in which a sink can differ is seen, and named."""
+"""The comparison behind `verify` detects and names every way in which a sink can differ."""
 
 from __future__ import annotations
 

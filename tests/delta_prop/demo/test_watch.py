@@ -1,4 +1,4 @@
-"""Changes of a folder between two looks."""
+"""Changes of a folder between two scans."""
 
 from __future__ import annotations
 

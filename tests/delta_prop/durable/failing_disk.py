@@ -1,7 +1,7 @@
-"""One failure of the disk beneath a service that callers of every kind use, in virtual time.
+"""One disk failure beneath a service that callers of every kind use, in virtual time.
 
-A point says which call of the disk fails, how, and for how long. Run as a module, with a point as one is
-printed, this runs that point alone and prints all that its callers were told.
+A point says which disk call fails, how, and for how long. Run as a module with a printed point, this runs
+that point and prints all answers that its callers got.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ STRIKES = {
     "corrupted": (*SPACE, *SYNCS),
     PROBE: (),
 }
-"""Kinds of failures, and the calls that each may strike.
+"""Kinds of failure, and the disk calls that each may strike.
 
-write, sync, name: the call fails. short: it writes some of its bytes, and the next write finds no room. full:
-the disk has no room from that call on, for a while. closed: all fail, and the service is closed before it can
-recover. corrupted: the call fails, and the log stops for good, as it finds a bit turned that was synced.
-After closed and corrupted the service is started again, on a healthy disk. none: nothing fails.
+write, sync, name: the call fails. short: it writes some of its bytes, and the next write finds no space.
+full: the disk has no space from that call on, for a while. closed: all calls fail, and the service is closed
+before it can recover. corrupted: the call fails, and the log stops for good, as it finds a flipped bit in
+synced data. After closed and corrupted the service is restarted on a working disk. none: nothing fails.
 """
 OUTAGE_S = 0.15
 CALLS, PAUSE_S, SHORT_TIMEOUT_S = 4, 0.012, 0.03
 WATCH_S = 0.02
 PORT = 7373
 FLIPPED_AT = 90
-"""A byte of the first frame."""
+"""The position of a byte in the first frame."""
 END_S_MAX = 150.0
 CLIENT = ClientSettings(close_timeout_s=60.0)
 SERVER = ServerSettings(host="server", port=PORT, allow_anonymous=True)
@@ -74,10 +74,10 @@ SERVER = ServerSettings(host="server", port=PORT, allow_anonymous=True)
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The n-th call of the disk fails, counted from when the callers begin.
+    """The n-th disk call fails, counted from the start of the callers.
 
-    `times`: how many calls fail that the kind may strike; 0: all, for a while. `then`: so many calls after
-    the first another one fails, as one does that recovers the log; 0: none. `level`: what readers see.
+    `times`: how many calls fail that the kind may strike; 0: all, for a while. `then`: a second call fails,
+    this many calls after the first, e.g. during the recovery; 0: none. `level`: the read level of the log.
     """
 
     kind: str
@@ -92,23 +92,23 @@ class Point:
 
     @classmethod
     def parse(cls, text: str) -> Point:
-        """The point that prints so."""
+        """Return the point that prints as `text`."""
         kind, n, times, then, level, seed = text.split(":")
         return cls(kind, int(n), int(times), int(then), AckLevel[level.upper()], int(seed))
 
     @property
     def command(self) -> str:
-        """Its rerun command."""
+        """The command that reruns this point."""
         return f"./run python -m tests.delta_prop.durable.failing_disk {self}"
 
     @property
     def has_two_lives(self) -> bool:
-        """True if the service is started again after the failure."""
+        """True if the service is restarted after the failure."""
         return self.kind in ("closed", "corrupted")
 
 
 class Fault:
-    """A disk's failure in one run. `base`: disk calls before the callers began."""
+    """The disk failure of one run. `base`: the number of disk calls before the callers start."""
 
     def __init__(self, point: Point, disk: SimDisk) -> None:
         self.struck: Call | None = None
@@ -123,7 +123,7 @@ class Fault:
         self.strikes = anyio.Event()
 
     def set_up(self) -> None:
-        """Let it come."""
+        """Inject the failure."""
         point, disk = self._point, self._disk
         if point.kind == "full":
             disk.fail(self._fills, times=None)
@@ -134,13 +134,13 @@ class Fault:
             disk.fail(self._strikes, errno.EIO, times=None)
 
     async def watch(self) -> None:
-        """Give the room back after a while."""
+        """Free the space after a while."""
         await self.strikes.wait()
         await anyio.sleep(OUTAGE_S)
         self._disk.capacity_bytes = None
 
     def heal(self) -> None:
-        """The disk is well from now on."""
+        """End the failure."""
         self._disk.heal()
         self._disk.capacity_bytes = None
         if self._flipped is not None:
@@ -176,7 +176,7 @@ class Fault:
                 self._flipped = (sealed[0], *disk.flip(sealed[0], FLIPPED_AT))
 
     def _fills(self, call: Call) -> bool:
-        """Take all room but a little, in time for a call that needs some."""
+        """Take almost all space just before a call that needs some."""
         if self.struck is None and call.number >= self.base + self._point.n and call.name in SPACE:
             self._begin(call)
             self._disk.capacity_bytes = self._disk.used_bytes + self._disk.rng.choice((0, 40, 400))
@@ -184,7 +184,7 @@ class Fault:
 
 
 class CountedPace:
-    """A few calls, at moments drawn from a seed. `ends`: whether the caller is to end before."""
+    """A few calls at times drawn from a seed. `ends`: returns True if the caller is to end early."""
 
     def __init__(self, seed: str, calls: int, ends: Callable[[], bool] = lambda: False) -> None:
         self._rng = random.Random(seed)
@@ -205,7 +205,7 @@ class CountedPace:
 
 @dataclass
 class FailureRun:
-    """One run, and what came of it."""
+    """One run and its results."""
 
     point: Point
     verdict: Verdict = field(init=False)
@@ -218,7 +218,7 @@ class FailureRun:
     trace: list[Call] = field(default_factory=list)
 
     def run(self) -> FailureRun:
-        """Live through it, and judge."""
+        """Run the service through the failure; judge the answers."""
         seed = self.point.seed
         self.disk, self._closed, self._stuck = SimDisk(seed), False, ""
         self._running: dict[str, None] = {"sync": None}
@@ -259,7 +259,7 @@ class FailureRun:
             callers.cancel_scope.cancel()
 
     async def _serve(self, callers: TaskGroup, life: int) -> None:
-        """One life of the service, which the callers outlive."""
+        """Run one process of the service, which the callers outlive."""
         last = life == 1 or not self.point.has_two_lives
         world = virtual_world(
             self.point.seed + 1000 * life, thread_delay_s_max=0.01, disk=self.disk, network=self.network
@@ -289,9 +289,7 @@ class FailureRun:
         )
 
     async def _watch(self, p: Propagator, *, last: bool) -> None:
-        """Notice failures, and when the log goes on, until all callers are done; or until it is time to close
-        in the midst of a failure.
-        """
+        """Count failures and recoveries until all callers are done, or until a close during the failure."""
         failed = False
         remaining_s = self.disk.rng.choice((0.02, 0.06, 0.2)) if self.point.kind == "closed" else 1.0
         while (self._running or (last and failed)) and (last or remaining_s > 0):
@@ -311,7 +309,7 @@ class FailureRun:
     # --- callers
 
     def _begin(self, p: Propagator, callers: TaskGroup) -> None:
-        """Have everybody publish, and the disk fail."""
+        """Start all callers, and inject the failure."""
         self.fault = Fault(self.point, self.disk)
         self.fault.set_up()
         callers.start_soon(self.fault.watch)
@@ -356,7 +354,7 @@ class FailureRun:
         return Site(self.network.at(name), ("server", PORT), anyio.current_time)
 
     async def _produce(self) -> None:
-        """The project's own client."""
+        """Publish with the asynchronous client."""
         world = virtual_world(self.point.seed, network=self.network.at("client"))
         level = self.point.level
         producer = Producer(f"server:{PORT}", name="client", ack_level=level, settings=CLIENT, world=world)
@@ -364,13 +362,13 @@ class FailureRun:
             await produce(producer, self._caller, SHORT_TIMEOUT_S)
 
     def _publish_blocking(self, blocking: Blocking) -> None:
-        """The client without an event loop."""
+        """Publish with the client that has no event loop."""
         with SyncProducer(f"server:{PORT}", name="sync", settings=CLIENT) as producer:
             self._caller("sync", timeout_s=SHORT_TIMEOUT_S).publish_blocking(producer, blocking.wait)
 
 
 def main(arguments: list[str]) -> int:
-    """Run one point alone, and print what its callers were told."""
+    """Run one point, and print the answers that its callers got."""
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     result = FailureRun(Point.parse(arguments[0])).run()
     lines = []
@@ -379,7 +377,7 @@ def main(arguments: list[str]) -> int:
             outcome = answer.offsets if answer.kind == "acknowledged" else f"{answer.code}: {answer.text}"
             lines.append((answer.at_s, f"{call.caller:20} {call.keys[0]:24} {answer.kind} {outcome}"))
     for welcome in result.answers.welcomes:
-        lines.append((welcome.at_s, f"{welcome.caller:20} hello told watermark {welcome.watermark}"))
+        lines.append((welcome.at_s, f"{welcome.caller:20} hello reports watermark {welcome.watermark}"))
     for at_s, text in sorted(lines):
         print(f"{at_s:9.4f} s  {text}")
     summary = f"struck {result.fault.struck}: {result.failures} failures, recovered {result.recovered} times"

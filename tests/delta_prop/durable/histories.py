@@ -1,4 +1,4 @@
-"""Random histories of a service on a false disk, and everything that it can be asked of its past."""
+"""Random histories of a service on a simulated disk, and all its answers about the past."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NEVER = LogSettings(checkpoint_frames=1 << 40, checkpoint_bytes=1 << 40)
 
 @dataclass
 class History:
-    """Batches sent under dots, with sender and answer."""
+    """Batches sent under dots, each with its sender and its outcome."""
 
     rng: random.Random
     frames: list[tuple[Batch, Sender, str]] = field(default_factory=list)
@@ -52,7 +52,7 @@ class History:
     epochs: dict[int, int] = field(default_factory=dict)
 
     def begin(self, p: Propagator) -> None:
-        """A new life: hellos are said again, and counters go on from the watermarks."""
+        """Begin a new process: origins need new epochs, and counters continue from the watermarks."""
         self.epochs.clear()
         self.last = {origin: p._pipeline.orderer.watermarks.get(origin, 0) for origin in self.last}
 
@@ -68,7 +68,7 @@ def origin_of(name: str) -> int:
 
 
 async def step(p: Propagator, history: History) -> None:
-    """One thing that somebody does."""
+    """Run one random operation: a hello, an offer, or a batch of a producer or a forwarder."""
     rng = history.rng
     what = rng.random()
     if what < 0.1:
@@ -94,7 +94,7 @@ def greet(p: Propagator, history: History, name: str) -> None:
 
 
 def random_deltas(rng: random.Random) -> list[Delta]:
-    """Deltas that may be right or not: of unknown vectors, of wrong dimension, under ids seen before."""
+    """Draw deltas, some of them invalid: unknown vectors, wrong dimensions, ids seen before."""
     with_ids = rng.random() < 0.4
     return [
         Delta(
@@ -113,7 +113,7 @@ def random_deltas(rng: random.Random) -> list[Delta]:
 
 
 def send(p: Propagator, history: History, origin: int, session: Sender) -> None:
-    """The next batch of an origin, under its dots: perhaps leaping, perhaps with entries of a clock."""
+    """Send an origin's next batch under its dots, sometimes with gaps or with a vector clock."""
     rng = history.rng
     deltas = random_deltas(rng)
     previous = history.last.get(origin, 0)
@@ -143,7 +143,7 @@ def send(p: Propagator, history: History, origin: int, session: Sender) -> None:
 
 
 def outcome_of(receipt: Receipt) -> str:
-    """An outcome in a form that can be compared."""
+    """Return an outcome in comparable form."""
     refusal = receipt.refusal()
     if refusal is not None:
         return refusal.code.name
@@ -153,7 +153,7 @@ def outcome_of(receipt: Receipt) -> str:
 
 
 async def answers(p: Propagator, frames: Sequence[tuple[Batch, Sender, str]]) -> dict[str, Any]:
-    """All that the pipeline knows of its past; `duplicates`: the outcomes of batches sent a second time."""
+    """Return all that the pipeline knows of its past; `duplicates`: outcomes of batches sent twice."""
     chain = p._pipeline
     vectors, appender = chain.appender.vectors, chain.appender
     watermarks = {origin: last for origin, last in chain.orderer.watermarks.items() if origin >= 0}
@@ -196,7 +196,7 @@ async def resend_batch(p: Propagator, batch: Batch, session: Sender) -> Receipt:
 
 
 def with_other_bytes(batch: Batch) -> Batch:
-    """The same dots with other bytes."""
+    """Return a batch of the same dots with other bytes."""
     return encode_batch(
         [Delta("other", create([9.0])) for _ in range(batch.count)],
         origin=batch.origin,

@@ -1,4 +1,4 @@
-"""A sink whose data outlives every crash, which rejects what it is told to; and a service on a false disk."""
+"""A service on a simulated disk with a sink that rejects chosen values and whose data survive every crash."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class Store:
-    """A sink's own disk, kept through all crashes: sums by vector, and its cursor."""
+    """The storage of a sink, which survives every crash: sums by vector, and a cursor."""
 
     keeps_cursor: bool
     sums: dict[str, float] = field(default_factory=dict)
-    last: dict[str, int] = field(default_factory=dict)  # the last offset that a vector holds
+    last: dict[str, int] = field(default_factory=dict)  # offset of the last delta by vector
     given: list[int] = field(default_factory=list)  # every offset that had an effect
     duplicates: int = 0
     next_offset: int = 0
 
 
 class RejectingSink:
-    """Adds up what it is given; rejects vectors whose last delta's value is in `bad`."""
+    """Sums the values of each vector; rejects a delta whose value is in `bad`."""
 
     name = "adds"
 
@@ -71,7 +71,7 @@ class RejectingSink:
         """Nothing to close."""
 
     def statistics(self) -> None:
-        """Nothing to tell."""
+        """Nothing to report."""
 
 
 def rows_of(delivery: Delivery) -> Iterator[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Ids between two lives: those that a checkpoint holds unsealed, and that are sealed as they come back."""
+"""Ids over a restart: unsealed ids of a checkpoint are sealed while they are restored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.delta_prop.durable.histories import NEVER
 
 
 def test_ids_sealed_during_restore_are_not_in_the_checkpoint() -> None:
-    """A full table of ids whose sealing had not begun when the checkpoint was written."""
+    """The table of ids is full when the checkpoint is written, and its sealing has not begun."""
     disk, count = SimDisk(1), 20_000
 
     def open_service() -> Propagator:

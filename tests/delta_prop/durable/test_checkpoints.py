@@ -1,4 +1,4 @@
-"""A service that starts from a checkpoint answers as one that reads its whole log."""
+"""A service that starts from a checkpoint gives the same answers as one that reads its full log."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STEPS = 60
 
 @pytest.fixture(autouse=True)
 def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that much happens while a checkpoint is copied."""
+    """Make slices small and slow, so that the state changes while a checkpoint is copied."""
     monkeypatch.setattr(checkpointing, "ORIGINS_PER_SLICE", 1)
     monkeypatch.setattr(checkpointing, "HEADS_PER_SLICE", 3)
     monkeypatch.setattr(checkpointing, "READ_ROWS", 2)
@@ -47,7 +47,7 @@ def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 async def run_with_checkpoints(
     disk: SimDisk, seed: int, history: History, checkpoints: int
 ) -> tuple[int, SimDisk]:
-    """A life with checkpoints written in the midst of it: how many were, and the disk just before its end."""
+    """Run a service that writes checkpoints; return their number and the disk just before the close."""
     async with service(disk, seed) as p, anyio.create_task_group() as tasks:
         checkpointer = p._service_log.checkpointer
         assert checkpointer is not None
@@ -103,13 +103,13 @@ def _compare(seed: int) -> None:
     for name, value in restored.items():
         assert value == replayed[name], name
     assert restored["duplicates"] == [outcome for *_, outcome in history.frames], (
-        "another answer than at first"
+        "each outcome must be the one of the first copy"
     )
     assert written >= 2
     assert len(history.frames) > 30
 
 
-# --- when checkpoints are written, and retention
+# --- writing and retention
 
 TINY = LogSettings(
     segment_bytes_max=4_096,
@@ -148,7 +148,9 @@ def test_removed_rows_are_still_known_from_the_checkpoint() -> None:
                     for one in (frame, with_other_bytes(frame))
                 ]
                 assert answers == ([outcome, "FENCED"] if is_stored else ["OUTCOME_UNKNOWN"] * 2)
-                assert await p.producer("me").outcome(frame.base) == frame.base - 1, "the offset is known"
+                assert await p.producer("me").outcome(frame.base) == frame.base - 1, (
+                    "its offset must be known"
+                )
             published = await p.publish(Delta("v280", create([1.0]), id=(280).to_bytes(16, "big")))
             assert published.duplicates == {0: 280}
             with pytest.raises(InvalidDelta, match="holds vectors of 1"):
@@ -243,7 +245,7 @@ def test_crash_at_any_call_of_a_checkpoint_changes_no_answer(full: bool) -> None
         restored, replayed = (run_virtual(ask_answers, left, 7, history) for left in (after, bare))
         assert {**restored, "restored": 0} == {**replayed, "restored": 0}
         outcomes = list(zip(restored["duplicates"], (first for *_, first in history.frames), strict=True))  # type: ignore[call-overload]
-        assert all(now == before for now, before in outcomes), "an acknowledged delta has another answer now"
+        assert all(now == before for now, before in outcomes), "an acknowledged delta must keep its outcome"
 
 
 def test_rows_needed_by_a_start_are_not_removed() -> None:
@@ -297,5 +299,5 @@ def test_power_cut_after_a_checkpoint_loses_no_row_below_it(seed: int) -> None:
     restored, replayed = (
         run_virtual(ask_answers, left, 7, history) for left in (lives[0], without_checkpoints(lives[0]))
     )
-    assert restored.pop("restored"), "the checkpoint is used"
+    assert restored.pop("restored"), "the checkpoint must be used"
     assert {**restored, "restored": False} == replayed

@@ -1,4 +1,4 @@
-"""A service whose wall clock is wrong: nothing goes early, nothing stays for ever, jumps are told."""
+"""A service whose wall clock is wrong: rows are retained for the right time, and clock jumps are reported."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ JUMP_MESSAGE = "the clock"
 
 
 def service(disk: SimDisk, *jumps: tuple[float, float], compact: bool = True) -> Propagator:
-    """A service that keeps deltas for `RETENTION_S`; its clock goes by so many seconds at those seconds."""
+    """Return a service that retains rows for `RETENTION_S`; a jump is (time, by how much), in seconds."""
     log = LogSettings(
         segment_bytes_max=4096, bytes_max=1 << 20, retention_bytes=1 << 20, retention_s=RETENTION_S,
         segment_s_max=60.0,
@@ -107,7 +107,7 @@ def test_jump_is_logged_counted_and_stored_for_status(by: float, caplog: pytest.
             assert log_statistics(p).clock_ahead_s == pytest.approx(by, abs=5)
         async with service(disk, (0.0, by)) as p:
             await anyio.sleep(3)
-            assert log_statistics(p).clock_jumps == 1, "the last stamp is far from the clock, wherever it is"
+            assert log_statistics(p).clock_jumps == 1, "a start far from the last stamp is a jump"
 
         times = read_times(disk, DIRECTORY, [])
         assert times.jump is not None

@@ -1,4 +1,4 @@
-"""A service that compacts while it runs: what is kept, what the commands tell, what a close leaves behind."""
+"""A service that compacts while it runs: retained rows, output of the commands, no partial files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make_delta(number: int) -> Delta:
 
 
 async def publish_and_compact(data: Path, count: int = 300) -> tuple[int, int]:
-    """Publish so many, through LOG_FULL where it comes to that; the snapshot's offset and the log's end."""
+    """Publish `count` deltas, retrying on LOG_FULL; return the snapshot's offset and the log's end."""
     async with Propagator(data=data, log=SETTINGS) as p:
         for number in range(count):
             await p.publish(make_delta(number))

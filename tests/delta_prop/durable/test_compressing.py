@@ -1,4 +1,4 @@
-"""A service that compresses what is sealed: nobody notices, and what is kept takes less room."""
+"""A service that compresses sealed segments: readers get the same rows, and the log takes less space."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_close_stops_compression_and_leaves_no_partial_file() -> None:
                     break
                 await anyio.sleep(0.001)
             else:
-                pytest.fail("no segment was ever under way")
+                pytest.fail("no segment was ever being compressed")
         assert not [path for path in disk.paths() if path.endswith(".new")]
         assert len([path for path in disk.paths() if path.endswith(".log")]) == 2
         async with service(disk, settings) as p:

@@ -1,4 +1,4 @@
-"""The service on a false disk that crashes: what was acknowledged as durable is there, once, in order."""
+"""The service on a simulated disk that crashes: acknowledged durable rows are there, once, in order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DELTAS = 12
 
 @dataclass
 class CrashRun:
-    """Acknowledgements and counts over one service's lives."""
+    """Acknowledgements and counts over the processes of one service."""
 
     acknowledged: dict[str, int] = field(default_factory=dict)
     lives: int = 0
@@ -34,7 +34,7 @@ class CrashRun:
 
 
 async def live(disk: SimDisk, seed: int, crash_run: CrashRun) -> list[tuple[int, str]]:
-    """One life: each producer goes on where it stopped. What the log holds, if the life ends well."""
+    """Run one process; each producer continues where it stopped. Return the rows of the log."""
     crash_run.lives += 1
     seen: list[tuple[int, str]] = []
     world = virtual_world(seed + 1000 * crash_run.lives, thread_delay_s_max=0.01, disk=disk)
@@ -49,7 +49,7 @@ async def live(disk: SimDisk, seed: int, crash_run: CrashRun) -> list[tuple[int,
 
 
 async def produce(producer: Producer, number: int, crash_run: CrashRun) -> None:
-    """Send everything from the start: the same dots, so what is known is answered as a repeat."""
+    """Send all deltas that the service does not have yet, under the same dots in each process."""
     for at in range(DELTAS):
         key = f"{number}-{at}"
         if at < producer.watermark():
@@ -74,7 +74,7 @@ def is_crash(error: BaseException) -> bool:
 
 
 def run_life(disk: SimDisk, seed: int, crash_run: CrashRun) -> list[tuple[int, str]] | None:
-    """A life, or None where the disk crashed under it."""
+    """Run one process; return the rows of the log, or None if the disk crashed."""
     try:
         return run_virtual(live, disk, seed, crash_run)
     except BaseException as error:

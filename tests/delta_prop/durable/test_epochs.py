@@ -1,4 +1,4 @@
-"""A producer that was fenced, or had said hello and written nothing, is fenced after any restart too."""
+"""A fenced producer stays fenced after any restart, also if the newer epoch was never used."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whatever fails beneath the log, at every point of a commit: every answer that anybody got is true.
+"""Every answer that a caller gets is correct, whatever disk call below the log fails in a commit.
 
-An acknowledgement stands in the log, once, where it says; what has not happened never comes to be; what may
-have happened is told only where there was no time for better; no hello counts what is lost.
+An acknowledged delta is in the log, once, at its offset. A delta reported as not stored is never stored.
+An outcome is reported as unknown only if there was no time to decide it. No watermark counts lost rows.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ FAILURES = {
     "closed": 100,
     "corrupted": 50,
 }
-"""Failures of the log, by kind, over both levels: 2,000. In a normal run it is a tenth of each."""
+"""Wanted failures of the log by kind, over both levels: 2,000. A normal run has a tenth of each."""
 RECOVERY_CALLS = 80
 REPORTED_MAX = 8
 
 
 @cache
 def calls_of_log(level: AckLevel, seed: int) -> list[tuple[int, Call]]:
-    """The calls that the log makes of its disk while nothing fails, each with its number from the start."""
+    """Return the log's disk calls in a run without failures, each with its number since the callers began."""
     probe = FailureRun(Point(PROBE, 0, level=level, seed=seed)).run()
     assert probe.verdict.examples == []
     return [
@@ -55,12 +55,12 @@ def calls_of_log(level: AckLevel, seed: int) -> list[tuple[int, Call]]:
 
 
 def calls_of(kind: str, level: AckLevel, seed: int) -> list[int]:
-    """The numbers of those that a kind of failure may strike."""
+    """Return the numbers of the calls that a kind of failure may strike."""
     return [number for number, call in calls_of_log(level, seed) if call.name in STRIKES[kind]]
 
 
 def points_of(kind: str, level: AckLevel, seed: int) -> list[Point]:
-    """Every point of one run."""
+    """Return all points of one seed."""
     if kind != "recovery":
         times = 0 if kind == "closed" else TIMES[seed % len(TIMES)]
         return [Point(kind, n, times, level=level, seed=seed) for n in calls_of(kind, level, seed)]
@@ -73,9 +73,7 @@ def points_of(kind: str, level: AckLevel, seed: int) -> list[Point]:
 
 
 def points(kind: str, level: AckLevel, *, full: bool) -> Iterator[Point]:
-    """All points of a run, then those of further ones; those of several in a drawn order, where not all of
-    one are wanted.
-    """
+    """Yield the points of three seeds at a time, in order, or shuffled if not all of them are needed."""
     seed = 0
     while True:
         several = [one for number in range(seed, seed + 3) for one in points_of(kind, level, number)]

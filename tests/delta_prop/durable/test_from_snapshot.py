@@ -1,4 +1,4 @@
-"""A log whose beginning went, and whose checkpoints are lost or corrupted: the snapshot tells the chain."""
+"""A start without a usable checkpoint and without the log's oldest rows restores from the snapshot."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def service(disk: SimDisk, settings: LogSettings = SETTINGS) -> Propagator:
 
 
 async def publish_early(disk: SimDisk) -> Dot:
-    """Vectors that only the snapshot holds in the end; the last dot of `kept`."""
+    """Publish vectors that only the snapshot holds in the end; return the last dot of `kept`."""
     async with service(disk) as p:
         importer = p.producer("importer")
         await importer.publish(Delta("kept", create([1.0, 2.0, 3.0])))

@@ -1,7 +1,4 @@
-"""A service without room, in virtual time: everybody says what is full and since when, and goes on with room.
-
-The disk, the log within its own bounds, the queue before it.
-"""
+"""A full disk, log or queue, in virtual time: every report names it and since when; later all proceeds."""
 
 from __future__ import annotations
 
@@ -41,12 +38,12 @@ LOG = LogSettings(
 )
 CALLS = 52
 LATENCY_S = 0.1
-"""Frame latency: longer than all those calls take, so all are sent before one is refused."""
+"""Frame latency: longer than all calls take, so all batches are sent before one is refused."""
 LONG_TIMEOUTS = ClientSettings(publish_timeout_s=3_000, delivery_timeout_s=3_000)
 
 
 class Site:
-    """A server and the world of its clients."""
+    """A server, and the disk and the clock of its world."""
 
     def __init__(self, log: LogSettings, settings: Settings, latency_s: float) -> None:
         network = VirtualNetwork(1, NetworkConditions(latency_s=latency_s), host="server")
@@ -92,14 +89,14 @@ def run_with_site(
 
 
 async def offer_in_batches(producer: Producer, count: int = CALLS) -> None:
-    """So many calls, each in a batch of its own."""
+    """Offer `count` deltas, each in a batch of its own."""
     for number in range(count):
         producer.offer(make_delta(str(number)))
         await anyio.sleep(0.001)
 
 
 async def check_reported(site: Site, what: str, since_s: float) -> None:
-    """Health, pressure, statistics and metrics say that this is full, since then."""
+    """Check that readiness, status, pressure, statistics and metrics report `what` as full since then."""
     now_s = site.world.clock.now()
     full = site.propagator.statistics().full
     assert full is not None
@@ -120,7 +117,7 @@ async def check_reported(site: Site, what: str, since_s: float) -> None:
 
 
 def page_output(site: Site) -> list[str]:
-    """Return the output of the page's commands: the `/readyz` answer, `full` of `status`."""
+    """Return what the commands on the page print: the answer of `/readyz`, and `full` of `status`."""
     full = {"full": site.overview.status()["full"]}
     answer = json.dumps({"ready": False, "reason": site.overview.unready_reason()})
     return [answer, *(f"{name}  {format_value(value)}" for name, value in flatten(full))]
@@ -163,7 +160,7 @@ def test_disk_filled_by_others_is_reported_without_publishing() -> None:
         await anyio.sleep(1)
         began_s = site.world.clock.now()
         for _ in range(3):
-            site.overview.unready_reason()  # as a readiness probe asks repeatedly
+            site.overview.unready_reason()  # as a readiness probe does
             await anyio.sleep(1)
         await check_reported(site, "disk", began_s)
         site.free_disk()
@@ -176,7 +173,7 @@ def test_commit_without_space_is_reported_as_a_full_disk() -> None:
     async def scenario(site: Site, producer: Producer) -> None:
         free_bytes = site.disk.free_bytes
         site.fill_disk(0)
-        site.disk.free_bytes = lambda: 1 << 40  # type: ignore[method-assign]  # a quota that it does not know
+        site.disk.free_bytes = lambda: 1 << 40  # type: ignore[method-assign]  # no quota is visible
         began_s = site.world.clock.now()
         await offer_in_batches(producer)
         await anyio.sleep(20)

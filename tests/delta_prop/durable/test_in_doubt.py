@@ -1,4 +1,4 @@
-"""A delta that had its place when the log failed: nobody is told of it before a recovery has decided."""
+"""A delta is in doubt if it has an offset when the log fails: its caller is answered after the recovery."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from delta_prop_wire.delta import AckLevel, Dot, Priority
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.durable.test_reopening import ANY, contents, make_delta, service
-from tests.delta_prop.durable.test_reopening_told import LOGGED, break_disk, wait_until_recovered
+from tests.delta_prop.durable.test_reopening_answers import LOGGED, break_disk, wait_until_recovered
 
 if TYPE_CHECKING:
     from delta_prop.embedded import Propagator
@@ -38,7 +38,7 @@ def test_offer_in_doubt_is_resolved_by_the_recovery(survives: bool) -> None:
             await wait_until_recovered(p, disk)
             found = await contents(disk)
             for key, receipt in zip("ab", receipts, strict=True):
-                assert receipt.acknowledged == (key in found), "the answer differs from the log"
+                assert receipt.acknowledged == (key in found), "the answer must agree with the log"
                 if key in found:
                     assert receipt.result().offset == found[key]
                 else:
@@ -59,7 +59,7 @@ def test_timeout_in_doubt_names_a_dot_with_a_known_outcome_later(survives: bool,
             began = p._now()
             with pytest.raises(Refused, match="may have happened") as caught:
                 await (producer if handle else p).publish(make_delta("a"), timeout_s=3)
-            assert p._now() - began < 4, "the timeout is respected"
+            assert p._now() - began < 4, "the timeout must be respected"
             assert caught.value.code is ErrorCode.OUTCOME_UNKNOWN
             dot = caught.value.details["dot"]
             assert isinstance(dot, Dot)
@@ -107,7 +107,7 @@ def test_refused_delta_is_never_stored_after_a_failure(seed: int) -> None:
             await anyio.sleep(1)
         found = await contents(disk)
         assert acknowledged.items() <= found.items()
-        assert not refused & found.keys(), "refused as not stored, but stored"
+        assert not refused & found.keys(), "a delta refused as not stored must not be stored"
 
     run_virtual(main)
 
@@ -187,7 +187,7 @@ def test_only_synced_rows_become_visible_on_a_failed_log() -> None:
                 with pytest.raises(TimeoutError):
                     await p.wait_visible(waited, timeout_s=2)
                 assert p._now() - began < 3
-            assert receipt.state is OfferState.IN_DOUBT, "nothing was withdrawn"
+            assert receipt.state is OfferState.IN_DOUBT, "nothing must be withdrawn"
             await wait_until_recovered(p, disk)
             with suppress(Refused):
                 await receipt

@@ -1,4 +1,4 @@
-"""Whatever happens to a quarantine, its file says the same of what is held, why, and what was dropped."""
+"""After any operations on a quarantine, its file holds the same rows, reasons and drops as memory does."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def append(log: DurableLog, keys: list[str]) -> LoggedBatch:
 
 
 def step(quarantine: Quarantine, logged: LoggedBatch | None, kind: str, number: int) -> None:
-    """One thing that can happen: a batch of which a row is rejected, an operator, a restart."""
+    """Run one operation: append a batch with a rejected row, act as the operator, or restart."""
     if logged is not None:
         sifted = quarantine.hold_dependents(Delivery(logged), at_us=number)
         if sifted.passing is not None and number % 3:

@@ -1,4 +1,4 @@
-"""A service whose log rolls and is compacted under load: sinks that were away come to the whole fold."""
+"""Sinks that were absent while the log rolled and was compacted are rebuilt to the fold of all deltas."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def service(disk: SimDisk, seed: int, log: LogSettings = SMALL) -> Propagator:
 
 
 async def load(p: Propagator, history: History, rounds: range) -> None:
-    """Creates, additive changes and tombstones, some seconds of them, so that the house is kept meanwhile."""
+    """Publish creates, additive changes and tombstones for some seconds; meanwhile the log is compacted."""
     if not p.head("v0-0"):
         await p.publish(
             *(Delta(f"v{at}-{row}", create([at, row, 1.0])) for at in range(5) for row in range(4))
@@ -50,7 +50,7 @@ async def load(p: Propagator, history: History, rounds: range) -> None:
 
 
 def alive_states(history: History) -> dict[tuple[str, str], object]:
-    """Tombstones of long ago need not be remembered by anybody."""
+    """Return the states of existing vectors; old tombstones may be forgotten."""
     return {ref: state for ref, state in history.states().items() if state.alive}
 
 
@@ -187,7 +187,7 @@ def test_shared_index_is_rebuilt_past_rows_of_other_namespaces(
 
 @pytest.mark.parametrize("seed", range(2))
 def test_rebuild_from_a_real_snapshot_survives_crashes(seed: int) -> None:
-    """The power goes at some call of the sink, again and again; each time the next life begins again."""
+    """The power fails at a call of the sink in each of three processes; each process restarts the rebuild."""
     place, disks = FakeStorage(), [SimDisk(seed)]
 
     async def crash_during_rebuild(number: int) -> None:
@@ -195,7 +195,7 @@ def test_rebuild_from_a_real_snapshot_survives_crashes(seed: int) -> None:
             await load(p, History(p), range(40 * number, 40 * number + 40))
             await anyio.sleep(20)
             assert p.statistics().log.start_offset > 0
-            place.release = anyio.Event()  # of this life's loop
+            place.release = anyio.Event()  # an event of this process's loop
             place.hang.add(len(place.calls) + 1 + (seed + number) % 3)
             await p.attach(FakeStorageSink(place), required=False)
             await anyio.sleep(5)

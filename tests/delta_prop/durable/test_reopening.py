@@ -1,4 +1,4 @@
-"""A service whose disk fails and gets well again: it reads on, goes on by itself, and keeps its promises."""
+"""A service whose disk fails and recovers can be read meanwhile, continues by itself, and loses nothing."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_service_recovers_by_itself_when_the_disk_recovers() -> None:
             late: list[int] = []
             await p.attach(CallbackSink(lambda offset, _: late.append(offset), name="late"), start="earliest")
             await p.wait_visible(2, sinks=["late"])
-            assert late == [0, 1], "the log can be read meanwhile"
+            assert late == [0, 1], "the log must be readable meanwhile"
             disk.heal()
             await anyio.sleep(31)
             assert sorted(offset for offset in offsets if offset is not None) == [2, 3]
@@ -101,7 +101,7 @@ SMALL = LogSettings(
 
 
 class OutageRun:
-    """Three producers, callers without dots and with ids, two sinks; what each was told."""
+    """Three producers, callers without dots and with ids, two sinks; records acknowledged and seen rows."""
 
     def __init__(self, disk: SimDisk, level: AckLevel = AckLevel.DURABLE) -> None:
         self.disk = disk
@@ -113,7 +113,7 @@ class OutageRun:
         self.epoch = 0
 
     async def live(self, seed: int, fault: Callable[[int], None] | None = None) -> None:
-        """The disk fails from the fault on, for a while; then all are told, and all is as it should be."""
+        """Run all callers through a fault of the disk; check their outcomes, deliveries and the log."""
         async with service(self.disk, seed, SMALL) as p:
             await p.attach(CallbackSink(lambda at, delta: self.note("one", at, delta), name="one"))
             if fault is not None:
@@ -137,7 +137,7 @@ class OutageRun:
         image = self.disk.crash(self.disk.calls)
         self.disk.heal()
         assert acknowledged_before.items() <= (await contents(image)).items(), (
-            "acknowledged, and not on stable storage"
+            "acknowledged rows must be on stable storage"
         )
         self.checked += len(acknowledged_before)
 
@@ -181,7 +181,7 @@ class OutageRun:
     async def check_against_fresh(self, p: Propagator, seed: int) -> None:
         image = self.disk.kill()
         found = await contents(image)
-        assert found == self.acknowledged, "lost, doubled or at another offset"
+        assert found == self.acknowledged, "every acknowledged delta must be stored once, at its offset"
         for sink, seen in self.seen.items():
             assert seen == sorted({(at, key) for key, at in self.acknowledged.items()}), sink
         async with service(image, seed + 1, SMALL) as fresh:
@@ -220,7 +220,7 @@ async def contents(disk: SimDisk) -> dict[str, int]:
 
 
 def fault_from(disk: SimDisk, kind: str, n: int) -> Callable[[int], None]:
-    """From its n-th call on the disk fails so, until it is healed; short writes go on being short."""
+    """Return a function that makes the disk fail from its n-th call on until it is healed."""
 
     def set_up(calls: int) -> None:
         def strikes(call: Call) -> bool:
@@ -249,7 +249,7 @@ def test_failure_at_any_call_loses_or_doubles_nothing(kind: str, full: bool) -> 
         reopened += outage.reopened
         checked += outage.checked
         struck += sum(count for name, count in disk.struck.items() if name.endswith(("failed", "writes")))
-    print(f"{kind}: {calls} calls, {struck} faults, {reopened} times reopened, {checked} looked up")
+    print(f"{kind}: {calls} calls, {struck} faults, {reopened} recoveries, {checked} rows checked")
     assert struck > 5
     assert checked > 5
     assert reopened > 2 or kind in ("read", "short")

@@ -1,4 +1,4 @@
-"""A service whose log is in a directory: it goes on where it stopped, and so do its sinks."""
+"""A service with a data directory: after a restart it and its sinks continue where they stopped."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_duplicate_at_a_higher_ack_level_is_acknowledged(pause_s: float) -> None
         async with service(SimDisk(1), 1, replace(SMALL, read_level=AckLevel.LOGGED)) as p:
             once = replace(make_delta("a"), id=b"i" * 16)
             receipt = p.offer(once, ack_level=AckLevel.LOGGED)
-            await anyio.sleep(pause_s)  # the first copy is written by then, or not even that
+            await anyio.sleep(pause_s)  # the first copy is written meanwhile, or not yet
             with anyio.fail_after(10):
                 duplicate = await p.publish(once, ack_level=AckLevel.DURABLE)
             assert (duplicate.duplicate, duplicate.duplicates) == (True, {0: 0})
@@ -131,9 +131,7 @@ def test_producer_learns_the_outcome_of_an_earlier_run() -> None:
             reopened_producer = p.producer("me")
             assert reopened_producer.watermark() == 1
             assert await reopened_producer.outcome(1) == published.offset
-            ack = await reopened_producer.send_frame(
-                frame
-            ).wait()  # the same frame, under the epoch of before
+            ack = await reopened_producer.send_frame(frame).wait()  # the same frame, under the previous epoch
             assert ack.duplicates == {0: published.offset}
 
     run_virtual(main)

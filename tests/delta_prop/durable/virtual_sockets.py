@@ -1,6 +1,6 @@
-"""Blocking sockets in virtual time, so that a client without an event loop runs beside a service in one.
+"""Blocking sockets in virtual time: a client without an event loop runs beside a service on a virtual loop.
 
-Whoever blocks lets the loop run meanwhile, so it must not be called from within the loop.
+A blocking call runs the loop meanwhile, so it must not be made from within the loop.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Blocking:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let the blocking client use these."""
+        """Make the blocking client use this object."""
         monkeypatch.setattr(sync_producer, "time", SimpleNamespace(monotonic=self.loop.time, sleep=self.wait))
         monkeypatch.setattr(sync_producer, "random", SimpleNamespace(random=self._rng.random))
         sockets = SimpleNamespace(
@@ -50,22 +50,22 @@ class Blocking:
         monkeypatch.setattr(sync_producer, "selectors", selectors)
 
     def connect(self, address: tuple[str, int], timeout_s: float) -> VirtualSocket:
-        """Connect. Raises OSError."""
+        """Return a connected socket. Raises OSError."""
         return VirtualSocket(self, self.run(self.network.connect(*address, timeout_s=timeout_s)))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Let the loop run until some work is done."""
+        """Run the loop until `work` is done; return its result."""
         return self.wait_for(self.start(work))
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Have some work done whenever the loop runs."""
+        """Start `work`, which proceeds whenever the loop runs."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def wait_for(self, task: asyncio.Task[T]) -> T:
-        """Let the loop run until a task is done."""
+        """Run the loop until the task is done; return its result."""
         done: asyncio.Future[None] = self.loop.create_future()
         task.add_done_callback(lambda _: done.set_result(None))
         # Not the task itself: anyio would treat it as the root task and end its threads with it.
@@ -73,7 +73,7 @@ class Blocking:
         return task.result()
 
     def wait(self, time_s: float, woken: asyncio.Future[None] | None = None) -> None:
-        """Let the loop run for a time, or until a future is done."""
+        """Run the loop for a time, or until a future is done."""
         woken = self.loop.create_future() if woken is None else woken
         timer = None
         if time_s < math.inf:
@@ -89,7 +89,7 @@ def wake(future: asyncio.Future[None]) -> None:
 
 
 class VirtualSocket:
-    """One connected socket that does not block."""
+    """A connected socket that does not block."""
 
     def __init__(self, owner: Blocking, stream: Stream) -> None:
         self._owner = owner
@@ -125,7 +125,7 @@ class VirtualSocket:
         pass
 
     def recv_into(self, buffer: memoryview) -> int:
-        """Receive what is there. Raises BlockingIOError, OSError."""
+        """Receive the bytes that have arrived. Raises BlockingIOError, OSError."""
         if self._received:
             some = self._received.popleft()
             count = min(len(some), len(buffer))
@@ -140,7 +140,7 @@ class VirtualSocket:
         raise BlockingIOError
 
     def send(self, part: memoryview) -> int:
-        """Send what there is room for. Raises BlockingIOError, OSError."""
+        """Send as many bytes as the connection accepts. Raises BlockingIOError, OSError."""
         sent: list[int] = []
 
         async def send() -> None:
@@ -157,7 +157,7 @@ class VirtualSocket:
 
 
 class VirtualSelector:
-    """Waits for one socket."""
+    """Waits for a socket."""
 
     def __init__(self, owner: Blocking) -> None:
         self._owner = owner
@@ -170,7 +170,7 @@ class VirtualSelector:
         self._socket = socket
 
     def select(self, wait_s: float) -> bool:
-        """Wait until there is something to read, or there may be room to send."""
+        """Wait until there is something to read, or perhaps capacity to send."""
         assert self._socket is not None
         if not self._socket.readable:
             self._socket.woken = self._owner.loop.create_future()

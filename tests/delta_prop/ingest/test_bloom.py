@@ -1,4 +1,4 @@
-"""The filter over ids: it misses nothing, errs no more than it says, and one id is treated as many are."""
+"""The Bloom filter over ids: no false negative, bounded error rate, equal results for one id and for many."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_full_filter_misses_nothing_and_keeps_its_error_rate(make_id: Callable[[
     assert filter_.candidates(added).tolist() == list(range(COUNT))
     others, _ = hash_ids([make_id(number) for number in range(COUNT, 6 * COUNT)])
     error_share = len(filter_.candidates(others)) / len(others)
-    print(f"{make_id.__name__}: {error_share:.5f} false positives of 0.001 asked for")
+    print(f"{make_id.__name__}: {error_share:.5f} false positives of 0.001 requested")
     assert error_share < 0.002
 
 

@@ -1,4 +1,4 @@
-"""Compare-and-set is judged row by row, within a batch too; ABSENT creates what is not there."""
+"""`expect` (compare-and-set) is checked row by row, also within a batch; ABSENT matches a missing vector."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from delta_prop_wire.delta import (
 )
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.chains import batch_of
+from tests.delta_prop.pipeline_bench import batch_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ def load_nothing(_namespace: str, _vector_id: str) -> Head | None:
 
 
 class HeadsFixture:
-    """Vectors to which one origin's batches come; a batch that is refused has no effect."""
+    """Vectors that receive one origin's batches; a refused batch has no effect."""
 
     def __init__(self) -> None:
         self.vectors = VectorHeads()
@@ -59,7 +59,7 @@ class HeadsFixture:
 
 
 def conflict(refusal: Refused | None) -> tuple[int | None, Dot | None]:
-    """The row that is in conflict, and what its vector was last changed by."""
+    """Return the row in conflict and the dot that last changed its vector."""
     assert refusal is not None
     assert (refusal.code, refusal.field) == (ErrorCode.CONFLICT, "expect")
     return refusal.row, refusal.details["current"]
@@ -164,7 +164,7 @@ ROWS = st.tuples(
 def test_batch_is_checked_like_its_rows_one_by_one(
     batches: Sequence[Sequence[tuple[str, object, object]]],
 ) -> None:
-    """A batch is taken if and only if all of its rows would be, each sent alone behind the one before."""
+    """A batch is accepted if and only if each of its rows would be, sent one after the other."""
     fixture = HeadsFixture()
     for drawn in batches:
         deltas = [
@@ -189,7 +189,7 @@ def test_batch_is_checked_like_its_rows_one_by_one(
 
 
 def _copy(fixture: HeadsFixture) -> HeadsFixture:
-    """One to which the same has come: all that was taken, in one batch each."""
+    """Return a fixture that has received the same accepted batches."""
     made = HeadsFixture()
     made.vectors, made.counter = deepcopy(fixture.vectors), fixture.counter
     return made

@@ -1,4 +1,4 @@
-"""The queue before the chain: its bounds and marks, who goes first, and who must wait for whom."""
+"""The fair queue before the pipeline: bounds, marks, shares by weight, and order by causal dependency."""
 
 from __future__ import annotations
 
@@ -139,14 +139,14 @@ def test_high_mark_is_crossed_by_one_batch_or_by_bytes() -> None:
 def test_retry_after_follows_the_measured_rate() -> None:
     queue = FairQueue(capacity_deltas=1_000, low=0.5)
     offer_all(queue, *(make_item(NORMAL, size=1) for _ in range(1_000)))
-    assert retry_after(queue, 0.0) == 100, "the default, before anything was measured"
+    assert retry_after(queue, 0.0) == 100, "the default applies before the first measurement"
     now = 0.0
-    for _ in range(500):  # 1,000 deltas a second, in and out
+    for _ in range(500):  # 1,000 deltas per second, in and out
         now += 0.001
         queue.next(now)
         queue.offer(make_item(NORMAL, size=1), now)
     assert retry_after(queue, now) == pytest.approx(500, rel=0.05)
-    assert retry_after(queue, now + 5) > 900, "a standstill makes it longer"
+    assert retry_after(queue, now + 5) > 900, "the wait grows while nothing leaves the queue"
     assert retry_after(queue, now + 5_000) <= RETRY_AFTER_MS_MAX
 
 
@@ -197,7 +197,7 @@ def test_independent_critical_delta_overtakes_low_backlog() -> None:
 
 
 def test_low_deltas_progress_under_endless_critical_load() -> None:
-    for backlog in (1, 50):  # one at a time is the harder case: the lane sleeps and wakes each time
+    for backlog in (1, 50):  # backlog 1 is the harder case: the lane sleeps and wakes for each item
         queue = FairQueue()
         offer_all(queue, *(make_item(LOW, f"low-{row}") for row in range(10)))
         taken = 0
@@ -358,7 +358,7 @@ def test_withdrawn_item_leaves_no_trace() -> None:
     assert queue.withdraw(between)
     assert not queue.withdraw(between)
     assert (queue.depth, queue.depth_bytes, queue.statistics().withdrawn) == (3, 300, 1)
-    assert drain(queue) == [parent, child, named], "the child still waits for the parent"
+    assert drain(queue) == [parent, child, named], "the child should still wait for the parent"
     assert not queue.withdraw(parent)
 
 
@@ -385,7 +385,7 @@ def test_withdrawing_from_a_long_chain_is_quick() -> None:
         assert queue.withdraw(item)
     for item in chain[:1_000]:
         queue.withdraw(item)
-    assert time.process_time() - began < 2.0, "a scan for each would take minutes"
+    assert time.process_time() - began < 2.0, "withdrawing must not scan the chain: that would take minutes"
     assert queue.depth == 1
 
 
@@ -414,7 +414,7 @@ def test_offer_and_next_cost_a_few_microseconds() -> None:
     items = [make_item(row % 4, f"v{row}") for row in range(21_000)]
     offer_all(queue, *items[:1_000])
     best = min(time_per_item(queue, items[1_000 + 5_000 * part :][:5_000]) for part in range(4))
-    print(f"offer + next: {best * 1e6:.1f} us an item (bound 4 on a quiet machine, 20 here)")
+    print(f"offer + next: {best * 1e6:.1f} us per item (bound 4 on a quiet machine, 20 here)")
     assert best < 20e-6
 
 
@@ -466,7 +466,7 @@ def test_any_queue_drains_in_causal_order(items: list[Item], step_s: float) -> N
 
 
 class FairQueueModel(RuleBasedStateMachine):
-    """The queue beside a list of what is queued, in order of arrival, searched by hand."""
+    """The queue against a model: a list of queued items in order of arrival, searched linearly."""
 
     items = Bundle("items")
 

@@ -1,4 +1,4 @@
-"""Runs of ids: in memory and in a file alike, whatever their pages; corruption is told, never looked past."""
+"""Runs of ids, in memory and in files, with several page sizes: lookups, merges, reports of corruption."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from delta_prop.ingest.bloom import hash_ids
 from delta_prop.ingest.id_merging import FANOUT, GENERATIONS_PER_RUN_MAX, RunMerge, choose_runs
 from delta_prop.ingest.id_runs import IdRun, RunCorrupted, RunFacts, RunWriter, sort_rows
 from delta_prop.ingest.seen_ids import SeenIds
-from tests.delta_prop.ingest.kept_ids import IdStore
+from tests.delta_prop.ingest.id_store import IdStore
 from tests.delta_prop.ingest.test_seen_ids import id_with_hash, ids_of
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def _page_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 def run_of(ids: Sequence[bytes], offsets: Sequence[int], *, step: int = 1_000) -> IdRun:
-    """A run in memory, made of rows that come so many at a time."""
+    """Return a run in memory, built from `step` rows at a time."""
     hashes, seconds = hash_ids(ids)
     rows = sort_rows(np.stack((hashes, seconds, np.array(offsets, np.uint64)), axis=1))
     writer = RunWriter(len(ids), 0.001)
@@ -46,7 +46,7 @@ def run_of(ids: Sequence[bytes], offsets: Sequence[int], *, step: int = 1_000) -
 
 
 def store_run(store: IdStore, run: IdRun) -> IdRun:
-    """The same run, from its file."""
+    """Return the same run, read from its file."""
     name = store.checkpoints.free_name(0, "run")
     part = store.checkpoints.write_file(name, run.chunks())
     return IdRun.open(store.checkpoints.open_file(part), part, store.checkpoints.path_of(part))
@@ -62,7 +62,7 @@ def find_ids(run: IdRun, ids: Sequence[bytes]) -> list[int | None]:
 
 
 def variants(run: IdRun) -> Iterator[IdRun]:
-    """A run in memory; in a file; with fewer and fewer fences."""
+    """Yield the run in memory, from a file, and with ever fewer fences."""
     yield run
     store = IdStore()
     yield store_run(store, run)
@@ -82,7 +82,7 @@ def test_each_id_is_found_at_its_offset_and_no_other(count: int) -> None:
         assert (run.facts.rows, run.facts.first_offset, run.facts.last_offset) == (count, 5, offsets[-1])
         rows = run.rows(0, run.facts.pages)
         assert sorted(rows[:, 2].tolist()) == offsets
-    assert run.fences_nbytes == id_runs.FENCE_BYTES, "one fence is left in the end"
+    assert run.fences_nbytes == id_runs.FENCE_BYTES, "thinning should end at one fence"
 
 
 @pytest.mark.usefixtures("_page_bytes")
@@ -161,7 +161,7 @@ def test_each_flipped_bit_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read_all(store: IdStore, part: CheckpointFile, ids: Sequence[bytes]) -> None:
-    """All that there is to read of a run."""
+    """Read everything that a run holds."""
     opened = IdRun.open(store.checkpoints.open_file(part), part, store.checkpoints.path_of(part))
     opened.load_filter()
     find_ids(opened, ids)
@@ -250,7 +250,7 @@ def test_similar_neighbours_are_merged_up_to_the_bound(
     st.lists(st.integers(1, 7), min_size=1, max_size=60), st.sampled_from([GENERATIONS_PER_RUN_MAX, 1 << 20])
 )
 def test_merging_leaves_few_runs_at_few_rewrites(arrivals: list[int], bound: int) -> None:
-    """So many generations come between two looks at what is to be merged."""
+    """Each number of `arrivals` is how many generations are sealed between two choices of runs to merge."""
     sizes: list[int] = []
     written = 0
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Origins: epochs, who may write, first offsets, checksums, bounds."""
+"""`Origins`: epochs, claims, first offsets, checksums of duplicates, and bounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from delta_prop.ingest.origins import IDLE_S_MAX, NOOPS_MAX, RECENT_BATCHES, Ori
 from delta_prop_wire.delta import Delta, opaque
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.chains import batch_of
+from tests.delta_prop.pipeline_bench import batch_of
 
 ORIGIN = 0xFFFF_FFFF_FFF0_0002
 OTHER = 5
@@ -52,7 +52,7 @@ def test_idle_origin_is_deactivated_and_keeps_its_epoch() -> None:
     state = origins.hello(ORIGIN, "p", 0.0)
     origins.hello(OTHER, "q", 1.0)
     origins.note_appended(state, batch(1), 0, 100.0)
-    assert origins.deactivate_idle(IDLE_S_MAX + 50) == 1  # the origin that wrote last stays
+    assert origins.deactivate_idle(IDLE_S_MAX + 50) == 1  # the origin that wrote last stays active
     assert origins.get(OTHER) is None
     assert origins.deactivate_idle(IDLE_S_MAX + 100) == 1
     assert refusal_of(origins, batch(2)).code is ErrorCode.UNKNOWN_ORIGIN
@@ -71,7 +71,8 @@ def test_origins_are_bounded_per_owner_and_in_total() -> None:
         origins.check_capacity([3], "p")
     assert caught.value.code is ErrorCode.RATE_LIMITED
     assert caught.value.retry_after_ms
-    origins.check_capacity([3], "p", bounded=False)  # a forwarder brings others' origins
+    # a forwarder may bring any number of other producers' origins
+    origins.check_capacity([3], "p", bounded=False)
     origins.check_capacity([1, 2], "p")
     assert origins.hello(1, "p", 0.0).epoch == 2  # the origin exists already
     for number in (3, 4):
@@ -88,7 +89,7 @@ def test_first_offsets_are_bounded_over_all_origins(monkeypatch: pytest.MonkeyPa
     for number in range(1, 501):
         origins.note_appended(
             state, batch(number), 3 * number, 0.0
-        )  # other rows lie between, so each is a range of its own
+        )  # other rows lie between, so each batch is a range of its own
     assert state.first_offset(500) == 1500
     assert state.first_offset(470) == 1410
     assert state.first_offset(1) is None
@@ -132,7 +133,7 @@ def test_checksum_distinguishes_duplicate_from_reuse() -> None:
     state.note_appended(batch(1, 2), 0)
     assert state.is_same_frame(batch(1, 2)) is True
     assert state.is_same_frame(batch(1, 2, content=b"other")) is False
-    assert state.is_same_frame(batch(1, 1)) is None, "a batch of other rows has another checksum"
+    assert state.is_same_frame(batch(1, 1)) is None, "other rows should have another checksum"
     for number in range(3, 3 + 2 * RECENT_BATCHES):
         state.note_appended(batch(number), number)
     assert state.is_same_frame(batch(2 + 2 * RECENT_BATCHES, content=b"other")) is False
@@ -156,7 +157,7 @@ def test_noop_ranges_keep_their_codes_and_are_bounded() -> None:
 
 
 class TestClaims:
-    """A hello over the network names the epoch that its producer holds."""
+    """A hello on the network names the epoch that its producer holds."""
 
     def test_current_epoch_is_granted_unchanged(self) -> None:
         origins = Origins()
@@ -245,7 +246,7 @@ def test_first_offset_above_a_counter() -> None:
     for base, offset in ((1, 10), (3, 20)):
         state.note_appended(batch(base, 2), offset)
     assert [state.first_offset_above(counter) for counter in range(5)] == [10, 11, 20, 21, None]
-    # For ids accepted before, the state remembers the offsets of their first copies.
+    # For ids accepted earlier, the state remembers the offsets of their first copies.
     state.note_appended(batch(5, 2), 30, {0: 3, 1: None})
     assert state.first_offset_above(4) == 22
     state.note_appended(batch(7, 2), 40)

@@ -1,4 +1,4 @@
-"""Seen ids: none is lost, none is made up, the first offset is told; in the memory that was promised."""
+"""`SeenIds`: every id is found at its first offset, no unknown id is found, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from delta_prop.ingest.bloom import hash_id, hash_ids
 from delta_prop.ingest.id_merging import RunMerge
 from delta_prop.ingest.id_runs import RunCorrupted
 from delta_prop.ingest.seen_ids import FEW_IDS, SeenIds
-from tests.delta_prop.ingest.kept_ids import IdStore
+from tests.delta_prop.ingest.id_store import IdStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ BYTES_PER_ID_MAX = 64
 
 
 def ids_of(batch: int, count: int = BATCH) -> list[bytes]:
-    """The ids of a batch; the same each time."""
+    """Return the ids of a batch, the same ones on each call."""
     raw = np.random.default_rng([4711, batch]).bytes(16 * count)
     return [raw[at : at + 16] for at in range(0, 16 * count, 16)]
 
@@ -116,7 +116,7 @@ def test_ids_with_equal_hashes_are_distinguished() -> None:
 
 
 def id_with_hash(hashed: int, second: int) -> bytes:
-    """An id made to collide, as a foe would: the finaliser undone."""
+    """Return an id with the given hash, as an attacker would make it: the finalizer inverted."""
     word = (1 << 64) - 1
     interleaved = undo_shift(hashed, 31) * pow(0x94D049BB133111EB, -1, 1 << 64) & word
     interleaved = undo_shift(interleaved, 27) * pow(0xBF58476D1CE4E5B9, -1, 1 << 64) & word
@@ -144,7 +144,7 @@ def test_bloom_filter_error_costs_a_lookup_and_no_delta() -> None:
         seen.add(ids_of(batch), offset_of(batch))
     finish_sealing(seen)
     statistics = seen.statistics()
-    assert statistics.false_positives > 1_000, "without false positives this test shows nothing"
+    assert statistics.false_positives > 1_000, "the test needs at least one false positive"
     assert statistics.confirmed == 0
 
 
@@ -182,7 +182,7 @@ def test_ids_are_full_while_the_maximum_of_runs_is_unwritten() -> None:
     assert seen.is_full
     store.write(seen)
     assert not seen.is_full
-    assert not filled_ids(5, generation_ids=1_000).is_full, "by default unwritten runs are not bounded"
+    assert not filled_ids(5, generation_ids=1_000).is_full, "by default, unwritten runs should have no bound"
 
 
 @pytest.mark.parametrize("index_bytes_max", [1, 60_000, 1 << 30])
@@ -196,13 +196,13 @@ def test_filters_stay_in_memory_within_the_bound(index_bytes_max: int) -> None:
         store.load_filters(seen)
         assert sum(run.nbytes for run in seen.runs) <= max(
             index_bytes_max, id_runs.FENCE_BYTES * len(seen.runs)
-        ), "except one fence for each run"
+        ), "runs should take at most the bound, or one fence each"
     sizes = [(run.facts.rows, run.filter is not None) for run in seen.runs]
     with_filter = [rows for rows, held in sizes if held]
     without = [rows for rows, held in sizes if not held]
     assert (with_filter == []) == (index_bytes_max == 1)
     assert (without == []) == (index_bytes_max == 1 << 30)
-    assert max(with_filter, default=0) <= min(without, default=1 << 60), "small runs have their filters"
+    assert max(with_filter, default=0) <= min(without, default=1 << 60), "small runs should keep filters"
     for batch in (0, 40, 89):
         assert seen.find(ids_of(batch)) == [offset_of(batch, row) for row in range(BATCH)]
         assert seen.find(ids_of(batch)[:5]) == [offset_of(batch, row) for row in range(5)]
@@ -225,7 +225,7 @@ def test_unreadable_run_is_named_and_nothing_is_guessed() -> None:
         with pytest.raises(RunCorrupted):
             seen.find(ask)
         assert seen.corrupted_run is bad
-    assert ids_of(0)[0] not in seen, "an id in an unreadable run counts as not seen"
+    assert ids_of(0)[0] not in seen, "an id in an unreadable run should count as not seen"
     assert reports
     seen.forget_below(offset_of(0, BATCH - 1) + 1)
     assert seen.corrupted_run is None
@@ -251,7 +251,7 @@ def test_runs_forgotten_during_a_merge_stay_forgotten() -> None:
     assert seen.runs == [merged]
     seen.forget_below(offset_of(3, BATCH - 1) + 1)
     seen.replace_runs([merged], before[:1])
-    assert seen.runs == [], "all runs are forgotten by now"
+    assert seen.runs == [], "all runs should be forgotten"
 
 
 @pytest.mark.alone
@@ -265,9 +265,9 @@ def test_sealing_is_spread_over_later_calls() -> None:
         seen.add(ids, number * batch)
         work.append(time.thread_time() - began)
         if number == generation_ids // batch:
-            assert seen.statistics().runs == 0, "a full generation is sealed step by step"
-            assert seen.find(ids_of(3, batch)) == list(range(300, 400)), "the dict answers meanwhile"
-    assert seen.statistics().runs == 1, "sealed before the next generation is full"
+            assert seen.statistics().runs == 0, "a full generation should be sealed step by step"
+            assert seen.find(ids_of(3, batch)) == list(range(300, 400)), "the dict should answer until then"
+    assert seen.statistics().runs == 1, "the run should be sealed before the next generation is full"
     median = sorted(work)[len(work) // 2]
     print(f"adding {batch} ids took {median * 1e6:.0f} us, at most {max(work) * 1e3:.1f} ms")
     assert max(work) < 0.05
@@ -280,7 +280,7 @@ def test_lookup_costs_a_few_microseconds_per_id() -> None:
     new = ids_of(500)
     singles = min(cpu_time_s(lambda: [seen.find([one]) for one in new]) for _ in range(5)) / len(new)
     batched = min(cpu_time_s(lambda: seen.find(new)) for _ in range(5)) / len(new)
-    print(f"beside 10 runs a new id costs {singles * 1e6:.1f} us alone, {batched * 1e6:.2f} us in 1,000")
+    print(f"with 10 runs, a new id costs {singles * 1e6:.1f} us, in 1,000 {batched * 1e6:.2f} us")
     assert singles < 30e-6
     assert batched < 10e-6
 
@@ -297,7 +297,7 @@ def test_batch_hashes_agree_with_single_hashes() -> None:
     assert [hash_id(one) for one in ids] == list(zip(hashes.tolist(), seconds.tolist(), strict=True))
 
 
-# --- large amounts: none lost, first offsets right, memory bounded
+# --- large amounts: every id found at its first offset, bounded memory
 
 
 def test_unique_ids_are_all_stored_in_bounded_memory(full: bool) -> None:
@@ -312,8 +312,8 @@ def test_unique_ids_are_all_stored_in_bounded_memory(full: bool) -> None:
     outcome = json.loads(run.stdout)
     print(
         f"{count:,} unique ids, generations of {generation_ids:,} ({outcome['runs']} sealed): "
-        f"{outcome['lost']} lost, {outcome['wrong']} of {outcome['repeats']:,} repeats told a wrong offset; "
-        f"memory grew by {outcome['bytes_per_id']:.1f} B an id, at most {outcome['peak_bytes_per_id']:.1f} "
+        f"{outcome['lost']} lost, {outcome['wrong']} of {outcome['repeats']:,} duplicates at a wrong offset; "
+        f"memory grew by {outcome['bytes_per_id']:.1f} B per id, at most {outcome['peak_bytes_per_id']:.1f} "
         f"(bound {BYTES_PER_ID_MAX}); {outcome['seconds']:.1f} s"
     )
     assert outcome["lost"] == 0
@@ -323,7 +323,7 @@ def test_unique_ids_are_all_stored_in_bounded_memory(full: bool) -> None:
 
 
 def measure(count: int, generation_ids: int) -> dict[str, float]:
-    """In a process of its own, whose memory nothing else has touched."""
+    """Measure in a separate process, whose memory nothing else has used."""
     batches = count // BATCH
     filled_ids(2, generation_ids=BATCH).find(ids_of(0))  # one-time allocations do not count as memory of ids
     seen = SeenIds(generation_ids=generation_ids)

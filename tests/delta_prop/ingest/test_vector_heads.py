@@ -1,4 +1,4 @@
-"""Heads, tombstones, dimensions: what the edge knows, against a plain fold; what it forgot it lets pass."""
+"""`VectorHeads`: heads, tombstones and dimensions against a plain fold; rows of forgotten vectors pass."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from delta_prop_wire.delta import (
 )
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.chains import batch_of
+from tests.delta_prop.pipeline_bench import batch_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +46,7 @@ def load_nothing(_namespace: str, _vector_id: str) -> Head | None:
 
 
 class HeadsFixture:
-    """`VectorHeads` that are checked before each batch, as the chain does."""
+    """`VectorHeads` that checks each batch before it is appended, as the pipeline does."""
 
     def __init__(self, **options: Any) -> None:
         self.vectors = VectorHeads(**options)
@@ -132,7 +132,7 @@ def test_rows_are_refused_iff_the_fold_would_ignore_them(
 
 
 class RowByRow(VectorHeads):
-    """Looks at each row of a mixed batch."""
+    """`VectorHeads` without the fast paths: it checks each row of a heterogeneous batch."""
 
     def _can_all_apply(self, batch: Batch) -> bool:
         return False
@@ -182,7 +182,7 @@ ROW = [Delta("a", opaque(b"x")), Delta("b", opaque(b"x"), "other")]
 NEW = [Delta("c", create([1.0, 2.0])), Delta("c", opaque(b"x"), "other")]
 ELSEWHERE = [Delta("a", opaque(b"x"), "third")]
 REORDERED = ROW[::-1]
-"""The same names, in another table."""
+"""The same names in another order of the table."""
 
 
 @given(MIXED_STEPS)
@@ -278,12 +278,12 @@ def test_heads_of_other_writers_are_checked_once(monkeypatch: pytest.MonkeyPatch
     fixture = HeadsFixture()
     fixture.send(*(Delta(key, create([1.0, 2.0])) for key in "abc"), origin=OTHER)
     fixture.send(Delta("d", create([1.0, 2.0])))
-    monkeypatch.setattr(VectorHeads, "check", lambda *_: pytest.fail("one by one"))
+    monkeypatch.setattr(VectorHeads, "check", lambda *_: pytest.fail("heads were checked one by one"))
     made = [batch_of(ORIGIN, at, *(Delta(key, sparse([1], [1.0])) for key in "abd")) for at in (2, 5)]
     assert fixture.vectors.append_uniform(made, Source.LOCAL, lambda _: 1)
     assert (
         fixture.vectors.concurrent_updates == 1
-    )  # "a" had been seen; in the second batch all heads are its own
+    )  # the origin had seen "a"; all heads in the second batch are its own
     assert fixture.vectors.head("default", "b") == Dot(ORIGIN, 6)
 
 
@@ -294,7 +294,7 @@ def test_own_heads_need_no_lookup_after_a_restore(
     fixture.send(Delta("a", create([1.0])))
     fixture.vectors = restore_copy(fixture.vectors)
     with monkeypatch.context() as patch:
-        patch.setattr(VectorHeads, "_head_codes", lambda *_: pytest.fail("heads are looked up"))
+        patch.setattr(VectorHeads, "_head_codes", lambda *_: pytest.fail("a head was looked up"))
         fixture.vectors.count_concurrent(fixture.batch(Delta("a", create([1.0]))), lambda _: 0)
     fixture.vectors.count_concurrent(fixture.batch(Delta("a", create([1.0])), origin=OTHER), lambda _: 0)
     assert fixture.vectors.concurrent_updates == 1
@@ -315,7 +315,7 @@ def counter_three(_origin: int) -> int:
 
 
 def state_of(vectors: VectorHeads) -> list[object]:
-    """All that is known, but for namespaces that nobody has written in."""
+    """Return all that is known, except for namespaces without writes."""
     heads = {name: heads_of(vectors, name) for name in vectors.save().namespaces}
     return [vectors.save(), vectors.head_count, vectors.concurrent_updates, heads]
 
@@ -326,7 +326,7 @@ def test_heterogeneous_batches_move_heads_together() -> None:
     fixture.send(*rows, origin=OTHER)
     assert (
         fixture.vectors.append_heterogeneous([batch_of(ORIGIN, 1, *rows)], counter_three) == 0
-    )  # the origin has not written yet
+    )  # the origin has written nothing yet
     fixture.send(Delta("c", opaque(b"x")))
     batches = [batch_of(ORIGIN, at, *rows) for at in (2, 4)]
     assert fixture.vectors.append_heterogeneous(batches, lambda _: 1) == 2
@@ -438,7 +438,7 @@ def test_heads_are_bounded_and_forgotten_vectors_pass() -> None:
     assert held <= 100
     assert fixture.vectors.head("default", "v499") is not None
     fixture.send(Delta("v0", offset(1.0)))
-    fixture.send(Delta("never there", offset(1.0)))  # the fold ignores it
+    fixture.send(Delta("never there", offset(1.0)))  # the fold ignores this delta
     fixture.send(Delta("v499", delete()))
     assert fixture.refusal(Delta("v499", offset(1.0))).field == "vector_id"
 
@@ -448,7 +448,7 @@ def test_forgotten_vectors_pass_without_row_checks(monkeypatch: pytest.MonkeyPat
     for number in range(500):
         fixture.send(Delta(f"v{number}", create([1.0, 2.0])))
     with monkeypatch.context() as patch:
-        patch.setattr(VectorHeads, "_check_rows", lambda *_: pytest.fail("row by row"))
+        patch.setattr(VectorHeads, "_check_rows", lambda *_: pytest.fail("rows were checked one by one"))
         fixture.send(*(Delta(f"v{number}", sparse([1], [0.5])) for number in (0, 1, 499)))
     assert fixture.refusal(Delta("v0", sparse([2], [0.5]))).field == "indices"
     fixture.send(Delta("v499", delete()))
@@ -513,7 +513,7 @@ def test_concurrent_updates_are_counted_as_row_by_row(
 
 
 def heads_of(vectors: VectorHeads, namespace: str, rows: int = 2) -> dict[str, tuple[int, int]]:
-    """The code of each head, and whether its vector is dead."""
+    """Return each head's code, and whether its vector is deleted."""
     return {
         key: (code, dead)
         for some in vectors.copy_heads(namespace, rows)
@@ -547,7 +547,7 @@ def test_heads_can_be_copied_during_changes(steps: list[tuple[int, str]]) -> Non
 
 
 def restore_copy(vectors: VectorHeads) -> VectorHeads:
-    """Save vector heads; restore new ones."""
+    """Return new `VectorHeads` restored from the saved ones."""
     saved, restored = vectors.save(), VectorHeads()
     heads = {}
     for name in saved.namespaces:

@@ -113,7 +113,7 @@ def test_forgotten_origin_has_no_watermark(new_pipeline, new_entry):
     assert pipeline.orderer.watermarks == {}
 
 
-# --- runs that overlap
+# --- overlapping runs
 
 
 def test_find_parked_returns_entry_that_waits_for_predecessor(new_pipeline, new_entry):
@@ -149,7 +149,7 @@ def test_parked_run_partly_overtaken_is_refused_with_watermark(new_pipeline, new
     parked, next_one = new_entry(A, 3, 6), new_entry(A, 7)
     pipeline.offer(parked, next_one)
     for first in range(1, 5, rows):
-        pipeline.orderer.note_delivered(A, first + rows - 1)  # without a check of the parked run
+        pipeline.orderer.note_delivered(A, first + rows - 1)  # the parked run is not checked
     pipeline.drain()
     error = pipeline.refusals[parked]
     assert error.code is ErrorCode.OVERLAP
@@ -331,7 +331,7 @@ def test_reserve_admits_only_dots_still_awaited(new_pipeline, new_entry):
     pipeline.offer(new_entry(9, 2))
     successor, parent = new_entry(B, 3, 4), new_entry(B, 2)
     pipeline.offer(successor)
-    assert pipeline.refusals[successor].details["capacity"] == 16  # nothing waits for it any longer
+    assert pipeline.refusals[successor].details["capacity"] == 16  # no entry waits for it any longer
     pipeline.offer(parent)
     assert list(pipeline.refusals) == [successor]
     assert pipeline.orderer.statistics().pending_deltas == 17
@@ -436,7 +436,7 @@ def test_park_of_ready_entry_raises(new_pipeline, new_entry):
         new_pipeline().orderer.park(new_entry(A, 1), 0.0)
 
 
-# --- full, with the dependency coming last
+# --- full, with the dependency arriving last
 
 
 def test_full_pending_drains_when_first_counter_comes_last(new_pipeline, new_entry):

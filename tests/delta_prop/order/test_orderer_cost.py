@@ -82,7 +82,7 @@ def calls_per_delta(count):
 
 
 def dict_chain_cpu_s(count):
-    """Return the processor time of a reversed chain in plain dicts: the cost of that much memory here."""
+    """Return the processor time of a reversed chain in plain dicts, which measures the cost of memory."""
     entries = list(map(entry_at, range(count, 0, -1)))
 
     def chain():

@@ -1,4 +1,4 @@
-"""Pending entries: counts, the limit that a shortage names, and no leftovers after removal."""
+"""Pending entries: counts, the limit named when capacity is short, and no leftovers after removal."""
 
 from __future__ import annotations
 

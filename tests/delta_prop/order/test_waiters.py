@@ -1,4 +1,4 @@
-"""The orderer's indexes: their length follows the pending entries, and they end empty."""
+"""The orderer's indexes: their length follows the pending entries, and they are empty at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traffic drawn from a seed, and sinks with a mind of their own: what the tests of isolation share."""
+"""Shared code of the isolation tests: random traffic, and sinks that are steady, failing or stalled."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 NAMESPACES = ("a", "b", "c")
 SIZES = (1, 1, 1, 2, 5, 20, 60)
-"""Deltas in one call of publish: mostly one, now and then many."""
+"""Deltas in one call of `publish`: mostly one, now and then many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One call of `publish`: when, what, and the id that it waits for."""
+    """One call of `publish`: its time, its deltas, and the id that it waits for."""
 
     at_s: float
     deltas: tuple[Delta, ...]
@@ -32,9 +32,9 @@ class Arrival:
 
 
 def traffic(seed: int, *, calls: int, calls_per_s: float) -> list[Arrival]:
-    """Calls at random times, as independent callers make them: the gaps are exponential.
+    """Return calls at random times, as independent callers make them: the gaps are exponential.
 
-    One in ten names a cause that comes later, so its acknowledgement takes time too.
+    One in ten names a cause that is published later, so its acknowledgement takes time too.
     """
     rng = random.Random(f"traffic {seed}")
     arrivals, at_s = [], 0.0
@@ -59,7 +59,7 @@ def _id(call: int, row: int) -> bytes:
 
 
 def rows_of(deliveries: Sequence[Delivery]) -> Iterator[int]:
-    """The offsets of the rows that are meant."""
+    """Yield the offsets of the delivered rows."""
     for delivery in deliveries:
         rows = range(delivery.logged.count) if delivery.rows is None else delivery.rows.tolist()
         yield from (delivery.logged.offset + row for row in rows)
@@ -67,20 +67,20 @@ def rows_of(deliveries: Sequence[Delivery]) -> Iterator[int]:
 
 @dataclass(slots=True)
 class TimedSink:
-    """Notes when each row was applied. `work` is awaited first; it may take its time, and may fail."""
+    """A sink that records when each row was applied. It first awaits `work`, which may take time or fail."""
 
     name: str
     work: Callable[[list[int]], Awaitable[int | None]]
-    """Is given the offsets of a call. Says below which offset it got before it failed; None: it did not."""
+    """Gets a call's offsets. Returns None for success, or the offset below which rows were done."""
     applied: list[tuple[int, float]] = field(default_factory=list)
     calls: int = 0
     failures: int = 0
 
     async def open(self, context: SinkContext) -> None:
-        """Nothing to open: the service keeps the cursor."""
+        """Do nothing: the service keeps the cursor."""
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Work, then note what was done."""
+        """Do the work, then record the rows that are done."""
         self.calls += 1
         offsets = list(rows_of(deliveries))
         done = await self.work(offsets)
@@ -91,15 +91,15 @@ class TimedSink:
             raise TryAgain("it fails now and then", done_offset=done if done > offsets[0] else None)
 
     async def aclose(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     def statistics(self) -> int:
-        """Count the rows applied."""
+        """Return the number of rows applied."""
         return len(self.applied)
 
 
 def steady(name: str, *, call_s: float, row_s: float = 0.0) -> TimedSink:
-    """A sink that takes its time for each call and each row, always the same."""
+    """Return a sink that takes the same time for each call and for each row."""
 
     async def work(offsets: list[int]) -> None:
         await anyio.sleep(call_s + row_s * len(offsets))
@@ -108,7 +108,7 @@ def steady(name: str, *, call_s: float, row_s: float = 0.0) -> TimedSink:
 
 
 def failing(name: str, seed: int, *, share: float, call_s: float = 0.0) -> TimedSink:
-    """A sink that fails that share of its calls; half of those times part of the rows are done before."""
+    """Return a sink that fails this share of its calls; half of them after some of the rows are done."""
     rng = random.Random(f"{name} {seed}")
 
     async def work(offsets: list[int]) -> int | None:
@@ -122,7 +122,7 @@ def failing(name: str, seed: int, *, share: float, call_s: float = 0.0) -> Timed
 
 
 def stalled(name: str, *, from_offset: int, stall_s: float) -> TimedSink:
-    """A sink that stands still once, in the call that brings it that offset."""
+    """Return a sink that stalls once, in the call that delivers this offset."""
     has_stalled = False
 
     async def work(offsets: list[int]) -> None:
@@ -135,7 +135,7 @@ def stalled(name: str, *, from_offset: int, stall_s: float) -> TimedSink:
 
 
 async def publish_all(p: Propagator, arrivals: Sequence[Arrival]) -> list[tuple[int, float]]:
-    """Every call by a task of its own, at its time; return first offset and time of each acknowledgement."""
+    """Make each call at its time, in its own task; return each acknowledgement's first offset and time."""
     acknowledged: list[Any] = [None] * len(arrivals)
 
     async def publish(number: int, arrival: Arrival) -> None:

@@ -1,7 +1,7 @@
-"""Load in real time whose arrivals are fixed in advance, and what it meets: latencies, CPU, memory.
+"""Open-loop load in real time, with the latencies, CPU time and memory of the service under it.
 
-An open loop does not wait for answers: a call that comes late for its time counts as late, so a service
-that stands still for a moment cannot hide it by making its callers wait.
+The times of calls are fixed in advance and wait for no answer: a call that starts late counts as late, so a
+service that stalls for a moment cannot hide it by delaying its callers.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ ROWS, DIMENSION, KEYS = 10, 64, 1_000
 LOGGED_BYTES_PER_CALL = 8_000
 """Log bytes of one call of `ROWS` rows, rounded up."""
 SINKS_OWN_BYTES = 2 * (KEYS * (DIMENSION * 4 + 500) + 8 * MIB)
-"""Storage and cache hold every vector once each, with their tables, SQLite's pages, a flush on its way."""
+"""Storage and cache each hold every vector once, with their tables, SQLite's pages, and a pending flush."""
 FLOOR_BYTES = 8 * MIB
-"""Freed memory that the interpreter and the allocator may keep; threads' stacks."""
+"""Freed memory that the interpreter and the allocator may retain; threads' stacks."""
 
 
 class Calls(NamedTuple):
-    """Vectors published over and over, as columns."""
+    """Vectors that are published repeatedly, as columns."""
 
     ids: list[list[str]]
     matrices: list[NDArray[np.float32]]
@@ -63,14 +63,14 @@ class Calls(NamedTuple):
         )
 
     async def publish(self, p: Propagator, number: int, kind: Kind = Kind.DENSE) -> int:
-        """Call number so-and-so; returns the offset behind it."""
+        """Publish the call of this number; return the offset after its last row."""
         index = number % len(self.ids)
         published = await p.publish_many(self.ids[index], self.matrices[index], kind=kind)
         return published.next_offset
 
 
 class Stamps:
-    """When a sink had applied everything below an offset."""
+    """The times at which a sink had applied everything below an offset."""
 
     def __init__(self) -> None:
         self.ends: list[int] = []
@@ -81,7 +81,7 @@ class Stamps:
         self.times.append(time.perf_counter())
 
     def latencies_s(self, due: NDArray[np.float64], ends: NDArray[np.int64]) -> NDArray[np.float64]:
-        """For each call, from when it was due to when this sink had it."""
+        """Return for each call the time from when it was due until this sink had applied it."""
         calls = np.searchsorted(np.array(self.ends), ends)
         return np.array(self.times)[calls] - due
 
@@ -121,7 +121,7 @@ class StampedCallback(CallbackSink):
 
 
 class FaultySink:
-    """Stands still until it is released, or fails a share of its calls. Notes what it applied, as ranges."""
+    """A sink that stalls until released, or fails a share of its calls, and records applied ranges."""
 
     def __init__(self, name: str, *, stands: bool = False, fails: float = 0.0) -> None:
         self.name = name
@@ -134,7 +134,7 @@ class FaultySink:
         self._drawn = random.Random(name)
 
     async def open(self, context: SinkContext) -> None:
-        """Nothing to open: the service keeps the cursor."""
+        """Do nothing: the service keeps the cursor."""
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         await self.released.wait()
@@ -160,16 +160,16 @@ class FaultySink:
                 self.applied.append((first, min(below, one.next_offset)))
 
     async def aclose(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     def statistics(self) -> int:
-        """Count its failures."""
+        """Return the number of failures."""
         return self.failures
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load of a run: calls a second, duration, number of slices; and settings that hold it."""
+    """The load of a run: calls per second, duration, number of slices; and settings large enough for it."""
 
     calls_per_s: float
     seconds: float
@@ -184,12 +184,12 @@ class Load:
         return self.calls_per_slice * self.slices
 
     def schedule(self, seed: int) -> NDArray[np.float64]:
-        """When each call of a slice is due, seconds from its start: independent callers."""
+        """Return when each call of a slice is due, in seconds from its start; callers are independent."""
         gaps = np.random.default_rng(seed).exponential(1 / self.calls_per_s, self.calls_per_slice)
         return np.cumsum(gaps)
 
     def settings(self) -> Settings:
-        """A log that holds the run, whoever stands still; everything else small."""
+        """Return small bounds, except for a log that holds the complete run although a sink stalls."""
         calls_held = round(1.5 * (self.calls + KEYS // ROWS))  # below the mark at which a required sink paces
         return Settings(
             queue_bytes_max=4 * MIB,
@@ -210,7 +210,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run. Seconds, microseconds of CPU, bytes."""
+    """The measurements of one run: seconds, microseconds of CPU time, bytes."""
 
     latencies_s: dict[str, NDArray[np.float64]]
     deltas: int
@@ -218,11 +218,11 @@ class Measured:
     rss_bytes_max: int
     log_bytes: int
     disturbed: dict[str, tuple[int, int]]
-    """The largest lag in deltas at the end of a slice, when the others had everything; failures."""
+    """Per sink: the largest lag in deltas when the others have caught up at the end of a slice; failures."""
 
 
 async def peak_calls_per_s(calls: Calls, path: Path, seconds: float) -> float:
-    """Return one caller's calls a second, one at a time, until every healthy sink has caught up."""
+    """Return the calls per second of one sequential caller, until all healthy sinks have caught up."""
     load = Load(20_000, seconds)
     async with Propagator(load.settings()) as p:
         await _attach_healthy(p, path)
@@ -236,7 +236,7 @@ async def peak_calls_per_s(calls: Calls, path: Path, seconds: float) -> float:
 
 
 class Side:
-    """One of the two services that are compared, with what was measured of it slice by slice."""
+    """One of the two services that are compared, with its measurements of each slice."""
 
     def __init__(
         self, p: Propagator, calls: Calls, healthy: dict[str, Stamps], disturbed: list[FaultySink]
@@ -254,7 +254,7 @@ class Side:
     @classmethod
     @asynccontextmanager
     async def open(cls, load: Load, calls: Calls, path: Path, *, disturbed: bool) -> AsyncIterator[Side]:
-        """A service that holds every vector, with or without the two sinks that must hurt nobody."""
+        """Open a service that holds every vector, with or without the stalled and the failing sink."""
         extra = [FaultySink("stalled", stands=True), FaultySink("failing", fails=0.3)] if disturbed else []
         async with Propagator(load.settings()) as p:
             healthy = await _attach_healthy(p, path)
@@ -264,11 +264,11 @@ class Side:
             yield cls(p, calls, healthy, extra)
 
     async def collect_garbage(self) -> None:
-        """Be open, and hold no garbage of before."""
+        """Collect garbage, so that none of earlier runs is left."""
         gc.collect()
 
     async def slice(self, due: NDArray[np.float64]) -> None:
-        """Part of the load; measured until the healthy sinks have it, over when the failing one has."""
+        """Run a slice; measure until the healthy sinks applied it, then wait for the failing one."""
         cpu = time.process_time()
         begin = time.perf_counter() + 0.005
         ends, rss = await _offer_load(self.p, self._calls, due, begin)
@@ -285,7 +285,7 @@ class Side:
                 await self.p.wait_visible(int(ends[-1]), sinks=[sink.name])
 
     async def finish(self) -> Measured:
-        """Let go of who stands still, see that everybody has everything, and tell."""
+        """Release the stalled sink, wait until every sink has everything, and return the measurements."""
         due, ends = np.concatenate(self._due), np.concatenate(self._ends)
         log_statistics = self.p.statistics().log
         assert log_statistics.dropped == log_statistics.refused == 0
@@ -304,9 +304,9 @@ class Side:
 
 
 class SteppedLoop:
-    """A service in an event loop of its own, which stands still while the other service has its turn.
+    """A service in an event loop of its own, which is paused while the other service runs its slice.
 
-    So what a service does between its slices is not counted for the other.
+    So a service's work between its slices does not count for the other one.
     """
 
     def __init__(self, load: Load, calls: Calls, path: Path, *, disturbed: bool) -> None:
@@ -316,7 +316,7 @@ class SteppedLoop:
         self._task = self._loop.create_task(self._serve(Side.open(load, calls, path, disturbed=disturbed)))
 
     def run(self, step: Callable[[Side], Awaitable[T]]) -> T:
-        """Let the loop run until the step is done."""
+        """Run the loop until the step is done."""
         answer: asyncio.Future[T] = self._loop.create_future()
 
         def on_end(task: asyncio.Task[None]) -> None:
@@ -332,7 +332,7 @@ class SteppedLoop:
             self._task.remove_done_callback(on_end)
 
     def close(self) -> None:
-        """Close the service, or what is left of it, and its loop."""
+        """Close the service, if it is still open, and its loop."""
         if not self._task.done():
             self._steps.put_nowait((None, self._loop.create_future()))
             self._loop.run_until_complete(self._task)
@@ -351,9 +351,9 @@ class SteppedLoop:
 
 
 def measure_pair(load: Load, calls: Calls, path: Path, number: int) -> tuple[Measured, Measured]:
-    """Run A without and run B with the disturbed sinks, cut in slices that alternate: ABBA…
+    """Run A without and B with the disturbed sinks, in slices that alternate (ABBA…).
 
-    So whatever else the machine does meets both.
+    So other work of the machine disturbs both.
     """
     a = SteppedLoop(load, calls, path / f"{number}-a.db", disturbed=False)
     b = SteppedLoop(load, calls, path / f"{number}-b.db", disturbed=True)
@@ -371,13 +371,13 @@ def measure_pair(load: Load, calls: Calls, path: Path, number: int) -> tuple[Mea
 
 
 def memory_bytes_max(load: Load) -> int:
-    """By how much a pair may grow the process: what the settings of both promise, and the sinks' own."""
+    """Return how much a pair may grow the process: the bounds by both settings, and the sinks' own memory."""
     settings = load.settings()
     return settings.memory_bytes_max(3) + settings.memory_bytes_max(5) + 2 * SINKS_OWN_BYTES + FLOOR_BYTES
 
 
 def rss_bytes() -> int:
-    """The process's resident memory now."""
+    """Return the process's resident memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
@@ -389,7 +389,7 @@ async def _attach_healthy(p: Propagator, path: Path) -> dict[str, Stamps]:
 
 
 async def _fill(p: Propagator, calls: Calls) -> None:
-    """Every vector once, so that no run measures the first sight of a key."""
+    """Publish every vector once, so that no run measures the first write of a key."""
     for number in range(len(calls.ids)):
         end = await calls.publish(p, number, Kind.CREATE)
     names = [name for name in p.statistics().sinks if name not in ("stalled", "failing")]

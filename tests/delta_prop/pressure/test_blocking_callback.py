@@ -1,4 +1,4 @@
-"""A callback that blocks holds up itself alone: no other sink, no producer, no transform's neighbours."""
+"""A blocking callback or transform delays only its own sink, no other sink and no producer."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ P50_RATIO_MAX = 1.2
 
 
 def block_loop(offset: int, delta: Delta) -> None:
-    """Block, as a callback unaware of event loops does."""
+    """Block the thread, as a callback unaware of event loops does."""
     time.sleep(BLOCKS_S)
 
 
 async def latencies_s(*, blocking: bool) -> list[float]:
-    """Return another sink's delays in seconds, with or without a blocking callback beside it."""
+    """Return another sink's delays in seconds, with or without a blocking callback next to it."""
     delays_s: list[float] = []
     began: dict[int, float] = {}
 
@@ -41,7 +41,7 @@ async def latencies_s(*, blocking: bool) -> list[float]:
         if blocking:
             await p.attach(CallbackSink(block_loop, name="blocks"), required=False)
         first = time.perf_counter() + EVERY_S
-        for number in range(PUBLISHED):  # each delta at its time, even if earlier ones are late
+        for number in range(PUBLISHED):  # each delta is published at its time, even if earlier ones are late
             began[number] = first + number * EVERY_S
             await anyio.sleep(max(began[number] - time.perf_counter(), 0))
             await p.publish(Delta(f"v{number}", opaque(b"x")))
@@ -62,12 +62,12 @@ def test_blocking_callback_keeps_other_sinks_median() -> None:
             with_blocking += anyio.run(lambda: latencies_s(blocking=True))
         p50, p99 = (np.quantile([without, with_blocking], share, axis=1) for share in (0.5, 0.99))
         print(
-            f"another sink, ms, without and beside a callback that blocks for {BLOCKS_S * 1000:.0f}: "
+            f"another sink, ms, without and with a callback that blocks for {BLOCKS_S * 1000:.0f}: "
             f"p50 {p50[0] * 1e3:.3f} {p50[1] * 1e3:.3f}, p99 {p99[0] * 1e3:.3f} {p99[1] * 1e3:.3f}"
         )
         if p50[1] <= P50_RATIO_MAX * p50[0]:
             return
-    raise AssertionError(f"p50 is {p50[1] / p50[0]:.2f} of what it is without")
+    raise AssertionError(f"p50 is {p50[1] / p50[0]:.2f} times the one without the blocking callback")
 
 
 @pytest.mark.parametrize("per", ["delta", "delivery"])
@@ -86,7 +86,7 @@ def test_loop_runs_while_a_callback_blocks(per: str) -> None:
             assert await anyio.to_thread.run_sync(entered.wait, 30)
             await p.wait_visible(first, sinks=["cache"], timeout_s=30)
             statistics = p.statistics().sinks["stands"]
-            assert (statistics.lag, statistics.errors) == (1, 0), "the callback still blocks"
+            assert (statistics.lag, statistics.errors) == (1, 0), "the callback should still block"
             released.set()
             await p.wait_visible(first, timeout_s=30)
 

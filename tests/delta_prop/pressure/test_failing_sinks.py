@@ -1,4 +1,4 @@
-"""Deltas a sink cannot apply: neither lost nor out of order; no quarantine in an outage."""
+"""Deltas that a sink cannot apply are neither lost nor reordered; an outage quarantines no delta."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OTHERS = 1_000
 
 
 class RejectingSink:
-    """A real sink that rejects, while it is picky, each create of one vector, and keeps the contract."""
+    """A real sink that rejects creates of `vector_id`, unless it is None, and else keeps the contract."""
 
     def __init__(self, sink: Sink, vector_id: str) -> None:
         self.sink = sink
@@ -91,7 +91,7 @@ async def content(sink: Any, name: str) -> dict[str, object]:
 
 
 def fold_log(p: RecordedPropagator, without: set[int]) -> dict[str, object]:
-    """The fold of what the log holds, but for some offsets."""
+    """Return the fold of the log's deltas without those at some offsets."""
     changes: dict[str, list[Any]] = {}
     for one in p.recorder.received:
         if one.offset not in without:
@@ -300,7 +300,7 @@ def test_after_a_publish_waits_for_all_its_rows() -> None:
 
 
 class ContractBreakingSink:
-    """A sink that breaks in one way of its own, outside of what the contract allows."""
+    """A sink that breaks the contract in one way."""
 
     name = "odd"
 

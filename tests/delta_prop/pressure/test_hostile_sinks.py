@@ -1,4 +1,4 @@
-"""Failing sinks and impatient operators in a whole propagator: ends, returns and replays at odd times."""
+"""Failing sinks and hasty operators: cancellation, replay and reattachment at odd moments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class FaultyCallback:
-    """A callback's moods: what it rejects, what it raises, how long it takes. `seen` is what it took."""
+    """A callback that rejects, raises and delays as set. `seen` holds what it applied."""
 
     def __init__(self, *rejects: int) -> None:
         self.rejects = set(rejects)
@@ -168,7 +168,7 @@ def test_cancelled_propagator_closes_at_once(at: str) -> None:
 
 
 class UnexpectedError(BaseException):
-    """Of no kind that anybody foresees."""
+    """An exception that no code expects."""
 
 
 @pytest.mark.parametrize("error", [UnexpectedError("odd"), KeyboardInterrupt(), SystemExit(3)])
@@ -246,7 +246,7 @@ def test_statistics_of_a_reattached_quarantine_start_anew(start: int | str) -> N
 
 
 class HaltingSink:
-    """A real sink that rejects the rows at some offsets, or takes nothing but late rows."""
+    """A real sink that rejects the rows at some offsets, or accepts only redelivered rows."""
 
     def __init__(self, sink: Sink, *rejects: int) -> None:
         self.sink = sink
@@ -272,7 +272,7 @@ class HaltingSink:
 
 
 async def _halt_in_a_batch(p: RecordedPropagator, sink: HaltingSink) -> None:
-    """Row 0 of a batch comes late, while row 1 is all of the rest that has come."""
+    """Stop the sink within a batch: row 0 is redelivered, row 1 is all that it applied of the rest."""
     await p.attach(sink)
     await p.publish_many([f"v{n}" for n in range(5)], np.ones((5, 2), np.float32))
     await anyio.sleep(1)
@@ -344,7 +344,7 @@ def test_full_quarantine_amid_a_batch_stops_the_storage_cursor(
         await p.settle()
         await p.publish(
             *(create_delta(name) for name in ("a", "v", "b"))
-        )  # the second is blocked, and the quarantine is full
+        )  # the second row is blocked, and the quarantine is full
         await anyio.sleep(1)
         statistics = p.statistics().sinks["storage"]
         assert (statistics.state, statistics.applied_offset) == ("stopped", 2)

@@ -1,7 +1,7 @@
-"""A stalled and a failing sink beside a store, a cache and a callback, in real time, at half of what goes.
+"""A stalled and a failing sink next to a store, a cache and a callback, in real time, at half the peak load.
 
-Runs with and without the two alternate in slices. Neighbours on the machine disturb both alike, so what
-counts is the median over pairs of the ratio; where it is above its bound more are run, and all are counted.
+Runs with and without the two alternate in slices. Other work of the machine disturbs both, so the bound
+applies to the median over pairs of the ratio; if it is exceeded, more pairs are run, and all of them count.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ SAMPLES_MIN_FULL = 10_000
 
 @dataclass(slots=True)
 class RunPairs:
-    """Run A without and run B with the disturbed sinks, as often as was needed."""
+    """Pairs of a run A without and a run B with the disturbed sinks, as many as were needed."""
 
     pairs: list[tuple[Measured, Measured]] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
 
     def run(self, calls: Calls, path: Path, seconds: float, slices: int) -> None:
-        """One more pair, at half of what goes just now."""
+        """Run one more pair, at half of the current peak load."""
         number = len(self.pairs)
         peak_path = path / f"{number}-peak.db"
         load = Load(anyio.run(peak_calls_per_s, calls, peak_path, 0.25) / 2, seconds, slices)
@@ -54,24 +54,24 @@ class RunPairs:
 
     @property
     def rss_bytes_max(self) -> int:
-        """The most that the process held at any time."""
+        """Return the process's largest resident memory at any time."""
         return max(run.rss_bytes_max for pair in self.pairs for run in pair)
 
     def ratios(self) -> dict[str, list[float]]:
-        """B to A: each healthy sink's 99th percentile, and CPU for each delta."""
+        """Return the ratios of B to A: each healthy sink's 99th percentile, and CPU time per delta."""
         sinks = self.pairs[0][0].latencies_s
         found = {name: [p99_ms(b, name) / p99_ms(a, name) for a, b in self.pairs] for name in sinks}
         return found | {"cpu": [b.cpu_us_per_delta / a.cpu_us_per_delta for a, b in self.pairs]}
 
     def is_within_bounds(self) -> bool:
-        """True if all medians are in bounds."""
+        """True if all medians are within their bounds."""
         return all(
             statistics.median(ratios) <= (CPU_RATIO_MAX if name == "cpu" else P99_RATIO_MAX)
             for name, ratios in self.ratios().items()
         )
 
     def table(self, title: str) -> str:
-        """The table of pairs."""
+        """Return the table of pairs."""
         ratios = self.ratios()
         rows: list[list[str]] = []
         for number, (a, b) in enumerate(self.pairs):
@@ -81,7 +81,7 @@ class RunPairs:
             ]
             cpu = f"{a.cpu_us_per_delta:.0f}/{b.cpu_us_per_delta:.0f} {ratios['cpu'][number]:.2f}"
             trouble = ", ".join(
-                f"{name} {lag} behind, {failures} failures" for name, (lag, failures) in b.disturbed.items()
+                f"{name} lag {lag}, {failures} failures" for name, (lag, failures) in b.disturbed.items()
             )
             load = f"{number}: {self.loads[number].calls_per_s:.0f}/s"
             rows.append([load, *cells, cpu, trouble])
@@ -105,7 +105,7 @@ def test_stalled_and_failing_sink_cost_others_little(tmp_path: Path, full: bool)
     calls = Calls.draw(0)
     pairs = RunPairs()
     gc.collect()
-    gc.freeze()  # objects of other tests are left out of collections
+    gc.freeze()  # garbage collections leave out the objects of other tests
     try:
         rss = rss_bytes()
         for _ in range(TRIES):
@@ -124,7 +124,7 @@ def test_stalled_and_failing_sink_cost_others_little(tmp_path: Path, full: bool)
     )
     assert grown <= bound
     assert samples >= SAMPLES_MIN_FULL or not full
-    for _, b in pairs.pairs:  # the two kept stalling and failing
+    for _, b in pairs.pairs:  # both disturbed sinks kept stalling and failing
         assert b.disturbed["stalled"][0] >= b.deltas
         assert b.disturbed["failing"][1] > 3
     is_within = pairs.is_within_bounds()

@@ -1,7 +1,7 @@
-"""A stalled and a failing sink change nothing for the others nor for producers, to the tick of the clock.
+"""A stalled and a failing sink change no time of other sinks or of producers, to the tick of the clock.
 
-The same traffic runs twice, with and without the two; what everyone else saw, and when, must be equal.
-Times are compared as they are: a delay that came from elsewhere, however small, would show.
+The same traffic runs twice, with and without the two; what the others received, and when, must be equal.
+Times are compared exactly, so even the smallest delay by another sink would show.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from delta_prop.embedded import Statistics
 
 Times: TypeAlias = list[tuple[int, float]]
-"""As (offset, seconds)."""
+"""Pairs of offset and seconds."""
 
-CALLS, CALLS_PER_S = 420, 6.0  # some 70 s of traffic, 13 deltas a call
+CALLS, CALLS_PER_S = 420, 6.0  # some 70 s of traffic, 13 deltas per call
 STALL_S = 60.0
 STALLED_FROM = 500
 MIDWAY_S = 60.0
@@ -33,7 +33,7 @@ SETTINGS = Settings(mailbox_deltas_max=300, merge_deltas_max=200)
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """Results of one run; `midway` is taken late in the stall."""
+    """The results of one run; `midway` is taken late in the stall."""
 
     acknowledged: Times
     applied: dict[str, Times]
@@ -43,7 +43,7 @@ class RunResult:
 
 
 def healthy(_seed: int) -> list[tuple[TimedSink, str]]:
-    """The others, with their topics: quick, busy most of the time, and one that gathers batches."""
+    """Return sinks with their topics: a quick one, one mostly busy, one that accumulates batches."""
     return [
         (steady("quick", call_s=0.001), "*"),
         (steady("busy", call_s=0.05, row_s=0.005), "*"),
@@ -52,7 +52,7 @@ def healthy(_seed: int) -> list[tuple[TimedSink, str]]:
 
 
 def occasionally_failing(seed: int) -> list[tuple[TimedSink, str]]:
-    """Others that fail now and then themselves."""
+    """Return other sinks that themselves fail now and then."""
     return [
         (failing("troubled", seed, share=0.1, call_s=0.002), "*"),
         (failing("also troubled", seed, share=0.02, call_s=0.05), "ns:b"),
@@ -60,7 +60,7 @@ def occasionally_failing(seed: int) -> list[tuple[TimedSink, str]]:
 
 
 def disturbing_sinks(seed: int) -> list[TimedSink]:
-    """The two that must hurt nobody."""
+    """Return the stalled and the failing sink, which must not affect the others."""
     return [
         stalled("stalled", from_offset=STALLED_FROM, stall_s=STALL_S),
         failing("failing", seed, share=0.3),
@@ -79,7 +79,7 @@ def run(
     settings: Settings = SETTINGS,
     others: Callable[[int], list[tuple[TimedSink, str]]] = healthy,
 ) -> RunResult:
-    """One run in virtual time."""
+    """Run the traffic once in virtual time."""
 
     async def main() -> RunResult:
         arrivals = traffic(seed, calls=calls, calls_per_s=CALLS_PER_S)
@@ -107,7 +107,7 @@ def run(
 
 
 def first_difference(baseline: RunResult, other: RunResult) -> str | None:
-    """Describe the first time that differs; None if both runs are equal to the last bit."""
+    """Describe the first time that differs; None if both runs are exactly equal."""
     series = {"acknowledgements": (baseline.acknowledged, other.acknowledged)} | {
         name: (times, other.applied[name]) for name, times in baseline.applied.items()
     }
@@ -132,7 +132,8 @@ def test_disturbed_sinks_change_no_time_of_others(full: bool) -> None:
         baseline, disturbed_run = run(seed), run(seed, disturbing_sinks)
         difference = first_difference(baseline, disturbed_run)
         assert difference is None
-        # Otherwise equality would mean nothing: there was traffic, some of it waited, and the two did fail.
+        # Otherwise equality would mean nothing: there was traffic, some of it waited, and both sinks did
+        # fail.
         assert baseline.end == disturbed_run.end > 4_000
         assert disturbed_run.acknowledged[-1][1] > MIDWAY_S
         assert disturbed_run.midway.pending.released > 10
@@ -141,7 +142,7 @@ def test_disturbed_sinks_change_no_time_of_others(full: bool) -> None:
         assert not any(sink.pacing for sink in disturbed_run.midway.sinks.values())
         assert stalled_sink.lag > baseline.end // 2
         assert failing_sink.errors > 20
-        # The disturbed sinks still got everything, in order, each row once.
+        # The disturbed sinks received everything too, in order, each row once.
         for sink in disturbed_run.disturbed.values():
             assert [offset for offset, _ in sink.applied] == list(range(disturbed_run.end))
         longest_stall_s = longest_gap_s(disturbed_run.disturbed["stalled"].applied)
@@ -164,7 +165,7 @@ def test_retries_of_one_sink_do_not_shift_another() -> None:
 
 
 def test_shared_lock_would_be_detected() -> None:
-    """One lock between a healthy sink and the stalled one is enough."""
+    """A lock shared by a healthy sink and the stalled one already changes times."""
     locks: list[anyio.Lock] = []
 
     def with_shared_lock(sink: TimedSink) -> TimedSink:
@@ -192,7 +193,7 @@ def test_shared_lock_would_be_detected() -> None:
 
 
 def test_log_too_small_for_the_stall_would_be_detected() -> None:
-    """The bounds are part of the promise: where the stalled sink fills the log, producers wait for it."""
+    """If the stalled sink fills the log, producers wait for it."""
     small = replace(SETTINGS, log_deltas_max=600)
 
     def short_stall(_seed: int) -> list[TimedSink]:

@@ -1,6 +1,6 @@
-"""Fifty sinks of which ten stand still: what a publish costs, what waits for them, how they catch up.
+"""Fifty sinks, ten of them stalled: the cost of a publish, the bound of mailboxes, and catching up.
 
-Costs are counted, in calls and wakes, so that they are the same on every machine.
+Costs are numbers of calls and wakes, so they are the same on every machine.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ SETTINGS = Settings(
 )
 CALLS_PER_SINK_MAX = 40
 CALLS_PER_STALLED_SINK_MAX = 6
-"""Function calls that a publish may take for each sink; one that is behind is only checked."""
+"""Function calls that a publish may make per sink; a lagging sink is only checked."""
 WAKES_PER_SINK_MAX = 6
 
 
 class Gate:
-    """An event that blocks sinks."""
+    """An event that holds back sinks until it is set."""
 
     def __init__(self) -> None:
         self.opened = anyio.Event()
@@ -50,7 +50,7 @@ class Gate:
 
 @dataclass(slots=True)
 class CallCounts:
-    """Counters of `counting()`."""
+    """The counters of `count_calls()`."""
 
     calls: int = 0
     offers: int = 0
@@ -59,7 +59,7 @@ class CallCounts:
 
 @contextmanager
 def count_calls() -> Iterator[CallCounts]:
-    """Count every call of a function, offers among them, and what the loop is asked to run."""
+    """Count all function calls, those of `Feed.offer`, and the callbacks that the loop is asked to run."""
     counts = CallCounts()
     offer = Feed.offer.__code__
     loop: Any = asyncio.get_running_loop()
@@ -86,7 +86,7 @@ def count_calls() -> Iterator[CallCounts]:
 
 @dataclass(slots=True)
 class Service:
-    """A propagator with so many sinks of both kinds."""
+    """A propagator with healthy and stalled sinks."""
 
     p: Propagator
     gate: Gate
@@ -103,13 +103,13 @@ class Service:
         return service
 
     async def publish(self, times: int, deltas: int = 1) -> None:
-        """So many calls, each when the healthy sinks are idle again."""
+        """Publish this many times, each time after the healthy sinks are idle."""
         for number in range(times):
             await self.p.publish(*(Delta(f"v{number % 7}", opaque(bytes(100))),) * deltas)
             await anyio.sleep(0.05)
 
     async def cost(self) -> CallCounts:
-        """Of one publish and the deliveries that follow, all things being as they are for long."""
+        """Return the cost of one publish and its deliveries, in a steady state."""
         await self.publish(5)
         with count_calls() as call_counts:
             self.p.offer(Delta("v0", opaque(bytes(100))))
@@ -141,7 +141,7 @@ def test_publish_cost_grows_only_with_sinks_that_keep_up() -> None:
         cost(40, 10),
     )
     print(
-        f"nobody {no_sinks}, {HEALTHY // 4} sinks {few}, {HEALTHY} {all_healthy}, "
+        f"no sinks {no_sinks}, {HEALTHY // 4} sinks {few}, {HEALTHY} {all_healthy}, "
         f"{STALLED} more {some_stalled}"
     )
     assert (no_sinks.offers, few.offers, all_healthy.offers) == (0, HEALTHY // 4, HEALTHY)
@@ -192,7 +192,7 @@ def test_mailboxes_are_bounded_and_lagging_sinks_read_the_log(
             for one in service.healthy + service.stalled:
                 assert [offset for offset, _ in one.applied] == list(range(end))
             print(
-                f"{STALLED} of {HEALTHY + STALLED} sinks {end} deltas behind: mailboxes held at most "
+                f"{STALLED} of {HEALTHY + STALLED} sinks lagged by {end} deltas: mailboxes held at most "
                 f"{worst_deltas} of {MAILBOX_DELTAS} deltas, {worst_bytes} of {MAILBOX_BYTES} bytes; "
                 f"they caught up by {reads} reads of the log"
             )

@@ -1,6 +1,6 @@
-"""A pacing sink whose capacity steps 10 -> 20 -> 5 -> 50 thousand a second: the source follows within 15 %.
+"""The source follows a pacing sink's capacity (10, 20, 5, 50 thousand per second) within 15 %.
 
-The whole service in virtual time: the gate, the queue, the feed with its merged calls of up to 1,000.
+The complete service in virtual time: the gate, the queue, the feed with merged calls of up to 1,000 deltas.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from delta_prop.backpressure.pacer import Pacer
 from delta_prop.pacing import PacingGate
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_wire.frames import PressureLevel
-from tests.delta_prop.pressure.paced import AdmittedRates, WorkingSink, noisy_steps, publish_until
+from tests.delta_prop.pressure.pacing import AdmittedRates, WorkingSink, noisy_steps, publish_until
 from tests.delta_prop.support import make_delta
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ MAILBOXES = (5_000, 20_000, 100_000)
 
 
 class PacingResult(NamedTuple):
-    """Of each settled second, every 100 ms: how far what was admitted is from the capacity; extremes."""
+    """Over the settled seconds, every 100 ms: deviations of the admitted rate from the capacity; extremes."""
 
     deviations: list[float]
     most_in_flight: int
@@ -47,7 +47,7 @@ class PacingResult(NamedTuple):
 
 
 def run_paced(mailbox: int, seed: int, *, law: RateLaw = "drain", hold_s: float, batch: int) -> PacingResult:
-    """One run with a demand that is never the limit."""
+    """Run once with a demand that is never the limit."""
     settings = Settings(mailbox_deltas_max=mailbox, rate_law=law)
 
     async def main() -> PacingResult:
@@ -67,7 +67,7 @@ def run_paced(mailbox: int, seed: int, *, law: RateLaw = "drain", hold_s: float,
 
 
 def test_source_follows_a_sink_whose_capacity_changes(full: bool) -> None:
-    # A run costs time per row; larger batches and shorter steps allow a run for each mailbox.
+    # A run costs time per row; larger batches and shorter steps allow a run for each mailbox size.
     seeds, hold_s, batch = (10, 10.0, 100) if full else (1, 8.0, 500)
     print(f"\n{seeds} seeds, steps of {hold_s:g} s, batches of {batch}; windows of 1 s, 5 s after each step")
     print(f"{'law':>14} {'mailbox':>8} {'worst':>7} {'outside 15 %':>13} {'most in flight':>15}")
@@ -78,13 +78,13 @@ def test_source_follows_a_sink_whose_capacity_changes(full: bool) -> None:
             worst, most = max(run.worst for run in runs), max(run.most_in_flight for run in runs)
             outside_share = sum(run.outside_share for run in runs) / seeds
             print(f"{law:>14} {mailbox:8} {worst:7.1%} {outside_share:13.1%} {most:15}")
-            # The credit limit applies whatever the rate is.
+            # The credit limit applies at any rate.
             assert 0 < most <= mailbox
             assert max(run.most_lag for run in runs) <= mailbox
             if law == "drain":
                 assert worst <= TOLERANCE
             else:
-                assert outside_share > 0.2  # the comparison that justifies the default law
+                assert outside_share > 0.2  # this comparison justifies the default law
 
 
 # --- the gate without a pacing sink
@@ -93,7 +93,7 @@ def test_source_follows_a_sink_whose_capacity_changes(full: bool) -> None:
 def test_gate_without_a_pacing_sink_limits_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A sink that takes all day lets the source go as it likes; no credit is counted, no token."""
+    """A slow sink that is not pacing does not limit the source: no credit and no token is counted."""
     counts: dict[str, int] = {}
 
     def count_calls(owner: type, name: str) -> None:
@@ -128,8 +128,8 @@ def test_gate_without_a_pacing_sink_limits_nothing(
             receipts = [p.offer(make_delta(f"x{number}")) for number in range(1_000)]
             assert p.statistics().queue.depth == 0
             assert all(receipt.acknowledged for receipt in receipts)
-            # The first of a tick is sent at once, the rest as one batch: a call for each of the two,
-            # and of the log not 0.2 %.
+            # The first offer of a tick is sent at once, the rest as one batch, so each function is called
+            # twice; the deltas are less than 0.2 % of the log, so the log is not polled.
             assert counts == {"admits": 2, "note": 2}
             assert p.pressure().rate_limit is None
             assert p.pressure().level is PressureLevel.OK

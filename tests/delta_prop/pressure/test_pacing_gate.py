@@ -1,4 +1,4 @@
-"""At the closed gate: who goes first, who gives up, who is told what, and that nobody is lost."""
+"""The closed pacing gate: order of waiting publishers, cancellation, refusals, and listeners of pressure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS = Settings(mailbox_deltas_max=MAILBOX, batch_deltas=5, merge_deltas_max
 
 
 class HeldSink:
-    """Applies when it is let, each call in its time; writes down what came, in order."""
+    """A sink that applies only after `opened` is set, with a delay per row, and records the keys in order."""
 
     name = "held"
 
@@ -34,10 +34,10 @@ class HeldSink:
         self.opened = anyio.Event()
 
     async def open(self, context: SinkContext) -> None:
-        """Nothing to open: the service keeps the cursor."""
+        """Do nothing: the service keeps the cursor."""
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Wait until it is let."""
+        """Apply the rows after `opened` is set."""
         rows = sum(delivery.count for delivery in deliveries)
         await self.opened.wait()
         await anyio.sleep(self.row_s * rows)
@@ -46,17 +46,17 @@ class HeldSink:
             self.keys += [delivery.batch.keys[row] for row in chosen]
 
     async def aclose(self) -> None:
-        """Keep the keys recorded."""
+        """Do nothing: the recorded keys stay."""
 
     def statistics(self) -> int:
-        """Count the rows applied."""
+        """Return the number of rows applied."""
         return len(self.keys)
 
 
 def run_at_closed_gate(
     main: Callable[[Propagator, HeldSink], Awaitable[None]], *, settings: Settings = SETTINGS
 ) -> None:
-    """Run `main` with a gate that is closed: the sink's mailbox is full, and it stands still."""
+    """Run `main` while the gate is closed, because the held sink's mailbox is full."""
 
     async def run() -> None:
         sink = HeldSink()
@@ -100,7 +100,7 @@ def test_critical_work_overtakes_low_work_at_the_gate() -> None:
         await wait_all(low + critical)
         last = max(map(offset_of, critical))
         before = sum(offset_of(receipt) < last for receipt in low)
-        print(f"\nlast of 30 critical deltas at place {last - MAILBOX}, {before} of 200 low before it")
+        print(f"\nlast of 30 critical deltas at position {last - MAILBOX}, {before} of 200 low before it")
         assert before <= 15  # one low delta in eight; more after ageing for a second
         assert [offset_of(one) for one in critical] == sorted(map(offset_of, critical))
         assert [offset_of(one) for one in low] == sorted(map(offset_of, low))
@@ -185,7 +185,7 @@ def test_small_batch_does_not_overtake_a_waiting_large_one() -> None:
         assert p.statistics().queue.depth == 6
         assert all(receipt.acknowledged for receipt in refill)
         assert not large.done
-        assert not small.done  # it would fit, but the one before it does not
+        assert not small.done  # it would fit, but the batch before it does not
         sink.opened.set()
         await wait_all([large, small])
         assert offset_of(large) < offset_of(small)
@@ -216,7 +216,7 @@ def test_publish_cancelled_at_the_gate_leaves_nothing() -> None:
         await p.publish(make_delta("next"))
         await p.wait_visible(MAILBOX + 1)
         assert sink.keys == [*(f"first-{row}" for row in range(MAILBOX)), "next"]
-        # The gate opens again: a full mailbox of deltas is admitted at once.
+        # When the gate opens, a full mailbox of deltas is admitted at once.
         await anyio.sleep(5)
         assert p.pressure().level is PressureLevel.OK
         receipts = [p.offer(make_delta(f"more-{row}")) for row in range(MAILBOX)]
@@ -295,7 +295,7 @@ def test_producer_passes_the_gate_in_order_exactly_once() -> None:
                 await anyio.sleep(0.01)
         assert cancelled
         assert order == [number for number in range(100) if number not in cancelled]
-        assert producer.watermark() == 100  # cancelled counters are no-ops: nothing waits for them
+        assert producer.watermark() == 100  # cancelled counters are no-ops, so nothing waits for them
         assert producer.in_flight_batches == 0
         await p.wait_visible(p.statistics().log.next_offset)
         assert [key for key in sink.keys if key.startswith("dot")] == [f"dot-{number:03}" for number in order]
@@ -304,11 +304,11 @@ def test_producer_passes_the_gate_in_order_exactly_once() -> None:
 
 
 def test_producer_sends_as_soon_as_the_gate_opens() -> None:
-    """Not at the next look at the sinks, ten times a second, nor when a sink has ended its call."""
+    """The gate's opening wakes the producer, not the next poll of sinks (every 100 ms) or end of a call."""
     settings = Settings(merge_deltas_max=100, rate_initial=200)
 
     async def main() -> None:
-        sink = HeldSink(row_s=0.005)  # calls of half a second
+        sink = HeldSink(row_s=0.005)  # calls take half a second
         sink.opened.set()
         async with Propagator(settings, world=virtual_world()) as p:
             await p.attach(sink, pacing=True)
@@ -319,7 +319,7 @@ def test_producer_sends_as_soon_as_the_gate_opens() -> None:
                 waits.append(anyio.current_time() - at)
             settled = waits[500:]
             assert max(settled) < 0.05
-            assert sum(wait > 0 for wait in settled) > 400  # it did wait at the gate, each time
+            assert sum(wait > 0 for wait in settled) > 400  # each publish waited at the gate
 
     run_virtual(main)
 
@@ -368,7 +368,7 @@ def test_pressure_changes_reach_every_listener() -> None:
                 count = len(received[0])
                 await anyio.sleep(60.05)  # so that the close falls between two steps
                 assert len(received[0]) == count < 60
-            # After the close the listeners end, or this block never would.
+            # The listeners end after the close, or this block would never end.
 
     run_virtual(main)
     assert received[0] == received[1] == received[2]

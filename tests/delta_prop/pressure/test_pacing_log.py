@@ -1,4 +1,4 @@
-"""A required sink that falls behind: it paces before the log is full, and at the limit its terms decide."""
+"""A lagging required sink paces producers before the log is full; at the limit, `on_log_full` decides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from delta_prop_sinks.sink import StopSink
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import PressureLevel
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.pressure.paced import AdmittedRates, WorkingSink, publish_until
+from tests.delta_prop.pressure.pacing import AdmittedRates, WorkingSink, publish_until
 from tests.delta_prop.support import catch_refusal, make_delta
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ DRAIN = 5_000.0
 
 
 class StoppingSink(WorkingSink):
-    """Stops at its first call."""
+    """A sink that stops at its first call."""
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Stop."""
+        """Stop the sink."""
         raise StopSink("out of order")
 
 
@@ -75,7 +75,7 @@ def test_required_sink_paces_from_80_percent_of_the_log(
             assert statistics.pressure.level is PressureLevel.OK
             assert statistics.pressure.rate_limit is None
             assert slow.rows == quick.rows == statistics.accepted
-        # At first the source is unlimited; then it keeps to the sink's rate, without oscillating.
+        # At first the source is unlimited; then it keeps to the sink's rate without oscillating.
         settled = list(admitted.rates(5, 15))
         assert min(settled) >= 0.9 * DRAIN
         assert max(settled) <= 1.1 * DRAIN
@@ -105,7 +105,7 @@ def test_required_sink_paces_from_80_percent_of_the_log(
 
 
 def test_full_log_refuses_producers_and_names_the_sink() -> None:
-    """It has stopped, and gives nothing up: producers are slowed down first, then refused."""
+    """The stopped sink's rows stay in the log, so producers are first slowed down, then refused."""
 
     async def main() -> None:
         async with Propagator(log_settings(1_000), world=virtual_world()) as p:
@@ -129,7 +129,7 @@ def test_full_log_refuses_producers_and_names_the_sink() -> None:
             assert p.statistics().sinks["stopped"].state == "stopped"
             assert (
                 anyio.current_time() > 1
-            )  # the source was paced before: at least 200 deltas at 100 a second
+            )  # the source was paced before: at least 200 deltas at 100 per second
             await p.detach("stopped")
             assert (await p.publish(make_delta("after"))).offset == 1_000
 
@@ -149,16 +149,16 @@ def test_full_log_invalidates_only_the_evictable_sinks_cursor() -> None:
                 await p.publish(*(make_delta(f"v{number}-{row}") for row in range(10)))
                 times.append(anyio.current_time())
                 await anyio.sleep(0.005)
-                assert p.pressure().paced_by is None, number  # 2,000 a second: the others keep up
+                assert p.pressure().paced_by is None, number  # 2,000 per second: the others keep up
                 assert not p.statistics().sinks["stopped"].pacing
                 assert (p.statistics().sinks["stopped"].state == "needs snapshot") == (number > 100)
-            assert times[-1] == pytest.approx(300 * 0.005, abs=0.01)  # nobody was slowed down
+            assert times[-1] == pytest.approx(300 * 0.005, abs=0.01)  # no publisher was slowed down
             statistics = p.statistics()
             assert (statistics.refused, statistics.log.refused, statistics.accepted) == (0, 0, 3_000)
             assert "needs a snapshot" in (statistics.sinks["stopped"].reason or "")
             await p.wait_visible(3_000, sinks=["quick", "slow"])
             assert quick.rows == slow.rows == 3_000
-            # Attached again, it reads the rows that are still in the log.
+            # After reattaching, it reads the rows that are still in the log.
             await p.detach("stopped")
             restarted = WorkingSink("stopped", [1e6])
             await p.attach(restarted, start="earliest")

@@ -1,4 +1,4 @@
-"""Whom the source waits for: a sink's own backlog, one that has stopped or fails, one that catches up."""
+"""Pacing by a sink's own backlog, by a sink that stopped or fails, and by a sink that catches up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_sinks.sink import Backlog, StopSink
 from delta_prop_wire.frames import PressureLevel
-from tests.delta_prop.pressure.paced import IDS, MATRIX, AdmittedRates, WorkingSink, publish_until
+from tests.delta_prop.pressure.pacing import IDS, MATRIX, AdmittedRates, WorkingSink, publish_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +32,7 @@ LIMITS = Settings().feed_limits(None, None)
 
 @dataclass(slots=True)
 class BacklogSink(WorkingSink):
-    """Takes rows at once, and works on them later, at its own rate; `apply` keeps the bound."""
+    """A sink that accepts rows at once and works on them later, at its own rate; `apply` keeps the bound."""
 
     waiting: int = 0
     backlog_max: int = 0
@@ -52,7 +52,7 @@ class BacklogSink(WorkingSink):
                 self.worked.set()
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Take the rows; wait where there is no room."""
+        """Accept the rows, after waiting while the backlog is full."""
         rows = sum(delivery.count for delivery in deliveries)
         while self.waiting + rows > BACKLOG_MAX:
             self.worked = anyio.Event()
@@ -64,7 +64,7 @@ class BacklogSink(WorkingSink):
 
 @pytest.mark.parametrize("demand_max", [10 * BACKGROUND, inf], ids=["fast", "endless"])
 def test_source_is_paced_at_the_rate_of_backlog_work(demand_max: float) -> None:
-    """Endless demand fills the log before anybody can look: then the sink is let catch up first."""
+    """Endless demand fills the log before the sink is polled, so the sink first catches up."""
     log_deltas_max, until_s = (1_000_000, 20) if demand_max < inf else (40_000, 40)
 
     async def main() -> None:
@@ -80,7 +80,7 @@ def test_source_is_paced_at_the_rate_of_backlog_work(demand_max: float) -> None:
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(sample)
-                # Below the mark nobody is paced.
+                # Below the mark, no sink paces.
                 for _ in range(15):
                     await p.publish_many(IDS, MATRIX)
                 await anyio.sleep(0.5)
@@ -112,7 +112,7 @@ def test_source_is_paced_at_the_rate_of_backlog_work(demand_max: float) -> None:
 
 @dataclass(slots=True)
 class FailingSink(WorkingSink):
-    """Works, until it is told to fail."""
+    """A sink that works while `failure` is None, and else raises it."""
 
     failure: Exception | None = None
 
@@ -147,7 +147,8 @@ def test_stalled_pacing_sink_limits_nobody_until_it_resumes(failure: Exception, 
                 await p.publish_many(IDS[:200], MATRIX[:200])
             assert anyio.current_time() == at
             assert p.statistics().accepted == before + 10_000
-            # After the restart the sink paces the source again, at first at a share, while it catches up.
+            # After the restart, the sink paces the source; at first by a share of its rate, while it catches
+            # up.
             sink.failure = None
             p.restart("slow")
             await anyio.sleep(0.3)
@@ -188,12 +189,12 @@ def test_late_sink_catches_up_while_producers_continue() -> None:
                 tasks.cancel_scope.cancel()
         arrived = next(at for at, _, catching_up in lags if not catching_up)
         share = [rate / capacity for rate in admitted.rates(5, arrived - 1)]
-        print(f"\narrived after {arrived:.1f} s; admitted {min(share):.0%} to {max(share):.0%} meanwhile")
+        print(f"\ncaught up after {arrived:.1f} s; admitted {min(share):.0%} to {max(share):.0%} meanwhile")
         # 0.7 of its rate is admitted, so 30,000 deltas are caught up at 0.3 of it: some 20 s.
         assert 15 < arrived < 28
         assert min(share) > 0.5
         assert max(share) < 0.85
-        # From then on the credit limit applies, and the sink does not lag again.
+        # From then on, the credit limit applies, and the sink does not lag a second time.
         assert not any(catching_up for at, _, catching_up in lags if at > arrived)
         assert max(lag for at, lag, _ in lags if at > arrived) <= mailbox
         assert sink.most_in_flight <= mailbox
@@ -204,7 +205,7 @@ def test_late_sink_catches_up_while_producers_continue() -> None:
 
 
 def test_gauge_of_a_catching_up_sink_measures_its_lag() -> None:
-    """Nothing is in its hands at that moment: that is no mailbox that ran empty at once."""
+    """An empty in-flight window of a catching-up sink is not measured as an empty mailbox."""
     log = MemoryLog(bytes(16))
     feed = cast(
         "Feed",

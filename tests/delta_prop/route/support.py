@@ -1,4 +1,4 @@
-"""A log, a routing table and feeds without the rest of the pipeline, and sinks that a test controls."""
+"""A log, a routing table and feeds without the rest of the pipeline, and sinks that tests control."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ SMALL = replace(LIMITS, mailbox_deltas_max=20, merge_deltas_max=15, batch_deltas
 
 
 class TinySink:
-    """A sink that records offsets and call times. `before` runs first; it may wait or fail."""
+    """A sink that records offsets and call times; its hook `before` runs first, and may wait or fail."""
 
     name = "tiny"
 
     def __init__(self, before: Callable[[Sequence[Delivery]], Any] | None = None) -> None:
         self.before = before
         self.offsets: list[int] = []
-        self.calls: list[tuple[float, int]] = []  # when a call began, how many rows it brought
+        self.calls: list[tuple[float, int]] = []  # (begin of the call, number of rows)
         self.running = False
 
     async def open(self, context: SinkContext) -> None:
-        """Nothing to open."""
+        """Do nothing."""
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         assert not self.running
@@ -63,14 +63,14 @@ class TinySink:
         self.note(deliveries)
 
     def note(self, deliveries: Sequence[Delivery], below: float = float("inf")) -> None:
-        """Apply the rows, those below an offset only."""
+        """Record the rows as applied, or only those below an offset."""
         self.offsets += [offset for offset in offsets_of(deliveries) if offset < below]
 
     async def aclose(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     def statistics(self) -> None:
-        """Nothing to tell."""
+        """Return nothing."""
 
 
 def sleep_for(seconds: float) -> Callable[[Sequence[Delivery]], Awaitable[None]]:
@@ -180,5 +180,5 @@ class Route:
 
 
 async def until_quiet() -> None:
-    """Let all tasks run that need no time."""
+    """Let all tasks run that are ready now."""
     await anyio.sleep(1e-6)

@@ -1,4 +1,4 @@
-"""Feeds in virtual time: rows come once and in order, and no sink delays another."""
+"""Feeds in virtual time: rows are delivered once and in order, and no sink delays another."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_delta_during_call_lingers_10_ms_from_arrival() -> None:
             route.publish("a")
             await anyio.sleep_until(1.001)
             route.publish("a")
-            await anyio.sleep_until(1.006)  # the sink is done; this delta joins the batch
+            await anyio.sleep_until(1.006)  # the sink is idle again; this delta joins the batch
             route.publish("a")
             await anyio.sleep_until(2)
             assert sink.calls == [(1.0, 1), (pytest.approx(1.011), 2)]
@@ -119,7 +119,7 @@ def test_lingering_feed_wakes_when_batch_is_full_not_per_delta() -> None:
             await anyio.sleep_until(1.0)
             route.publish("a")
             await anyio.sleep_until(1.0005)
-            route.publish("a")  # while the sink is busy: then the feed lingers
+            route.publish("a")  # the sink is busy, so the feed lingers
             await anyio.sleep_until(1.01)
             turns = 0
             for number in range(98):
@@ -227,7 +227,7 @@ def test_batch_larger_than_empty_mailbox_is_pushed() -> None:
     run_virtual(main)
 
 
-# --- nothing lost, nothing twice, in order
+# --- nothing lost, nothing duplicated, in order
 
 
 @st.composite
@@ -476,7 +476,7 @@ def test_cursor_passes_rows_that_do_not_match() -> None:
             sink = TinySink()
             feed = route.feed(sink, "ns:a")
             for number in range(25):
-                route.publish("b", "b")  # the log holds ten: rows leave only if this sink releases them
+                route.publish("b", "b")  # the log holds ten rows, which leave only if this sink releases them
                 assert feed.applied == feed.committed == feed.cursor.next_offset == 2 * number + 2
             sink.before = sleep_for(5)
             route.publish("a")

@@ -1,4 +1,4 @@
-"""Feeds whose sink fails: retried if that may help, else only that feed is stopped, with its reason."""
+"""Feeds of failing sinks: retries if they may help, else only this feed stops, with the reason."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_retries_back_off_then_breaker_opens_and_probes() -> None:
             for gap, wait_s in zip(gaps, expected, strict=False):
                 assert gap == pytest.approx(wait_s, rel=0.101)
             assert len(gaps) == pytest.approx(29 + (600 - 14.2) / 30, abs=1)
-            assert len({round(gap, 9) for gap in gaps[:29]}) == 29  # jittered
+            assert len({round(gap, 9) for gap in gaps[:29]}) == 29  # waits are jittered
             assert (feed.state, feed.statistics().breaker) == (FeedState.BREAKER_OPEN, "open")
             assert (feed.statistics().breaker_opened, feed.applied) == (1, 0)
             assert str(feed.statistics().reason).startswith(reason_text)

@@ -126,7 +126,7 @@ def test_wrong_rejection_of_redelivered_rows_loses_none(offset: int) -> None:
     run_virtual(main)
 
 
-# --- stops that come in the middle of something
+# --- stops in the middle of a call, a wait or a replay
 
 
 @pytest.mark.parametrize("state", [FeedState.STOPPED, FeedState.NEEDS_SNAPSHOT])
@@ -234,7 +234,7 @@ def test_restart_after_stop_with_open_breaker_retries_at_once() -> None:
     run_virtual(main)
 
 
-# --- replays at odd times
+# --- replays at unusual times
 
 
 def test_withdrawn_replay_with_full_quarantine_loses_nothing() -> None:
@@ -325,7 +325,7 @@ def test_replay_does_not_overtake_failed_delivery(failure: str) -> None:
 async def _publish_in_one_call(
     route: Route, feed: Feed, sink: TinySink, rows: Sequence[tuple[str, tuple[int, ...]]]
 ) -> None:
-    """Publish rows one by one while the sink is busy, so that they come in one call."""
+    """Publish rows one by one while the sink is busy, so that one call delivers them."""
     before, sink.before = sink.before, sleep_for(1)
     publish(route, "busy")
     await until_quiet()

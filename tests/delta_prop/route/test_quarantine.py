@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def publish(route: Route, *vectors: str, parents: Sequence[int] = ()) -> LoggedBatch:
-    """One row for each vector id; the last one names the deltas at these offsets as its parents."""
+    """Publish a row per vector id; the last one names the deltas at these offsets as its parents."""
     base = route.log.next_offset + 1
     parent_dots = tuple(Dot(ORIGIN, offset + 1) for offset in parents)
     deltas = [Delta(vector, sparse([0], [1.0])) for vector in vectors]
@@ -37,7 +37,7 @@ def publish(route: Route, *vectors: str, parents: Sequence[int] = ()) -> LoggedB
 
 
 def reject_offsets(sink: TinySink, rejects: Iterable[int]) -> set[int]:
-    """Have a sink reject the rows at these offsets, as long as they stay in the returned set."""
+    """Let a sink reject the rows at these offsets, as long as they are in the returned set."""
     bad = set(rejects)
 
     async def before(deliveries: Sequence[Delivery]) -> None:
@@ -51,7 +51,7 @@ def reject_offsets(sink: TinySink, rejects: Iterable[int]) -> set[int]:
 
 
 def rows_before(deliveries: Sequence[Delivery], stop: int) -> list[Delivery]:
-    """The rows that come before the one at `stop`."""
+    """Return the rows before the one at `stop`."""
     return [
         replace(delivery, rows=rows)
         for delivery in deliveries
@@ -91,7 +91,7 @@ def test_rejected_delta_holds_dependents_and_others_go_on() -> None:
             await feed.wait(4)
             assert sink.offsets == [0, 2]
             assert quarantine_records(feed) == [(1, 1, "not 1"), (3, 1, None)]
-            publish(route, "d", parents=[3])  # names a held row as its parent
+            publish(route, "d", parents=[3])  # this row names a held row as its parent
             publish(route, "d", "e")
             publish(route, "f", parents=[0])
             await feed.wait(8)
@@ -106,7 +106,7 @@ def test_rejected_delta_holds_dependents_and_others_go_on() -> None:
             ) == (4, 4, 1, 0)
             assert (statistics.state, statistics.lag, statistics.errors) == ("idle", 0, 1)
 
-            assert await request_replay(feed) == ReplayResult(0, 0, 4)  # rejected again
+            assert await request_replay(feed) == ReplayResult(0, 0, 4)  # the delta is rejected a second time
             bad.clear()
             assert await request_replay(feed, 3) == ReplayResult(0, 0, 4)  # 3 is held, not rejected
             assert await request_replay(feed, 1) == ReplayResult(4, 0, 0)

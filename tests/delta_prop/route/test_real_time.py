@@ -1,4 +1,4 @@
-"""Delivery on every loop that a service may run on, in real time."""
+"""Delivery in real time, on every event loop that a service may run on."""
 
 from __future__ import annotations
 
@@ -66,6 +66,6 @@ def test_first_delta_reaches_idle_sink_without_timer(loop: dict[str, Any]) -> No
                 await p.wait_visible(await p.publish(Delta("v", opaque(b"x"))))
         took_s.sort()
         print(f"first delta: median {took_s[15] * 1e6:.0f} us, least {took_s[0] * 1e6:.0f} us")
-        assert took_s[0] < 0.003  # a timer would delay all of them, a busy machine only some
+        assert took_s[0] < 0.003  # a timer would delay all deltas, a busy machine only some
 
     anyio.run(main, **loop)

@@ -1,4 +1,4 @@
-"""Routing: every kind of topic, each target once, the same rows as matching each delta."""
+"""Routing: every kind of topic, each target once, the same rows as when each delta is matched."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_matching_cost_per_batch_and_per_delta() -> None:
         for keys in numbers.tolist()
     ]
     for batch in hundreds:
-        assert batch.keys  # decoded once by the first reader; not measured here
+        assert batch.keys  # the first reader decodes the keys once; this is not measured here
     delta_us = _cost_us(by_id, hundreds) / 100
     print(f"5 x all, batch of 1: {batch_us:.2f} us; 1000 vector ids, batch of 100: {delta_us:.3f} us a delta")
     assert batch_us < 4  # target: 1; other work shares the machine
@@ -173,7 +173,7 @@ def _batch(batch: Sequence[Delta]) -> Batch:
 
 
 def _plan(table: RoutingTable[str], batch: Sequence[Delta]) -> dict[str, list[int]]:
-    """Return each target's rows; check that none is named twice."""
+    """Return each target's rows; check that no target is named twice."""
     plan = table.plan(_batch(batch))
     assert len({target for target, _ in plan}) == len(plan)
     return {target: list(range(len(batch))) if rows is None else rows.tolist() for target, rows in plan}

@@ -1,4 +1,4 @@
-"""Subscriptions: at the reader's pace, rows come once, and the end names its cause."""
+"""Subscriptions: rows are delivered once, at the reader's pace, and the end names its cause."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_slow_reader_delays_no_other_and_gets_cursor_too_old() -> None:
                 await p.publish(delta(i))
                 await anyio.lowlevel.checkpoint()  # the recorder, for which the log waits, keeps up
             assert anyio.current_time() == 0
-            for _ in range(2):  # the error stays
+            for _ in range(2):  # the error is raised on every read
                 with pytest.raises(Refused) as caught:
                     async for _ in slow:
                         pass
@@ -214,7 +214,7 @@ def test_reader_that_outlives_propagator_gets_buffered_rows(before: int, ends_ea
 
 
 def test_rows_for_others_wake_no_reader_and_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More rows than the log holds are skipped, then one matches; statistics show the end of the log."""
+    """More rows than the log holds are skipped before one matches; statistics show the end of the log."""
 
     async def main(p: Propagator) -> None:
         async with p.subscribe("v:mine", name="one") as subscription, anyio.create_task_group() as tasks:
@@ -231,12 +231,12 @@ def test_rows_for_others_wake_no_reader_and_are_skipped(monkeypatch: pytest.Monk
             monkeypatch.setattr(Subscription, "notify", lambda self: (notified.append(1), notify(self)))
             for number in range(300):
                 await p.publish(delta(number))
-            assert not notified, "no row matched its topics"
+            assert not notified, "rows that match no topic must not notify the reader"
             statistics = p.statistics().sinks["one"]
             assert (statistics.applied_offset, statistics.lag, statistics.state) == (300, 0, "idle")
             await p.wait_visible(300, sinks=["one"], timeout_s=1)
             p.pause("one")
-            assert p.statistics().sinks["one"].applied_offset == 300, "skipped rows stay skipped"
+            assert p.statistics().sinks["one"].applied_offset == 300, "skipped rows must stay skipped"
             p.resume("one")
             for number in range(300):
                 await p.publish(delta(number))
@@ -263,7 +263,7 @@ def test_wait_for_skipping_subscription_ends_at_log_end() -> None:
             await anyio.lowlevel.checkpoint()
             for number in range(3):
                 await p.publish(delta(number))
-                p._note_moved()  # as with a log in a directory, whose marks move after the append
+                p._note_moved()  # as with a log in a directory, whose high watermark moves after the append
                 await anyio.sleep(0.01)
                 assert reached == [offset for offset in (1, 3) if offset <= number + 1]
 

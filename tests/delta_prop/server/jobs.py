@@ -1,4 +1,4 @@
-"""Shared code of the job tests: parts staged as a task does, a service, and the keys in its log."""
+"""Shared code of the job tests: a service with jobs, parts staged as a task does, and the keys in the log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from delta_prop.world import real_world
 from delta_prop_wire.block import Block
 from delta_prop_wire.delta import Delta, opaque, sparse
 from delta_prop_wire.encode import columns_of
-from tests.whole_log import read_all
+from tests.full_log import read_all
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -40,13 +40,13 @@ def block_of(deltas: Sequence[Delta]) -> Block:
 
 
 def rows(part: int, count: int, begin: int = 0) -> list[Delta]:
-    """The deltas of a part, the same each time it is made."""
+    """Return the deltas of a part, the same on each call."""
     names = (f"{part}-{begin + number}" for number in range(count))
     return [Delta(name, opaque(name.encode()), NAMESPACE) for name in names]
 
 
 def invalid_delta(part: int, number: int) -> Delta:
-    """One that is refused when it is published: there is no such vector."""
+    """Return a delta that is refused when it is published, because its vector does not exist."""
     return Delta(f"none-{part}-{number}", sparse([0], [1.0]), NAMESPACE)
 
 
@@ -60,7 +60,7 @@ def stage(
     block_rows: int = 10,
     token: str | None = None,
 ) -> StagedPart:
-    """One task, from its beginning to its end."""
+    """Stage a part as one task does, from its hello to its last acknowledgement."""
     where = JobPart(job, part, attempt)
     with SyncProducer(address, name=f"{job}/{part}", job=where, token=token) as producer:
         for begin in range(0, len(deltas), block_rows):
@@ -84,13 +84,13 @@ def wait_published(address: str, job: str = JOB, *, s_max: float = 60.0) -> JobS
 
 
 def keys_in(propagator: Propagator) -> list[str]:
-    """Every vector id in the log, in its order, as often as it stands there."""
+    """Return every vector id in the log, in its order, with repetitions."""
     batches = read_all(propagator.internals().log)
     return [key for one in batches if not one.batch.is_control for key in one.batch.keys]
 
 
 class JobSite:
-    """A service on a false disk, on a thread of its own, for clients that block."""
+    """A service on a thread of its own, for blocking clients."""
 
     def __init__(self, portal: BlockingPortal, propagator: Propagator, service: Service) -> None:
         self.portal = portal
@@ -106,13 +106,13 @@ class JobSite:
         return hub.jobs
 
     def keys(self) -> list[str]:
-        """Every vector id in the log, in its order, as often as it stands there."""
+        """Return every vector id in the log, in its order, with repetitions."""
         return self.portal.call(lambda: keys_in(self.propagator))
 
 
 @contextmanager
 def serve_jobs(disk: SimDisk | None, *, access: Access | None = None, **settings: Any) -> Iterator[JobSite]:
-    """Serve what is on a disk, until the block ends; None: with a log in memory."""
+    """Serve the data of a simulated disk until the block ends; with None, a log in memory."""
 
     def new_propagator() -> Propagator:
         if disk is None:

@@ -1,4 +1,4 @@
-"""A service with jobs on a false disk in virtual time, and who runs a job against it by frames alone."""
+"""A service with jobs on a simulated disk in virtual time, and clients that run a job frame by frame."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Site:
         job: str = JOB,
         token: str | None = None,
     ) -> StagedPart:
-        """One task. Raises Refused where its hello is refused."""
+        """Stage a part as one task does. Raises Refused if its hello is refused."""
         async with self.connected() as raw:
             ack = await staged_hello(raw, part, attempt, job, token)
             watermark = ack.welcome.origins[0].watermark
@@ -99,7 +99,7 @@ class Site:
         token: str | None = None,
         run: int | None = None,
     ) -> JobStatus:
-        """The driver. Raises Refused."""
+        """Send a decision as a driver does. Raises Refused."""
         async with self.connected() as raw:
             await raw.send(Subscribe(1, Hello(token=token)))
             expect_ack(await raw.next())
@@ -119,13 +119,13 @@ def origin_of(part: int, job: str = JOB) -> int:
 
 
 def frame(part: int, deltas: Sequence[Delta], base: int, sequence: int | None = None) -> BatchFrame:
-    """Deltas as a task sends them. `sequence`: as `base`, where nothing else is said."""
+    """Return a frame of deltas as a task sends them. By default, `sequence` equals `base`."""
     batch = block_of(deltas).encode(origin=origin_of(part), base=base, epoch=0)
     return BatchFrame(base if sequence is None else sequence, batch, ack_wanted=True)
 
 
 async def staged_hello(raw: Raw, part: int, attempt: int, job: str = JOB, token: str | None = None) -> Any:
-    """The answer to a task's hello, once there is one. Raises Refused."""
+    """Send a task's hello; return its answer. Raises Refused."""
     claims = (OriginClaim(origin_of(part)),)
     await raw.send(Subscribe(1, Hello(origins=claims, job=JobPart(job, part, attempt), token=token)))
     return expect_ack(await raw.next())
@@ -148,7 +148,7 @@ async def request_decision(
 
 
 def expect_ack(frame: object) -> Ack:
-    """An answer that grants. Raises Refused."""
+    """Return the frame, which should be an Ack. Raises Refused for a Nack."""
     if isinstance(frame, Nack):
         raise frame.refusal()
     assert isinstance(frame, Ack), frame
@@ -166,7 +166,7 @@ async def serve_virtual(
     thread_delay_s_max: float = 0.002,
     **server: Any,
 ) -> AsyncIterator[Site]:
-    """Serve what is on a disk."""
+    """Serve the data of a simulated disk in virtual time."""
     network = VirtualNetwork(seed, host="server")
     world = virtual_world(seed, thread_delay_s_max=thread_delay_s_max, network=network, disk=disk)
     async with (
@@ -185,7 +185,7 @@ async def serve_virtual(
 
 
 async def wait_staged_read(site: Site) -> None:
-    """Wait until the server knows what is staged."""
+    """Wait until the server has read the staged parts."""
     while not site.jobs._is_loaded:  # noqa: ASYNC110
         await anyio.sleep(0.01)
 
@@ -197,7 +197,7 @@ def run_story(
     backend: Literal["asyncio", "trio"] = "asyncio",
     **more: object,
 ) -> None:
-    """Run a story on a service."""
+    """Run a story on a service in virtual time."""
 
     async def main() -> None:
         with anyio.fail_after(3_600):

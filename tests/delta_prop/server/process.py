@@ -1,4 +1,4 @@
-"""A server in a process of its own, as operators run it, and what the system says of it."""
+"""A server in a process of its own, as operators run it, with its CPU time, memory and open files."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(slots=True)
 class Served:
-    """One that runs."""
+    """A running server process."""
 
     process: subprocess.Popen[str]
     port: int
     http_port: int
 
     def cpu_s(self) -> float:
-        """Seconds of processor time so far."""
+        """Return the CPU time so far, in seconds."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
     def loop_cpu_s(self) -> float:
-        """The same of its first thread alone, where its event loop runs; exact where that sleeps."""
+        """Return the CPU time of the first thread, which runs the event loop; exact while it sleeps."""
         return int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[0]) / 1e9
 
     def rss_bytes(self) -> int:
-        """Resident memory."""
+        """Return the resident memory."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) * 1024
 
     def files(self) -> int:
-        """Open file descriptors."""
+        """Return the number of open file descriptors."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill the process with SIGKILL and wait for its end."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
@@ -54,7 +54,7 @@ class Served:
 def served(
     data: Path, *options: str, env: Mapping[str, str] | None = None, errors: Path | None = None, port: int = 0
 ) -> Iterator[Served]:
-    """`delta-prop serve`, ended by a signal at the end. `errors`: where its log goes."""
+    """Run `delta-prop serve`, ended by SIGTERM. `errors`: the file for its log."""
     command = [sys.executable, "-m", "delta_prop", "serve", "--data", str(data), "--port", str(port)]
     with open(errors or os.devnull, "a") as log:
         process = subprocess.Popen(

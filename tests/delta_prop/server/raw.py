@@ -1,4 +1,4 @@
-"""A client made of frames alone: what a test says is what goes over the wire, and back."""
+"""A client that sends and receives single frames, so that a test controls every frame of a connection."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Raw:
         await self.stream.send([encode(frame) for frame in frames])
 
     async def next(self) -> Frame | None:
-        """The next frame; None where the server has ended the connection."""
+        """Return the next frame; None if the server has ended the connection."""
         with anyio.fail_after(WAIT_S_MAX):
             while True:
                 frame = self._decoder.next_event()
@@ -67,13 +67,13 @@ class Raw:
                 self._decoder.receive(self._buffer[:count])
 
     async def until(self, kind: type[Any]) -> Any:
-        """The next frame of a type; others are passed over."""
+        """Return the next frame of a type; skip others."""
         while not isinstance(frame := await self.next(), kind):
-            assert frame is not None, f"the connection ended before a {kind.__name__} came"
+            assert frame is not None, f"the connection ended before a {kind.__name__}"
         return frame
 
     async def until_acked(self, sequence: int) -> Ack:
-        """The Ack that tells all up to this number."""
+        """Return the Ack that covers all sequences up to this one."""
         while (ack := await self.until(Ack)).sequence < sequence:
             pass
         assert isinstance(ack, Ack)
@@ -90,7 +90,7 @@ class Raw:
         parsed = tuple(Topic.parse(topic) for topic in topics or ("*",))
         await self.send(Subscribe(2, Subscription(1, parsed, start, **more)))
         while isinstance(ack := await self.next(), Ack) and ack.correlation_id is None:
-            pass  # progress, which a server reports now and then
+            pass  # the server reports progress now and then
         assert isinstance(ack, Ack), ack
         return ack
 
@@ -101,7 +101,7 @@ ORIGIN = make_origin(77, Priority.NORMAL)
 def opaque_batch(
     base: int, count: int = 1, *, epoch: int = 1, level: AckLevel = AckLevel.MEMORY, **more: Any
 ) -> BatchFrame:
-    """Rows under the dots from `base` on; its sequences are the counters."""
+    """Return a frame of rows whose dots start at `base`; its sequences are the counters."""
     deltas = [Delta(f"v{(base + row) % 7}", opaque(b"%d" % (base + row)), "rows") for row in range(count)]
     origin = more.pop("origin", ORIGIN)
     batch = encode_batch(deltas, origin=origin, base=base, epoch=epoch, ack_level=level, **more)
@@ -112,7 +112,7 @@ def opaque_batch(
 async def serving(
     propagator: Propagator, settings: ServerSettings | None = None, **more: Any
 ) -> AsyncIterator[tuple[Service, Address]]:
-    """A server on a free port, ended as it should be."""
+    """Run a server on a free port, and stop it at the end."""
     service = Service(propagator, settings or ServerSettings(port=0), **more)
     async with anyio.create_task_group() as tasks:
         address = await tasks.start(service.run)

@@ -1,4 +1,4 @@
-"""Access: what a token gets, and what a file that changes does to those who are connected."""
+"""`Access`: the permissions of a token, and the effect of a changed token file on connections."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def refusal(access: Access, token: str | None) -> Unauthorized:
 
 
 def run_with_access(main: Callable[[Access, File], Awaitable[None]], text: str = READS + WRITES) -> None:
-    """Run `main` beside an access that looks at its file."""
+    """Run `main` while an access polls its token file."""
 
     async def run() -> None:
         file = File(text)
@@ -131,7 +131,7 @@ def test_changed_token_is_invalid_until_checked_anew() -> None:
         )
         await access.reload()
         assert not access.is_valid(reader)
-        assert not access.is_valid(writer), "its secret has changed, though its rights have not"
+        assert not access.is_valid(writer), "its secret has changed, but its rights have not"
         assert access.check("t-read").can_read("other")
         assert access.check("t-new") == writer
         refusal(access, "t-write")
@@ -141,7 +141,7 @@ def test_changed_token_is_invalid_until_checked_anew() -> None:
 
 def test_added_token_invalidates_no_other() -> None:
     async def main(access: Access, file: File) -> None:
-        access.on_change = lambda: pytest.fail("nobody's token has changed")
+        access.on_change = lambda: pytest.fail("on_change was called although no checked token has changed")
         refusal(access, "t-write")
         file.holds = WRITES + READS
         await anyio.sleep(1.5)
@@ -184,7 +184,7 @@ def test_broken_token_file_keeps_tokens_and_logs_once(
     broken: str | Exception, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main(access: Access, file: File) -> None:
-        access.on_change = lambda: pytest.fail("the tokens read before hold on")
+        access.on_change = lambda: pytest.fail("on_change was called although the file is invalid")
         permissions = access.check("t-read")
         file.holds = broken
         await anyio.sleep(10.5)
@@ -199,5 +199,5 @@ def test_broken_token_file_keeps_tokens_and_logs_once(
     with caplog.at_level(logging.ERROR, "delta_prop"):
         run_with_access(main)
     messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == 2, "logged once, and once more after the file was valid in between"
+    assert len(messages) == 2, "each period of an invalid file should be logged once"
     assert all(message in one and "stay valid" in one for one in messages)

@@ -1,4 +1,4 @@
-"""The audit: one line a refusal with its facts, a flood summed up, nothing a client sent breaks a line."""
+"""The audit log: one line per refusal with its facts, floods summarized, text of clients escaped."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_flood_is_summarized_and_hides_no_other_peer(caplog: pytest.LogCaptureFi
             }
             assert caplog.records[-1].getMessage() == "refused many more"
             audit.record_refusal("10.0.0.7:1", GRANT, "DELTA", LIMITED)
-            assert len(caplog.records) == LINES_PER_WINDOW + 4, "a new window writes again"
+            assert len(caplog.records) == LINES_PER_WINDOW + 4, "a new window should write a line"
             tasks.cancel_scope.cancel()
         assert audit.refusals == 1003
         assert len(caplog.records) == LINES_PER_WINDOW + 4

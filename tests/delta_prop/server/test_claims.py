@@ -1,4 +1,4 @@
-"""Claims over real connections: what is granted to whom, what is refused, and after which loss."""
+"""Claims of origins over real connections: granted epochs, refused claims, and claims after a lost log."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def claim_epoch(address: Address, epoch: int) -> OriginGrant | Nack:
 
 
 async def claim_until_granted(address: Address, epoch: int) -> int:
-    """Claim until it is granted; the epoch."""
+    """Claim until the epoch is granted; return it."""
     with anyio.fail_after(60):
         while isinstance(answer := await claim_epoch(address, epoch), Nack):
             assert answer.code is ErrorCode.RATE_LIMITED
@@ -139,10 +139,10 @@ async def test_producer_continues_when_its_log_returns_empty(tmp_path: Path) -> 
     ids=[
         "origin 0",
         "origin 0 among others",
-        "one twice",
+        "duplicate origin",
         "of a forwarder",
-        "a job without one",
-        "a job with two",
+        "a job without origins",
+        "a job with two origins",
     ],
 )
 async def test_hello_with_forbidden_origins_is_refused(hello: Hello, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ async def test_hello_with_forbidden_origins_is_refused(hello: Hello, tmp_path: P
         "after origin 0",
         "before origin 0",
         "of origin 0",
-        "after one twice",
+        "after a duplicate origin",
         "of a forwarder",
         "of a job",
     ],

@@ -1,4 +1,4 @@
-"""A real server whose log is compressed: who offers the codec gets frames as they lie, others plain ones."""
+"""Delivery from a compressed log: clients with the codec get stored frames, others uncompressed ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def anyio_backend() -> str:
 
 @asynccontextmanager
 async def serve_compressed(tmp_path: Path, codec: Compress) -> AsyncIterator[Address]:
-    """A server with a small log that has a compressed segment at least."""
+    """Run a server with a small log that has at least one compressed segment."""
     log = LogSettings(compress=codec, segment_bytes_max=200_000, tail_bytes_max=1, compact=False)
     async with Propagator(data=tmp_path, log=log) as p:
         for number in range(BATCHES):
@@ -70,7 +70,7 @@ class ReceivedFrames:
 
     @property
     def compressed(self) -> int:
-        """The number of compressed batches."""
+        """Return the number of compressed batches."""
         return sum(1 for one in self.headers if one.type is FrameType.BATCH and one.flags & Flag.COMPRESSED)
 
 
@@ -141,4 +141,6 @@ async def test_client_subscriber_reads_compressed_frames(tmp_path: Path) -> None
             if len(found) == len(EXPECTED):
                 break
     assert found == [data for _, _, data in EXPECTED]
-    assert size < sum(len(data) for _, _, data in EXPECTED) * 0.7, "all but the last segment is compressed"
+    assert size < sum(len(data) for _, _, data in EXPECTED) * 0.7, (
+        "all segments but the last should be compressed"
+    )

@@ -1,4 +1,4 @@
-"""Writes of a connection writer at the end of a turn, and those left to its loop."""
+"""`ConnectionWriter`: writes at the end of a tick, and writes left to its loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class FakeStream:
-    """Takes so many bytes at once; what it waits for is taken after a second. `written` is what came."""
+    """A stream that accepts a few bytes at once, the rest after a second. `written` has all of them."""
 
     capacity_bytes: int = 1_000
     written: list[bytes] = field(default_factory=list)
@@ -48,7 +48,7 @@ class FakeStream:
 
 @dataclass
 class FakeSource:
-    """A fake peer with frames to be written."""
+    """A fake connection handler with frames to be written."""
 
     frames: list[Ack] = field(default_factory=list)
     chunks: list[bytes] = field(default_factory=list)
@@ -112,11 +112,11 @@ def test_tick_ends_with_one_write_answers_first() -> None:
         takes_before = fixture.source.takes
         fixture.in_a_tick(b"one", acks=[1, 2])
         assert fixture.stream.written == [b"ack1 ack2 one"]
-        assert fixture.source.takes - takes_before == 1, "an idle source is not polled again"
+        assert fixture.source.takes - takes_before == 1, "an idle source should not be polled a second time"
         await anyio.sleep(1)
-        assert fixture.source.takes - takes_before == 1, "the loop was not woken"
+        assert fixture.source.takes - takes_before == 1, "the loop should not be woken"
         fixture.writer.send(Ack(3))
-        assert len(fixture.stream.written) == 1, "outside a tick the loop writes"
+        assert len(fixture.stream.written) == 1, "outside a tick, the loop should write"
         await anyio.sleep(1)
         assert fixture.stream.written[1:] == [b"ack3 "]
         assert fixture.context.counters.bytes_out == 13 + 5
@@ -132,7 +132,7 @@ def test_unwritten_rest_is_left_to_the_loop() -> None:
         assert fixture.stream.written == [b"firs"]
         fixture.stream.capacity_bytes = 100
         fixture.in_a_tick(acks=[1])
-        assert fixture.stream.written == [b"firs"], "nothing overtakes the unwritten rest"
+        assert fixture.stream.written == [b"firs"], "nothing should overtake the unwritten rest"
         await anyio.sleep(2)
         assert fixture.stream.written == [b"firs", b"late t", b"ack1 second"]
 
@@ -196,7 +196,7 @@ def test_loop_wakes_by_itself_for_delayed_chunks() -> None:
         takes_before = fixture.source.takes
         fixture.in_a_tick(acks=[2])
         await anyio.sleep(0.5)
-        assert fixture.source.takes == takes_before + 2, "a wake-up at that time is scheduled already"
+        assert fixture.source.takes == takes_before + 2, "a wake-up at that time should be scheduled already"
         fixture.source.not_before = began + 1.7
         fixture.in_a_tick()
         await anyio.sleep(0.1)

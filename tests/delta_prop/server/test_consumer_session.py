@@ -1,4 +1,4 @@
-"""An outlet: what of the log comes, when, in which form, and how far it says it is."""
+"""`ConsumerSession`: the rows that it delivers, their form and time, and the progress that it reports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from delta_prop.server.settings import ServerSettings
 from delta_prop_wire.delta import Delta, Priority, Source, opaque, scale
 from delta_prop_wire.frames import BatchFrame, Credit, DeltaFrame, Filter, Start, StartAt
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.server.outlets import (
+from tests.delta_prop.server.session_fakes import (
     EACH_LOG,
     EARLIEST,
     SETTINGS,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SCOPE = frozenset({"a"})
 
 
-# --- pushed
+# --- pushed rows
 
 
 @EACH_LOG
@@ -83,12 +83,12 @@ def test_idle_subscriber_gets_first_delta_at_once_then_lingers() -> None:
     for _ in range(3):
         service.rows(1)
     subscriber.write()
-    assert subscriber.offsets() == [0], "they linger for more"
+    assert subscriber.offsets() == [0], "the rows should linger for more"
     assert subscriber.wake_at == pytest.approx(service.now + 0.02)
     for _ in range(6):
         service.rows(1)
     assert (subscriber.notifications, subscriber.notified) == (notifications + 1, False), (
-        "the writer is notified only when the batch is full"
+        "the writer should be notified only when the batch is full"
     )
     service.rows(1)
     assert subscriber.notifications == notifications + 2
@@ -98,7 +98,7 @@ def test_idle_subscriber_gets_first_delta_at_once_then_lingers() -> None:
     subscriber.write()
     service.now += 0.02
     subscriber.write()
-    assert subscriber.offsets() == list(range(12)), "or until the linger is over"
+    assert subscriber.offsets() == list(range(12)), "the batch should be sent at the end of the linger"
     assert subscriber.session.wait_s(service.now) is None
 
 
@@ -306,7 +306,7 @@ def test_single_delta_frames_on_request(make: Callable[[], FakeService]) -> None
     assert all(isinstance(frame, DeltaFrame) for frame in subscriber.frames)
 
 
-# --- subscriptions come and go
+# --- subscribing and unsubscribing
 
 
 def test_further_subscriptions_add_topics_from_the_cursor_on() -> None:
@@ -318,7 +318,9 @@ def test_further_subscriptions_add_topics_from_the_cursor_on() -> None:
     subscriber.write_all()
     append_mixed(service)
     service.commit()
-    assert subscriber.subscribe(subscription(2, "v:b1")) == 6, "rows in the queue were selected before"
+    assert subscriber.subscribe(subscription(2, "v:b1")) == 6, (
+        "rows in the queue were selected before the subscription"
+    )
     subscriber.write_all()
     assert subscriber.offsets() == [0, 2, 4, 6, 8, 9, 10]
     subscriber.session.unsubscribe(1)
@@ -431,10 +433,12 @@ def test_credit_bounds_what_is_sent(make: Callable[[], FakeService], as_deltas: 
     notifications = subscriber.notifications
     service.rows(3)
     service.commit()
-    assert subscriber.notifications == notifications, "without credit, new deltas notify nobody"
+    assert subscriber.notifications == notifications, (
+        "without credit, new deltas should not notify the writer"
+    )
     subscriber.grant(1)
     assert subscriber.notifications == notifications + (1 if as_deltas else 0), (
-        "a balance of 0 allows no frame"
+        "a balance of 0 should allow no frame"
     )
     subscriber.write_all()
     assert len(subscriber.got) == 6

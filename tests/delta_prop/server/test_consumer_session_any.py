@@ -1,4 +1,4 @@
-"""Whatever is appended, asked for, granted and broken off: each matching delta comes once, in order."""
+"""Random appends, subscriptions, credits and reconnects: each matching delta arrives once, in order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from delta_prop_wire.frames import Credit, Filter, Start, StartAt, Subscription
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import ALL, Topic
 from tests.broker.durable import LOG_ID
-from tests.delta_prop.server.outlets import (
+from tests.delta_prop.server.session_fakes import (
     LARGE_LOG,
     SETTINGS,
     FakeService,
@@ -44,7 +44,7 @@ def _small_sendfile_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class SubscriberRun:
-    """A random life of a subscriber, and what it should have got."""
+    """A random run of a subscriber, with the rows that it should have received."""
 
     rng: random.Random
     service: FakeService
@@ -153,7 +153,7 @@ class SubscriberRun:
         return self.open[self.numbers]
 
     def note_subscriptions(self, at: int) -> None:
-        """From this offset on it asks for what is open now."""
+        """Record that from this offset on the open subscriptions apply."""
         self.subscriptions = [one for one in self.subscriptions if one[0] < at]
         self.subscriptions.append((at, list(self.open.values())))
 

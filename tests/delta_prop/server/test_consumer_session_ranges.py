@@ -1,4 +1,4 @@
-"""Catching up by stretches of the log's files: who gets them, and what becomes of corruption."""
+"""Catching up by sendfile ranges of segments: which subscribers get them, and reports of corruption."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.frames import Credit, Filter, Start, StartAt
 from delta_prop_wire.spec import ErrorCode
 from tests.broker.compressed import rewrite
-from tests.delta_prop.server.outlets import (
+from tests.delta_prop.server.session_fakes import (
     EARLIEST,
     LARGE_LOG,
     FakeService,
@@ -45,7 +45,7 @@ def test_unfiltered_lagging_subscriber_gets_file_ranges() -> None:
     subscriber.subscribe(subscription(start=EARLIEST))
     subscriber.write_all()
     assert subscriber.got == expected_rows(service)
-    assert subscriber.kinds[0] == "parts", "the first rows are read and checked"
+    assert subscriber.kinds[0] == "parts", "the first rows should be read and checked"
     assert subscriber.kinds.count("range") >= 3
     assert sum(1 for kind in subscriber.kinds if kind == "parts") < 20
     service.rows(1)
@@ -53,11 +53,13 @@ def test_unfiltered_lagging_subscriber_gets_file_ranges() -> None:
     subscriber.write_all()
     assert subscriber.got == expected_rows(service)
     assert subscriber.session._sendfile_reader is not None
-    assert subscriber.session._sendfile_reader._opened is None, "a subscriber that keeps up holds no file"
+    assert subscriber.session._sendfile_reader._opened is None, (
+        "a subscriber that keeps up should hold no file"
+    )
 
 
 def test_range_size_follows_the_send_timeout() -> None:
-    """Finding one costs more than sending 256 KiB: the longer they are, the better."""
+    """Finding a range costs more than sending 256 KiB, so ranges are as long as the timeout allows."""
     longest = {}
     for seconds in (60.0, 1.5):
         settings = ServerSettings(send_timeout_s=seconds)
@@ -73,7 +75,7 @@ def test_range_size_follows_the_send_timeout() -> None:
         assert subscriber.got == expected_rows(service)
         assert subscriber.kinds[-1] == "range"
         assert subscriber.session._sendfile_reader is not None
-        assert subscriber.session._sendfile_reader._opened is None, "an idle subscriber holds no file"
+        assert subscriber.session._sendfile_reader._opened is None, "an idle subscriber should hold no file"
         longest[seconds] = max(subscriber.ranges)
     assert longest[1.5] <= ServerSettings().send_bytes_max < 600_000 < longest[60.0] <= 60 * 16 * 1024
 
@@ -139,7 +141,7 @@ def test_corruption_is_reported_by_the_next_connection() -> None:
     service.disk.flip(segment.path, at=at)
     subscriber = FakeSubscriber(service)
     subscriber.subscribe(subscription(start=EARLIEST))
-    with pytest.raises(ProtocolError):  # the corruption is in a range, so the client finds it
+    with pytest.raises(ProtocolError):  # the corruption is in a range, so the client detects it
         subscriber.write_all()
     subscriber.session.close()
     second = FakeSubscriber(service)
@@ -150,7 +152,7 @@ def test_corruption_is_reported_by_the_next_connection() -> None:
     assert second.got == []
     reading.subscribe(subscription(1, "ns:rows", start=EARLIEST))
     assert refusal_of(reading.write_all).message == refusal.message
-    assert reading.got == subscriber.got, "all rows before the corruption are sent"
+    assert reading.got == subscriber.got, "all rows before the corruption should be sent"
     assert refusal.code is ErrorCode.PROCESSING_FAILED
     assert segment.path in refusal.message
     assert not service.sinks.sessions

@@ -13,7 +13,7 @@ from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.frames import Credit, PressureLevel, Start, StartAt
 from delta_prop_wire.spec import ErrorCode
 from tests.broker.durable import LOG_ID
-from tests.delta_prop.server.outlets import (
+from tests.delta_prop.server.session_fakes import (
     EARLIEST,
     LARGE_LOG,
     LATEST,
@@ -125,7 +125,7 @@ def test_subscriber_below_log_start_gets_cursor_too_old() -> None:
     assert refusal.code is ErrorCode.CURSOR_TOO_OLD
     assert refusal.details["start_offset"] == service.log.start_offset
     assert subscriber.got == expected_rows(service)[: len(subscriber.got)], (
-        "the queued rows came before the refusal"
+        "the queued rows should come before the refusal"
     )
     assert subscriber.got
     assert not service.sinks.sessions
@@ -164,7 +164,7 @@ def test_failed_read_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     assert subscriber.session.wait_s(service.now) == pytest.approx(module.READ_RETRY_S)
     subscriber.write_all()
     assert subscriber.got == expected_rows(service)
-    assert len(caplog.records) == 1, "the failure is logged once"
+    assert len(caplog.records) == 1, "the failure should be logged once"
 
 
 def test_log_recovery_ends_session_and_cursor_stays_valid() -> None:
@@ -177,7 +177,7 @@ def test_log_recovery_ends_session_and_cursor_stays_valid() -> None:
     subscriber.write()
     service.rows(3)
     service.commit()
-    service.rows(2)  # never synced
+    service.rows(2)  # these rows are never synced
     epoch = service.log.epoch
     service.fail_and_recover()
     assert subscriber.notified
@@ -248,7 +248,9 @@ def test_group_resumes_at_acked_offset_capped_by_sent() -> None:
     second.session.commit(Cursor(LOG_ID, 1, 20))
     second.session.close()
     third = FakeSubscriber(service)
-    assert third.subscribe(group) == 14, "the offset sent, though more was acknowledged"
+    assert third.subscribe(group) == 14, (
+        "the cursor should stop at the offset sent, although more was acknowledged"
+    )
     third.session.close()
 
 

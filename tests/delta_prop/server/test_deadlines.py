@@ -1,4 +1,4 @@
-"""Timeouts of a connection, in virtual time: heartbeats, silence, no hello, slow bytes."""
+"""Timeouts of a connection, in virtual time: heartbeats, silent clients, a missing hello, slow bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delivery over sockets: catching up by parts of the log's files, groups that change hands, Delta frames."""
+"""Delivery over sockets: catching up by sendfile ranges, takeover in groups, Delta frames."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def publish_batches(p: Propagator, batches: int, rows: int = 10) -> None:
 
 
 async def offsets(client: Raw, count: int) -> list[int]:
-    """The offsets of the next rows."""
+    """Return the offsets of the next rows."""
     found: list[int] = []
     while len(found) < count:
         frame = await client.until(BatchFrame)
@@ -47,7 +47,7 @@ async def offsets(client: Raw, count: int) -> list[int]:
 
 
 async def ack_processed(client: Raw, offset: int) -> None:
-    """Say so, and wait until the server has heard it: frames are taken in order, and this one is refused."""
+    """Send `processed`, and wait until the server has handled it: the next frame gets an answer."""
     await client.send(Ack(0, processed=offset), Unsubscribe(9, 77, drain=False))
     assert (await client.until(Nack)).correlation_id == 9
 

@@ -1,4 +1,4 @@
-"""In virtual time: a log that is recovered in place sends its subscribers and writers to connect again."""
+"""When a log is recovered in place, its subscribers, producers and forwarders reconnect, in virtual time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_cursor_continues_in_the_new_epoch() -> None:
             await p.publish(Delta("a", opaque(b"1")))
             assert (await client.until(BatchFrame)).sequence == 0
             disk.fail(lambda call: call.name == "sync" and call.path.endswith(".log"))
-            await p.publish(Delta("a", opaque(b"2")))  # retried once the log is recovered
+            await p.publish(Delta("a", opaque(b"2")))  # the publish is retried once the log is recovered
             nack = await client.until(Nack)
             assert (nack.code, nack.retry_after_ms) == (ErrorCode.SHUTTING_DOWN, 50)
             assert p.internals().log.epoch == granted.start.epoch + 1
@@ -59,7 +59,7 @@ def test_producer_reconnects_once_after_a_log_recovery() -> None:
             async with Producer(f"{host}:{port}", name="me", world=client) as producer:
                 await producer.publish(Delta("a", opaque(b"1")))
                 disk.fail(lambda call: call.name == "write" and call.path.endswith(".log"))
-                await p.publish(Delta("b", opaque(b"2")))  # retried once the log is recovered
+                await p.publish(Delta("b", opaque(b"2")))  # the publish is retried once the log is recovered
                 before = producer.reconnects
                 await producer.publish(Delta("a", opaque(b"3")))
                 assert producer.reconnects == before + 1

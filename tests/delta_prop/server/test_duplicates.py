@@ -1,6 +1,6 @@
-"""Every request again and again, over connections that break: one effect, and the first offset each time.
+"""Requests resent over connections that break have one effect, and always get the first offset.
 
-By frames alone and by the client's producer, through a proxy that cuts, splits, delays and stalls.
+With single frames and with the client's producer, through a proxy that cuts, splits, delays and stalls.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from delta_prop_wire.frames import (
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import Topic
 from tests.delta_prop.server.raw import EARLIEST, ORIGIN, Raw, connected, serving
+from tests.full_log import read_all
 from tests.net.proxy import Proxy, no_faults, proxy_to, random_faults
-from tests.whole_log import read_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.anyio
 SINGLES = make_origin(78, 2)
 RESENDS_MAX = 20
 ROUGH_CONNECTIONS = 60
-"""After so many the proxy is smooth, so that the test ends."""
+"""After this many connections the proxy injects no faults, so that the test ends."""
 ANSWER_S_MAX = 0.25
 
 
@@ -61,7 +61,7 @@ def anyio_backend() -> str:
 
 @dataclass
 class Request:
-    """A frame of so many rows that is sent so often."""
+    """A frame of `rows` rows that is sent `wanted` times."""
 
     make: Callable[[int], BatchFrame | DeltaFrame]
     rows: int
@@ -69,7 +69,7 @@ class Request:
     sent: int = 0
     offsets: dict[int, int] = field(default_factory=dict)  # by row, as first acknowledged
     first_acks: Counter[int] = field(default_factory=Counter)
-    code: ErrorCode | None = None  # of a refusal; a later answer has to repeat it
+    code: ErrorCode | None = None  # the code of a refusal, which later answers have to repeat
 
     @property
     def open(self) -> bool:
@@ -77,20 +77,20 @@ class Request:
 
     def record_refusal(self, code: ErrorCode) -> None:
         assert not self.offsets
-        assert self.code in (None, code), "the refusal differs from the first"
+        assert self.code in (None, code), "a later refusal should equal the first one"
         self.code = code
 
     def record_ack(self, row: int, offset: int, *, duplicate: bool) -> None:
-        assert self.code is None, "a refused row was accepted later"
-        assert self.offsets.setdefault(row, offset) == offset, "the offset differs from the first"
+        assert self.code is None, "a refused row should never be accepted"
+        assert self.offsets.setdefault(row, offset) == offset, "a later offset should equal the first one"
         self.first_acks[row] += not duplicate
-        assert self.first_acks[row] <= 1, "two answers call it new"
+        assert self.first_acks[row] <= 1, "only one answer should report the row as new"
 
 
 def requests(rng: random.Random, epochs: dict[int, int], count: int) -> list[Request]:
-    """Batches of one origin, single deltas of another one, deltas that have an id alone.
+    """Return batches of one origin, single deltas of another one, and deltas that have an id only.
 
-    Some say again what an earlier one said under its id, some say something else under it.
+    Some repeat an earlier delta under its id, some have other content under its id.
     """
     made: list[Request] = []
     next_counter = dict.fromkeys(epochs, 1)
@@ -132,7 +132,7 @@ def frame_of(
 
 
 class Sender:
-    """A client that forgets nothing but what a broken connection took."""
+    """A client that resends its requests until all of them are answered."""
 
     def __init__(self, proxy: Proxy, rng: random.Random) -> None:
         self.connections = self.frames = 0
@@ -144,10 +144,10 @@ class Sender:
             if self.connections > ROUGH_CONNECTIONS:
                 self._proxy.draw_faults = no_faults
             grants = await self._session(epochs, all_requests)
-            assert not grants or grants == epochs, "a duplicate hello got another epoch"
+            assert not grants or grants == epochs, "a duplicate hello should get the same epoch"
 
     async def _session(self, epochs: dict[int, int], all_requests: list[Request]) -> dict[int, int]:
-        """One connection: hello, and each open request in its order, some twice; what was granted."""
+        """Run one connection: hello, then the open requests, some twice; return the granted epochs."""
         self.connections += 1
         grants: dict[int, int] = {}
         with suppress(ConnectionError, OSError):
@@ -169,7 +169,7 @@ class Sender:
         return grants
 
     async def _send_open(self, client: Raw, all_requests: list[Request]) -> list[tuple[Request, int]]:
-        """The rows that were sent, by their sequence."""
+        """Send the open requests; return the sent rows by their sequence."""
         rows: list[tuple[Request, int]] = []
         sent: list[Request] = []
         for one in all_requests:
@@ -186,7 +186,7 @@ class Sender:
 
 
 async def receive_answers(client: Raw, rows: list[tuple[Request, int]], grants: dict[int, int]) -> None:
-    """Take answers until all is told or the connection is gone."""
+    """Read answers until all rows are answered or the connection is closed."""
     up_to = 0
     while (up_to < len(rows) or not grants) and (frame := await client.next()) is not None:
         if isinstance(frame, Nack):
@@ -233,7 +233,7 @@ async def test_each_delta_has_one_effect_and_one_offset(seed: int, full: bool) -
     )
     assert {one.code for one in all_requests} == {None, ErrorCode.INVALID_DELTA, ErrorCode.ID_REUSED}
     assert acked_offsets == logged.keys()
-    assert len(set(logged.values())) == len(logged), "a delta is in the log twice"
+    assert len(set(logged.values())) == len(logged), "each delta should be in the log once"
     assert max(one.sent for one in all_requests) >= RESENDS_MAX
     assert proxy.struck["reset"] > 5
 
@@ -265,7 +265,7 @@ async def test_duplicate_subscribes_and_unsubscribes_have_one_effect() -> None:
                             got += frame.batch.keys
                             start = Start(StartAt.CURSOR, Cursor(log.log_id, log.epoch, len(got)))
                         elif isinstance(frame, Ack) and frame.subscribed is not None:
-                            assert frame.correlation_id == 2, "a duplicate request was granted"
+                            assert frame.correlation_id == 2, "a duplicate request should not be granted"
                             assert frame.subscribed.start.next_offset == len(got)
                         elif isinstance(frame, Nack):
                             assert (frame.code, frame.correlation_id != 2) == (ErrorCode.BAD_REQUEST, True)
@@ -315,7 +315,7 @@ async def test_producer_restarts_get_the_first_offsets(full: bool) -> None:
                 assert first.setdefault(counter, offset) == offset
         (log,) = (p.internals().log,)
         logged = [key for one in read_all(log) if not one.batch.is_control for key in one.batch.keys]
-    print(f"{lives} lives, {proxy.struck['connection']} connections, {len(logged)} effects")
+    print(f"{lives} runs, {proxy.struck['connection']} connections, {len(logged)} effects")
     assert logged == [f"v{counter}" for counter in range(1, count + 1)]
     assert {logged[offset]: offset for offset in first.values()} == {f"v{c}": o for c, o in first.items()}
     assert len(first) == count

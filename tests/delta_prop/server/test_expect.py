@@ -1,4 +1,4 @@
-"""Compare-and-set over real connections: as deltas, as batches, as many frames in one go."""
+"""Compare-and-set over real connections: as deltas, as batches, and as many frames sent together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Golden frames with one bit turned, sent to a server: none has an effect on anything but its connection."""
+"""Golden frames with one flipped bit, sent to a server, affect nothing but their own connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credit returned to a client, as it was charged, and producers' backpressure, sent to them alone."""
+"""A client's credit is returned as it was charged; producers' backpressure is sent to producers only."""
 
 from __future__ import annotations
 

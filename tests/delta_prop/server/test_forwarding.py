@@ -1,6 +1,6 @@
-"""Services that forward to one another: pairs and rings, cuts between them, and nothing that circles.
+"""Services that forward to one another, in pairs and cycles, converge and then send nothing.
 
-And what stands in a forwarder's way: nobody there, nobody who may, somebody who has less than before.
+Checked also with network cuts, a target that lost its log, missing rights, rate limits, and a link to itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from delta_prop.server.settings import ServerSettings
 from delta_prop.sinks import ForwardSink, IndexSink, ResidentVectors
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from tests.delta_prop.server.tokens import File, table
-from tests.whole_log import read_all
+from tests.full_log import read_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,11 +62,11 @@ class Node:
         await self.p.attach(ForwardSink(link, name=f"to-{other.host}"))
 
     def statistics_to(self, other: Node) -> FeedStatistics:
-        """Return its forward sink's statistics."""
+        """Return the statistics of the sink that forwards to a node."""
         return self.p.statistics().sinks[f"to-{other.host}"]
 
     async def write(self, count: int, name: str = "v") -> None:
-        """Some deltas."""
+        """Publish this many deltas."""
         for number in range(count):
             await self.p.publish(Delta(f"{name}{number % 5}", opaque(b"%d" % number), "rows"))
 
@@ -82,7 +82,7 @@ class Node:
 
 
 async def wait_converged(nodes: Sequence[Node], seconds: float = 60.0) -> None:
-    """Until all hold the same and every sink has all of it."""
+    """Wait until all nodes hold the same deltas and no sink lags."""
     with anyio.fail_after(seconds):
         while not has_converged(nodes):  # noqa: ASYNC110 - there is no event for several services agreeing
             await anyio.sleep(0.2)
@@ -181,7 +181,7 @@ def test_target_that_lost_its_log_is_resent_everything() -> None:
                 await a.forward_to(b)
                 await a.write(20)
                 await wait_converged((a, b))
-            restarted = Node("2", network)  # its log was in memory
+            restarted = Node("2", network)  # the log was in memory, so this node's log is empty
             await restarted.open(exits)
             await a.write(1, "more")
             await wait_converged((a, restarted))
@@ -259,7 +259,7 @@ def test_forwarding_to_itself_stops() -> None:
 
 
 def test_rate_limited_rows_are_resent() -> None:
-    """At the other service's rate; and nothing of it is void there."""
+    """Rows above the other service's rate are resent, and none of them becomes a no-op there."""
 
     async def main() -> None:
         network = VirtualNetwork(10)

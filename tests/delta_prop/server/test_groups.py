@@ -1,4 +1,4 @@
-"""Groups of subscribers: one member each, a place that lags at most, files shared with the command."""
+"""Consumer groups: one active member each, committed offsets, and cursor files shared with the command."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class FakeMember:
-    """A member that notes what it is told."""
+    """A member that records the calls that it gets."""
 
     fenced: list[Refused] = field(default_factory=list)
     took_over: list[GroupAssignment] = field(default_factory=list)
@@ -96,11 +96,11 @@ def test_committed_offset_is_stored_and_restored() -> None:
             for offset in (11, 12, 13):
                 groups.commit("g", offset, reader)
                 await anyio.sleep(0.1)
-            assert read_group(disk, "g", LOG_ID) == 10, "offsets are stored at most once a second"
+            assert read_group(disk, "g", LOG_ID) == 10, "offsets should be stored at most once per second"
             await anyio.sleep(1)
             assert read_group(disk, "g", LOG_ID) == 13
             groups.commit("g", 20, reader)
-        assert read_group(disk, "g", LOG_ID) == 20, "the last offset is stored at shutdown"
+        assert read_group(disk, "g", LOG_ID) == 20, "the last offset should be stored at shutdown"
         async with run_groups(disk, log) as groups:
             assert join_active(groups, "g", FakeMember()) == 20
         assert read_group(disk.crash(1), "g", LOG_ID) == 20
@@ -126,7 +126,7 @@ def test_standby_takes_over_where_the_first_member_stopped() -> None:
             assert groups.statistics() == {"g": GroupStatistics(31, True, 1)}
             groups.leave("g", third)
             groups.leave("g", second)
-            assert not third.took_over, "the member has left"
+            assert not third.took_over, "a member that has left should not take over"
             assert join_active(groups, "g", first) == 31
 
     run_virtual(main)
@@ -160,7 +160,9 @@ def test_start_applies_to_new_groups_only_and_is_stored() -> None:
         log = log_with_rows(disk)
         async with run_groups(disk, log) as groups:
             assert join_active(groups, "g", FakeMember(), begin=40) == 40
-        assert read_group(disk, "g", LOG_ID) == 40, "the start is stored though nothing was committed"
+        assert read_group(disk, "g", LOG_ID) == 40, (
+            "the start should be stored although nothing was committed"
+        )
         async with run_groups(disk, log) as groups:
             assert join_active(groups, "g", FakeMember(), begin=7) == 40
 
@@ -172,7 +174,7 @@ def test_reset_moves_the_cursor_and_fences_members() -> None:
         disk, first, second = SimDisk(), FakeMember(), FakeMember()
         log = log_with_rows(disk)
         async with run_groups(disk, log) as groups:
-            assert not await groups.reset("g", 3), "this process does not hold the group"
+            assert not await groups.reset("g", 3), "this process should not hold the group"
             join(groups, "g", first)
             groups.commit("g", 30, first)
             join(groups, "g", second)
@@ -273,7 +275,9 @@ def test_unsynced_offset_is_not_stored() -> None:
             assert read_group(disk, "g", LOG_ID) == 8
             groups.leave("g", reader)
             await anyio.sleep(2)
-            assert join_active(groups, "g", reader) == 12, "known in memory, though not synced yet"
+            assert join_active(groups, "g", reader) == 12, (
+                "the offset should be known in memory before it is synced"
+            )
             groups.leave("g", reader)
             commit(writer.log, sync=True)
             await anyio.sleep(2)
@@ -375,7 +379,7 @@ def test_statistics_show_the_last_commit_after_leave() -> None:
                 await groups.poll_absent(threads)
                 assert groups.all_statistics()["g"].next_offset == 5
                 await anyio.sleep(0.1)
-            assert groups.statistics() == {}, "only the file has it by now"
+            assert groups.statistics() == {}, "the offset should come from the file"
 
     run_virtual(main)
 

@@ -1,4 +1,4 @@
-"""The HTTP port: what it answers, to whom, and what a client cannot do to it."""
+"""The HTTP port: responses, access rights, limits, and malformed or slow clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOKENS = table("ops", "t-admin", admin=True) + table("r", "t-read", subscribe=Tr
 
 
 class FakeStatusView:
-    """A look that says what it is told to."""
+    """A `StatusView` whose reason and failure the test sets."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
@@ -79,7 +79,7 @@ class Answer(NamedTuple):
 
 
 class Client:
-    """Raw bytes out, answers in."""
+    """A client that sends raw bytes and reads responses."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -114,7 +114,7 @@ class Client:
 
 
 class HttpSite:
-    """A port in virtual time, and who asks it."""
+    """An HTTP port in virtual time, and its clients."""
 
     def __init__(self, network: VirtualNetwork) -> None:
         self.network = network
@@ -207,7 +207,7 @@ def test_head_returns_the_size_without_a_body() -> None:
         assert client.bytes == b""
         await client.send(b"HELLO\r\n\r\n")
         assert (await client.answer()).json["code"] == "BAD_REQUEST", (
-            "an error answer to another method has a body"
+            "the error response to another method should have a body"
         )
 
     serve_http(main)
@@ -339,7 +339,7 @@ def test_request_at_one_byte_per_second_is_closed() -> None:
                 break
             await anyio.sleep(1)
         else:
-            pytest.fail("the slow request was not closed")
+            pytest.fail("the connection of the slow request should be closed")
         assert 10 < anyio.current_time() < 13
 
     serve_http(main)

@@ -1,4 +1,4 @@
-"""Jobs over real sockets: parts are kept aside until they are decided, and have their effect once."""
+"""Jobs over real sockets: parts are staged until they are decided, and have one effect."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_aborted_job_can_be_rerun_under_its_name() -> None:
             receipt = late.offer_block(block_of(rows(0, 8, 8)))
             with pytest.raises(Refused, match="aborted"):
                 receipt.result()
-        with pytest.raises(Refused, match="UNKNOWN_JOB"):  # the attempt that was dropped
+        with pytest.raises(Refused, match="UNKNOWN_JOB"):  # the dropped attempt
             decide(site.address, JOB, Decision.COMMIT, [StagedPart(0, 1, 8)])
         decide(site.address, JOB, Decision.COMMIT, [second])
         assert wait_published(site.address) == JobStatus(JobState.PUBLISHED, 5, published=5)

@@ -1,4 +1,4 @@
-"""A job on a disk that crashes at any step of it: staged, decided, published; each delta has one effect."""
+"""A disk that crashes at any step of a job (staging, decision, publishing): one effect of each delta."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VALID_KEYS = [[one.vector_id for one in part if not one.vector_id.startswith("no
 
 @dataclass
 class JobRun:
-    """Lives of a service, and its commit answers heard or missed."""
+    """The runs of a service; whether the driver got its commit answer, or missed it."""
 
     lives: int = 0
     committed: bool = False
@@ -33,7 +33,7 @@ class JobRun:
 
 
 async def run_life(disk: SimDisk, run: JobRun) -> tuple[JobStatus, list[str]]:
-    """One life: the job is run again unless it was told that it is committed."""
+    """Run the service once; the job is rerun unless its driver knows that it is committed."""
     run.lives += 1
     async with serve_virtual(disk, run.lives) as site:
         if not run.committed:
@@ -58,10 +58,10 @@ async def run_job(site: Site, run: JobRun) -> None:
 
 
 def try_life(disk: SimDisk, run: JobRun) -> tuple[JobStatus, list[str]] | None:
-    """One life, None where the disk crashed under it."""
+    """Run the service once; return None if the disk crashed."""
     try:
         return run_virtual(run_life, disk, run)
-    except BaseException:  # any error may follow: a machine that is off closes nothing
+    except BaseException:  # any error may follow, because a machine that is off closes nothing
         if not disk.is_off:
             raise
         return None
@@ -91,7 +91,7 @@ def test_any_crash_leaves_each_delta_applied_once(power: bool, full: bool) -> No
         run, disk = JobRun(), SimDisk(number)
         disk.crash_at(
             number, "after" if number == deciding + 1 else None
-        )  # durable, but the driver got no answer
+        )  # the decision is durable, but the driver got no answer
         assert try_life(disk, run) is None
         seen = run.committed
         found = try_life(disk.crash(number) if power else disk.kill(), run)

@@ -1,4 +1,4 @@
-"""Two drivers under one job's name, in virtual time: the one that fails drops what its own run has staged."""
+"""Two drivers of one job name, in virtual time: a failed driver drops only what its own run has staged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DAY_S = 60.0
 
 
 async def stage(site: Site, run: int, count: int, parts: int = 2) -> list[StagedPart]:
-    """All parts of a run of the job."""
+    """Stage all parts of a run of the job."""
     return [await site.stage(part, attempt_of(run, part), rows(part, count)) for part in range(parts)]
 
 
@@ -40,7 +40,7 @@ async def abort(site: Site, run: int) -> JobState:
 
 
 async def check_committed(site: Site, parts: Sequence[StagedPart]) -> None:
-    """These are committed, and all is published."""
+    """Commit these parts, and check that all of their deltas are published."""
     deltas = sum(part.deltas for part in parts)
     await site.decide(Decision.COMMIT, parts)
     assert await site.wait_published() == JobStatus(JobState.PUBLISHED, deltas, published=deltas)
@@ -147,7 +147,7 @@ def test_abort_of_an_unknown_run_succeeds_silently(caplog: pytest.LogCaptureFixt
 
 @pytest.mark.parametrize("of_all", [False, True])
 def test_unanswered_decision_is_dropped_with_its_run(of_all: bool) -> None:
-    """The disk fails behind the decision's name: it stands there, and its driver was told it does not."""
+    """The disk fails after storing the decision's name, so the driver got an error for a stored decision."""
     disk = SimDisk()
     others: list[StagedPart] = []
 

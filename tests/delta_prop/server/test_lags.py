@@ -1,4 +1,4 @@
-"""Lag in seconds, beside deltas, of each sink, group and subscriber, beside a log on disk and in memory."""
+"""Lag in seconds and in deltas of each sink, group and subscriber, with a log on disk and in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SERVER = "server:7373"
 
 
 class Site:
-    """A server and the world of its clients."""
+    """A server, and the world of its clients."""
 
     def __init__(self, *, durable: bool) -> None:
         network = VirtualNetwork(1, host="server")

@@ -1,4 +1,4 @@
-"""Bounds: buckets let no more go than they say, and let go again; connections are counted exactly."""
+"""Token buckets stay within rate and burst and report the right wait; connections are counted exactly."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_token_rate_limits_all_its_batches_with_retry_after() -> None:
     assert refusal.code is ErrorCode.RATE_LIMITED
     assert refusal.retry_after_ms == 20
     assert "'a' may send 1000 deltas/s, 100 at once" in refusal.message
-    assert refusal_of(rates, permissions, ["x"] * 40) is None, "a refusal takes no tokens"
+    assert refusal_of(rates, permissions, ["x"] * 40) is None, "a refusal should take no tokens"
     assert refusal_of(rates, other, ["x"] * 100) is None
     assert refusal_of(rates, permissions, ["x"] * 20, now=0.02) is None
 
@@ -119,7 +119,7 @@ def test_vector_rate_is_shared_or_set_by_the_token() -> None:
     assert refusal.retry_after_ms == 500
     assert refusal.row == 2
     assert "vector 'x' of namespace 'docs' may change 2 times/s" in refusal.message
-    assert refusal_of(rates, one, ["z", "z"]) is None, "a refusal takes no tokens of any vector"
+    assert refusal_of(rates, one, ["z", "z"]) is None, "a refusal should take no tokens of any vector"
     assert refusal_of(rates, own, ["x"]) is None
     assert refusal_of(rates, own, ["x"]) is not None
     assert refusal_of(rates, one, ["x"], now=0.5) is None
@@ -178,7 +178,7 @@ def test_connection_limiter_matches_a_list(moves: list[tuple[bool, str]]) -> Non
             connections.leave(host)
             naive.remove(host)
         assert connections.open == len(naive)
-        assert len(connections._by_host) == len(set(naive)), "a closed connection leaves no entry"
+        assert len(connections._by_host) == len(set(naive)), "a closed connection should leave no entry"
 
 
 def test_refused_connections_are_counted_and_name_the_bound() -> None:

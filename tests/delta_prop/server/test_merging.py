@@ -1,9 +1,8 @@
-"""Two services that were cut apart, each with deltas for the same few vectors: what it takes to merge them.
+"""The cost of merging the deltas of two services that wrote to the same few vectors during a network cut.
 
-In real time, over sockets, with all that a service has: a log on the disk, storage, an index, a cache. Each
-round merges few deltas and ten times as many; more rounds are run where a median is above its bound, and all
-count. In the full amounts so much is held that Python's garbage collector takes half a second now and then,
-whatever the services do: there it is off.
+In real time, over sockets, with a log on disk, storage, an index and a cache. Each round merges few deltas
+and ten times as many; if a median exceeds its bound, more rounds are run, and all count. With the full
+amounts, Python's garbage collector would take half a second now and then, so it is off.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from delta_prop.server.service import Service as Server
 from delta_prop.server.settings import ServerSettings
 from delta_prop.sinks import CacheSink, ForwardSink, IndexSink, StorageSink
 from delta_prop_wire.algebra import fold
+from tests.full_log import read_all
 from tests.net.proxy import Proxy, proxy_to
-from tests.whole_log import read_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,18 +35,18 @@ VECTORS, DIMENSION = 10, 16
 ROUNDS_MIN, ROUNDS_MAX = 3, 7
 CONVERGED_S_MAX = 5.0
 WAIT_S_MAX, WAIT_SHARE_MAX = 0.1, 0.1
-"""The longest wait: so many seconds, or on a slower machine so much of all processor time of its merge."""
+"""The longest wait: this many seconds, or on a slower machine this share of its merge's CPU time."""
 CPU_GROWTH_MAX = 12.0
 SAMPLE_S = 0.002
 
 
 @dataclass(frozen=True)
 class Merge:
-    """Of one merge: how many deltas each side had for the other, and what it took once the cut had healed.
+    """One merge: how many deltas each side sent, and its cost after the cut was healed.
 
-    `seconds`: by the clock, which tells only where the machine is quiet. `cpu_s`: of both services, which
-    share this process. `wait_s`: the longest that the event loop let anybody wait, in processor time.
-    `refolded`: deltas that were folded to put those that came late in their places.
+    `seconds`: wall time, which is meaningful only on a quiet machine. `cpu_s`: CPU time of both services,
+    which share this process. `wait_s`: the longest wait for the event loop, in CPU time. `refolded`: deltas
+    that were folded to insert out-of-order deltas.
     """
 
     deltas: int
@@ -84,14 +83,14 @@ class Side:
         return proxy
 
     async def write(self, count: int) -> None:
-        """One delta a frame, of kinds that do not commute."""
+        """Publish one delta per frame, of kinds that do not commute."""
         for number in range(count):
             receipt = self.p.offer(Delta(f"v{number % VECTORS}", operation_of(number)))
             if number % 200 == 199 or number == count - 1:
                 await receipt
 
     def has(self, deltas: int) -> bool:
-        """True if its log and all its sinks have so many deltas."""
+        """True if the log and all sinks have this many deltas."""
         statistics = self.p.statistics()
         return statistics.log.next_offset == deltas and not any(
             sink.lag for sink in statistics.sinks.values()
@@ -112,7 +111,7 @@ def operation_of(number: int) -> Operation:
 
 
 def expected(side: Side) -> dict[str, Any]:
-    """The fold of all that its log holds, in canonical order."""
+    """Return the fold of all deltas in the log, in canonical order."""
     rows: dict[str, list[Any]] = {}
     for logged in read_all(side.p.internals().log):
         for row, name in enumerate(logged.batch.keys):
@@ -122,7 +121,7 @@ def expected(side: Side) -> dict[str, Any]:
 
 
 class LoopWatch:
-    """The longest that the event loop let this wait, by its thread's processor time."""
+    """Measures the longest wait for the event loop, by its thread's CPU time."""
 
     def __init__(self) -> None:
         self.wait_s = 0.0
@@ -135,7 +134,7 @@ class LoopWatch:
 
 
 async def run_merge(folder: Path, count: int) -> Merge:
-    """Write so many deltas on both sides of a cut, heal it, and wait until both have all."""
+    """Write this many deltas on both sides of a cut, heal it, and wait until both sides have all."""
     async with AsyncExitStack() as exits:
         sides = [Side(folder, number) for number in range(2)]
         for side in sides:
@@ -164,7 +163,9 @@ async def run_merge(folder: Path, count: int) -> Merge:
             tasks.cancel_scope.cancel()
         assert here.states() == there.states() == expected(here)
         statistics = [side.storage.resident.statistics() for side in sides]
-        assert sum(one.out_of_order for one in statistics) > count, "nearly all forwarded deltas came late"
+        assert sum(one.out_of_order for one in statistics) > count, (
+            "nearly all forwarded deltas should be out of order"
+        )
         return Merge(count, seconds, cpu_s, watch.wait_s, sum(one.refolded for one in statistics))
 
 
@@ -179,7 +180,7 @@ def test_merging_hot_vectors_after_a_cut_is_linear_and_smooth(tmp_path: Path, fu
     few, many = (4_000, 40_000) if full else (400, 4_000)
     rounds: list[tuple[Merge, Merge]] = []
     gc.collect()
-    gc.freeze()  # objects of other tests are left out of collections
+    gc.freeze()  # garbage collections leave out the objects of other tests
     if full:
         gc.disable()
     try:
@@ -210,7 +211,7 @@ def growth(rounds: list[tuple[Merge, Merge]]) -> float:
 
 
 def check_limits(rounds: list[tuple[Merge, Merge]]) -> dict[str, bool]:
-    """Return whether each limit is kept, by medians of the rounds."""
+    """Return whether each limit is met, by medians of the rounds."""
     return {
         "converged": median(many.cpu_s for _, many in rounds)
         <= CONVERGED_S_MAX * rounds[0][1].deltas / 4_000,

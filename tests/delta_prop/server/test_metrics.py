@@ -1,4 +1,4 @@
-"""Metrics: every number stands where its table says, every name in the page, and nothing is global."""
+"""Metrics: each row of the table finds its number, the page lists every name, and no metric is global."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
 
 
 def numbered(kind: type, **known: Any) -> Any:
-    """One of a dataclass, every number another one."""
+    """Return a dataclass with a different number in each field."""
     names = [field.name for field in dataclasses.fields(kind)]
     return kind(**{name: known.get(name, 100 + index) for index, name in enumerate(names)})
 
 
 class FullStatusView:
-    """A look in which nothing is absent."""
+    """A `StatusView` with every part present."""
 
     def __init__(self) -> None:
         rebuild = RebuildProgress("x", 7, 70, 700)
@@ -156,7 +156,7 @@ def test_page_lists_exactly_the_metrics_with_their_types() -> None:
         documented |= dict.fromkeys(re.findall(r"`delta_prop_([a-z_]+)[{`]", names), type_)
     assert documented == types
     everywhere = set(re.findall(r"`delta_prop_([a-z_]+)[{`]", PAGE))
-    assert everywhere == set(types), "the page names only existing metrics"
+    assert everywhere == set(types), "the page should name only existing metrics"
     states = next(line for line in PAGE.splitlines() if "sink_state{" in line)
     assert [state.value for state in FeedState if state.value not in states] == []
 
@@ -200,7 +200,7 @@ def test_missing_value_has_no_sample() -> None:
 def test_metrics_are_not_global_and_read_only_when_scraped() -> None:
     class UnscrapedView(FullStatusView):
         def statistics(self) -> Statistics | None:
-            raise AssertionError("read before a scrape")
+            raise AssertionError("statistics should be read only during a scrape")
 
     before = list(REGISTRY._collector_to_names)
     Metrics(UnscrapedView())

@@ -1,4 +1,4 @@
-"""Files of parts and decisions, held against a list, on a disk that crashes, tears and forgets."""
+"""Files of parts and decisions against a model list, on a disk that crashes, tears writes, and fails."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def attempt(part: int = 0, number: int = 1) -> Attempt:
 
 
 def write_part(files: JobFiles, one: Attempt, batches: list[Batch]) -> bool:
-    """Write these as the jobs do; whether they are acknowledged."""
+    """Write batches as the jobs do; return True if they are acknowledged."""
     for each in batches:
         one.add(each, Receipt())
     work = [(one, one.take_pending())]
@@ -62,7 +62,7 @@ def write_part(files: JobFiles, one: Attempt, batches: list[Batch]) -> bool:
 
 
 def read_bodies(disk: SimDisk, one: Attempt) -> list[bytes]:
-    """The bodies that a start finds."""
+    """Return the bodies that a start reads."""
     found = JobFiles(disk).read_staged([])
     if not found:
         return []
@@ -72,7 +72,7 @@ def read_bodies(disk: SimDisk, one: Attempt) -> list[bytes]:
     begun = read_head(file)
     assert begun is not None
     bodies = list(read_frames(file, begun[1]))
-    assert file.size() == end.byte_offset, "the torn tail is truncated"
+    assert file.size() == end.byte_offset, "the torn tail should be truncated"
     assert end == (bodies[-1].end if bodies else begun[1])
     return [bytes(each.batch.raw) for each in bodies]
 

@@ -1,4 +1,4 @@
-"""Rights: what is not given is denied, and every denial says the same."""
+"""Permissions: rights that are not granted are denied, and every denial has the same text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_publish_and_read_are_separate_rights() -> None:
 
 
 def denial_cause(permissions: Permissions, what: str) -> str | None:
-    """Do one thing; the true cause of its denial, None where it is allowed."""
+    """Do one action; return the internal cause of its denial, or None if it is allowed."""
     actions = {
         "origins": lambda: permissions.check_origins(Source.LOCAL),
         "replica": lambda: permissions.check_origins(Source.REPLICA),

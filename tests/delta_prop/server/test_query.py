@@ -1,4 +1,4 @@
-"""Questions over the wire: facts, offsets, what a service is; and what a newer client may say."""
+"""Queries over the wire: facts, offsets, `describe`, unknown requests, and frames of a later version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A send queue's fast path for a single whole batch does the same as its general one."""
+"""The fast path of `SendQueue` for a single complete batch equals its general path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.credit_window import CreditWindow
 from delta_prop_wire.delta import Source
 from delta_prop_wire.frames import Credit
-from tests.delta_prop.server.outlets import rows_batch
+from tests.delta_prop.server.session_fakes import rows_batch
 
 
 @given(

@@ -1,4 +1,4 @@
-"""The server by frames alone: hello, publish, acknowledgements, subscribe, refusals, its end."""
+"""The server, frame by frame: hello, publish, acknowledgements, subscriptions, refusals, shutdown."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ async def test_shutdown_notifies_clients_and_loses_nothing() -> None:
 
 
 async def read_until_closed(client: Raw) -> list[object]:
-    """All frames up to the end of the connection."""
+    """Return all frames until the connection ends."""
     frames: list[object] = []
     with anyio.fail_after(60):
         while (frame := await client.next()) is not None:
@@ -199,7 +199,7 @@ async def test_level_that_the_log_cannot_grant_is_refused() -> None:
 
 
 async def test_data_with_sequence_0_is_a_protocol_error() -> None:
-    """Its refusal could not be told from one of the connection."""
+    """A refusal of sequence 0 would look like a refusal of the connection."""
     async with Propagator() as p, serving(p) as (_, address), connected(address) as producer:
         await producer.hello(ORIGIN)
         await producer.send(DeltaFrame(0, Delta("a", opaque(b"x")), True))

@@ -1,4 +1,4 @@
-"""The overview: ready or why not, and everything as JSON, at every moment of a server's life."""
+"""`ServerStatus`: readiness with its reason, and all statistics as JSON, from start to end of a server."""
 
 from __future__ import annotations
 

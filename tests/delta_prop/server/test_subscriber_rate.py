@@ -12,7 +12,8 @@ from delta_prop.embedded import Propagator
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.frames import Backpressure, BatchFrame, DeltaFrame, Heartbeat, PressureLevel
-from tests.delta_prop.server.outlets import (
+from tests.delta_prop.server.raw import connected, serving
+from tests.delta_prop.server.session_fakes import (
     EARLIEST,
     FakeService,
     FakeSubscriber,
@@ -20,7 +21,6 @@ from tests.delta_prop.server.outlets import (
     multi_segment_service,
     subscription,
 )
-from tests.delta_prop.server.raw import connected, serving
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -32,7 +32,7 @@ AT_ONCE_S = 0.25
 
 
 def in_virtual_time(story: Callable[[Propagator, Raw], Awaitable[None]], *, data: str | None = None) -> None:
-    """Run a story of a service, in memory or on a disk, and of a client that has said hello."""
+    """Run a story with a service, in memory or on disk, and a client after its hello."""
 
     async def run() -> None:
         network = VirtualNetwork(1)
@@ -55,7 +55,7 @@ async def publish(p: Propagator, rows: int, namespaces: tuple[str, ...] = ("a",)
 
 
 async def arrivals(client: Raw, rows: int) -> list[tuple[float, int]]:
-    """When each frame came, and how many rows it had; the rows are all there, each once, in order."""
+    """Return each frame's time and number of rows; check that all rows came once, in order."""
     found: list[tuple[float, int]] = []
     offsets: list[int] = []
     while len(offsets) < rows:
@@ -80,7 +80,7 @@ async def arrivals(client: Raw, rows: int) -> list[tuple[float, int]]:
 
 
 def check_even_rate(came: list[tuple[float, int]], rate: float, began: float) -> None:
-    """Check that no moment has more than the rate allows, and that the rate is reached."""
+    """Check that the rate is never exceeded, and that it is reached."""
     for start, _ in came:
         at_once = sum(rows for at, rows in came if start <= at < start + 0.01)
         assert at_once <= rate * (AT_ONCE_S + 0.01)
@@ -150,7 +150,7 @@ def test_file_ranges_respect_the_rate() -> None:
 
 def test_batches_within_the_row_limit_are_not_sliced() -> None:
     service = multi_segment_service()
-    subscriber = FakeSubscriber(service, rows_max=5)  # each has two rows
+    subscriber = FakeSubscriber(service, rows_max=5)  # each batch has two rows
     subscriber.subscribe(subscription(start=EARLIEST))
     subscriber.write_all()
     assert subscriber.got == expected_rows(service)
@@ -161,7 +161,7 @@ def test_batches_within_the_row_limit_are_not_sliced() -> None:
 
 
 def first_after(*advice: tuple[float, Backpressure]) -> float:
-    """Return the seconds from the first advice until a delta published after it comes."""
+    """Return the seconds from the first advice until a delta published after it arrives."""
     took: list[float] = []
 
     async def story(p: Propagator, client: Raw) -> None:

@@ -1,4 +1,4 @@
-"""Rows that subscriptions select, checked against a search row by row."""
+"""`SubscriptionSet`: the rows that subscriptions select, against a search row by row."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def batches(draw: st.DrawFn) -> LoggedBatch:
 def naive_rows(
     logged: LoggedBatch, requested: list[tuple[list[Topic], Filter | None]], scope: set[str] | None
 ) -> list[int]:
-    """Row by row, subscription by subscription."""
+    """Search row by row, subscription by subscription."""
     found = []
     for row in range(logged.count):
         delta = logged.batch.delta(row, logged.source)

@@ -1,4 +1,4 @@
-"""The file of tokens: what it says becomes rights, and every mistake is named by its key."""
+"""The token file: its permissions, and errors that name the key of each mistake."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_token_may_have_two_secrets_during_rotation() -> None:
     old, new = parse_tokens(f'[[token]]\nname = "a"\nadmin = true\nsha256 = [{hashes}]', USUAL)
     assert (old.digest, new.digest) == (digest_of("old"), digest_of("new"))
     assert old.permissions == new.permissions
-    assert old.permissions is not new.permissions, "each connection ends with the secret it used"
+    assert old.permissions is not new.permissions, "each connection should end with the secret that it used"
 
 
 def test_make_token_uses_all_random_bytes() -> None:

@@ -1,4 +1,4 @@
-"""Transforms over real connections: no server applies a function, so none takes a row that names one."""
+"""Transforms over real connections: no server applies functions, so every row with a transform is refused."""
 
 from __future__ import annotations
 

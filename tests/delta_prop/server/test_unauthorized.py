@@ -1,6 +1,6 @@
-"""Every type of frame by everyone who may not send it: one answer, one line of audit, and the end.
+"""Every type of frame from every client without the right: one answer, one audit line, a closed connection.
 
-What differs is in the audit alone. A frame that needs no right, such as a heartbeat, is told nothing wrong.
+The details are in the audit only. Frames that need no right, such as heartbeats, are not refused.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ INVALID_TOKENS = (
     ("unknown token", "s-nobody", "the token is unknown"),
     ("expired", "s-old", "token 'old' has expired"),
 )
-SCOPES: dict[str, tuple[Frame, str, str]] = {  # the frame, whose token, what the audit says
+SCOPES: dict[str, tuple[Frame, str, str]] = {  # the frame, the name of its token, and the cause in the audit
     "batch into another namespace": (batch("mail"), "writer", "may not publish to namespace 'mail'"),
     "delta into another namespace": (delta("mail"), "writer", "may not publish to namespace 'mail'"),
     "delta with a dot into another": (
@@ -128,7 +128,7 @@ SCOPES: dict[str, tuple[Frame, str, str]] = {  # the frame, whose token, what th
 
 
 class TokenServer:
-    """A server with tokens, and how its refusals are looked at."""
+    """A server with tokens, and the checks of its refusals."""
 
     def __init__(
         self, p: Propagator, address: Address, network: Network, file: File, audit: pytest.LogCaptureFixture
@@ -140,19 +140,19 @@ class TokenServer:
         self._audit = audit
 
     def audited(self) -> list[tuple[str, str, str]]:
-        """Token, code and cause of each refusal since the last look."""
+        """Return token, code and cause of each refusal since the last call."""
         records = [one for one in self._audit.records if one.name == "delta_prop.audit"]
         found = [(vars(one)["token"], vars(one)["code"], vars(one)["what"]) for one in records]
         for one in records:
             facts = {
                 key: value for key, value in vars(one).items() if key != "pathname"
             }  # the path of this checkout may match by chance
-            assert "s-" not in str(facts), "a secret was written"
+            assert "s-" not in str(facts), "no secret should be written"
         self._audit.clear()
         return found
 
     async def check_refused(self, client: Raw, token: str, cause: str) -> None:
-        """The one answer, and nothing behind it."""
+        """Check that the client gets one refusal and then the end of the connection."""
         last, frames = None, []
         while (frame := await client.next()) is not None:
             last = frame
@@ -161,7 +161,7 @@ class TokenServer:
         assert len(nacks) == 1
         (nack,) = nacks
         assert nack is last or (isinstance(last, Ack) and last.sequence in (1, 2)), (
-            "a frame came after the refusal"
+            "no frame should come after the refusal"
         )
         assert (nack.code, nack.text) == (ErrorCode.UNAUTHORIZED, UNAUTHORIZED_TEXT)
         assert (nack.retry_after_ms, nack.row, nack.field, nack.details) == (None, None, None, {})
@@ -170,11 +170,11 @@ class TokenServer:
         ((name, code, what),) = self.audited()
         assert (name, code) == (token, "UNAUTHORIZED")
         assert cause in what
-        assert self.p.statistics().accepted == 1, "a refused frame had an effect"
+        assert self.p.statistics().accepted == 1, "a refused frame should have no effect"
 
 
 def run_story(story: Callable[[TokenServer], Awaitable[None]], audit: pytest.LogCaptureFixture) -> None:
-    """One delta lies in the log, which a reader could be sent."""
+    """Run a story on a server whose log holds one delta for readers."""
     audit.set_level(logging.WARNING, "delta_prop.audit")
 
     async def run() -> None:
@@ -311,7 +311,7 @@ async def test_refusals_over_tls(mutual: bool, caplog: pytest.LogCaptureFixture)
             await check_refused(token, subscribe(), "-", cause)
         for frame, name, cause in (SCOPES["batch by a reader"], SCOPES["topic of another namespace"]):
             await check_refused(f"s-{name}", frame, name, cause)
-        if mutual:  # without a certificate even a valid token is refused
+        if mutual:  # without a certificate, even a valid token is refused
             bare = Tls(authorities=made.authority)
             heard: list[Frame] = []
             with suppress(ConnectionError, Misconfigured):

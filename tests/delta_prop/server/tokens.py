@@ -1,4 +1,4 @@
-"""Files of tokens for tests: one line a token, a file that can be changed, a world with a clock to set."""
+"""Token files for tests: a line per token, a file with changeable content, a world with a settable clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def table(name: str, token: str, **more: Any) -> str:
-    """One token, as TOML."""
+    """Return one token as TOML."""
     lines = ["[[token]]", f'name = "{name}"', f'sha256 = "{digest_of(token).hex()}"']
     for key, value in more.items():
         toml = str(value).lower() if isinstance(value, bool) else value

@@ -1,4 +1,4 @@
-"""Logs in directories, as tests of jobs read them: in many small segments, some compacted or compressed."""
+"""Log directories for tests of jobs: many small segments, some compacted or compressed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMPACTING = replace(TINY, retention_bytes=1_000, compact=True, min_compaction_l
 
 
 def write(path: Path, history: Iterable[Step], settings: LogSettings = TINY) -> Writer:
-    """A log that was closed, and all it was given. Where its settings say so it has lost its beginning."""
+    """Write a log and close it; return its writer. Compacting settings leave a log without its beginning."""
     clock = Clock()
     log, _ = open_log(LocalDisk(path), settings, clock=clock)
     writer = Writer(log)

@@ -1,4 +1,4 @@
-"""Wrong arguments of the functions for Spark: each is told before Spark is asked for anything."""
+"""Wrong arguments to the Spark functions: each is reported before Spark is called."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class FakeSession:
-    """Stands where Spark is not reached."""
+    """A session that must not be used."""
 
     def range(self, *_: object) -> Any:
         raise AssertionError("asked for nothing")

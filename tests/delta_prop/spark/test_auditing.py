@@ -1,4 +1,4 @@
-"""A hundred differences planted in a storage file and in an index are found and repaired."""
+"""Audits on Spark find and repair a hundred planted differences in a storage file and in an index."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from delta_prop_sinks import CallbackSink, RejectDelta
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import Refused, UsageError
 from tests.broker.histories import seen
-from tests.delta_prop.auditing.planted import (
+from tests.delta_prop.auditing.planted_differences import (
     KINDS,
     Service,
     corrupt_file,
@@ -33,7 +33,7 @@ from tests.delta_prop.auditing.planted import (
     document_id,
     planted_faults,
 )
-from tests.delta_prop.client.threaded import served
+from tests.delta_prop.client.threaded_service import served
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def check(found: DataFrame, local: Iterable[Difference]) -> DataFrame:
-    """`local`: what an audit on this machine finds, which is the same, row by row."""
+    """Check that the audit found the planted faults, row by row as the local audit did."""
     rows = found.collect()
     lines = sorted((one.line() for one in differences_in(found)), key=itemgetter("namespace", "vector_id"))
     assert lines == [one.line() for one in local]
@@ -78,7 +78,7 @@ def test_planted_differences_found_and_repair_mends_only_those(spark: SparkSessi
         )
         with SyncProducer(running.address, name="repair-index") as p:
             p.publish(*(Delta(one, create([0.5] * 8), "docs") for one in (document_id(100), "never-3")))
-            outcome = repair(found, p)  # deltas published meanwhile are kept
+            outcome = repair(found, p)  # the repair keeps deltas published meanwhile
         assert (outcome.repaired, outcome.changed, outcome.refused) == (98, 2, 0)
         assert {line.split(": ")[0] for line in outcome.reasons} == {
             f"docs {document_id(100)}",
@@ -114,9 +114,7 @@ def test_unusable_log_or_sink_file_is_reported(spark: SparkSession, tmp_path: Pa
     with pytest.raises(UsageError, match="column vector_id is missing"):
         audit(spark, other, spark.createDataFrame([], "id string, vector array<float>"))
     foreign = spark.createDataFrame([("a", [1.0]), ("b", [2.0])], "vector_id string, vector array<double>")
-    (row,) = audit(
-        spark, other, foreign
-    ).collect()  # an index of another system, without the last deltas of rows
+    (row,) = audit(spark, other, foreign).collect()  # an index of another system has no last deltas of rows
     assert (row.vector_id, row.difference, row.op) == ("b", "extra", "delete")
     with pytest.raises(UsageError, match="the sink has reached offset 2, but the log ends at 1"):
         audit(spark, other, foreign, next_offset=2)

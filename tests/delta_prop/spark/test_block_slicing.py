@@ -1,4 +1,4 @@
-"""Rows are cut into blocks by what they hold, whatever batches they come in."""
+"""Rows are sliced into blocks by their content, independent of the batches in which they arrive."""
 
 from __future__ import annotations
 

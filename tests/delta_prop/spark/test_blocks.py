@@ -1,4 +1,4 @@
-"""Arrow becomes blocks, their batches become Arrow again, without a loss; bad rows are told by their id."""
+"""Arrow batches become blocks, and decoded batches equal the rows sent; bad rows are reported by id."""
 
 from __future__ import annotations
 

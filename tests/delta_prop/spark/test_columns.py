@@ -1,4 +1,4 @@
-"""Columns are checked on the driver: what does not fit is named, with its type and the line that mends it."""
+"""Columns are checked on the driver: a wrong one is reported with its type and the line that fixes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs of `delta-prop spark`: what they print, how they end, and what they say of a mistake."""
+"""The verbs of `delta-prop spark`: output, exit statuses and error messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.jsonlines import delta_from_line
 from tests.broker.histories import Step
-from tests.delta_prop.client.threaded import served
+from tests.delta_prop.client.threaded_service import served
 from tests.delta_prop.commands.support import Command, create_line
 from tests.delta_prop.spark.logs import write
 
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 
 SPARK_S = 120.0
-"""Seconds Spark may take to start, or to end."""
+"""Seconds that Spark may take to start or to end."""
 
 
 @pytest.fixture
 def on_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
-    """The verbs share the tests' session: starting one takes ten seconds."""
+    """Let the verbs share the tests' session, because starting one takes ten seconds."""
     real = verbs._open_session
 
     @contextmanager
@@ -92,7 +92,7 @@ def test_verbs_replay_diff_rebuild_audit_and_count_a_directory(
     held = tmp_path / "held.jsonl"
     assert command("spark", "replay", "--alive", "--output", held).status == 0
     assert command("audit", "--spark", "--contents", held).status == 0, (
-        "an audit accepts the output of a replay"
+        "an audit must accept the output of a replay"
     )
 
     new = on_spark.read.parquet(str(then)).where("alive and vector_id != 'v2'")
@@ -159,7 +159,7 @@ def test_table_imported_twice_is_stored_once(
     (tmp_path / "odd.csv").write_text("key,x,y\na,1,1e300\n")
     assert main([*odd, "--output", str(tmp_path / "out.parquet")]) == 1
     assert "a: number 1.0E300 does not fit in float32" in capsys.readouterr().err
-    assert not list(tmp_path.glob("out*")), "a failed import leaves no output"
+    assert not list(tmp_path.glob("out*")), "a failed import must leave no output"
     assert main(["spark", "import", str(table), "--key", "key"]) == 0
     assert [json.loads(line)["vector_id"] for line in capsys.readouterr().out.splitlines()] == ["x", "y"]
     assert main(["spark", "import", str(table)]) == 2
@@ -209,7 +209,7 @@ def test_mistake_is_reported_before_spark_starts(
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a log, a storage sink's file that is full, tables, and something else; no Spark."""
+    """Return a folder with a log, a full storage file, tables and other files; Spark cannot start."""
     write(tmp_path / "facts", [Step([Delta("a", create([1.0, 2.0])), Delta("b", create([1.0, 2.0]))], 1, 0)])
     (tmp_path / "other").mkdir()
     (tmp_path / "there.jsonl").touch()

@@ -1,4 +1,4 @@
-"""Two tables compared: the deltas make the one of the other, exactly, and are no larger than they need be."""
+"""Comparison of two tables: the deltas turn the old one exactly into the new one, and are minimal."""
 
 from __future__ import annotations
 
@@ -117,7 +117,9 @@ def test_deltas_turn_the_old_table_into_the_new_one(
     assert {name: one.content for name, one in found.items()} == {
         name: state(*fact).content for name, fact in new.items()
     }
-    assert len({(row["namespace"], row["vector_id"]) for row in rows}) == len(rows), "one delta per fact"
+    assert len({(row["namespace"], row["vector_id"]) for row in rows}) == len(rows), (
+        "each fact must have only one delta"
+    )
     same = [
         name for name in old.keys() & new.keys() if state(*old[name]).content == state(*new[name]).content
     ]

@@ -1,4 +1,4 @@
-"""Counts of a log, equal to those taken row by row."""
+"""Counts of a log on Spark equal counts taken row by row."""
 
 from __future__ import annotations
 

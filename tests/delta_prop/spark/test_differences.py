@@ -1,4 +1,4 @@
-"""Differences planted in a sink's rows: all found, no others; repairs correct them."""
+"""Differences between a log and a sink's rows: the planted ones and no others; repairs correct them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from delta_prop_wire import delta as d  # noqa: E402
 from delta_prop_wire.algebra import VectorState, apply  # noqa: E402
 from delta_prop_wire.delta import Delta, Kind, Operation  # noqa: E402
 from tests.broker.histories import Name, Rows, Step, seen, steps_with_ids  # noqa: E402
-from tests.delta_prop.auditing.comparing import differences_of, history_states  # noqa: E402
+from tests.delta_prop.auditing.expected_differences import differences_of, history_states  # noqa: E402
 from tests.delta_prop.spark.logs import write  # noqa: E402
 from tests.delta_prop.spark.test_folding import log_batches, states, table  # noqa: E402
 
@@ -34,7 +34,7 @@ Held = dict[Name, tuple[VectorState, int]]
 def find_in_one_bucket(
     batches: list[Any], held: Held, come: int, quarantined: Any = ()
 ) -> list[dict[str, Any]]:
-    """The differences that are found in one bucket."""
+    """Return the differences found in a single bucket."""
     rows = states_of([FoldedVector("\0".join(name), *one) for name, one in held.items()])
     blobs = [spread_sink_states(rows, 1), *spread(batches, 1)]
     assert blobs[0].column(1).to_pylist() in ([HELD], [])
@@ -52,7 +52,7 @@ def test_correct_sink_at_any_cursor_has_no_differences(history: list[Step], data
     rows = Rows.below(batches, 1 << 60)
     for name in data.draw(st.sets(st.sampled_from(sorted(rows.of)))) if rows.of else ():
         later = [at for _, at, _, _ in rows.of[name] if at >= come]
-        if later:  # rows may be ahead of the cursor
+        if later:  # the sink's rows may be ahead of its cursor
             ahead = data.draw(st.sampled_from(later))
             state, _ = states(fold(table(batches, ahead + 1)))[name]
             held[name] = (state, ahead)
@@ -216,7 +216,7 @@ def test_quarantined_row_is_reported_but_not_repaired() -> None:
 
 @given(st.lists(steps_with_ids, min_size=1, max_size=12), st.data())
 def test_report_equals_that_of_an_audit_without_spark(history: list[Step], data: st.DataObject) -> None:
-    """Of a sink in whatever state: the rows of some vectors changed, exchanged, lost."""
+    """In any state of a sink: the rows of some vectors are changed, exchanged or lost."""
     with TemporaryDirectory() as folder:
         batches = write(Path(folder), history).batches
         rows = Rows.below(batches, 1 << 60)

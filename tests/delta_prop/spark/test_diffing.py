@@ -1,4 +1,4 @@
-"""Tables of vectors and of rows, compared on Spark: what comes out makes the new one of the old one."""
+"""`diff` of tables of vectors and of rows on Spark: its deltas turn the old table into the new one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ COLUMNS = ("vector_id", "vector", "title", "words", "rate", "tags")
 
 
 def batches(deltas: DataFrame, rows: int = 500) -> list[Batch]:
-    """The frames that deltas are sent in."""
+    """Return the batches in which deltas are sent."""
     table = deltas.toArrow().combine_chunks()
     blocks = [to_block(some, namespace="default") for some in table.to_batches(rows) if some.num_rows]
     return [block.encode(origin=1, base=1) for block in blocks]
@@ -126,7 +126,7 @@ def test_rows_become_json_and_number_columns_a_vector(spark: SparkSession, tmp_p
     assert bytes(rows["2"].data) == b'{"at":null,"id":2,"name":"b","price":2.0}'
     assert bytes(rows["5"].data) == '{"at":null,"id":5,"name":"ü\\"","price":1.0}'.encode()
     assert rows["5"].namespace == "rows"
-    # The same as vectors of two columns, with the others as metadata.
+    # With two columns as vectors and the others as metadata, the result is the same.
     old, new = old.drop("name").fillna(0.0), new.drop("name")
     rows = {row.vector_id: row for row in diff(old, new, key="id", vector=["price", "id"]).collect()}
     assert rows["2"].vector == [2.0, 2.0]

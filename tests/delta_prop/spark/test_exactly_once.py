@@ -1,4 +1,4 @@
-"""Whatever dies while a job is written, each of its deltas has one effect, or the job has none."""
+"""Each delta of a job has one effect, or none has, whichever process is killed during the write."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARTS = 2
 DRIVER = """
 import sys
 from delta_prop.spark import session
-from tests.delta_prop.spark.dying import KilledDriverSource
+from tests.delta_prop.spark.killed_sources import KilledDriverSource
 from tests.delta_prop.spark.test_exactly_once import deltas, save
 spark = session("dies", master="local[2]")
 spark.dataSource.register(KilledDriverSource)
@@ -46,14 +46,14 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _sources(spark: SparkSession) -> None:
-    from tests.delta_prop.spark.dying import KilledTaskSource
+    from tests.delta_prop.spark.killed_sources import KilledTaskSource
 
     register(spark)
     spark.dataSource.register(KilledTaskSource)
 
 
 def deltas(spark: SparkSession) -> DataFrame:
-    """Rows of several blocks a part."""
+    """Return a frame with several blocks per part."""
     frame = spark.range(ROWS, numPartitions=PARTS)
     return frame.selectExpr("concat('doc-', id) AS vector_id", "array(float(id), 0.5F) AS vector")
 
@@ -90,7 +90,7 @@ def test_job_run_twice_has_one_effect(spark: SparkSession, address: str) -> None
 def test_two_concurrent_attempts_of_a_part_have_one_effect(
     spark: SparkSession, address: str, staged: str
 ) -> None:
-    """As with speculation, for which Spark wants a second machine: here two jobs of one name do it."""
+    """This happens with speculation, which needs a second machine: here two jobs of one name do it."""
 
     def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

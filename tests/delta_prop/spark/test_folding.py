@@ -1,4 +1,4 @@
-"""Folding by columns gives what the algebra gives, whatever the history, from the start or from states."""
+"""The columnar fold equals the fold of the algebra for any history, from the start or from states."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def states(folded: Any) -> dict[Name, tuple[VectorState, int]]:
     folded.validate(full=True)
     namespaces, ids = split_keys(folded.column("key").combine_chunks())
     names = list(zip(namespaces.to_pylist(), ids.to_pylist(), strict=True))
-    assert len(set(names)) == len(names), "one row per vector"
+    assert len(set(names)) == len(names), "each vector must have only one row"
     rows = folded.to_pylist()
     return {name: (state_of_row(row), row["offset"]) for name, row in zip(names, rows, strict=True)}
 
@@ -126,7 +126,7 @@ def test_golden_histories_fold_to_the_golden_states() -> None:
 
 
 def snapshot_of(folded: Any) -> list[LoggedBatch]:
-    """The states as they lie in a snapshot."""
+    """Return the states as rows of a snapshot."""
     rows = [StateRow(*name, state, offset) for name, (state, offset) in states(folded).items()]
     return [LoggedBatch(encode_states(rows), 0, 0, Source.LOCAL)] if rows else []
 

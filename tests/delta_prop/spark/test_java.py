@@ -1,4 +1,4 @@
-"""Whoever lacks Java or a package is told in one line what brings it, before Spark says something else."""
+"""Missing Java or packages: one line names the fix, before Spark reports its own error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def make_fake_java(folder: Path, text: str) -> str:
-    """A java that says this to `-version`; returns the folder that is its JAVA_HOME."""
+    """Make a java that runs this script; return its JAVA_HOME."""
     path = folder / "bin" / "java"
     path.parent.mkdir()
     path.write_text(f"#!/bin/sh\n{text}\n")

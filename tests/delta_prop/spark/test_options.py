@@ -1,4 +1,4 @@
-"""Options are read on the driver: each by its name in any case, with its bounds; the token is never told."""
+"""Options are read on the driver: names in any case, bounds checked, the token never shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from delta_prop_wire.delta import Priority
 from delta_prop_wire.errors import UsageError
 
 NOW_US = 1_900_000_000_000_000
-"""After all times in the tests."""
+"""A time after all times in the tests."""
 
 URL = {"url": "delta://one:7373"}
 

@@ -1,4 +1,4 @@
-"""The page about Spark says what is so: its programs run, and it names every option and every column."""
+"""docs/spark.md is correct: its programs run, and it names every option and every column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a read, without a Spark session: ranges, filters that narrow them, batches joined."""
+"""Reads without a Spark session: ranges, filters that become topics, batches that are joined."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.topics import ALL, Topic
 
 NOW_US = 1_900_000_000_000_000
-"""After all times in the tests."""
+"""A time after all times in the tests."""
 
 BOUNDS = LogBounds(bytes(16), 3, 0, 1_000_000)
 NEWS = (Topic.parse("c:news"),)

@@ -1,4 +1,4 @@
-"""A storage file made from the log alone: a sink opens it, goes on from its cursor, and nothing differs."""
+"""A storage file rebuilt from the log on Spark equals the sink's own; a sink continues at its cursor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Contents = dict[tuple[str, str], "Any"]
 
 
 async def publish_and_read(path: Path, begin: int, count: int) -> Contents:
-    """Publish beside a storage sink; what it holds then."""
+    """Publish while a storage sink is attached; return its contents."""
     async with Propagator(data=path / "log") as p:
         storage = await p.attach(StorageSink(path / "first.db"))
         for at in range(begin, begin + count):

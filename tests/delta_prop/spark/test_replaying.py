@@ -1,4 +1,4 @@
-"""A replay on Spark gives every vector as the log's fold has it, now and as of any place."""
+"""A replay on Spark equals the fold of the log for every vector, at the end and at any position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a log in a directory hold everything that readers may see, each row once, and no more."""
+"""The parts of a log directory hold each row below the high watermark once, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A part is sent by tasks that die, come again and run twice at once: each of its rows has one effect."""
+"""A part is sent by tasks that die, are retried and run twice at the same time: each row has one effect."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from delta_prop_wire.delta import Delta, Priority, create  # noqa: E402
 from delta_prop_wire.errors import Refused, UsageError  # noqa: E402
 from delta_prop_wire.slicing import deltas_of  # noqa: E402
 from delta_prop_wire.spec import ErrorCode  # noqa: E402
-from tests.delta_prop.client.threaded import Served, served  # noqa: E402
+from tests.delta_prop.client.threaded_service import Served, served  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ SCHEMA = pa.schema(
 
 
 class TaskDied(Exception):
-    """A task's failure."""
+    """Raised to simulate a task's failure."""
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def options(service: Served, **more: str) -> WriteOptions:
 
 
 def rows(keys: Sequence[str | None], *, dies_after: int | None = None) -> Iterator[pa.RecordBatch]:
-    """Batches of 7 rows; a key that begins with - changes a part of a vector that is not there."""
+    """Yield batches of 7 rows; a key that begins with - changes a part of a vector that does not exist."""
     for at in range(0, len(keys), 7):
         if dies_after is not None and at >= dies_after:
             raise TaskDied
@@ -310,7 +310,7 @@ def test_bad_value_is_reported_before_its_block_is_sent(service: Served) -> None
 
 
 def make_namespace_known(service: Served) -> None:
-    """The service knows the namespace, so that it tells which of its vectors are not there."""
+    """Publish to the namespace, so that the service can report vectors that do not exist in it."""
     with SyncProducer(service.address, name="known") as p:
         p.publish(Delta("first", create([1.0, 2.0]), "docs"))
 

@@ -1,4 +1,4 @@
-"""Spark starts here, and its workers are this Python."""
+"""Spark starts, and its workers run this Python."""
 
 from __future__ import annotations
 

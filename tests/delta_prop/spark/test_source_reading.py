@@ -1,4 +1,4 @@
-"""Spark reads a log: as rows and by SQL, in partitions, narrowed, as a stream that stops and goes on."""
+"""The data source reads a log: as rows and by SQL, in partitions, filtered, as a stream that resumes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS = 600
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server whose log has `ROWS` deltas, of three kinds in turn."""
+    """Yield the URL of a server whose log has `ROWS` deltas, of three kinds in turn."""
     with served(tmp_path_factory.mktemp("log")) as service:
         address = f"127.0.0.1:{service.port}"
         with SyncProducer(address, name="test") as p:
@@ -98,7 +98,7 @@ def test_stream_in_bounded_batches_resumes_at_its_checkpoint(
     spark: SparkSession, url: str, tmp_path: Path
 ) -> None:
     def run(**options: Any) -> list[int]:
-        """Read what there is now; the rows of each batch."""
+        """Read what the log has now; return the row count of each batch."""
         stream = spark.readStream.format("delta_prop").options(url=url, **options).load()
         query = (
             stream.select("offset", "namespace")

@@ -19,10 +19,10 @@ from delta_prop.spark.reads.reading import Reader, StreamReader
 from delta_prop.spark.reads.served import served_range
 from delta_prop_wire.delta import Delta, opaque
 from delta_prop_wire.errors import Refused, UsageError
-from tests.delta_prop.client.threaded import Served, served
+from tests.delta_prop.client.threaded_service import Served, served
 
 NOW_US = 1_900_000_000_000_000
-"""After all times in the tests."""
+"""A time after all times in the tests."""
 
 ALL_THERE_IS = ReadAllAvailable()
 

@@ -1,4 +1,4 @@
-"""A stream from log to log, stopped at random and started again: nothing is lost, nothing comes twice."""
+"""A stream that copies log to log, stopped at random and restarted, loses and duplicates no row."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROWS_A_RESTART = 2_000
 WAIT_S = 120
 TRIES = 5
 NO_TIME = "Python worker failed to connect back"
-"""Spark's error if its Python takes over ten seconds to start: the machine is very busy."""
+"""Spark's error if its Python takes over ten seconds to start, as on a very busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _sources(spark: SparkSession) -> None:
-    from tests.delta_prop.spark.dying import KilledTaskSource
+    from tests.delta_prop.spark.killed_sources import KilledTaskSource
 
     register(spark)
     spark.dataSource.register(KilledTaskSource)
@@ -83,7 +83,7 @@ class Stream:
 
 
 def feed(address: str, rounds: int) -> Counter[str]:
-    """Rows for so many rounds; their names."""
+    """Publish the rows of this many rounds; return a count of their names."""
     keys = [f"doc-{at}" for at in range(rounds * ROWS_A_RESTART)]
     with SyncProducer(address, name="feed") as p:
         for at in range(0, len(keys), 500):
@@ -123,14 +123,14 @@ def test_stream_stopped_at_random_copies_each_row_once(
         seen.append(sum(copied_keys(address).values()))
     stream.finish()
     assert copied_keys(address) == expected
-    print(f"{restarts} restarts, {len(expected):,} rows; written when it was stopped: {seen}")
+    print(f"{restarts} restarts, {len(expected):,} rows; rows copied at each stop: {seen}")
 
 
 def test_stream_without_its_checkpoint_is_refused(
     spark: SparkSession, address: str, tmp_path: Path, full: bool
 ) -> None:
     if not full:
-        pytest.skip("two streams more; the writer's error is tested without Spark")
+        pytest.skip("takes two more streams; the writer's error is tested without Spark")
     stream = Stream(spark, address, tmp_path / "checkpoint", "lost")
     feed(address, 1)
     stream.finish()

@@ -1,4 +1,4 @@
-"""The driver's part of a job: commit or abort, and its one-line report or the cause of failure."""
+"""The driver's part of a job: it commits or aborts, and reports in one line or raises the cause."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.frames import JobStatus, RefusedRow
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.client.threaded import Served, served
+from tests.delta_prop.client.threaded_service import Served, served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -182,7 +182,7 @@ def test_failed_driver_drops_only_its_own_parts(service: Served, caplog: pytest.
     stage(service, first, 0, vectors("a", "b"))
     parts = [stage(service, second, 0, vectors("a", "b"))]
     first.abort([])
-    third.abort([])  # it has staged nothing
+    third.abort([])  # the third driver has staged nothing
     assert "UNKNOWN_JOB" not in {vars(one).get("code") for one in caplog.records}
     second.commit(parts)
     first.abort([])  # the second driver has committed the job

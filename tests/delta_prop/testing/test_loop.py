@@ -1,4 +1,4 @@
-"""Virtual time jumps, repeats itself exactly, and tells when nothing can happen any more."""
+"""The virtual-time loop skips sleeps, repeats runs exactly, and raises `Stuck` when no task can continue."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_deadlock_raises_stuck(backend: str) -> None:
             tasks.start_soon(anyio.sleep, 60, name="sleeper")
             tasks.start_soon(_wait_for_nobody, name="forgotten")
 
-    with pytest.raises(BaseException, match="nothing"):  # trio wraps it in a group
+    with pytest.raises(BaseException, match="nothing"):  # trio wraps the error in a group
         run_virtual(main, backend=backend)
 
 

@@ -1,4 +1,4 @@
-"""The false network: it takes the time it says, breaks as it is told, and is the same for a seed."""
+"""`VirtualNetwork` delays, limits and breaks connections by its conditions; a seed determines the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECOND = NetworkConditions(latency_s=1.0)
 
 
 def in_virtual_time(main: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """Run a test there."""
+    """Return a test that runs `main` in virtual time."""
 
     def test() -> None:
         run_virtual(main, horizon_s=10_000)
@@ -36,7 +36,7 @@ def in_virtual_time(main: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 @asynccontextmanager
 async def connect_pair(network: VirtualNetwork) -> AsyncIterator[tuple[Stream, Stream]]:
-    """A stream from A to B: A's end, and B's."""
+    """A stream from A to B: A's end and B's end."""
     listener = await network.at(B).listen("", 700)
     client = await network.at(A).connect(B, 700)
     yield client, await listener.accept()
@@ -115,7 +115,7 @@ async def test_cut_stops_one_direction_until_healed() -> None:
         assert await receive(client, 9) == b"other way"
         with anyio.move_on_after(100):
             await receive(server, 1)
-            raise AssertionError("a byte came through")
+            raise AssertionError("a byte passed the cut")
         with pytest.raises(TimeoutError, match="did not answer within 5 s"):
             await network.at(A).connect(B, 700, timeout_s=5)
         network.heal(A, B)
@@ -163,7 +163,7 @@ async def test_killed_process_resets_its_peers() -> None:
             await client.receive_into(memoryview(bytearray(9)))
         with pytest.raises(ConnectionRefusedError):
             await network.at(A).connect(B, 700)
-        listener = await network.at(B).listen(B, 700)  # its successor
+        listener = await network.at(B).listen(B, 700)  # the listener of a restarted process
         await network.at(A).connect(B, 700)
         await listener.accept()
 
@@ -175,10 +175,10 @@ async def test_crashed_host_leaves_peers_half_open_until_restored() -> None:
         network.crash(B)
         with anyio.move_on_after(1000):
             await client.receive_into(memoryview(bytearray(9)))
-            raise AssertionError("somebody answered")
+            raise AssertionError("a crashed host answered")
         with anyio.move_on_after(1000):
             await client.send([bytes(101)])
-            raise AssertionError("the bytes were accepted")
+            raise AssertionError("the reset connection accepted bytes")
         with pytest.raises(TimeoutError):
             await network.at(A).connect(B, 700)
         network.restore(B)
@@ -250,7 +250,7 @@ async def test_cut_during_connect_stops_the_data() -> None:
             await client.send([b"x"])
             with anyio.move_on_after(100):
                 await receive(server, 1)
-                raise AssertionError("a byte came through")
+                raise AssertionError("a byte passed the cut")
 
 
 @in_virtual_time

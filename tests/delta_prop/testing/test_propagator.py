@@ -1,4 +1,4 @@
-"""A propagator in virtual time, as a function and as a fixture, the way a user's test has it."""
+"""A propagator in virtual time, run by a function and by the pytest fixture of a user's project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recording propagator: lines in, deltas on record, everything settled."""
+"""`RecordedPropagator` publishes lines, records each delivered delta, and waits until all sinks are done."""
 
 from __future__ import annotations
 

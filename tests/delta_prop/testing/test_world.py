@@ -1,4 +1,4 @@
-"""The false world: seeded, in virtual time, its threads serial and never left with an unknown outcome."""
+"""The virtual `World`: its clock follows the loop, randomness is seeded, threads serve one call at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Virtual time in which computing takes time: who computes holds up everybody on the loop, and no thread."""
+"""Virtual time in which computing takes time: it delays every task of the event loop, and no thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def run_and_return_end(main: Callable[[BusyTime], Awaitable[None]], late_s: float = 0.0) -> float:
-    """When it ended."""
+    """Run a function; return the time at which it ended."""
     time = BusyTime(lambda: late_s)
 
     async def run() -> float:
@@ -68,7 +68,7 @@ def test_thread_and_loop_slow_each_other_down() -> None:
             ends.append(anyio.current_time())
 
     run_and_return_end(main)
-    # Beside the thread two seconds of computing take four, in which the thread does two seconds' work.
+    # While the thread runs, two seconds of computing take four, in which the thread does two seconds' work.
     assert ends == pytest.approx([5.0, 8.0])
 
 

@@ -1,4 +1,4 @@
-"""`delta-prop simulate calibrate`: it writes laws that a scenario draws from; mistakes get a line."""
+"""`delta-prop simulate calibrate` writes distributions for scenarios and refuses mistakes in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of the set-ups, with laws so simple that what must come out is known; and how rounds compare."""
+"""Models of the set-ups, with distributions so simple that the result is known; comparison of rounds."""
 
 from __future__ import annotations
 

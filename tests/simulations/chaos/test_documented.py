@@ -1,4 +1,4 @@
-"""The page on simulation lists the checks as they are."""
+"""docs/simulation.md lists every check as the code describes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each check of a step sees what it is there for; a healthy service passes all of them, at little cost."""
+"""Each check of a step finds its violation; a healthy service passes all checks, at little cost."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def check_violated(call: Callable[[], object]) -> str | None:
 
 
 def with_service(scenario: Callable[[Propagator, Oracle, ModelSink], Awaitable[None]]) -> None:
-    """A service that is well, with a sink, under a judge."""
+    """Run a scenario with a healthy service, a sink and an oracle."""
 
     async def main() -> None:
         oracle, sink = Oracle(), ModelSink("s", "transactional", Random(1), SinkFaults(slow=0.3))

@@ -1,4 +1,4 @@
-"""The table of mutants is sound: each finds its place in the code, changes it, and leaves nothing behind."""
+"""The table of mutants is valid: each matches its code, changes it, and is completely undone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Base:
 
 class _Subject(_Base):
     def base(self) -> int:
-        """One more than the base says."""
+        """Return one more than the base class."""
         return super().base() + 1
 
     @property

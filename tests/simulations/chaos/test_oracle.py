@@ -1,4 +1,4 @@
-"""Each check at rest sees what it is there for: histories that are wrong in one way, and others right."""
+"""Each check at rest finds its violation in a synthetic history, and passes the correct one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from delta_prop_simulations.chaos.violation import CHECKS, Violation
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import ABSENT, Delta, Dot, Source, create, delete, scale
 from delta_prop_wire.spec import ErrorCode
-from tests.simulations.chaos.forged import (
+from tests.simulations.chaos.synthetic_histories import (
     DURABLE,
     LOGGED,
     MEMORY,
@@ -64,7 +64,7 @@ def check_drifting(*nodes: Any) -> Check:
 
 
 def check_folded(log: LogHistory, **more: Any) -> Check:
-    """A sink that holds the fold of all rows but the last, or of all."""
+    """Check a sink that holds the fold of all rows, or of the first `rows`."""
 
     def check() -> None:
         rows = [(logged, row) for _, logged, row in log.rows()]
@@ -79,7 +79,7 @@ def check_folded(log: LogHistory, **more: Any) -> Check:
 
 
 def check_rows_held(log: LogHistory, *offsets: int, **more: Any) -> Check:
-    """A sink that has these rows."""
+    """Check a sink that holds the rows at these offsets."""
 
     def check() -> None:
         model = ModelSink("s", "plain", Random(1))
@@ -102,7 +102,7 @@ def check_delivered(log: LogHistory, *rows: tuple[int, Dot]) -> Check:
 
 
 def check_reads(log: LogHistory, *readings: Any, topics: str = "*", group: bool = False) -> Check:
-    """(rows, first, saved_rows, begin, is_from_start) each."""
+    """Check readings, each of (rows, first, saved_rows, begin, is_from_start)."""
 
     def check() -> None:
         reader = Reader("r", node="n", topics=topics, group=group)
@@ -171,7 +171,7 @@ HISTORIES: list[tuple[str | None, Check]] = [
     ("causal", check_causality(batch(1, one("t1", id=b"i" * 16)), batch(2, one("t2", parents=(b"j" * 16,))))),
     ("causal", check_causality(batch(1, ONE, lamport=9), batch(2, ONE, lamport=9))),
     (None, check_causality(batch(1, ONE, lamport=9), batch(1, ONE, origin=B, lamport=3, source=REPLICA))),
-    # outcomes reported to clients
+    # outcomes that clients got
     (None, check_answers(TWO, acknowledged_client((DURABLE, 0, False)))),
     ("lost", check_answers(log_of(batch(1, one("t2"))), acknowledged_client((MEMORY, 0, False)))),
     ("lost", check_answers(log_of(lost=[batch(1, ONE)]), acknowledged_client((DURABLE, 0, False)))),
@@ -211,7 +211,7 @@ HISTORIES: list[tuple[str | None, Check]] = [
     ("drift", check_drifting([batch(1, ONE)], [batch(1, ONE, lamport=7)])),
     ("drift", check_drifting([batch(1, ONE)], [batch(1, one("t9"))])),
     (None, check_drifting([batch(1, ONE)], [batch(2, one("t9"))])),
-    # sinks
+    # fold of a sink
     (None, check_folded(TWO)),
     ("state", check_folded(TWO, rows=1)),
     (None, check_folded(TWO, rows=1, end=1)),

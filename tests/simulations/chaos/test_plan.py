@@ -1,4 +1,4 @@
-"""Plans: the same for a seed, whole through JSON, and all of them together strike with everything."""
+"""Plans: equal for equal seeds, unchanged by JSON, and together covering every kind of strike."""
 
 from __future__ import annotations
 

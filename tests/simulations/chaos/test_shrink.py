@@ -1,4 +1,4 @@
-"""Shrinking of failing plans: as small as the failure allows, within the allowed runs."""
+"""Failing plans are shrunk as far as the failure allows, within the allowed runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model sinks keep the contract that they are to try others by, and say so where it is broken to them."""
+"""The model sinks keep the contract of sinks, and report when the service breaks it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Life:
 
 
 class CommitsLate(Random):
-    """Commits nothing before it has to."""
+    """Randomness with which a sink commits as late as it may."""
 
     def random(self) -> float:
         return 0.99

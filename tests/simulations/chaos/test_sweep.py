@@ -1,4 +1,4 @@
-"""The sweep: what it prints and what it returns."""
+"""The sweep: its printed lines and its exit status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from delta_prop_simulations.commands import sweep as command
 
 
 def outcome(plan: Plan) -> Outcome:
-    """Of a run that finds something at every seed that 5 divides, and does nothing at 7."""
+    """Return the outcome of a run: a violation at seeds divisible by 5, vacuous at seed 7."""
     seed = plan.seed
     return Outcome(
         seed=seed,
@@ -54,7 +54,7 @@ def test_sweep_prints_strikes_violations_and_rerun_command(fake_runs, capsys) ->
 
 @pytest.mark.parametrize(("what", "progress"), [("sweep", "0 of 4 seeds"), ("mutants", "0 of 2")])
 def test_terminal_shows_progress_before_first_result(what, progress, monkeypatch, capsys) -> None:
-    """Before the first process has been started."""
+    """The interrupt comes before the first process has been started."""
     monkeypatch.setattr(command.system.sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
 

@@ -1,4 +1,4 @@
-"""The bound on folds in one call of an index, relative to the deltas of the vectors it changes."""
+"""The bound on folds in one call of an index, relative to the deltas of the vectors that it changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from delta_prop.sinks import IndexSink
 from delta_prop_simulations.chaos.work import REFOLDS_MAX, CountedIndex
 from delta_prop_sinks.sink import Delivery
-from tests.simulations.chaos.forged import B, batch, log_of, one
+from tests.simulations.chaos.synthetic_histories import B, batch, log_of, one
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

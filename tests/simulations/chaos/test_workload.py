@@ -1,4 +1,4 @@
-"""Writers and readers over the ends of processes and connections: what the shadow is told has happened."""
+"""Writers and readers across ends of processes and connections: the recorded history equals the log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from delta_prop_simulations.chaos.readers import Reader
 from delta_prop_simulations.chaos.workload import Writer
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel
-from tests.delta_prop.client.serving import ADDRESS, Site, with_service
+from tests.delta_prop.client.virtual_service import ADDRESS, Site, with_service
 
 SEEDS = range(4)
 
@@ -28,7 +28,7 @@ def writer(history: ClientHistory, seed: int, level: AckLevel | None = None) -> 
 
 
 def offsets_by_token(log_history: LogHistory) -> dict[str, int]:
-    """Each token's offset."""
+    """Return the offset of each token."""
     found = {}
     for offset, logged, row in log_history.rows():
         token = token_of(logged.batch, row)
@@ -71,7 +71,7 @@ def test_embedded_writers_continue_after_process_ends(seed: int) -> None:
     while not one.is_done:
         try:
             run_virtual(life, seed + lives, "killed" if lives else None, 0.1 if lives < 4 else 300.0)
-        except BaseException as error:  # raised by a process whose disk is off
+        except BaseException as error:  # raised by a process whose disk is switched off
             if not disk_is_off(error):
                 raise
         lives += 1

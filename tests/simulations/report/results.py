@@ -1,4 +1,4 @@
-"""A result that has a bit of everything: names that must be escaped, empty series, promises of each kind."""
+"""A sample result with every feature: names to escape, empty series, verdicts of each kind."""
 
 from __future__ import annotations
 

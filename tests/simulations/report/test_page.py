@@ -1,4 +1,4 @@
-"""The page of a result: whole, sound as HTML, safe with any name, the same for the same result."""
+"""The page of a result: complete, valid HTML, escaped, self-contained, deterministic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNCLOSED_TAGS = {"meta", "path", "br"}
 
 
 class Page(HTMLParser):
-    """Holds that what is opened is closed, and gathers what stands there."""
+    """Checks that every opened tag is closed, and collects the text."""
 
     def __init__(self) -> None:
         super().__init__()

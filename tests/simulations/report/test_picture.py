@@ -1,4 +1,4 @@
-"""A plot alone is a sound SVG document, with its title and who is who."""
+"""A plot alone is a valid SVG document, with its title and the names of its lines."""
 
 from __future__ import annotations
 

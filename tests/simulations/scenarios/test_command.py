@@ -1,4 +1,4 @@
-"""`delta-prop simulate SCENARIO`: shipped ones by name, others as files, mistakes in one line."""
+"""`delta-prop simulate SCENARIO`: shipped scenarios by name, others by file, mistakes in one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from delta_prop_simulations.scenarios.reading import read_setups
 from delta_prop_simulations.scenarios.result import result_from_json
 from delta_prop_simulations.scenarios.run import RunInputs, run
 from delta_prop_wire.errors import UsageError
-from tests.simulations.scenarios.scenes import TWO_SINKS
+from tests.simulations.scenarios.small_scenarios import TWO_SINKS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""The page on simulation says of each table of a scenario which keys there are, and their defaults."""
+"""docs/simulation.md describes each key of a scenario with its default."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TABLES = {
 
 
 def rows(heading: str) -> dict[str, str]:
-    """Key and default of each row of the table behind a heading."""
+    """Return key and default of each row of the table below a heading."""
     table = PAGE.partition(f"{heading}\n")[2].partition("|---|---|---|\n")[2].partition("\n\n")[0]
     found = [re.match(r"\| `(\w+)` \| (.*?) \|", line) for line in table.splitlines()]
     assert found
@@ -43,7 +43,7 @@ def rows(heading: str) -> dict[str, str]:
 
 
 def default(one: Field[Any]) -> Any:
-    """A field's default as TOML has it; MISSING where there is none."""
+    """Return a field's default as TOML has it, or MISSING."""
     value = one.default if one.default_factory is MISSING else one.default_factory()
     if is_dataclass(value) and not isinstance(value, type):
         return {key: part for key, part in asdict(value).items() if part != 0.0}

@@ -1,4 +1,4 @@
-"""Scenarios are read, alternatives made of them, and mistakes told with their place and cure."""
+"""Scenario files: parsing, alternatives, and mistakes refused with their key and fix."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from delta_prop_simulations.scenarios.reading import parse_duration, read_setups
 from delta_prop_simulations.scenarios.scenario import Between, Event
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import UsageError
-from tests.simulations.scenarios.scenes import TWO_SINKS, setup
+from tests.simulations.scenarios.small_scenarios import TWO_SINKS, setup
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Recorded traffic in a scenario: what a real server took is offered again, at the times at which it came."""
+"""Recorded traffic in a scenario: deltas that a real server got are offered at the recorded times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from delta_prop.cli import main
 from delta_prop.recorded_traffic import SALT_BYTES, TrafficWriter
 from delta_prop_wire.delta import Delta, Source, opaque
 from delta_prop_wire.encode import encode_batch
-from tests.delta_prop.commands.served import served
+from tests.delta_prop.commands.server_thread import served
 from tests.delta_prop.commands.support import Command, create_lines
 
 if TYPE_CHECKING:
@@ -67,6 +67,6 @@ set = {"source.web.speed" = 2.0}
     shown = capsys.readouterr()
     once, twice = json.loads(shown.out)["alternatives"]
     assert (once["totals"]["offered"], twice["totals"]["offered"]) == (30, 50)
-    assert shown.err.count("truncated") == 0  # the run ended before the truncated end
+    assert shown.err.count("truncated") == 0  # the run ended before the truncation
     assert main(["simulate", str(tmp_path / "a.toml"), "--duration", "9s"]) == 0
     assert "truncated" in capsys.readouterr().err

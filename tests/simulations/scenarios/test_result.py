@@ -1,4 +1,4 @@
-"""A result goes through JSON and comes back the same."""
+"""A result is unchanged by JSON."""
 
 from __future__ import annotations
 

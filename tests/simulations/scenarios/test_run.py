@@ -1,4 +1,4 @@
-"""Runs of small scenarios: the same for the same seed, what befalls a sink is seen in what is measured."""
+"""Runs of small scenarios: equal for equal seeds; faults of a sink show in the measured values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from delta_prop_simulations.chaos.violation import Violation
 from delta_prop_simulations.report import html, table
 from delta_prop_simulations.scenarios.result import Result
 from delta_prop_simulations.scenarios.run import RunInputs
-from tests.simulations.scenarios.scenes import TWO_SINKS, run_scenario, sink, verdict
+from tests.simulations.scenarios.small_scenarios import TWO_SINKS, run_scenario, sink, verdict
 
 
 def test_result_depends_only_on_seed() -> None:

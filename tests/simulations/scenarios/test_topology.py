@@ -1,4 +1,4 @@
-"""Machines, links and faults of a scenario: what is read, and how mistakes are told."""
+"""Machines, links and faults of a scenario: parsing, and mistakes refused with their key."""
 
 from __future__ import annotations
 

@@ -1,0 +1,142 @@
+"""A simulated sink of random capacity after the pacing gate, and a source that always has more deltas.
+
+Ticks take 20 ms. A capacity is drawn every 100 ms; unused capacity is lost. A lumpy sink takes up to 1,000
+deltas per call, and releases them together when the call ends.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from delta_prop.backpressure.credit import Credits
+from delta_prop.backpressure.pacer import Measure, Pacer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from delta_prop.backpressure.controller import Law
+
+TICKS_A_SECOND = 50
+TICKS_A_STEP = TICKS_A_SECOND // 10
+CALL_DELTAS_MAX = 1_000
+BYTES = 100  # per delta
+
+STEPS = (10_000, 20_000, 5_000, 50_000)
+HOLD_S = 10
+SETTLE_S = 5
+
+
+class SmoothSink:
+    """A sink that releases deltas one by one."""
+
+    def __init__(self) -> None:
+        self._work = 0.0
+
+    def serve(self, depth: int, work: float) -> int:
+        """Return how many of `depth` deltas this much more work completes."""
+        self._work += work
+        done = min(int(self._work), depth)
+        self._work = self._work - done if done < depth else 0.0
+        return done
+
+
+class LumpySink:
+    """A sink that releases the deltas of a call together."""
+
+    def __init__(self) -> None:
+        self._work = 0.0
+        self._in_hand = 0
+
+    def serve(self, depth: int, work: float) -> int:
+        """Return how many of `depth` deltas this much more work completes."""
+        self._work += work
+        done = 0
+        while True:
+            if not self._in_hand:
+                self._in_hand = min(depth - done, CALL_DELTAS_MAX)
+                if not self._in_hand:
+                    self._work = 0.0
+                    return done
+            if self._work < self._in_hand:
+                return done
+            self._work -= self._in_hand
+            done += self._in_hand
+            self._in_hand = 0
+
+
+@dataclass
+class RunRecord:
+    """Results of a run; per tick: deltas `admitted`, and deltas `possible` with the sink's capacity."""
+
+    admitted: list[int] = field(default_factory=list)
+    possible: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)  # one per step of the law
+    depths: list[int] = field(default_factory=list)  # one per tick
+    credit_exceeded: bool = False
+
+
+def simulate(
+    law: Law,
+    *,
+    capacity: Callable[[float], float],
+    seconds: float,
+    mailbox: int,
+    lumpy: bool = False,
+    demand: Callable[[float], float] | None = None,
+    batch: int = 100,
+    waiting_max: float = float("inf"),
+) -> RunRecord:
+    """Run a source against the sink; without `demand` (deltas/s at a time) it always has more deltas."""
+    pacer, credits_ = Pacer(), Credits(mailbox, mailbox * BYTES)
+    pacer.pace("slow", law, credits_, 0.0)
+    sink = LumpySink() if lumpy else SmoothSink()
+    record = RunRecord()
+    depth, drained, waiting = 0, 0, 0.0
+    for tick in range(1, round(seconds * TICKS_A_SECOND) + 1):
+        now = tick / TICKS_A_SECOND
+        waiting = float("inf") if demand is None else min(waiting + demand(now) / TICKS_A_SECOND, waiting_max)
+        admitted = 0
+        while waiting >= batch and pacer.admits(batch, batch * BYTES, now):
+            pacer.note(batch, batch * BYTES, now)
+            admitted += batch
+            waiting -= batch
+        depth += admitted
+        record.credit_exceeded |= depth > max(mailbox, batch) or depth != credits_.deltas_out
+        work = capacity(now) / TICKS_A_SECOND
+        done = sink.serve(depth, work)
+        credits_.release(done, done * BYTES)
+        depth, drained = depth - done, drained + done
+        record.admitted.append(admitted)
+        record.possible.append(work)
+        record.depths.append(depth)
+        if tick % TICKS_A_STEP == 0:
+            pacer.step(now, {"slow": Measure(drained, depth, mailbox)})
+            record.rates.append(law.rate)
+            drained = 0
+    return record
+
+
+def noisy_steps(seed: int, steps: Sequence[int] = STEPS, hold_s: float = HOLD_S) -> Callable[[float], float]:
+    """Return a capacity that follows the steps, with uniform noise of 20 % drawn every 100 ms."""
+    rng = random.Random(seed)
+    capacities = [step * (1 + rng.uniform(-0.2, 0.2)) for step in steps for _ in range(round(hold_s * 10))]
+
+    def capacity(now: float) -> float:
+        return capacities[min(int((now - 1e-6) * 10), len(capacities) - 1)]
+
+    return capacity
+
+
+def window_ratios(
+    record: RunRecord, steps: Sequence[int] = STEPS, hold_s: float = HOLD_S
+) -> Iterator[tuple[float, float]]:
+    """Yield, for each settled one-second window, admitted over nominal capacity and over drawn capacity."""
+    ticks = round(hold_s * TICKS_A_SECOND)
+    for index, step in enumerate(steps):
+        first = index * ticks + SETTLE_S * TICKS_A_SECOND
+        for start in range(first, (index + 1) * ticks - TICKS_A_SECOND + 1, TICKS_A_STEP):
+            admitted = sum(record.admitted[start : start + TICKS_A_SECOND])
+            possible = sum(record.possible[start : start + TICKS_A_SECOND])
+            yield admitted / step, admitted / possible

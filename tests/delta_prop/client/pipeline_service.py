@@ -1,0 +1,111 @@
+"""A service without a network: the real pipeline, and the frames with which a server answers a producer."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from delta_prop.ingest.work import Sender, SequencedBatch
+from delta_prop.receipt import Receipt
+from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.delta import AckLevel
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.frames import Ack, AckRange, BatchFrame, Nack, OriginGrant, Welcome
+from tests.delta_prop.pipeline_bench import Bench
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delta_prop.outcomes import PublishAck
+    from delta_prop_wire.frames import OriginClaim
+
+
+class ChainService:
+    """A pipeline, and up to one connection of a producer to it."""
+
+    def __init__(self) -> None:
+        self.bench = Bench()
+        self.log_id = bytes(15) + b"\1"
+        self.seen: dict[tuple[int, int, int], int] = {}  # (origin, epoch, base) -> checksum
+        self.connect()
+
+    def connect(self) -> None:
+        """Replace the connection: its unsent answers are dropped; deltas in the pipeline stay."""
+        self.answers: deque[Ack | Nack] = deque()
+        self._answered: set[int] = set()
+        self._cumulative = 0
+        self._connection = object()
+
+    def hello(self, claims: Sequence[OriginClaim]) -> Welcome:
+        grants = self.bench.pipeline.claim(claims, "owner", self.bench.now)
+        return Welcome(
+            origins=tuple(OriginGrant(one.origin, one.epoch, one.watermark) for one in grants),
+            log=Cursor(self.log_id, 0, self.bench.log.next_offset),
+            level=AckLevel.MEMORY,
+        )
+
+    def lose_tail(self, offset: int) -> None:
+        """Remove the rows from an offset on, as after a failure of the log."""
+        remaining = [one for one in self.bench.routed if one.next_offset <= offset]
+        owners = {state.origin: state.epoch for state in self._grants()}
+        self.bench = Bench()
+        for logged in remaining:
+            relogged = self.bench.log.append(logged.batch, lamport=logged.lamport, source=logged.source)
+            self.bench.pipeline.restore(relogged, 0.0)
+            self.bench.routed.append(relogged)
+        for origin, epoch in owners.items():
+            self.bench.pipeline.origins.restore(origin, epoch, 0.0)
+
+    def _grants(self) -> list[OriginGrant]:
+        active, _ = self.bench.pipeline.origins.list_all()
+        found = [(one, self.bench.pipeline.origins.get(one)) for one in active]
+        return [
+            OriginGrant(one, state.epoch, 0) for one, state in found if state is not None and one >> 20 != 1
+        ]
+
+    def receive(self, frame: BatchFrame, refuse: Refused | None = None) -> None:
+        """Process a frame and queue its answer; with `refuse`, refuse it before the pipeline sees it."""
+        batch = frame.batch
+        if not (batch.kind == 4 and batch.keys[0] == "withdrawn"):
+            key = (batch.origin, batch.epoch, batch.base)
+            assert self.seen.setdefault(key, batch.crc) == batch.crc or self.forgiving, (
+                "the same dot must have the same bytes"
+            )
+        if refuse is not None:
+            self._answer(frame, None, refuse)
+            return
+        receipt = Receipt()
+        connection = self._connection
+
+        def answer(done: Receipt) -> None:
+            if connection is self._connection:
+                refusal = done.refusal()
+                self._answer(frame, None if refusal else done.result(), refusal)
+
+        receipt.add_done_callback(answer)
+        self.bench.pipeline.offer(SequencedBatch(batch, Sender("owner"), receipt), self.bench.now)
+
+    forgiving = False
+    """True if a dot may be reused with other bytes, as in batches rebuilt after a lost tail."""
+
+    def _answer(self, frame: BatchFrame, published: PublishAck | None, refusal: Refused | None) -> None:
+        self._answered.update(range(frame.sequence, frame.sequence + frame.batch.count))
+        while self._cumulative + 1 in self._answered:
+            self._cumulative += 1
+            self._answered.remove(self._cumulative)
+        if refusal is not None:
+            self.answers.append(Nack.of(frame.sequence, refusal))
+            self.answers.append(Ack(self._cumulative))
+        elif published is not None:
+            self.answers.append(Ack(self._cumulative, ranges=_ranges(frame.sequence, published)))
+
+
+def _ranges(sequence: int, published: PublishAck) -> tuple[AckRange, ...]:
+    if not published.duplicates:
+        assert published.offset is not None
+        return (AckRange(sequence, sequence + published.count - 1, published.offset),)
+    return tuple(
+        AckRange(at, at, offset, duplicate)
+        for at, (offset, _, duplicate) in enumerate(published.places(), start=sequence)
+        if offset is not None
+    )

@@ -1,0 +1,95 @@
+"""A service on a thread of its own, for tests of blocking clients."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+from anyio.from_thread import start_blocking_portal
+
+from delta_prop.embedded import Propagator
+from delta_prop.server.access import Access
+from delta_prop.server.service import Service
+from delta_prop.server.settings import ServerSettings
+from delta_prop_sinks.storage import StorageSink
+from tests.delta_prop.server.tokens import File
+from tests.full_log import read_all
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
+
+    from delta_prop.ports import Tls
+    from delta_prop.server.connection_handler import ConnectionHandler
+
+T = TypeVar("T")
+
+
+class Served:
+    """A service on a thread of its own."""
+
+    def __init__(self, portal: Any, propagator: Propagator, service: Service) -> None:
+        self._portal = portal
+        self._propagator = propagator
+        self._service = service
+        assert service.address is not None
+        self.address = f"{service.address.host}:{service.address.port}"
+
+    def keys(self) -> list[str]:
+        def read() -> list[str]:
+            log = self._propagator.internals().log
+            batches = read_all(log)
+            return [key for one in batches if not one.batch.is_control for key in one.batch.keys]
+
+        return self._portal.call(read)  # type: ignore[no-any-return]
+
+    def peers(self) -> list[ConnectionHandler]:
+        return list(self._service._handlers.values())
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a function on the service's thread."""
+        return self._portal.call(function)  # type: ignore[no-any-return]
+
+    def store(self, path: Path) -> None:
+        """Attach a storage sink on this file."""
+        self._portal.call(self._propagator.attach, StorageSink(path))
+
+    def break_off(self) -> None:
+        self.call(lambda: [peer.abort() for peer in self.peers()])
+
+
+@asynccontextmanager
+async def running(
+    tls: Tls | None, propagator: dict[str, Any], settings: dict[str, Any], tokens: str | None = None
+) -> AsyncIterator[tuple[Propagator, Service]]:
+    async with Propagator(**propagator) as p, anyio.create_task_group() as tasks:
+        access = None if tokens is None else Access(p.internals().world, File(tokens))
+        service = Service(p, ServerSettings(port=0, **settings), access=access, tls=tls)
+        await tasks.start(service.run)
+        try:
+            yield p, service
+        finally:
+            service.stop()
+
+
+@contextmanager
+def served(
+    tls: Tls | None = None,
+    *,
+    propagator: dict[str, Any] | None = None,
+    tokens: str | None = None,
+    **settings: Any,
+) -> Iterator[Served]:
+    """Run a service on a thread of its own.
+
+    `propagator`: its arguments, by default for a log in memory. `tokens`: the text of its token file.
+    """
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(running(tls, propagator or {}, settings, tokens)) as (
+            made,
+            service,
+        ),
+    ):
+        yield Served(portal, made, service)

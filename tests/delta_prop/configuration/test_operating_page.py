@@ -1,0 +1,62 @@
+"""docs/operating.md names every key of a configuration with its default; its example is valid."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from pathlib import Path
+
+from delta_prop.configuration import Configuration, make_sinks, read_configuration
+from delta_prop.configuration.schema import Access, Logging, TlsFiles
+from delta_prop.configuration.sinks import KINDS
+from delta_prop.server.settings import ServerSettings
+from delta_prop_broker.log.settings import LogSettings
+from delta_prop_sinks.hnsw_builder import Hnsw
+
+SECTIONS = (Configuration, ServerSettings, LogSettings, TlsFiles, Access, Logging, Hnsw, *KINDS.values())
+DOCS = Path(__file__).parents[3] / "docs"
+OPERATING = (DOCS / "operating.md").read_text()
+
+
+def test_every_key_is_documented() -> None:
+    described = OPERATING + (DOCS / "architecture.md").read_text()
+    for section in SECTIONS:
+        names = [one.name for one in dataclasses.fields(section)]
+        page = described if section is LogSettings else OPERATING
+        assert [name for name in names if f"`{name}`" not in page and f"[{name}]" not in page] == []
+    assert [kind for kind in KINDS if f"`{kind}`" not in OPERATING] == []
+
+
+def _value(text: str) -> object:
+    """Parse a default of the page, as `16 MiB`, `5 s`, `1,000 per second` or `no`; return None for words."""
+    if text in ("yes", "no"):
+        return text == "yes"
+    found = re.fullmatch(r"([\d,.]+)(?: (KiB|MiB|GiB))?(?: s| per second)?", text)
+    if found is None or text.count(".") > 1:
+        return text.strip("`") if re.fullmatch(r"`\w+`", text) else None
+    return float(found[1].replace(",", "")) * {None: 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[found[2]]
+
+
+def test_documented_defaults_match_the_code() -> None:
+    known: dict[str, set[object]] = {}
+    for section in (ServerSettings, Hnsw, *KINDS.values()):
+        for one in dataclasses.fields(section):
+            known.setdefault(one.name, set()).add(one.default)
+    checked = set()
+    for line in OPERATING.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        for cell, next_cell in itertools.pairwise(cells):
+            names, values = re.findall(r"`(\w+)`", cell), [_value(one) for one in next_cell.split("; ")]
+            if len(names) == len(values) and set(names) <= known.keys():
+                for name, value in zip(names, values, strict=True):
+                    assert value is None or value in known[name], (name, value, known[name])
+                    checked.add(name)
+    assert len(checked) > 40
+
+
+def test_documented_example_is_a_valid_configuration() -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", OPERATING, re.DOTALL)
+    read = read_configuration(example)
+    assert [one.sink.name for one in make_sinks(read.sinks)] == ["storage", "index", "audit"]
+    assert read.server.heartbeat_interval_s == 3

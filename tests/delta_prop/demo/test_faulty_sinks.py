@@ -1,0 +1,118 @@
+"""The demo's `SlowSink` and `CrashingSink` pass on every delta despite delays and a simulated kill."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import anyio
+import numpy as np
+import pytest
+
+from delta_prop import Delta, Propagator, create, sparse_add
+from delta_prop.demo.faulty_sinks import CrashingSink, SlowSink
+from delta_prop.testing import run_virtual, virtual_world
+from delta_prop_sinks.callback import CallbackSink
+from delta_prop_sinks.storage import StorageSink
+from delta_prop_wire.errors import Refused
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+IDS = [f"v{number}" for number in range(10)]
+
+
+def test_slow_sink_multiplies_its_time_and_loses_nothing() -> None:
+    got: list[int] = []
+
+    async def main() -> tuple[float, float, float, float]:
+        async def take(offset: int, _: Delta) -> None:
+            await anyio.sleep(0.01)
+            got.append(offset)
+
+        slow_sink = SlowSink(CallbackSink(take, name="audit"), anyio.current_time)
+        async with Propagator(world=virtual_world()) as propagator:
+            await propagator.attach(slow_sink)
+
+            async def publish_and_wait(name: str) -> float:
+                started = anyio.current_time()
+                published = await propagator.publish(Delta(name, create([1.0])))
+                await propagator.wait_visible(published)
+                return anyio.current_time() - started
+
+            normal_s = await publish_and_wait("a")
+            announced_s = slow_sink.slow_down(100)
+            slow_s = await publish_and_wait("b")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(publish_and_wait, "c")
+                await anyio.sleep(0.2)
+                started = anyio.current_time()
+                slow_sink.release()
+            return normal_s, announced_s, slow_s, anyio.current_time() - started
+
+    normal_s, announced_s, slow_s, released_s = run_virtual(main)
+    assert normal_s == pytest.approx(announced_s) == pytest.approx(0.01)
+    assert slow_s == pytest.approx(1.0)
+    assert released_s == pytest.approx(0.01)
+    assert got == [0, 1, 2]
+
+
+async def run_crash(
+    tmp_path: Path, rows: int, *, flushed: bool
+) -> tuple[CrashingSink, CrashingSink, list[float]]:
+    """Kill a store after `rows` of twenty rows; return its sink, the next store's sink and its values."""
+    path, left_path = tmp_path / "store.db", tmp_path / "left.db"
+
+    def copy_store() -> None:
+        for suffix in ("", "-wal"):
+            shutil.copyfile(f"{path}{suffix}", f"{left_path}{suffix}")
+
+    async with Propagator() as propagator:
+        dead_sink = CrashingSink(
+            StorageSink(path, name="replica", flush_s=0.001 if flushed else 3600), copy_store
+        )
+        await propagator.attach(dead_sink)
+        published = await propagator.publish_many(IDS, np.zeros((10, 1), np.float32))
+        await propagator.wait_visible(published, committed=flushed)
+        dead_sink.kill_after(10 + rows)
+        for _ in range(2):
+            await propagator.publish(*[Delta(one, sparse_add([0], [1])) for one in IDS])
+        with pytest.raises(Refused, match="killed within a batch"):
+            await propagator.wait_visible(30, timeout_s=10)
+        await propagator.detach("replica")
+        shutil.copyfile(path, tmp_path / "after.db")
+        await propagator.publish(*[Delta(one, sparse_add([0], [1])) for one in IDS])
+        store = StorageSink(left_path, name="replica")
+        next_sink = CrashingSink(store)
+        await propagator.attach(next_sink)
+        await propagator.wait_visible(40, timeout_s=10)
+        await store.flush()
+        values = [state.vector[0].item() async for _, _, state in store.rows() if state.vector is not None]
+    return dead_sink, next_sink, values
+
+
+@pytest.mark.parametrize("rows", [0, 1, 9])
+@pytest.mark.parametrize("flushed", [False, True])
+def test_killed_store_is_resumed_exactly_once(tmp_path: Path, rows: int, flushed: bool) -> None:
+    dead_sink, next_sink, values = anyio.run(lambda: run_crash(tmp_path, rows, flushed=flushed))
+    assert dead_sink.is_dead
+    assert dead_sink.applied_offset == 20 + rows
+    assert next_sink.resumed_at in ((10, 20) if flushed else (0,))
+    # the killed store wrote nothing after the kill
+    with closing(sqlite3.connect(tmp_path / "after.db")) as connection:
+        found = connection.execute("SELECT next_offset FROM cursor").fetchall()
+    assert found == ([(next_sink.resumed_at,)] if flushed else [])
+    assert (
+        next_sink.count_redelivered(dead_sink.applied_offset)
+        == dead_sink.applied_offset - next_sink.resumed_at
+    )
+    assert next_sink.applied_offset == 40
+    assert values == [3.0] * 10
+
+
+def test_redelivered_rows_are_those_below_an_offset() -> None:
+    crashing_sink = CrashingSink(StorageSink("nowhere.db"))
+    crashing_sink.offset_ranges = [(5, 8), (8, 12), (12, 20)]
+    assert [crashing_sink.count_redelivered(offset) for offset in (0, 6, 8, 10, 30)] == [0, 1, 3, 5, 15]

@@ -1,0 +1,94 @@
+"""A pipeline without a service, with a clock that the test sets and a log that can refuse appends."""
+
+from __future__ import annotations
+
+from delta_prop.ingest.fair_queue import FairQueue
+from delta_prop.ingest.origins import Origins
+from delta_prop.ingest.seen_ids import SeenIds
+from delta_prop.ingest.vector_heads import VectorHeads
+from delta_prop.ingest.work import Draft, Sender, SequencedBatch
+from delta_prop.order.orderer import Orderer
+from delta_prop.pipeline import Pipeline
+from delta_prop.producer import Producer
+from delta_prop.receipt import Receipt
+from delta_prop_broker.log.memory import MemoryLog
+from delta_prop_wire.batch import Batch, LoggedBatch
+from delta_prop_wire.delta import AckLevel, Delta, Priority, Source, make_origin, producer_id_of
+from delta_prop_wire.encode import encode_batch
+
+
+class GatedLog(MemoryLog):
+    """A log whose `is_accepting` the test sets."""
+
+    is_accepting = True
+
+
+class Bench:
+    """A pipeline, the batches it routed, and its clock."""
+
+    def __init__(
+        self,
+        *,
+        pending_deltas_max: int = 10_000,
+        queue_deltas_max: int = 100_000,
+        log_deltas_max: int = 1_000_000,
+    ) -> None:
+        self.now = 0.0
+        self.log = GatedLog(bytes(16), deltas_max=log_deltas_max)
+        self.owners: dict[int, str] = {}
+        self.routed: list[LoggedBatch] = []
+        ids = SeenIds(generation_ids=1000)
+        self.vectors = VectorHeads()
+        self.pipeline = Pipeline(
+            self.log,
+            own_producer_id=1,
+            queue=FairQueue(capacity_deltas=queue_deltas_max),
+            orderer=Orderer(knows_id=ids.__contains__, pending_deltas_max=pending_deltas_max),
+            ids=ids,
+            route=self.routed.append,
+            wall_us=lambda: 1_000_000,
+            origins=Origins(),
+            vectors=self.vectors,
+            load_head=lambda _namespace, _vector_id: None,
+        )
+
+    def publish(self, *deltas: Delta, after: tuple[Receipt, ...] = ()) -> Receipt:
+        draft = Draft(deltas, Receipt(), deltas[0].priority, AckLevel.MEMORY, after=after)
+        return self.pipeline.offer(draft, self.now)
+
+    def producer(self, name: str) -> Producer:
+        return Producer(
+            name,
+            self.pipeline,
+            now=lambda: self.now,
+            ack_level=AckLevel.MEMORY,
+            source=Source.LOCAL,
+            flush_earlier=lambda: None,
+        )
+
+    def send(
+        self,
+        batch: Batch,
+        *,
+        owner: str | None = None,
+        source: Source = Source.LOCAL,
+        lamport: int | None = None,
+    ) -> Receipt:
+        session = Sender(self.owners.get(batch.origin, "x") if owner is None else owner, source)
+        return self.pipeline.offer(SequencedBatch(batch, session, Receipt(), lamport), self.now)
+
+    def hello(self, name: str) -> int:
+        """Open a producer; return its origin in the normal lane."""
+        self.pipeline.hello(producer_id_of(name), name, self.now)
+        origin = make_origin(producer_id_of(name), Priority.NORMAL)
+        self.owners[origin] = name
+        return origin
+
+    def keys(self) -> list[str]:
+        """Return the vector ids in log order, without control rows."""
+        return [key for logged in self.routed if not logged.batch.is_control for key in logged.batch.keys]
+
+
+def batch_of(origin: int, base: int, *deltas: Delta, epoch: int = 1, **more: object) -> Batch:
+    """Return a batch whose dots begin at (origin, base)."""
+    return encode_batch(deltas, origin=origin, base=base, epoch=epoch, **more)  # type: ignore[arg-type]

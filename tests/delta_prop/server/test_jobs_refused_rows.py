@@ -1,0 +1,201 @@
+"""A job with refused and already published rows: the effects of its rows, and the report of refused ones."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+
+import anyio
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from delta_prop.server import jobs as server_jobs
+from delta_prop.testing import run_virtual
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_wire.delta import Delta, opaque
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.frames import (
+    BatchFrame,
+    Decision,
+    Hello,
+    JobState,
+    JobStatus,
+    Nack,
+    OriginClaim,
+    Subscribe,
+)
+from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.stamp import Stamp
+from tests.delta_prop.server.jobs import NAMESPACE, block_of, invalid_delta, keys_in, rows, without_rows
+from tests.delta_prop.server.jobs_virtual import (
+    NO_RESERVE,
+    Site,
+    frame,
+    origin_of,
+    run_story,
+    serve_virtual,
+    staged_hello,
+)
+
+FIRST = Delta("first", opaque(b"x"), NAMESPACE)
+"""With this delta the service knows the namespace, so it refuses deltas of missing vectors."""
+
+
+async def publish_first_rows(site: Site, count: int, before: int) -> None:
+    """Publish the first rows of part 0, as if an earlier run of the job had done so."""
+    await site.propagator.publish(FIRST)
+    if before:
+        async with site.connected() as raw:
+            (grant,) = (await raw.hello(origin_of(0))).welcome.origins  # type: ignore[union-attr]
+            batch = block_of(rows(0, count)[:before]).encode(origin=origin_of(0), base=1, epoch=grant.epoch)
+            await raw.send(BatchFrame(1, batch, ack_wanted=True))
+            await raw.until_acked(before)
+
+
+async def run_job(count: int, faults: set[int], before: int, block_rows: int) -> tuple[JobStatus, list[str]]:
+    """Run a job of one part whose first rows are already published."""
+    async with serve_virtual(SimDisk()) as site:
+        await publish_first_rows(site, count, before)
+        deltas = [invalid_delta(0, row) if row in faults else one for row, one in enumerate(rows(0, count))]
+        await site.decide(Decision.COMMIT, [await site.stage(0, 1, deltas, block_rows=block_rows)])
+        return await site.wait_published(), keys_in(site.propagator)
+
+
+@st.composite
+def job_cases(draw: st.DrawFn) -> tuple[int, set[int], int, int]:
+    count, block_rows = draw(st.integers(1, 40)), draw(st.integers(1, 13))
+    before = draw(st.integers(0, count))
+    faults = draw(st.sets(st.integers(before, count - 1))) if before < count else set[int]()
+    return count, faults, before, block_rows
+
+
+@settings(max_examples=25, deadline=None)
+@given(job_cases())
+@example((12, {5, 8, 10}, 4, 10))
+@example((30, set(range(3, 28)), 0, 13))
+def test_each_row_has_one_effect_or_is_reported(job: tuple[int, set[int], int, int]) -> None:
+    """One batch may have published rows, refused rows, and new rows."""
+    count, faults, before, block_rows = job
+    status, keys = run_virtual(run_job, count, faults, before, block_rows)
+    new = count - before - len(faults)
+    assert without_rows(status) == JobStatus(JobState.PUBLISHED, count, new, before, len(faults))
+    assert keys == ["first", *(f"0-{row}" for row in range(count) if row not in faults)]
+    expected = sorted(faults)[:10]
+    assert [one[:3] for one in status.refused_rows] == [(0, row, f"none-0-{row}") for row in expected]
+    assert {one.code for one in status.refused_rows} <= {ErrorCode.INVALID_DELTA}
+    assert all(
+        one.text.startswith(f"vector_id: '{one.vector_id}' in namespace") for one in status.refused_rows
+    )
+
+
+def test_refused_rows_survive_a_restart() -> None:
+    disk, found = SimDisk(), list[JobStatus]()
+
+    async def story(site: Site) -> None:
+        deltas = [*rows(0, 5), invalid_delta(0, 5)]
+        await site.decide(Decision.COMMIT, [await site.stage(0, 1, deltas)])
+        found.append(await site.wait_published())
+
+    async def later(site: Site) -> None:
+        assert await site.decide(Decision.QUERY) == found[0]
+        (listed,) = site.jobs.to_json()
+        (row,) = listed["refused_rows"]
+        assert (row["row"], row["code"]) == (5, "INVALID_DELTA")
+        assert row["text"].startswith("vector_id: 'none-0-5'")
+
+    run_story(disk, story)
+    run_story(disk, later)
+
+
+def test_job_list_names_rows_of_the_latest_jobs_within_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(site: Site) -> None:
+        for part in range(4):
+            name = f"job-{part}"
+            staged = await site.stage(part, 1, [*rows(part, 1), invalid_delta(part, 1)], job=name)
+            await site.decide(Decision.COMMIT, [staged], name)
+            await site.wait_published(name)
+        (row,) = site.jobs.to_json()[3]["refused_rows"]
+        size = server_jobs.ROW_OVERHEAD_BYTES + len(row["vector_id"]) + len(row["text"])
+        for bound, named in ((4 * size, [1, 1, 1, 1]), (2 * size, [0, 0, 1, 1]), (size - 1, [0, 0, 0, 0])):
+            monkeypatch.setattr(server_jobs, "LISTED_ROWS_BYTES_MAX", bound)
+            listed = site.jobs.to_json()
+            assert [one["job"] for one in listed] == [f"job-{part}" for part in range(4)]
+            assert [(one["refused"], len(one["refused_rows"])) for one in listed] == [
+                (1, one) for one in named
+            ]
+
+    run_story(SimDisk(), main)
+
+
+def test_rows_refused_before_a_wait_are_reported_with_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue fills while rows of a refused batch are retried: rows before that point are not resent."""
+    faults = {2, 3, 6}
+    deltas = [invalid_delta(0, row) if row in faults else one for row, one in enumerate(rows(0, 8))]
+
+    async def story(site: Site) -> None:
+        await site.propagator.publish(FIRST)
+        part = await site.stage(0, 1, deltas, block_rows=8)
+        pipeline, offers = site.propagator.internals().pipeline, 0
+        offer = pipeline.offer
+
+        def refuse_some(work: object, now: float) -> object:
+            nonlocal offers
+            offers += 1
+            if offers in (4, 7, 8):
+                work.receipt.refuse(Refused(ErrorCode.QUEUE_FULL, "full", retry_after_ms=5))  # type: ignore[attr-defined]
+                return work.receipt  # type: ignore[attr-defined]
+            return offer(work, now)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(pipeline, "offer", refuse_some)
+        await site.decide(Decision.COMMIT, [part])
+        status = await site.wait_published()
+        assert [one.row for one in status.refused_rows] == sorted(faults)
+        assert all("is unknown or deleted" in one.text for one in status.refused_rows)
+
+    run_story(SimDisk(), story)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 4, 5])
+def test_log_failure_before_a_refusal_retries_the_rows(nth: int) -> None:
+    disk = SimDisk(3)  # with this seed, some unsynced rows survive
+    deltas = [*rows(0, 3), invalid_delta(0, 3), invalid_delta(0, 4), *rows(0, 1, 5)]
+
+    async def story(site: Site) -> None:
+        await site.propagator.publish(FIRST)
+        part = await site.stage(0, 1, deltas, block_rows=6)
+        seen = 0
+
+        def is_hit(call: object) -> bool:
+            nonlocal seen
+            seen += call.name == "sync" and call.path.startswith("streams")  # type: ignore[attr-defined]
+            return seen == nth
+
+        await site.decide(Decision.COMMIT, [part])
+        disk.fail(is_hit, errno.EIO)
+        with anyio.fail_after(60):
+            status = await site.wait_published()
+        assert site.propagator.internals().pipeline.recoveries
+        assert without_rows(status) == JobStatus(JobState.PUBLISHED, 6, published=4, refused=2)
+        assert [(one.row, one.code) for one in status.refused_rows] == [
+            (row, ErrorCode.INVALID_DELTA) for row in (3, 4)
+        ]
+
+    run_story(disk, story, log=NO_RESERVE)
+
+
+def test_part_is_bound_to_its_origin_and_stream() -> None:
+    async def main() -> None:
+        async with serve_virtual(SimDisk()) as site, site.connected() as raw:
+            await staged_hello(raw, 0, 1)
+            valid = frame(0, rows(0, 1), 1)
+            await raw.send(replace(valid, stamp=Stamp(stream=1)))
+            nack = await raw.until(Nack)
+            assert (nack.code, nack.sequence) == (ErrorCode.UNKNOWN_STREAM, 1)
+            await raw.send(replace(valid, sequence=2))
+            await raw.until_acked(2)
+            await raw.send(Subscribe(2, Hello(origins=(OriginClaim(origin_of(1)),))))
+            nack = await raw.until(Nack)
+            assert (nack.code, nack.correlation_id) == (ErrorCode.BAD_REQUEST, 2)
+
+    run_virtual(main)
