@@ -35,6 +35,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
 def numbered(kind: type, **known: Any) -> Any:
     """Return a dataclass with a different number in each field."""
     names = [field.name for field in dataclasses.fields(kind)]
+    assert known.keys() <= {*names}
     return kind(**{name: known.get(name, 100 + index) for index, name in enumerate(names)})
 
 
@@ -45,7 +46,7 @@ class FullStatusView:
         rebuild = RebuildProgress("x", 7, 70, 700)
         known = {"name": "storage", "state": "idle", "reason": None, "breaker": "open"}
         known |= {"failing": FailingDelta(17, "docs", "a", 6)}
-        sink = numbered(FeedStatistics, **known, behind=True, pacing=False, rebuild=rebuild)
+        sink = numbered(FeedStatistics, **known, catching_up=True, pacing=False, rebuild=rebuild)
         self.full_statistics = numbered(
             Statistics,
             queue=numbered(QueueStatistics, lanes=tuple(numbered(LaneStatistics) for _ in range(4))),
