@@ -83,13 +83,17 @@ class Producer:
         now: Callable[[], float],
         ack_level: AckLevel,
         source: Source,
+        check_open: Callable[[], None],
         flush_earlier: Callable[[], None],
     ) -> None:
-        """Open a producer; `flush_earlier` sends what others have offered in this tick, which goes first."""
+        """Open a producer. `check_open` raises Refused (SHUTTING_DOWN) or UsageError once the service closes;
+        `flush_earlier` sends what others have offered in this tick, which goes first.
+        """
         check_name("producer", name, VECTOR_ID_BYTES_MAX)
         self.name = name
         self._pipeline = pipeline
         self._now = now
+        self._check_open = check_open
         self._flush_earlier = flush_earlier
         self._ack_level = ack_level
         self._sender = Sender(owner=name, source=source)
@@ -141,6 +145,7 @@ class Producer:
                 if entry is None:
                     entry = self._begin(priority, deltas, after)
                 elif entry.is_refused:
+                    self._check_open()
                     self._continue_after_recovery()
                     self._resend(self._lanes[priority], entry)
                 with anyio.move_on_after(max(deadline - self._now(), 0)):
@@ -152,6 +157,7 @@ class Producer:
             except Refused as refusal:
                 wait_s = max((refusal.retry_after_ms or 0) / 1000, _RETRY_S_MIN)
                 final = refusal.code is ErrorCode.LOG_FAILED and refusal.retry_after_ms is None
+                final = final or refusal.code is ErrorCode.SHUTTING_DOWN  # this handle ends with its service
                 if final or not refusal.retryable or self._now() + wait_s >= deadline:
                     _withdraw(entry)
                     raise
@@ -189,12 +195,14 @@ class Producer:
 
     def send_frame(self, batch: Batch, lamport: int | None = None) -> Receipt:
         """Send a batch unchanged: a duplicate of this producer's, or a forwarded one under its origin."""
+        self._check_open()
         self._flush_earlier()
         work = SequencedBatch(batch, self._sender, Receipt(), lamport)
         return self._pipeline.offer(work, self._now())
 
     def resend(self, priority: Priority | None = None) -> None:
         """Send refused unacknowledged batches again, in order. Raises the first refusal that recurs."""
+        self._check_open()
         self._continue_after_recovery()
         for lane in self._lanes.values() if priority is None else (self._lanes[priority],):
             self._resend(lane)
@@ -224,6 +232,7 @@ class Producer:
     ) -> _UnackedBatch:
         """Draw the dots and send for the first time."""
         lane = self._lanes[priority]
+        self._check_open()
         self._flush_earlier()
         self.resend(priority)
         self._check_capacity()

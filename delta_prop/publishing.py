@@ -174,13 +174,22 @@ class PublishMixin:
     ) -> Producer:
         """Return a handle with dots of its own; the former holder of the name is fenced. Raises Refused."""
         self._check_open()
-        level = self._resolve_level(ack_level)
+        level, pipeline = self._resolve_level(ack_level), self._pipeline
+
+        def check_open() -> None:
+            self._check_open()
+            if self._pipeline is not pipeline:
+                raise UsageError(
+                    f"producer {name!r} is of an earlier `async with` of this propagator: create it again"
+                )
+
         return Producer(
             name,
-            self._pipeline,
+            pipeline,
             now=self._now,
             ack_level=level,
             source=source,
+            check_open=check_open,
             flush_earlier=self._accumulator.send,
         )
 

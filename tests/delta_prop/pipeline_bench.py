@@ -63,6 +63,7 @@ class Bench:
             now=lambda: self.now,
             ack_level=AckLevel.MEMORY,
             source=Source.LOCAL,
+            check_open=lambda: None,
             flush_earlier=lambda: None,
         )
 

@@ -294,8 +294,12 @@ def test_second_producer_of_a_name_fences_the_first() -> None:
     bench = Bench()
     first = bench.producer("p")
     assert first.offer(make_delta("a")).result().offset == 0
-    parked = bench.send(batch_of(bench.pipeline._own_origins[0], 1, make_delta("z")))
-    assert parked.done or parked.state is OfferState.PENDING
+    foreign = bench.send(batch_of(bench.pipeline._own_origins[0], 1, make_delta("z"))).refusal()
+    assert foreign is not None
+    assert (foreign.code, "it belongs to another producer" in foreign.message) == (
+        ErrorCode.UNAUTHORIZED,
+        True,
+    )
     second = bench.producer("p")
     refusal = first.offer(make_delta("b")).refusal()
     assert refusal is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from delta_prop_sinks import CacheSink, Delivery
 from delta_prop_wire.algebra import VectorState, fold
-from delta_prop_wire.delta import Delta, create, delete, dense, sparse, sparse_add
+from delta_prop_wire.delta import Delta, Kind, KnownIds, Source, create, delete, dense, sparse, sparse_add
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import UsageError
 from tests.sinks.strategies import logs
 from tests.sinks.support import FakeLog, check_state, oracle
+
+if TYPE_CHECKING:
+    from delta_prop_wire.batch import LoggedBatch
 
 
 @given(log=logs(), data=st.data(), mode=st.sampled_from(["refresh", "invalidate"]))
@@ -45,6 +48,15 @@ def test_every_hit_equals_the_fold(log: FakeLog, data: st.DataObject, mode: Any)
     anyio.run(main)
 
 
+def set_last_by(logged: LoggedBatch) -> set[tuple[str, str]]:
+    """The vectors whose last local delta in this batch is a create or delete that has an effect."""
+    batch = logged.batch
+    if logged.source is Source.REPLICA or logged.known_ids is not KnownIds.NONE:
+        return set()
+    last = {ref: batch.kinds[row] for row, ref in enumerate(zip(batch.namespaces, batch.keys, strict=True))}
+    return {ref for ref, kind in last.items() if kind in (Kind.CREATE, Kind.DELETE)}
+
+
 @given(log=logs())
 def test_cached_state_without_loader_equals_the_fold(log: FakeLog) -> None:
     async def main() -> None:
@@ -52,8 +64,10 @@ def test_cached_state_without_loader_equals_the_fold(log: FakeLog) -> None:
         await cache.open(log)
         for position, logged in enumerate(log.batches):
             await cache.apply([Delivery(logged)])
+            defined = set_last_by(logged)
             for ref, state in oracle(log.batches[: position + 1]).items():
                 found = cache.peek(*ref)
+                assert found is not None or ref not in defined, "a create or delete defines the state"
                 if found is not None:
                     assert found.content == state.content
 

@@ -10,10 +10,10 @@ import pytest
 
 from delta_prop.testing import run_virtual
 from delta_prop_sinks import ForwardSink, StopSink, TryAgain, check_sink
-from delta_prop_wire.delta import Delta, create
+from delta_prop_wire.delta import Delta, create, opaque
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
-from tests.sinks.support import FakeLog
+from tests.sinks.support import HERE, FakeLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -75,22 +75,28 @@ def test_forward_sink_follows_the_contract() -> None:
     run_virtual(lambda: check_sink(lambda: forward_sink(service), seen))
 
 
-def deliver(service: OtherService, batches: int = 2, begin: int = 0) -> Callable[[], Any]:
+def filled_log() -> FakeLog:
+    log = FakeLog()
+    log.append(Delta("v0", create([1.0]), metadata={"n": 0}), Delta("v1", create([2.0])))
+    log.append(Delta("v0", opaque(b"bytes")))
+    return log
+
+
+def deliver(service: OtherService) -> Callable[[], Any]:
     async def main() -> None:
-        log = FakeLog()
-        for number in range(batches):
-            log.append(Delta(f"v{number}", create([1.0])))
+        log = filled_log()
         sink = forward_sink(service)
         assert await sink.open(log) is None
-        await sink.apply(log.deliveries(begin))
+        await sink.apply(log.deliveries())
 
     return main
 
 
-def test_each_batch_is_forwarded_in_order() -> None:
-    service = OtherService()
+def test_each_batch_is_forwarded_unchanged_and_in_order() -> None:
+    service, log = OtherService(), filled_log()
     run_virtual(deliver(service))
-    assert [base for _, base in service.batches] == [1, 2]
+    assert list(service.batches) == [(HERE, 1), (HERE, 3)]
+    assert list(service.batches.values()) == [bytes(one.batch.body) for one in log.batches]
 
 
 def test_retryable_refusal_resumes_at_refused_batch() -> None:
@@ -98,22 +104,31 @@ def test_retryable_refusal_resumes_at_refused_batch() -> None:
     service.answer = Refused(ErrorCode.LOG_FULL, "the log is full", retry_after_ms=50)
     with pytest.raises(TryAgain, match="the log is full") as caught:
         run_virtual(deliver(service))
-    assert caught.value.done_offset == 1
+    assert caught.value.done_offset == 2
 
 
 def test_final_refusal_stops_sink_and_names_offset() -> None:
     service = OtherService()
     service.answer = Refused(ErrorCode.BAD_REQUEST, "look at the service that gave it")
-    with pytest.raises(StopSink, match=r"refuses offset 1: .*look at the service that gave it"):
+    with pytest.raises(StopSink, match=r"refuses offset 2: .*look at the service that gave it"):
         run_virtual(deliver(service))
 
 
 def test_lost_connection_is_retried() -> None:
-    service = OtherService()
-    service.answer = None
-    service.answer = ConnectionError("it broke")  # type: ignore[assignment]
-    with pytest.raises(TryAgain, match="it broke"):
-        run_virtual(deliver(service))
+    async def main() -> None:
+        service, log = OtherService(), filled_log()
+        sink = forward_sink(service)
+        await sink.open(log)
+        service.answer = ConnectionError("it broke")
+        with pytest.raises(TryAgain, match="not connected to the other service: it broke") as caught:
+            await sink.apply(log.deliveries())
+        assert caught.value.done_offset is None
+        assert (service.batches, sink.statistics().forwarded) == ({}, 0)
+        service.answer = None
+        await sink.apply(log.deliveries())
+        assert (len(service.batches), sink.statistics().forwarded) == (2, 3)
+
+    run_virtual(main)
 
 
 def test_forwarding_only_some_topics_is_refused() -> None:

@@ -342,6 +342,39 @@ def test_cache_is_rebuilt_in_both_modes() -> None:
     run_virtual(main)
 
 
+@pytest.mark.parametrize("bounds", [{"entries_max": 4}, {"bytes_max": 8_000}])
+def test_rebuilt_cache_keeps_within_its_bounds(bounds: dict[str, int]) -> None:
+    async def main() -> None:
+        log = FakeLog()
+        for number in range(2):
+            fill_log(log, 1)
+            log.append(*(Delta(f"w{i}", opaque(bytes([number]) * 1_000)) for i in range(10)))
+        middle = log.batches[1].next_offset
+        cache = CacheSink(**bounds)
+        await cache.open(log)
+
+        def correct_keys(end: int) -> set[str]:
+            """Check the bounds and each cached state; return the vectors that are cached."""
+            counts, states = cache.statistics(), states_at(log, end)
+            assert counts.entries <= cache.entries_max
+            assert counts.bytes <= cache.bytes_max
+            found = [(row, cache.peek(row.namespace, row.vector_id)) for row in states]
+            assert counts.entries == sum(state is not None for _, state in found) < len(states)
+            for row, state in found:
+                assert state is None or (state.content, state.key) == (row.state.content, row.state.key)
+            return {row.vector_id for row, state in found if state is not None}
+
+        await rebuild(cache, log, middle)
+        assert correct_keys(middle) == {"w6", "w7", "w8", "w9"}, "the states loaded last"
+        evicted = cache.statistics().evicted
+        assert evicted
+        await cache.apply(log.deliveries(middle))
+        assert correct_keys(log.next_offset) >= {"v3", "v4", "v5", "gone-0"}, "the vectors created last"
+        assert cache.statistics().evicted > evicted
+
+    run_virtual(main)
+
+
 def test_jsonlines_and_callback_are_not_rebuildable(tmp_path: Path) -> None:
     assert not isinstance(JsonLinesSink(tmp_path / "lines"), Rebuildable)
     assert not isinstance(CallbackSink(print), Rebuildable)

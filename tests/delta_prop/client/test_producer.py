@@ -12,11 +12,12 @@ from delta_prop.client.errors import Unreachable
 from delta_prop.client.producer import Producer
 from delta_prop.client.settings import ClientSettings
 from delta_prop.outcomes import OfferState, PublishAck
-from delta_prop.receipt import Receipt
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from delta_prop.testing.network_path import NetworkConditions
+from delta_prop_wire.credit_window import CreditWindow
 from delta_prop_wire.delta import AckLevel, Delta, Priority, Source, create, opaque
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
+from delta_prop_wire.frames import Credit
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.client.virtual_service import ADDRESS, Site, with_service
 from tests.delta_prop.server.tokens import File, table
@@ -132,28 +133,44 @@ def test_producer_reconnects_after_a_service_restart() -> None:
     with_service(scenario)
 
 
-def test_offers_beyond_the_credit_are_all_stored() -> None:
+def test_offers_beyond_the_credit_wait_and_are_all_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    credit, in_flight, frames = 10, 0, []
+    spend, grant = CreditWindow.spend, CreditWindow.grant
+    sender: CreditWindow | None = None
+
+    def note_spend(window: CreditWindow, deltas: int, size: int) -> None:
+        nonlocal in_flight, sender
+        sender = sender or window  # the producer charges a frame before the service does
+        if window is sender:
+            frames.append((in_flight, deltas))
+            in_flight += deltas
+        spend(window, deltas, size)
+
+    def note_grant(window: CreditWindow, more: Credit) -> None:
+        nonlocal in_flight
+        if window is sender:
+            in_flight -= more.deltas
+        grant(window, more)
+
+    monkeypatch.setattr(CreditWindow, "spend", note_spend)
+    monkeypatch.setattr(CreditWindow, "grant", note_grant)
+
     async def scenario(site: Site) -> None:
-        most = 0
-        async with producer(site) as p, anyio.create_task_group() as tasks:
-
-            async def watch() -> None:
-                nonlocal most
-                while True:
-                    most = max(
-                        most,
-                        sum(peer.produce_handler.pending_frames for peer in site.service._handlers.values()),
-                    )
-                    await anyio.sleep(0.0001)
-
-            tasks.start_soon(watch)
+        async with producer(site) as p:
             for at in range(400):
                 p.offer(make_delta(f"k{at}"), make_delta(f"l{at}"))
+                await anyio.sleep(0.0001)
             await p.flush()
-            tasks.cancel_scope.cancel()
+            assert p.statistics().lost == 0
         assert len(site.keys()) == 800
 
-    with_service(scenario, producer_deltas_credit=10)
+    with_service(scenario, conditions=NetworkConditions(latency_s=0.002), producer_deltas_credit=credit)
+    assert sum(deltas for _, deltas in frames) == 800
+    assert frames[:5] == [(before, 2) for before in range(0, credit, 2)], (
+        "what the credit allows goes at once"
+    )
+    assert max(before for before, _ in frames) < credit, "a frame waits until some credit is left"
+    assert in_flight == 0
 
 
 def test_refused_offer_reports_why_and_others_continue() -> None:
@@ -190,9 +207,6 @@ def test_second_producer_of_a_name_fences_the_first() -> None:
 
 
 def test_numbered_lines_of_a_second_import_are_duplicates() -> None:
-    def note(acks: dict[int, PublishAck], number: int, receipt: Receipt) -> None:
-        acks[number] = receipt.result()
-
     async def import_(site: Site, lines: int) -> list[PublishAck]:
         acks: dict[int, PublishAck] = {}
         async with producer(site, "import") as p:

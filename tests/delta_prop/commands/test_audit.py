@@ -27,6 +27,7 @@ from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import UsageError
 from tests.delta_prop.client.threaded_service import served
 from tests.delta_prop.commands.support import create_line
+from tests.delta_prop.durable.quarantined import RejectingSink, Store
 
 if TYPE_CHECKING:
     from tests.delta_prop.commands.support import Command
@@ -242,6 +243,41 @@ def test_audit_of_a_named_sink_needs_a_known_sink(command: Command, file: Path) 
     assert [one["difference"] for one in done.lines] == ["missing", "corrupted"]
     done = command("audit", "--storage", file, "--sink", "other")
     assert (done.status, done.err.count("give one of these: storage\n")) == (2, 1)
+
+
+def test_vectors_in_the_quarantine_are_reported_and_not_repaired(command: Command, tmp_path: Path) -> None:
+    async def quarantine() -> None:
+        async with Propagator(data=command.data) as p:
+            await p.attach(RejectingSink(Store(keeps_cursor=False), {7.0}))
+            await p.publish(*(Delta(key, create([1.0])) for key in ("changed", "wrong")))
+            await p.publish(Delta("changed", create([7.0])), Delta("new", create([7.0])))
+            await p.wait_visible(4)
+            assert {one.vector[1] for one in p.quarantine("adds")} == {"changed", "new"}
+
+    anyio.run(quarantine)
+    contents = tmp_path / "contents.jsonl"
+    contents.write_text(
+        "".join(
+            json.dumps({"vector_id": key, "namespace": "default", "vector": [value]}) + "\n"
+            for key, value in (("changed", 1.0), ("wrong", 0.5))
+        )
+    )
+    audit = ("audit", "--contents", contents)
+    unnamed = {one["vector_id"]: one["difference"] for one in command(*audit, "--json").lines}
+    assert unnamed == {"changed": "corrupted", "wrong": "corrupted", "new": "missing"}
+    expected = {"changed": "quarantined", "wrong": "corrupted", "new": "quarantined"}
+    done = command(*audit, "--sink", "adds", "--json", "--repair")
+    assert {one["vector_id"]: one["difference"] for one in done.lines} == expected
+    for one in done.lines:
+        assert one["reason"].endswith("; deltas of it wait in the quarantine") == (
+            one["vector_id"] != "wrong"
+        )
+        assert ("repaired_by" in one) == (one["vector_id"] == "wrong")
+    assert done.status == 1, "quarantined vectors stay different"
+    assert "1 of 3 were republished; 0 have changed since, 0 were refused" in done.err
+    assert [line["vector_id"] for line in command("subscribe", "--start", "4", "--no-follow").lines] == [
+        "wrong"
+    ]
 
 
 def test_page_sample_matches_the_output(

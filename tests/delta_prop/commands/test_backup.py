@@ -8,6 +8,8 @@ import anyio
 import pytest
 
 from delta_prop import LogSettings, Propagator
+from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_broker.log.files.paths import LOCK_PATH
 from delta_prop_sinks import CallbackSink, StorageSink
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import Refused
@@ -64,12 +66,31 @@ def test_served_directory_is_exported_restored_and_served(command: Command, tmp_
     assert seen == [*range(55), 50, 51], "the backup must contain the cursor"
 
 
+def read_files(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
 def test_export_changes_no_file_of_the_directory(command: Command, tmp_path: Path) -> None:
     command.publish(create_lines(5))
-    before = {path: path.read_bytes() for path in command.data.rglob("*") if path.is_file()}
+    (command.data / LOCK_PATH).unlink()
+    before = read_files(command.data)
     assert command("log", "export", "--to", tmp_path / "backup").status == 0
-    assert {path: path.read_bytes() for path in command.data.rglob("*") if path.is_file()} == before
+    assert read_files(command.data) == before, "no lock file is created either"
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_export_takes_no_lock(command: Command, tmp_path: Path) -> None:
+    command.publish(create_lines(5))
+    lock = LocalDisk(command.data).lock(LOCK_PATH)
+    (command.data / LOCK_PATH).write_text("1\n")  # the id of another process than the one that exports
+    before = read_files(command.data)
+    try:
+        assert command.publish(create_lines(1)).status == 1, "the lock keeps others out"
+        assert command("log", "export", "--to", tmp_path / "backup").status == 0
+        assert read_files(command.data) == before
+    finally:
+        lock.release()
+    assert command.publish(create_lines(1)).status == 0, "the export holds no lock"
 
 
 @pytest.mark.parametrize("source", ["nosuch", "."])

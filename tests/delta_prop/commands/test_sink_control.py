@@ -197,7 +197,7 @@ def test_detached_sink_is_rebuilt_at_the_next_start(command: Command, tmp_path: 
     assert command("sinks").out.splitlines()[2].endswith("rebuild requested")
     serve_storage(command, store, wait_rebuilt)
     assert not is_corrupted(store)
-    assert "rebuild asked" not in command("sinks").out
+    assert "rebuild requested" not in command("sinks").out
     corrupt(store)
     serve_storage(command, store, do_nothing)
     assert is_corrupted(store), "one request must cause only one rebuild"

@@ -86,7 +86,8 @@ def test_commands_read_the_snapshots_of_a_service(tmp_path: Path, capsys: pytest
     assert earliest.lines[0]["vector"] == expected_vector("v1", start - 1)
     assert command("get", "gone", "--namespace", "n").status == 1
     answer = command("status", "--json").lines[0]["snapshot"]
-    assert (answer["offset"], answer["rows"]) == (start, KEYS + 1) or answer["rows"] == KEYS
+    assert answer["offset"] == start
+    assert answer["rows"] in (KEYS, KEYS + 1), "with the tombstone of `gone`, or without"
     assert f"snapshot at offset {start}: " in command("log", "show").out
     verified = command("log", "verify")
     assert verified.status == 0

@@ -336,6 +336,7 @@ def test_forgotten_sink_loses_its_quarantine() -> None:
         async with service(disk, 2) as p:
             await p.attach(RejectingSink(store, bad))
             await p.detach("adds")
+            assert JOURNAL in disk.paths()
             p.forget("adds")
             await anyio.sleep(3)
             assert JOURNAL not in disk.paths()
@@ -354,6 +355,7 @@ def test_sink_forgotten_just_before_close_loses_its_quarantine() -> None:
         async with service(disk, 2) as p:
             await p.attach(RejectingSink(store, {7.0}))
             await p.detach("adds")
+            assert JOURNAL in disk.paths()
             p.forget("adds")
         assert JOURNAL not in disk.paths()
         async with service(disk, 3) as p:

@@ -188,7 +188,10 @@ def test_base_exception_ends_propagator_and_its_waiters(error: BaseException) ->
 
     with pytest.raises(BaseException) as caught:
         run_virtual(main)
-    assert caught.group_contains(type(error)) if isinstance(caught.value, BaseExceptionGroup) else True
+    if isinstance(error, KeyboardInterrupt | SystemExit):  # the loop raises them by themselves
+        assert caught.value is error
+    else:
+        assert caught.group_contains(type(error), match=r"\Aodd\Z")
     assert ends == ["told"]
 
 

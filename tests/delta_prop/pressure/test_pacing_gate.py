@@ -249,6 +249,7 @@ def test_close_refuses_waiting_publishers_at_once() -> None:
 
                 for number in range(20):
                     callers.start_soon(publish, number)
+                callers.start_soon(produce)
                 receipt = p.offer(make_delta("offered"))
                 await anyio.sleep(3)
                 assert refusals == []
@@ -258,7 +259,7 @@ def test_close_refuses_waiting_publishers_at_once() -> None:
             assert refusal.retry_after_ms
 
     run_virtual(main)
-    assert len(refusals) == 20
+    assert len(refusals) == 21
     assert {code for _, code in refusals} == {ErrorCode.SHUTTING_DOWN}
     assert {round(at, 3) for at, _ in refusals} == {3.0}  # before the sink's close timeout
 

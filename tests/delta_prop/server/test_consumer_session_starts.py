@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,9 +23,6 @@ from tests.delta_prop.server.session_fakes import (
     refusal_of,
     subscription,
 )
-
-if TYPE_CHECKING:
-    pass
 
 # --- starts
 
@@ -183,11 +179,11 @@ def test_log_recovery_ends_session_and_cursor_stays_valid() -> None:
     assert subscriber.notified
     refusal = refusal_of(subscriber.write)
     assert (refusal.code, refusal.retryable) == (ErrorCode.SHUTTING_DOWN, True)
-    assert subscriber.session.take(service.now, 1000) is None if subscriber.session._refusal is None else True
+    assert not service.sinks.sessions, "the session gets no more batches"
+    assert refusal_of(lambda: subscriber.session.take(service.now, 1000)) is refusal
+    assert subscriber.offsets() == [0, 1, 2], "queued batches are not sent after the recovery"
     resumed = FakeSubscriber(service)
-    cursor = Cursor(
-        LOG_ID, epoch, subscriber.session._next_offset if not subscriber.got else subscriber.got[-1][0] + 1
-    )
+    cursor = Cursor(LOG_ID, epoch, 3)
     assert resumed.subscribe(subscription(start=Start(StartAt.CURSOR, cursor))) == 3
     service.rows(1)
     service.commit()
@@ -260,14 +256,23 @@ def test_invalid_commits_are_refused() -> None:
     service.commit()
     subscriber = FakeSubscriber(service)
     subscriber.subscribe(subscription())
-    assert (
-        "no group" not in refusal_of(lambda: subscriber.session.commit(Cursor(LOG_ID, 1, 1))).message or True
-    )
-    assert refusal_of(lambda: subscriber.session.commit(Cursor(LOG_ID, 1, 1))).code is ErrorCode.BAD_REQUEST
+    refusal = refusal_of(lambda: subscriber.session.commit(Cursor(LOG_ID, 1, 1)))
+    assert refusal.code is ErrorCode.BAD_REQUEST
+    assert "committed for a group, and this connection has none: name one" in refusal.message
     member = FakeSubscriber(service)
-    member.subscribe(subscription(group="g"))
-    for cursor in (Cursor(bytes(16), 1, 1), Cursor(LOG_ID, 2, 1), Cursor(LOG_ID, 1, 3)):
-        assert refusal_of(lambda one=cursor: member.session.commit(one)).code is ErrorCode.BAD_REQUEST  # type: ignore[misc]
+    member.subscribe(subscription(start=EARLIEST, group="g"))
+    member.write_all()
+    for cursor, message in (
+        (Cursor(bytes(16), 1, 1), f"the cursor is of log {'00' * 16}"),
+        (Cursor(LOG_ID, 2, 1), "the cursor is of epoch 2 up to offset 1: ahead"),
+        (Cursor(LOG_ID, 1, 3), "ahead: the log ends at offset 2"),
+    ):
+        refusal = refusal_of(lambda one=cursor: member.session.commit(one))  # type: ignore[misc]
+        assert refusal.code is ErrorCode.BAD_REQUEST
+        assert message in refusal.message
+    assert service.groups.statistics()["g"].next_offset == 0, "a refused commit moves nothing"
+    member.session.commit(Cursor(LOG_ID, 1, 2))
+    assert service.groups.statistics()["g"].next_offset == 2
 
 
 def test_group_below_log_start_gets_cursor_too_old() -> None:

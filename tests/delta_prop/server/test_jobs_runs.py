@@ -120,10 +120,13 @@ def test_late_parts_of_a_dropped_run_expire() -> None:
         await stage(site, ONE, 3)
         await abort(site, ONE)
         await site.stage(1, attempt_of(ONE, 8), rows(1, 3))
+        assert len(part_paths(disk)) == 1
         await check_committed(site, await stage(site, OTHER, 5))
         assert part_paths(disk) == []  # the decision removed the late part
         await site.stage(0, attempt_of(ONE, 8), rows(0, 3), job="other")
-        await anyio.sleep(1.3 * DAY_S)
+        await anyio.sleep(0.9 * DAY_S)
+        assert len(part_paths(disk)) == 1, "it expires after a day"
+        await anyio.sleep(0.4 * DAY_S)
         assert part_paths(disk) == []
 
     run_story(disk, story, job_decision_timeout_s=DAY_S)
