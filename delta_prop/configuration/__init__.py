@@ -1,6 +1,6 @@
-"""The configuration of a served delta-prop: a TOML file, overridden by the environment, fully validated.
+"""The configuration of a server: a TOML file, with overrides from the environment; every value is checked.
 
-It is read once, at the start; nothing here opens a file or reads the environment, both are arguments.
+It is read once, at the start. Nothing here opens a file or reads the environment: both are passed in.
 """
 
 from delta_prop.configuration.attachment import Attachment, make_sinks

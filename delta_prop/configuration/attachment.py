@@ -1,11 +1,11 @@
-"""Creates the sinks of a configuration, with the options each is attached with."""
+"""Creates the sinks of a configuration, each with the options to attach it with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-import delta_prop_sinks as sinks  # what a sink needs is loaded where one is made
+import delta_prop_sinks as sinks  # lazy: a kind's dependencies are imported when such a sink is created
 from delta_prop.client.forwarding import ForwardLink
 from delta_prop.configuration.sinks import (
     CacheConfig,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from delta_prop.embedded import Propagator
     from delta_prop_sinks import ResidentVectors, Sink
 
-_COMMON_KEYS = frozenset(one.name for one in fields(SinkConfig))
+_COMMON_KEYS = frozenset(key.name for key in fields(SinkConfig))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,13 @@ class Attachment:
     sink: Sink
     config: SinkConfig
 
-    async def attach(self, to: Propagator, remembered: Container[str]) -> None:
-        """Attach it; a remembered sink resumes from its cursor. Raises as `Propagator.attach`."""
+    async def attach(self, propagator: Propagator, remembered: Container[str]) -> None:
+        """Attach the sink; if its name is in `remembered`, it resumes from its cursor.
+
+        Raises what `Propagator.attach` raises.
+        """
         config = self.config
-        await to.attach(
+        await propagator.attach(
             self.sink,
             name=config.name,
             topics=config.topics,
@@ -53,35 +56,41 @@ class Attachment:
 
 
 def make_sinks(configs: tuple[SinkConfig, ...]) -> tuple[Attachment, ...]:
-    """Create the sinks, in the order in which they are attached. Raises UsageError with the sink's path."""
+    """Create the sinks, in the order in which they are attached. Raises UsageError that names the sink."""
     residents: dict[str, ResidentVectors] = {}
-    rebuilt = {one.name for one in configs if one.rebuild}
-    made: list[Attachment] = []
-    for index, one in enumerate(configs):
-        shared = getattr(one, "vectors", None)  # an index holds the vectors of this storage sink
+    rebuilt_names = {config.name for config in configs if config.rebuild}
+    attachments: list[Attachment] = []
+    for index, config in enumerate(configs):
+        storage = getattr(config, "vectors", None)  # the storage sink whose vectors an index shares
         try:
-            sink = _make_sink(one, residents)
-            made.append(Attachment(sink, replace(one, rebuild=one.rebuild or shared in rebuilt)))
+            sink = _make_sink(config, residents)
+            attachments.append(
+                Attachment(sink, replace(config, rebuild=config.rebuild or storage in rebuilt_names))
+            )
         except UsageError as error:
-            raise with_path(error, f"sinks[{index}]", [key.name for key in fields(one)]) from None
-    return tuple(made)
+            raise with_path(error, f"sinks[{index}]", [key.name for key in fields(config)]) from None
+    return tuple(attachments)
 
 
 def _make_sink(config: SinkConfig, residents: dict[str, ResidentVectors]) -> Sink:
-    own: dict[str, Any] = {one.name: getattr(config, one.name) for one in fields(config)}
-    own = {name: value for name, value in own.items() if name not in _COMMON_KEYS} | {"name": config.name}
+    options: dict[str, Any] = {
+        key.name: getattr(config, key.name) for key in fields(config) if key.name not in _COMMON_KEYS
+    }
+    options["name"] = config.name
     if isinstance(config, StorageConfig):
-        resident = sinks.ResidentVectors(resident_bytes_max=own.pop("resident_bytes_max"))
+        resident = sinks.ResidentVectors(resident_bytes_max=options.pop("resident_bytes_max"))
         residents[config.name] = resident
-        return sinks.StorageSink(own.pop("path"), resident=resident, **own)
+        return sinks.StorageSink(options.pop("path"), resident=resident, **options)
     if isinstance(config, IndexConfig):
-        bytes_max, vectors = own.pop("resident_bytes_max"), own.pop("vectors")
+        bytes_max, vectors = options.pop("resident_bytes_max"), options.pop("vectors")
         shared = None if vectors is None else residents[vectors]
-        return sinks.IndexSink(resident=shared or sinks.ResidentVectors(resident_bytes_max=bytes_max), **own)
+        return sinks.IndexSink(
+            resident=shared or sinks.ResidentVectors(resident_bytes_max=bytes_max), **options
+        )
     if isinstance(config, CacheConfig):
-        return sinks.CacheSink(**own)
+        return sinks.CacheSink(**options)
     if isinstance(config, JsonLinesConfig):
-        return sinks.JsonLinesSink(own.pop("path"), **own)
+        return sinks.JsonLinesSink(options.pop("path"), **options)
     assert isinstance(config, ForwardConfig)
     tls = None
     if config.authorities is not None:

@@ -1,8 +1,8 @@
 """Reads a configuration from TOML text, with overrides from the environment.
 
 `DELTA_PROP_SERVER__HEARTBEAT_INTERVAL_S=3` is `heartbeat_interval_s = 3` below `[server]`: two underscores
-stand for each dot, and `DELTA_PROP_SINKS__0__PATH` is for the first sink. Variables without two underscores
-are ignored.
+stand for each dot, and `DELTA_PROP_SINKS__0__PATH` is the `path` of the first sink. Variables without two
+underscores are ignored.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ def read_configuration(
 ) -> Configuration:
     """Return the configuration; missing keys have their defaults.
 
-    `folder`: the folder that relative file names in the text are resolved against, usually the text's own;
-    those in the environment are relative to the working directory. Raises UsageError that begins with the
-    path of the key.
+    `folder`: the base of relative file names in the text, usually the folder of its file; file names in the
+    environment are relative to the working directory. Raises UsageError that begins with the path of the key.
     """
     table = parse_toml(text, "this")
     if folder is not None:
@@ -52,42 +51,42 @@ def _variable_sort_key(variable: str) -> list[str]:
 
 
 def _override(table: dict[str, Any], variable: str, value: EnvironmentText) -> None:
-    """Set one value at the path that its variable names. Raises UsageError."""
+    """Set the value at the path that the variable names. Raises UsageError."""
     key_path = variable.removeprefix(ENVIRONMENT_PREFIX)
     if key_path.startswith("_"):
         raise UsageError(
             f"{variable}: two underscores separate a section and its key, as in "
             "DELTA_PROP_SERVER__PORT: correct the name; give keys outside sections, such as data, in the file"
         )
-    *above, last = key_path.lower().split(_SEPARATOR)
-    here: Any = table
+    *parents, last = key_path.lower().split(_SEPARATOR)
+    node: Any = table
     path = ""
-    for part, below in zip(above, [*above[1:], last], strict=True):
-        new: dict[str, Any] | list[Any] = [] if below.isdigit() else {}
-        here, path = _descend(here, part, new, variable), join_path(path, part)
-        if not isinstance(here, dict | list):
+    for part, next_part in zip(parents, [*parents[1:], last], strict=True):
+        new: dict[str, Any] | list[Any] = [] if next_part.isdigit() else {}
+        node, path = _descend(node, part, new, variable), join_path(path, part)
+        if not isinstance(node, dict | list):
             raise UsageError(
-                f"{variable}: {path} is a single value without {below!r}: name a key of a section"
+                f"{variable}: {path} is a single value and has no key {next_part!r}: name a key of a section"
             )
-    if isinstance(here, list):
+    if isinstance(node, list):
         raise UsageError(
             f"{variable}: {path}[{last}] has keys of its own: name one, such as {variable}__PATH"
         )
-    here[last] = value
+    node[last] = value
 
 
 def _descend(
-    here: dict[str, Any] | list[Any], part: str, new: dict[str, Any] | list[Any], variable: str
+    node: dict[str, Any] | list[Any], part: str, new: dict[str, Any] | list[Any], variable: str
 ) -> Any:
-    """Return the value at a name or number; `new` if there is none yet."""
-    if isinstance(here, dict):
-        return here.setdefault(part, new)
+    """Return the value at the key or index `part`; if it is missing, add it: `new`, or a table to a list."""
+    if isinstance(node, dict):
+        return node.setdefault(part, new)
     index = int(part) if part.isdigit() and part.isascii() and len(part) < 6 else -1
-    if index == len(here):
-        here.append({})
-    if not 0 <= index < len(here):
-        raise UsageError(f"{variable}: {part!r} is not a number of the list: give 0 to {len(here)}")
-    return here[index]
+    if index == len(node):
+        node.append({})
+    if not 0 <= index < len(node):
+        raise UsageError(f"{variable}: {part!r} is not an index of the list: give 0 to {len(node)}")
+    return node[index]
 
 
 # --- files

@@ -1,6 +1,6 @@
 """The configuration's sections: one frozen dataclass each, with the defaults.
 
-The sections `server`, `settings` and `log` are the settings classes of those parts.
+The sections `server`, `settings` and `log` are the settings of the server, the propagator and the log.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ SEGMENT_BYTES_MIN = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: the server's certificate and key; with `authorities` clients must present a certificate that
-    these signed. Without them connections are not encrypted.
+    """PEM files. `certificate`, `key`: the server's; without them, connections are not encrypted.
+    `authorities`: if given, clients must present a certificate that one of them signed.
     """
 
     certificate: File | None = None
@@ -35,8 +35,8 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Permissions. `tokens`: the token file; without it everybody may do everything, and the server listens
-    on this machine only unless `server.allow_anonymous`.
+    """Access control. `tokens`: the token file. Without it everybody may do everything, and the server
+    listens on this machine only, unless `server.allow_anonymous` is true.
     """
 
     tokens: File | None = None
@@ -52,7 +52,7 @@ class Logging:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """All settings that a server is started with. `data`: the directory of the log."""
+    """All settings of a server. `data`: the directory of the log."""
 
     data: File | None = None
     server: ServerSettings = field(default_factory=ServerSettings)
@@ -65,9 +65,9 @@ class Configuration:
 
     def __post_init__(self) -> None:
         check_sinks(self.sinks)
-        for index, one in enumerate(self.sinks):
+        for index, sink in enumerate(self.sinks):
             try:
-                self.settings.feed_limits(one.batch_deltas, one.linger_ms)
+                self.settings.feed_limits(sink.batch_deltas, sink.linger_ms)
             except UsageError as error:
                 raise with_path(error, f"sinks[{index}]", ("batch_deltas", "linger_ms")) from None
         if (self.tls.certificate is None) != (self.tls.key is None):
@@ -97,12 +97,12 @@ class Configuration:
 
     @property
     def served_tls(self) -> Tls | None:
-        """The server's TLS files, None if it does not encrypt."""
+        """The server's TLS files; None if it does not encrypt."""
         files = self.tls
         return None if files.certificate is None else Tls(files.certificate, files.key, files.authorities)
 
     def memory_bytes_max(self) -> int:
-        """Return the maximum memory of all bounds here, in bytes; the sinks' own is in addition."""
+        """Return the sum of all memory bounds here, in bytes, without the sinks' own memory."""
         return (
             self.settings.memory_bytes_max(len(self.sinks))
             + self.server.memory_bytes_max()

@@ -1,4 +1,4 @@
-"""The configuration of each kind of sink: `[[sinks]]` with a `kind`, and these keys.
+"""The configuration of each kind of sink: a table `[[sinks]]` with the key `kind` and the keys of that kind.
 
 The defaults are the sinks' own; a test compares them.
 """
@@ -23,12 +23,12 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkConfig:
-    """Common part of all kinds: the subscribed deltas, and their treatment by the log and by producers.
+    """Keys of every kind of sink: the deltas that it gets, and how its lag affects the log and producers.
 
-    `name`: the name the sink is remembered by; sinks of one kind need different names. `start`: the first
-    offset of a sink that is not remembered: 0, or, if the log no longer has that, a rebuild (`resume`); the
-    log's start (`earliest`); its end (`latest`). `rebuild`: rebuild the sink from the log at each start.
-    See `Propagator.attach` for the rest.
+    `name`: the service remembers the sink by this name; each sink needs its own. `start`: where a sink that
+    is not remembered begins: `resume`: at offset 0, or with a rebuild if the log no longer has offset 0;
+    `earliest`: at the log's start; `latest`: at the log's end. `rebuild`: rebuild the sink from the log at
+    each start. The other keys are arguments of `Propagator.attach`.
     """
 
     kind: ClassVar[str]
@@ -75,9 +75,9 @@ class StorageConfig(SinkConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexConfig(SinkConfig):
-    """A search index. `vectors`: the name of an earlier storage sink, whose vectors it reads; without it, it
-    holds its own within `resident_bytes_max`. `hnsw`: true, or a table of settings, for a graph; `path`: the
-    graph's file.
+    """A search index. `vectors`: the name of an earlier storage sink, whose vectors it reads; without this
+    key, the index holds vectors of its own within `resident_bytes_max`. `hnsw`: true, or a table of settings,
+    for an HNSW graph; `path`: the graph's file.
     """
 
     kind: ClassVar[str] = "index"
@@ -111,9 +111,9 @@ class JsonLinesConfig(SinkConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardConfig(SinkConfig):
-    """Another delta-prop, which gets the full log. `to`: its addresses. `token`: better in the environment
-    than in a file. `authorities`: the signers of its certificate; without them, no TLS; `server_name`: the
-    name in that certificate, if it is not the address's.
+    """Another delta-prop service, which gets the full log. `to`: its addresses. `token`: set it in the
+    environment rather than in a file. `authorities`: the signers of that service's certificate; without them,
+    TLS is not used. `server_name`: the name in the certificate, if it differs from the address.
     """
 
     kind: ClassVar[str] = "forward"
@@ -125,38 +125,40 @@ class ForwardConfig(SinkConfig):
 
 
 KINDS: dict[str, type[SinkConfig]] = {
-    one.kind: one for one in (StorageConfig, IndexConfig, CacheConfig, JsonLinesConfig, ForwardConfig)
+    config.kind: config
+    for config in (StorageConfig, IndexConfig, CacheConfig, JsonLinesConfig, ForwardConfig)
 }
 
 
 def check_sinks(sinks: tuple[SinkConfig, ...]) -> None:
-    """Check the relations between sinks: names, files, shared vectors. Raises UsageError."""
+    """Check each sink, and that their names, files and vectors fit together. Raises UsageError."""
     names: dict[str, int] = {}
     files: dict[str, int] = {}
-    for index, one in enumerate(sinks):
+    for index, config in enumerate(sinks):
         path = f"sinks[{index}]"
-        if one.name in names:
+        if config.name in names:
             raise UsageError(
-                f"{path}.name: sinks[{names[one.name]}] is named {one.name!r} too: give each its own name"
+                f"{path}.name: sinks[{names[config.name]}] is named {config.name!r} too: give each its "
+                "own name"
             )
-        if not one.name.isprintable():
+        if not config.name.isprintable():
             raise UsageError(
-                f"{path}.name: {format_value(one.name)} is not printable: use letters, digits, '-'"
+                f"{path}.name: {format_value(config.name)} is not printable: use letters, digits, '-'"
             )
-        if not one.name:
+        if not config.name:
             raise UsageError(f'{path}.name: "" names no sink: give a name, or leave the key out')
         try:
-            parse_topics(one.topics)
+            parse_topics(config.topics)
         except UsageError as error:
             raise UsageError(f"{path}.topics: {error}") from None
-        if isinstance(one, ForwardConfig):
-            _check_forward(one, path)
-        file = getattr(one, "path", None)
+        if isinstance(config, ForwardConfig):
+            _check_forward(config, path)
+        file = getattr(config, "path", None)
         if file in files and file is not None:
             raise UsageError(f"{path}.path: sinks[{files[file]}] writes {file!r} too: name another file")
-        if isinstance(one, IndexConfig):
-            _check_index(sinks[:index], one, path)
-        names[one.name] = index
+        if isinstance(config, IndexConfig):
+            _check_index(sinks[:index], config, path)
+        names[config.name] = index
         files |= {} if file is None else {file: index}
 
 
@@ -176,17 +178,17 @@ def _check_index(before: tuple[SinkConfig, ...], index: IndexConfig, path: str) 
 
 
 def _check_shared(before: tuple[SinkConfig, ...], index: IndexConfig, path: str) -> None:
-    stores = {one.name: one for one in before if isinstance(one, StorageConfig)}
-    store = stores.get(index.vectors or "")
-    if store is None:
-        known = ", ".join(stores) or "none"
+    storages = {sink.name: sink for sink in before if isinstance(sink, StorageConfig)}
+    storage = storages.get(index.vectors or "")
+    if storage is None:
+        known = ", ".join(storages) or "none"
         raise UsageError(
             f"{path}.vectors: {index.vectors!r} names no storage sink above it: give one of these: {known}"
         )
-    if set(store.topics) != set(index.topics):
+    if set(storage.topics) != set(index.topics):
         raise UsageError(
-            f"{path}.topics: it shares the vectors of {store.name!r}, which has other topics: give both "
-            "the same topics"
+            f"{path}.topics: the index shares the vectors of {storage.name!r}, which has other topics: give "
+            "both the same topics"
         )
 
 

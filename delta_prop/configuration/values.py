@@ -1,4 +1,4 @@
-"""Converts values of a file to typed settings, each checked against the type of its field.
+"""Converts the values of a file to typed settings, and checks each against the type of its field.
 
 Every error is a UsageError that begins with the path of the key, as it is written in the file.
 """
@@ -38,18 +38,18 @@ File: TypeAlias = Annotated[str, _FILE_MARKER]
 
 _SHOWN_MAX = 60
 _NUMBER_MAX = 10**15
-"""Maximum number: seconds of 30 million years, bytes of a petabyte; some clocks take no more."""
+"""The largest number accepted: 30 million years in seconds, a petabyte in bytes. Some clocks take no more."""
 
 
 class EnvironmentText(str):
-    """A text from the environment, which may stand for any type, with the name of its variable."""
+    """The value of an environment variable, which may be the text of any type, and the variable's name."""
 
     __slots__ = ("variable",)
     variable: str
 
     @classmethod
     def of(cls, variable: str, text: str) -> EnvironmentText:
-        """Create the text of that variable."""
+        """Create the value of a variable."""
         result = cls(text)
         result.variable = variable
         return result
@@ -57,7 +57,7 @@ class EnvironmentText(str):
 
 @runtime_checkable
 class TaggedUnion(Protocol):
-    """A dataclass with several variants, of which a table names one."""
+    """A dataclass with several variants; a table names the one to create."""
 
     @classmethod
     def choose(cls, table: Mapping[str, Any], path: str) -> tuple[type, dict[str, Any]]:
@@ -65,17 +65,17 @@ class TaggedUnion(Protocol):
         ...
 
 
-def value_error(path: str, value: object, what: str) -> UsageError:
-    """Return the error about the value at a path."""
+def value_error(path: str, value: object, problem: str) -> UsageError:
+    """Return an error about the value at a path, with the environment variable that set it, if any."""
     first = value
     while isinstance(first, dict | list) and first:  # keys of the file precede those of variables
         first = next(iter(first.values())) if isinstance(first, dict) else first[0]
     source = f" ({first.variable})" if isinstance(first, EnvironmentText) else ""
-    return UsageError(f"{path}{source}: {what}")
+    return UsageError(f"{path}{source}: {problem}")
 
 
 def format_value(value: object) -> str:
-    """Format a value as in the file, truncated to a part of a line."""
+    """Format a value as the file would have it, truncated for an error message."""
     if isinstance(value, bool):
         return "true" if value else "false"
     try:
@@ -97,12 +97,12 @@ def _truncate(text: str) -> str:
 def build_dataclass(kind: type[T], table: Mapping[str, Any], path: str) -> T:
     """Create a dataclass from a table; missing keys have their defaults. Raises UsageError."""
     assert is_dataclass(kind)
-    known = {one.name: one for one in fields(kind) if one.init}
+    known = {field.name: field for field in fields(kind) if field.init}
     check_keys(table, known, path)
     hints = get_type_hints(kind, include_extras=True)
     given = {name: convert(value, hints[name], join_path(path, name)) for name, value in table.items()}
-    for name, one in known.items():
-        if name not in given and one.default is MISSING and one.default_factory is MISSING:
+    for name, field in known.items():
+        if name not in given and field.default is MISSING and field.default_factory is MISSING:
             raise UsageError(f"{join_path(path, name)}: it is missing, and has no default: add it")
     try:
         return kind(**given)
@@ -119,7 +119,7 @@ def check_keys(table: Mapping[str, Any], known: Iterable[str], path: str) -> Non
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return a similar known name, else the list of all."""
+    """Return the end of an error message: a similar known name, or else all known names."""
     names = sorted(known)
     near = get_close_matches(name.lower(), names, 1, 0.6)
     return f": did you mean {near[0]}?" if near else f": use one of {', '.join(names)}"
@@ -132,7 +132,7 @@ def join_path(path: str, name: str) -> str:
 
 
 def with_path(error: UsageError, path: str, known: Iterable[str]) -> UsageError:
-    """Prefix an error about some fields with their path."""
+    """Prefix an error with the path of the table that it is about; `known`: the keys of that table."""
     text = str(error)
     first = text.partition(" ")[0].rstrip(":")
     if not path:
@@ -149,9 +149,11 @@ def convert(value: object, kind: Any, path: str) -> Any:
     if origin in (Union, UnionType):
         return _convert_union(value, get_args(kind), path)
     if origin is Annotated:
-        _, meant = get_args(kind)
+        _, marker = get_args(kind)
         return (
-            _read_path(value, path) if meant == _FILE_MARKER else _choose(value, _index_by_name(meant), path)
+            _read_path(value, path)
+            if marker == _FILE_MARKER
+            else _choose(value, _index_by_name(marker), path)
         )
     if origin is Literal:
         return _choose(value, _index_by_name(get_args(kind)), path)
@@ -172,7 +174,7 @@ def convert(value: object, kind: Any, path: str) -> Any:
 
 
 def _convert_union(value: object, kinds: tuple[Any, ...], path: str) -> Any:
-    """Convert to the first of these types that fits; if none does, raise the error of the first."""
+    """Convert to the first type that fits; if none fits, raise the error of the first type."""
     first_error: UsageError | None = None
     kinds = tuple(kind for kind in kinds if kind is not type(None))
     for kind in (isinstance(value, dict) and tuple(filter(is_dataclass, kinds))) or kinds:
@@ -185,7 +187,7 @@ def _convert_union(value: object, kinds: tuple[Any, ...], path: str) -> Any:
 
 
 def _index_by_name(choices: Iterable[object]) -> dict[str, object]:
-    return {one.name.lower() if isinstance(one, Enum) else str(one): one for one in choices}
+    return {choice.name.lower() if isinstance(choice, Enum) else str(choice): choice for choice in choices}
 
 
 def _choose(value: object, choices: Mapping[str, T], path: str) -> T:
@@ -195,9 +197,9 @@ def _choose(value: object, choices: Mapping[str, T], path: str) -> T:
 
 
 def _convert_list(value: object, kind: Any, path: str) -> tuple[Any, ...]:
-    """Convert a list; from the environment a list in TOML, or one text with commas in between."""
+    """Convert a list. From the environment: a list in TOML, or values separated by commas."""
     if is_dataclass(kind):
-        return _tables(value, kind, path)
+        return _convert_tables(value, kind, path)
     if isinstance(value, EnvironmentText):
         variable, parts = value.variable, [part.strip() for part in value.split(",")]
         if value.startswith("["):
@@ -207,32 +209,32 @@ def _convert_list(value: object, kind: Any, path: str) -> tuple[Any, ...]:
         value = [value]
     if not isinstance(value, list) or not value:
         raise value_error(path, value, f"{format_value(value)}: give a list of at least one value")
-    return _each(value, kind, path)
+    return _convert_each(value, kind, path)
 
 
-def _tables(value: object, kind: Any, path: str) -> tuple[Any, ...]:
-    """Convert several tables of one kind. Raises UsageError."""
-    if not isinstance(value, list) or not value or not all(isinstance(one, dict) for one in value):
+def _convert_tables(value: object, kind: Any, path: str) -> tuple[Any, ...]:
+    """Convert a list of tables to dataclasses. Raises UsageError."""
+    if not isinstance(value, list) or not value or not all(isinstance(table, dict) for table in value):
         fix = f"write [[{path}]] above the keys of each"
-        names = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
+        names = [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]
         if names and issubclass(kind, TaggedUnion):
             fix += f", and kind = {format_value(names[0])} below it"
         raise value_error(path, value, f"{format_value(value)}: {fix}")
-    return _each(value, kind, path)
+    return _convert_each(value, kind, path)
 
 
-def _each(values: list[Any], kind: Any, path: str) -> tuple[Any, ...]:
-    return tuple(convert(one, kind, f"{path}[{index}]") for index, one in enumerate(values))
+def _convert_each(values: list[Any], kind: Any, path: str) -> tuple[Any, ...]:
+    return tuple(convert(value, kind, f"{path}[{index}]") for index, value in enumerate(values))
 
 
 def _parse_toml_list(value: EnvironmentText, path: str) -> list[Any]:
     try:
-        found: list[Any] = parse_toml(f"list = {value}", "this")["list"]
+        items: list[Any] = parse_toml(f"list = {value}", "this")["list"]
     except UsageError:
         raise value_error(
             path, value, f"{format_value(value)} is not a list: give a, b or ['a', 'b']"
         ) from None
-    return found
+    return items
 
 
 def _read_text(value: object, path: str) -> str:

@@ -1,4 +1,4 @@
-"""Formats a configuration as TOML that reads back as the same, or as JSON. Every key is included."""
+"""Formats a configuration as TOML, which reads back as the same, or as JSON. Every key is included."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def to_json(configuration: Configuration) -> str:
 
 
 def to_toml(configuration: Configuration) -> str:
-    """Format as TOML with every key; those that are not set are comments."""
+    """Format as TOML with every key; keys that are not set are comments."""
     return "\n".join(_format_lines(_to_json_value(configuration))) + "\n"
 
 
@@ -29,19 +29,19 @@ def _to_json_value(value: Any) -> Any:
     """Convert a value to JSON types."""
     if is_dataclass(value) and not isinstance(value, type):
         kind = {"kind": value.kind} if isinstance(value, SinkConfig) else {}
-        return kind | {one.name: _to_json_value(getattr(value, one.name)) for one in fields(value)}
+        return kind | {field.name: _to_json_value(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Enum):
         return value.name.lower()
-    return [_to_json_value(one) for one in value] if isinstance(value, tuple) else value
+    return [_to_json_value(member) for member in value] if isinstance(value, tuple) else value
 
 
 def _format_lines(table: dict[str, Any]) -> Iterator[str]:
     for name, value in table.items():
         if isinstance(value, dict):
             yield from ("", f"[{name}]", *_format_keys(value))
-        elif value and isinstance(value, list) and all(isinstance(one, dict) for one in value):
-            for one in value:
-                yield from ("", f"[[{name}]]", *_format_keys(one))
+        elif value and isinstance(value, list) and all(isinstance(item, dict) for item in value):
+            for item in value:
+                yield from ("", f"[[{name}]]", *_format_keys(item))
         elif value != []:
             yield from _format_keys({name: value})
 
@@ -53,8 +53,8 @@ def _format_keys(table: dict[str, Any]) -> Iterator[str]:
 
 def _format_toml(value: Any) -> str:
     if isinstance(value, dict):
-        inside = (f"{name} = {_format_toml(one)}" for name, one in value.items() if one is not None)
-        return "{ " + ", ".join(inside) + " }"
+        members = (f"{name} = {_format_toml(member)}" for name, member in value.items() if member is not None)
+        return "{ " + ", ".join(members) + " }"
     if isinstance(value, list):
         return f"[{', '.join(map(_format_toml, value))}]"
     # A JSON text is a TOML text too, if no characters but these are escaped.

@@ -1,7 +1,7 @@
 """Access control: checks tokens against a file of their hashes, which may change while the server runs.
 
-A new file that cannot be used changes nothing and is logged; a token that is removed, changed or expired
-ends its connections within seconds.
+If the changed file cannot be used, this is logged, and the tokens read before stay valid. The connections of
+a token that is removed, changed or expired are closed within seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Access:
     """Grants the permissions of tokens. Without a token file every client may do everything.
 
     *Resources*: `run` polls the file, on a thread of its own; it ends by cancellation. *Errors*: a file that
-    cannot be read or parsed is refused at the start (UsageError), later only logged.
+    cannot be read or parsed is refused at the start (UsageError), and later only logged.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class Access:
     ) -> None:
         """`read`: returns the file's bytes, and may block; None: no tokens. Raises UsageError, OSError.
 
-        `on_change`, if set, is called when some token is no longer valid: its owner then checks the
-        permissions of each connection with `is_valid`.
+        `on_change`, if set, is called when a token is no longer valid: the server then checks the permissions
+        of each connection with `is_valid`.
         """
         self._clock = world.clock
         self._threads = world.new_threads()
@@ -61,33 +61,33 @@ class Access:
         return self._read is None
 
     def check(self, token: str | None) -> Permissions:
-        """Return a token's permissions. Raises Unauthorized, the same for every cause."""
+        """Return a token's permissions. Raises Unauthorized; clients get the same text for every cause."""
         if self._read is None:
             return ALL_PERMISSIONS
         if not token:
             raise Unauthorized("no token was given")
         if len(token) > TOKEN_CHARS_MAX:
             raise Unauthorized(f"a token of {len(token)} characters: give up to {TOKEN_CHARS_MAX}")
-        given, found = digest_of(token), None
-        for one in self._tokens:  # all of them, so that the time taken reveals nothing
-            if hmac.compare_digest(one.digest, given):
-                found = one.permissions
-        if found is None:
+        digest, permissions = digest_of(token), None
+        for known in self._tokens:  # all of them, so that the time taken reveals nothing
+            if hmac.compare_digest(known.digest, digest):
+                permissions = known.permissions
+        if permissions is None:
             raise Unauthorized("the token is unknown")
-        if self._is_expired(found, self._clock.wall_us()):
-            raise Unauthorized(f"token {found.name!r} has expired")
-        return found
+        if self._is_expired(permissions, self._clock.wall_us()):
+            raise Unauthorized(f"token {permissions.name!r} has expired")
+        return permissions
 
     def is_valid(self, permissions: Permissions) -> bool:
-        """True if the token that `check` returned these for is still there, unchanged and not expired."""
+        """True if the token that has these permissions is still in the file, unchanged and not expired."""
         if self._read is None:
             return True
         if self._is_expired(permissions, self._clock.wall_us()):
             return False
-        return any(one.permissions is permissions for one in self._tokens)
+        return any(token.permissions is permissions for token in self._tokens)
 
     async def reload(self) -> None:
-        """Read the file now. A fault is logged, once, and changes nothing."""
+        """Read the file now. If it cannot be used, this is logged once, and the tokens stay."""
         if self._read is None:
             return
         try:
@@ -107,18 +107,22 @@ class Access:
             self._check_expired()
 
     def _replace_tokens(self, raw: bytes) -> None:
-        before = {one: one for one in self._tokens}
-        tokens = tuple(before.pop(one, one) for one in _parse(raw, self._defaults))  # keep equal objects
+        removed = {token: token for token in self._tokens}
+        # Unchanged tokens keep their objects.
+        tokens = tuple(removed.pop(token, token) for token in _parse(raw, self._defaults))
         self._raw, self._tokens, self._last_error = raw, tokens, None
         logger.info("the token file has changed: %d tokens", len(tokens))
-        if before:
+        if removed:
             self._notify_change()
 
     def _check_expired(self) -> None:
-        before, self._checked_at_us = self._checked_at_us, self._clock.wall_us()
-        grants = [one.permissions for one in self._tokens]
-        expired = [one.name for one in grants if self._is_expired(one, self._checked_at_us)]
-        if any(not self._is_expired(one, before) for one in grants if one.name in expired):
+        previous_us, self._checked_at_us = self._checked_at_us, self._clock.wall_us()
+        now_us = self._checked_at_us
+        if any(
+            self._is_expired(token.permissions, now_us)
+            and not self._is_expired(token.permissions, previous_us)
+            for token in self._tokens
+        ):
             self._notify_change()
 
     def _notify_change(self) -> None:

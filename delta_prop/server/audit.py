@@ -1,8 +1,8 @@
 """The audit log: a line per refusal with peer, token, frame and cause, for the logger `delta_prop.audit`.
 
-Facts are in the record's fields, not in its message. A flood is summarised: the first few refusals of a kind
-are written, the others counted. No token is ever written, only its name; text from a client is truncated and
-made printable.
+The details are in the fields of the log record, not in its message. A flood is summarised: the first few
+refusals of a kind are written, the others are counted. Of a token only the name is written; text from a
+client is truncated and made printable.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ WINDOW_S = 10.0
 FLUSH_S = 1.0
 LINES_PER_WINDOW = 10
 KINDS_MAX = 1_000
-"""A kind is an address, token and code. Beyond so many kinds, new ones differ only by code."""
-WHAT_CHARS_MAX = 300
+"""Maximum number of kinds (address, token and code); beyond it, refusals are grouped by code only."""
+TEXT_CHARS_MAX = 300
 NO_TOKEN = "-"
 
 logger = logging.getLogger("delta_prop.audit")
 
 
 class Audit:
-    """Writes refusals. `now`: monotonic seconds."""
+    """Writes refusals. `now`: returns monotonic seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -45,26 +45,26 @@ class Audit:
         """Number of refusals, written or not."""
 
     def record_refusal(
-        self, peer: str, permissions: Permissions | None, frame: str, why: Refused | ProtocolError
+        self, peer: str, permissions: Permissions | None, frame: str, refusal: Refused | ProtocolError
     ) -> None:
         """Write a refusal, or count it if many of its kind were written within the window.
 
-        `peer`: `host:port`; `frame`: the frame's type, or another protocol's request. The cause written is
-        the true one, which the peer does not always get.
+        `peer`: `host:port`; `frame`: the frame's type, or another protocol's request. The line has
+        the true cause, which the peer does not always get.
         """
         now = self._now()
         self.refusals += 1
         token = NO_TOKEN if permissions is None else permissions.name
-        window = self._window((address_of(host_of(peer)), token, why.code), now)
+        window = self._window((address_of(host_of(peer)), token, refusal.code), now)
         if window.written < LINES_PER_WINDOW:
             window.written += 1
-            what = why.cause if isinstance(why, Unauthorized) else why.message
-            _write(peer, token, frame, why.code, what)
+            cause = refusal.cause if isinstance(refusal, Unauthorized) else refusal.message
+            _write(peer, token, frame, refusal.code, cause)
         else:
             window.suppressed += 1
 
     async def run(self) -> None:
-        """Write the counts of windows that have passed; at the end those of all windows."""
+        """Write the counts of ended windows until cancelled, then the counts of all windows."""
         try:
             while True:
                 await anyio.sleep(FLUSH_S)
@@ -83,20 +83,20 @@ class Audit:
             window = self._windows[key] = _Window(now)
         return window
 
-    def _close_windows(self, began_max: float) -> None:
-        for key in [key for key, window in self._windows.items() if window.started_at <= began_max]:
+    def _close_windows(self, started_max: float) -> None:
+        for key in [key for key, window in self._windows.items() if window.started_at <= started_max]:
             self._close_window(key)
 
     def _close_window(self, key: tuple[str, str, ErrorCode]) -> None:
-        counted = self._windows.pop(key).suppressed
-        if counted:
+        suppressed = self._windows.pop(key).suppressed
+        if suppressed:
             address, token, code = key
-            fields = {"peer": address, "token": token, "code": code.name, "count": counted}
+            fields = {"peer": address, "token": token, "code": code.name, "count": suppressed}
             logger.warning("refused many more", extra=fields)
 
 
 class _Window:
-    """Refusals of one kind since the window began."""
+    """Counts of refusals of one kind since the window started."""
 
     __slots__ = ("started_at", "suppressed", "written")
 
@@ -107,17 +107,17 @@ class _Window:
 
 
 def host_of(peer: str) -> str:
-    """Return the host of `host:port`; of an IPv6 address without its brackets."""
+    """Return the host of `host:port`, without the brackets of an IPv6 address."""
     host, _, _ = peer.rpartition(":")
     return host.removeprefix("[").removesuffix("]") or peer
 
 
-def _write(peer: str, token: str, frame: str, code: ErrorCode, what: str) -> None:
-    peer, frame, what = (_to_printable(text) for text in (peer, frame, what))
-    fields = {"peer": peer, "token": token, "frame": frame, "code": code.name, "what": what}
+def _write(peer: str, token: str, frame: str, code: ErrorCode, cause: str) -> None:
+    peer, frame, cause = (_to_printable(text) for text in (peer, frame, cause))
+    fields = {"peer": peer, "token": token, "frame": frame, "code": code.name, "what": cause}
     logger.warning("refused", extra=fields)
 
 
 def _to_printable(text: str) -> str:
     """Return the text truncated and without control characters."""
-    return INVALID_CHARACTERS.sub(lambda found: ascii(found[0])[1:-1], text[:WHAT_CHARS_MAX])
+    return INVALID_CHARACTERS.sub(lambda match: ascii(match[0])[1:-1], text[:TEXT_CHARS_MAX])

@@ -1,4 +1,4 @@
-"""The reasons for which a server closes connections, as texts. Pure."""
+"""The reasons for which a server closes or refuses a connection, as refusals and texts. Pure."""
 
 from __future__ import annotations
 
@@ -38,13 +38,18 @@ def connection_in_use() -> Refused:
     )
 
 
-def silence_reason(for_s: float, settings: ServerSettings) -> str | None:
-    """Return why a connection ends that received no frame for `for_s`; None if it goes on."""
-    return f"no frame for {settings.peer_timeout_s} s" if for_s > settings.peer_timeout_s else None
+def silence_reason(silent_s: float, settings: ServerSettings) -> str | None:
+    """Return the reason to close a connection that received no frame for `silent_s`; None: keep it open."""
+    return f"no frame for {settings.peer_timeout_s} s" if silent_s > settings.peer_timeout_s else None
 
 
-def slowness_reason(for_s: float, received: int, settings: ServerSettings) -> str | None:
-    """Return why a connection ends whose current frame takes `for_s` already; None if it goes on."""
-    if for_s <= settings.peer_timeout_s or received >= for_s * settings.receive_rate_min:
+def slowness_reason(receiving_s: float, received: int, settings: ServerSettings) -> str | None:
+    """Return the reason to close a connection whose frame arrives too slowly; None: keep it open.
+
+    `received`: bytes of the incomplete frame, received in `receiving_s`.
+    """
+    if receiving_s <= settings.peer_timeout_s or received >= receiving_s * settings.receive_rate_min:
         return None
-    return f"a frame arrived at less than {settings.receive_rate_min} bytes per second for {for_s:.0f} s"
+    return (
+        f"a frame arrived at less than {settings.receive_rate_min} bytes per second for {receiving_s:.0f} s"
+    )

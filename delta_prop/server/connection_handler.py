@@ -1,7 +1,7 @@
 """One connected client: reads and dispatches its frames, writes its answers and deliveries.
 
-Whatever it sends can at worst end this connection. It has two tasks, a reader and a writer; its memory is
-bounded by its credit, its consumer session, and the answers that it leaves unread.
+A client can at worst end its own connection. The handler has two tasks, a reader and a writer; its memory is
+bounded by the client's credit, the consumer session, and the answers that the client leaves unread.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _PROGRESS_INTERVAL_S = 1.0
 
 
 class ConnectionHandler:
-    """A connection, once it is accepted. `run` serves it to its end."""
+    """An accepted connection. `run` serves it until it ends."""
 
     def __init__(self, number: int, stream: Stream, context: ServerContext) -> None:
         self.number = number
@@ -84,36 +84,36 @@ class ConnectionHandler:
         self.permissions: Permissions | None = None
         self.produce_handler: ProduceHandler | None = None
         self.consumer_session: ConsumerSession | None = None
-        self._source = Source.LOCAL  # of its first hello
+        self._source = Source.LOCAL  # set by the first hello
         self._stream = stream
         self._context = context
-        self._tasks: TaskGroup  # while it runs
+        self._tasks: TaskGroup  # set by `run`
         self._pipeline = context.internals.pipeline
         self._connection = Connection(Role.SERVER, payload_bytes_max=context.settings.frame_bytes_max)
         self._receive_buffer = self._connection.receive_buffer
         self._writer = ConnectionWriter(stream, self._connection, context, self)
         self.notify = self._writer.notify  # wakes the writer
-        self.codecs: frozenset[int] = frozenset()  # of stored frames that the client can read
+        self.codecs: frozenset[int] = frozenset()  # compression of stored frames that the client can read
         self._draining = self._finishing = False
         self._drain_until = self._log_end = inf
         self._pending_answers = 0  # requests whose answer waits for a sync
         self._queries = QueryHandler(context, self._respond, self._refuse_request)
         self._hello_done: anyio.Event | None = None  # later frames wait for the answer to the first hello
         self._started_at = self._received_at = context.now()
-        self._frame_started_at: float | None = None  # an incomplete frame has started to arrive
-        self._budget_bytes = UNBUDGETED_BYTES  # for the frame that arrives
+        self._frame_started_at: float | None = None  # when the incomplete frame began to arrive
+        self._budget_bytes = UNBUDGETED_BYTES  # acquired for the arriving frame
         self._waits_for_budget = False
-        self._advice = Advice()  # of the client, for deliveries
-        self._echo_us: int | None = None
+        self._advice = Advice()  # from the client: how fast to deliver
+        self._echo_us: int | None = None  # the time in the client's last heartbeat
         self._heartbeats = 0
-        self._progress_sent = (0, 0.0)
+        self._progress_sent = (0, 0.0)  # the last progress report: offset, time
         self._sent_level = PressureLevel.OK
-        self._known_recoveries = 0  # of the pipeline, as of the watermarks that the client knows
-        # ended once everything below an offset is delivered
+        self._known_recoveries = 0  # the pipeline's, when the client got its watermarks
+        # each is handled once everything below its offset is delivered
         self._pending_unsubscribes: deque[tuple[int, Unsubscribe]] = deque()
         self._scope = anyio.CancelScope()
 
-    # --- life
+    # --- running
 
     async def run(self) -> None:
         """Serve the connection until either side ends it."""
@@ -125,12 +125,12 @@ class ConnectionHandler:
                     await self._read_all()
                     self._finishing = True
                     self.notify()
-                    tasks.cancel_scope.deadline = anyio.current_time() + _FINISH_TIMEOUT_S  # of the writer
+                    tasks.cancel_scope.deadline = anyio.current_time() + _FINISH_TIMEOUT_S  # for the writer
         finally:
             # While the server drains, a subscriber may still be reading what was written.
-            reads = self._draining and self.consumer_session is not None
+            may_read = self._draining and self.consumer_session is not None
             self._close_parts()
-            await self._stream.aclose(self._drain_until - self._context.now() if reads else 0.0)
+            await self._stream.aclose(self._drain_until - self._context.now() if may_read else 0.0)
 
     def _close_parts(self) -> None:
         if self.produce_handler is not None:
@@ -142,20 +142,20 @@ class ConnectionHandler:
             self._release_budget()
 
     def close(self, nack: Nack | None = None) -> None:
-        """Send a last frame, if given, and end."""
+        """Send `nack`, if given, as the last frame, and end."""
         if nack is not None and not self._writer.is_ending:
             self._send(nack)
         self._writer.is_ending = True
         self.notify()
 
     def abort(self) -> None:
-        """End at once."""
+        """End the connection at once."""
         if not self._scope.cancel_called:  # a second cancel costs as much as the first
             self._scope.cancel()
 
-    def drain(self, until: float, end: float = inf) -> None:
-        """Accept nothing more; end once all accepted is answered, and all below `end` is delivered."""
-        self._draining, self._drain_until, self._log_end = True, until, end
+    def drain(self, until: float, log_end: float = inf) -> None:
+        """Accept no more deltas; end once all are answered, and all rows below `log_end` are delivered."""
+        self._draining, self._drain_until, self._log_end = True, until, log_end
         self.notify()
 
     @property
@@ -204,7 +204,7 @@ class ConnectionHandler:
         return not (buffer.end - buffer.start >= self._budget_bytes < connection.incoming_frame_bytes)
 
     def _handle_frames(self) -> bool:
-        """Handle complete frames, as many as one go allows; return True if none is left."""
+        """Handle complete frames for the time of one tick; return True if none is left."""
         if not self._handle_tick():
             return False
         if self._budget_bytes > UNBUDGETED_BYTES and not self._connection.incoming_frame_bytes:
@@ -216,7 +216,7 @@ class ConnectionHandler:
     def _handle_tick(self) -> bool:
         """Handle complete frames in one tick, whose callbacks run at its end; return True if none is left."""
         context, buffer = self._context, self._receive_buffer
-        began = context.now()
+        started_at = context.now()
         with context.internals.tick_callbacks:
             while buffer.start < buffer.end:
                 if self._hello_done is not None:
@@ -227,7 +227,7 @@ class ConnectionHandler:
                 now = self._received_at = context.now()
                 if self._writer.is_ending:
                     return True
-                if now - began > _TICK_MAX_S:
+                if now - started_at > _TICK_MAX_S:
                     return False
         return True
 
@@ -285,7 +285,7 @@ class ConnectionHandler:
                     self.consumer_session.note_processed(frame.processed)
             case Backpressure():
                 self._advice.update(frame, self._context.now())
-                self.notify()  # deliveries that a stop held back may go now
+                self.notify()  # deliveries that backpressure held up may go now
             case Nack():
                 logger.info("%s sent %s: %s", self.address, frame.code.name, frame.text)
 
@@ -344,11 +344,11 @@ class ConnectionHandler:
             self._refuse(0, refused, correlation_id=sequence)
 
     def _handle_hello(self, sequence: int, hello: Hello) -> None:
-        context, first = self._context, self.permissions is None
-        if first:
+        context, is_first = self._context, self.permissions is None
+        if is_first:
             self.permissions = context.access.check(hello.token)
             self.client = hello.client
-            self.codecs = frozenset(one for one in context.codecs if one.name.lower() in hello.features)
+            self.codecs = frozenset(codec for codec in context.codecs if codec.name.lower() in hello.features)
             self._source = hello.source
         hello = replace(hello, source=self._source)  # the first hello sets the source
         rights = self.permissions
@@ -361,28 +361,28 @@ class ConnectionHandler:
         elif hello.job is not None:
             rights.check_origins(hello.source)
             raise connection_in_use()
-        granted: list[OriginGrant] = []
+        grants: list[OriginGrant] = []
         if hello.origins and self.produce_handler is not None:
-            granted = self.produce_handler.claim(hello.origins)
+            grants = self.produce_handler.claim(hello.origins)
         if hello.source is Source.REPLICA:
-            granted = context.watermarks()
-        if not granted:
-            self._send_welcome(sequence, granted, first=first)
+            grants = context.watermarks()
+        if not grants:
+            self._send_welcome(sequence, grants, first=is_first)
             return
         self._pending_answers += 1
-        greeting = self._hello_done = anyio.Event() if first else None
+        hello_done = self._hello_done = anyio.Event() if is_first else None
 
         def answer(failure: Refused | None) -> None:
             self._pending_answers -= 1
-            if greeting is not None:
+            if hello_done is not None:
                 self._hello_done = None
-                greeting.set()
+                hello_done.set()
             if self._writer.is_ending:
                 return
             if failure is not None:
                 self._refuse(0, failure, correlation_id=sequence)
             else:
-                self._send_welcome(sequence, granted, first=first)
+                self._send_welcome(sequence, grants, first=is_first)
 
         self._pipeline.when_reached(answer)  # watermarks may count rows that the log can still lose
 
@@ -419,7 +419,7 @@ class ConnectionHandler:
         credit = None
         if first and self.produce_handler is not None:
             credit = Credit(settings.producer_deltas_credit, settings.producer_bytes_credit)
-        elif first:  # not announced: what it sends is refused for its token, not for lack of credit
+        elif first:  # not announced; so its deltas are refused for its token, not for lack of credit
             self._connection.receive_window.grant(Credit(1, 1))
         *pages, last = make_welcomes(self._context, granted)
         for page in pages:
@@ -458,9 +458,9 @@ class ConnectionHandler:
         except Unauthorized as refused:
             self._refuse_unauthorized(refused, "Unsubscribe", correlation_id=frame.sequence)
             return
-        visible, session = self._context.internals.log.high_watermark, self.consumer_session
+        high_watermark, session = self._context.internals.log.high_watermark, self.consumer_session
         if frame.drain and session is not None and session.has_to_deliver(frame.subscription):
-            self._pending_unsubscribes.append((visible, frame))
+            self._pending_unsubscribes.append((high_watermark, frame))
         else:
             self._end_subscription(frame)
 
@@ -490,12 +490,12 @@ class ConnectionHandler:
             self.close()
 
     def _refuse_unauthorized(
-        self, refused: Refused, what: str, sequence: int = 0, correlation_id: int | None = None
+        self, refused: Refused, frame: str, sequence: int = 0, correlation_id: int | None = None
     ) -> None:
-        """Refuse for the token: always with the same text, and then the connection ends."""
+        """Refuse what the token does not allow, always with the same text, and end the connection."""
         if not isinstance(refused, Unauthorized):
             refused = Unauthorized(refused.message)
-        self._context.audit.record_refusal(self.address, self.permissions, what, refused)
+        self._context.audit.record_refusal(self.address, self.permissions, frame, refused)
         self._context.counters.count_nack(refused.code)
         self.close(Nack.of(sequence, refused, correlation_id=correlation_id))
 
@@ -539,16 +539,16 @@ class ConnectionHandler:
         if session is None or advice.wait_s(now) > 0:
             return None
         try:
-            sending = session.take(now, self._context.settings.send_bytes_max, rows_max=advice.rows_max)
+            chunk = session.take(now, self._context.settings.send_bytes_max, rows_max=advice.rows_max)
         except Refused as refused:
             self._refuse(0, refused)
             session.close()
             self.consumer_session = None
             self._end_drained_subscriptions()
             return None
-        if sending is not None:
-            advice.spend(sending.deltas, now)
-        return sending
+        if chunk is not None:
+            advice.spend(chunk.delta_count, now)
+        return chunk
 
     def is_idle(self) -> bool:
         """Return True if nothing is to be written or ended before the next `notify`."""
@@ -577,7 +577,7 @@ class ConnectionHandler:
             self._context.counters.connections_timed_out += 1
             self.abort()
         elif self.produce_handler is not None and self.produce_handler.is_forwarder and self._is_outdated():
-            # The forwarder then resends the lost rows, even if nothing new comes for long.
+            # The forwarder reconnects and resends lost rows, even if it has no new ones for long.
             self.close(Nack.of(0, log_recovered()))
         elif self._connection.phase is Phase.OPEN:
             self.check_token()
@@ -586,7 +586,7 @@ class ConnectionHandler:
                 self._send_heartbeat(now)
 
     def _is_outdated(self) -> bool:
-        """True if the log was recovered since the hello, so watermarks that the client knows may be lost."""
+        """True if a recovery since the hello may have lost rows below the client's watermarks."""
         return self._known_recoveries != self._pipeline.recoveries
 
     def _find_fault(self, now: float) -> str | None:
@@ -614,8 +614,8 @@ class ConnectionHandler:
         session = self.consumer_session
         if session is None or session.standing_by:
             return
-        reported, at = self._progress_sent
-        if session.processed > reported and now - at >= _PROGRESS_INTERVAL_S:
+        reported, reported_at = self._progress_sent
+        if session.processed > reported and now - reported_at >= _PROGRESS_INTERVAL_S:
             self._progress_sent = (session.processed, now)
             self._send(Ack(0, processed=session.processed))
         warning = session.warning

@@ -1,6 +1,6 @@
 """The write side of a connection: answers first, then deliveries, batched into few system calls.
 
-One task writes. It waits for a client that does not read up to a deadline; unread bytes are bounded.
+One task writes. If the client does not read, the task waits up to a deadline; unread bytes are bounded.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 WRITES_PER_TICK = 4
 """Maximum writes for one connection at the end of a tick; its own loop writes the rest."""
 CONTROL_BYTES_MAX = 8 * 1024 * 1024
-"""Maximum bytes queued for a client that does not read its answers; above that the connection ends."""
+"""Maximum bytes of answers queued for a client that does not read; beyond it the connection is closed."""
 
 
 class FrameSource(Protocol):
-    """The source of frames to write: a `ConnectionHandler`."""
+    """Supplies the frames to write; implemented by `ConnectionHandler`."""
 
     def take_answers(self) -> Sequence[Frame]:
         """Return the outcomes of received deltas that were not reported yet."""
@@ -47,18 +47,18 @@ class FrameSource(Protocol):
     def is_idle(self) -> bool:
         """Return True if nothing is to be written or ended before the next `notify`.
 
-        Called after a complete write; faster than calling all of the above to find nothing.
+        Called after a complete write, since it is faster than the three methods above.
         """
 
     def is_finished(self) -> bool:
-        """Return True if nothing more will come. Called when there is nothing to write."""
+        """Return True if no more frames will come. Called when there is nothing to write."""
 
 
 class ConnectionWriter:
     """Queued frames, and the loop that writes them. `written_at`: the time of the last write.
 
-    The frames of a tick are written at its end, as far as the system takes them at once; the loop writes the
-    rest, and frames that are due at a certain time.
+    The frames of a tick are written at its end, as far as the socket accepts them at once; the loop writes
+    the rest, and frames that are due at a certain time.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class ConnectionWriter:
         self._wakes_at = math.inf  # when the loop wakes even without a `notify`
         self._control: list[Buffer] = []
         self._control_bytes = 0
-        self._unsent: Sequence[Buffer] = ()  # bytes that the system has not taken yet
+        self._unsent: Sequence[Buffer] = ()  # bytes that the socket has not accepted yet
         self._unsent_file: FileRange | None = None  # to be sent after `_unsent`
         self._failure: ConnectionError | None = None
 
     @property
     def is_overfull(self) -> bool:
-        """True if the client leaves too much unread."""
+        """True if the client leaves too many answers unread."""
         return self._control_bytes > CONTROL_BYTES_MAX
 
     def send(self, frame: Frame) -> None:
@@ -101,7 +101,10 @@ class ConnectionWriter:
                 self._wakeup.notify()
 
     async def run(self) -> None:
-        """Write until all is written after `is_ending`. Raises ConnectionError, TimeoutError."""
+        """Write until `is_ending` is set, or the source is finished, and all is written.
+
+        Raises ConnectionError, TimeoutError.
+        """
         while True:
             if self._unsent or self._unsent_file is not None:
                 await self._write_rest()
@@ -127,7 +130,7 @@ class ConnectionWriter:
         self._wakes_at = math.inf
 
     def _write_now(self) -> None:
-        """Write at the end of a tick, as long as the system takes everything."""
+        """Write at the end of a tick, as long as the socket accepts everything."""
         self._is_scheduled = False
         if self._wakeup.has_waiter:
             try:
@@ -153,7 +156,7 @@ class ConnectionWriter:
         return wait_s is None or now + wait_s >= self._wakes_at
 
     def _write(self) -> bool:
-        """Write what there is, as far as the system takes it; return False if there is nothing."""
+        """Write answers and a chunk, as far as the socket accepts them; return False if there is nothing."""
         context, source = self._context, self._source
         now, counters = context.now(), context.counters
         for frame in source.take_answers():
@@ -165,7 +168,7 @@ class ConnectionWriter:
         elif chunk is None:
             return False
         if chunk is not None:
-            counters.deltas_out += chunk.deltas
+            counters.deltas_out += chunk.delta_count
             if isinstance(chunk.parts, FileRange):
                 self._unsent_file = chunk.parts
             else:
@@ -173,15 +176,15 @@ class ConnectionWriter:
         counters.frames_out += len(parts)
         self.written_at = now
         if parts:
-            sent = self._stream.send_now(parts)
+            sent_bytes = self._stream.send_now(parts)
             size = sum(map(len, parts))  # type: ignore[arg-type]  # bytes all of them, or views of bytes
             counters.bytes_out += size
-            if sent < size:
-                self._unsent = skip_bytes(parts, sent)
+            if sent_bytes < size:
+                self._unsent = skip_bytes(parts, sent_bytes)
         return True
 
     async def _write_rest(self) -> None:
-        """Wait until the system has taken the unsent rest. Raises ConnectionError, TimeoutError."""
+        """Wait until the socket has accepted the unsent rest. Raises ConnectionError, TimeoutError."""
         parts, self._unsent = self._unsent, ()
         file, self._unsent_file = self._unsent_file, None
         with anyio.fail_after(self._context.settings.send_timeout_s):

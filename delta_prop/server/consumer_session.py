@@ -1,8 +1,8 @@
-"""A connection's read side of the log: one cursor, from which all that its subscriptions match is sent.
+"""A connection's read side of the log: one cursor; the rows after it that its subscriptions match are sent.
 
-Pushed while it keeps up, pulled while it lags: the pipeline pushes batches while the queue has capacity;
-otherwise they are read from the log, as ranges of its files where nothing has to be left out. A session has
-no task of its own and never waits: the connection's writer takes the next chunk from it.
+While the session keeps up, the pipeline pushes batches into its queue. While it lags, it reads them from the
+log, as ranges of the log's files if no row has to be left out. A session has no task of its own and never
+waits: the connection's writer takes the next chunk from it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from delta_prop_wire.frames import Subscription
 
 READ_FRAMES_MAX, READ_BYTES_MAX = 64, 1024 * 1024
-"""Bounds of one read, exceeded by little: so few frames that others on the loop are hardly delayed."""
+"""Bounds of one read, which may exceed them a little; low, so that a read hardly delays other tasks."""
 _READ_ROWS_MAX = 100
 SENDFILE_BYTES_MAX = 4 * 1024 * 1024
 """Maximum bytes sent from a file at once, provided that the slowest allowed client reads them in time."""
 READ_RETRY_S = 0.5
-"""Seconds after which a log whose disk failed is retried."""
+"""Seconds after which the log is read again after a disk failure."""
 BATCH_DELTAS_MAX = 10_000
 WARN_FROM, THROTTLE_FROM = 0.8, 0.95
 """Shares of the log's retention from which on a lagging subscriber is warned."""
@@ -68,7 +68,7 @@ class _SendState(Enum):
 
 class ConsumerSession:
     """The consumer side of one connection. `take` returns the next chunk; if there is none, `wait_s` says
-    when to call it again, and `notify` is called if that is to be sooner. Once `take` has raised, the
+    when to call it again, and `notify` is called if it should be called sooner. Once `take` has raised, the
     session is closed.
     """
 
@@ -84,7 +84,7 @@ class ConsumerSession:
     ) -> None:
         """`codecs`: compressed frames that the client reads. `can_read`: filters namespaces; None: all."""
         self.is_catching_up = False
-        """True while it reads the log instead of being pushed batches."""
+        """True while it reads the log, so that no batches are pushed into its queue."""
         self.group: str | None = None
         """The group that it is a member of."""
         self.standing_by = False
@@ -100,10 +100,10 @@ class ConsumerSession:
         self._notify = notify
         self._groups = groups
         self._subscriptions = SubscriptionSet(can_read)
-        # the first request sets the cursor, the group, the credit and the form
+        # the first request sets the cursor, the group, the credit and the type of frames
         self._first_request: Subscription | None = None
         self._on_takeover: Callable[[Subscribed], None] | None = None  # called when it stops standing by
-        self._resets = 0  # of the group's cursor, by operators
+        self._resets = 0  # how often operators have reset the group's cursor
         self._sends_batches = False  # batches are sent unchanged, not as single deltas
         self._window = CreditWindow(None)
         self._batch_deltas_max, self._linger_s = 1, 0.0
@@ -111,13 +111,13 @@ class ConsumerSession:
         self._next_offset = 0  # everything below is sent, queued, or matches no subscription
         self._state = _SendState.ACTIVE
         self._has_just_sent = False  # the next batches may linger
-        self._oldest_at = 0.0  # when the oldest queued batch came
+        self._oldest_at = 0.0  # when the oldest queued batch was queued
         self._sendfile_reader: SendfileReader | None = None
         if isinstance(internals.log, DurableLog):
             self._sendfile_reader = internals.log.sendfile_pool.reader()
         self._has_open_file = False  # the file of the last range is open
-        self._has_read = False
-        self._retry_at = -inf  # when a log whose disk failed is retried
+        self._has_read = False  # the log has been read since the start, which verified the first frames
+        self._retry_at = -inf  # when the log is read again after a disk failure
         self._refusal: Refused | None = None
         self._warning_number = 0
 
@@ -153,13 +153,13 @@ class ConsumerSession:
             self.close()
 
     def grant(self, credit: Credit) -> None:
-        """Allow so much more to be sent."""
+        """Let `credit` more deltas and bytes be sent."""
         self._window.grant(credit)
         if self._state is _SendState.NO_CREDIT and self._window.is_open:
             self._wake()
 
     def note_processed(self, offset: int) -> None:
-        """Commit the group's cursor at `offset`, but not above what was sent: all below is processed."""
+        """Commit the group's cursor: all below `offset` is processed. It never passes what was sent."""
         if self.group is not None and not self.standing_by:
             self._groups.commit(self.group, min(offset, self.processed), self)
 
@@ -177,7 +177,7 @@ class ConsumerSession:
 
     @property
     def processed(self) -> int:
-        """The offset below which all is delivered or matches no subscription; on standby, the group's."""
+        """The offset below which each row is sent or has no subscriber here; on standby, the group's."""
         if self.standing_by:
             return self._next_offset
         if self._queue.waiting:
@@ -207,11 +207,11 @@ class ConsumerSession:
     @property
     def warning(self) -> Backpressure | None:
         """A warning for a client that lags so far that the log may soon drop the rows that it needs."""
-        log, at = self._log, self.processed
-        lag = log.high_watermark - at
+        log, processed = self._log, self.processed
+        lag = log.high_watermark - processed
         if lag <= 0 or self._first_request is None or self.standing_by:
             return None
-        share = log.retention_share(at)
+        share = log.retention_share(processed)
         if share < WARN_FROM:
             return None
         self._warning_number += 1
@@ -223,13 +223,13 @@ class ConsumerSession:
     # --- events of the service
 
     def offer(self, logged: LoggedBatch, rows: Rows) -> None:
-        """Queue a batch that became visible; without capacity it will be read from the log."""
+        """Queue a batch that became visible; if the queue is full, read it from the log later."""
         if self.is_catching_up:
             return
-        wanted = self._subscriptions.narrow(logged, rows) if self._subscriptions.is_narrowing else rows
+        selected = self._subscriptions.narrow(logged, rows) if self._subscriptions.is_narrowing else rows
         if logged.offset < self._next_offset:
-            wanted = _rows_from(wanted, logged, self._next_offset)
-        if isinstance(wanted, NoRows):
+            selected = _rows_from(selected, logged, self._next_offset)
+        if isinstance(selected, NoRows):
             return
         queue = self._queue
         waiting = bool(queue.waiting)
@@ -238,7 +238,7 @@ class ConsumerSession:
         else:
             if self._has_just_sent and not waiting:
                 self._oldest_at = self._now()
-            queue.put(logged, wanted)
+            queue.put(logged, selected)
             self._next_offset = logged.offset + logged.batch.count
         if self._state is _SendState.IDLE or (self._state is _SendState.LINGERING and self._is_batch_full()):
             self._state = _SendState.ACTIVE
@@ -262,7 +262,7 @@ class ConsumerSession:
         )
 
     def take_over(self, assignment: GroupAssignment) -> None:
-        """Start reading for the group from its cursor: the reader before has left."""
+        """Start reading for the group from its cursor: the former reader has left."""
         self.standing_by, self._resets = False, assignment.resets
         try:
             self._next_offset = check_offset(assignment.offset, self._log)
@@ -285,9 +285,9 @@ class ConsumerSession:
     # --- sending
 
     def take(self, now: float, bytes_max: int, *, rows_max: int | None = None) -> SendChunk | None:
-        """Return the next chunk, of about `bytes_max`; None: nothing now. The last one must have been sent.
+        """Return the next chunk, of about `bytes_max`; None: nothing now. The previous one must be sent.
 
-        `rows_max`: the maximum rows, for which frames are sliced; None: any number.
+        `rows_max`: the maximum number of rows; a batch with more is sliced. None: no maximum.
         Raises Refused: CURSOR_TOO_OLD, FENCED, PROCESSING_FAILED (the next rows are corrupted) or
         SHUTTING_DOWN.
         """
@@ -304,7 +304,7 @@ class ConsumerSession:
         try:
             if self._refusal is not None:
                 raise self._refusal
-            sending = self._take(now, bytes_max, rows_max)
+            chunk = self._take(now, bytes_max, rows_max)
         except (Refused, DeltaPropError) as error:
             self.close()
             raise _to_refusal(error) from None
@@ -313,12 +313,15 @@ class ConsumerSession:
                 logger.warning("the log cannot be read for a subscriber: %s: retrying", error)
             self._state, self._retry_at = _SendState.DISK_FAILING, now + READ_RETRY_S
             return None
-        if sending is not None:
+        if chunk is not None:
             self._has_just_sent, self._state, self._oldest_at = True, _SendState.ACTIVE, now
-        return sending
+        return chunk
 
     def try_idle(self) -> bool:
-        """Return True if everything was taken, and so written: the next batch notifies and goes at once."""
+        """Become idle and return True if everything was taken, and so written.
+
+        The next batch then calls `notify`, and is sent at once.
+        """
         if self._refusal is not None or (
             not self.standing_by and (self._queue.waiting or self.is_catching_up)
         ):
@@ -350,14 +353,14 @@ class ConsumerSession:
     def _start(self, request: Subscription) -> None:
         self._subscriptions.add(request)
         try:
-            begin = self._resolve_begin(request)
+            first_offset = self._resolve_first_offset(request)
         except BaseException as error:
             self._subscriptions.clear()
             self._leave_group()
             if isinstance(error, OSError | DeltaPropError):
                 raise _to_refusal(error) from None
             raise
-        self._first_request, self._next_offset = request, begin
+        self._first_request, self._next_offset = request, first_offset
         self._batch_deltas_max = min(max(request.batch_deltas_max, 1), BATCH_DELTAS_MAX)
         self._linger_s = request.wait_ms_max / 1000
         self._sends_batches = not request.deltas
@@ -366,20 +369,20 @@ class ConsumerSession:
         self.is_catching_up = self._must_catch_up()
         self._state, self._has_just_sent, self._has_read = _SendState.ACTIVE, False, False
 
-    def _resolve_begin(self, request: Subscription) -> int:
-        """Return where the cursor begins: at the group's cursor, or for a new group at the start given."""
+    def _resolve_first_offset(self, request: Subscription) -> int:
+        """Return the first offset: the group's cursor; without a group or for a new one, the start."""
         start, log, group = request.start, self._log, request.group
         if group is None:
             if start.at is StartAt.GROUP:
                 raise Refused(ErrorCode.BAD_REQUEST, "start at group: no group is named: name one")
             return resolve_start(start, log)
-        if isinstance(start.value, Cursor):  # one of another log, or of a lost tail, is always refused
+        if isinstance(start.value, Cursor):  # a cursor of another log, or of a lost tail, is always refused
             check_cursor(start.value, log)
 
-        def begin() -> int:
+        def first_offset_of_new_group() -> int:
             return log.start_offset if start.at is StartAt.GROUP else resolve_start(start, log)
 
-        joined = self._groups.join(group, self, begin, member_id=request.member)
+        joined = self._groups.join(group, self, first_offset_of_new_group, member_id=request.member)
         self.group, self.standing_by, self._resets = group, joined.is_standby, joined.resets
         return joined.offset if joined.is_standby else check_offset(joined.offset, log)
 
@@ -408,13 +411,13 @@ class ConsumerSession:
             raise Refused(
                 ErrorCode.BAD_REQUEST,
                 f"a connection has one cursor, and its first Subscribe ({first.subscription}) has set its "
-                f"start, group, credit and form: leave out {', '.join(conflicting)}, or use another "
-                "connection",
+                f"start, group, credit and type of frames: leave out {', '.join(conflicting)}, or use "
+                "another connection",
                 field=conflicting[0],
             )
 
     def _reread_log(self) -> None:
-        """Reread queued rows from the log: they were selected for the topics before."""
+        """Read the queued rows from the log again: they were selected for the former topics."""
         if self.standing_by:
             return
         self._next_offset = self.processed
@@ -423,7 +426,7 @@ class ConsumerSession:
         self._wake()
 
     def _must_catch_up(self) -> bool:
-        """Return True if it must read the log; also without credit, as more topics may still be added."""
+        """Return True if it must read the log, also while there is no credit: topics may still be added."""
         return self.standing_by or self._next_offset < self._log.high_watermark or not self._window.is_open
 
     def _leave_group(self) -> None:
@@ -441,7 +444,7 @@ class ConsumerSession:
         queue = self._queue
         return (
             self.is_catching_up
-            or queue.deltas >= self._batch_deltas_max
+            or queue.delta_count >= self._batch_deltas_max
             or queue.bytes >= self._settings.send_bytes_max
         )
 
@@ -480,34 +483,34 @@ class ConsumerSession:
 
     def _read_log(self) -> None:
         """Queue the next rows of the log; once its end is reached, batches are pushed again."""
-        log, begin = self._log, check_in_log(self._next_offset, self._log)
-        frames, left = 0, min(READ_BYTES_MAX, self._settings.subscriber_bytes_max)
-        while frames < READ_FRAMES_MAX and left > 0:
+        log, offset = self._log, check_in_log(self._next_offset, self._log)
+        frames, bytes_left = 0, min(READ_BYTES_MAX, self._settings.subscriber_bytes_max)
+        while frames < READ_FRAMES_MAX and bytes_left > 0:
             try:
-                read = log.read(begin, rows_max=_READ_ROWS_MAX, bytes_max=left)
+                batches = log.read(offset, rows_max=_READ_ROWS_MAX, bytes_max=bytes_left)
             except (DeltaPropError, OSError):
                 if frames:  # the frames before the fault are sent first
                     break
                 raise
-            for logged in read:
+            for logged in batches:
                 rows = self._subscriptions.rows(logged)
-                if logged.offset < begin:
-                    rows = _rows_from(rows, logged, begin)
+                if logged.offset < offset:
+                    rows = _rows_from(rows, logged, offset)
                 if not isinstance(rows, NoRows):
                     self._queue.put(logged, rows)
-                left -= logged.batch.size + BATCH_OVERHEAD_BYTES
-            if not read:
+                bytes_left -= logged.batch.size + BATCH_OVERHEAD_BYTES
+            if not batches:
                 break
-            frames += len(read)
-            begin = self._next_offset = read[-1].next_offset
+            frames += len(batches)
+            offset = self._next_offset = batches[-1].next_offset
         self._has_read, self._retry_at = True, -inf
         # No await between this comparison and the flag, so every later append is offered.
         self.is_catching_up = self._next_offset < log.high_watermark
 
     def _next_sendfile_range(self, rows_max: int | None) -> SendfileRange | None:
-        """Return complete frames as they lie in the log's files, if all rows are wanted unchanged.
+        """Return a range of complete frames in the log's files; None if there is none, or rows are left out.
 
-        The first ones are verified, by reading or in place: a client that found corruption resumes there.
+        The first frames after a start are verified, since a client that found corruption resumes there.
         """
         first = self._first_request
         if self._sendfile_reader is None or not self._subscriptions.wants_all:
@@ -515,11 +518,11 @@ class ConsumerSession:
         assert first is not None
         if first.deltas:
             return None
-        deltas, size = self._window.remaining or _UNBOUNDED
-        size = min(size, self._sendfile_bytes_max)
-        deltas = deltas if rows_max is None else min(deltas, rows_max)
+        rows, bytes_max = self._window.remaining or _UNBOUNDED
+        bytes_max = min(bytes_max, self._sendfile_bytes_max)
+        rows = rows if rows_max is None else min(rows, rows_max)
         bounds = RangeBounds(
-            deltas, size, read_bytes_max=self._settings.send_bytes_max, verified=not self._has_read
+            rows, bytes_max, read_bytes_max=self._settings.send_bytes_max, verified=not self._has_read
         )
         self._has_open_file = True
         try:
@@ -528,14 +531,14 @@ class ConsumerSession:
             return None  # a read reports the fault, if it is at this subscriber's cursor
 
     def _make_file_chunk(self, file_range: SendfileRange) -> SendChunk:
-        parts, deltas, size, self._next_offset = file_range
-        self._window.spend(deltas, size)
+        parts, delta_count, size, self._next_offset = file_range
+        self._window.spend(delta_count, size)
         self.is_catching_up = self._next_offset < self._log.high_watermark
-        return SendChunk(parts, deltas, size, self._next_offset)
+        return SendChunk(parts, delta_count, size, self._next_offset)
 
 
 def _rows_from(rows: Rows | NoRows, logged: LoggedBatch, offset: int) -> Rows | NoRows:
-    """Return those of the rows of a batch that are at `offset` or above."""
+    """Return the given rows of a batch from `offset` on."""
     if isinstance(rows, NoRows) or offset >= logged.next_offset:
         return NO_ROWS
     rows = np.arange(logged.count) if rows is None else rows

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class JobCounts:
-    """Counts of jobs: `active` ones, staged or being published, with `staged_bytes` in total.
+    """Counts of jobs. `active`: jobs staged or being published; `staged_bytes`: the size of their parts.
 
-    Since the server started, in deltas: `staged`, `published`, `duplicates` (known before), `refused`; and
-    `expired`: jobs that were not decided in time.
+    Since the server started: `staged`, `published`, `duplicates` (in the log already) and `refused` count
+    deltas; `expired` counts jobs that were not decided in time.
     """
 
     active: int = 0
@@ -26,17 +26,17 @@ class JobCounts:
     refused: int = 0
     expired: int = 0
 
-    def add_progress(self, counted: Progress, now: Progress) -> Progress:
-        """Add the progress of a publication since `counted`; return the progress that is counted now.
+    def add_progress(self, counted: Progress, current: Progress) -> Progress:
+        """Add the progress from `counted` to `current`; return the progress that is counted now.
 
-        After a log failure the publication may have gone back: rows counted before are not counted twice.
+        After a log failure the publication may have gone back; rows counted before are not counted twice.
         """
         counts = {}
         for name in ("published", "duplicates", "refused"):
             before = getattr(counted, name)
-            counts[name] = max(before, getattr(now, name))
+            counts[name] = max(before, getattr(current, name))
             setattr(self, name, getattr(self, name) + counts[name] - before)
-        return replace(now, **counts)
+        return replace(current, **counts)
 
 
 @dataclass(slots=True)

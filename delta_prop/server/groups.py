@@ -1,6 +1,7 @@
 """Named groups of subscribers: their readers, standbys and cursors, in the same files as `subscribe --data`.
 
-A stored cursor may only be below the true one: rows after it are redelivered. No log waits for a group.
+A stored cursor may lag behind the current one, but never leads it: after a crash, rows are redelivered. No
+log retains rows for a group.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("delta_prop.server")
 
 ABSENT_CACHE_FACTOR = 10
-"""Absent groups are cached for so many times the duration of reading them."""
+"""The cursors of absent groups are cached for this many times the duration of reading them."""
 STORE_INTERVAL_S = 1.0
 """Minimum interval between two stores of cursors."""
 GROUPS_MAX = 10_000
@@ -74,7 +75,7 @@ class GroupStatistics(NamedTuple):
 
 
 class _Membership(NamedTuple):
-    """A member that reads or stands by. `member_id`: of the client, over all its connections; None: none."""
+    """A member that reads or stands by. `member_id`: names the client on all its connections."""
 
     member: Member
     member_id: bytes | None
@@ -109,9 +110,9 @@ class _GroupState:
 
 
 class Groups:
-    """All groups of one log. One member reads for each at a time; others stand by, in the order of joining.
+    """All groups of one log. In each, one member reads, and the others stand by in the order of joining.
 
-    With a log in memory the cursors live as long as this object.
+    With a log in memory, the cursors are lost with this object.
     """
 
     def __init__(self, disk: Disk | None, log: Log, world: World) -> None:
@@ -128,12 +129,13 @@ class Groups:
         self._reader_left = anyio.Event()  # a group lost its reader: other processes need its cursor at once
 
     def join(
-        self, name: str, member: Member, begin: Callable[[], int], *, member_id: bytes | None = None
+        self, name: str, member: Member, first_offset: Callable[[], int], *, member_id: bytes | None = None
     ) -> GroupAssignment:
         """Let this member read for the group, or stand by while another one reads.
 
-        `begin`: returns where a new group begins. `member_id`: a client that reconnects replaces its former
-        connection, at once. Raises Refused (BAD_REQUEST, LOG_FAILED), and what `begin` raises.
+        `first_offset`: returns the first offset for a new group. `member_id`: a client that reconnects
+        replaces its former connection at once. Raises Refused (BAD_REQUEST, LOG_FAILED), and what
+        `first_offset` raises.
         """
         state = self._groups.get(name)
         if state is None:
@@ -141,7 +143,7 @@ class Groups:
             self._wakeup.set()
         if state.offset is None:
             try:
-                state.offset = begin()
+                state.offset = first_offset()
             finally:
                 self._wakeup.set()  # to store the cursor, or to release the group
         joining = _Membership(member, member_id)
@@ -151,12 +153,12 @@ class Groups:
         if (reader is None and not state.is_remote) or (reader is not None and reader.member is member):
             state.reader = joining
             return state.assignment()
-        if all(one.member is not member for one in state.standby):
+        if all(membership.member is not member for membership in state.standby):
             state.standby.append(joining)
         return state.assignment(standby=True)
 
     def commit(self, name: str, offset: int, member: Member) -> None:
-        """Advance the group's cursor: everything below is processed. Only its reader can do so."""
+        """Set the group's cursor: everything below `offset` is processed. Ignored unless from its reader."""
         state = self._groups.get(name)
         if state is None or state.reader is None or state.reader.member is not member:
             return
@@ -170,7 +172,9 @@ class Groups:
         if state is None:
             return
         if state.reader is None or state.reader.member is not member:
-            state.standby = deque(one for one in state.standby if one.member is not member)
+            state.standby = deque(
+                membership for membership in state.standby if membership.member is not member
+            )
             return
         state.reader = None
         if state.offset is not None:  # a recovered log may have lost the last rows
@@ -233,11 +237,11 @@ class Groups:
             return
         self._absent_valid_until, self._released = inf, {}  # concurrent callers share this read
         try:
-            found = await threads.run(lambda: read_groups(disk, self._log.log_id))
+            cursors = await threads.run(lambda: read_groups(disk, self._log.log_id))
         except OSError as error:
             logger.warning("the cursors of groups cannot be read: %s", error)
         else:
-            self._absent = {name: place for name, place in found.items() if isinstance(place, int)}
+            self._absent = {name: cursor for name, cursor in cursors.items() if isinstance(cursor, int)}
             self._absent |= self._released  # these may be newer than the file's
         finally:
             read = self._world.clock.now()
@@ -245,7 +249,7 @@ class Groups:
 
     def all_statistics(self) -> dict[str, GroupStatistics]:
         """Return every group, the absent ones as `poll_absent` last read them."""
-        absent = {name: GroupStatistics(place, False) for name, place in self._absent.items()}
+        absent = {name: GroupStatistics(offset, False) for name, offset in self._absent.items()}
         return dict(sorted((absent | self.statistics()).items()))
 
     # --- helpers
@@ -256,14 +260,14 @@ class Groups:
         if reader is not None and reader.member_id == member_id and reader.member is not membership.member:
             state.reader = membership
             reader.member.fence(_fenced_error(name))
-        former = [one for one in state.standby if one.member_id == member_id]
-        for one in former:
-            if one.member is not membership.member:
-                state.standby[state.standby.index(one)] = membership
-                one.member.fence(_fenced_error(name))
+        former = [standby for standby in state.standby if standby.member_id == member_id]
+        for standby in former:
+            if standby.member is not membership.member:
+                state.standby[state.standby.index(standby)] = membership
+                standby.member.fence(_fenced_error(name))
 
     async def _pause(self, threads: Threads) -> None:
-        """Store nothing for a while, but the cursors of groups whose reader leaves."""
+        """Pause for a store interval; meanwhile store only the cursors of groups whose reader leaves."""
         until = self._world.clock.now() + STORE_INTERVAL_S
         while True:
             with anyio.move_on_after(until - self._world.clock.now()):
@@ -271,7 +275,7 @@ class Groups:
             if not self._reader_left.is_set():
                 return
             self._reader_left = anyio.Event()
-            await self._store(threads, only_left=True)
+            await self._store(threads, without_reader_only=True)
 
     def _acquire(self, name: str) -> _GroupState:
         try:
@@ -335,18 +339,18 @@ class Groups:
                 "have an operator delete some",
             )
 
-    async def _store(self, threads: Threads, *, only_left: bool = False) -> bool:
+    async def _store(self, threads: Threads, *, without_reader_only: bool = False) -> bool:
         """Store changed cursors, as far as the log is synced; return True if nothing is left to store.
 
-        `only_left`: only those of groups without a reader.
+        `without_reader_only`: only the cursors of groups without a reader.
         """
-        safe = self._log.offset_at_level(AckLevel.DURABLE)
+        synced_offset = self._log.offset_at_level(AckLevel.DURABLE)
         for name, state in list(self._groups.items()):
             cursor, offset = state.cursor, state.offset
-            if cursor is None or state.is_settled or (only_left and state.reader is not None):
+            if cursor is None or state.is_settled or (without_reader_only and state.reader is not None):
                 continue
-            # A power cut may lose unsynced rows, and other deltas then get their offsets.
-            cursor.next_offset = offset if offset is None else min(offset, safe)
+            # A power cut may lose unsynced rows; other deltas then get their offsets.
+            cursor.next_offset = offset if offset is None else min(offset, synced_offset)
             cursor.resets = state.resets
             try:
                 await threads.run(partial(self._use_reserve, cursor))
@@ -360,7 +364,7 @@ class Groups:
         return all(state.is_settled for state in self._groups.values())
 
     def _use_reserve(self, cursor: GroupCursor) -> None:
-        """Store a cursor, on a full disk too. For a thread; raises OSError."""
+        """Store a cursor, with the reserve if the disk is full. Call it on a thread. Raises OSError."""
         if isinstance(self._log, DurableLog):
             self._log.reserve.use(cursor.store)
         else:

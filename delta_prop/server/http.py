@@ -1,7 +1,8 @@
-"""The HTTP port: health, readiness, metrics and status of the server. It changes nothing.
+"""The HTTP port: health, readiness, metrics and status of the server, all read-only.
 
 GET and HEAD only, without bodies. Every wait has a deadline, and connections are limited; a client can at
-worst end its own connection. With tokens, everything but health and readiness needs an admin's.
+worst end its own connection. If tokens are required, all pages except health and readiness need one with the
+right `admin`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SEND_TIMEOUT_S = 10.0
 HEAD_BYTES_MAX = 16 * 1024
 CONNECTIONS_MAX = 100
 CONNECTIONS_PER_HOST_SHARE = 0.5
-"""So that one host at its limit leaves connections for health checks."""
+"""Below 1, so that one host at its limit leaves connections for health checks."""
 RECEIVE_BYTES = 4 * 1024
 JSON = "application/json"
 
@@ -54,7 +55,7 @@ class HttpResponse(NamedTuple):
 
 
 class HttpPort:
-    """Answers from a `StatusView`, at the time of the request.
+    """Serves the pages over HTTP; it reads the `StatusView` at each request.
 
     *Resources*: a listener, one task per connection; they end with `run`, by cancellation.
     *Errors*: OSError and UsageError if it cannot listen; none for anything that a client does.
@@ -72,7 +73,7 @@ class HttpPort:
         tls: Tls | None = None,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        """`port` 0: any free one, which `run` reports."""
+        """`port` 0: any free port, which `run` reports."""
         self._network = network
         self._clock = world.clock
         self._view = view
@@ -85,7 +86,7 @@ class HttpPort:
         self._connections = ConnectionLimiter(connections_max, per_host_max)
 
     async def run(self, *, task_status: TaskStatus[tuple[str, int]] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; ready, with host and port, once it listens."""
+        """Serve until cancelled; reports the host and port as started once it listens."""
         listener = await self._network.listen(self._host, self._port, tls=self._tls)
         try:
             async with anyio.create_task_group() as tasks:
@@ -122,17 +123,17 @@ class HttpPort:
         """Handle one request; return True if another may come. Raises ConnectionError."""
         try:
             request = await client.receive()
-        except _BadRequestError as bad:
-            await client.send(_error_response(bad.status, str(bad)), self._date(), last=True)
+        except _BadRequestError as error:
+            await client.send(_error_response(error.status, str(error)), self._date(), last=True)
             return False
         if request is None:
             return False
         try:
-            answer = await self._respond(request, client.peer)
-        except Exception:  # of the view, or of encoding its answer
+            response = await self._respond(request, client.peer)
+        except Exception:  # of the view, or of encoding its response
             logger.exception("%s failed", request.path)
-            answer = _error_response(500, "the request failed: see the server's log")
-        return await client.send(answer, self._date())
+            response = _error_response(500, "the request failed: see the server's log")
+        return await client.send(response, self._date())
 
     # --- pages
 
@@ -204,7 +205,7 @@ class HttpPort:
 
 
 class _Request(NamedTuple):
-    """The parts of a request that matter here. `accepts`: the content types that the client reads."""
+    """The parts of a request that are used. `accepts`: the content types that the client accepts."""
 
     method: str
     path: str
@@ -213,7 +214,7 @@ class _Request(NamedTuple):
 
 
 class _BadRequestError(Exception):
-    """The received bytes are not a request; the answer to them is the last one."""
+    """The received bytes are not a valid request; the response to them is the last one."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -221,7 +222,7 @@ class _BadRequestError(Exception):
 
 
 class _HttpConnection:
-    """One connection: bytes on one side, requests and answers on the other."""
+    """One connection: bytes on one side, requests and responses on the other."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -231,7 +232,7 @@ class _HttpConnection:
         self.peer = stream.peer
 
     async def receive(self) -> _Request | None:
-        """Return the next request, None if none comes. Raises _BadRequestError, ConnectionError."""
+        """Return the next request; None if none comes. Raises _BadRequestError, ConnectionError."""
         self._is_head_request = False
         try:
             with anyio.move_on_after(REQUEST_TIMEOUT_S):
@@ -248,21 +249,21 @@ class _HttpConnection:
             return None  # the client sent nothing
         raise _BadRequestError(408, f"the request was not complete within {REQUEST_TIMEOUT_S:g} s: retry")
 
-    async def send(self, answer: HttpResponse, date: str, *, last: bool = False) -> bool:
-        """Send a complete answer; return True if another request may come. Raises ConnectionError."""
+    async def send(self, response: HttpResponse, date: str, *, last: bool = False) -> bool:
+        """Send a complete response; return True if another request may come. Raises ConnectionError."""
         headers = [
             ("Date", date),
-            ("Content-Type", answer.content_type),
-            ("Content-Length", str(len(answer.body))),
+            ("Content-Type", response.content_type),
+            ("Content-Length", str(len(response.body))),
             ("Cache-Control", "no-store"),
             ("X-Content-Type-Options", "nosniff"),
-            *answer.headers,
+            *response.headers,
             *([("Connection", "close")] if last else []),
         ]
         protocol = self._protocol
-        parts = [protocol.send(h11.Response(status_code=answer.status, headers=headers))]
+        parts = [protocol.send(h11.Response(status_code=response.status, headers=headers))]
         if not self._is_head_request:
-            parts.append(protocol.send(h11.Data(data=answer.body)))
+            parts.append(protocol.send(h11.Data(data=response.body)))
         parts.append(protocol.send(h11.EndOfMessage()))
         with anyio.move_on_after(SEND_TIMEOUT_S) as send_scope:
             await self._stream.send([part for part in parts if part])
@@ -281,18 +282,18 @@ class _HttpConnection:
 
 
 def _parse_request(event: h11.Request) -> _Request:
-    found: dict[bytes, list[str]] = {}
+    headers: dict[bytes, list[str]] = {}
     for name, value in event.headers:
-        found.setdefault(name, []).append(value.decode("latin-1"))
+        headers.setdefault(name, []).append(value.decode("latin-1"))
     path = event.target.decode("ascii").partition("?")[0]
-    accepts = ",".join(found.get(b"accept", []))
+    accepts = ",".join(headers.get(b"accept", []))
     return _Request(
-        event.method.decode("ascii"), path, _bearer_token(found.get(b"authorization", [])), accepts
+        event.method.decode("ascii"), path, _bearer_token(headers.get(b"authorization", [])), accepts
     )
 
 
 def _bearer_token(values: list[str]) -> str | None:
-    """Return the token of the only Authorization header."""
+    """Return the token of the Authorization header; None unless there is exactly one."""
     if len(values) != 1:
         return None
     scheme, _, token = values[0].partition(" ")

@@ -1,8 +1,8 @@
 """The files of jobs: the decision about each, and the progress of its publication.
 
-The names of a job's files contain a hash of its name. A decision is one file, written under a temporary name,
-synced and renamed: there is one or there is none. Files that no decision needs are removed when the directory
-is read.
+The names of a job's files begin with a hash of its name. A decision is one file, written under a temporary
+name, synced and renamed, so that it is complete or missing. Files that no decision needs are removed when the
+directory is read.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class JobCorrupted(DeltaPropError):
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(
             f"{path}: corrupted: {reason}; nothing was changed: replace it with an intact copy, or remove it "
-            "and rerun that job, which republishes nothing"
+            "and rerun the job: its deltas are recognised as duplicates"
         )
         self.path = path
 
 
 class CommittedPart(NamedTuple):
-    """A part that is published. `size`, `checksum`: of its file.
+    """A part that a committed job publishes. `size`, `checksum`: of its file.
 
-    `watermark`: its origin's when the job was decided: its deltas up to there are duplicates.
+    `watermark`: that of the part's origin at the decision; the part's deltas up to it are duplicates.
     """
 
     part: int
@@ -70,10 +70,10 @@ class CommittedPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a publication: part `index` up to `position`. `refused_rows`: the first ones.
+    """The progress of a publication: part `index` up to `position`. `refused_rows`: the first refused rows.
 
-    `retry_counter`: the first counter of the retry origin for the frame after `position`, of which rows were
-    refused; 0 if none was.
+    `retry_counter`: if rows of the frame after `position` were refused, the first counter in the retry origin
+    under which its rows are sent again; else 0.
     """
 
     index: int = 0
@@ -84,22 +84,22 @@ class Progress:
     refused: int = 0
     refused_rows: tuple[RefusedRow, ...] = ()
 
-    def with_refused(self, row: RefusedRow, deltas: int = 1) -> Progress:
-        """Return the progress with `deltas` more refused, from `row` on; only the first rows are listed."""
+    def with_refused(self, row: RefusedRow, count: int = 1) -> Progress:
+        """Return the progress with `count` more refused deltas, from `row` on; only the first are listed."""
         rows = self.refused_rows
         if len(rows) < REFUSED_ROWS_MAX:
-            short = (
+            truncated = (
                 truncate(row.vector_id, REFUSED_ID_BYTES_MAX),
                 row.code,
                 truncate(row.text, REFUSED_TEXT_BYTES_MAX),
             )
-            rows = (*rows, RefusedRow(row.part, row.row, *short))
-        return replace(self, refused=self.refused + deltas, refused_rows=rows)
+            rows = (*rows, RefusedRow(row.part, row.row, *truncated))
+        return replace(self, refused=self.refused + count, refused_rows=rows)
 
 
 @dataclass(frozen=True, slots=True)
 class JobDecision:
-    """A decision about a job, and its outcome. `parts`: until they are published. `decided_us`: log time.
+    """A decision about a job, and its outcome. `parts`: none once published. `decided_us`: log time.
 
     `parts_digest`: of (part, deltas) of all parts; `content_digest`: of their contents as well.
     """
@@ -130,7 +130,7 @@ def job_to_json(job: str, owner: str, status: JobStatus, size: int) -> dict[str,
     """Return a job as a JSON object."""
     fields: dict[str, Any] = {"job": job, "state": status.state.value, "token": owner, "bytes": size}
     fields |= {"deltas": status.deltas, "published": status.published}
-    rows = [one._asdict() | {"code": one.code.name, "text": one.why} for one in status.refused_rows]
+    rows = [row._asdict() | {"code": row.code.name, "text": row.why} for row in status.refused_rows]
     return fields | {"duplicates": status.duplicates, "refused": status.refused, "refused_rows": rows}
 
 
@@ -148,12 +148,12 @@ def stem_of(job: str) -> str:
 
 def digest_parts(parts: Iterable[StagedPart]) -> bytes:
     """Return a digest of the parts and their counts of deltas, the same for all attempts."""
-    return _digest(sorted((one.part, one.deltas) for one in parts if one.deltas))
+    return _digest(sorted((part.part, part.deltas) for part in parts if part.deltas))
 
 
 def digest_content(parts: Iterable[StagedPart]) -> bytes:
     """Return a digest that is the same for parts with the same content."""
-    return _digest(sorted((one.part, one.deltas, one.checksum) for one in parts if one.deltas))
+    return _digest(sorted((part.part, part.deltas, part.checksum) for part in parts if part.deltas))
 
 
 def _digest(rows: list[tuple[int, ...]]) -> bytes:
@@ -175,37 +175,37 @@ class JobFiles:
             self._prepared = True
 
     def read_decisions(self) -> tuple[list[JobDecision], dict[str, JobCorrupted]]:
-        """Return all decisions, in the order in which they were made; by stem, those that are corrupted."""
-        found, corrupted = [], {}
+        """Return all decisions, in the order in which they were made, and the corrupted ones, by stem."""
+        decisions, corrupted = [], {}
         for name in self.disk.list(DIRECTORY):
             stem = name.removesuffix(_DECISION)
             if stem == name:
                 continue
             try:
-                decided = read_decision(self.disk, f"{DIRECTORY}/{name}")
+                decision = read_decision(self.disk, f"{DIRECTORY}/{name}")
             except JobCorrupted as error:
                 corrupted[stem] = error
                 continue
-            progress = self._read_progress(stem) if decided.parts else None
-            found.append(decided if progress is None else replace(decided, progress=progress))
-        return sorted(found, key=lambda one: (one.decided_us, one.job)), corrupted
+            progress = self._read_progress(stem) if decision.parts else None
+            decisions.append(decision if progress is None else replace(decision, progress=progress))
+        return sorted(decisions, key=lambda decision: (decision.decided_us, decision.job)), corrupted
 
     def read_staged(
         self, decisions: Iterable[JobDecision], corrupted: Iterable[str] = (), *, read_only: bool = False
     ) -> list[FoundPart]:
-        """Read all parts without a decision; files of the stems `corrupted` are skipped.
+        """Read all parts without a decision; skip the files of corrupted decisions, given by their stems.
 
         Unless `read_only`, truncate torn tails, and remove the files that no decision needs.
         """
         skipped = frozenset(corrupted)
         needed: dict[str, set[str]] = {}
-        for one in decisions:
-            stem = stem_of(one.job)
-            needed[stem] = {path_of(stem, part.part, part.attempt) for part in one.parts}
+        for decision in decisions:
+            stem = stem_of(decision.job)
+            needed[stem] = {path_of(stem, part.part, part.attempt) for part in decision.parts}
             needed[stem].add(f"{DIRECTORY}/{stem}{_DECISION}")
-            if one.parts:
+            if decision.parts:
                 needed[stem].add(f"{DIRECTORY}/{stem}{_PROGRESS}")
-        found, unneeded = [], []
+        parts, unneeded = [], []
         for name in self.disk.list(DIRECTORY):
             path, stem = f"{DIRECTORY}/{name}", name.partition("-")[0].partition(".")[0]
             if stem in skipped:
@@ -214,19 +214,19 @@ class JobFiles:
             if needed_paths is None and name.endswith(SUFFIX):
                 staged = self._read_part(path, read_only=read_only)
             if staged is not None:
-                found.append(staged)
+                parts.append(staged)
             elif path not in (needed_paths or ()) and name.endswith((SUFFIX, _PROGRESS, TEMPORARY)):
                 unneeded.append(path)
         if not read_only:
             self.remove(unneeded)
-        return found
+        return parts
 
     def count(self) -> dict[str, int]:
         """Count the jobs by state, without reading staged parts."""
-        decided, corrupted = self.read_decisions()
-        known = corrupted.keys() | {stem_of(one.job) for one in decided}
+        decisions, corrupted = self.read_decisions()
+        known = corrupted.keys() | {stem_of(decision.job) for decision in decisions}
         parts = {name.partition("-")[0] for name in self.disk.list(DIRECTORY) if name.endswith(SUFFIX)}
-        counts = Counter(one.state.value for one in decided)
+        counts = Counter(decision.state.value for decision in decisions)
         counts |= Counter({JobState.STAGING.value: len(parts - known), "corrupted": len(corrupted)})
         return {state: count for state, count in counts.items() if count}
 
@@ -246,7 +246,7 @@ class JobFiles:
         self.remove([f"{DIRECTORY}/{stem_of(job)}{_DECISION}"])
 
     def drop(self, job: str, paths: Iterable[str]) -> None:
-        """Remove the staged parts of a job, after a decision that was never reported, if there is one."""
+        """Remove the staged parts of a job, and before them its unreported decision, if there is one."""
         stem = stem_of(job)
         self.remove([f"{DIRECTORY}/{stem}{_DECISION}", *paths])
 
@@ -268,7 +268,7 @@ class JobFiles:
     # --- helpers
 
     def _read_progress(self, stem: str) -> Progress | None:
-        """Return the progress; None if absent or invalid: dots reveal what is published in any case."""
+        """Return the progress; None if it is missing or corrupted: the dots then tell what is published."""
         raw = read_small_file(self.disk, f"{DIRECTORY}/{stem}{_PROGRESS}")
         content = None if raw is None else _strip_checksum(raw)
         if content is None:
@@ -278,10 +278,10 @@ class JobFiles:
     def _read_part(self, path: str, *, read_only: bool) -> FoundPart | None:
         file = self.disk.open(path, read_only=read_only)
         try:
-            known = read_head(file)
-            if known is None:
+            head_and_end = read_head(file)
+            if head_and_end is None:
                 return None
-            head, end = known
+            head, end = head_and_end
             for frame in read_frames(file, end):
                 end = frame.end
             if not read_only and file.size() > end.byte_offset:
@@ -303,7 +303,7 @@ def read_decision(disk: Disk, path: str) -> JobDecision:
     )
     if version != VERSION:
         raise JobCorrupted(path, f"version {version} is not {VERSION}, the one that this program reads")
-    committed = tuple(CommittedPart(*one) for one in parts)
+    committed = tuple(CommittedPart(*part) for part in parts)
     return JobDecision(
         job,
         owner,
@@ -338,7 +338,7 @@ def _pack_decision(decision: JobDecision) -> bytes:
 def _pack_progress(progress: Progress) -> list[Any]:
     position = progress.position
     fields = progress.index, position.byte_offset, position.checksum, position.counter, progress.retry_counter
-    rows = [[*one[:3], int(one.code), one.text] for one in progress.refused_rows]
+    rows = [[*row[:3], int(row.code), row.text] for row in progress.refused_rows]
     return [*fields, progress.published, progress.duplicates, progress.refused, rows]
 
 

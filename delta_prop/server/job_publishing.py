@@ -1,9 +1,9 @@
 """Publishes the parts of a committed job through the pipeline, as a producer does: in order, each delta once.
 
 Dots reveal which deltas are in the log, so a publication that was interrupted, by a crash or a log failure,
-resumes from any earlier position without publishing a delta twice. When a batch is finally refused, its other
-rows are sent under dots of another origin: in halves, and halves of those, in an order that depends only on
-the outcomes so far, so that this resumes too.
+resumes from any earlier position without publishing a delta twice. When a batch is finally refused, its rows
+are sent again under dots of a retry origin, in halves, then in halves of a refused half, until each refused
+row is alone. The order depends only on earlier outcomes, so the retry resumes, too.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("delta_prop.server")
 
 UNACKED_BYTES_MAX = 4 * 1024 * 1024
-"""Maximum bytes in flight to stable storage; a batch that is larger goes alone."""
+"""Maximum bytes in flight to stable storage; a larger batch is in flight alone."""
 PROGRESS_INTERVAL_S = 1.0
 """Minimum interval between two stores of a publication's progress."""
 _RETRY_MIN_S, _RETRY_MAX_S = 0.005, 60.0
 _RECLAIM_CODES = frozenset({ErrorCode.FENCED, ErrorCode.UNKNOWN_ORIGIN})
 
 
-class _SentBatch(Receipt):
-    """A batch that was offered. `is_noop`: finally refused, which is reported once that is on disk."""
+class _BatchReceipt(Receipt):
+    """The receipt of an offered batch. `is_noop`: True if the batch was finally refused."""
 
     __slots__ = ("_notify", "is_noop")
 
@@ -74,13 +74,13 @@ class _SentBatch(Receipt):
 
 
 class _UnackedBatch(NamedTuple):
-    sent: _SentBatch
+    receipt: _BatchReceipt
     size: int
     progress: Progress
 
 
 class JobPublisher:
-    """Publishes one job at a time. `use_reserve` writes a small file, on a full disk too."""
+    """Publishes one job at a time. `use_reserve`: writes a small file, even if the disk is full."""
 
     def __init__(
         self, internals: Internals, files: JobFiles, use_reserve: Callable[[Callable[[], None]], None]
@@ -91,12 +91,12 @@ class JobPublisher:
         self._threads = internals.world.new_threads()
         self._wakeup = Wakeup()
 
-    async def write(self, write: Callable[[], None]) -> None:
-        """Write a small file. Raises OSError."""
-        await self._threads.run(partial(self._use_reserve, write))
+    async def write(self, write_file: Callable[[], None]) -> None:
+        """Write a small file on the thread. Raises OSError."""
+        await self._threads.run(partial(self._use_reserve, write_file))
 
     async def publish(self, decision: JobDecision, on_progress: Callable[[Progress], None]) -> None:
-        """Publish the rest of a job; `on_progress` gets the progress. Returns once all is on stable storage.
+        """Publish the rest of a job; `on_progress` gets its progress. Returns once all is on stable storage.
 
         Raises OSError if the disk fails: call it again, with the latest progress.
         """
@@ -128,7 +128,7 @@ class JobPublisher:
     # --- for a publication
 
     async def read(self, file: File, position: PartPosition) -> list[StagedFrame]:
-        """Return some frames after a position; none if no intact one follows."""
+        """Return the next frames after a position; none if no intact frame follows."""
         return await self._threads.run(partial(_read_some, file, position))
 
     async def read_head(self, file: File) -> tuple[PartHead, PartPosition] | None:
@@ -139,23 +139,23 @@ class JobPublisher:
         """Store the progress."""
         await self.write(partial(self._files.write_progress, job, progress))
 
-    async def offer(self, batch: Batch, sender: Sender) -> _SentBatch:
+    async def offer(self, batch: Batch, sender: Sender) -> _BatchReceipt:
         """Offer a batch to the pipeline, and wait until it is appended, or will not be."""
-        sent = _SentBatch(self._wakeup.notify)
+        receipt = _BatchReceipt(self._wakeup.notify)
         with self._internals.tick_callbacks:
-            self._internals.pipeline.offer(SequencedBatch(batch, sender, sent), self._internals.now())
-        while not (sent.done or sent.state is OfferState.APPENDED):
+            self._internals.pipeline.offer(SequencedBatch(batch, sender, receipt), self._internals.now())
+        while not (receipt.done or receipt.state is OfferState.APPENDED):
             await self._wakeup.wait()
-        return sent
+        return receipt
 
-    async def wait_outcome(self, sent: _SentBatch) -> None:
+    async def wait_outcome(self, receipt: _BatchReceipt) -> None:
         """Wait for the outcome of a batch."""
-        while not sent.done:
+        while not receipt.done:
             await self._wakeup.wait()
 
 
 class _Publication:
-    """The publication of one job. `progress`: all that is done."""
+    """The publication of one job. `progress`: the progress that is acknowledged."""
 
     def __init__(
         self,
@@ -178,12 +178,12 @@ class _Publication:
 
     async def publish_part(self, part: CommittedPart, file: File | None) -> None:
         """Publish the rest of a part. Raises Refused (retryable), OSError."""
-        found = None if file is None else await self._publisher.read_head(file)
-        end, why = PartPosition(), None
-        if file is not None and found is not None:
-            head, begin = found
+        head_and_start = None if file is None else await self._publisher.read_head(file)
+        end, refusal = PartPosition(), None
+        if file is not None and head_and_start is not None:
+            head, start = head_and_start
             if not self.progress.position.byte_offset:
-                self._set_progress(replace(self.progress, position=begin))
+                self._set_progress(replace(self.progress, position=start))
             try:
                 end = await self._publish_frames(part, file, head)
             except Refused as refused:
@@ -191,9 +191,9 @@ class _Publication:
                     raise
                 self.rewind(refused)
                 logger.error("part %d of job %r: %s", part.part, self.decision.job, refused.message)
-                why = refused
+                refusal = refused
         if (end.byte_offset, end.checksum) != (part.size, part.checksum):
-            await self._skip_missing(part, why)
+            await self._skip_missing(part, refusal)
         else:
             self._set_progress(replace(self.progress, index=self.progress.index + 1, position=PartPosition()))
 
@@ -227,22 +227,24 @@ class _Publication:
             return
         rest = batch
         if batch.base <= watermark:
-            left = list(deltas_of(batch))[watermark + 1 - batch.base :]
-            rest = _encode_rows(left, batch, batch.origin, watermark + 1, epoch)
-        sent = await self._publisher.offer(with_header(rest, epoch=epoch, ack_level=AckLevel.DURABLE), sender)
-        if not self._is_refused(sent, rest):
-            after = self._count_frame(self._last_progress, part, frame)
-            self._unacked.append(_UnackedBatch(sent, batch.size, after))
+            remaining = list(deltas_of(batch))[watermark + 1 - batch.base :]
+            rest = _encode_rows(remaining, batch, batch.origin, watermark + 1, epoch)
+        receipt = await self._publisher.offer(
+            with_header(rest, epoch=epoch, ack_level=AckLevel.DURABLE), sender
+        )
+        if not self._is_refused(receipt, rest):
+            progress = self._count_frame(self._last_progress, part, frame)
+            self._unacked.append(_UnackedBatch(receipt, batch.size, progress))
             self._unacked_bytes += batch.size
             return
         await self._wait_unacked(0)
-        await self._remember_refusal(sent, rest)
+        await self._remember_refusal(receipt, rest)
         await self._finish_frame(part, frame, sender, refused_from=rest.base - batch.base)
 
     async def _finish_frame(
         self, part: CommittedPart, frame: StagedFrame, sender: Sender, *, refused_from: int
     ) -> None:
-        """Advance past a frame whose rows from `refused_from` on were refused: retry those."""
+        """Retry the rows of a frame that were refused, those from `refused_from` on, and advance past it."""
         count = frame.batch.count
         if refused_from < count:
             await self._retry_rows(frame.batch, range(refused_from, count), sender)
@@ -254,15 +256,15 @@ class _Publication:
             await self.store_progress()
         await anyio.lowlevel.checkpoint()
 
-    def _is_refused(self, sent: _SentBatch, batch: Batch) -> bool:
-        """Return True if a batch was finally refused, its dots used up. Raises Refused if they are not."""
-        refusal = sent.refusal()
+    def _is_refused(self, receipt: _BatchReceipt, batch: Batch) -> bool:
+        """Return True if a batch was finally refused. Raises Refused if its dots may still be sent."""
+        refusal = receipt.refusal()
         if refusal is not None and (not refusal.is_final or self._watermark(batch.origin) < batch.last):
             raise refusal
-        return sent.is_noop or refusal is not None
+        return receipt.is_noop or refusal is not None
 
     def _refused_from(self, batch: Batch, watermark: int) -> int:
-        """Return the first row refused since the job was decided; all later rows were refused with it."""
+        """Return the first row refused since the decision, or the row count; later rows were refused, too."""
         first = max(watermark + 1 - batch.base, 0)
         if first >= batch.count or not self._was_refused(batch.origin, batch.last):
             return batch.count
@@ -271,7 +273,7 @@ class _Publication:
         )
 
     async def _retry_rows(self, batch: Batch, rows: range, sender: Sender) -> None:
-        """Send rows of a refused batch under dots of their own, without those at fault."""
+        """Send rows of a refused batch again, in halves, until each refused row is alone."""
         origin = self._retry_origin(batch.origin)
         if not self.progress.retry_counter:
             self._claim_epoch(origin)
@@ -284,37 +286,37 @@ class _Publication:
                 progress, batch, rows.start, Dot(batch.origin, batch.base + rows.start)
             )
         while stack:
-            part = stack.pop()
-            sending = deltas[part.start : part.stop]
-            if await self._try_rows(batch, sending, origin, base, sender):
-                stack += _split_halves(part)
-                if len(part) == 1:
-                    progress = self._with_refused(progress, batch, part.start, Dot(origin, base))
+            half = stack.pop()
+            half_deltas = deltas[half.start : half.stop]
+            if await self._try_rows(batch, half_deltas, origin, base, sender):
+                stack += _split_halves(half)
+                if len(half) == 1:
+                    progress = self._with_refused(progress, batch, half.start, Dot(origin, base))
             else:
-                progress = replace(progress, published=progress.published + len(part))
-            base += len(part)
+                progress = replace(progress, published=progress.published + len(half))
+            base += len(half)
         self._set_progress(progress)
 
     async def _try_rows(
         self, batch: Batch, deltas: Sequence[Delta], origin: int, base: int, sender: Sender
     ) -> bool:
-        """Send some rows, unless that was done before; return True if they were refused. Raises Refused."""
+        """Send rows, unless they were sent before; return True if they were refused. Raises Refused."""
         if base + len(deltas) - 1 <= self._watermark(origin):
             return self._was_refused(origin, base)
-        attempt = _encode_rows(deltas, batch, origin, base, self._claim_epoch(origin))
-        sent = await self._publisher.offer(attempt, sender)
+        retry = _encode_rows(deltas, batch, origin, base, self._claim_epoch(origin))
+        receipt = await self._publisher.offer(retry, sender)
         await anyio.lowlevel.checkpoint()
-        is_refused = self._is_refused(sent, attempt)
+        is_refused = self._is_refused(receipt, retry)
         if is_refused:
-            await self._remember_refusal(sent, attempt)
+            await self._remember_refusal(receipt, retry)
         return is_refused
 
-    async def _remember_refusal(self, sent: _SentBatch, batch: Batch) -> None:
-        """Remember why a single row was refused, if its refusal is to be listed."""
+    async def _remember_refusal(self, receipt: _BatchReceipt, batch: Batch) -> None:
+        """Remember the refusal of a single row, if it is to be listed."""
         if batch.count > 1 or len(self.progress.refused_rows) + len(self._refusals) >= REFUSED_ROWS_MAX:
             return
-        await self._publisher.wait_outcome(sent)
-        refusal = sent.refusal()
+        await self._publisher.wait_outcome(receipt)
+        refusal = receipt.refusal()
         if refusal is not None and refusal.is_final:
             self._refusals[batch.dot(0)] = refusal
 
@@ -325,30 +327,32 @@ class _Publication:
             code, text = self._pipeline.outcome(*dot), ""
         else:
             code, text = refusal.code, refusal.message.removeprefix("row 0: ")
-        known = code if isinstance(code, ErrorCode) else ErrorCode.INVALID_DELTA
+        error_code = code if isinstance(code, ErrorCode) else ErrorCode.INVALID_DELTA
         part = self.decision.parts[progress.index].part
-        return progress.with_refused(RefusedRow(part, batch.base - 1 + row, batch.keys[row], known, text))
+        return progress.with_refused(
+            RefusedRow(part, batch.base - 1 + row, batch.keys[row], error_code, text)
+        )
 
-    async def _skip_missing(self, part: CommittedPart, why: Refused | None) -> None:
+    async def _skip_missing(self, part: CommittedPart, refusal: Refused | None) -> None:
         """Log that a committed part cannot be read to its end, count the rest as refused, and skip it."""
-        left = part.deltas - self.progress.position.counter
+        missing = part.deltas - self.progress.position.counter
         logger.error(
             "job %r: %d of %d deltas of part %d cannot be published: its file is corrupted or missing, or "
             "its origin belongs to another token; they count as refused: rerun the job under another name",
             self.decision.job,
-            left,
+            missing,
             part.deltas,
             part.part,
         )
-        code = ErrorCode.PROCESSING_FAILED if why is None else why.code
-        cause = "the part's file is corrupted or missing" if why is None else why.message
-        text = f"{cause}: none of its last {left} rows, from this one on, is published"
+        code = ErrorCode.PROCESSING_FAILED if refusal is None else refusal.code
+        cause = "the part's file is corrupted or missing" if refusal is None else refusal.message
+        text = f"{cause}: none of its last {missing} rows, from this one on, is published"
         progress = replace(
             self.progress, index=self.progress.index + 1, position=PartPosition(), retry_counter=0
         )
-        if left:
+        if missing:
             counter = self.progress.position.counter
-            progress = progress.with_refused(RefusedRow(part.part, counter, "", code, text), left)
+            progress = progress.with_refused(RefusedRow(part.part, counter, "", code, text), missing)
         self._set_progress(progress)
         await self.store_progress()
 
@@ -375,15 +379,15 @@ class _Publication:
 
     async def _wait_unacked(self, bytes_max: int) -> None:
         """Wait until no more than `bytes_max` wait for stable storage. Raises Refused."""
-        while self._unacked and (self._unacked_bytes > bytes_max or self._unacked[0].sent.done):
-            sent, size, after = self._unacked[0]
-            await self._publisher.wait_outcome(sent)
-            refusal = sent.refusal()
+        while self._unacked and (self._unacked_bytes > bytes_max or self._unacked[0].receipt.done):
+            receipt, size, progress = self._unacked[0]
+            await self._publisher.wait_outcome(receipt)
+            refusal = receipt.refusal()
             if refusal is not None:
                 raise refusal
             self._unacked.popleft()
             self._unacked_bytes -= size
-            self._set_progress(after)
+            self._set_progress(progress)
         if self._internals.now() - self._stored_at >= PROGRESS_INTERVAL_S:
             await self.store_progress()
 
@@ -392,9 +396,9 @@ class _Publication:
         self._on_progress(progress)
 
     def rewind(self, refused: Refused) -> None:
-        """Go back to the last progress; after a log failure, to the stored one.
+        """Go back to the acknowledged progress; after a log failure, to the stored one.
 
-        A failed log may have lost rows that were found in it.
+        A failed log may have lost rows that the acknowledged progress counts as duplicates or published.
         """
         self._unacked.clear()
         self._unacked_bytes = 0
@@ -408,7 +412,7 @@ class _Publication:
         progress, failures = self.progress, list[Refused]()
         if progress == self._stored:
             return
-        self._pipeline.check_running()  # a later waiter is not notified of marks that were lost before
+        self._pipeline.check_running()  # a waiter is not notified of a failure before it was added
         reached = anyio.Event()
 
         def on_reached(failure: Refused | None) -> None:
@@ -426,7 +430,7 @@ class _Publication:
     # --- origins
 
     def _claim_epoch(self, origin: int) -> int:
-        """Return the epoch to write under. Raises Refused."""
+        """Return the producer epoch of an origin, which is claimed first if necessary. Raises Refused."""
         epoch = self._epochs.get(origin)
         if epoch is None:
             now = self._internals.now()
@@ -443,13 +447,13 @@ class _Publication:
         return isinstance(outcome, ErrorCode) and outcome is not ErrorCode.DOT_REUSED
 
     def _retry_origin(self, origin: int) -> int:
-        """Return the origin for the other rows of refused batches."""
+        """Return the origin under which the rows of refused batches are sent again."""
         part = self.decision.parts[self.progress.index].part
         return make_origin(producer_id_of(f"{self.decision.job}/{part}/again"), origin_lane(origin))
 
 
 def _split_halves(rows: range) -> list[range]:
-    """Return the halves to try in place of these rows, the last one first; nothing for a single row."""
+    """Return the two halves of these rows, the last one first; nothing for a single row."""
     half = len(rows) // 2
     return [rows[half:], rows[:half]] if half else []
 
@@ -475,11 +479,11 @@ def _open_part(files: JobFiles, job: str, part: CommittedPart) -> File | None:
 
 
 def _read_some(file: File, position: PartPosition) -> list[StagedFrame]:
-    found: list[StagedFrame] = []
+    frames: list[StagedFrame] = []
     size = 0
     for frame in read_frames(file, position):
-        found.append(frame)
+        frames.append(frame)
         size += frame.batch.size
         if size >= READ_BYTES:
             break
-    return found
+    return frames

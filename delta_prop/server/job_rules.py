@@ -1,7 +1,4 @@
-"""The rules for decisions about jobs, and every refusal that concerns jobs, as texts.
-
-Pure: nothing is written or changed here.
-"""
+"""The rules for decisions about jobs, and all refusals that concern jobs. Pure."""
 
 from __future__ import annotations
 
@@ -27,9 +24,9 @@ _RETRY_SOON_MS, _RETRY_MS, _RETRY_LATE_MS = 20, 1_000, 60_000
 def make_decision(
     request: Decide, job: Job | None, owner: str, pipeline: Pipeline, now_us: int
 ) -> JobDecision | None:
-    """Return the decision that a commit is to store.
+    """Return the decision to store for a commit.
 
-    Returns the decision made before, if it is the same; None if there is nothing to publish, which needs no
+    Returns the earlier decision, if it is the same; None if there are no deltas to publish, which needs no
     job. Raises Refused (UNKNOWN_JOB, JOB_DECIDED, BAD_REQUEST, UNAUTHORIZED).
     """
     parts = request.parts
@@ -58,7 +55,7 @@ def check_owner(job: Job, owner: str) -> None:
 
 
 def find_abortable(request: Decide, job: Job | None, owner: str) -> Job | None:
-    """Return the job to abort; None if the run named has nothing here, which is not a fault.
+    """Return the job to abort; None if the named run has staged nothing here, which is no error.
 
     Raises Refused (UNKNOWN_JOB, JOB_DECIDED, UNAUTHORIZED).
     """
@@ -79,10 +76,10 @@ def _with_staged_checksum(job: Job | None, part: StagedPart) -> StagedPart:
 
 
 def _check_same_decision(job: Job, decision: JobDecision, parts: tuple[StagedPart, ...]) -> JobDecision:
-    same = digest_parts(parts) == decision.parts_digest
-    if same and all(part.checksum for part in parts if part.deltas):  # only their joint digest is stored
-        same = digest_content(parts) == decision.content_digest
-    if same:
+    is_same = digest_parts(parts) == decision.parts_digest
+    if is_same and all(part.checksum for part in parts if part.deltas):  # only their joint digest is stored
+        is_same = digest_content(parts) == decision.content_digest
+    if is_same:
         return decision
     raise already_decided(job.name, decision.state, "with other parts, or other deltas in them")
 
@@ -113,15 +110,15 @@ def _commit_parts(
 
 
 def _find_attempt(job: Job | None, part: StagedPart, parts: tuple[StagedPart, ...]) -> Attempt | None:
-    """Return the attempt that a part names; None for one without deltas. Raises Refused if it differs."""
+    """Return the attempt that a part names; None if it has no deltas. Raises Refused if they differ."""
     attempt = None if job is None else job.attempts.get((part.part, part.attempt))
-    staged = 0 if attempt is None else attempt.stored_deltas
-    if staged != part.deltas:
+    staged_deltas = 0 if attempt is None else attempt.stored_deltas
+    if staged_deltas != part.deltas:
         raise Refused(
             ErrorCode.UNKNOWN_JOB,
             f"part {part.part} of job {_describe_parts(parts, part)}: attempt {part.attempt} has "
-            f"{staged} deltas here, and the decision says {part.deltas}: nothing is decided: rerun the "
-            "job, all of it against this service",
+            f"{staged_deltas} deltas here, and the decision says {part.deltas}: nothing is decided: rerun "
+            "the job, all of it against this service",
         )
     if attempt is None or attempt.synced_position is None:
         return attempt
@@ -179,27 +176,27 @@ def job_expired(job: str) -> Refused:
     )
 
 
-def already_decided(job: str, state: JobState, otherwise: str = "") -> Refused:
-    """Return the refusal of a decision about a decided job."""
-    state_text = f"job {job!r:.80}: {state.value} already{', ' * bool(otherwise)}{otherwise}"
+def already_decided(job: str, state: JobState, difference: str = "") -> Refused:
+    """Return the refusal of deltas or decisions for a decided job; `difference`: from its decision."""
+    state_text = f"job {job!r:.80}: {state.value} already{', ' * bool(difference)}{difference}"
     text = f"{state_text}: do nothing if it is the same job, or give this one another name"
     return Refused(ErrorCode.JOB_DECIDED, text, details={"state": state.value})
 
 
-def limit_reached(what: str, current: int, allowed: int) -> Refused:
-    """Return the refusal for a limit of counts."""
-    text = f"{what}: {current} of {allowed} are in use: have some decided, then try again"
+def limit_reached(resource: str, current: int, allowed: int) -> Refused:
+    """Return the refusal when as many jobs or attempts exist as are allowed."""
+    text = f"{resource}: {current} of {allowed} are in use: have some decided, then try again"
     return Refused(ErrorCode.RATE_LIMITED, text, retry_after_ms=_RETRY_LATE_MS)
 
 
 def staging_backlogged(current: int, allowed: int) -> Refused:
-    """Return the refusal while deltas are staged faster than the disk takes them."""
+    """Return the refusal while deltas arrive faster than the disk writes them."""
     text = f"{current} of {allowed} bytes wait to be staged: send the batch again in a moment"
     return Refused(ErrorCode.QUEUE_FULL, text, retry_after_ms=_RETRY_SOON_MS, details={"depth": current})
 
 
 def no_capacity(reason: str) -> Refused:
-    """Return the refusal for a limit of bytes."""
+    """Return the refusal when the disk has no space for staged deltas, or their limit is reached."""
     return Refused(
         ErrorCode.LOG_FULL,
         f"no capacity to stage parts of jobs: {reason}: have jobs decided, or free disk space",

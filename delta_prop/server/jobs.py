@@ -1,7 +1,7 @@
 """The jobs of one server: their staged parts, the decisions about them, and their publication.
 
 One task writes: batches staged while the disk is busy are written together, and acknowledged when synced;
-decisions follow all that was staged before them. Another task publishes committed jobs.
+a decision is written after everything that was staged before it. Another task publishes committed jobs.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ FEATURE = "jobs"
 NAMES_MAX = 10_000
 """Finished jobs whose names are remembered; beyond that the oldest is forgotten early."""
 ATTEMPTS_MAX = 100_000
-"""Of parts without a decision, and of committed parts not yet published."""
+"""Maximum attempts of parts without a decision, and of committed parts that are not published yet."""
 UNWRITTEN_BYTES_MAX = 64 * 1024 * 1024
 """Maximum bytes that may wait for the disk, over all connections."""
 LISTED_ROWS_BYTES_MAX, ROW_OVERHEAD_BYTES = 1024 * 1024, 100
-"""Bytes of refused rows in a list of all jobs, and of a row beside its id and its reason."""
+"""Maximum bytes of refused rows in a list of all jobs; bytes that a row counts besides its id and reason."""
 POLL_MAX_S = 60.0
 RETRY_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One job. `touched_us`: the log's seen time of its last staged batch, or of its decision."""
+    """One job. `touched_us`: when its last batch was staged or it was decided, in the log's seen time."""
 
     name: str
     owner: str
@@ -84,20 +84,22 @@ class Job:
     is_deciding: bool = False
 
     @property
-    def staged(self) -> int:
-        """Deltas on disk without a decision, of all attempts."""
-        return sum(one.stored_deltas for one in self.attempts.values())
+    def staged_deltas(self) -> int:
+        """Number of deltas on disk without a decision, of all attempts."""
+        return sum(attempt.stored_deltas for attempt in self.attempts.values())
 
     @property
     def bytes(self) -> int:
         """Bytes of its parts on disk."""
         if self.decision is not None:
             return self.decision.bytes
-        return sum(one.bytes for one in self.attempts.values())
+        return sum(attempt.bytes for attempt in self.attempts.values())
 
     def status(self) -> JobStatus:
         """Return its status for clients."""
-        return JobStatus(JobState.STAGING, self.staged) if self.decision is None else self.decision.status()
+        if self.decision is None:
+            return JobStatus(JobState.STAGING, self.staged_deltas)
+        return self.decision.status()
 
 
 class _DecideRequest(NamedTuple):
@@ -130,7 +132,7 @@ class Jobs:
         self._wakeup, self._publish_wakeup = Wakeup(), Wakeup()
 
     def _find_job(self, name: str, owner: str) -> Job | None:
-        """Return a job, None if unknown. Raises Refused."""
+        """Return a job; None if it is unknown. Raises Refused."""
         if self._files is None:
             raise jobs_unsupported()
         if not self._is_loaded:
@@ -228,19 +230,19 @@ class Jobs:
         self._wakeup.notify()
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return each job as JSON; refused rows only of the latest jobs, up to a limit of bytes."""
+        """Return each job as JSON; only the latest jobs have their refused rows, up to a limit of bytes."""
         rows, bytes_left = [], LISTED_ROWS_BYTES_MAX
-        for one in reversed(self._jobs.values()):
-            status = one.status()
+        for job in reversed(self._jobs.values()):
+            status = job.status()
             bytes_left -= sum(
                 ROW_OVERHEAD_BYTES + len(row.vector_id) + len(row.why) for row in status.refused_rows
             )
             if bytes_left < 0:
                 status = replace(status, refused_rows=())
-            rows.append(job_to_json(one.name, one.owner, status, one.bytes))
+            rows.append(job_to_json(job.name, job.owner, status, job.bytes))
         return rows[::-1]
 
-    # --- life
+    # --- running
 
     async def run(self) -> None:
         """Stage, publish and expire jobs until cancelled."""
@@ -260,8 +262,8 @@ class Jobs:
     async def _load(self, files: JobFiles) -> None:
         while True:
             try:
-                decided, self._corrupted = await self._threads.run(files.read_decisions)
-                found = await self._threads.run(partial(files.read_staged, decided, self._corrupted))
+                decisions, self._corrupted = await self._threads.run(files.read_decisions)
+                parts = await self._threads.run(partial(files.read_staged, decisions, self._corrupted))
                 self._free_bytes = await self._threads.run(files.disk.free_bytes)
                 break
             except OSError as error:
@@ -269,23 +271,25 @@ class Jobs:
                 await anyio.sleep(RETRY_S)
         for corrupted in self._corrupted.values():
             logger.error("%s", corrupted)
-        for one in decided:
-            self._jobs[one.job] = Job(one.job, one.owner, self._clock.seen_us, decision=one)
-            self.counts.staged_bytes += one.bytes
-            self._attempt_count += len(one.parts)
-        for part in found:
-            self._add_found(part)
+        for decision in decisions:
+            self._jobs[decision.job] = Job(
+                decision.job, decision.owner, self._clock.seen_us, decision=decision
+            )
+            self.counts.staged_bytes += decision.bytes
+            self._attempt_count += len(decision.parts)
+        for part in parts:
+            self._add_part(part)
         self._count_active()
         self._is_loaded = True
         self._publish_wakeup.notify()
 
-    def _add_found(self, found: FoundPart) -> None:
-        head, key = found.head, (found.head.part, found.head.attempt)
+    def _add_part(self, part: FoundPart) -> None:
+        head, key = part.head, (part.head.part, part.head.attempt)
         begun_us = min(head.begun_us, self._clock.seen_us)  # a crash may have set seen time back
         job = self._jobs.setdefault(head.job, Job(head.job, head.owner, begun_us))
         job.touched_us = max(job.touched_us, begun_us)
         path = path_of(stem_of(head.job), head.part, head.attempt)
-        attempt = job.attempts[key] = Attempt(head.part, head.attempt, path, head, found.end)
+        attempt = job.attempts[key] = Attempt(head.part, head.attempt, path, head, part.end)
         self._attempt_count += 1
         self._recount(attempt)
 
@@ -302,17 +306,19 @@ class Jobs:
     async def _write(self, files: JobFiles) -> None:
         dirty, self._dirty, self._must_check_disk = list(self._dirty), {}, False
         work = [(attempt, attempt.take_pending()) for attempt in dirty]
-        taken = self._unwritten_bytes
+        taken_bytes = self._unwritten_bytes
         written = await self._threads.run(partial(write_parts, files, work))
-        self._unwritten_bytes -= taken
-        self._free_bytes = self._free_bytes - taken if written.free_bytes is None else written.free_bytes
+        self._unwritten_bytes -= taken_bytes
+        self._free_bytes = (
+            self._free_bytes - taken_bytes if written.free_bytes is None else written.free_bytes
+        )
         with self._internals.tick_callbacks:
-            for (attempt, frames), outcome in zip(work, written.outcomes, strict=True):
+            for (attempt, batches), outcome in zip(work, written.outcomes, strict=True):
                 if isinstance(outcome, OSError):
-                    attempt.on_failed(frames, write_failed(outcome))
-                elif frames:
-                    attempt.on_written(frames, outcome)
-                    self.counts.staged += sum(batch.count for batch, _ in frames)
+                    attempt.on_failed(batches, write_failed(outcome))
+                elif batches:
+                    attempt.on_written(batches, outcome)
+                    self.counts.staged += sum(batch.count for batch, _ in batches)
                 self._recount(attempt)
 
     async def _decide(self, files: JobFiles, pending: _DecideRequest) -> None:
@@ -333,14 +339,14 @@ class Jobs:
             return JobStatus(JobState.PUBLISHED)
         if job.decision is decision:
             return job.status()
-        job.is_deciding = True  # it cannot expire from here on
+        job.is_deciding = True  # so that it does not expire meanwhile
         try:
             await self._threads.run(partial(self._use_reserve, partial(files.write_decision, decision)))
             job.decision, job.touched_us = decision, self._clock.seen_us
         finally:
             job.is_deciding = False
         self._count_active()
-        committed = {(one.part, one.attempt) for one in decision.parts}
+        committed = {(part.part, part.attempt) for part in decision.parts}
         try:
             await self._drop(files, job, already_decided(job.name, decision.state), committed)
         except OSError as error:
@@ -362,22 +368,22 @@ class Jobs:
         self,
         files: JobFiles,
         job: Job,
-        why: Refused,
+        refusal: Refused,
         committed: Iterable[tuple[int, int]] = (),
         others: Iterable[tuple[int, int]] = (),
     ) -> None:
-        """Close and remove the attempts of this job, except for `others`.
+        """Close the attempts of a job, except for `others`, and remove their files.
 
-        Those that are `committed` are closed, and kept on disk until they are published. Raises OSError:
-        then the files are still there.
+        The files of `committed` attempts stay until they are published. Raises OSError if files could not be
+        removed.
         """
         retained = {key: job.attempts[key] for key in others}
-        attempts = {key: one for key, one in job.attempts.items() if key not in retained}
+        attempts = {key: attempt for key, attempt in job.attempts.items() if key not in retained}
         job.attempts = retained
         for attempt in attempts.values():
-            attempt.close(why)
-        removed = [one for key, one in attempts.items() if key not in committed]
-        paths = [one.path for one in removed]
+            attempt.close(refusal)
+        removed = [attempt for key, attempt in attempts.items() if key not in committed]
+        paths = [attempt.path for attempt in removed]
         drop = partial(files.remove, paths) if committed else partial(files.drop, job.name, paths)
 
         def remove() -> None:
@@ -388,12 +394,13 @@ class Jobs:
             await self._threads.run(remove)
         except OSError:
             attempts_left = self._jobs.setdefault(job.name, job).attempts
-            attempts_left |= {(one.part, one.attempt): one for one in removed} | attempts_left
+            by_key = {(attempt.part, attempt.attempt): attempt for attempt in removed}
+            attempts_left |= by_key | attempts_left
             raise
         finally:
             self._count_active()
         self._attempt_count -= len(removed)
-        self.counts.staged_bytes -= sum(one.counted_bytes for one in removed)
+        self.counts.staged_bytes -= sum(attempt.counted_bytes for attempt in removed)
 
     # --- publishing
 
@@ -401,15 +408,15 @@ class Jobs:
         publisher = JobPublisher(self._internals, files, self._use_reserve)
         postponed: set[str] = set()
         while True:
-            committed = [one for one in self._jobs.values() if _is_committed(one)]
-            waiting = [one for one in committed if one.name not in postponed]
+            committed = [job for job in self._jobs.values() if _is_committed(job)]
+            ready = [job for job in committed if job.name not in postponed]
             if not committed:
                 await self._publish_wakeup.wait()
-            elif not waiting:  # the disk failed for each of them
+            elif not ready:  # the disk failed for each of them
                 await anyio.sleep(RETRY_S)
                 postponed.clear()
             else:
-                job = min(waiting, key=_decided_us)
+                job = min(ready, key=_decided_us)
                 try:
                     await self._publish_one(publisher, files, job)
                 except OSError as error:
@@ -424,16 +431,16 @@ class Jobs:
     async def _publish_one(self, publisher: JobPublisher, files: JobFiles, job: Job) -> None:
         decision = job.decision
         assert decision is not None
-        done = counted = decision.progress
+        latest = counted = decision.progress
 
         def on_progress(progress: Progress) -> None:
-            nonlocal done, counted
-            done = progress
+            nonlocal latest, counted
+            latest = progress
             job.decision = replace(decision, progress=progress)
             counted = self.counts.add_progress(counted, progress)
 
         await publisher.publish(decision, on_progress)
-        published = replace(decision, state=JobState.PUBLISHED, parts=(), progress=done)
+        published = replace(decision, state=JobState.PUBLISHED, parts=(), progress=latest)
         await publisher.write(partial(files.write_decision, published))
         job.decision = published
         self._attempt_count -= len(decision.parts)
@@ -444,21 +451,21 @@ class Jobs:
     # --- expiry
 
     async def _run_expiry(self, files: JobFiles) -> None:
-        """Drop jobs not decided in time, and forget old names."""
+        """Drop the jobs that were not decided in time, and forget the names of old jobs."""
         settings = self._settings
-        every_s = min(settings.job_decision_timeout_s / 4, settings.job_name_retention_s / 4, POLL_MAX_S)
+        interval_s = min(settings.job_decision_timeout_s / 4, settings.job_name_retention_s / 4, POLL_MAX_S)
         while True:
-            seen_us, finished = self._clock.poll(), [one for one in self._jobs.values() if _is_finished(one)]
-            names_us = int(settings.job_name_retention_s * 1e6)
-            spare = len(finished) - NAMES_MAX
-            for place, job in enumerate(sorted(finished, key=_decided_us)):
-                if place < spare or seen_us - job.touched_us > names_us:
+            seen_us, finished = self._clock.poll(), [job for job in self._jobs.values() if _is_finished(job)]
+            retention_us = int(settings.job_name_retention_s * 1e6)
+            excess = len(finished) - NAMES_MAX
+            for index, job in enumerate(sorted(finished, key=_decided_us)):
+                if index < excess or seen_us - job.touched_us > retention_us:
                     await self._forget(files, job)
-            for job in [one for one in self._jobs.values() if one.decision is None]:
+            for job in [job for job in self._jobs.values() if job.decision is None]:
                 expired = seen_us - job.touched_us > settings.job_decision_timeout_s * 1e6
                 if expired and not job.is_deciding and self._jobs.get(job.name) is job:
                     await self._expire(files, job)
-            await anyio.sleep(every_s)
+            await anyio.sleep(interval_s)
 
     async def _expire(self, files: JobFiles, job: Job) -> None:
         del self._jobs[job.name]
@@ -494,7 +501,7 @@ class Jobs:
         return log.settings.free_bytes_min + log.reserve.missing if isinstance(log, DurableLog) else 0
 
     def _use_reserve(self, write: Callable[[], None]) -> None:
-        """Write a small file, on a full disk too. For a thread; raises OSError."""
+        """Write a small file, with the reserve if the disk is full. Call it on a thread. Raises OSError."""
         log = self._internals.log
         if isinstance(log, DurableLog):
             log.reserve.use(write)
@@ -502,7 +509,7 @@ class Jobs:
             write()
 
     def _count_active(self) -> None:
-        self.counts.active = sum(not _is_finished(one) for one in self._jobs.values())
+        self.counts.active = sum(not _is_finished(job) for job in self._jobs.values())
 
     def _recount(self, attempt: Attempt) -> None:
         job = self._jobs.get(attempt.head.job)

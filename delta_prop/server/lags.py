@@ -18,7 +18,7 @@ def lag_at(log: Log, offset: int | None) -> dict[str, Any]:
     return {"lag": max(log.high_watermark - offset, 0), "lag_s": None if age_s is None else round(age_s, 3)}
 
 
-def lags_of(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, dict[str, Any]]:
-    """Return the lags of the rows that have one, by name: in deltas and in seconds."""
-    lagging = (one for one in rows if one["lag"] is not None)
-    return {str(one[name]): {"deltas": one["lag"], "seconds": one["lag_s"]} for one in lagging}
+def lags_of(rows: Iterable[Mapping[str, Any]], name_key: str) -> dict[str, dict[str, Any]]:
+    """Return the lag of each row, if known, in deltas and in seconds, by the row's value of `name_key`."""
+    lagging = (row for row in rows if row["lag"] is not None)
+    return {str(row[name_key]): {"deltas": row["lag"], "seconds": row["lag_s"]} for row in lagging}

@@ -1,4 +1,4 @@
-"""Limits per client: deltas per second by token and by vector, connections by address.
+"""Limits per client: deltas per second by access token and by vector, connections by address.
 
 Pure: `now` is an argument, in seconds of a monotonic clock. Every table is bounded.
 """
@@ -33,8 +33,8 @@ ROUNDING = 1e-6  # deltas: a wait that has just ended must not be refused for a 
 class TokenBucket:
     """Fills at `rate` per second up to `burst`; deltas that pass are taken out.
 
-    More than `burst` at once passes when the bucket is full, and leaves it in debt, so that the next deltas
-    wait longer. In any time t at most rate * t and one burst pass, or one batch if that is more.
+    A batch larger than `burst` passes when the bucket is full, and leaves it in debt, so that the next deltas
+    wait longer. In a time t, at most rate * t deltas pass besides one burst, or one batch if that is larger.
     """
 
     __slots__ = ("_at", "_tokens", "burst", "rate")
@@ -75,7 +75,7 @@ class BucketCache:
         return len(self._buckets)
 
     def get(self, key: Hashable, rate: float, burst: float, now: float) -> TokenBucket:
-        """Return the bucket of a key; a new one if its rate or burst has changed."""
+        """Return the bucket of a key; if its rate or burst has changed, a new one."""
         bucket = self._buckets.get(key)
         if bucket is None or bucket.rate != rate or bucket.burst != burst:
             bucket = self._buckets[key] = TokenBucket(rate, burst, now)
@@ -103,7 +103,7 @@ class RateLimiter:
         return permissions.rate != inf or bool(self._vector_rate_of(permissions))
 
     def take(self, permissions: Permissions, batch: Batch, now: float) -> None:
-        """Take a complete batch. Raises Refused (RATE_LIMITED); then nothing is taken."""
+        """Take the deltas of a batch. Raises Refused (RATE_LIMITED); then none are taken."""
         if self.has_limit(permissions):
             self._take(permissions, batch.count, lambda: zip(batch.namespaces, batch.keys, strict=True), now)
 
@@ -114,10 +114,10 @@ class RateLimiter:
     def _take(
         self, permissions: Permissions, count: int, vectors: Callable[[], Iterable[_Vector]], now: float
     ) -> None:
-        own = None
+        bucket = None
         if permissions.rate != inf:
-            own = self._tokens.get(permissions.name, permissions.rate, permissions.burst, now)
-            if wait_s := own.wait_s(count, now):
+            bucket = self._tokens.get(permissions.name, permissions.rate, permissions.burst, now)
+            if wait_s := bucket.wait_s(count, now):
                 limit = (
                     f"token {permissions.name!r} may send {permissions.rate:g} deltas/s, "
                     f"{permissions.burst} at once"
@@ -127,23 +127,23 @@ class RateLimiter:
             self._take_vectors(
                 None if permissions.vector_rate is None else permissions.name, rate, list(vectors()), now
             )
-        if own is not None:
-            own.take(count, now)
+        if bucket is not None:
+            bucket.take(count, now)
 
     def _vector_rate_of(self, permissions: Permissions) -> float:
         rate = self._vector_rate if permissions.vector_rate is None else permissions.vector_rate
         return 0.0 if rate == inf else rate
 
     def _take_vectors(self, owner: str | None, rate: float, rows: list[_Vector], now: float) -> None:
-        reserved = []
+        buckets = []
         for vector, count in Counter(rows).items():
             bucket = self._vectors.get((owner, *vector), rate, max(rate, 1.0), now)
             if wait_s := bucket.wait_s(count, now):
                 namespace, key = vector
                 limit = f"vector {key!r:.80} of namespace {namespace!r:.80} may change {rate:g} times/s"
                 raise _rate_limited_error(limit, count, wait_s, row=rows.index(vector))
-            reserved.append((bucket, count))
-        for bucket, count in reserved:
+            buckets.append((bucket, count))
+        for bucket, count in buckets:
             bucket.take(count, now)
 
 
@@ -163,11 +163,11 @@ class ConnectionLimiter:
         open_connections = self._by_host.get(address, 0)
         if self.open >= self._total_max:
             self.refused += 1
-            raise _connections_error(f"{self.open} connections are open, the maximum is {self._total_max}")
+            raise _connections_error(f"{self.open} connections are open; the maximum is {self._total_max}")
         if open_connections >= self._per_host_max:
             self.refused += 1
             raise _connections_error(
-                f"{open_connections} connections from {address} are open, the maximum is {self._per_host_max}"
+                f"{open_connections} connections from {address} are open; the maximum is {self._per_host_max}"
             )
         self.open += 1
         self._by_host[address] = open_connections + 1
@@ -175,9 +175,9 @@ class ConnectionLimiter:
     def leave(self, host: str) -> None:
         """Count the end of a connection that had entered."""
         address = address_of(host)
-        left = self._by_host.pop(address) - 1
-        if left:
-            self._by_host[address] = left
+        remaining = self._by_host.pop(address) - 1
+        if remaining:
+            self._by_host[address] = remaining
         self.open -= 1
 
 
@@ -185,7 +185,7 @@ class ConnectionLimiter:
 def address_of(host: str) -> str:
     """Return the part of an address that identifies a client.
 
-    An IPv4 address, the first 64 bits of an IPv6 one, else the text itself.
+    That is an IPv4 address, the first 64 bits of an IPv6 address, or else the text itself.
     """
     try:
         address = ip_address(host.partition("%")[0])

@@ -1,6 +1,6 @@
-"""Metrics for Prometheus: their names, their meanings, and the paths of their numbers, read only at a scrape.
+"""Metrics for Prometheus: their names, help texts and sources. Their numbers are read at each scrape.
 
-One table per subject; `docs/metrics.md` has the same names. Nothing here counts, and nothing is global.
+One table per subject; `docs/metrics.md` has the same names. Nothing is counted here, and nothing is global.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PREFIX = "delta_prop_"
 
 
 class MetricSpec(NamedTuple):
-    """One metric. `path`: of the number, as attributes; if it does not exist, there is no sample."""
+    """One metric. `path`: the attributes that lead to its number; if one is missing, there is no sample."""
 
     name: str
     type: Literal["gauge", "counter"]
@@ -39,7 +39,7 @@ PROPAGATOR = (
         "duplicate_deltas_total", "counter", "duplicates", "Duplicate deltas, acknowledged without effect."
     ),
     MetricSpec(
-        "noop_deltas_total", "counter", "noops", "Deltas that were finally refused, as no-op records."
+        "noop_deltas_total", "counter", "noops", "Deltas that were finally refused; each has a no-op record."
     ),
     MetricSpec(
         "concurrent_updates_total",
@@ -196,7 +196,10 @@ JOBS = (
     MetricSpec("staged_deltas_total", "counter", "staged", "Deltas staged for jobs."),
     MetricSpec("job_published_deltas_total", "counter", "published", "Deltas of jobs that were published."),
     MetricSpec(
-        "job_duplicate_deltas_total", "counter", "duplicates", "Deltas of jobs that were known before."
+        "job_duplicate_deltas_total",
+        "counter",
+        "duplicates",
+        "Duplicates among the deltas of jobs.",
     ),
     MetricSpec(
         "job_refused_deltas_total", "counter", "refused", "Deltas of jobs that were refused when published."
@@ -230,7 +233,8 @@ class Scrape(Collector):
         return self._metrics
 
     def text(self, accepts: str) -> tuple[bytes, str]:
-        """Return the metrics as text, and its content type. For any thread: many sinks take milliseconds.
+        """Return the metrics as text, and its content type. May run on a thread: many sinks take
+        milliseconds.
 
         `accepts`: the client's Accept header.
         """
@@ -251,7 +255,7 @@ class Metrics:
     def _collect(self) -> Iterator[Metric]:
         view = self._view
         yield _make_metric(
-            READY, "gauge", "1 while the server takes deltas.", [((), view.unready_reason() is None)]
+            READY, "gauge", "1 while the server accepts deltas.", [((), view.unready_reason() is None)]
         )
         statistics = view.statistics()
         if statistics is not None:
@@ -290,53 +294,53 @@ class Metrics:
         yield from _table_metrics(JOBS, (), [((), counters.jobs)])
         nacks = [((code,), count) for code, count in sorted(counters.nacks.items())]
         yield _make_metric(NACKS, "counter", "Refusals sent to clients, by code.", nacks, ("code",))
-        peers = self._view.connections()
-        subscribed = [peer for peer in peers if peer["subscribed"]]
-        catching_up = sum(peer["catching_up"] for peer in subscribed)
-        yield _make_metric(CONNECTIONS, "gauge", "Open connections.", [((), len(peers))])
+        rows = self._view.connections()
+        subscribed = [row for row in rows if row["subscribed"]]
+        catching_up = sum(row["catching_up"] for row in subscribed)
+        yield _make_metric(CONNECTIONS, "gauge", "Open connections.", [((), len(rows))])
         yield _make_metric(SUBSCRIBERS, "gauge", "Connections with a subscription.", [((), len(subscribed))])
         yield _make_metric(
             SUBSCRIBERS_CATCHING_UP, "gauge", "Of these, those that read from the log.", [((), catching_up)]
         )
-        waiting = sum(peer["standing_by"] for peer in subscribed)
+        standing_by = sum(row["standing_by"] for row in subscribed)
         yield _make_metric(
-            SUBSCRIBERS_STANDING_BY, "gauge", "Of these, those that stand by in a group.", [((), waiting)]
+            SUBSCRIBERS_STANDING_BY, "gauge", "Of these, those that stand by in a group.", [((), standing_by)]
         )
-        connections = [((str(peer["number"]), peer["client"] or ""), peer) for peer in subscribed]
-        yield from _lag_metrics("subscriber", ("connection", "client"), connections)
+        labelled_rows = [((str(row["number"]), row["client"] or ""), row) for row in subscribed]
+        yield from _lag_metrics("subscriber", ("connection", "client"), labelled_rows)
         groups = self._view.groups()
         yield from _lag_metrics("group", ("group",), [((group["name"],), group) for group in groups])
         for name, key, help_ in (
             (GROUP_HAS_MEMBER, "has_member", "1 while a member reads for the group."),
             (GROUP_STANDING_BY, "standing_by", "Members that stand by."),
         ):
-            samples = [((one["name"],), one[key]) for one in groups]
+            samples = [((group["name"],), group[key]) for group in groups]
             if samples:
                 yield _make_metric(name, "gauge", help_, samples, ("group",))
 
 
 def _lag_metrics(
-    what: str, labels: Sequence[str], rows: Sequence[tuple[Sequence[str], dict[str, Any]]]
+    subject: str, labels: Sequence[str], rows: Sequence[tuple[Sequence[str], dict[str, Any]]]
 ) -> Iterator[Metric]:
     """Yield the lag of each row, in deltas and in seconds, if it is known."""
-    for name, where, help_ in (
-        (f"{what}_lag_deltas", "lag", f"Deltas in the log that the {what} has not processed."),
-        (f"{what}_lag_seconds", "lag_s", "Age of the oldest of them; 0 if there are none."),
+    for name, key, help_ in (
+        (f"{subject}_lag_deltas", "lag", f"Deltas in the log that the {subject} has not processed."),
+        (f"{subject}_lag_seconds", "lag_s", "Age of the oldest of them; 0 if there are none."),
     ):
         yield _make_metric(
-            name, "gauge", help_, [(who, one[where]) for who, one in rows if one[where] is not None], labels
+            name, "gauge", help_, [(values, row[key]) for values, row in rows if row[key] is not None], labels
         )
 
 
 def _table_metrics(
-    rows: Iterable[MetricSpec], labels: Sequence[str], subjects: Sequence[tuple[Sequence[str], Any]]
+    specs: Iterable[MetricSpec], labels: Sequence[str], subjects: Sequence[tuple[Sequence[str], Any]]
 ) -> Iterator[Metric]:
-    for row in rows:
-        read = _make_getter(row.path)
+    for spec in specs:
+        read = _make_getter(spec.path)
         samples = [(values, read(subject)) for values, subject in subjects]
         known = [(values, number) for values, number in samples if number is not None]
         if known:
-            yield _make_metric(row.name, row.type, row.help, known, labels)
+            yield _make_metric(spec.name, spec.type, spec.help, known, labels)
 
 
 def _make_metric(

@@ -1,8 +1,8 @@
 """The file of one attempt of one part of a job: a head record, then the frames' bodies as received.
 
 Each record's header has its length and a checksum over all records up to it, so that a torn tail is detected,
-and files with the same content have the same checksum. A torn tail is truncated: it was never acknowledged,
-or is found missing when the job is decided.
+and files with the same content have the same checksum. A torn tail is truncated. Its deltas were never
+acknowledged; if corruption tore the file, the decision finds that deltas are missing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DIRECTORY = "jobs"
 SUFFIX = ".part"
 VERSION = 1
 READ_BYTES = 1024 * 1024
-"""Approximate bytes of one read."""
+"""Approximate number of bytes that one read returns."""
 
 _RECORD = struct.Struct("<4sII")
 """magic, length of the content, CRC32C of all lengths and contents up to its end."""
@@ -36,9 +36,10 @@ _HEAD, _FRAME = b"dpj1", b"dpj2"
 
 
 class PartHead(NamedTuple):
-    """The identity of a staged part. `origin`, `source`: of all its deltas, the latter as the client said.
+    """The identity of a staged part. `origin`: of all its deltas; `source`: of its deltas, as the client
+    said.
 
-    `owner`: the name of its token; `begun_us`: in the log's seen time.
+    `owner`: the name of the client's token; `begun_us`: its start, in the log's seen time.
     """
 
     job: str
@@ -54,7 +55,7 @@ class PartHead(NamedTuple):
 class PartPosition:
     """A position after an intact record. `counter`: of the last delta before it.
 
-    `content_checksum`: of the contents of all batches before it.
+    `checksum`: of all records before it; `content_checksum`: of the contents of all batches before it.
     """
 
     byte_offset: int = 0
@@ -97,7 +98,7 @@ def append(file: File, position: PartPosition, batches: Sequence[Batch]) -> Part
 
 
 def read_head(file: File) -> tuple[PartHead, PartPosition] | None:
-    """Return the head of a file, None if it is incomplete."""
+    """Return the head of a file; None if it is incomplete or of another version."""
     record = _read_record(file, PartPosition(), _HEAD)
     if record is None:
         return None

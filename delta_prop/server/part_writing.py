@@ -1,6 +1,6 @@
 """Writes the staged batches of several parts to disk together. For the writer thread only.
 
-After a failed write a part resumes at its last synced position: its file is reopened and truncated there.
+After a failed write, a part resumes at its last synced position: its file is reopened and truncated there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class WriteResult(NamedTuple):
-    """The outcome of each part; `free_bytes` left on the disk, None if unknown."""
+    """`outcomes`: of each part, in order. `free_bytes`: on the disk; None if unknown."""
 
     outcomes: list[PartPosition | OSError]
     free_bytes: int | None
@@ -31,8 +31,8 @@ class WriteResult(NamedTuple):
 def write_parts(files: JobFiles, work: Sequence[Work]) -> WriteResult:
     """Write and sync the batches of each part; close the files of parts without a connection."""
     outcomes: list[PartPosition | OSError] = []
-    for attempt, frames in work:
-        outcomes.append(_write(files, attempt, [batch for batch, _ in frames]))
+    for attempt, pending in work:
+        outcomes.append(_write(files, attempt, [batch for batch, _ in pending]))
         if attempt.holder is None:
             _close(attempt)
     free_bytes = None
@@ -43,7 +43,7 @@ def write_parts(files: JobFiles, work: Sequence[Work]) -> WriteResult:
 
 
 def close_files(attempts: Iterable[Attempt]) -> None:
-    """Close their files."""
+    """Close the files of attempts."""
     for attempt in attempts:
         _close(attempt)
 
@@ -67,7 +67,7 @@ def _write(files: JobFiles, attempt: Attempt, batches: Sequence[Batch]) -> PartP
             files.disk.sync_directory(DIRECTORY)
     except OSError as error:
         _close(attempt)
-        if is_new:  # a name whose directory sync failed may not last: the next attempt creates it again
+        if is_new:  # the name may be lost, as its sync failed: the next write creates the file again
             with suppress(OSError):
                 files.disk.remove(attempt.path)
         return error

@@ -1,7 +1,7 @@
 """The stream and partition of this service: one stream, `default`, of one partition.
 
-Clients that spread over several services use the partition number in their origins for the service, so a
-producer's frame may name any partition, as long as it is its origin's. Readers name partition 0.
+Clients that spread over several services use the partition number in an origin as the number of the service.
+So a frame of a producer may name any partition, if its origin names the same one. Readers name partition 0.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def check_claims(hello: Hello) -> None:
     """Raise Refused (UNKNOWN_STREAM, BAD_REQUEST) unless the hello may claim its origins."""
     for claim in hello.origins:
         check_stream(claim.stream)
-    origins = len(hello.origins)
-    if hello.job is not None and origins != 1:
-        raise _bad_claim_error(f"{origins} origins for one part of a job: claim only that of its deltas")
-    if hello.source is Source.REPLICA and origins:
+    origin_count = len(hello.origins)
+    if hello.job is not None and origin_count != 1:
+        raise _bad_claim_error(f"{origin_count} origins for one part of a job: claim only that of its deltas")
+    if hello.source is Source.REPLICA and origin_count:
         raise _bad_claim_error(
-            f"{origins} origins claimed by a forwarder: they stay their producers': claim none"
+            f"{origin_count} origins claimed by a forwarder: they belong to their producers: claim none"
         )
     if any(claim.origin == 0 for claim in hello.origins):
         raise _bad_claim_error("origin 0: it belongs to the log: claim one from 1 on")
-    if len({claim.origin for claim in hello.origins}) < origins:
+    if len({claim.origin for claim in hello.origins}) < origin_count:
         raise _bad_claim_error("an origin is claimed twice: claim each once")
 
 
@@ -76,20 +76,20 @@ def check_origin(origin: int, stream: int, partition: int) -> None:
 
 
 def resolve_partition(request: Subscription) -> Subscription:
-    """Return the subscription with its settings for this partition in place of the general ones.
+    """Return the subscription with the start and credit that it names for this partition, if any.
 
     Raises Refused.
     """
     check_stream(request.stream)
     if not request.partitions:
         return request
-    for one in request.partitions:
-        check_partition(request.stream, one.partition)
+    for partition in request.partitions:
+        check_partition(request.stream, partition.partition)
     if len(request.partitions) > 1:
         raise Refused(
             ErrorCode.BAD_REQUEST, f"partitions: partition {PARTITION} is named twice: name each once"
         )
-    (one,) = request.partitions
-    start = request.start if one.start is None else one.start
-    credit = request.credit if one.credit is None else one.credit
+    (partition,) = request.partitions
+    start = request.start if partition.start is None else partition.start
+    credit = request.credit if partition.credit is None else partition.credit
     return replace(request, start=start, credit=credit)

@@ -27,7 +27,7 @@ ANONYMOUS = "anonymous"
 
 
 class Unauthorized(Refused):
-    """The one refusal for everything that a token does not allow. `cause` never leaves the server."""
+    """The refusal of everything that a token does not allow. `cause` never leaves the server."""
 
     def __init__(self, cause: str) -> None:
         super().__init__(ErrorCode.UNAUTHORIZED, UNAUTHORIZED_TEXT)
@@ -40,8 +40,8 @@ class Permissions:
 
     `publish`, `subscribe` apply to these namespaces. `forward`: forward another service's log, complete,
     with every producer's deltas. `admin`: read the service's status. `kinds_mask`: bit k is set if operations
-    of kind k may be published. `rate`: deltas per second, `burst`: at once; `vector_rate`: of one vector,
-    None: the server's. `expires_at`: microseconds since 1970, None: never.
+    of kind k may be published. `rate`: deltas per second; `burst`: deltas at once; `vector_rate`: deltas per
+    second of one vector; None: the server's. `expires_at`: microseconds since 1970; None: never.
     """
 
     name: str
@@ -112,7 +112,7 @@ class Permissions:
     def check_admin(self) -> None:
         """Check that the service's status may be read. Raises Unauthorized."""
         if not self.admin:
-            raise Unauthorized("the token does not have the right admin")
+            raise Unauthorized("the token lacks the right admin")
 
     def _covers(self, namespace: str) -> bool:
         return namespace in self._names or namespace.startswith(self._prefixes)

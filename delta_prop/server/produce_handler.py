@@ -48,7 +48,7 @@ _NO_DOT = Dot(0, 1)
 
 
 class _PendingFrame(Receipt):
-    """A frame, or a run of frames, whose outcome is to be reported. `batches`: of a run."""
+    """A frame, or a run of frames, whose outcome is to be reported. `batches`: those of a run."""
 
     __slots__ = ("_on_settled", "_split", "batches", "count", "first", "is_ack_wanted", "last", "size")
 
@@ -118,7 +118,7 @@ class ProduceHandler:
         self._permissions = permissions
         self._rate_limiter = rate_limiter
         self._is_limited = rate_limiter.has_limit(permissions)
-        self._last_allowed: tuple[tuple[str, ...] | None, int] = (None, 0)  # names and kinds last allowed
+        self._last_allowed: tuple[tuple[str, ...] | None, int] = (None, 0)  # last allowed names and kinds
         self._counters = counters
         self._notify = notify
         self._audit = audit
@@ -161,27 +161,29 @@ class ProduceHandler:
     def handle_run(self, run: FrameRun) -> None:
         """Offer batches that came together: as many as possible by the fast path, then the rest."""
         self.is_used = True
-        batches, done = run.batches, 0
+        batches, offered = run.batches, 0
         if self._is_run_allowed(batches):
-            done = self._pipeline.offer_run(batches, self._sender, partial(self._open_run, run), self._now())
-        if done == len(batches):
+            offered = self._pipeline.offer_run(
+                batches, self._sender, partial(self._open_run, run), self._now()
+            )
+        if offered == len(batches):
             self._counters.deltas_in += run.rows
             return
-        rows = sum([batch.count for batch in batches[:done]])
+        rows = sum([batch.count for batch in batches[:offered]])
         self._counters.deltas_in += rows
-        for batch in batches[done:]:
+        for batch in batches[offered:]:
             frame = BatchFrame(run.sequence + rows, batch, ack_wanted=run.ack_wanted)
             self.handle_batch(frame, batch.size)
             rows += batch.count
 
     def _is_run_allowed(self, batches: Sequence[Batch]) -> bool:
-        """True if the token allows all of these, and no rate limit has to be checked for each."""
+        """True if the token allows all of these batches, and they need no check of a rate limit."""
         if self._is_limited:
             return False
         names, kinds = self._last_allowed
         try:
             for batch in batches:
-                # Often it is the very same table of names.
+                # Consecutive batches often share one table of names.
                 if batch.namespace_names is not names or batch.kinds_mask != kinds:
                     names, kinds = batch.namespace_names, batch.kinds_mask
                     self._permissions.check_publish(names, kinds)
@@ -190,11 +192,11 @@ class ProduceHandler:
         self._last_allowed = names, kinds
         return True
 
-    def _open_run(self, run: FrameRun, frames: int) -> _PendingFrame:
+    def _open_run(self, run: FrameRun, frame_count: int) -> _PendingFrame:
         rows, size = run.rows, run.size
-        if frames < len(run.batches):
-            rows = sum([batch.count for batch in run.batches[:frames]])
-            size = sum([batch.size for batch in run.batches[:frames]])
+        if frame_count < len(run.batches):
+            rows = sum([batch.count for batch in run.batches[:frame_count]])
+            size = sum([batch.size for batch in run.batches[:frame_count]])
         entry = self._open_frame(run.sequence, rows, size, is_ack_wanted=run.ack_wanted)
         entry.batches = run.batches
         return entry
@@ -214,23 +216,26 @@ class ProduceHandler:
                 )
             )
             first += count
-        at = self._pending.index(run)
-        self._pending = deque([*islice(self._pending, at), *frames, *islice(self._pending, at + 1, None)])
+        index = self._pending.index(run)
+        self._pending = deque(
+            [*islice(self._pending, index), *frames, *islice(self._pending, index + 1, None)]
+        )
         return frames
 
     def handle_batch(self, frame: BatchFrame, size: int) -> None:
-        """Offer a batch. `size`: of the frame as received, for which credit was charged."""
+        """Offer a batch. `size`: bytes of the received frame, which credit was charged for."""
         batch = frame.batch
         self.is_used = True
         entry = self._open_frame(frame.sequence, batch.count, size, is_ack_wanted=frame.ack_wanted)
         self._counters.deltas_in += batch.count
         final_refusal: Refused | None = None
         try:
-            if frame.stamp is not None and not self.is_forwarder:  # it may name a wrong partition
+            if frame.stamp is not None and not self.is_forwarder:  # the stamp may name a wrong partition
                 check_origin(batch.origin, frame.stamp.stream, frame.stamp.partition)
             self._check(batch)
         except Refused as refused:
-            if not refused.is_final or self.is_forwarder:  # another service accepted it: not a no-op here
+            # A forwarded batch must not become a no-op: another service has accepted it.
+            if not refused.is_final or self.is_forwarder:
                 entry.refuse(refused)
                 return
             final_refusal = refused
@@ -241,7 +246,7 @@ class ProduceHandler:
         self._pipeline.offer(SequencedBatch(batch, self._sender, entry, lamport, final_refusal), self._now())
 
     def handle_delta(self, frame: DeltaFrame, size: int) -> None:
-        """Offer one delta as the batch of one row that it stands for, under its dot, or under a new one."""
+        """Offer one delta, as a batch of one row under its dot, or as a draft if it has no dot."""
         self.is_used = True
         entry = self._open_frame(frame.sequence, 1, size, is_ack_wanted=frame.ack_wanted)
         self._counters.deltas_in += 1
@@ -253,8 +258,8 @@ class ProduceHandler:
             if delta.dot is None:
                 check_partition(frame.stream, frame.partition or 0)
             else:
-                at = origin_partition(delta.dot.origin) if frame.partition is None else frame.partition
-                check_origin(delta.dot.origin, frame.stream, at)
+                partition = origin_partition(delta.dot.origin) if frame.partition is None else frame.partition
+                check_origin(delta.dot.origin, frame.stream, partition)
             self._rate_limiter.take_delta(self._permissions, delta, self._now())
             if delta.dot is not None:
                 self._check_claimed(delta.dot.origin)
@@ -275,7 +280,7 @@ class ProduceHandler:
             self._pipeline.offer(draft, self._now())
 
     def _check_claimed(self, origin: int) -> None:
-        """Raise Refused (UNKNOWN_ORIGIN) unless it was claimed here: only then its epoch is known."""
+        """Raise Refused (UNKNOWN_ORIGIN) unless the origin was claimed here, so that its epoch is known."""
         if origin not in self._epochs:
             raise Refused(
                 ErrorCode.UNKNOWN_ORIGIN,
@@ -317,14 +322,14 @@ class ProduceHandler:
             )
 
     def _lamport_jump_error(self, lamport: int) -> Refused | None:
-        """Return the refusal of a forwarded Lamport number that is too far ahead: it may exhaust them."""
-        here, ahead = self._pipeline.appender.lamport, self._settings.lamport_jump_max
-        if lamport <= here + ahead:
+        """Return the refusal of a forwarded Lamport number so far ahead that the numbers may run out."""
+        highest, jump_max = self._pipeline.appender.lamport, self._settings.lamport_jump_max
+        if lamport <= highest + jump_max:
             return None
         return Refused(
             ErrorCode.BAD_REQUEST,
-            f"Lamport number {lamport}: more than {ahead} (lamport_jump_max) above {here}, the highest here: "
-            "check the service that assigned it",
+            f"Lamport number {lamport}: more than {jump_max} (lamport_jump_max) above {highest}, the "
+            "highest here: check the service that assigned it",
         )
 
     # --- outcomes
@@ -354,23 +359,24 @@ class ProduceHandler:
     def _add_ranges(self, entry: _PendingFrame, published: PublishAck) -> None:
         first = entry.first + len(entry.sliced_offsets)
         for sequence, offset in enumerate(entry.sliced_offsets, start=entry.first):
-            at = UNKNOWN_OFFSET if offset is None else offset
-            self._add_range(AckRange(sequence, sequence, at, duplicate=True))
-        for one in make_ack_ranges(first, published):
-            self._add_range(one)
+            ack_offset = UNKNOWN_OFFSET if offset is None else offset
+            self._add_range(AckRange(sequence, sequence, ack_offset, duplicate=True))
+        for ack_range in make_ack_ranges(first, published):
+            self._add_range(ack_range)
         self._counters.duplicate_acks += len(entry.sliced_offsets) + len(published.duplicates)
 
-    def _add_range(self, one: AckRange) -> None:
+    def _add_range(self, ack_range: AckRange) -> None:
         ranges = self._ranges
         if ranges:
             last = ranges[-1]
             is_contiguous = (
-                last.offset + one.first - last.first == one.offset and last.offset != UNKNOWN_OFFSET
+                last.offset + ack_range.first - last.first == ack_range.offset
+                and last.offset != UNKNOWN_OFFSET
             )
-            if last.last + 1 == one.first and is_contiguous and last.duplicate == one.duplicate:
-                ranges[-1] = AckRange(last.first, one.last, last.offset, last.duplicate)
+            if last.last + 1 == ack_range.first and is_contiguous and last.duplicate == ack_range.duplicate:
+                ranges[-1] = AckRange(last.first, ack_range.last, last.offset, last.duplicate)
                 return
-        ranges.append(one)
+        ranges.append(ack_range)
 
     # --- answers
 
@@ -382,18 +388,22 @@ class ProduceHandler:
         self.has_answers = throttled
         answers: list[Ack | Nack] = [*self._nacks]
         self._nacks.clear()
-        before, moved = self._acked_sequence, False
+        previously_acked, has_advanced = self._acked_sequence, False
         while self._pending and self._pending[0].done:
             self._acked_sequence = max(self._acked_sequence, self._pending.popleft().last)
-            moved = True
+            has_advanced = True
         credit = None if throttled else self._take_owed_credit()
-        while moved or credit is not None or self._ranges:
+        while has_advanced or credit is not None or self._ranges:
             ranges, self._ranges = self._ranges[:RANGES_MAX], self._ranges[RANGES_MAX:]
             # A sequence without a range has no offset, so Acks advance it only with the last ranges.
             answers.append(
-                Ack(before if self._ranges else self._acked_sequence, ranges=tuple(ranges), credit=credit)
+                Ack(
+                    previously_acked if self._ranges else self._acked_sequence,
+                    ranges=tuple(ranges),
+                    credit=credit,
+                )
             )
-            moved, credit = bool(self._ranges), None
+            has_advanced, credit = bool(self._ranges), None
         self._counters.acks += len(answers)
         return answers
 
@@ -421,9 +431,9 @@ def make_ack_ranges(first: int, published: PublishAck) -> tuple[AckRange, ...]:
 
 
 def _find_unbatchable_fault(delta: Delta) -> InvalidDelta | None:
-    """Return the refusal of a delta that no batch can encode exactly; None for others, checked as batches.
+    """Return the refusal of a delta that no batch can encode unchanged; None for others, checked as batches.
 
-    A name may exceed the table of names, or encoding would sort the clock.
+    Such a delta has a name too long for the table of names, or a clock that encoding would sort.
     """
     longest = max(len(name.encode()) for name in (delta.namespace, *delta.topics))
     try:

@@ -1,4 +1,4 @@
-"""Answers the queries of clients: the service's description, offsets in its log, facts."""
+"""Answers the queries of clients about the service, offsets in its log, and facts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _STARTS = frozenset({StartAt.EARLIEST, StartAt.LATEST, StartAt.TIME})
 
 
 class QueryHandler:
-    """Answers the queries of one connection, by `respond` and `refuse` with the number of the request."""
+    """Answers the queries of one connection: calls `respond` or `refuse` with the number of the request."""
 
     def __init__(
         self,
@@ -105,13 +105,13 @@ class QueryHandler:
 
 
 def make_welcomes(context: ServerContext, granted: Sequence[OriginGrant]) -> list[Welcome]:
-    """Return the answer to a hello, in pages."""
+    """Return the pages of the answer to a hello."""
     log, features = context.internals.log, tuple(context.features)
     end = Cursor(log.log_id, log.epoch, log.high_watermark)
-    firsts = range(0, max(len(granted), 1), WATERMARKS_PER_PAGE)
+    starts = range(0, max(len(granted), 1), WATERMARKS_PER_PAGE)
     return [
-        Welcome(features, tuple(granted[first : first + WATERMARKS_PER_PAGE]), end, log.ack_level)
-        for first in firsts
+        Welcome(features, tuple(granted[start : start + WATERMARKS_PER_PAGE]), end, log.ack_level)
+        for start in starts
     ]
 
 
@@ -124,7 +124,7 @@ def describe(context: ServerContext) -> Description:
 
 
 def unknown_request(request: UnknownRequest) -> Refused:
-    """Return the refusal of a request that only a newer service supports."""
+    """Return the refusal of a request whose name or version this service does not know."""
     known = known_requests()
     newest = known.get(request.name)
     if newest is None:
@@ -151,7 +151,7 @@ def find_offsets(request: FindOffsets, internals: Internals) -> FoundOffsets:
 
 
 async def get_fact(request: Get, internals: Internals, permissions: Permissions) -> list[Fact]:
-    """Return a fact with all that is in the log by now, in pages.
+    """Return the pages of a fact as of the log's present high watermark.
 
     Raises Refused (UNAUTHORIZED; BAD_REQUEST if no sink stores states; RATE_LIMITED if that sink lags too
     far; PROCESSING_FAILED if it has quarantined a delta of the fact).
@@ -207,7 +207,7 @@ def _paginate(state: Any, offset: int) -> Iterator[Fact]:
     dot, lamport = Dot(key[1], key[2]), key[0]
     values = b"" if vector is None else vector.astype("<f4", copy=False).tobytes()
     parts = values, data or b"", pack(dict(state.metadata)) if state.metadata else b""
-    at = 0
-    while at == 0 or at < max(map(len, parts)):
-        yield Fact(kind, offset, dot, lamport, *[part[at : at + PAGE_BYTES_MAX] for part in parts])
-        at += PAGE_BYTES_MAX
+    start = 0
+    while start == 0 or start < max(map(len, parts)):
+        yield Fact(kind, offset, dot, lamport, *[part[start : start + PAGE_BYTES_MAX] for part in parts])
+        start += PAGE_BYTES_MAX

@@ -1,4 +1,4 @@
-"""A budget for large frames being received, over all connections: frames beyond it wait, in order, unread."""
+"""A budget for the large frames that all connections receive: frames beyond it wait unread, in order."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ UNBUDGETED_BYTES = 64 * 1024
 
 
 class ReceiveBudget:
-    """A number of bytes to acquire and release."""
+    """Bytes that connections acquire and release."""
 
     def __init__(self, bytes_max: int) -> None:
         self.free_bytes = bytes_max
         self._waiting: deque[tuple[int, anyio.Event]] = deque()
 
     async def acquire(self, size: int) -> None:
-        """Wait for so many bytes, after earlier waiters. The largest frame fits once all is released.
+        """Acquire `size` bytes, after earlier waiters. The largest frame fits once all others are released.
 
-        Cancelled: nothing was acquired.
+        If cancelled, nothing is acquired.
         """
         if not self._waiting and size <= self.free_bytes:
             self.free_bytes -= size

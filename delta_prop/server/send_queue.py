@@ -1,7 +1,7 @@
 """The send queue of one connection: batches with their rows, encoded into frames when they are taken.
 
 Complete batches are sent as the bytes that the log stores; selected rows as a sliced frame, or each as a
-Delta frame. It waits for nothing, and does a bounded part of the work at a time.
+Delta frame. It never waits, and a call encodes a bounded number of frames.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.credit_window import CreditWindow
 
 ENCODED_MAX = 64
-"""Maximum frames sliced or made of single deltas at a time: each costs as much as a hundred complete ones."""
+"""Maximum sliced or Delta frames encoded at a time: each costs as much as a hundred complete frames."""
 BATCH_OVERHEAD_BYTES = 256
 """Memory of a queued batch besides its bytes, which the log may hold as well."""
 _UNBOUNDED = 1 << 62
@@ -40,18 +40,18 @@ class SendChunk:
     """The next bytes to write: buffers, or a range of a file that stays open until the next `take`."""
 
     parts: list[Buffer] | FileRange
-    deltas: int
+    delta_count: int
     bytes: int
     next_offset: int
 
 
 class SendQueue:
-    """A FIFO queue. `waiting`: batches with their rows, None for all of them."""
+    """A FIFO queue. `waiting`: batches, each with its rows to send; None: all rows."""
 
-    __slots__ = ("bytes", "deltas", "waiting")
+    __slots__ = ("bytes", "delta_count", "waiting")
 
     def __init__(self) -> None:
-        self.deltas = self.bytes = 0
+        self.delta_count = self.bytes = 0
         self.waiting: deque[tuple[LoggedBatch, Rows]] = deque()
 
     @property
@@ -63,16 +63,19 @@ class SendQueue:
     def put(self, logged: LoggedBatch, rows: Rows) -> None:
         """Append a batch and its rows."""
         self.waiting.append((logged, rows))
-        self.deltas += logged.batch.count if rows is None else len(rows)
+        self.delta_count += logged.batch.count if rows is None else len(rows)
         self.bytes += logged.batch.size + BATCH_OVERHEAD_BYTES
 
     def clear(self) -> None:
         """Drop everything."""
         self.waiting.clear()
-        self.deltas = self.bytes = 0
+        self.delta_count = self.bytes = 0
 
     def take_single(self, window: CreditWindow) -> SendChunk | None:
-        """Take the only queued batch, if complete and the window is open: a fast `take`; else return None."""
+        """Take the only queued batch, if all its rows are queued and the window is open; else return None.
+
+        A fast path of `take`.
+        """
         waiting = self.waiting
         if len(waiting) != 1 or waiting[0][1] is not None or not window.is_open:
             return None
@@ -80,45 +83,45 @@ class SendQueue:
         batch = logged.batch
         count, size = batch.count, batch.size
         window.spend(count, size)
-        self.deltas = self.bytes = 0
+        self.delta_count = self.bytes = 0
         return SendChunk([logged.head or _make_head(logged), batch.raw], count, size, logged.offset + count)
 
     def take(
         self, window: CreditWindow, bytes_max: int, *, as_deltas: bool, rows_max: int | None = None
     ) -> SendChunk:
-        """Return the next frames, about `bytes_max`, as the window allows. The queue must not be empty.
+        """Return the next frames, of about `bytes_max`, as the window allows. The queue must not be empty.
 
-        `rows_max`: the maximum rows, at least one; a batch with more is sliced.
+        `rows_max`: the maximum number of rows, at least one; a batch with more is sliced.
         """
         parts: list[Buffer] = []
         chunk = SendChunk(parts, 0, 0, 0)
-        encoded = 0
+        encoded_frames = 0
         rows_max = _UNBOUNDED if rows_max is None else rows_max
-        while self.waiting and chunk.bytes < bytes_max and encoded < ENCODED_MAX and window.is_open:
+        while self.waiting and chunk.bytes < bytes_max and encoded_frames < ENCODED_MAX and window.is_open:
             logged, rows = self.waiting[0]
-            count, left = logged.count if rows is None else len(rows), rows_max - chunk.deltas
-            if left <= 0 or (count > left and parts and not as_deltas):
-                break  # the batch is the first the next time, and may then be sent complete
-            if rows is None and count <= left and not as_deltas:
-                self._add_batches(chunk, parts, window, bytes_max - chunk.bytes, left)
+            count, rows_left = logged.count if rows is None else len(rows), rows_max - chunk.delta_count
+            if rows_left <= 0 or (count > rows_left and parts and not as_deltas):
+                break  # the next chunk begins with this batch, and may then have all its rows
+            if rows is None and count <= rows_left and not as_deltas:
+                self._add_batches(chunk, parts, window, bytes_max - chunk.bytes, rows_left)
                 continue
             self.waiting.popleft()
             self.bytes -= logged.batch.size + BATCH_OVERHEAD_BYTES
             if as_deltas:
-                deltas, size, rest = _add_deltas(
-                    parts, logged, rows, window, bytes_max=bytes_max - chunk.bytes, rows_max=left
+                delta_count, size, unsent_rows = _add_deltas(
+                    parts, logged, rows, window, bytes_max=bytes_max - chunk.bytes, rows_max=rows_left
                 )
-                encoded += deltas
+                encoded_frames += delta_count
             else:
-                deltas, size, rest = _add_sliced(parts, logged, rows, left)
-                window.spend(deltas, size)
-                encoded += 1
-            chunk.deltas += deltas
+                delta_count, size, unsent_rows = _add_sliced(parts, logged, rows, rows_left)
+                window.spend(delta_count, size)
+                encoded_frames += 1
+            chunk.delta_count += delta_count
             chunk.bytes += size
-            self.deltas -= deltas
+            self.delta_count -= delta_count
             chunk.next_offset = logged.next_offset
-            if rest is not None:
-                self.waiting.appendleft((logged, rest))
+            if unsent_rows is not None:
+                self.waiting.appendleft((logged, unsent_rows))
                 self.bytes += logged.batch.size + BATCH_OVERHEAD_BYTES
                 chunk.next_offset = self.first_offset
         return chunk
@@ -126,30 +129,30 @@ class SendQueue:
     def _add_batches(
         self, chunk: SendChunk, parts: list[Buffer], window: CreditWindow, bytes_max: int, rows_max: int
     ) -> None:
-        """Add complete batches, one after another, with one accounting for all of them."""
-        waiting, left = self.waiting, window.remaining
-        deltas_left = _UNBOUNDED if left is None else left.deltas
-        bytes_left = bytes_max if left is None else min(left.bytes, bytes_max)
-        deltas = size = overhead = 0
-        while waiting and waiting[0][1] is None and size < bytes_left and deltas < deltas_left:
+        """Add the next complete batches, and account for them together."""
+        waiting, remaining = self.waiting, window.remaining
+        deltas_left = _UNBOUNDED if remaining is None else remaining.deltas
+        bytes_left = bytes_max if remaining is None else min(remaining.bytes, bytes_max)
+        delta_count = size = overhead = 0
+        while waiting and waiting[0][1] is None and size < bytes_left and delta_count < deltas_left:
             batch = waiting[0][0].batch
-            if deltas + batch.count > rows_max:
+            if delta_count + batch.count > rows_max:
                 break
             logged = waiting.popleft()[0]
             parts += (logged.head or _make_head(logged), batch.raw)
-            deltas += batch.count
+            delta_count += batch.count
             size += batch.size
             overhead += BATCH_OVERHEAD_BYTES
-        window.spend(deltas, size)
-        self.deltas -= deltas
+        window.spend(delta_count, size)
+        self.delta_count -= delta_count
         self.bytes -= size + overhead
-        chunk.deltas += deltas
+        chunk.delta_count += delta_count
         chunk.bytes += size
         chunk.next_offset = logged.next_offset
 
 
 def _make_head(logged: LoggedBatch) -> bytes:
-    """Return the head of a batch in a log that stores none; made once, for all connections."""
+    """Return the head of a batch whose log stores no heads; made once, for all connections."""
     logged.head, _ = pack_logged_head(
         logged.batch,
         logged.offset,
@@ -164,19 +167,19 @@ def _make_head(logged: LoggedBatch) -> bytes:
 
 
 def _add_sliced(parts: list[Buffer], logged: LoggedBatch, rows: Rows, rows_max: int) -> tuple[int, int, Rows]:
-    """Add one sliced frame of these rows, or of the first ones if all are too many or too large."""
+    """Add one sliced frame with these rows, or with the first of them if all are too many or too large."""
     if rows is None:
         rows = np.arange(logged.count)
-    rest = None
+    unsent_rows = None
     if len(rows) > rows_max:
-        rows, rest = rows[:rows_max], rows[rows_max:]
+        rows, unsent_rows = rows[:rows_max], rows[rows_max:]
     while logged.batch.size + _ROW_OVERHEAD_BYTES * len(rows) > FRAME_PAYLOAD_BYTES_MAX and len(rows) > 1:
         half = len(rows) // 2
-        rest = rows[half:] if rest is None else np.concatenate((rows[half:], rest))
+        unsent_rows = rows[half:] if unsent_rows is None else np.concatenate((rows[half:], unsent_rows))
         rows = rows[:half]
     frame = slice_rows(logged, rows)
     parts += frame
-    return len(rows), sum(map(len, frame)), rest
+    return len(rows), sum(map(len, frame)), unsent_rows
 
 
 def _add_deltas(
@@ -188,7 +191,7 @@ def _add_deltas(
     bytes_max: int,
     rows_max: int,
 ) -> tuple[int, int, Rows]:
-    """Add a frame for each row, as many as may be sent now."""
+    """Add a Delta frame for each row, as many as may be sent now."""
     count = logged.count if rows is None else len(rows)
     done = size = 0
     while done < min(count, ENCODED_MAX, rows_max) and size < bytes_max and window.is_open:

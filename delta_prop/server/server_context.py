@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class ServerContext:
-    """`pressure_level`: of the propagator at present; `now`: monotonic seconds."""
+    """The shared context. `pressure_level`: the propagator's present one; `now`: monotonic seconds."""
 
     internals: Internals
     settings: ServerSettings
@@ -57,12 +57,12 @@ class ServerContext:
         return self._last_number
 
     def watermarks(self) -> list[OriginGrant]:
-        """Return every origin's watermark here, for a forwarder. Raises Refused (LOG_FAILED)."""
+        """Return the watermark that each origin has here, for a forwarder. Raises Refused (LOG_FAILED)."""
         pipeline = self.internals.pipeline
         pipeline.check_running()
-        found = []
+        grants = []
         for origin, watermark in pipeline.orderer.watermarks.items():
-            if origin >= 0:  # negative ones stand for work without dots
+            if origin >= 0:  # negative origins stand for work without dots
                 state = pipeline.origins.get(origin)
-                found.append(OriginGrant(origin, 0 if state is None else state.epoch, watermark))
-        return found
+                grants.append(OriginGrant(origin, 0 if state is None else state.epoch, watermark))
+        return grants

@@ -55,7 +55,7 @@ class ServerStatus:
     """
 
     def __init__(self, *, version: str, now: Callable[[], float] | None = None) -> None:
-        """`now`: monotonic seconds, for the uptime."""
+        """`now`: returns monotonic seconds, for the uptime."""
         self.propagator: Propagator | None = None
         self.service: ServiceView | None = None
         self._version = version
@@ -63,7 +63,7 @@ class ServerStatus:
         self._started_at = 0.0 if now is None else now()
 
     def unready_reason(self) -> str | None:
-        """Return None while deltas are taken, else the reason why not."""
+        """Return None while deltas are accepted, else the reason why not."""
         if self.service is not None and self.service.is_ending:
             return ENDING
         if self.propagator is None or self.service is None:
@@ -87,7 +87,7 @@ class ServerStatus:
             fields |= {name: value for name, value in to_json_value(statistics).items() if name != "sinks"}
             sinks = statistics.sinks.values()
             fields["sinks"] = len(sinks)
-            fields["failing_sinks"] = {one.name: one.reason for one in sinks if one.reason is not None}
+            fields["failing_sinks"] = {sink.name: sink.reason for sink in sinks if sink.reason is not None}
             fields["lags"] = {
                 "sinks": lags_of(self.sinks(), "name"),
                 "groups": lags_of(self.groups(), "name"),
@@ -105,8 +105,8 @@ class ServerStatus:
     def sinks(self) -> list[dict[str, Any]]:
         """Return each attached sink: its position, state and counters."""
         statistics = self.statistics()
-        rows = [] if statistics is None else [to_json_value(one) for one in statistics.sinks.values()]
-        return [one | {"lag_s": one["lag_s"] and round(one["lag_s"], 3)} for one in rows]
+        rows = [] if statistics is None else [to_json_value(sink) for sink in statistics.sinks.values()]
+        return [row | {"lag_s": row["lag_s"] and round(row["lag_s"], 3)} for row in rows]
 
     def statistics(self) -> Statistics | None:
         """Return the statistics of the propagator, if there is one."""

@@ -43,7 +43,7 @@ _CLOSE_TIMEOUT_S = 1.0
 
 
 class Address(NamedTuple):
-    """The host and port that it listens on."""
+    """The host and port that the server listens on."""
 
     host: str
     port: int
@@ -79,10 +79,10 @@ class Service:
             self.settings.connections_max, self.settings.connections_per_host_max
         )
 
-    # --- life
+    # --- running
 
     async def run(self, *, task_status: TaskStatus[Address] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Serve until `stop`, or cancelled; started once it listens."""
+        """Serve until `stop` or cancellation; reports its address as started once it listens."""
         internals = self._propagator.internals()
         network = internals.world.network
         if network is None:
@@ -110,11 +110,11 @@ class Service:
             listener = await network.listen(self.settings.host, self.settings.port, tls=self._tls)
             exits.push_async_callback(listener.aclose)
             self.address = Address(*listener.address)
-            async with anyio.create_task_group() as watching:
-                for watch in (access.run, context.audit.run, context.groups.run, context.jobs.run):
-                    watching.start_soon(watch)
-                watching.start_soon(self._tick)
-                watching.start_soon(self._forward_pressure)
+            async with anyio.create_task_group() as background:
+                for run_task in (access.run, context.audit.run, context.groups.run, context.jobs.run):
+                    background.start_soon(run_task)
+                background.start_soon(self._tick)
+                background.start_soon(self._forward_pressure)
                 async with anyio.create_task_group() as serving:
                     accepting = anyio.CancelScope()
                     serving.start_soon(self._accept, listener, serving, accepting)
@@ -123,10 +123,10 @@ class Service:
                     accepting.cancel()
                     await listener.aclose()
                     await self._drain()
-                watching.cancel_scope.cancel()
+                background.cancel_scope.cancel()
 
     def stop(self) -> None:
-        """Accept nothing more, answer all that was accepted, and end."""
+        """Accept no more deltas, answer those that were accepted, and end."""
         self._stopping.set()
 
     async def _accept(self, listener: Listener, serving: Any, scope: anyio.CancelScope) -> None:
@@ -161,14 +161,14 @@ class Service:
     async def _drain(self) -> None:
         """Answer all connections, deliver the rest of the log, and close them, within `drain_timeout_s`."""
         self._all_closed = anyio.Event()
-        until = anyio.current_time() + self.settings.drain_timeout_s
+        deadline = anyio.current_time() + self.settings.drain_timeout_s
         for handler in list(self._handlers.values()):
-            handler.drain(until)
+            handler.drain(deadline)
         if self._handlers:
-            with anyio.CancelScope(deadline=until):
+            with anyio.CancelScope(deadline=deadline):
                 end = await self._wait_deliveries()
                 for handler in list(self._handlers.values()):
-                    handler.drain(until, end)
+                    handler.drain(deadline, end)
                 if self._handlers:
                     await self._all_closed.wait()
         for handler in list(self._handlers.values()):
@@ -186,7 +186,7 @@ class Service:
         log, pipeline = context.internals.log, context.internals.pipeline
         while any(handler.has_pending_outcomes for handler in self._handlers.values()):  # noqa: ASYNC110 - of many
             await anyio.sleep(DRAIN_POLL_S)
-        end = log.next_offset  # later publishes are not waited for
+        end = log.next_offset  # it does not wait for later publishes
         while log.high_watermark < end and pipeline.stop_refusal is None:  # noqa: ASYNC110 - moved by commits and recoveries
             await anyio.sleep(DRAIN_POLL_S)
         return min(end, log.high_watermark)
@@ -241,7 +241,7 @@ class Service:
         if self._context is None:
             return []
         log, rows = self._context.internals.log, [handler.statistics() for handler in self._handlers.values()]
-        return [one | lag_at(log, one["processed"]) for one in rows]
+        return [row | lag_at(log, row["processed"]) for row in rows]
 
     async def poll_groups(self) -> None:
         """Read the cursors of groups without a reader."""
@@ -252,16 +252,16 @@ class Service:
         """Return a snapshot of each group, the absent ones as last read."""
         if self._context is None:
             return []
-        log, places = self._context.internals.log, self._context.groups.all_statistics()
+        log, groups = self._context.internals.log, self._context.groups.all_statistics()
         return [
             {
                 "name": name,
-                "offset": one.next_offset,
-                "has_member": one.has_member,
-                "standing_by": one.standing_by,
+                "offset": group.next_offset,
+                "has_member": group.has_member,
+                "standing_by": group.standing_by,
             }
-            | lag_at(log, one.next_offset)
-            for name, one in places.items()
+            | lag_at(log, group.next_offset)
+            for name, group in groups.items()
         ]
 
     def jobs(self) -> list[dict[str, Any]]:

@@ -16,9 +16,7 @@ MIB = 1024 * 1024
 PORT = 7373
 HTTP_PORT = 7374
 JOBS_BYTES_MAX = 128 * MIB
-"""Memory of the parts of jobs on their way to the disk, and from there to the log, including one batch of
-each that may exceed its limit.
-"""
+"""Maximum memory of jobs while they are staged and published; an oversized batch of each is included."""
 
 _ZERO_ALLOWED = frozenset({"vector_rate", "port", "http_port"})
 _PORT_MAX = 65_535
@@ -26,7 +24,7 @@ _PORT_MAX = 65_535
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Limits are in deltas and in bytes; the first one reached applies. Times are in the unit named.
+    """Limits are in deltas and in bytes; the first one reached applies. A name ends with its unit of time.
 
     `vector_rate`: deltas per second that one vector may get; 0: no limit. `allow_anonymous`: serve without
     tokens even if other machines can connect. Raises UsageError if a limit makes no sense, or two contradict
@@ -63,8 +61,8 @@ class ServerSettings:
     job_name_retention_s: float = 604_800.0
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            _check(one.name, getattr(self, one.name), one.default)
+        for setting in fields(self):
+            _check(setting.name, getattr(self, setting.name), setting.default)
         if not self.heartbeat_interval_s < self.peer_timeout_s:
             raise UsageError(
                 f"heartbeat_interval_s {self.heartbeat_interval_s}: not below peer_timeout_s "
@@ -73,7 +71,7 @@ class ServerSettings:
         if not max(CONTROL_PAYLOAD_BYTES_MAX, DELTA_PAYLOAD_BYTES_MAX) <= self.frame_bytes_max:
             raise UsageError(
                 f"frame_bytes_max {self.frame_bytes_max}: a single delta with its header may have "
-                f"{DELTA_PAYLOAD_BYTES_MAX} bytes: give at least so many"
+                f"{DELTA_PAYLOAD_BYTES_MAX} bytes: give at least that"
             )
         if self.receiving_bytes_max < self.frame_bytes_max + HEADER_BYTES:
             raise UsageError(
@@ -93,8 +91,8 @@ class ServerSettings:
     def memory_bytes_max(self) -> int:
         """Return the worst-case memory of connections, in bytes.
 
-        It counts each one's send queue, writes and buffers, and all large frames half received; deltas of
-        producers count in the service's own queue and log, within their limits.
+        It includes the send queue, writes and buffers of each connection, and all partly received large
+        frames. Received deltas count for the service's queue and log, within their limits.
         """
         per_connection = (
             self.subscriber_bytes_max + self.send_bytes_max + BUFFER_BYTES_MAX + CONTROL_PAYLOAD_BYTES_MAX
@@ -116,7 +114,7 @@ def _check(name: str, value: object, default: object) -> None:
     if isinstance(default, int) and not isinstance(value, int):
         raise UsageError(f"{name} = {value}: it is a count: give a whole number")
     if not (value > 0 or (name in _ZERO_ALLOWED and value == 0)):
-        least = "of at least 0" if name in _ZERO_ALLOWED else "above 0"
-        raise UsageError(f"{name} = {value}: give a number {least}")
+        bound = "of at least 0" if name in _ZERO_ALLOWED else "above 0"
+        raise UsageError(f"{name} = {value}: give a number {bound}")
     if name in ("port", "http_port") and value > _PORT_MAX:
         raise UsageError(f"{name} = {value}: not a port: give up to {_PORT_MAX}")

@@ -1,7 +1,7 @@
-"""The write path of a connection that stages a part of a job: its frames are held on disk for a decision.
+"""The write path of a connection that stages a part of a job: its batches wait on disk for a decision.
 
-A `ProduceHandler` with one attempt of one part in place of the pipeline. It never waits: the jobs' own task
-writes and syncs the collected frames, and then they are acknowledged.
+A `ProduceHandler` that sends its batches to one attempt of one part, not to the pipeline. It never waits: the
+task of `Jobs` writes and syncs the collected batches, and then acknowledges them.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _UNSTAGEABLE = {
 class Attempt:
     """One attempt of one part: the batches on disk, and those waiting to be written.
 
-    `taken_counter`: counter of the last delta accepted. `synced_position`: end of the synced batches, None
-    before the file exists. `refusal`: why it accepts no more. `holder`: the connection that claimed it last.
+    `taken_counter`: counter of the last delta accepted. `synced_position`: end of the synced batches; None
+    before the file exists. `refusal`: why it accepts no more. `holder`: the connection that staged it last.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Attempt:
         self.file: File | None = None
         self.refusal: Refused | None = None
         self.holder: object = None
-        self.counted_bytes = 0  # of the limit for all jobs
+        self.counted_bytes = 0  # counted against the limit of all jobs
 
     @property
     def stored_deltas(self) -> int:
@@ -88,32 +88,32 @@ class Attempt:
         self.pending_bytes += batch.size
         self.taken_counter = batch.last
 
-    def on_written(self, frames: Sequence[tuple[Batch, Receipt]], position: PartPosition) -> None:
+    def on_written(self, batches: Sequence[tuple[Batch, Receipt]], position: PartPosition) -> None:
         """Acknowledge batches that are synced now."""
         self.synced_position, self.taken_counter = position, max(self.taken_counter, position.counter)
         self.pending_bytes = sum(batch.size for batch, _ in self.pending)
-        for batch, receipt in frames:
+        for batch, receipt in batches:
             receipt.acknowledge(_make_ack(batch))
         duplicates, self.duplicates = self.duplicates, []
         for batch, receipt in duplicates:
             self.add_duplicate(batch, receipt)
 
     def add_duplicate(self, batch: Batch, receipt: Receipt) -> None:
-        """Acknowledge a batch that was accepted before, once that is on disk."""
+        """Acknowledge a batch that was accepted before, once its first copy is on disk."""
         if batch.last > self.stored_deltas:
             self.duplicates.append((batch, receipt))
         else:
             receipt.acknowledge(_make_ack(batch, duplicate=True))
 
-    def on_failed(self, frames: Sequence[tuple[Batch, Receipt]], refusal: Refused) -> None:
+    def on_failed(self, batches: Sequence[tuple[Batch, Receipt]], refusal: Refused) -> None:
         """Refuse batches that could not be written, and all later ones."""
-        lost = [*frames, *self.pending, *self.duplicates]
+        failed = [*batches, *self.pending, *self.duplicates]
         self.pending, self.duplicates, self.pending_bytes, self.taken_counter = [], [], 0, self.stored_deltas
-        for _, receipt in lost:
+        for _, receipt in failed:
             receipt.refuse(refusal)
 
     def close(self, refusal: Refused) -> None:
-        """Accept no more, and refuse all that waits."""
+        """Accept no more batches, and refuse those that wait."""
         self.refusal = self.refusal or refusal
         self.on_failed((), self.refusal)
 
@@ -132,10 +132,10 @@ class StagingArea(Protocol):
 
 
 class StagingHandler(ProduceHandler):
-    """The deltas of one attempt. Call `stage` first."""
+    """The deltas of one attempt. Call `stage` before the other methods."""
 
     def stage(self, part: JobPart, jobs: StagingArea) -> None:
-        """Begin, and fence other connections that stage this attempt. Raises Refused."""
+        """Begin to stage an attempt, and fence other connections that stage it. Raises Refused."""
         self._jobs = jobs
         self._attempt = jobs.open_attempt(part, self._sender.source, self._sender.owner)
         self._attempt.holder = self
@@ -183,7 +183,8 @@ class StagingHandler(ProduceHandler):
             else:
                 self._jobs.stage_batch(attempt, batch, entry)
         except Refused as refused:
-            if refused.is_final and attempt.holder is self:  # its dots stay unused, so the part ends here
+            if refused.is_final and attempt.holder is self:
+                # Its dots stay unused, so no later delta of the part can be staged.
                 attempt.close(_failed_part_error(refused))
             entry.refuse(refused)
 
@@ -225,12 +226,12 @@ class StagingHandler(ProduceHandler):
         if batch.base > taken + 1:
             raise _gap_error(batch, taken)
         self._check(batch)
-        lanes = self._pipeline.queue
-        if batch.count > lanes.capacity_deltas or batch.size > lanes.capacity_bytes:
+        queue = self._pipeline.queue
+        if batch.count > queue.capacity_deltas or batch.size > queue.capacity_bytes:
             raise Refused(
                 ErrorCode.TOO_LARGE,
                 f"{batch.count} deltas of {batch.size} bytes in one batch: send smaller batches, up to "
-                f"{lanes.capacity_deltas} deltas and {lanes.capacity_bytes} bytes",
+                f"{queue.capacity_deltas} deltas and {queue.capacity_bytes} bytes",
             )
         check_batch(batch)
         return False
@@ -239,12 +240,14 @@ class StagingHandler(ProduceHandler):
 def _make_ack(batch: Batch, *, duplicate: bool = False) -> PublishAck:
     """Return the acknowledgement for a batch: offsets count within the part."""
     first = batch.base - 1
-    firsts: dict[int, int | None] = {row: first + row for row in range(batch.count)} if duplicate else {}
-    return PublishAck(first, batch.dot(0), batch.count, AckLevel.DURABLE, firsts)
+    first_offsets: dict[int, int | None] = (
+        {row: first + row for row in range(batch.count)} if duplicate else {}
+    )
+    return PublishAck(first, batch.dot(0), batch.count, AckLevel.DURABLE, first_offsets)
 
 
 def _check_independent(batch: Batch) -> None:
-    """Check that a batch does not depend on other deltas: staged ones cannot wait. Raises InvalidDelta."""
+    """Check that a batch does not depend on other deltas: a staged batch cannot wait. Raises InvalidDelta."""
     if batch.homogeneous:
         return
     if batch.is_control or batch.is_state:
@@ -261,7 +264,8 @@ def _check_independent(batch: Batch) -> None:
 def _gap_error(batch: Batch, taken: int) -> Refused:
     return Refused(
         ErrorCode.DEP_TIMEOUT,
-        f"counters {batch.base} to {batch.last}: {taken + 1} is next: send what comes before first",
+        f"counters {batch.base} to {batch.last}: counter {taken + 1} is next: send the "
+        "deltas before these first",
         retry_after_ms=_GAP_RETRY_MS,
     )
 
@@ -286,19 +290,19 @@ def _failed_part_error(refused: Refused) -> Refused:
 def make_produce_handler(
     context: ServerContext, permissions: Permissions, hello: Hello, notify: Callable[[], None], address: str
 ) -> ProduceHandler:
-    """Make the handler for a connection's deltas after this hello: for the pipeline, or staging for a job.
+    """Make the handler of a connection's deltas after this hello: one for the pipeline, or one for a job.
 
     Raises Refused.
     """
-    parts = context.internals, context.settings, permissions, hello.source
-    shared: dict[str, Any] = {
+    arguments = context.internals, context.settings, permissions, hello.source
+    options: dict[str, Any] = {
         "rate_limiter": context.rate_limiter,
         "counters": context.counters,
         "notify": notify,
         "audit": lambda refused: context.audit.record_refusal(address, permissions, "DATA", refused),
     }
     if hello.job is None:
-        return ProduceHandler(*parts, **shared, can_split=hello.splits)
-    staging = StagingHandler(*parts, **shared)
+        return ProduceHandler(*arguments, **options, can_split=hello.splits)
+    staging = StagingHandler(*arguments, **options)
     staging.stage(hello.job, context.jobs)
     return staging

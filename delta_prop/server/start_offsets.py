@@ -1,7 +1,7 @@
 """Resolves the start of a subscription to an offset of this log.
 
-It never skips missing rows: an offset that the log no longer has, or does not have yet, is refused with the
-bounds of the log.
+Missing rows are never skipped: an offset that the log no longer has, or does not have yet, is refused with
+the bounds of the log.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def resolve_start(start: Start, log: Log) -> int:
 
 
 def check_cursor(cursor: Cursor, log: Log) -> int:
-    """Return the offset of a cursor that this log can have issued. Raises Refused (BAD_REQUEST)."""
+    """Return the offset of a cursor, if this log may have issued it. Raises Refused (BAD_REQUEST)."""
     if cursor.log_id != log.log_id:
         raise Refused(
             ErrorCode.BAD_REQUEST,
-            f"the cursor is of log {cursor.log_id.hex()}, this one is {log.log_id.hex()}: connect to the "
+            f"the cursor is of log {cursor.log_id.hex()}; this log is {log.log_id.hex()}: connect to the "
             "service of that log, or start over, at earliest or latest",
             details={"log_id": log.log_id.hex()},
         )
-    end = log.epoch_end(cursor.epoch)  # the epoch's rows from there on were lost
+    end = log.epoch_end(cursor.epoch)  # rows of the epoch from this offset on were lost
     end = log.next_offset if end is None else end
     if cursor.epoch > log.epoch or cursor.next_offset > end:
         raise _ahead_error(f"the cursor is of epoch {cursor.epoch} up to offset {cursor.next_offset}", end)
@@ -81,10 +81,10 @@ def _offset_at(time_us: int, log: Log) -> int:
     )
 
 
-def _ahead_error(what: str, end: int) -> Refused:
+def _ahead_error(position: str, end: int) -> Refused:
     return Refused(
         ErrorCode.BAD_REQUEST,
-        f"{what}: ahead: the log ends at offset {end}; later rows were lost in a disk failure, or never "
+        f"{position}: ahead: the log ends at offset {end}; later rows were lost in a disk failure, or never "
         "existed: start at an offset up to there",
         details={"next_offset": end},
     )

@@ -20,7 +20,7 @@ class StatusView(Protocol):
     """The status of a server that starts, serves or ends."""
 
     def unready_reason(self) -> str | None:
-        """Return None while deltas are taken, else the reason why not, which is not secret."""
+        """Return None while deltas are accepted, else the reason why not; it must not be secret."""
         ...
 
     def status(self) -> dict[str, Any]:
@@ -32,11 +32,11 @@ class StatusView(Protocol):
         ...
 
     def statistics(self) -> Statistics | None:
-        """Return the statistics of the propagator, None while there is none."""
+        """Return the statistics of the propagator; None while there is none."""
         ...
 
     def counters(self) -> Counters | None:
-        """Return the counters of connections, None while none are accepted."""
+        """Return the counters of connections; None while none are accepted."""
         ...
 
     def connections(self) -> list[dict[str, Any]]:
@@ -72,7 +72,7 @@ def to_json_value(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {field.name: to_json_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(to_json_value(key)): to_json_value(one) for key, one in value.items()}
+        return {str(to_json_value(key)): to_json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [to_json_value(one) for one in value]
+        return [to_json_value(item) for item in value]
     return str(value)

@@ -1,4 +1,4 @@
-"""The subscriptions of one connection, combined: each with its filter, narrowed to what it may read.
+"""The combined subscriptions of one connection, with their filters, narrowed to readable namespaces.
 
 Pure. A delta that matches several subscriptions is one row. Filters select complete batches, since all rows
 of a batch have one source and one priority.
@@ -32,8 +32,8 @@ TOPICS_MAX = 4_096
 class SubscriptionSet:
     """Subscriptions by number. `can_read`: returns True for a readable namespace; None: all are.
 
-    `topics`: of all subscriptions. `wants_all`: True if every row of every batch is wanted. `is_narrowing`:
-    True if `narrow` may leave rows out.
+    `topics`: those of all subscriptions. `wants_all`: True if every row of every batch is sent.
+    `is_narrowing`: True if `narrow` may leave rows out.
     """
 
     def __init__(self, can_read: Callable[[str], bool] | None = None) -> None:
@@ -43,7 +43,7 @@ class SubscriptionSet:
         self._can_read = can_read
         self._requests: dict[int, Subscription] = {}
         self._has_filters = False
-        # its targets are the sets of subscriptions whose filters a batch matches
+        # each of its targets is a set of subscriptions, those whose filters a batch matches
         self._routing_table: RoutingTable[frozenset[int]] = RoutingTable()
         self._matching_cache: dict[tuple[Source, Priority], frozenset[int]] = {}
 
@@ -86,13 +86,13 @@ class SubscriptionSet:
         self._combine()
 
     def narrow(self, logged: LoggedBatch, rows: Rows) -> Rows | NoRows:
-        """Return the wanted rows among those that match `topics`."""
+        """Return those of `rows`, which match `topics`, that filters and rights let through."""
         if self._has_filters:
             return self.rows(logged)
         return rows if self._can_read is None else self._readable_rows(logged.batch, rows)
 
     def rows(self, logged: LoggedBatch) -> Rows | NoRows:
-        """Return the wanted rows of a batch; None for all of them."""
+        """Return the rows of a batch that match a subscription and may be read; None for all of them."""
         matching = self._matching_subscriptions(logged)
         if not matching or logged.batch.is_control:
             return NO_ROWS
@@ -105,28 +105,28 @@ class SubscriptionSet:
 
     def _combine(self) -> None:
         requests = self._requests.values()
-        self.topics = tuple(dict.fromkeys(topic for one in requests for topic in one.topics))
-        self._has_filters = any(_is_filtering(one.filter) for one in requests)
+        self.topics = tuple(dict.fromkeys(topic for request in requests for topic in request.topics))
+        self._has_filters = any(_is_filtering(request.filter) for request in requests)
         self.is_narrowing = self._has_filters or self._can_read is not None
         self.wants_all = self._can_read is None and any(
             topic.kind is TopicKind.ALL
-            for one in requests
-            if not _is_filtering(one.filter)
-            for topic in one.topics
+            for request in requests
+            if not _is_filtering(request.filter)
+            for topic in request.topics
         )
         self._routing_table = RoutingTable()
         self._matching_cache.clear()
 
     def _matching_subscriptions(self, logged: LoggedBatch) -> frozenset[int]:
         key = (logged.source, logged.batch.priority)
-        found = self._matching_cache.get(key)
-        if found is None:
-            found = self._matching_cache[key] = frozenset(
-                number for number, one in self._requests.items() if _matches(one.filter, *key)
+        matching = self._matching_cache.get(key)
+        if matching is None:
+            matching = self._matching_cache[key] = frozenset(
+                number for number, request in self._requests.items() if _matches(request.filter, *key)
             )
-            topics = [topic for number in found for topic in self._requests[number].topics]
-            self._routing_table.subscribe(found, topics)
-        return found
+            topics = [topic for number in matching for topic in self._requests[number].topics]
+            self._routing_table.subscribe(matching, topics)
+        return matching
 
     def _readable_rows(self, batch: Batch, rows: Rows) -> Rows | NoRows:
         can_read = self._can_read
@@ -143,11 +143,13 @@ class SubscriptionSet:
         return rows if len(rows) else NO_ROWS
 
 
-def _is_filtering(one: Filter | None) -> bool:
-    return one is not None and bool(one.sources or one.priorities)
+def _is_filtering(filter_: Filter | None) -> bool:
+    return filter_ is not None and bool(filter_.sources or filter_.priorities)
 
 
-def _matches(one: Filter | None, source: Source, priority: Priority) -> bool:
-    if one is None:
+def _matches(filter_: Filter | None, source: Source, priority: Priority) -> bool:
+    if filter_ is None:
         return True
-    return (not one.sources or source in one.sources) and (not one.priorities or priority in one.priorities)
+    return (not filter_.sources or source in filter_.sources) and (
+        not filter_.priorities or priority in filter_.priorities
+    )

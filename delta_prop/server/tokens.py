@@ -1,7 +1,7 @@
 """The token file: parses TOML into permissions, and creates new tokens.
 
-Pure. The file holds only hashes, so that its readers cannot connect. A mistake refuses the complete file, and
-the error names its key.
+Pure. The file holds only hashes, so that whoever reads it cannot connect. A file with a mistake is refused as
+a whole, and the error names the key.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 TOKENS_MAX = 1_000
-"""All are compared at each hello, so that the time taken reveals nothing."""
+"""Maximum tokens in a file; each hello compares all of them, so that the time taken reveals nothing."""
 FILE_BYTES_MAX = 1024 * 1024
 TOKEN_CHARS_MAX = 1_024
 TOKEN_RANDOM_BYTES = 32
 SECRETS_MAX = 10
-"""Hashes per token; two are needed while one replaces the other."""
+"""Maximum hashes per token; two are needed while a new secret replaces the old one."""
 NAMES_MAX = 1_000
 BURST_S = 0.1
-"""Seconds of its rate that a token without a burst may send at once."""
+"""A token without `burst` may send at once what its rate allows in this many seconds."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PREFIX = "dp_"
@@ -85,19 +85,19 @@ def parse_tokens(text: str, defaults: TokenDefaults) -> tuple[Token, ...]:
     document = parse_toml(text, "the token file")
     _check_keys("", document, ("token",))
     tables = document.get("token", [])
-    if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise UsageError("token: begin each token with a line [[token]]")
     if not 1 <= len(tables) <= TOKENS_MAX:
         raise UsageError(f"the token file has {len(tables)} tables [[token]]: give 1 to {TOKENS_MAX}")
-    grants = [_parse_permissions(f"token[{place}].", table, defaults) for place, table in enumerate(tables)]
-    _check_distinct({f"token[{place}].name": grant.name for place, grant in enumerate(grants)})
-    digests = [_parse_digests(f"token[{place}].", table) for place, table in enumerate(tables)]
-    _check_distinct({path: digest for one in digests for path, digest in one.items()})
+    grants = [_parse_permissions(f"token[{index}].", table, defaults) for index, table in enumerate(tables)]
+    _check_distinct({f"token[{index}].name": grant.name for index, grant in enumerate(grants)})
+    digests = [_parse_digests(f"token[{index}].", table) for index, table in enumerate(tables)]
+    _check_distinct({path: digest for by_path in digests for path, digest in by_path.items()})
     # Each secret has a copy of the permissions, so that its removal ends only its own connections.
     return tuple(
-        Token(digest, replace(grant))
-        for grant, one in zip(grants, digests, strict=True)
-        for digest in one.values()
+        Token(digest, replace(permissions))
+        for permissions, by_path in zip(grants, digests, strict=True)
+        for digest in by_path.values()
     )
 
 
@@ -119,7 +119,7 @@ def _parse_permissions(path: str, table: Mapping[str, Any], defaults: TokenDefau
             f"{path}forward: {name!r} would forward complete logs: give publish = true and namespaces = ["
             '"*"], and no operations'
         )
-    rate = _parse_rate(path, table, "rate", defaults.rate, zero=False)
+    rate = _parse_rate(path, table, "rate", defaults.rate, allows_zero=False)
     burst = _parse_burst(path, table, rate, defaults)
     return Permissions(
         name=name,
@@ -128,7 +128,7 @@ def _parse_permissions(path: str, table: Mapping[str, Any], defaults: TokenDefau
         kinds_mask=_parse_kinds_mask(path, table),
         rate=rate,
         burst=burst,
-        vector_rate=_parse_rate(path, table, "vector_rate", inf, zero=True)
+        vector_rate=_parse_rate(path, table, "vector_rate", inf, allows_zero=True)
         if "vector_rate" in table
         else None,
         expires_at=_parse_expires_at(path, table),
@@ -138,20 +138,20 @@ def _parse_permissions(path: str, table: Mapping[str, Any], defaults: TokenDefau
 def _parse_digests(path: str, table: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the hashes of a token, by their paths."""
     given = table.get("sha256")
-    many = given if isinstance(given, list) else [given]
-    if not 1 <= len(many) <= SECRETS_MAX:
-        raise UsageError(f"{path}sha256: {len(many)} hashes: give 1 to {SECRETS_MAX}")
-    found = {}
-    for place, one in enumerate(many):
-        at = f"{path}sha256[{place}]" if many is given else f"{path}sha256"
-        if not isinstance(one, str) or not re.fullmatch(r"[0-9a-fA-F]{64}", one):
-            problem = "nothing" if one is None else "something else"  # not shown: it may be the token itself
+    hashes = given if isinstance(given, list) else [given]
+    if not 1 <= len(hashes) <= SECRETS_MAX:
+        raise UsageError(f"{path}sha256: {len(hashes)} hashes: give 1 to {SECRETS_MAX}")
+    digests = {}
+    for index, text in enumerate(hashes):
+        key_path = f"{path}sha256[{index}]" if hashes is given else f"{path}sha256"
+        if not isinstance(text, str) or not re.fullmatch(r"[0-9a-fA-F]{64}", text):
+            problem = "nothing" if text is None else "something else"  # not shown: it may be the token itself
             raise UsageError(
-                f"{at}: {problem} instead of 64 hexadecimal digits: give the SHA-256 of the token, as "
+                f"{key_path}: {problem} instead of 64 hexadecimal digits: give the SHA-256 of the token, as "
                 "`delta-prop token new` prints it"
             )
-        found[at] = bytes.fromhex(one)
-    return found
+        digests[key_path] = bytes.fromhex(text)
+    return digests
 
 
 def _parse_namespaces(path: str, table: Mapping[str, Any], *, needed: bool) -> tuple[str, ...] | None:
@@ -164,12 +164,12 @@ def _parse_namespaces(path: str, table: Mapping[str, Any], *, needed: bool) -> t
         return ()
     if not isinstance(given, list) or len(given) > NAMES_MAX:
         _raise_invalid(path, "namespaces", given, f"give a list of up to {NAMES_MAX} names")
-    for place, name in enumerate(given):
-        at = f"namespaces[{place}]"
+    for index, name in enumerate(given):
+        key = f"namespaces[{index}]"
         if not isinstance(name, str) or not name or len(name.encode()) > NAMESPACE_BYTES_MAX + 1:
-            _raise_invalid(path, at, name, f"give a name of 1 to {NAMESPACE_BYTES_MAX} bytes")
+            _raise_invalid(path, key, name, f"give a name of 1 to {NAMESPACE_BYTES_MAX} bytes")
         if "*" in name[:-1]:
-            _raise_invalid(path, at, name, "put a * only at the end, for any continuation")
+            _raise_invalid(path, key, name, "put a * only at the end, for any continuation")
     return None if "*" in given else tuple(given)
 
 
@@ -180,10 +180,10 @@ def _parse_kinds_mask(path: str, table: Mapping[str, Any]) -> int:
     if not isinstance(given, list):
         _raise_invalid(path, "operations", given, f"give a list of {kind_names()}")
     mask = 0
-    for place, name in enumerate(given):
+    for index, name in enumerate(given):
         kind = kind_number(name) if isinstance(name, str) else -1
         if kind < 0:
-            _raise_invalid(path, f"operations[{place}]", name, f"give one of {kind_names()}")
+            _raise_invalid(path, f"operations[{index}]", name, f"give one of {kind_names()}")
         mask |= 1 << kind
     return mask
 
@@ -197,13 +197,13 @@ def _parse_burst(path: str, table: Mapping[str, Any], rate: float, defaults: Tok
     return int(given)
 
 
-def _parse_rate(path: str, table: Mapping[str, Any], key: str, default: float, *, zero: bool) -> float:
+def _parse_rate(path: str, table: Mapping[str, Any], key: str, default: float, *, allows_zero: bool) -> float:
     given = table.get(key, default)
-    least = "from 0 (no limit)" if zero else "above 0, or inf for no limit"
+    bound = "from 0 (no limit)" if allows_zero else "above 0, or inf for no limit"
     if isinstance(given, bool) or not isinstance(given, int | float) or isnan(given):
-        _raise_invalid(path, key, given, f"give deltas per second, {least}")
-    if given < 0 or (given == 0 and not zero):
-        _raise_invalid(path, key, given, f"give deltas per second, {least}")
+        _raise_invalid(path, key, given, f"give deltas per second, {bound}")
+    if given < 0 or (given == 0 and not allows_zero):
+        _raise_invalid(path, key, given, f"give deltas per second, {bound}")
     return float(given)
 
 
@@ -228,10 +228,10 @@ def _check_keys(path: str, table: Mapping[str, Any], known: tuple[str, ...]) -> 
 
 def _check_distinct(values: Mapping[str, object]) -> None:
     """Check that no two paths have the same value. Raises UsageError."""
-    first: dict[object, str] = {}
+    first_paths: dict[object, str] = {}
     for path, value in values.items():
-        if first.setdefault(value, path) != path:
-            raise UsageError(f"{path}: the same as {first[value]}: give another one")
+        if first_paths.setdefault(value, path) != path:
+            raise UsageError(f"{path}: the same as {first_paths[value]}: give another one")
 
 
 def _raise_invalid(path: str, key: str, given: object, fix: str) -> NoReturn:

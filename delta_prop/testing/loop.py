@@ -1,6 +1,6 @@
 """Virtual time: an event loop whose clock jumps to the next timer as soon as nothing is runnable.
 
-It serves no files, sockets, signals or threads: a wait for one would never end, and raises Stuck.
+It has no files, sockets, signals or threads: a wait for one would never end, so it raises Stuck.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TURNS_AT_ONE_INSTANT_MAX = 1_000_000
-"""Turns of the loop at one instant; more count as tasks that wake each other for ever."""
+"""Maximum turns of the loop at one instant; beyond it, tasks count as waking each other for ever."""
 
 HORIZON_S = 86_400.0
-"""Time at which a run that still goes on counts as waiting for ever."""
+"""Virtual time at which a run that has not ended counts as stuck."""
 
 _TASKS_REPORTED_MAX = 20
 _THREAD_TIMEOUT_S = 5.0
 _SHIELDS_LIFTED_MAX = 10_000
 _CANCELLED_TIMERS_MAX = 100
-"""Maximum cancelled timers that are not removed."""
+"""Maximum cancelled timers that stay in the heap of timers."""
 _ANY_TIMEOUT_S = 1.0
 """Any positive timeout: it passes at once."""
 
@@ -53,13 +53,13 @@ def run_virtual(
     on_turn: Callable[[float, int], object] | None = None,
     backend: Literal["asyncio", "trio"] = "asyncio",
 ) -> T:
-    """Run `anyio.run(main, *args)` in virtual time, the same at each run. Raises Stuck.
+    """Run `anyio.run(main, *args)` in virtual time, repeatably. Raises Stuck.
 
     `seed`: run tasks that are runnable at the same time in an order drawn from it, instead of the order of
     their creation. On trio the order is trio's own, which varies. `horizon_s`: a run that lasts longer counts
-    as stuck, as it waits for an event that never happens while some timer always does. `on_turn`: called at
-    every turn of the loop with the time and the number of runnable callbacks; an exception from it ends the
-    run. On asyncio only.
+    as stuck: it waits for an event that never happens, while timers keep the loop running. `on_turn`: called
+    at every turn of the loop with the time and the number of runnable callbacks; an exception from it ends
+    the run. On asyncio only.
     """
     if backend == "trio":
         if on_turn is not None:
@@ -70,7 +70,7 @@ def run_virtual(
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """An asyncio loop for `loop_factory`: the same at each run, independent of addresses and hash seeds."""
+    """An asyncio loop for `loop_factory`. Its runs are repeatable, whatever the addresses and hash seeds."""
 
     _ready: deque[asyncio.Handle]
     _scheduled: list[asyncio.TimerHandle]
@@ -116,17 +116,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if timeout is None or timeout > 0:
             when = self._scheduled[0].when() if self._scheduled else math.inf
             if when == math.inf and self._is_stuck and self._disturbed.wait(_THREAD_TIMEOUT_S):
-                self._disturbed.clear()  # a cancelled task waited for its thread, which has ended
+                self._disturbed.clear()  # a cancelled task has waited for its thread, which has ended
                 return []
             if when == math.inf:
                 raise self._stuck_error(f"nothing is runnable and no timer is set at {self._now} s")
             if when > self._horizon_s:
-                self._horizon_s = math.inf  # the tasks left can still be cancelled
+                self._horizon_s = math.inf  # so that the remaining tasks can be cancelled
                 raise self._stuck_error(f"still running at {self._now} s, near the horizon")
             self._now = when
             self._turns = 0
         elif self._turns > TURNS_AT_ONE_INSTANT_MAX:
-            self._turns = 0  # the tasks left can still be cancelled
+            self._turns = 0  # so that the remaining tasks can be cancelled
             raise self._stuck_error(f"{TURNS_AT_ONE_INSTANT_MAX} turns and still {self._now} s")
         elif len(self._ready) > 1:
             self._order_tasks()
@@ -182,7 +182,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _order_tasks(self) -> None:
         """Sort runnable tasks by creation, or shuffle them; other callbacks keep their positions.
 
-        Otherwise some would run in order of memory addresses: anyio cancels the tasks of a set.
+        Otherwise some would run in the order of memory addresses: anyio cancels tasks in the order of a set.
         """
         positions = [position for position, handle in enumerate(self._ready) if _task_of(handle) is not None]
         handles = [self._ready[position] for position in positions]
@@ -192,10 +192,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         for position, handle in zip(positions, handles, strict=True):
             self._ready[position] = handle
 
-    def _stuck_error(self, why: str) -> Stuck:
-        """Return the error; from then on the tasks left are cancelled, and may wait for threads."""
+    def _stuck_error(self, reason: str) -> Stuck:
+        """Return the error; the remaining tasks are cancelled after it, and may wait for threads."""
         self._is_stuck = True
-        return Stuck(f"{why}: {self._describe_tasks()}")
+        return Stuck(f"{reason}: {self._describe_tasks()}")
 
     def _describe_tasks(self) -> str:
         tasks = sorted(asyncio.all_tasks(self), key=lambda task: self._task_numbers.get(task, 0))
@@ -217,7 +217,7 @@ def _task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:
 
 
 def _waiting_line(task: asyncio.Task[Any]) -> str:
-    """Return the innermost line of a waiting task that is not of the async libraries themselves."""
+    """Return the innermost line of a waiting task that is outside the async libraries."""
     coroutine: Any = task.get_coro()
     location = "the library"
     while coroutine is not None:
@@ -234,18 +234,18 @@ def _run_on_trio(main: Callable[..., Awaitable[T]], *args: Any, horizon_s: float
 
     reports: list[str] = []
 
-    async def end_at_horizon(own: trio.lowlevel.Task, scope: anyio.CancelScope) -> None:
+    async def end_at_horizon(main_task: trio.lowlevel.Task, scope: anyio.CancelScope) -> None:
         await trio.sleep(horizon_s)
-        reports.append(_describe_trio_tasks(own))
+        reports.append(_describe_trio_tasks(main_task))
         scope.cancel()
         for _ in range(_SHIELDS_LIFTED_MAX):  # shields may be nested, or open during a cancellation
             await trio.testing.wait_all_tasks_blocked()
-            _lift_shields(own)
+            _lift_shields(main_task)
 
     async def within_horizon() -> T:
         with anyio.CancelScope() as scope:
-            own = trio.lowlevel.current_task()
-            trio.lowlevel.spawn_system_task(end_at_horizon, own, scope)
+            main_task = trio.lowlevel.current_task()
+            trio.lowlevel.spawn_system_task(end_at_horizon, main_task, scope)
             return await main(*args)
         raise Stuck(
             f"nothing is runnable and no timer is set before the horizon, {horizon_s} s: {''.join(reports)}"
@@ -256,18 +256,18 @@ def _run_on_trio(main: Callable[..., Awaitable[T]], *args: Any, horizon_s: float
     )
 
 
-def _with_children(own: trio.lowlevel.Task) -> Iterator[trio.lowlevel.Task]:
-    """Yield a task and all tasks that it has started, the older first."""
-    tasks = [own]
+def _with_children(main_task: trio.lowlevel.Task) -> Iterator[trio.lowlevel.Task]:
+    """Yield a task and all tasks that it has started, oldest first."""
+    tasks = [main_task]
     while tasks:
         task = tasks.pop(0)
         yield task
         tasks += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
 
 
-def _lift_shields(own: trio.lowlevel.Task) -> None:
+def _lift_shields(main_task: trio.lowlevel.Task) -> None:
     """Remove the shields of waiting tasks, which at the horizon would wait for ever."""
-    for task in _with_children(own):
+    for task in _with_children(main_task):
         status: Any = task._cancel_status
         while status is not None:
             if status._scope.shield:
@@ -275,12 +275,12 @@ def _lift_shields(own: trio.lowlevel.Task) -> None:
             status = status._parent
 
 
-def _describe_trio_tasks(own: trio.lowlevel.Task) -> str:
+def _describe_trio_tasks(main_task: trio.lowlevel.Task) -> str:
     lines = []
-    for task in _with_children(own):
+    for task in _with_children(main_task):
         location = "the library"
         for frame, line in task.iter_await_frames():
             if not {"anyio", "trio"} & set(frame.f_code.co_filename.split("/")):
                 location = f"{frame.f_code.co_filename}:{line} ({frame.f_code.co_qualname})"
-        lines.append(f"{'main' if task is own else task.name} waits at {location}")
+        lines.append(f"{'main' if task is main_task else task.name} waits at {location}")
     return "; ".join([*lines[:_TASKS_REPORTED_MAX], *(["…"] if len(lines) > _TASKS_REPORTED_MAX else [])])

@@ -1,7 +1,7 @@
 """A fake network in virtual time: hosts, streams between them, and faults, all from one seed.
 
-TLS streams are not encrypted here, but both sides must agree on it. `struck` counts the faults that happened:
-a test whose fault never happened proves nothing.
+TLS streams are not encrypted here, but both sides must agree to use TLS. `struck` counts the faults that
+happened: a test whose fault never happened proves nothing.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class VirtualNetwork:
     @property
     def struck(self) -> Counter[str]:
         """Number of faults of each kind."""
-        return self._shared.struck
+        return self._shared.fault_counts
 
     @property
     def conditions(self) -> NetworkConditions:
-        """Conditions of all paths without conditions of their own."""
+        """Conditions of all paths that `set_path` has not changed."""
         return self._shared.conditions
 
     @conditions.setter
@@ -56,7 +56,7 @@ class VirtualNetwork:
 
     @property
     def connections(self) -> list[VirtualConnection]:
-        """The open connections, the older first."""
+        """The open connections, oldest first."""
         return list(self._shared.connections)
 
     def at(self, host: str) -> VirtualNetwork:
@@ -66,7 +66,7 @@ class VirtualNetwork:
         return other
 
     def set_path(self, source: str, target: str, conditions: NetworkConditions) -> None:
-        """Set conditions of its own for the path from one host to another."""
+        """Set conditions for the path from one host to another, which replace the general ones."""
         self._shared.own_conditions[source, target] = conditions
         self._shared.update_paths()
 
@@ -82,7 +82,7 @@ class VirtualNetwork:
         self._shared.update_paths()
 
     def reset(self, host: str | None = None) -> None:
-        """Break every connection, or those of one host."""
+        """Reset every connection, or those of one host."""
         for connection in self.connections:
             if host is None or host in connection.hosts:
                 connection.reset()
@@ -93,14 +93,14 @@ class VirtualNetwork:
         self.struck["kill"] += 1
 
     def crash(self, host: str) -> None:
-        """Crash a host: it answers nothing, other ends are not notified, and connects to it wait."""
+        """Crash a host: it answers nothing; other ends are not notified, and connecting to it waits."""
         self._shared.crashed_hosts.add(host)
         self._shared.end_host(host, notify=False)
         self._shared.update_paths()
         self.struck["crash"] += 1
 
     def restore(self, host: str) -> None:
-        """Restart the host without its former connections: a send on one is answered by a reset."""
+        """Restart a host without its former connections: it answers a send on one of them by a reset."""
         self._shared.crashed_hosts.discard(host)
         self._shared.update_paths()
 
@@ -136,8 +136,8 @@ class VirtualNetwork:
             text = f"cannot connect to {_format_address(host, port)}: Connection refused"
             raise ConnectionRefusedError(errno.ECONNREFUSED, text)
         if listener.secured != (tls is not None):
-            where = _format_address(host, port)
-            raise tls_required_fault(where) if listener.secured else tls_unsupported_fault(where)
+            address = _format_address(host, port)
+            raise tls_required_fault(address) if listener.secured else tls_unsupported_fault(address)
         connection = self._shared.new_connection(self.host, host, port)
         listener.waiting.append(connection.server)
         listener.wakeup.notify()
@@ -190,13 +190,13 @@ class _SharedNetwork:
         self.crashed_hosts: set[str] = set()
         self.listeners: dict[tuple[str, int], VirtualListener] = {}
         self.connections: dict[VirtualConnection, None] = {}  # in order of creation
-        self.struck: Counter[str] = Counter()
+        self.fault_counts: Counter[str] = Counter()
         self._wakeup = Broadcast()
         self._next_port = _FIRST_PORT
         self._rng = Random(f"network {seed}")
 
     def update_paths(self) -> None:
-        """Open or cut each path as the present cuts require."""
+        """Open each path, or cut it, according to the present cuts."""
         now = anyio.current_time()
         for connection in self.connections:
             for path in connection.paths:
@@ -212,17 +212,17 @@ class _SharedNetwork:
             await self._wakeup.wait()
 
     def new_connection(self, client_host: str, server_host: str, port: int) -> VirtualConnection:
-        """Connect two hosts."""
+        """Create a connection between two hosts."""
         client = _format_address(client_host, self.draw_port())
-        mean = self._conditions(client_host, server_host).reset_bytes_mean
-        life = Random(f"network {self.seed} {client} life")
+        bytes_mean = self._conditions(client_host, server_host).reset_bytes_mean
+        break_rng = Random(f"network {self.seed} {client} life")
         connection = VirtualConnection(
-            there=self._new_path(client_host, server_host, client),
-            back=self._new_path(server_host, client_host, client),
-            names=(client, _format_address(server_host, port)),
-            bytes_max=math.inf if mean is None else life.expovariate(1 / mean),
+            to_server=self._new_path(client_host, server_host, client),
+            to_client=self._new_path(server_host, client_host, client),
+            addresses=(client, _format_address(server_host, port)),
+            bytes_max=math.inf if bytes_mean is None else break_rng.expovariate(1 / bytes_mean),
             on_closed=lambda: self.connections.pop(connection, None),
-            struck=self.struck,
+            fault_counts=self.fault_counts,
         )
         self.connections[connection] = None
         self.update_paths()
@@ -230,8 +230,9 @@ class _SharedNetwork:
 
     def end_host(self, host: str, *, notify: bool) -> None:
         """Close all listeners and streams of a host."""
-        for listener in [one for (at, _), one in self.listeners.items() if at == host]:
-            listener.close()
+        for address, listener in list(self.listeners.items()):
+            if address[0] == host:
+                listener.close()
         for connection in list(self.connections):
             connection.end_host(host, notify=notify)
 
@@ -246,7 +247,7 @@ class _SharedNetwork:
             target,
             conditions=partial(self._conditions, source, target),
             rng=Random(f"network {self.seed} {name} {source} {target}"),
-            struck=self.struck,
+            fault_counts=self.fault_counts,
         )
 
     def _conditions(self, source: str, target: str) -> NetworkConditions:

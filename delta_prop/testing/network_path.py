@@ -1,6 +1,6 @@
 """One direction of a fake connection: bytes in flight, their arrival times, and the faults of the path.
 
-Synchronous calls with `now`; a waiter asks for the time of the next event.
+All calls are synchronous, and get the time as `now`; a waiter asks for the time of the next arrival.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 class NetworkConditions:
     """Conditions of a path between two hosts.
 
-    `latency_s`: latency of a byte; `jitter_s_max`: maximum addition to it, drawn, in order.
-    `bytes_per_s`: bandwidth. `chunk_bytes_max`: the bytes of one receive and of one send are drawn from 1 to
-    this. `buffer_bytes`: maximum bytes in flight or unread. `reset_bytes_mean`: mean of the bytes, drawn,
-    after which a connection breaks.
+    `latency_s`: latency of a byte; `jitter_s_max`: the maximum random addition to it; bytes stay in order.
+    `bytes_per_s`: bandwidth. `chunk_bytes_max`: each send and receive takes a random number of bytes from 1
+    to this. `buffer_bytes`: maximum bytes in flight or unread. `reset_bytes_mean`: the mean number of bytes
+    after which a connection breaks; each connection draws its own number.
     """
 
     latency_s: float = 0.0005
@@ -39,7 +39,7 @@ class NetworkConditions:
     def __post_init__(self) -> None:
         for name in ("latency_s", "bytes_per_s", "chunk_bytes_max", "buffer_bytes", "reset_bytes_mean"):
             value = getattr(self, name)
-            if value is not None and not value > 0:  # time must pass between two ends
+            if value is not None and not value > 0:  # time must pass between the two ends
                 raise UsageError(f"{name} {value}: give a number above 0")
         if self.jitter_s_max < 0:
             raise UsageError(f"jitter_s_max {self.jitter_s_max}: give 0 or more")
@@ -55,7 +55,7 @@ class PieceKind(Enum):
 
 @dataclass(slots=True)
 class Piece:
-    """A piece in flight. `arrives_at` is infinite while the path is cut."""
+    """A piece in flight, or arrived and unread. `arrives_at`: infinite while the path is cut."""
 
     kind: PieceKind
     data: memoryview
@@ -72,13 +72,13 @@ class NetworkPath:
         *,
         conditions: Callable[[], NetworkConditions],
         rng: Random,
-        struck: Counter[str],
+        fault_counts: Counter[str],
     ) -> None:
         self.source = source
         self.target = target
         self._conditions = conditions
         self._rng = rng
-        self._struck = struck
+        self._fault_counts = fault_counts
         self._pieces: deque[Piece] = deque()
         self._bytes = 0  # in flight or unread
         self._sent_at = -math.inf  # end of transmission of the last byte
@@ -92,7 +92,7 @@ class NetworkPath:
         return any(piece.kind is PieceKind.RESET for piece in self._pieces)
 
     def capacity(self, now: float) -> int:
-        """Return the number of bytes that may be put now."""
+        """Return the number of bytes that can be sent now."""
         if self.is_discarding:
             while (head := self._head(now)) is not None and head.kind is PieceKind.DATA:
                 self._discard_first()
@@ -116,15 +116,15 @@ class NetworkPath:
         self._depart(now, Piece(PieceKind.RESET, memoryview(b"")))
 
     def take(self, now: float, buffer: memoryview) -> int | None:
-        """Copy arrived bytes into the buffer; return their number, 0 at the end, None if none arrived."""
+        """Copy arrived bytes into the buffer; return their number; 0: the end; None: none have arrived."""
         head = self._head(now)
         if head is None or head.kind is PieceKind.RESET:
             return None
         if head.kind is PieceKind.END:
             return 0
-        wanted, taken = self._draw_count(len(buffer)), 0
-        while taken < wanted and (head := self._head(now)) is not None and head.kind is PieceKind.DATA:
-            count = min(len(head.data), wanted - taken)
+        count_max, taken = self._draw_count(len(buffer)), 0
+        while taken < count_max and (head := self._head(now)) is not None and head.kind is PieceKind.DATA:
+            count = min(len(head.data), count_max - taken)
             buffer[taken : taken + count] = head.data[:count]
             head.data = head.data[count:]
             self._bytes -= count
@@ -148,16 +148,16 @@ class NetworkPath:
 
     def next_at(self, now: float) -> float:
         """Return the next arrival time; infinite if nothing will arrive by itself."""
-        return min((one.arrives_at for one in self._pieces if one.arrives_at > now), default=math.inf)
+        return min((piece.arrives_at for piece in self._pieces if piece.arrives_at > now), default=math.inf)
 
     def hold(self, now: float) -> None:
-        """Cut the path: pieces that have not arrived wait, and so do all that are put."""
+        """Cut the path: pieces that have not arrived wait, and so do all that are sent from now on."""
         if self._is_open:
             self._is_open = False
             for piece in self._pieces:
                 if piece.arrives_at > now:
                     piece.arrives_at = math.inf
-                    self._struck["held up"] += 1
+                    self._fault_counts["held up"] += 1
 
     def release(self, now: float) -> None:
         """Heal the path: pieces that waited are sent now, in their order."""
@@ -180,7 +180,7 @@ class NetworkPath:
         self.discarded_bytes += count
 
     def _lose_data(self) -> None:
-        self._struck["bytes lost by a reset"] += self._bytes
+        self._fault_counts["bytes lost by a reset"] += self._bytes
         self._pieces = deque(piece for piece in self._pieces if piece.kind is PieceKind.RESET)
         self._bytes = 0
 
@@ -193,10 +193,10 @@ class NetworkPath:
     def _depart(self, now: float, piece: Piece) -> None:
         conditions = self._conditions()
         if self._is_open:
-            before = self._pieces[-1].arrives_at if self._pieces else -math.inf
+            previous_arrival = self._pieces[-1].arrives_at if self._pieces else -math.inf
             self._sent_at = max(now, self._sent_at) + len(piece.data) / conditions.bytes_per_s
             jitter_s = self._rng.uniform(0, conditions.jitter_s_max)
-            piece.arrives_at = max(before, self._sent_at + conditions.latency_s + jitter_s)
+            piece.arrives_at = max(previous_arrival, self._sent_at + conditions.latency_s + jitter_s)
         else:
-            self._struck["held up"] += 1
+            self._fault_counts["held up"] += 1
         self._pieces.append(piece)

@@ -1,4 +1,4 @@
-"""Runs a test with an open propagator in virtual time, which is closed at the end."""
+"""Runs a test in virtual time, with a propagator that is open while the test runs."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def run_propagator(
     async def run() -> T:
         async with RecordedPropagator(settings, world=virtual_world(seed)) as propagator:
             result = await main(propagator)
-        return result  # noqa: RET504 - an `async with` may swallow what is raised in it
+        return result  # noqa: RET504 - an `async with` may suppress an exception
 
     return run_virtual(run, seed=seed, horizon_s=horizon_s)

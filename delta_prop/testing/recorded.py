@@ -1,6 +1,6 @@
-"""A propagator for tests: it records all deliveries, and a test can wait until all are done.
+"""A propagator for tests: it records all deliveries, and a test can wait until all deltas are applied.
 
-It changes no rule of the service: its behaviour is that of production.
+It changes nothing in the service, which behaves as in production.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class RecordingSink:
     @property
     def deltas(self) -> list[Delta]:
         """Delivered deltas, in order."""
-        return [one.delta for one in self.received]
+        return [record.delta for record in self.received]
 
     @property
     def vector_ids(self) -> list[str]:
         """Vector ids of the delivered deltas, in order."""
-        return [one.delta.vector_id for one in self.received]
+        return [record.delta.vector_id for record in self.received]
 
     async def open(self, context: SinkContext) -> None:
         """Do nothing: the service stores the cursor."""
@@ -94,10 +94,10 @@ class RecordingSink:
         """Return the number of recorded deltas."""
         return len(self.received)
 
-    def _record(self, one: Delivered) -> None:
-        if one.offset < self._next_offset:
+    def _record(self, delivered: Delivered) -> None:
+        if delivered.offset < self._next_offset:
             return
         if len(self.received) >= self.deltas_max:
             raise StopSink(f"{self.deltas_max} deltas are recorded: raise deltas_max, or record fewer topics")
-        self.received.append(one)
-        self._next_offset = one.offset + 1
+        self.received.append(delivered)
+        self._next_offset = delivered.offset + 1

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 LINGER_S_MAX = 1.0
 LINGER_BYTES_MAX = 4 * 1024 * 1024
-"""Maximum time, and bytes, for which a closed stream waits for the other end to close, as real ones do."""
+"""Maximum seconds, and received bytes, for which a closed stream waits until the other end closes.
+"""
 
 _CHUNK_BYTES = 64 * 1024
 
@@ -54,20 +55,20 @@ class VirtualConnection:
     def __init__(
         self,
         *,
-        there: NetworkPath,
-        back: NetworkPath,
-        names: tuple[str, str],
+        to_server: NetworkPath,
+        to_client: NetworkPath,
+        addresses: tuple[str, str],
         bytes_max: float,
-        struck: Counter[str],
+        fault_counts: Counter[str],
         on_closed: Callable[[], object],
     ) -> None:
-        self.hosts = (there.source, there.target)
-        self.paths = (there, back)
-        client, server = names
-        self.client = VirtualStream(self, incoming=back, outgoing=there, peer=server)
-        self.server = VirtualStream(self, incoming=there, outgoing=back, peer=client)
+        self.hosts = (to_server.source, to_server.target)
+        self.paths = (to_server, to_client)
+        client, server = addresses
+        self.client = VirtualStream(self, incoming=to_client, outgoing=to_server, peer=server)
+        self.server = VirtualStream(self, incoming=to_server, outgoing=to_client, peer=client)
         self._bytes_left = bytes_max
-        self._struck = struck
+        self._fault_counts = fault_counts
         self._on_closed = on_closed
 
     def reset(self) -> None:
@@ -75,7 +76,7 @@ class VirtualConnection:
         now = anyio.current_time()
         for path in self.paths:
             path.put_reset(now)
-        self._struck["reset"] += 1
+        self._fault_counts["reset"] += 1
         self.notify()
 
     def notify(self) -> None:
@@ -85,8 +86,8 @@ class VirtualConnection:
 
     def end_host(self, host: str, *, notify: bool) -> None:
         """Abort a host's ends, without waiting; the other ends are reset only if `notify`."""
-        for stream, at in zip((self.client, self.server), self.hosts, strict=True):
-            if at == host and not stream.is_closed:
+        for stream, stream_host in zip((self.client, self.server), self.hosts, strict=True):
+            if stream_host == host and not stream.is_closed:
                 stream.abort(notify=notify)
 
     def other(self, stream: VirtualStream) -> VirtualStream:
@@ -94,7 +95,7 @@ class VirtualConnection:
         return self.server if stream is self.client else self.client
 
     def note_sent(self, count: int) -> None:
-        """Note sent bytes; break the connection at its bound."""
+        """Count sent bytes; break the connection at its bound."""
         self._bytes_left -= count
         if self._bytes_left < 0:
             self._bytes_left = math.inf
@@ -115,7 +116,7 @@ class VirtualStream:
     ) -> None:
         self.connection = connection
         self.wakeup = Broadcast()
-        """Notified of changes at this end; each end has its own, so that few waiters wake in vain."""
+        """Notified of changes at this end only, so that few waiters wake in vain."""
         self.wants_capacity = False
         self.is_closed = False  # once True, data that arrives is answered by a reset
         self._incoming = incoming
@@ -134,7 +135,7 @@ class VirtualStream:
         return self._peer.rpartition(":")[0]
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """Wait for bytes and copy them into the buffer; return their number, 0 if the peer sends no more."""
+        """Wait for bytes and copy them into the buffer; return their number; 0: the peer sends no more."""
         assert len(buffer), "an empty buffer would look like the end"
         await anyio.lowlevel.checkpoint()
         while True:
@@ -149,10 +150,10 @@ class VirtualStream:
     async def receive_each(
         self, get_buffer: Callable[[], memoryview], on_received: Callable[[int], bool]
     ) -> bool:
-        """Receive into the buffers of `get_buffer`, and call `on_received` with each count until it returns
+        """Receive into the buffers of `get_buffer`; call `on_received` with each count until it returns
         False.
 
-        Return True if that ended it, False if the peer sends no more.
+        Return True if it did so, False if the peer sends no more.
         """
         while count := await self.receive_into(get_buffer()):
             if not on_received(count):
@@ -161,28 +162,28 @@ class VirtualStream:
 
     def send_now(self, parts: Sequence[Buffer]) -> int:
         """Send bytes up to the capacity; return their number."""
-        now, sent = self._check_open(), 0
+        now, sent_bytes = self._check_open(), 0
         for chunk in chunks(parts, _CHUNK_BYTES):
             view = memoryview(chunk)
             taken = self._outgoing.put(now, view)
-            sent += taken
+            sent_bytes += taken
             if taken < view.nbytes:
                 break
-        if sent:
+        if sent_bytes:
             self._other.wakeup.notify()
-            self.connection.note_sent(sent)
-        return sent
+            self.connection.note_sent(sent_bytes)
+        return sent_bytes
 
     async def send(self, parts: Sequence[Buffer]) -> None:
         """Send these buffers in order; return when all are in flight."""
         await anyio.lowlevel.checkpoint()
         self._check_open()
         for chunk in chunks(parts, _CHUNK_BYTES):
-            left = memoryview(chunk)
-            while left.nbytes:
-                sent = self.send_now([left])
-                left = left[sent:]
-                if not sent:
+            rest = memoryview(chunk)
+            while rest.nbytes:
+                sent_bytes = self.send_now([rest])
+                rest = rest[sent_bytes:]
+                if not sent_bytes:
                     await self._wait_for_capacity()
 
     async def send_file(self, part: FileRange) -> None:
@@ -259,7 +260,7 @@ class VirtualStream:
     async def _wait(self, now: float) -> None:
         until = self._incoming.next_at(now)
         if self._outgoing.is_discarding or self.connection.other(self).is_closed:
-            until = min(until, self._outgoing.next_at(now))  # capacity is freed there, or a reset sent
+            until = min(until, self._outgoing.next_at(now))  # then capacity is freed, or a reset is sent
         await self.wakeup.wait(until)
 
 

@@ -1,6 +1,6 @@
 """A fake world for virtual time: the loop's clock, randomness from a seed, threads run inline.
 
-Nothing here waits in real time, so an hour takes milliseconds and is the same at each run.
+Nothing here waits in real time, so an hour takes milliseconds, and a run is repeatable.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def virtual_world(
     """Return all ports of one run; the same seed gives the same run. Call it inside `run_virtual`.
 
     `thread_delay_s_max`: calls on a thread take a virtual time drawn from 0 to this. `disk`: the disk of all
-    directories; `network`: a `VirtualNetwork`, as the host of this world sees it. By default there is
-    neither.
+    directories; `network`: a `VirtualNetwork`, as the host of this world sees it. Without these
+    arguments, the world has no disk and no network.
     """
     delays = random.Random(f"threads {seed}")
 
@@ -91,7 +91,7 @@ class SeededRandomness:
         return self._generator.random()
 
     def fork(self, name: str) -> SeededRandomness:
-        """Return a source for one concern, repeatable too."""
+        """Return a source of its own for one purpose, repeatable, too."""
         return SeededRandomness(f"{self._seed} {name}")
 
 

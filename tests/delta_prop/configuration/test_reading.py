@@ -141,7 +141,7 @@ def test_certificate_enables_tls() -> None:
         (
             "[[sinks]]\nkind = 'storage'\npath = 'x'\n"
             "[[sinks]]\nkind = 'index'\nvectors = 'storage'\ntopics = 'v:a'",
-            "sinks[1].topics: it shares the vectors of 'storage'",
+            "sinks[1].topics: the index shares the vectors of 'storage'",
         ),
         ("settings.queue_bytes_max = 2000000", "settings.queue_bytes_max 2000000 is below server."),
         ("server.producer_bytes_credit = 999999999", "server.producer_bytes_credit 999999999 is above"),
@@ -220,7 +220,7 @@ def test_environment_sinks_are_ordered_by_number() -> None:
         ("SERVER__PROT", "1", "server.prot (DELTA_PROP_SERVER__PROT): unknown key"),
         ("SERVER__PORT__X", "1", "DELTA_PROP_SERVER__PORT__X: server.port is a single value"),
         ("LOG__COMPACT", "yes", 'log.compact (DELTA_PROP_LOG__COMPACT): "yes": give true or false'),
-        ("SINKS__1__PATH", "x", "DELTA_PROP_SINKS__1__PATH: '1' is not a number of the list"),
+        ("SINKS__1__PATH", "x", "DELTA_PROP_SINKS__1__PATH: '1' is not an index of the list"),
         ("SINKS__X__PATH", "x", "sinks (DELTA_PROP_SINKS__X__PATH): {"),
         ("SINKS__0", "x", "DELTA_PROP_SINKS__0: sinks[0] has keys of its own"),
         ("SINKS__0__KIND", "x", 'sinks[0].kind (DELTA_PROP_SINKS__0__KIND): "x": give one of'),

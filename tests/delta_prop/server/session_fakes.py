@@ -207,7 +207,7 @@ class FakeSubscriber:
             self.notified, self.wake_at = False, None
             sending = self.session.take(self.service.now, self.bytes_max, rows_max=self.rows_max)
             if sending is not None:
-                assert sending.deltas <= (self.rows_max or sending.deltas)
+                assert sending.delta_count <= (self.rows_max or sending.delta_count)
                 taken += 1
                 self._receive(sending)
                 self.notified = self.notified or not times or not self.session.try_idle()
@@ -246,7 +246,7 @@ class FakeSubscriber:
                 assert isinstance(frame, BatchFrame | DeltaFrame)
                 deltas += self._receive_frame(frame)
         assert decoder.buffered_bytes == 0
-        assert deltas == sending.deltas
+        assert deltas == sending.delta_count
         assert sending.next_offset <= self.session.processed <= visible
         assert self.got[-1][0] < sending.next_offset
 

@@ -159,7 +159,7 @@ def test_sent_rows_free_queue_capacity() -> None:
         service.now += 0.1
         subscriber.write()
         assert not subscriber.session.is_catching_up
-    assert (subscriber.session._queue.bytes, subscriber.session._queue.deltas) == (0, 0)
+    assert (subscriber.session._queue.bytes, subscriber.session._queue.delta_count) == (0, 0)
 
 
 def test_large_slice_is_split_into_frames_under_credit(

@@ -262,7 +262,7 @@ def test_with_tokens_all_but_health_needs_admin(path: str, caplog: pytest.LogCap
     assert len(facts) == 9
     assert facts[0]["peer"].startswith("10.0.0.1:")
     audited = [(one["token"], one["frame"], one["code"], one["what"]) for one in facts]
-    assert audited[0] == ("r", f"GET {path}", "UNAUTHORIZED", "the token does not have the right admin")
+    assert audited[0] == ("r", f"GET {path}", "UNAUTHORIZED", "the token lacks the right admin")
     assert audited[1] == ("-", f"GET {path}", "UNAUTHORIZED", "the token is unknown")
     assert audited[-1] == ("-", f"HEAD {path}", "UNAUTHORIZED", "no token was given")
 

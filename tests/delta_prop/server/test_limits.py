@@ -184,10 +184,10 @@ def test_connection_limiter_matches_a_list(moves: list[tuple[bool, str]]) -> Non
 def test_refused_connections_are_counted_and_name_the_bound() -> None:
     connections = ConnectionLimiter(2, 1)
     connections.enter("10.0.0.1")
-    with pytest.raises(Refused, match=r"1 connections from 10\.0\.0\.1 are open, the maximum is 1"):
+    with pytest.raises(Refused, match=r"1 connections from 10\.0\.0\.1 are open; the maximum is 1"):
         connections.enter("::ffff:10.0.0.1")
     connections.enter("10.0.0.2")
-    with pytest.raises(Refused, match="2 connections are open, the maximum is 2"):
+    with pytest.raises(Refused, match="2 connections are open; the maximum is 2"):
         connections.enter("10.0.0.3")
     assert (connections.open, connections.refused) == (2, 2)
 

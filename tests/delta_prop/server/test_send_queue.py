@@ -32,6 +32,6 @@ def test_single_batch_fast_path_equals_the_general_path(counts: list[int], credi
         assert len(fast.waiting) == len(counts)
     else:
         assert sent == general.take(windows[1], 1_000_000, as_deltas=False)
-    left = [(queue.deltas, queue.bytes, len(queue.waiting)) for queue in (fast, general)]
+    left = [(queue.delta_count, queue.bytes, len(queue.waiting)) for queue in (fast, general)]
     assert left[0] == left[1]
     assert windows[0].remaining == windows[1].remaining

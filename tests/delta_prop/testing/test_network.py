@@ -58,7 +58,7 @@ async def test_bytes_arrive_after_the_latency() -> None:
 @in_virtual_time
 async def test_low_bandwidth_delays_large_sends() -> None:
     network = VirtualNetwork()
-    network.set_way(A, B, NetworkConditions(latency_s=1.0, bytes_per_s=1000, buffer_bytes=500))
+    network.set_path(A, B, NetworkConditions(latency_s=1.0, bytes_per_s=1000, buffer_bytes=500))
     async with connect_pair(network) as (client, server), anyio.create_task_group() as tasks:
         begin = anyio.current_time()
         assert client.send_now([bytes(2000)]) == 500
