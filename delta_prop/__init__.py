@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.jsonlines import delta_from_line, delta_to_json
     from delta_prop_wire.spec import ErrorCode
 
-_HOMES = {
+_NAMES_OF_MODULE = {
     "delta_prop.backpressure.pacer": ("Pressure",),
     "delta_prop.config": ("Settings",),
     "delta_prop.embedded": ("Propagator",),
@@ -82,7 +82,7 @@ _HOMES = {
     "delta_prop_wire.jsonlines": ("delta_from_line", "delta_to_json"),
     "delta_prop_wire.spec": ("ErrorCode",),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 
 __all__ = [  # noqa: RUF022 - sorted in reading order, not by name
     "Propagator",
@@ -133,10 +133,10 @@ def __getattr__(name: str) -> object:
 
         value = globals()[name] = version("delta-prop")
         return value
-    home = _HOME_OF.get(name)
-    if home is None:
+    module = _MODULE_OF.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(home), name)
+    value = globals()[name] = getattr(import_module(module), name)
     return value
 
 

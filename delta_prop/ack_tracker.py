@@ -1,8 +1,9 @@
 """Holds appended batches until they are visible to sinks and safe to acknowledge.
 
 A batch gets its offset before it is written. Sinks receive it once the log's high watermark has passed it;
-its producer is acknowledged once the mark of the requested ack level has. An in-memory log has all marks at
-its end, so nothing ever waits here for one. Pure.
+its producer is acknowledged once the log stores it at the requested ack level. The *marks* of a log are its
+high watermark and, per ack level, the offset up to which rows are stored. An in-memory log has all marks at
+its end, so nothing waits here. Pure.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections import deque
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -54,7 +56,7 @@ class AckTracker:
     def __init__(
         self, log: Log, route: Callable[[LoggedBatch], None], on_wait: Callable[[], None] = lambda: None
     ) -> None:
-        """Create a tracker; `on_wait` is called when something starts to wait, to get the marks moved."""
+        """Create a tracker; `on_wait` is called when something starts to wait, to have the marks moved."""
         self._log = log
         self._route = route
         self._on_wait = on_wait
@@ -88,12 +90,12 @@ class AckTracker:
         receipt: Receipt | None = None,
         split: Callable[[], list[BatchAck]] | None = None,
     ) -> bool:
-        """Call `on_outcome(None)` once all below `next_offset` is stored at `level`, or the refusal.
+        """Call `on_outcome(None)` once all rows below `next_offset` are stored at `level`; if the log loses
+        them, call it with the refusal. Return False if `on_outcome` was called at once, True if it waits.
 
-        `receipt`: receipt of the delta that this is about. If the log fails first, that delta is in doubt,
-        and `on_outcome` waits until a recovery decides; without a receipt it is called with the failure at
-        once. `split`: returns the batches one by one, if their outcomes may differ. Returns False if
-        `on_outcome` was called at once, True if it waits.
+        `receipt`: receipt of the delta to acknowledge. If the log fails first, that delta is in doubt, and
+        `on_outcome` waits until a recovery decides; without a receipt it is called with the failure at once.
+        `split`: returns the batches one by one, if their outcomes may differ.
         """
         if next_offset <= self._log.offset_at_level(level):
             on_outcome(None)
@@ -102,21 +104,21 @@ class AckTracker:
             self._log.request_sync()
             self._on_wait()
         waiting = self._pending_acks[level]
-        one = _PendingAck(next_offset, on_outcome, receipt, split)
+        pending_ack = _PendingAck(next_offset, on_outcome, receipt, split)
         if waiting and next_offset < waiting[-1].next_offset:  # a duplicate that waits for its first copy
-            waiting.insert(bisect_right(waiting, next_offset, key=_next_offset), one)
+            waiting.insert(bisect_right(waiting, next_offset, key=_next_offset), pending_ack)
         else:
-            waiting.append(one)
+            waiting.append(pending_ack)
         return True
 
     def advance(self) -> None:
         """Route and acknowledge everything that the marks have passed, sinks first."""
         if self._suspended:
             return
-        unseen, log = self._not_visible, self._log
+        not_visible, log = self._not_visible, self._log
         visible = log.high_watermark
-        while unseen and unseen[0].next_offset <= visible:
-            self._route(unseen.popleft())
+        while not_visible and not_visible[0].next_offset <= visible:
+            self._route(not_visible.popleft())
         for level, waiting in zip(_LEVELS, self._pending_acks, strict=True):
             if waiting:
                 mark = log.offset_at_level(level)
@@ -132,14 +134,14 @@ class AckTracker:
         self._not_visible.clear()
         without_receipt: list[_PendingAck] = []
         for waiting in self._pending_acks:
-            for one in [*waiting]:
-                if one.receipt is None:
-                    waiting.remove(one)
-                    without_receipt.append(one)
+            for pending_ack in [*waiting]:
+                if pending_ack.receipt is None:
+                    waiting.remove(pending_ack)
+                    without_receipt.append(pending_ack)
                 else:
-                    one.receipt.mark_in_doubt()
-        for one in without_receipt:
-            _notify(one.on_outcome, refusal)
+                    pending_ack.receipt.mark_in_doubt()
+        for pending_ack in without_receipt:
+            _notify(pending_ack.on_outcome, refusal)
 
     def resume(self, end: int, refusal: Refused) -> None:
         """Resolve all waiters after the log was recovered up to offset `end`.
@@ -157,15 +159,16 @@ class AckTracker:
     def _resolve(self, end: int, refusal: Refused) -> None:
         """Notify every waiter: success below `end`, the refusal for the rest."""
         waiting_by_level, self._pending_acks = self._pending_acks, tuple(deque() for _ in AckLevel)
-        for one in [one for waiting in waiting_by_level for one in waiting]:
-            is_uniform = one.next_offset <= end or one.split is None
-            parts = [(one.next_offset, one.on_outcome)] if is_uniform or one.split is None else one.split()
+        for pending_ack in chain.from_iterable(waiting_by_level):
+            parts = [(pending_ack.next_offset, pending_ack.on_outcome)]
+            if pending_ack.split is not None and pending_ack.next_offset > end:
+                parts = pending_ack.split()
             for next_offset, on_outcome in parts:
                 _notify(on_outcome, None if next_offset <= end else refusal)
 
 
 def _notify(on_outcome: OutcomeCallback, refusal: Refused | None) -> None:
-    """Call `on_outcome`, and log what it raises: no caller would see it, and other callbacks wait."""
+    """Call `on_outcome`, and log what it raises: no caller would see it, and other callbacks must run."""
     try:
         on_outcome(refusal)
     except Exception:

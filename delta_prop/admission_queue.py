@@ -1,7 +1,8 @@
-"""Queue of callers that wait for capacity: one per priority, in arrival order, woken when a sink progresses.
+"""Queues of publishers that wait for capacity: one per priority, each in arrival order.
 
-Only waits; the pipeline decides if there is capacity. Callers do not wait here for room among the pending
-deltas: the very delta that would empty them must not queue after those that fill them.
+The first caller of each queue retries when a sink progresses, when a commit ends, and at the latest after its
+refusal's time to retry; the pipeline decides if there is capacity. A caller that is refused with PENDING_FULL
+does not wait here: its delta may be the very one that the pending deltas wait for.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.errors import Refused
 
 CAPACITY_CODES = frozenset({ErrorCode.QUEUE_FULL, ErrorCode.LOG_FULL})
-"""Refusals that end once a sink progresses."""
+"""Codes of refusals for which a caller waits until a sink or a commit frees capacity."""
 
 YIELDS_MAX = 8
 """Maximum times in a row that a caller yields to more urgent ones, so that it never starves."""
@@ -35,7 +36,7 @@ def can_wait_out(refusal: Refused | None) -> bool:
 
 
 class AdmissionQueue:
-    """Serves callers in arrival order within a priority. A cancelled caller leaves, and nothing was sent."""
+    """Serves callers in arrival order within a priority. The delta of a cancelled caller is not sent."""
 
     def __init__(self) -> None:
         self._waiter_count = 0
@@ -44,7 +45,7 @@ class AdmissionQueue:
 
     def has_waiters(self, priority: Priority) -> bool:
         """True if a caller at least as urgent is queued, so that a new one has to queue after it."""
-        return self._waiter_count > 0 and any(turn.locked() for turn in self._locks[: priority + 1])
+        return self._waiter_count > 0 and any(lock.locked() for lock in self._locks[: priority + 1])
 
     async def send_when_admitted(self, send: Callable[[], Receipt], priority: Priority) -> Receipt:
         """Wait for this caller's turn, then call `send` until it is not refused for lack of capacity."""
@@ -56,13 +57,13 @@ class AdmissionQueue:
             self._waiter_count -= 1
 
     async def _send_until_admitted(self, send: Callable[[], Receipt], priority: Priority) -> Receipt:
-        yielded = 0
+        yield_count = 0
         while True:
             wait_s = 0.01
-            if yielded < YIELDS_MAX and priority and self.has_waiters(Priority(priority - 1)):
-                yielded += 1
+            if yield_count < YIELDS_MAX and priority and self.has_waiters(Priority(priority - 1)):
+                yield_count += 1
             else:
-                yielded = 0
+                yield_count = 0
                 receipt = send()
                 refusal = receipt.refusal()
                 if refusal is None or not can_wait_out(refusal):

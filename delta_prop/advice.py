@@ -1,6 +1,6 @@
-"""Flow-control advice to a sender of deltas, as its sender follows it: a rate, and pauses.
+"""Flow-control advice that a sender of deltas follows: a rate, and pauses.
 
-Pure. A producer follows the service's advice with it, and the service that of a subscriber. Advice shapes
+Pure. A producer uses it to follow the service's advice, the service to follow a subscriber's. Advice shapes
 traffic and never loses anything: the hard bound is the credit window.
 """
 
@@ -20,7 +20,7 @@ RATE_MIN = 1.0
 """Lower bound of the advised deltas per second, so that no sender stalls for ever."""
 PAUSE_S_MAX = 60.0
 """Maximum length of a pause that no later advice ends, so that a lost message stalls no sender for ever."""
-_NOW_S = 1e-6
+_WAIT_S_MIN = 1e-6
 """Shortest wait that a clock can measure."""
 
 
@@ -43,7 +43,7 @@ class Advice:
         """Follow this advice in place of all earlier advice: a pause ends here, whatever the new level."""
         self._refill(now)
         self.level = advice.level
-        # At `ok` nothing binds. Only at `stop` is retry_after_ms a pause; below, it estimates an empty queue.
+        # At `ok` no limit holds. retry_after_ms is a pause only at `stop`; else it estimates an empty queue.
         rate = None if advice.level is PressureLevel.OK else advice.rate
         self.rate = None if rate is None or not math.isfinite(rate) else max(rate, RATE_MIN)
         pause_s = 0.0
@@ -62,18 +62,18 @@ class Advice:
         return None if self.rate is None else max(int(self.rate * BURST_S), 1)
 
     def wait_s(self, now: float) -> float:
-        """Return the seconds to wait before the next deltas; 0: send now."""
+        """Return the seconds to wait before sending the next deltas; 0: send now."""
         wait_s = max(self._paused_until - now, 0.0)
         if self.rate is not None:
             self._refill(now)
             wait_s = max(wait_s, -self._tokens / self.rate)
-        return wait_s if wait_s > _NOW_S else 0.0
+        return wait_s if wait_s > _WAIT_S_MIN else 0.0
 
-    def spend(self, deltas: int, now: float) -> None:
+    def spend(self, delta_count: int, now: float) -> None:
         """Charge the bucket for the deltas sent."""
         if self.rate is not None:
             self._refill(now)
-            self._tokens -= deltas
+            self._tokens -= delta_count
 
     def _refill(self, now: float) -> None:
         if self.rate is None:

@@ -45,7 +45,7 @@ _NAMESPACE_AND_KIND = attrgetter("namespace", "kind")
 
 @dataclass(slots=True)
 class AppendCounters:
-    """Plain integers, read on demand."""
+    """Counts of rows, updated by each append and read by `Propagator.statistics`."""
 
     accepted: int = 0
     duplicates: int = 0
@@ -83,7 +83,7 @@ class Appender:
     def append_sequenced(
         self, work: SequencedBatch, now: float
     ) -> tuple[Sequence[LoggedBatch], PublishAck | Refused]:
-        """Append a batch, or the no-op that takes its place; in pieces if it mixes known and new ids.
+        """Append a batch, or a no-op instead of it; a batch with both known and new ids becomes pieces.
 
         Raises Refused if its dots stay open.
         """
@@ -98,7 +98,7 @@ class Appender:
                 # the batch may have been fenced while it waited
                 self._origins.require(batch, work.sender.owner)
                 duplicates = self._duplicate_id_finder.find(batch.ids)
-                if duplicates:  # checked before the vectors' heads, which have moved since the first copies
+                if duplicates:  # before `vectors.check`: the heads have moved since the first copies
                     return self._append_with_duplicates(work, duplicates, now)
                 self.vectors.check(batch, self._load_head)
             except Refused as refusal:
@@ -117,69 +117,69 @@ class Appender:
                 raise
             return self._append_sequenced_noop(work, refusal, now)
         self._count_concurrent(batch)
-        self._commit(logged, now)
+        self._note_appended(logged, now)
         level = self.log.ack_level if work.sender.is_forwarder else self.granted_level(batch.ack_level)
         return (logged,), PublishAck(logged.offset, batch.dot(0), batch.count, level)
 
     def append_run(
         self, batches: Sequence[Batch], state: OriginState, source: Source, now: float
     ) -> list[LoggedBatch]:
-        """Do the same as `append_sequenced` for consecutive homogeneous batches of a live origin, faster.
+        """Append consecutive batches of one origin that has said hello: `append_sequenced`, but faster.
 
         Stops before the first batch whose rows must be checked one by one, or that exceeds the capacity; that
         batch and the rest are unchanged.
         """
         if not self.log.can_append(batches):
             return []
-        valid, first = 0, self.lamport + 1
+        valid_count, first_lamport = 0, self.lamport + 1
         for uniform in _group_uniform(batches):
-            noted = self._note_uniform(uniform, source) if uniform[0].homogeneous else 0
-            if noted < len(uniform):
-                noted += self._note_each(uniform[noted:], source)
-            valid += noted
-            if noted < len(uniform):
+            noted_count = self._note_uniform(uniform, source) if uniform[0].homogeneous else 0
+            if noted_count < len(uniform):
+                noted_count += self._note_each(uniform[noted_count:], source)
+            valid_count += noted_count
+            if noted_count < len(uniform):
                 break
-        if not valid:
+        if not valid_count:
             return []
-        taken = batches if valid == len(batches) else batches[:valid]
-        self.lamport += sum([batch.count for batch in taken])
-        placed = self.log.append_run(taken, lamport=first, source=source)
-        self._origins.note_appended_run(state, taken, placed[0].offset, now)
+        accepted = batches if valid_count == len(batches) else batches[:valid_count]
+        self.lamport += sum([batch.count for batch in accepted])
+        logged_batches = self.log.append_run(accepted, lamport=first_lamport, source=source)
+        self._origins.note_appended_run(state, accepted, logged_batches[0].offset, now)
         self._clocks.note_appended(batches[0].origin, ())
-        self.counters.accepted += self.lamport + 1 - first
-        return placed
+        self.counters.accepted += self.lamport + 1 - first_lamport
+        return logged_batches
 
     def _note_uniform(self, batches: Sequence[Batch], source: Source) -> int:
-        """Move heads and count concurrent updates of homogeneous batches together: of all, or of none."""
+        """Move heads and count concurrent updates, of all these batches or none; return how many."""
         seen = self._seen_counters_of(batches[0].origin)
-        done = all(map(homogeneous_is_valid, batches)) and self.vectors.append_uniform(batches, source, seen)
-        return len(batches) if done else 0
+        is_noted = all(map(homogeneous_is_valid, batches)) and self.vectors.append_uniform(
+            batches, source, seen
+        )
+        return len(batches) if is_noted else 0
 
     def _seen_counters_of(self, origin: int) -> Callable[[int], int]:
-        """Return a lookup of the counters of other origins that batches of this one, naming no clock, have
-        seen.
-        """
+        """Return a function that returns the counter of another origin that this origin has seen."""
         return lambda other: self._clocks.seen_counter(origin, (), other)
 
     def _note_each(self, batches: Sequence[Batch], source: Source) -> int:
         """Note heads and concurrent updates batch by batch; return the number before the first refused."""
-        valid, done = [*takewhile(common_is_valid, batches)], 0
-        while done < len(valid):
-            if not valid[done].homogeneous:
-                done += self.vectors.append_heterogeneous(
-                    valid[done:], self._seen_counters_of(batches[0].origin)
+        valid, noted_count = [*takewhile(common_is_valid, batches)], 0
+        while noted_count < len(valid):
+            if not valid[noted_count].homogeneous:
+                noted_count += self.vectors.append_heterogeneous(
+                    valid[noted_count:], self._seen_counters_of(batches[0].origin)
                 )
-                if done == len(valid):
+                if noted_count == len(valid):
                     break
-            batch = valid[done]
+            batch = valid[noted_count]
             try:
                 self.vectors.check(batch, self._load_head)
             except Refused:
                 break
             self._count_concurrent(batch)
             self.vectors.note_appended(batch, source)
-            done += 1
-        return done
+            noted_count += 1
+        return noted_count
 
     def granted_level(self, level: AckLevel) -> AckLevel:
         """Return the ack level that an acknowledgement may state: the requested one, bounded by the log's."""
@@ -193,19 +193,19 @@ class Appender:
         Raises Refused; then the draft has no dots, and nothing has changed.
         """
         duplicates: dict[int, int | None] = {}
-        if found := self._duplicate_id_finder.find(draft.ids):
-            same = draft.encode(None, origin=origin, base=1, clock=(), hybrid_time=0)
-            duplicates = self._duplicate_id_finder.check(same, found, draft.source)
+        if known_rows := self._duplicate_id_finder.find(draft.ids):
+            encoded = draft.encode(None, origin=origin, base=1, clock=(), hybrid_time=0)
+            duplicates = self._duplicate_id_finder.check(encoded, known_rows, draft.source)
         rows = None if not duplicates else [row for row in range(draft.count) if row not in duplicates]
         if rows == []:
             self.counters.duplicates += draft.count
-            copies = _duplicate_offsets(duplicates, None)
+            first_offsets = _duplicate_offsets(duplicates, None)
             return None, PublishAck(
                 None,
                 self._duplicate_id_finder.last_copy,
                 draft.count,
                 self.granted_level(draft.ack_level),
-                copies,
+                first_offsets,
             )
         batch = draft.encode(
             rows,
@@ -219,7 +219,7 @@ class Appender:
         except Refused as refusal:
             raise (refusal if rows is None else with_row(refusal, rows)) from None
         logged = self._append(batch, None, draft.source)
-        self._commit(logged, now)
+        self._note_appended(logged, now)
         self.counters.duplicates += len(duplicates)
         duplicate_offsets = _duplicate_offsets(duplicates, rows, logged.offset)
         return logged, PublishAck(
@@ -233,7 +233,8 @@ class Appender:
 
         Return None if its numbers are invalid. Raises Refused; in either case nothing has changed.
         """
-        vectors, clock, before = self.vectors, self._find_clock_changes(draft, origin), self._hybrid_time
+        vectors, clock = self.vectors, self._find_clock_changes(draft, origin)
+        hybrid_time_before = self._hybrid_time
         batch = draft.encode(
             origin=origin,
             base=self._watermarks.get(origin, 0) + 1,
@@ -241,7 +242,7 @@ class Appender:
             hybrid_time=self._next_hybrid_time(),
         )
         if not draft.is_valid(batch):
-            self._hybrid_time = before
+            self._hybrid_time = hybrid_time_before
             return None
         vectors.check(batch, self._load_head)
         logged = self.log.append(batch, lamport=self.lamport + 1, source=Source.LOCAL)
@@ -257,12 +258,12 @@ class Appender:
     def restore(self, logged: LoggedBatch, now: float, *, is_known: bool = False) -> None:
         """Replay into the state a batch that the log already holds.
 
-        `is_known`: the origin's saved state is newer than the rest and already includes the batch.
+        `is_known`: the origin's saved state is newer than the checkpoint's offset and includes the batch.
         """
         batch = logged.batch
         self.lamport = max(self.lamport, logged.lamport + batch.count - 1)
         self.vectors.note_appended(batch, logged.source)
-        # A replica's no-op records a refusal of another service's log: here it only completes those dots.
+        # A replica's no-op records a refusal of another service's log: here it only fills the dots.
         refused = read_noop(batch) if batch.is_control and logged.source is not Source.REPLICA else None
         if batch.ids is not None and refused is not None:
             self.refused_ids.add(batch.ids, refused.code)
@@ -285,11 +286,11 @@ class Appender:
         self.lamport = max(self.lamport, logged.lamport + logged.count - 1)
 
     def note_time(self, wall_us: int) -> None:
-        """Set the wall time (us since 1970) of the last append: hybrid time continues above it."""
+        """Note the wall time (µs since 1970) of the last append; hybrid times continue after it."""
         self._hybrid_time = max(self._hybrid_time, wall_us // 1000 << 16)
 
     def save_manifest(self) -> StateManifest:
-        """Return the small part of the state, without the names of checkpoint files."""
+        """Return the manifest of a checkpoint; the caller adds the file names."""
         statistics = self.ids.kept_since, self.ids.forgotten
         refused = self.refused_ids.save()
         return StateManifest(self.lamport, self._hybrid_time, *statistics, self.vectors.save(), refused)
@@ -307,15 +308,15 @@ class Appender:
 
     def restore_checkpoint(self, state: PipelineState, now: float) -> None:
         """Start from the state of a checkpoint; `restore` then replays the rest of the log."""
-        small = state.manifest
-        self.lamport = max(self.lamport, small.lamport)
-        self._hybrid_time = max(self._hybrid_time, small.hybrid_time)
+        manifest = state.manifest
+        self.lamport = max(self.lamport, manifest.lamport)
+        self._hybrid_time = max(self._hybrid_time, manifest.hybrid_time)
         self._watermarks.update(state.watermarks)
         self._origins.restore_states(state.restore_states(now), state.idle)
         self._clocks.restore_clocks(state.clocks)
-        self.vectors.restore(small.vectors, state.heads)
-        self.refused_ids.restore(small.refused)
-        self.ids.restore(state.runs, kept_since=small.kept_since, forgotten=small.forgotten)
+        self.vectors.restore(manifest.vectors, state.heads)
+        self.refused_ids.restore(manifest.refused)
+        self.ids.restore(state.runs, kept_since=manifest.kept_since, forgotten=manifest.forgotten)
         for ids, offsets in state.ids:
             self.ids.add_at(ids, offsets)
 
@@ -331,7 +332,7 @@ class Appender:
     def append_noop(self, gap: Batch, now: float) -> LoggedBatch:
         """Append a control row that stands for dots that were lost. Raises Refused."""
         logged = self._append(gap, None, Source.LOCAL)
-        self._commit(logged, now)
+        self._note_appended(logged, now)
         self._require_state(gap).note_noop(gap, ErrorCode.DOT_REUSED)
         self.counters.noops += 1
         return logged
@@ -351,7 +352,7 @@ class Appender:
         return found
 
     def continue_from(self, previous: Appender) -> None:
-        """Continue the counters of the appender used before the log failed, and number above it."""
+        """Continue the counters, Lamport numbers and hybrid times of the appender before the log failed."""
         self.counters = previous.counters
         self.vectors.concurrent_updates = previous.vectors.concurrent_updates
         self.refused_ids.merge_older(previous.refused_ids)
@@ -363,16 +364,16 @@ class Appender:
     def _append(
         self, batch: Batch, lamport: int | None, source: Source, known_ids: KnownIds = KnownIds.NONE
     ) -> LoggedBatch:
-        number = self.lamport + 1 if lamport is None else lamport
-        return self.log.append(batch, lamport=number, source=source, known_ids=known_ids)
+        first_lamport = self.lamport + 1 if lamport is None else lamport
+        return self.log.append(batch, lamport=first_lamport, source=source, known_ids=known_ids)
 
-    def _commit(
-        self, logged: LoggedBatch, now: float, firsts: Mapping[int, int | None] | None = None
+    def _note_appended(
+        self, logged: LoggedBatch, now: float, first_offsets: Mapping[int, int | None] | None = None
     ) -> None:
         batch = logged.batch
         self.lamport = max(self.lamport, logged.lamport + batch.count - 1)
         state = self._require_state(batch)
-        self._origins.note_appended(state, batch, logged.offset, now, firsts)
+        self._origins.note_appended(state, batch, logged.offset, now, first_offsets)
         self._clocks.note_appended(batch.origin, () if batch.homogeneous else batch.clock)
         self.vectors.note_appended(batch, logged.source)
         self._note_ids(logged)
@@ -395,13 +396,13 @@ class Appender:
         work: SequencedBatch,
         refusal: Refused | None,
         now: float,
-        firsts: Mapping[int, int | None] | None = None,
+        first_offsets: Mapping[int, int | None] | None = None,
     ) -> tuple[Sequence[LoggedBatch], PublishAck | Refused]:
         batch = work.batch
-        body = batch
+        noop = batch
         if refusal is not None:
             counters = batch.counters
-            body = encode_noop(
+            noop = encode_noop(
                 origin=batch.origin,
                 base=batch.base,
                 count=batch.count,
@@ -413,19 +414,23 @@ class Appender:
                 priority=batch.priority,
                 hybrid_time=batch.hybrid_time,
                 refused_crc=batch.crc,
-                first_offsets=None if firsts is None else [firsts[row] for row in range(batch.count)],
-                ids=batch.ids if firsts is None and refusal.code is not ErrorCode.UNAUTHORIZED else None,
+                first_offsets=None
+                if first_offsets is None
+                else [first_offsets[row] for row in range(batch.count)],
+                ids=batch.ids
+                if first_offsets is None and refusal.code is not ErrorCode.UNAUTHORIZED
+                else None,
             )
-        logged = self._append(body, work.lamport, work.sender.source)
-        self._commit(logged, now, firsts)
+        logged = self._append(noop, work.lamport, work.sender.source)
+        self._note_appended(logged, now, first_offsets)
         state = self._require_state(batch)
         # A duplicate carries the refused bytes, so it is compared with their checksum.
         state.note_checksum(batch.base, batch.last, batch.crc)
-        if refusal is not None and firsts is None:
+        if refusal is not None and first_offsets is None:
             state.note_noop(batch, refusal.code)
         self.counters.noops += batch.count
-        published = PublishAck(logged.offset, batch.dot(0), batch.count, self.granted_level(batch.ack_level))
-        return (logged,), published if refusal is None else refusal
+        ack = PublishAck(logged.offset, batch.dot(0), batch.count, self.granted_level(batch.ack_level))
+        return (logged,), ack if refusal is None else refusal
 
     # --- ids
 
@@ -452,14 +457,18 @@ class Appender:
         return self._append_pieces(work, split_batch(batch, duplicate_rows, self.log.next_offset), now)
 
     def _append_only_duplicates(
-        self, work: SequencedBatch, firsts: dict[int, int | None], now: float
+        self, work: SequencedBatch, first_offsets: dict[int, int | None], now: float
     ) -> tuple[Sequence[LoggedBatch], PublishAck]:
         refusal = InvalidDelta("id", "was accepted before")
-        logged, _ = self._append_sequenced_noop(work, refusal, now, firsts)
+        logged, _ = self._append_sequenced_noop(work, refusal, now, first_offsets)
         self.counters.duplicates += work.count
-        first = firsts.get(0)
+        first_offset = first_offsets.get(0)
         return logged, PublishAck(
-            first, work.batch.dot(0), work.count, self.granted_level(work.batch.ack_level), firsts
+            first_offset,
+            work.batch.dot(0),
+            work.count,
+            self.granted_level(work.batch.ack_level),
+            first_offsets,
         )
 
     def _append_pieces(
@@ -470,41 +479,41 @@ class Appender:
         refusal = self.log.refusal(*[piece.batch for piece in pieces])
         if refusal is not None:
             raise refusal
-        placed = self.log.append_run(
+        logged_batches = self.log.append_run(
             [piece.batch for piece in pieces], lamport=self.lamport + 1, source=work.sender.source
         )
         rows: list[RowAck] = []
-        for logged, (piece, firsts) in zip(placed, pieces, strict=True):
-            if firsts is None:
+        for logged, (piece, first_offsets) in zip(logged_batches, pieces, strict=True):
+            if first_offsets is None:
                 self._count_concurrent(piece)
                 rows += [
                     RowAck(logged.offset + row, piece.dot(row), duplicate=False) for row in range(piece.count)
                 ]
             else:
-                rows += [RowAck(at, None, duplicate=True) for at in firsts.values()]
+                rows += [RowAck(offset, None, duplicate=True) for offset in first_offsets.values()]
                 self.counters.duplicates += piece.count
                 self.counters.noops += piece.count
-            self._commit(logged, now, firsts)
+            self._note_appended(logged, now, first_offsets)
         # A duplicate carries the full frame, so it is compared with the checksum of all pieces.
         self._require_state(batch).note_checksum(batch.base, batch.last, batch.crc)
-        return placed, PublishAck.of_rows(rows, level)
+        return logged_batches, PublishAck.of_rows(rows, level)
 
     # --- clocks
 
     def _find_clock_changes(
         self, draft: Draft | MatrixDraft | CoalescedDraft | JoinedDraft, origin: int
     ) -> list[Dot]:
-        """Return the heads that the draft builds on, and its clock's dots, that its origin has not stated
-        yet.
+        """Return the clock entries to write: those of the draft's clock, and the heads of its vectors, that
+        its origin has not written yet.
         """
         writers = self.vectors.writer_count
         if not draft.clock and (writers == 0 or (writers == 1 and self._watermarks.get(origin, 0))):
             return []
         heads = (head for _, head in self.vectors.other_heads(origin, iter(draft.vectors())))
         changed: dict[int, int] = {}
-        for seen in chain(heads, draft.clock):
-            if seen.counter > changed.get(seen.origin, 0) and not self._clocks.has_seen(origin, (), seen):
-                changed[seen.origin] = seen.counter
+        for dot in chain(heads, draft.clock):
+            if dot.counter > changed.get(dot.origin, 0) and not self._clocks.has_seen(origin, (), dot):
+                changed[dot.origin] = dot.counter
         return [Dot(*entry) for entry in changed.items()]
 
     def _count_concurrent(self, batch: Batch) -> None:
@@ -531,15 +540,15 @@ def _group_uniform(batches: Sequence[Batch]) -> Iterable[Sequence[Batch]]:
     """Group consecutive batches of one namespace and one kind."""
     if len(batches) == 1:
         return (batches,)
-    return [[*some] for _, some in groupby(batches, _NAMESPACE_AND_KIND)]
+    return [[*group] for _, group in groupby(batches, _NAMESPACE_AND_KIND)]
 
 
 def _duplicate_offsets(
     duplicates: dict[int, int | None], rows: list[int] | None, base: int = 0
 ) -> dict[int, int | None]:
-    """Return the first offsets of duplicate rows; within the batch, those of the new first copies."""
-    offset_of_row = {} if rows is None else {row: base + at for at, row in enumerate(rows)}
+    """Return, per duplicate row, its first copy's offset; a copy within the batch has its new offset."""
+    offset_of_row = {} if rows is None else {row: base + index for index, row in enumerate(rows)}
     return {
-        row: at if at is None or at >= 0 else offset_of_row.get(-1 - at, duplicates.get(-1 - at))
-        for row, at in duplicates.items()
+        row: copy if copy is None or copy >= 0 else offset_of_row.get(-1 - copy, duplicates.get(-1 - copy))
+        for row, copy in duplicates.items()
     }

@@ -76,21 +76,26 @@ def has_only_opaque(deltas: Sequence[Delta]) -> bool:
 
 
 def validate(deltas: Sequence[Delta]) -> tuple[Priority, bool]:
-    """Return the priority that `check_deltas` returns, and True if all deltas are opaque. Raises like it."""
+    """Return the priority that `check_deltas` returns, and True if all deltas are opaque.
+
+    Raises as `check_deltas` does.
+    """
     return (deltas[0].priority, True) if has_only_opaque(deltas) else (check_deltas(deltas), False)
 
 
 def _check_tuples(delta: Delta, row: int) -> None:
-    for field, many in (("parents", delta.parents), ("topics", delta.topics)):
-        if not isinstance(many, tuple | list):
-            raise InvalidDelta(field, f"{many!r:.80} is a {type(many).__name__}: give a tuple", row=row)
+    for field, value in (("parents", delta.parents), ("topics", delta.topics)):
+        if not isinstance(value, tuple | list):
+            raise InvalidDelta(
+                field, f"{value!r:.80} is of type {type(value).__name__}: give a tuple", row=row
+            )
 
 
 def is_transform(delta: Delta) -> bool:
     """True if a delta must be resolved before it is queued. Raises UsageError unless it is a Delta."""
     if not isinstance(delta, Delta):
         if isinstance(delta, list | tuple | Iterator):
-            raise UsageError(f"a {type(delta).__name__} is not a Delta: unpack it, as in publish(*deltas)")
+            raise UsageError(f"type {type(delta).__name__} is not a Delta: unpack it, as in publish(*deltas)")
         raise UsageError(f"{delta!r:.80} is not a Delta: create one with Delta(vector_id, operation)")
     if not isinstance(delta.operation, Operation):
         raise InvalidDelta(
@@ -107,7 +112,7 @@ def check_batch(batch: Batch) -> None:
 
 
 def unresolved_transform(row: int | None = None) -> InvalidDelta:
-    """Return the refusal of a transform: in a log its result would depend on where it is applied."""
+    """Return the refusal of a transform: a log must not hold one, as its result depends on who applies it."""
     return InvalidDelta(
         "op", "transform names a function, and no server applies it: send its result", row=row
     )
@@ -147,7 +152,7 @@ def _check_rows(
     if isinstance(ids, str):
         raise UsageError(f"ids {ids!r:.80} is one text: give a list of texts, one per row")
     if not hasattr(ids, "__len__"):
-        raise UsageError(f"ids: a {type(ids).__name__} has no length: give a list of texts, one per row")
+        raise UsageError(f"ids: type {type(ids).__name__} has no length: give a list of texts, one per row")
     check_integer("priority", priority, max(Priority))
     rows = _to_float32(matrix)
     if rows.ndim != 2 or len(rows) != len(ids):
@@ -166,28 +171,28 @@ def _check_rows(
 
 
 def has_only_ascii_ids(ids: Sequence[str]) -> bool:
-    """True if all are vector ids of printable ASCII; checked on the joined text, not one by one."""
+    """True if all ids are valid and printable ASCII; the joined text is checked, not each id."""
     try:
         text = "".join(ids)
     except TypeError:
         return False
-    short = len(text) <= VECTOR_ID_BYTES_MAX or max(map(len, ids)) <= VECTOR_ID_BYTES_MAX
-    return short and text.isascii() and text.isprintable() and all(ids)
+    are_short = len(text) <= VECTOR_ID_BYTES_MAX or max(map(len, ids)) <= VECTOR_ID_BYTES_MAX
+    return are_short and text.isascii() and text.isprintable() and all(ids)
 
 
 def _check_index_matrix(indices: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.uint32]:
     """Return indices as an array of that shape, each below the maximum dimension."""
-    given = np.asarray(indices)
-    if given.shape != shape:
-        raise InvalidDelta("indices", f"shape {given.shape} for values of {shape}: give one index per value")
-    if given.dtype != np.uint32:
-        if given.size and (given.dtype.kind not in "ui" or given.min() < 0 or given.max() >= DIMENSION_MAX):
+    array = np.asarray(indices)
+    if array.shape != shape:
+        raise InvalidDelta("indices", f"shape {array.shape} for values of {shape}: give one index per value")
+    if array.dtype != np.uint32:
+        if array.size and (array.dtype.kind not in "ui" or array.min() < 0 or array.max() >= DIMENSION_MAX):
             raise InvalidDelta(
                 "indices", f"not all from 0 to {DIMENSION_MAX - 1}: give whole numbers in that range"
             )
-        given = given.astype(np.uint32)
-    check_indices(given.reshape(-1), DIMENSION_MAX)
-    return np.ascontiguousarray(given)
+        array = array.astype(np.uint32)
+    check_indices(array.reshape(-1), DIMENSION_MAX)
+    return np.ascontiguousarray(array)
 
 
 def check_timeout(timeout_s: float, name: str = "timeout_s") -> float:
@@ -210,7 +215,7 @@ def check_instance(field: str, value: object, kind: type[T], fix: str) -> T:
     found = type(value)
     module = "" if found.__module__ == "builtins" else f"{found.__module__}."
     raise UsageError(
-        f"{field}: a {module}{found.__qualname__} is not a {kind.__name__}: create one with {fix}"
+        f"{field}: type {module}{found.__qualname__} is not a {kind.__name__}: create one with {fix}"
     )
 
 
@@ -238,8 +243,8 @@ def with_parents(deltas: Sequence[Delta], dependencies: Sequence[Dependency]) ->
     """Return the deltas with these parents added to their own. Raises InvalidDelta if there are too many."""
     if not dependencies:
         return deltas
-    named = [dependency_key(dependency) for dependency in dependencies]
-    changed = [replace(one, parents=tuple(dict.fromkeys((*one.parents, *named)))) for one in deltas]
+    parents = [dependency_key(dependency) for dependency in dependencies]
+    changed = [replace(one, parents=tuple(dict.fromkeys((*one.parents, *parents)))) for one in deltas]
     for delta in changed:
         check_parents(delta.parents)
     return changed
@@ -259,11 +264,11 @@ def _to_float32(matrix: ArrayLike) -> NDArray[np.float32]:
     if type(matrix) is np.ndarray and matrix.dtype == np.float32 and matrix.flags.c_contiguous:
         return matrix
     try:
-        given = np.asarray(matrix)
-        if given.dtype.kind not in "fiub":
-            raise TypeError(f"{given.dtype} is not a type of real numbers")
+        array = np.asarray(matrix)
+        if array.dtype.kind not in "fiub":
+            raise TypeError(f"{array.dtype} is not a type of real numbers")
         # A number too large for float32 becomes inf here and is refused below, with its row.
         with np.errstate(over="ignore", invalid="ignore"):
-            return np.ascontiguousarray(given, np.float32)
+            return np.ascontiguousarray(array, np.float32)
     except (TypeError, ValueError) as error:
         raise InvalidDelta("matrix", f"{error}: give rows of equal length") from None

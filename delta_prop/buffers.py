@@ -17,27 +17,27 @@ def total_bytes(parts: Iterable[Buffer]) -> int:
 
 def skip_bytes(parts: Sequence[Buffer], count: int) -> list[memoryview]:
     """Return views of the bytes after the first `count`."""
-    left = []
+    views = []
     for part in parts:
         view = memoryview(part).cast("B")
         if count < view.nbytes:
-            left.append(view[count:])
+            views.append(view[count:])
         count = max(0, count - view.nbytes)
-    return left
+    return views
 
 
 def chunks(parts: Sequence[Buffer], bytes_max: int) -> Iterator[Buffer]:
     """Yield the same bytes in few buffers of up to `bytes_max` bytes; small ones are joined."""
-    some: list[memoryview] = []
+    views: list[memoryview] = []
     capacity = bytes_max
     for part in parts:
         view = memoryview(part).cast("B")
         while view.nbytes:
-            some.append(view[:capacity])
+            views.append(view[:capacity])
             view = view[capacity:]
-            capacity -= some[-1].nbytes
+            capacity -= views[-1].nbytes
             if capacity == 0:
-                yield some[0] if len(some) == 1 else b"".join(some)
-                some, capacity = [], bytes_max
-    if some:
-        yield some[0] if len(some) == 1 else b"".join(some)
+                yield views[0] if len(views) == 1 else b"".join(views)
+                views, capacity = [], bytes_max
+    if views:
+        yield views[0] if len(views) == 1 else b"".join(views)

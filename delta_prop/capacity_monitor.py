@@ -1,4 +1,4 @@
-"""Detects a full resource, and since when it is full: the disk, the log by its own bounds, or the queue.
+"""Detects that the disk, the log (by its own bounds) or the queue is full, and since when.
 
 It is polled ten times a second, so health, pressure, statistics and the program's log all report the same. A
 refusal that ends within a second is ordinary backpressure, and not reported here.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.errors import Refused
 
 FULL_S = 1.0
-"""Seconds without an accepted delta before a resource is called full."""
+"""Seconds without an accepted delta before a resource is reported as full."""
 KINDS = ("disk", "log", "queue")
 """Resources that can be full."""
 
@@ -43,11 +43,13 @@ class FullResource:
     retry_after_ms: int | None
 
     def __str__(self) -> str:
-        return f"the {self.what} is full since {self.since}, for {self.seconds:.0f} s: deltas are refused"
+        return (
+            f"the {self.what} has been full since {self.since}, for {self.seconds:.0f} s: deltas are refused"
+        )
 
 
 class CapacityMonitor:
-    """Checks if there is capacity for new deltas. It polls, so it costs the path of the deltas nothing."""
+    """Checks if there is capacity for new deltas. It polls, so a publish costs no more."""
 
     def __init__(self, log: Log, clock: Clock) -> None:
         self._log = log
@@ -58,7 +60,7 @@ class CapacityMonitor:
         self._is_reported = False
 
     def refresh(self) -> None:
-        """Measure the disk space that other programs have taken, for the next poll."""
+        """Measure the free disk space, which other programs may have taken, for the next poll."""
         self._log.poll_capacity()
 
     def poll(self, pipeline: Pipeline) -> None:
@@ -66,7 +68,7 @@ class CapacityMonitor:
         refusal, visible = self._shortage(pipeline), self._log.high_watermark
         if refusal is None:
             if self._is_reported:
-                logger.warning("capacity is available after %.0f s: deltas are accepted", self._age_s)
+                logger.warning("capacity is available again, after %.0f s: deltas are accepted", self._age_s)
             self._is_reported = False
         elif self._refusal is None or visible > self._high_watermark:
             self._since_s, self._since_us = self._clock.now(), self._clock.wall_us()
@@ -100,7 +102,7 @@ class CapacityMonitor:
 
     def _shortage(self, pipeline: Pipeline) -> Refused | None:
         refusal = self._log.shortage()
-        # the log was recovered, and is still replayed
+        # the log was recovered, and is still being replayed
         if refusal is None and pipeline.stop_refusal is not None:
             return self._refusal
         return refusal or pipeline.queue.shortage(self._clock.now())

@@ -1,9 +1,9 @@
 """Checkpoints of the pipeline's state beside its log, so that a start replays only a short tail.
 
-The state is copied in slices between other work, not at one moment: each origin with its own watermark, heads
-and ids at or after the checkpoint's offset. A start replays what follows that offset in the log; state copied
-later than the offset stays correct: origins skip what their watermark covers, a head takes its last writer,
-an id its first row. The file is written only after everything that was copied is synced.
+The state is copied in slices between other work: each part as of another moment, none before the checkpoint's
+offset. A start replays the log from that offset on. Rows that a part includes already change nothing: an
+origin skips rows up to its watermark, a head is set to its last writer, an id to its first row. The file is
+written only after every row that the copy includes is synced.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ READ_ROWS, READ_BYTES = 2_000, 1 << 20
 FULL_CHECKPOINT_BYTES = 16 << 20
 """Changes since the last full checkpoint, beyond that checkpoint's size, after which the next one is full."""
 _ROW_COST_IN_HEADS = 3
-"""Cost of reading and noting one log row again, in copies of heads."""
+"""Cost of reading and noting one row of the log again, relative to copying one head."""
 FILES_MAX = 100
 _AMPLIFICATION = 2
-"""Factor: a checkpoint waits until the log has grown by that many times the bytes that the last one wrote."""
+"""A checkpoint waits until the log has grown by this factor times the bytes that the last one wrote."""
 
 
 @dataclass(slots=True)
@@ -98,11 +98,11 @@ class Checkpointer:
         self.lock = anyio.Lock()
         """Lock for exclusive use of the checkpoint files."""
         self._stopped = False
-        self._next_is_full = True  # the next one holds everything
+        self._next_is_full = True  # the next checkpoint holds the complete state
         self._manifest = StateManifest()
         self._files: dict[str, CheckpointFile] = {}
         self._heads, self._ids, self._offsets = HeadChanges(), list[bytes](), list[int]()
-        self._changes_end = log.start_offset  # end offset of the changes in those three
+        self._changes_end = log.start_offset  # end offset of the changes that these three hold
         self._base_frames, self._base_bytes, self._base_segment = 0, 0, -1
         self._written_bytes = 0
         self._note_written(log.start_offset)
@@ -153,7 +153,7 @@ class Checkpointer:
             self._offsets += range(logged.offset, logged.next_offset)
         self._changes_end = logged.next_offset
 
-    # --- while it runs
+    # --- writing checkpoints
 
     def note_progress(self) -> None:
         """Wake the tasks that wait for the log's marks: they moved, or never will again."""
@@ -163,7 +163,7 @@ class Checkpointer:
             self._work_wakeup.notify()
 
     def stop(self) -> None:
-        """Stop writing: the log was recovered, so its checkpoints are no longer those known here."""
+        """Stop writing: the log was recovered, and may have other checkpoints than this object knows."""
         self._stopped = True
         self._id_store.abort_merge()
         self._marks_moved.notify()
@@ -223,7 +223,7 @@ class Checkpointer:
             copied = _CheckpointCopy(position, log.synced, full, manifest, runs, rows, writers, pack, ids)
             await self._threads.run(partial(self._store, copied))
         except (OSError, DeltaPropError) as error:
-            logger.warning("a checkpoint could not be written, the service retries later: %s", error)
+            logger.warning("a checkpoint could not be written; the service retries later: %s", error)
             self._note_written(log.needed_from or 0)
             return
         self._next_is_full = False
@@ -250,17 +250,17 @@ class Checkpointer:
         )
 
     def _has_too_many_changes(self) -> bool:
-        names = self._manifest.changes
-        if len(names) + len(self._manifest.ids) >= FILES_MAX:
+        file_names = self._manifest.changes
+        if len(file_names) + len(self._manifest.ids) >= FILES_MAX:
             return True
-        sizes = [self._files[name].size for name in names]
+        sizes = [self._files[name].size for name in file_names]
         return not sizes or sum(sizes[1:]) > sizes[0] + FULL_CHECKPOINT_BYTES
 
     def _is_full_cheaper(self, end: int) -> bool:
         """True if copying all vectors and ids costs less than reading the new rows of the log again."""
         appender = self._pipeline.appender
-        held = appender.vectors.head_count + appender.ids.statistics().ids_open
-        return held < _ROW_COST_IN_HEADS * (end - self._changes_end)
+        entry_count = appender.vectors.head_count + appender.ids.statistics().ids_open
+        return entry_count < _ROW_COST_IN_HEADS * (end - self._changes_end)
 
     async def _wait_synced(self, end: int) -> bool:
         """Wait until the log is synced up to `end`; False if it never will be."""
@@ -275,12 +275,13 @@ class Checkpointer:
 
     async def _copy_origins(self, *, full: bool) -> SavedOrigins:
         copied, save = SavedOrigins(), self._pipeline.appender.save_origin
-        names, idle = self._pipeline.origins.list_all()
+        origins, idle = self._pipeline.origins.list_all()
         if full:
-            others = (self._pipeline.orderer.watermarks.keys() | idle.keys()).difference(names)
-            names += [origin for origin in others if origin >= 0]  # below 0 are placeholder origins of drafts
-        for first in range(0, len(names), ORIGINS_PER_SLICE):
-            for origin in names[first : first + ORIGINS_PER_SLICE]:
+            others = (self._pipeline.orderer.watermarks.keys() | idle.keys()).difference(origins)
+            # Origins below 0 are placeholders of drafts.
+            origins += [origin for origin in others if origin >= 0]
+        for start in range(0, len(origins), ORIGINS_PER_SLICE):
+            for origin in origins[start : start + ORIGINS_PER_SLICE]:
                 save(origin, idle, copied, full=full)
             await yield_to_loop()
         return copied
@@ -294,23 +295,23 @@ class Checkpointer:
         ids = self._pipeline.appender.ids
         while True:
             await self._id_store.write_sealed(self._threads)
-            closed, opened = ids.unsealed_tables()
-            runs, count = self._written_runs(), len(opened)
-            copied = [(list(closed), list(closed.values()))]
+            sealing, open_table = ids.unsealed_tables()
+            runs, count = self._written_runs(), len(open_table)
+            copied = [(list(sealing), list(sealing.values()))]
             await yield_to_loop()
-            names = list(opened)
+            open_ids = list(open_table)
             await yield_to_loop()
-            offsets = list(islice(opened.values(), len(names)))
+            offsets = list(islice(open_table.values(), len(open_ids)))
             # The table only grows at its end, unless it was sealed meanwhile, which empties it.
-            if count <= len(names) == len(offsets) and not ids.waiting_runs:
-                return runs, [*copied, (names, offsets)]
+            if count <= len(open_ids) == len(offsets) and not ids.waiting_runs:
+                return runs, [*copied, (open_ids, offsets)]
 
     async def _copy_heads(self) -> list[_HeadColumns]:
         """Copy all heads, each as of some moment after the call."""
         vectors, copied = self._pipeline.appender.vectors, []
-        for name in list(vectors.save().namespaces):
-            for some in vectors.copy_heads(name, HEADS_PER_SLICE):
-                copied.append((name, *some))
+        for namespace in list(vectors.save().namespaces):
+            for columns in vectors.copy_heads(namespace, HEADS_PER_SLICE):
+                copied.append((namespace, *columns))
                 await yield_to_loop()
         return copied
 
@@ -326,41 +327,41 @@ class Checkpointer:
     # --- on the thread
 
     def _store(self, copied: _CheckpointCopy) -> None:
-        """Write new files, then the checkpoint that lists them with the old ones. Raises OSError."""
-        store, at = self._log.checkpoints, copied.position.offset
+        """Write the new files, then the checkpoint that lists the new and the older files. Raises OSError."""
+        store, offset = self._log.checkpoints, copied.position.offset
         manifest, ids = copied.manifest, copied.ids
         written: list[CheckpointFile] = []
 
         def write(kind: str, chunks: list[bytes]) -> str:
-            part = store.write_file(file_name(at, kind), chunks)
-            written.append(part)
-            return part.name
+            file = store.write_file(file_name(offset, kind), chunks)
+            written.append(file)
+            return file.name
 
         manifest.runs = [run.checkpoint_file.name for run in copied.runs if run.checkpoint_file is not None]
-        above = copied.runs[-1].facts.last_offset if copied.runs else -1
-        before = StateManifest() if copied.is_full else self._manifest
-        manifest.ids = [one for one in before.ids if one[1] > above]
+        last_offset_in_runs = copied.runs[-1].facts.last_offset if copied.runs else -1
+        previous = StateManifest() if copied.is_full else self._manifest
+        manifest.ids = [entry for entry in previous.ids if entry[1] > last_offset_in_runs]
         try:
             for number, (names, offsets) in enumerate(ids):
                 if names:
                     manifest.ids.append((write(f"ids{number}", pack_ids(names, offsets)), offsets[-1]))
             changes = pack_changes(copied.origins, copied.writers, copied.heads())
-            manifest.changes = [*before.changes, write("changes", [changes])]
-            known = {part.name: part for part in (*self._files.values(), *written)}
-            known.update(
+            manifest.changes = [*previous.changes, write("changes", [changes])]
+            files_by_name = {file.name: file for file in (*self._files.values(), *written)}
+            files_by_name.update(
                 (run.checkpoint_file.name, run.checkpoint_file)
                 for run in copied.runs
                 if run.checkpoint_file is not None
             )
-            parts = [*manifest.changes, *(one[0] for one in manifest.ids), *manifest.runs]
-            self._files = {name: known[name] for name in parts}
+            file_names = [*manifest.changes, *(entry[0] for entry in manifest.ids), *manifest.runs]
+            self._files = {name: files_by_name[name] for name in file_names}
             store.write(copied.position, copied.end, {SECTION: manifest.pack()}, list(self._files.values()))
         except BaseException:
-            for part in written:
-                store.release(part.name)
+            for file in written:
+                store.release(file.name)
             raise
         self._manifest = manifest
-        self._written_bytes = 0 if copied.is_full else sum(part.size for part in written)
+        self._written_bytes = 0 if copied.is_full else sum(file.size for file in written)
 
 
 _IdColumns = list[tuple[list[bytes], list[int]]]

@@ -1,4 +1,4 @@
-"""Command `delta-prop`, one verb per job: parse, call, print.
+"""Command `delta-prop`: parses the arguments of its verbs, runs one, prints its result.
 
 A usage error prints one line with its fix and exits with status 2, never a traceback. Modules that a verb
 needs are imported when it runs, so that help prints at once.
@@ -22,7 +22,7 @@ from delta_prop.spark.command.parsers import add_audit_verb, add_spark_verbs
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-OK, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
+OK, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 PROGRAM = "delta-prop"
 VERBS_GROUP = "delta_prop.verbs"
 STANDARD_OUTPUT = "standard output"
@@ -36,8 +36,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the error and a pointer to help; exit with status 2."""
         if message.endswith("expected one argument"):
-            message += " (one that begins with - as OPTION=VALUE)"
-        self.exit(WRONG_USE, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
+            message += " (an argument that begins with - as OPTION=VALUE)"
+        self.exit(USAGE_ERROR, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
 
 
 class Help(argparse.HelpFormatter):
@@ -57,8 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             status = _run_verb(sys.argv[1:] if arguments is None else list(arguments))
-        except SystemExit as end:  # argparse has printed the message
-            status = int(end.code or OK)
+        except SystemExit as exit_:  # argparse has printed the message
+            status = int(exit_.code or OK)
         _flush()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -149,14 +149,14 @@ def _run_demo(options: argparse.Namespace) -> int:
         sys.stdout.write(text)
         _flush()
 
-    chosen = Options(
+    demo_options = Options(
         path=options.path,
         once=options.once,
         corrupt=options.corrupt,
         json=options.json,
         keep=options.keep,
     )
-    return _run(lambda: run_demo(chosen, write))
+    return _run(lambda: run_demo(demo_options, write))
 
 
 def _print_version(_: argparse.Namespace) -> int:
@@ -216,7 +216,7 @@ def _report_error(error: Exception) -> int:
         _handle_broken_pipe()
     for line in dict.fromkeys(map(_format_failure, failures)):
         print(f"delta-prop: {line}", file=sys.stderr)
-    return WRONG_USE if all(isinstance(one, UsageError) for one in failures) else FAILED
+    return USAGE_ERROR if all(isinstance(one, UsageError) for one in failures) else FAILED
 
 
 def _format_failure(failure: Exception) -> str:

@@ -1,6 +1,6 @@
-"""Several callers' calls coalesced into one draft: their rows are adjacent, each caller gets its own result.
+"""Calls of several callers coalesced into one draft: rows are adjacent, each caller gets its own result.
 
-Values only. A call whose rows must be checked one by one is left to its caller, which sends it alone.
+Values only. A call whose rows must be checked one by one is not coalesced; its caller sends it alone.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def draft_from_arrays(
     priority: Priority,
     ack_level: AckLevel,
 ) -> MatrixDraft | None:
-    """Return the draft of columns given as ready arrays, None if others; their bounds are checked later."""
+    """Return the draft of columns; None unless they are arrays of the right types. Checks no bounds."""
     if not (type(ids) is list and type(matrix) is np.ndarray and _is_matrix(matrix, _F32, len(ids))):
         return None
     if kind not in _KINDS or type(priority) is not Priority:
@@ -151,12 +151,12 @@ def check_call(call: Call) -> None:
         call.is_checked = True
 
 
-def _is_matrix(numbers: NDArray[np.generic], kind: np.dtype[np.generic], rows: int) -> bool:
+def _is_matrix(numbers: NDArray[np.generic], dtype: np.dtype[np.generic], row_count: int) -> bool:
     return (
-        numbers.dtype == kind
+        numbers.dtype == dtype
         and numbers.ndim == 2
-        and len(numbers) == rows
-        and 0 < rows <= BATCH_ROWS_MAX
+        and len(numbers) == row_count
+        and 0 < row_count <= BATCH_ROWS_MAX
         and numbers.flags.c_contiguous
     )
 
@@ -190,29 +190,29 @@ class CoalescedDraft:
         self.is_single = len(calls) == 1
         self.receipt: Receipt = first.receipt if self.is_single else _ReceiptGroup(calls)
         keys: list[str] = []
-        checked = True
+        is_checked = True
         values: list[memoryview] = []
         indices: list[memoryview] = []
         for call in calls:
             if isinstance(call, Draft):
                 delta = call.deltas[0]
-                operation, checked = delta.operation, False
+                operation, is_checked = delta.operation, False
                 keys.append(delta.vector_id)
-                numbers, columns = operation.values, operation.indices
-                assert numbers is not None
+                call_values, call_indices = operation.values, operation.indices
+                assert call_values is not None
             else:
-                checked = checked and call.is_checked
+                is_checked = is_checked and call.is_checked
                 keys += call.keys
-                numbers, columns = call.matrix, call.indices
-            values.append(numbers.data)
-            if columns is not None:
-                indices.append(columns.data)
-        self.keys, self._is_checked = keys, checked
+                call_values, call_indices = call.matrix, call.indices
+            values.append(call_values.data)
+            if call_indices is not None:
+                indices.append(call_indices.data)
+        self.keys, self._is_checked = keys, is_checked
         self._ascii_keys: tuple[bytes, bytes] | None = None
         self._values, self._indices = values, indices or None
         self.count = count = len(keys)
-        bytes_a_row = (8 if indices else 4) * self.width + DELTA_OVERHEAD_BYTES
-        self.size = count * bytes_a_row
+        bytes_per_row = (8 if indices else 4) * self.width + DELTA_OVERHEAD_BYTES
+        self.size = count * bytes_per_row
         """Approximate size in bytes."""
 
     def vectors(self) -> list[tuple[str, str]]:
@@ -339,8 +339,8 @@ class _ReceiptGroup(Receipt):
         super().mark_appended(ack)
         if ack is not None:
             self._acks = split_ack(ack, self._calls)
-            for call, own in zip(self._calls, self._acks, strict=True):
-                call.receipt.mark_appended(own)
+            for call, call_ack in zip(self._calls, self._acks, strict=True):
+                call.receipt.mark_appended(call_ack)
 
     def mark_in_doubt(self) -> None:
         super().mark_in_doubt()
@@ -349,10 +349,10 @@ class _ReceiptGroup(Receipt):
 
     def acknowledge(self, published: PublishAck) -> None:
         super().acknowledge(published)
-        owns = self._acks or split_ack(published, self._calls)
-        for call, own in zip(self._calls, owns, strict=True):
+        acks = self._acks or split_ack(published, self._calls)
+        for call, ack in zip(self._calls, acks, strict=True):
             if not call.receipt.done:
-                call.receipt.acknowledge(own)
+                call.receipt.acknowledge(ack)
 
     def refuse(self, refusal: Refused) -> None:
         """Refuse each call, if it is appended; otherwise report nothing, since each call is retried alone."""
@@ -368,17 +368,17 @@ def split_ack(ack: PublishAck, calls: Iterable[Call]) -> list[PublishAck]:
     assert offset is not None
     assert dot is not None
     origin, counter = dot
-    found: list[PublishAck] = []
+    acks: list[PublishAck] = []
     for call in calls:
         count = call.count
-        found.append(PublishAck(offset, Dot(origin, counter), count, level))
+        acks.append(PublishAck(offset, Dot(origin, counter), count, level))
         offset += count
         counter += count
-    return found
+    return acks
 
 
 def batch_key(call: Call) -> tuple[int | None, str, int, Priority, AckLevel]:
-    """Return the properties that calls of one draft share; the kind is None for more than numbers."""
+    """Return the properties that calls of one draft share; kind None: the call holds more than numbers."""
     if isinstance(call, MatrixDraft):
         return call.kind, call.namespace, call.matrix.shape[1], call.priority, call.ack_level
     delta = call.deltas[0]
@@ -394,21 +394,21 @@ def group_calls(calls: Iterable[Call]) -> Iterator[list[Call]]:
     one priority and ack level.
     """
     group: list[Call] = []
-    columns = False  # True once the group holds columns
+    has_columns = False  # True once the group holds a column call
     group_key: tuple[object, ...] = ()
-    rows = size = 0
+    row_count = size = 0
     for call in calls:
-        key, count = batch_key(call), call.count
-        single = isinstance(call, Draft)
-        call_bytes = call.size if key[0] is None else count * (8 * key[2] + DELTA_OVERHEAD_BYTES)
-        fits = key == group_key or (single and not columns and key[3:] == group_key[3:])
-        if group and not (fits and rows + count <= ROWS_MAX and size + call_bytes <= BYTES_MAX):
+        key, call_rows = batch_key(call), call.count
+        is_single = isinstance(call, Draft)
+        call_bytes = call.size if key[0] is None else call_rows * (8 * key[2] + DELTA_OVERHEAD_BYTES)
+        fits = key == group_key or (is_single and not has_columns and key[3:] == group_key[3:])
+        if group and not (fits and row_count + call_rows <= ROWS_MAX and size + call_bytes <= BYTES_MAX):
             yield group
-            group, columns, rows, size = [], False, 0, 0
-        columns = columns or not single
+            group, has_columns, row_count, size = [], False, 0, 0
+        has_columns = has_columns or not is_single
         group_key = key
         group.append(call)
-        rows += count
+        row_count += call_rows
         size += call_bytes
     if group:
         yield group

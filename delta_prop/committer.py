@@ -3,9 +3,9 @@
 Disk waits run on a thread. A small commit that only copies into the page cache is written by the event loop
 itself: that takes some microseconds, two thread switches ten times as many.
 
-While the disk is busy a group accumulates; while it is idle nobody waits. Between two commits a group lingers
-too, as long as each tick of the event loop appends to it: each commit costs the loop two thread switches and
-a round of notifications, which a stream of batches would otherwise pay for every few of them.
+While the disk is busy a group accumulates; while it is idle no caller waits. Between two commits a group
+lingers too, as long as each tick of the event loop appends to it: each commit costs the loop two thread
+switches and a round of notifications, which a stream of batches would otherwise pay for every few of them.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ LINGER_BYTES, LINGER_S = 1024 * 1024, 0.003
 CACHED_BYTES_MAX = 256 * 1024
 """Maximum size of a commit without a sync that the event loop writes itself."""
 CACHED_S_MAX, OFFLOAD_S, OFFLOAD_S_MAX = 0.02, 0.1, 10.0
-"""If such a write took longer than the first, the kernel throttled it: the thread writes for the seconds of
-the second. One slow write may be mere scheduling, so the time starts small; it doubles, up to the third,
-while writes stay slow.
+"""If a write by the event loop took longer than CACHED_S_MAX, the kernel throttled it: for the next OFFLOAD_S
+seconds the thread writes. One slow write may be mere scheduling, so this time starts small; while writes stay
+slow it doubles, up to OFFLOAD_S_MAX.
 """
 
 
 class Committer:
-    """Commits on a thread that it is lent.
+    """Commits the log, on a thread that `run` gets.
 
-    `on_moved` is called after marks moved, `on_failed` after a commit failed: what was not stored by then is
-    no longer promised.
+    `on_moved` is called after the marks moved, `on_failed` after a commit failed: rows that were not stored
+    by then may be lost.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class Committer:
         self._tick_callbacks = tick_callbacks
         self._sync_requested = False
         self._wakeup = Wakeup()
-        self._is_scheduled = False  # for the end of the tick
+        self._is_scheduled = False  # True if `_commit_now` is due at the end of the tick
         self._idle_event: anyio.Event | None = None  # set while a caller waits for idleness
         self._ended = False
         self._offload_until, self._offload_s = -math.inf, 0.0
 
     def notify(self) -> None:
-        """Schedule a commit: something was appended, or is to be removed."""
+        """Schedule a commit: rows were appended, or segments are to be removed."""
         if not self._is_scheduled:
             self._is_scheduled = self._tick_callbacks.call_at_end(self._commit_now, first=True)
             if not self._is_scheduled:
@@ -85,7 +85,7 @@ class Committer:
         self._wakeup.notify()
 
     async def run(self, threads: Threads) -> None:
-        """Commit until cancelled; a commit under way is finished first, since its thread is."""
+        """Commit until cancelled; a commit under way is finished first, as no thread can be cancelled."""
         try:
             while True:
                 await self._commit_all(threads)
@@ -156,7 +156,7 @@ class Committer:
             self._finish(commit)
 
     def _is_cached_only(self) -> bool:
-        """True if a commit would be a small copy into the page cache, and the kernel takes such at once."""
+        """True if a commit would be a small copy into the page cache, which the kernel does not throttle."""
         size = self._log.cacheable_bytes
         small = size is not None and size <= CACHED_BYTES_MAX
         return small and not self._sync_requested and self._now() >= self._offload_until
@@ -174,7 +174,7 @@ class Committer:
             self._offload_until = ended + self._offload_s
 
     def _finish(self, commit: Commit) -> int:
-        """Move the marks; return the log's end as of before callers were notified."""
+        """Move the marks and notify callers; return the log's end before they were notified."""
         self._log.finish_commit(commit)
         end = self._log.next_offset
         self._on_moved()
@@ -187,7 +187,7 @@ class Committer:
         self._on_failed(refusal, error)
 
     async def _linger(self, end: int) -> None:
-        """Wait while the log grows beyond `end`, its end as of before callers were notified.
+        """Wait while the log grows beyond `end`, its end before callers were notified.
 
         Not called if nothing was appended during the last commit, so a caller that awaits each batch is never
         delayed.

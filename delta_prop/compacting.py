@@ -56,7 +56,7 @@ async def compact(log: DurableLog, world: World, *, notify: Callable[[], None]) 
 
 
 async def _run(log: DurableLog, compaction: Compaction, threads: Threads) -> bool:
-    """Step to the end; return True if the snapshot was made. If cancelled, leave nothing behind."""
+    """Run all steps; return True if the snapshot was made. If cancelled, leave no partial snapshot."""
     made = False
     try:
         # A failed log is recovered in place, which removes a partial snapshot.

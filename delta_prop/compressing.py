@@ -41,7 +41,7 @@ async def compress_sealed(log: DurableLog, world: World, *, notify: Callable[[],
                     notify()
             except OSError as error:
                 wait_s = RETRY_S
-                logger.warning("a segment could not be compressed, the service retries: %s", error)
+                logger.warning("a segment could not be compressed; the service retries: %s", error)
             except LogCorrupted as corruption:
                 logger.error("a corrupted segment stays uncompressed: %s", corruption)
 

@@ -95,19 +95,20 @@ class Settings:
             elif isinstance(value, bool) or not isinstance(value, int | float):
                 raise UsageError(f"{name} = {value!r}: give a number")
             elif not (value > 0 or (name in _ZERO_ALLOWED and value == 0)):
-                least = "at least 0" if name in _ZERO_ALLOWED else "above 0"
-                raise UsageError(f"{name} = {value}: give a number {least}")
+                bound = "at least 0" if name in _ZERO_ALLOWED else "above 0"
+                raise UsageError(f"{name} = {value}: give a number {bound}")
             elif isinstance(value, float) and (name in _COUNTS or name.endswith(_COUNT_ENDINGS)):
                 raise UsageError(f"{name} = {value}: give a whole number")
         if not self.queue_low_mark < self.queue_high_mark <= 1:
             raise UsageError(
                 f"queue_low_mark {self.queue_low_mark}, queue_high_mark {self.queue_high_mark}: not low < "
-                "high <= 1: give rising fractions of the queue"
+                "high <= 1: give two fractions of the queue, the low one below the high one"
             )
         if not self.pacing_low_mark < self.pacing_high_mark < 1:
             raise UsageError(
                 f"pacing_low_mark {self.pacing_low_mark}, pacing_high_mark {self.pacing_high_mark}: not "
-                "low < high < 1: give rising fractions of a sink's share of the log, or of its own backlog"
+                "low < high < 1: give two fractions of a sink's share of the log or of its own backlog, the "
+                "low one below the high one"
             )
         if self.retry_backoff_s > self.retry_backoff_max_s:
             raise UsageError(
@@ -117,9 +118,9 @@ class Settings:
         if not self.rate_min <= self.rate_initial <= self.rate_max:
             raise UsageError(
                 f"rate_min {self.rate_min}, rate_initial {self.rate_initial}, rate_max {self.rate_max}: not "
-                "min <= initial <= max: give three rates that do not fall"
+                "min <= initial <= max: give them in ascending order"
             )
-        self.rate_limits()  # the result checks its own relations
+        self.rate_limits()  # `RateLimits` checks the relations of its fields
         for name in ("queue_bytes_max", "pending_bytes_max", "mailbox_bytes_max", "quarantine_bytes_max"):
             if getattr(self, name) < DELTA_BYTES_MAX:
                 raise UsageError(
@@ -177,7 +178,7 @@ class Settings:
         return self.ids_per_generation * self.id_generations_max
 
     @property
-    def memory_id_generation(self) -> int:
+    def memory_ids_per_generation(self) -> int:
         """`ids_per_generation` for an in-memory log: large enough for few generations."""
         return max(self.ids_per_generation, self.log_deltas_max // MEMORY_GENERATIONS_MAX)
 
@@ -186,15 +187,15 @@ class Settings:
 
         Sinks' own bounds (resident vectors, cache entries) come on top; each states its own.
         """
-        # An in-memory log keeps all sealed ids in memory, a durable log few that wait to be written.
-        sealed_ids = max(self.log_deltas_max, self.ids_retained_min) + self.memory_id_generation
+        # An in-memory log keeps all sealed ids in memory; a durable log keeps only those not written yet.
+        sealed_ids = max(self.log_deltas_max, self.ids_retained_min) + self.memory_ids_per_generation
         waiting_ids = self.ids_per_generation * WAITING_MAX
         return (
             self.queue_bytes_max
             + self.pending_bytes_max
             + self.pending_deltas_max * BYTES_PER_PENDING
             + self.log_bytes_max
-            + self.memory_id_generation * BYTES_PER_RECENT_ID
+            + self.memory_ids_per_generation * BYTES_PER_RECENT_ID
             + max(sealed_ids, waiting_ids) * BYTES_PER_SEALED_ID
             + self.ids_per_generation * GENERATIONS_PER_RUN_MAX * BYTES_PER_MERGED_ID
             + self.id_index_bytes_max

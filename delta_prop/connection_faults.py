@@ -1,6 +1,6 @@
 """Faults of a connection that last until its configuration is changed; each message has its fix.
 
-Pure: classified by the first bytes of the other side's answer, or by the TLS error.
+Pure: a fault is recognised by the first bytes of the other side's answer, or by the TLS error.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Misconfigured(UsageError):
 class AddressFaults:
     """Ends a client's retries once each of its addresses, one after the other, is misconfigured."""
 
-    def __init__(self, addresses: int) -> None:
-        self._left = self._addresses = addresses
+    def __init__(self, address_count: int) -> None:
+        self._left = self._addresses = address_count
 
     def note(self, cause: Exception) -> None:
         """Count the cause of a closed connection. Raises it if no address is left that may work."""
@@ -51,7 +51,7 @@ def protocol_fault(where: str, first: bytes, *, secured: bool) -> Misconfigured 
     if _HTTP.startswith(first[: len(_HTTP)]):
         return Misconfigured(f"{where} is an HTTP port: name the one of the protocol, which {_PROTOCOL_PORT}")
     return Misconfigured(
-        f"{where} is not a server of this protocol, its answer begins with {first[:FIRST_BYTES_MAX]!r}: name "
+        f"{where} is not a server of this protocol; its answer begins with {first[:FIRST_BYTES_MAX]!r}: name "
         f"the port that {_PROTOCOL_PORT}"
     )
 
@@ -65,7 +65,7 @@ def http_fault(where: str, first: bytes, *, secured: bool) -> Misconfigured | No
     if first[0] == MAGIC:
         return Misconfigured(f"{where} speaks the protocol 0xD3: name the HTTP port, which {_HTTP_PORT}")
     return Misconfigured(
-        f"{where} is not an HTTP port, its answer begins with {first[:FIRST_BYTES_MAX]!r}: name the one that "
+        f"{where} is not an HTTP port; its answer begins with {first[:FIRST_BYTES_MAX]!r}: name the one that "
         f"{_HTTP_PORT}"
     )
 
@@ -92,10 +92,10 @@ def tls_unsupported_fault(where: str, first: bytes = b"") -> Misconfigured:
 
 
 def tls_fault(error: OSError, where: str, name: str, first: bytes) -> Misconfigured | None:
-    """Return the reason why TLS to a server cannot work; None if a retry may succeed.
+    """Return the fault for which TLS to a server cannot work; None if a retry may succeed.
 
-    `error`: an SSLError. `name`: the name that its certificate must bear. `first`: the first bytes of its
-    answer, if known.
+    `error`: an SSLError. `name`: the name that the server's certificate must bear. `first`: the first bytes
+    of the server's answer, if known.
     """
     code: int | None = getattr(error, "verify_code", None)
     if code is not None:
@@ -128,8 +128,8 @@ def _certificate_fault(code: int, why: str, where: str, name: str) -> Misconfigu
         )
     if code == _NOT_YET_VALID:
         return Misconfigured(
-            f"{where} shows a certificate of the future ({why}): correct this machine's clock, or reissue "
-            "the server's certificate"
+            f"{where} shows a certificate that is not valid yet ({why}): correct this machine's clock, or "
+            "reissue the server's certificate"
         )
     if code in _OTHER_NAMES:
         return Misconfigured(

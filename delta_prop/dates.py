@@ -1,4 +1,4 @@
-"""Times as people write and read them. Pure: the current time is an argument."""
+"""Formats times for people, and parses those that they write. Pure: the current time is an argument."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 TIME_EXAMPLES = (
     "a time like 2026-01-31T12:00:00Z, today or yesterday, or how long ago, like 90s, 10m, 1h or 2d"
 )
-"""Text of an error's fix, if no time could be parsed."""
+"""Fix in the error for a text that is not a time."""
 CLOCK_SKEW_S = 60
 """Seconds by which the clock of a service may be ahead of this one."""
 
@@ -60,7 +60,7 @@ def parse_time(text: str, now_us: int) -> int | None:
 
 
 def explain_bad_time(text: str) -> str:
-    """Return the problem of a text that resembles a time but is not one, for an error message; else ""."""
+    """Return, for an error message, why a text that resembles a time is not one; else ""."""
     if _LONG_SPAN.fullmatch(text):
         return "is too long, or too precise (10 digits, 6 of a fraction): "
     try:
@@ -75,6 +75,6 @@ def check_past(option: str, text: object, time_us: int, now_us: int) -> None:
     """Raise UsageError for a time at which nothing can have happened yet."""
     if time_us > now_us + CLOCK_SKEW_S * 1_000_000:
         raise UsageError(
-            f"{option} {text!r:.60}: lies in the future, now is {format_time(now_us)}: give an earlier "
+            f"{option} {text!r:.60}: lies in the future (now is {format_time(now_us)}): give an earlier "
             "time, or latest"
         )

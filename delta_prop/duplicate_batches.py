@@ -1,7 +1,7 @@
-"""Answers for dots below their origin's watermark: their outcome, and if a resent batch is a duplicate.
+"""Answers about dots up to their origin's watermark: their outcome, and if a resent batch is a duplicate.
 
-What memory no longer holds is read back from the log. A batch that can no longer be compared is answered with
-OUTCOME_UNKNOWN, never as a duplicate. Pure but for the log that it is given.
+Rows that memory no longer holds are read back from the log. A batch that can no longer be compared is
+answered with OUTCOME_UNKNOWN, never as a duplicate. Pure but for the log that it is given.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ RANGES_MAX = 4_000
 
 
 def find_outcome(origin: int, counter: int, state: OriginState | None, log: Log) -> int | ErrorCode | None:
-    """Return the offset of a dot below its origin's watermark, or the code if it is a no-op; None: unknown.
+    """Return the offset of a dot up to its origin's watermark, the code if it is a no-op; None: unknown.
 
-    DOT_REUSED if its producer left the counter out. `state`: of its origin; None while that is idle. Raises
-    Refused (OUTCOME_UNKNOWN) if the log cannot be read.
+    The code is DOT_REUSED if the producer left the counter out. `state`: the origin's state; None while the
+    origin is idle. Raises Refused (OUTCOME_UNKNOWN) if the log cannot be read.
     """
     if state is not None and (known := state.outcome(counter)) is not None:
         return known
     try:
-        at = log.find(origin, counter)
-        if at is None:
+        offset = log.find(origin, counter)
+        if offset is None:
             return ErrorCode.DOT_REUSED if log.start_offset == 0 else None
-        logged = _batch_at(log, at)
+        logged = _batch_at(log, offset)
     except (LogCorrupted, OSError) as error:
         raise log_unreadable(error) from error
     if logged is None or not logged.batch.is_control:
-        return at
+        return offset
     noop = read_noop(logged.batch)
-    return noop.code if noop.first_offsets is None else noop.first_offsets[at - logged.offset]
+    return noop.code if noop.first_offsets is None else noop.first_offsets[offset - logged.offset]
 
 
 def ack_duplicate(batch: Batch, state: OriginState, log: Log) -> PublishAck:
     """Acknowledge a batch that was processed before, as a duplicate. Raises Refused.
 
-    Refused with the first refusal if that was final, with DOT_REUSED (FENCED under an earlier epoch) if these
-    dots had other bytes, with OUTCOME_UNKNOWN if that is unknown. Of an outcome query (epoch 0), ids and
-    contents must be equal; of any other batch, all that its producer set.
+    The refusal is the first one if that was final; DOT_REUSED (FENCED under an earlier epoch) if these dots
+    were used for other bytes; OUTCOME_UNKNOWN if that cannot be found out. A batch equals the first one if
+    all that the producer set is equal; an outcome query (epoch 0), if ids and contents are.
     """
     same = None if batch.epoch == 0 else state.is_same_frame(batch)
     counter, code = state.first_noop(batch) or (0, None)
@@ -62,17 +62,17 @@ def ack_duplicate(batch: Batch, state: OriginState, log: Log) -> PublishAck:
         raise outcome_unknown(batch)
     if code is not None and code is not ErrorCode.DOT_REUSED:
         raise refused_before(batch, counter, code)
-    firsts = {row: state.first_offset(batch.counter(row)) for row in range(batch.count)} if same else {}
-    if not same or None in firsts.values():
+    offsets = {row: state.first_offset(batch.counter(row)) for row in range(batch.count)} if same else {}
+    if not same or None in offsets.values():
         try:
-            firsts = _Comparison(batch, state, log).first_offsets()
+            offsets = _Comparison(batch, state, log).first_offsets()
         except (LogCorrupted, OSError) as error:
             raise log_unreadable(error) from error
-    return PublishAck(firsts[0], batch.dot(0), batch.count, min(batch.ack_level, log.ack_level), firsts)
+    return PublishAck(offsets[0], batch.dot(0), batch.count, min(batch.ack_level, log.ack_level), offsets)
 
 
 def find_offsets(batch: Batch, state: OriginState, log: Log) -> dict[int, int | None]:
-    """Return the log's offsets of the dots of a processed batch; None for those no longer known."""
+    """Return the offset of each row of a processed batch; None for rows whose offset is no longer known."""
     offsets = {row: state.first_offset(batch.counter(row)) for row in range(batch.count)}
     if None in offsets.values():
         with suppress(LogCorrupted, OSError):
@@ -81,17 +81,17 @@ def find_offsets(batch: Batch, state: OriginState, log: Log) -> dict[int, int | 
 
 
 def _find_missing_offsets(batch: Batch, offsets: dict[int, int | None], log: Log) -> None:
-    ranges = 0
+    range_count = 0
     for row in range(batch.count):
         if offsets[row] is not None:
             continue
-        at = log.find(batch.origin, batch.counter(row))
-        logged = None if at is None else _batch_at(log, at)
-        ranges += 1
-        if at is None or logged is None or ranges > RANGES_MAX:
+        offset = log.find(batch.origin, batch.counter(row))
+        logged = None if offset is None else _batch_at(log, offset)
+        range_count += 1
+        if offset is None or logged is None or range_count > RANGES_MAX:
             return
-        shared = _count_shared(batch, row, logged.batch, at - logged.offset)
-        offsets.update((row + one, at + one) for one in range(shared))
+        shared = _count_shared(batch, row, logged.batch, offset - logged.offset)
+        offsets.update((row + index, offset + index) for index in range(shared))
 
 
 def different_bytes(batch: Batch, state: OriginState, log: Log) -> Refused:
@@ -120,20 +120,20 @@ class _Comparison:
 
     def first_offsets(self) -> dict[int, int | None]:
         """Return the offset of each row, if all rows are the same. Raises Refused, OSError."""
-        batch, row, ranges = self._batch, 0, 0
-        firsts = dict[int, int | None]()
+        batch, row, range_count = self._batch, 0, 0
+        offsets = dict[int, int | None]()
         while row < batch.count:
-            ranges += 1
-            if ranges > RANGES_MAX:
+            range_count += 1
+            if range_count > RANGES_MAX:
                 raise outcome_unknown(batch)
-            at = self._state.first_offset(batch.counter(row))
-            if at is None:
-                at = self._log.find(batch.origin, batch.counter(row))
-            logged = None if at is None else _batch_at(self._log, at)
-            if at is None or logged is None:
+            offset = self._state.first_offset(batch.counter(row))
+            if offset is None:
+                offset = self._log.find(batch.origin, batch.counter(row))
+            logged = None if offset is None else _batch_at(self._log, offset)
+            if offset is None or logged is None:
                 raise self._missing_row(row)
-            row += self._compare_rows(row, at, logged, firsts)
-        return firsts
+            row += self._compare_rows(row, offset, logged, offsets)
+        return offsets
 
     def _missing_row(self, row: int) -> Refused:
         """Return the refusal of a row that the log does not have."""
@@ -143,26 +143,28 @@ class _Comparison:
             return different_bytes(batch, self._state, self._log)
         return outcome_unknown(batch)
 
-    def _compare_rows(self, row: int, at: int, logged: LoggedBatch, firsts: dict[int, int | None]) -> int:
+    def _compare_rows(
+        self, row: int, offset: int, logged: LoggedBatch, offsets: dict[int, int | None]
+    ) -> int:
         """Compare as many rows as this log batch holds; return their number. Raises Refused."""
-        batch, logged_row = self._batch, at - logged.offset
+        batch, logged_row = self._batch, offset - logged.offset
         if logged.batch.origin != batch.origin or logged.batch.counter(logged_row) != batch.counter(row):
             self._check_duplicate_id(row, logged.batch, logged_row)
-            firsts[row] = at
+            offsets[row] = offset
             return 1
         count = _count_shared(batch, row, logged.batch, logged_row)
         if logged.batch.is_control:
-            self._compare_noop(row, logged.batch, logged_row, count, firsts)
+            self._compare_noop(row, logged.batch, logged_row, count, offsets)
             return count
         if not _has_same_rows(batch, row, logged.batch, logged_row, count):
             raise different_bytes(batch, self._state, self._log)
-        firsts.update((row + one, at + one) for one in range(count))
+        offsets.update((row + index, offset + index) for index in range(count))
         return count
 
     def _compare_noop(
-        self, row: int, logged: Batch, logged_row: int, count: int, firsts: dict[int, int | None]
+        self, row: int, logged: Batch, logged_row: int, count: int, offsets: dict[int, int | None]
     ) -> None:
-        """Compare rows with no-ops, which stand for known ids or for deltas refused permanently."""
+        """Compare rows with no-ops, which stand for known ids or for deltas that were refused for good."""
         batch, noop = self._batch, read_noop(logged)
         same = noop.crc == batch.crc
         # A no-op with first offsets stands for known ids: the first deltas hold the rows' contents.
@@ -172,14 +174,14 @@ class _Comparison:
             raise different_bytes(batch, self._state, self._log)
         if noop.first_offsets is None:
             raise refused_before(batch, batch.counter(row), noop.code)
-        for one in range(count):
-            first = noop.first_offsets[logged_row + one]
+        for index in range(count):
+            first = noop.first_offsets[logged_row + index]
             copy = None if first is None or same else _batch_at(self._log, first)
             if first is None or (copy is None and not same):
                 raise outcome_unknown(batch)
             if copy is not None:
-                self._check_duplicate_id(row + one, copy.batch, first - copy.offset)
-            firsts[row + one] = first
+                self._check_duplicate_id(row + index, copy.batch, first - copy.offset)
+            offsets[row + index] = first
 
     def _check_duplicate_id(self, row: int, logged: Batch, logged_row: int) -> None:
         """Raise Refused unless a row under another dot has the same id and contents."""
@@ -192,13 +194,13 @@ class _Comparison:
 
 def _count_shared(batch: Batch, row: int, logged: Batch, logged_row: int) -> int:
     """Return how many rows from these on have the same counters in both batches."""
-    most = min(batch.count - row, logged.count - logged_row)
+    count_max = min(batch.count - row, logged.count - logged_row)
     if not batch.has_gaps and not logged.has_gaps:
-        return most
-    for one in range(most):
-        if batch.counter(row + one) != logged.counter(logged_row + one):
-            return one
-    return most
+        return count_max
+    for index in range(count_max):
+        if batch.counter(row + index) != logged.counter(logged_row + index):
+            return index
+    return count_max
 
 
 def same_rows(batch: Batch, other: Batch) -> bool:
@@ -222,10 +224,12 @@ def _has_same_rows(batch: Batch, row: int, logged: Batch, logged_row: int, count
         and batch.priority == logged.priority
         and _select_rows(batch.parents, mine) == _select_rows(logged.parents, theirs)
         and _select_rows(batch.expects, mine) == _select_rows(logged.expects, theirs)
-        and all(batch.timestamp(row + one) == logged.timestamp(logged_row + one) for one in range(count))
+        and all(
+            batch.timestamp(row + index) == logged.timestamp(logged_row + index) for index in range(count)
+        )
     )
 
 
 def _select_rows(by_row: tuple[tuple[int, object], ...], rows: slice) -> list[tuple[int, object]]:
     """Return the entries of these rows, numbered from the first of them."""
-    return [(row - rows.start, one) for row, one in by_row if rows.start <= row < rows.stop]
+    return [(row - rows.start, value) for row, value in by_row if rows.start <= row < rows.stop]

@@ -1,7 +1,7 @@
 """Detection of rows with an id accepted before, and comparison with their first copies.
 
-First copies are read from the log, so rows that are never sent again cost no checksum. Pure but for the log
-that it is given.
+First copies are read from the log when they are needed, so no checksum is kept for rows that are never sent
+again. Pure but for the log that it is given.
 """
 
 from __future__ import annotations
@@ -38,15 +38,18 @@ _READ_BYTES = 1 << 20
 
 
 class _RowRange(NamedTuple):
-    """Consecutive rows with consecutive first copies from offset `at` on (below 0: a row of the batch)."""
+    """Consecutive rows, from `row` on, with consecutive first copies, from `copy` on.
 
-    at: int
+    `copy`: offset of the copy of the first row; if the copies are in the same batch, a row of that.
+    """
+
+    copy: int
     row: int
     length: int
 
-    def is_extended_by(self, at: int, row: int) -> bool:
-        """True if the range grows by this row."""
-        return at == self.at + self.length and row == self.row + self.length
+    def is_extended_by(self, copy: int, row: int) -> bool:
+        """True if this row and its copy come directly after the range."""
+        return copy == self.copy + self.length and row == self.row + self.length
 
 
 class DuplicateIdFinder:
@@ -63,7 +66,7 @@ class DuplicateIdFinder:
         """Dot of the last first copy in the log, of those that `check` has compared."""
 
     def find(self, ids: Sequence[bytes] | None) -> dict[int, int]:
-        """Return the rows that repeat an id, each with its first copy. Raises Refused, retryable."""
+        """Return the rows that repeat an id, each with its first copy. Raises Refused, which is retryable."""
         if ids is None:
             return {}
         if self._ids.is_full:
@@ -72,13 +75,13 @@ class DuplicateIdFinder:
             found = self._ids.find(ids)
         except (RunCorrupted, OSError) as error:
             raise ids_unreadable(error) from error
-        duplicates = {row: at for row, at in enumerate(found) if at is not None}
+        duplicates = {row: copy for row, copy in enumerate(found) if copy is not None}
         if len(set(ids)) < len(ids):
             first: dict[bytes, int] = {}
-            for row, one in enumerate(ids):
-                if one in first and row not in duplicates:
-                    duplicates[row] = -1 - first[one]
-                first.setdefault(one, row)
+            for row, id_ in enumerate(ids):
+                if id_ in first and row not in duplicates:
+                    duplicates[row] = -1 - first[id_]
+                first.setdefault(id_, row)
         return duplicates
 
     def check(self, batch: Batch, duplicates: dict[int, int], source: Source) -> dict[int, int | None]:
@@ -89,36 +92,37 @@ class DuplicateIdFinder:
         """
         start = self._log.start_offset
         self.last_copy = None
-        logged = _join_ranges(sorted((at, row) for row, at in duplicates.items() if at >= start))
-        in_batch = _join_ranges((-1 - at, row) for row, at in sorted(duplicates.items()) if at < 0)
+        logged = _join_ranges(sorted((copy, row) for row, copy in duplicates.items() if copy >= start))
+        in_batch = _join_ranges((-1 - copy, row) for row, copy in sorted(duplicates.items()) if copy < 0)
         read_count = sum(1 for _ in _group_by_read(logged))
         self._cost = 0
         self._spend(len(logged) + len(in_batch) + LOOKUP_COST * read_count)
         assert batch.ids is not None, "rows without ids have no duplicates"
         wrong = [
-            one.row + row
-            for one in in_batch
-            if (row := first_difference(batch, one.row, batch, one.at, one.length)) is not None
+            row_range.row + row
+            for row_range in in_batch
+            if (row := first_difference(batch, row_range.row, batch, row_range.copy, row_range.length))
+            is not None
         ]
         for group in _group_by_read(logged):
             wrong += self._find_differing(batch, group, source)
         if wrong:
             row = min(wrong)
             raise id_reused(row, batch.ids[row], duplicates[row])
-        return {row: None if 0 <= at < start else at for row, at in duplicates.items()}
+        return {row: None if 0 <= copy < start else copy for row, copy in duplicates.items()}
 
     def _find_differing(self, batch: Batch, ranges: Sequence[_RowRange], source: Source) -> Iterator[int]:
-        """Yield the first differing row of each range and frame; `ranges` are one group for one read."""
-        end = ranges[-1].at + ranges[-1].length
-        frames = self._read(ranges[0].at, end)
+        """Yield, per range and frame, the first row that differs; one read covers these `ranges`."""
+        end = ranges[-1].copy + ranges[-1].length
+        frames = self._read(ranges[0].copy, end)
         logged = next(frames)
-        for at, row, count in ranges:
+        for offset, row, count in ranges:
             while count:
-                while logged.next_offset <= at:
+                while logged.next_offset <= offset:
                     logged = next(frames)
-                length = min(count, logged.next_offset - at)
+                length = min(count, logged.next_offset - offset)
                 self._spend(length < count)
-                logged_row = at - logged.offset
+                logged_row = offset - logged.offset
                 if source is Source.TRANSFORM is logged.source:  # computed again from a later vector
                     same = same_contents(batch, row, logged.batch, logged_row, length, operands=False)
                     differs = None if same else 0
@@ -127,7 +131,7 @@ class DuplicateIdFinder:
                 self.last_copy = logged.batch.dot(logged_row + length - 1)
                 if differs is not None:
                     yield row + differs
-                at, row, count = at + length, row + length, count - length  # noqa: PLW2901 - the rest of the range
+                offset, row, count = offset + length, row + length, count - length  # noqa: PLW2901 - the rest of the range
 
     def _spend(self, cost: int) -> None:
         """Add to the cost of this call's comparison. Raises Refused (TOO_LARGE) above the bound."""
@@ -150,24 +154,24 @@ class DuplicateIdFinder:
 
 def _join_ranges(copies: Iterable[tuple[int, int]]) -> list[_RowRange]:
     """Join pairs (first copy, row) into ranges in which both are consecutive."""
-    found: list[_RowRange] = []
-    for at, row in copies:
-        if found and found[-1].is_extended_by(at, row):
-            found[-1] = found[-1]._replace(length=found[-1].length + 1)
+    ranges: list[_RowRange] = []
+    for copy, row in copies:
+        if ranges and ranges[-1].is_extended_by(copy, row):
+            ranges[-1] = ranges[-1]._replace(length=ranges[-1].length + 1)
         else:
-            found.append(_RowRange(at, row, 1))
-    return found
+            ranges.append(_RowRange(copy, row, 1))
+    return ranges
 
 
 def _group_by_read(ranges: Sequence[_RowRange]) -> Iterator[list[_RowRange]]:
     """Group ranges, sorted by offset, that are close enough for one read."""
     group: list[_RowRange] = []
     end = 0
-    for one in ranges:
-        if group and one.at > end + GAP_ROWS:
+    for row_range in ranges:
+        if group and row_range.copy > end + GAP_ROWS:
             yield group
             group = []
-        group.append(one)
-        end = max(end, one.at + one.length)
+        group.append(row_range)
+        end = max(end, row_range.copy + row_range.length)
     if group:
         yield group

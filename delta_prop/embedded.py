@@ -94,7 +94,7 @@ class Propagator(PublishMixin):
         self._exit_stack = AsyncExitStack()
         self._subscription_count = 0
 
-    # --- life
+    # --- opening and closing
 
     async def __aenter__(self) -> Propagator:
         if self._open_on:
@@ -173,9 +173,9 @@ class Propagator(PublishMixin):
         self._open_on, self._is_closing = 0, True
         try:
             failures = await self._finish()
-        except BaseException as broken_off:  # the interpreter's own: no task or scope may stay
+        except BaseException as interruption:  # such as KeyboardInterrupt: no task or scope may stay open
             self._tasks.cancel_scope.cancel()
-            await self._exit_stack.__aexit__(type(broken_off), broken_off, broken_off.__traceback__)
+            await self._exit_stack.__aexit__(type(interruption), interruption, interruption.__traceback__)
             raise
         self._is_closing = False
         self._pace_event.set()
@@ -216,7 +216,7 @@ class Propagator(PublishMixin):
             self._pipeline.ack_tracker.fail(service_closed())
 
     async def _start_operator_worker(self) -> OperatorWorker | None:
-        """Start the worker for operators' requests in the directory; it first does earlier ones."""
+        """Create the worker for operators' requests in the directory; it carries out earlier ones first."""
         disk, threads = self._service_log.disk, self._world.new_threads()
         if disk is None:
             return None
@@ -296,9 +296,9 @@ class Propagator(PublishMixin):
         """Replace a sink's data from the log's newest snapshot, or from its deltas if the log still has all.
 
         `statistics()` reports the progress, `wait_visible` waits for the end. Deltas in its quarantine are
-        part of the new data, so it is emptied. A detached sink is rebuilt when it is attached; one whose
-        rebuild has not begun at the end, at the next start. Raises UsageError, Refused (CURSOR_TOO_OLD) if
-        there is neither: the sink continues as it was.
+        part of the new data, so it is emptied. A detached sink is rebuilt when it is attached; if the service
+        ends before the rebuild begins, the next start begins it. Raises UsageError; Refused (CURSOR_TOO_OLD)
+        if the log has neither a snapshot nor all its deltas: then the sink continues as before.
         """
         self._check_open()
         self._sinks.rebuild(name)
@@ -357,19 +357,19 @@ class Propagator(PublishMixin):
         """
         self._check_open()
         self._accumulator.send()
-        limit = timeout_or_default(timeout_s, self.settings.publish_timeout_s)
-        began = self._now()
+        limit_s = timeout_or_default(timeout_s, self.settings.publish_timeout_s)
+        began_at = self._now()
         if isinstance(published, Receipt):
-            published = await wait_settled(published, limit)
+            published = await wait_settled(published, limit_s)
         offset = published.next_offset if isinstance(published, PublishAck) else published
         if type(offset) is not int or offset < 0:
             raise UsageError(f"{published!r:.80}: give a publish result, a receipt, or an offset")
         if offset > self._log.offset_at_level(AckLevel.DURABLE):
             try:
-                with anyio.fail_after(max(began + limit - self._now(), 0)):
+                with anyio.fail_after(max(began_at + limit_s - self._now(), 0)):
                     await wait_running(self._pipeline)
             except TimeoutError:
-                raise TimeoutError(f"the log has failed and was not recovered within {limit} s") from None
+                raise TimeoutError(f"the log has failed and was not recovered within {limit_s} s") from None
         if isinstance(published, PublishAck) and not self._has_stored(published):
             raise lost_with_log()
         if offset > self._log.next_offset:
@@ -382,11 +382,11 @@ class Propagator(PublishMixin):
         first = published.offset if isinstance(published, PublishAck) else offset
         first = offset if first is None else first
         try:
-            with anyio.fail_after(max(began + limit - self._now(), 0)):
+            with anyio.fail_after(max(began_at + limit_s - self._now(), 0)):
                 await self._sinks.wait(names, first, offset, committed=committed)
         except TimeoutError:
             raise TimeoutError(
-                f"not everything below offset {offset} is visible within {limit} s: "
+                f"not everything below offset {offset} is visible within {limit_s} s: "
                 f"{self._sinks.format_states(names)}"
             ) from None
 
@@ -402,8 +402,8 @@ class Propagator(PublishMixin):
         self._check_open()
         if not isinstance(dot, Dot):
             raise UsageError(f"{dot!r:.80} is not a Dot: give the dot of an acknowledgement or of a refusal")
-        limit = timeout_or_default(timeout_s, self.settings.publish_timeout_s)
-        return await find_outcome(self._pipeline, dot, limit)
+        limit_s = timeout_or_default(timeout_s, self.settings.publish_timeout_s)
+        return await find_outcome(self._pipeline, dot, limit_s)
 
     # --- reading
 
@@ -418,7 +418,7 @@ class Propagator(PublishMixin):
         self._subscription_count += 1
         parsed = parse_topics(topics or "*")
         name = f"subscription-{self._subscription_count}" if name is None else check_sink_name(name)
-        begin: Start = self._log.high_watermark if start == "latest" else start
+        start_position: Start = self._log.high_watermark if start == "latest" else start
 
         async def attach(subscription: Subscription) -> Feed:
             self._check_open()
@@ -427,7 +427,7 @@ class Propagator(PublishMixin):
             return await self._sinks.attach(
                 subscription.name,
                 subscription,
-                AttachOptions(topics=parsed, start=begin, limits=limits, required=False),
+                AttachOptions(topics=parsed, start=start_position, limits=limits, required=False),
                 on_progress=subscription.note_progress,
             )
 
@@ -513,7 +513,7 @@ class Propagator(PublishMixin):
             operator_worker=self._operator_worker,
         )
 
-    # --- inside
+    # --- internals
 
     def _has_stored(self, ack: PublishAck) -> bool:
         """False if the log was recovered without these deltas since they were acknowledged."""
@@ -529,7 +529,7 @@ class Propagator(PublishMixin):
         settings = self.settings
         if self._service_log.committer is None:
             ids = SeenIds(
-                generation_ids=settings.memory_id_generation, retained_min=settings.ids_retained_min
+                generation_ids=settings.memory_ids_per_generation, retained_min=settings.ids_retained_min
             )
         else:
             ids = SeenIds(
@@ -577,7 +577,7 @@ class Propagator(PublishMixin):
             raise UsageError("the propagator is not open: use it inside `async with Propagator() as p:`")
 
     async def _tick(self) -> None:
-        """Run what is due: expired waits, and queued work that may go now."""
+        """Refuse work whose dependencies are overdue, and run queued work that the gate admits by now."""
         while True:
             self._tick_event = anyio.Event()
             now = self._now()
@@ -624,7 +624,7 @@ class Propagator(PublishMixin):
         self._admission_queue.notify()
 
     def _note_recovered(self) -> None:
-        """Continue after a recovery, in the same tick, so that no sink mistakes its rows for older ones."""
+        """Notify the sinks of a recovery in its tick: rows that come next may have offsets that were lost."""
         assert self._pipeline.stop_refusal is not None
         self.recovery = self._service_log.recovery
         self._sinks.note_recovered()
@@ -641,7 +641,7 @@ class Propagator(PublishMixin):
         self._tick_event.set()
 
     def _note_progress(self) -> None:
-        """Wake callers that wait for a sink's progress; work that waits for a time is not woken."""
+        """Wake callers that wait for a sink's progress, but not work at the gate whose timer is set."""
         if self._sinks.pacing.has_paced_mailboxes:
             self._sinks.pacing.note_progress(self._now())
         self._admission_queue.notify()

@@ -1,6 +1,6 @@
-"""Orderer and queue entries made from work in the pipeline, and the outcome of its duplicates.
+"""Makes the orderer's and the queue's entries from work, and settles the duplicates of pending work.
 
-Pure: values made from work, and fields set in it. `pipeline.py` decides.
+Pure: it makes values from work, and sets fields of it; `pipeline.py` decides.
 """
 
 from __future__ import annotations
@@ -113,19 +113,19 @@ def settle_duplicate(original: Receipt, receipt: Receipt) -> None:
         receipt.refuse(withdrawn())
 
 
-def attach_duplicate(work: SequencedBatch, parked: Entry, watermark: int) -> Refused | None:
+def attach_duplicate(work: SequencedBatch, pending: Entry, watermark: int) -> Refused | None:
     """Let a duplicate wait for the outcome of its first copy; return the refusal if it cannot.
 
-    The batch takes effect once, and both receipts are settled. `parked` is the first copy's entry,
+    The batch takes effect once, and both receipts are settled. `pending` is the first copy's entry,
     `watermark` that of their origin.
     """
-    first = parked.item
+    first = pending.item
     assert isinstance(first, SequencedBatch)
     if work.batch.last != first.batch.last:
-        return sliced_differently(work.batch, parked, watermark)
+        return sliced_differently(work.batch, pending, watermark)
     if work.batch.crc != first.batch.crc:
         same = same_rows(work.batch, first.batch)
-        return sliced_differently(work.batch, parked, watermark) if same else dot_reused(work.batch)
+        return sliced_differently(work.batch, pending, watermark) if same else dot_reused(work.batch)
     if first.duplicates >= DUPLICATES_MAX:
         return too_many_duplicates(work.batch)
     first.duplicates += 1
@@ -166,8 +166,8 @@ def noop_clock(batch: Batch, refusal: Refused) -> tuple[Dot, ...]:
     """
     if refusal.field == "clock":
         return ()
-    few = batch.clock_entries <= CLOCK_ENTRIES_MAX  # a longer clock is not even decoded
-    return batch.clock if few and clock_is_valid(batch.clock) else ()
+    is_short = batch.clock_entries <= CLOCK_ENTRIES_MAX  # a longer clock is not even decoded
+    return batch.clock if is_short and clock_is_valid(batch.clock) else ()
 
 
 def make_gap_noop(origin: int, epoch: int, watermark: int, last: int) -> Batch:

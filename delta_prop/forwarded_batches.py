@@ -1,4 +1,4 @@
-"""Special rules for batches that come from another service's log.
+"""Special rules for batches that were forwarded from another service's log.
 
 That service accepted them, so here they are never refused permanently, and none of their dots becomes a
 no-op. Pure.
@@ -57,9 +57,9 @@ def admit(origins: Origins, work: SequencedBatch, watermark: int, now: float) ->
         origins.note_forwarded(batch.origin, owner, batch.epoch, now, watermark)
 
 
-def ack_covered(batch: Batch, firsts: Mapping[int, int | None], log: Log) -> PublishAck:
-    """Return the answer to a batch whose dots all lie below the watermark, whoever sent them."""
-    return PublishAck(firsts[0], batch.dot(0), batch.count, log.ack_level, firsts)
+def ack_covered(batch: Batch, first_offsets: Mapping[int, int | None], log: Log) -> PublishAck:
+    """Return the answer to a batch whose dots are all up to the watermark, whoever sent them."""
+    return PublishAck(first_offsets[0], batch.dot(0), batch.count, log.ack_level, first_offsets)
 
 
 def drop_known_rows(work: SequencedBatch, watermark: int) -> int:

@@ -1,4 +1,7 @@
-"""Interface of the gate that paces the source of the pipeline. Pure: `now` is an argument."""
+"""Interface of the gate that the pipeline asks before work bypasses or leaves its queue.
+
+Pure: `now` is an argument.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,18 @@ from typing import Protocol
 
 
 class Gate(Protocol):
-    """Gate before the pipeline that paces the source."""
+    """Limits the rate at which work enters the pipeline; it holds no work itself."""
 
     def admits(self, count: int, size: int, now: float) -> bool:
-        """True if so many deltas and bytes may pass now."""
+        """True if `count` deltas of `size` bytes together may pass now."""
         ...
 
     def note(self, count: int, size: int, now: float) -> None:
-        """Charge what passes."""
+        """Charge deltas that pass."""
         ...
 
     def wait_s(self, count: int, size: int, now: float) -> float | None:
-        """Return the seconds after which to ask again; None: once a sink has made progress."""
+        """Return the seconds until the caller is to ask again; None: when a sink makes progress."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 One process at a time reads for a group, under the group's lock. The log retains nothing for a group: if it
 lags too far, its deltas are removed, and it gets an error. An operator may set the cursor (`groups reset`);
-the count of resets is stored with it, so that a reader tells a reset from a cursor that merely lags.
+the number of resets is stored with it, by which a reader tells a reset from a cursor that merely lags.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class GroupCursor:
         return self._stored
 
     def release(self) -> None:
-        """Unlock the group, at its stored cursor."""
+        """Unlock the group without storing its cursor."""
         self._lock.release()
 
     def close(self) -> None:
@@ -98,8 +98,8 @@ def create_directory(disk: Disk) -> None:
 
 def list_names(disk: Disk) -> set[str]:
     """Return the groups that have a cursor, or once had a reader."""
-    files = (one.removesuffix(".lock") for one in disk.list(DIRECTORY))
-    return {unquote(one.removesuffix(_SUFFIX)) for one in files if one.endswith(_SUFFIX)}
+    files = (name.removesuffix(".lock") for name in disk.list(DIRECTORY))
+    return {unquote(name.removesuffix(_SUFFIX)) for name in files if name.endswith(_SUFFIX)}
 
 
 def read_groups(disk: Disk, log_id: bytes) -> dict[str, int | UsageError]:

@@ -51,7 +51,7 @@ class IdRunStore:
         self._merge: RunMerge | None = None
         self._writer: CheckpointFileWriter | None = None
         self._retry_at = 0.0
-        self._idle_revision = -1  # revision of the ids at which nothing was left to do
+        self._idle_revision = -1  # revision of the ids at which `step` had nothing to do
 
     @property
     def wait_s(self) -> float | None:
@@ -83,7 +83,7 @@ class IdRunStore:
             else:
                 await self._continue_merge(threads)
         except (OSError, DeltaPropError) as error:
-            logger.warning("ids could not be stored on the disk, the service retries: %s", error)
+            logger.warning("ids could not be stored on the disk; the service retries: %s", error)
             if isinstance(error, RunCorrupted):
                 ids.corrupted_run = next(
                     (run for run in ids.runs if run.path == error.path), ids.corrupted_run
@@ -127,9 +127,9 @@ class IdRunStore:
             runs = choose_runs(ids.runs, ids.generation_ids)
             if not runs:
                 return
-            needed = sum(run.checkpoint_file.size for run in runs if run.checkpoint_file is not None)
-            if self._log.free_bytes < needed + self._log.settings.free_bytes_min:
-                raise OSError(f"merging {len(runs)} id runs needs {needed} free bytes: free disk space")
+            needed_bytes = sum(run.checkpoint_file.size for run in runs if run.checkpoint_file is not None)
+            if self._log.free_bytes < needed_bytes + self._log.settings.free_bytes_min:
+                raise OSError(f"merging {len(runs)} id runs needs {needed_bytes} free bytes: free disk space")
             self._merge = RunMerge(runs, ids.error_rate)
             name = checkpoints.free_name(runs[-1].facts.last_offset, "run")
             self._writer = await threads.run(partial(checkpoints.begin_file, name))

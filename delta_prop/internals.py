@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Internals:
-    """The parts. `disk` is the data directory, None for an in-memory log; `now` in monotonic seconds.
+    """The parts. `disk` is the data directory, None for an in-memory log; `now` returns monotonic seconds.
 
-    `tick_callbacks`: entered by whoever handles input, so that follow-up work runs once, at the end of the
+    `tick_callbacks`: entered by code that handles input, so that follow-up work runs once, at the end of the
     tick. `operator_worker`: carries out operators' requests, None for an in-memory log.
     """
 

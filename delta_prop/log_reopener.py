@@ -1,7 +1,7 @@
 """In-place recovery of a log whose disk failed, retried with growing backoff until it succeeds.
 
-The old files are never written on as if nothing had happened: the directory is recovered as at a start, under
-the lock that is held throughout. If the recovery finds corruption, the log stops for good.
+The service does not continue to write the old files: it recovers the directory as at a start, under the lock
+that it holds throughout. If the recovery finds corruption, the log stops for good.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("delta_prop")
 
 TRY_S_FIRST, TRY_S_MAX = 0.05, 30.0
-"""First and longest backoff before a try: it doubles, and half of it is random."""
+"""First and longest backoff before a try. The backoff doubles; half of it is random."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class LogReopener:
         wait_s = longest * (0.5 + 0.5 * self._rng.random())
         self._next_at = self._clock.now() + wait_s
         logger.warning(
-            "the log has failed (%s), the service recovers it in %.3g s, try %d",
+            "the log has failed (%s); the service recovers it in %.3g s, try %d",
             self._last_error, wait_s, self._tries + 1,
         )  # fmt: skip
         await anyio.sleep(wait_s)

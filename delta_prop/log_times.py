@@ -1,4 +1,4 @@
-"""Storage of the time that a log's processes have seen pass, and warnings about jumps of the wall clock."""
+"""Stores for how long processes have had a log open, and warns of jumps of the wall clock."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class LogTimes:
             return
         self._jumps_reported = clock.jumps
         logger.warning(
-            "the clock shows %s, expected was %s: it was set, or the log was closed meanwhile; deltas age "
-            "only by time that a process with the log open saw pass",
+            "the clock shows %s, but %s was expected: it was set, or the log was closed meanwhile; deltas "
+            "age only while a process has the log open",
             format_time(clock.jump.found_us), format_time(clock.jump.expected_us),
         )  # fmt: skip
 
@@ -52,6 +52,6 @@ class LogTimes:
             try:
                 await threads.run(partial(log.write_times, times))
             except OSError as error:
-                logger.warning("the log's times could not be written, the service retries: %s", error)
+                logger.warning("the log's times could not be written; the service retries: %s", error)
             else:
                 self._written_us, self._jumps_written = times.seen_us, jumps

@@ -43,7 +43,7 @@ class LoopThread:
         return self._thread.is_alive()
 
     def stop(self, *, cancel: bool = False) -> None:
-        """Stop the loop, cancelling its tasks or letting them end, and wait for its end."""
+        """Stop the loop, and wait for its end; `cancel`: cancel its tasks instead of letting them finish."""
         with suppress(RuntimeError):  # the loop has ended already
             self.portal.start_task_soon(self.portal.stop, cancel)
         self._thread.join()

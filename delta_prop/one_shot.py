@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class OneShot(Protocol):
-    """The needed part of a future. It has one waiter; if that is cancelled, no result may be set."""
+    """A future with one waiter; if the waiter is cancelled, no result may be set."""
 
     def done(self) -> bool:
         """True if the result was set, or the waiter cancelled."""

@@ -1,8 +1,9 @@
 """Requests of operators to a service through its data directory: one file per request, beside the log.
 
 A request is durable when the command that makes it ends. The process that has the directory open polls for
-requests once a second, otherwise the next one does at its start; each file is removed after its request is
-carried out, so a request may be carried out twice, but is never lost. All requests are idempotent.
+requests once a second; without such a process, the next one reads them at its start. Each file is removed
+after its request is carried out, so a request may be carried out twice, but is never lost. All requests are
+idempotent.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def refuse_request(disk: Disk, path: str, reason: str) -> None:
 
 
 def take_refusal(disk: Disk, path: str) -> str | None:
-    """Return once the reason for which a removed request was refused; None if it was not. Raises OSError."""
+    """Return and delete the reason for which a request was refused; None if it was not. Raises OSError."""
     raw = read_small_file(disk, path + _REFUSED)
     if raw is None:
         return None

@@ -73,7 +73,7 @@ class OperatorWorker:
             await self._sinks.quarantines.tidy()
             await self.poll(tasks)
         except OSError as error:
-            logger.warning("operators' requests cannot be read, the service retries: %s", error)
+            logger.warning("operators' requests cannot be read (%s); the service retries", error)
 
     async def poll(self, tasks: TaskGroup | None = None) -> None:
         """Carry out the waiting requests; without `tasks` only those done at once. Raises OSError."""
@@ -107,17 +107,17 @@ class OperatorWorker:
 
     async def _carry_out(self, path: str, request: OperatorRequest) -> bool:
         """Return True if the request is done, durably."""
-        end = partial(remove_request, self._disk, path)
+        finish = partial(remove_request, self._disk, path)
         try:
             done = await self._execute(request)
         except TimeoutError:
             done = False
         except (Refused, UsageError) as error:
             logger.warning("the requested %s of %r was refused: %s", request.verb, request.sink, error)
-            done, end = True, partial(refuse_request, self._disk, path, str(error))
+            done, finish = True, partial(refuse_request, self._disk, path, str(error))
         if done:
             await self._write_cursors()
-            await self._threads.run(end)
+            await self._threads.run(finish)
         return done
 
     async def _execute(self, request: OperatorRequest) -> bool:

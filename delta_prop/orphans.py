@@ -34,12 +34,12 @@ class Orphans:
         self._refused = refused
 
     def find_refusal(self, work: SequencedBatch | Draft | MatrixDraft) -> Refused | None:
-        """Return the refusal of work with a row that names such a parent; None if there is none."""
+        """Return the refusal of work of which a parent was refused permanently; None if none was."""
         if not len(self._refused) or work.is_forwarded:
             return None
-        own = work.batch.ids if isinstance(work, SequencedBatch) else work.ids
+        own_ids = work.batch.ids if isinstance(work, SequencedBatch) else work.ids
         for row, parent in _iter_parents(work):
-            if not isinstance(parent, bytes) or parent in self._accepted or (own and parent in own):
+            if not isinstance(parent, bytes) or parent in self._accepted or (own_ids and parent in own_ids):
                 continue
             if (code := self._refused.code(parent)) is not None:
                 return parent_refused_for_good(row, parent, code)
@@ -57,14 +57,16 @@ class Orphans:
             return []
         if source is Source.TRANSFORM and refusal.code is ErrorCode.CONFLICT:
             return []
-        names = [one for one in ids if isinstance(one, bytes) and is_id(one) and one not in self._accepted]
-        self._refused.add(names, refusal.code)
-        found = ((entry, self.find_refusal(entry.item)) for entry in self._orderer.find_waiting(names))  # type: ignore[arg-type]
+        refused_ids = [
+            one for one in ids if isinstance(one, bytes) and is_id(one) and one not in self._accepted
+        ]
+        self._refused.add(refused_ids, refusal.code)
+        found = ((entry, self.find_refusal(entry.item)) for entry in self._orderer.find_waiting(refused_ids))  # type: ignore[arg-type]
         return [(entry, orphaned) for entry, orphaned in found if orphaned is not None]
 
 
 def check_and_note(deltas: Sequence[Delta], note: Callable[[Iterable[object], Refused], None]) -> Priority:
-    """Run `check_deltas`, and note the ids of deltas that it refuses. Raises like it."""
+    """Run `check_deltas`, and note the ids of deltas that it refuses. Raises as it does."""
     try:
         return check_deltas(deltas)
     except InvalidDelta as refusal:

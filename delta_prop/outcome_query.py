@@ -1,4 +1,4 @@
-"""Queries of a dot's outcome and of an origin's watermark; no failure of the log reverts an answer."""
+"""Queries of a dot's outcome and of an origin's watermark, whose answers no failure of the log can revoke."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.delta import Dot
 
 _POLL_S = 0.05
-"""Seconds between two checks if a failed log is recovered."""
+"""Seconds between two checks of whether a failed log was recovered."""
 _READ_ROWS, _READ_BYTES = 1_000, 1 << 20
 
 
@@ -44,12 +44,12 @@ def stored_watermark(pipeline: Pipeline, origin: int) -> int:
     Raises Refused (LOG_FAILED).
     """
     watermark, log = pipeline.watermark(origin), pipeline.log
-    at = log.offset_at_level(log.ack_level)
-    while batches := log.read_appended(at, rows_max=_READ_ROWS, bytes_max=_READ_BYTES):
+    offset = log.offset_at_level(log.ack_level)
+    while batches := log.read_appended(offset, rows_max=_READ_ROWS, bytes_max=_READ_BYTES):
         for logged in batches:
             if logged.batch.origin == origin:
                 return logged.batch.previous if logged.batch.has_gaps else logged.batch.base - 1
-        at = batches[-1].next_offset
+        offset = batches[-1].next_offset
     return watermark
 
 

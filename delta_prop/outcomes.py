@@ -34,8 +34,8 @@ class PublishAck:
 
     The rows not in `duplicates` have consecutive offsets from `offset` on, and consecutive dots from `dot`
     on, unless `rows` lists each row. `duplicates` maps a row to the offset of its first copy (None: no longer
-    known). `offset` is None if every row was a duplicate; `dot` is then that of the first copy that is last
-    in the log, None if that is not known.
+    known). `offset` is None if every row was a duplicate; `dot` is then the dot of the first copy with the
+    highest offset, None if that is not known.
     """
 
     offset: int | None
@@ -48,12 +48,12 @@ class PublishAck:
     @classmethod
     def of_rows(cls, rows: Sequence[RowAck], level: AckLevel) -> PublishAck:
         """Return the acknowledgement of rows of which some are new, at any offsets."""
-        duplicates = {row: at for row, (at, _, duplicate) in enumerate(rows) if duplicate}
+        duplicates = {row: offset for row, (offset, _, duplicate) in enumerate(rows) if duplicate}
         first = next(row for row in rows if not row.duplicate)
-        published = cls(first.offset, first.dot, len(rows), level, duplicates)
-        if published.places() != rows:
-            published.rows = rows
-        return published
+        ack = cls(first.offset, first.dot, len(rows), level, duplicates)
+        if ack.places() != rows:
+            ack.rows = rows
+        return ack
 
     @property
     def duplicate(self) -> bool:
@@ -72,32 +72,32 @@ class PublishAck:
         """Offset after the last row: all rows are visible once a sink's cursor reaches it."""
         if not self.duplicates and self.offset is not None and not self.rows:
             return self.offset + max(self.count, 1)
-        known = [at + 1 for at in self.duplicates.values() if at is not None]
-        known += [row.offset + 1 for row in self.rows if row.offset is not None]
+        next_offsets = [offset + 1 for offset in self.duplicates.values() if offset is not None]
+        next_offsets += [row.offset + 1 for row in self.rows if row.offset is not None]
         if self.offset is not None and not self.rows:
-            known.append(self.offset + max(self.count - len(self.duplicates), 1))
-        return max(known, default=0)
+            next_offsets.append(self.offset + max(self.count - len(self.duplicates), 1))
+        return max(next_offsets, default=0)
 
     def places(self) -> Sequence[RowAck]:
         """Return the offset and dot of each row."""
         if self.rows:
             return self.rows
-        found: list[RowAck] = []
-        new = 0
+        row_acks: list[RowAck] = []
+        new_count = 0
         for row in range(self.count):
             if row in self.duplicates:
-                found.append(RowAck(self.duplicates[row], None, duplicate=True))
+                row_acks.append(RowAck(self.duplicates[row], None, duplicate=True))
                 continue
-            offset = None if self.offset is None else self.offset + new
-            dot = None if self.dot is None else Dot(self.dot.origin, self.dot.counter + new)
-            found.append(RowAck(offset, dot, duplicate=False))
-            new += 1
-        return found
+            offset = None if self.offset is None else self.offset + new_count
+            dot = None if self.dot is None else Dot(self.dot.origin, self.dot.counter + new_count)
+            row_acks.append(RowAck(offset, dot, duplicate=False))
+            new_count += 1
+        return row_acks
 
 
 class OfferState(Enum):
-    """State of an offered delta. Placed: it is in the log, but not yet at the requested ack level. In doubt:
-    the log failed before that, and a recovery has yet to decide if the delta is stored.
+    """State of an offered delta. Appended: it is in the log, but not yet at the requested ack level. In
+    doubt: the log failed before that, and a recovery has yet to decide if the delta is stored.
     """
 
     QUEUED = "queued"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SAMPLES = 11
 """Number of samples: ten intervals, one second."""
 POLL_SHARE = 0.01
-"""Share of the log's bounds after whose append the log is measured, whatever the time."""
+"""The log is measured after each append of this share of its bounds, whatever the time."""
 BATCH_BYTES, ROW_BYTES = 4_096, 128
 """Approximate overhead of a batch and of a row in a log, in bytes."""
 
@@ -46,7 +46,7 @@ logger = logging.getLogger("delta_prop")
 
 
 class PacingGate:
-    """Gate before the pipeline that measures the feeds and the log."""
+    """The gate that paces producers, by measurements of the feeds and the log."""
 
     def __init__(self, settings: Settings, log: Log) -> None:
         self.pacer = Pacer()
@@ -57,7 +57,7 @@ class PacingGate:
         self._delta_share = 1 / settings.log_deltas_max + ROW_BYTES / settings.log_bytes_max
         self._byte_share = 1 / settings.log_bytes_max
         self._batch_share = BATCH_BYTES / settings.log_bytes_max
-        self._unpolled_share = 0.0  # the share of the log that was appended since it was last measured
+        self._unpolled_share = 0.0  # share of the log's bounds appended since the log was last measured
 
     def add(self, feed: Feed, *, pacing: bool, required: bool, evictable: bool, now: float) -> None:
         """Measure a sink from now on; with `pacing` it paces at once, else when something fills up."""
@@ -84,7 +84,7 @@ class PacingGate:
     # --- the gate
 
     def admits(self, count: int, size: int, now: float) -> bool:
-        """True if so many deltas and bytes may enter the pipeline now."""
+        """True if `count` deltas of `size` bytes together may enter the pipeline now."""
         if self.pacer.rate is None:
             return True
         self._update_credits(now)
@@ -100,7 +100,7 @@ class PacingGate:
             self._poll_log(now)
 
     def wait_s(self, count: int, size: int, now: float) -> float | None:
-        """Return the seconds after which to ask again; None: once a sink has made progress."""
+        """Return the seconds until the caller is to ask again; None: when a sink makes progress."""
         self._update_credits(now)
         return self.pacer.wait_s(count, size, now)
 
@@ -142,7 +142,7 @@ class PacingGate:
             paces[gauge.feed] = paces.get(gauge.feed, False) or mode not in (None, Mode.SUSPENDED)
         for feed, pacing in paces.items():
             feed.pacing = pacing
-        # no caller may have asked since; the reported pressure rests on the credits too
+        # `admits` may not have been called since; the reported pressure depends on the credits too
         self._update_credits(now)
         self.pacer.step(now, measures, waiting=waiting)
 
@@ -187,11 +187,11 @@ class PacingGate:
 class Gauge:
     """One resource of one sink that may fill up."""
 
-    what = ""
+    resource = ""
 
     def __init__(self, feed: Feed, log: Log) -> None:
         self.feed = feed
-        self.name = feed.name if not self.what else f"{feed.name} ({self.what})"
+        self.name = feed.name if not self.resource else f"{feed.name} ({self.resource})"
         self.credits: Credits | None = None
         self._log = log
         self._reported_at = -inf
@@ -226,16 +226,16 @@ class Gauge:
     def measure(self, now: float, mark: float) -> tuple[float, Measure]:
         """Return the fill ratio, and a measure of the deltas drained since the last one.
 
-        The depth below `mark`, where pacing starts, is not counted: the law controls what is above it.
+        The depth below `mark`, where pacing starts, is not counted: the law controls the depth above it.
         """
         depth, depth_max = self._poll_depth()
         drained_offset = self._arrived_offset() - depth
         drained = 0 if self._drained_offset is None else max(drained_offset - self._drained_offset, 0)
         self._drained_offset = drained_offset
         self._samples.append((now, drained))
-        below = 0 if self.credits is not None else int(mark * depth_max)
+        below_mark = 0 if self.credits is not None else int(mark * depth_max)
         return (depth / depth_max if depth_max else 1.0), Measure(
-            drained, max(depth - below, 0), max(depth_max - below, 1), self._in_call(now, depth)
+            drained, max(depth - below_mark, 0), max(depth_max - below_mark, 1), self._in_call(now, depth)
         )
 
     def initial_rate(self, settings: Settings) -> float:
@@ -250,19 +250,19 @@ class Gauge:
             return sum(count for _, count in list(samples)[1:]) / seconds
         return min(settings.rate_initial, (1 - settings.pacing_high_mark) * self._poll_depth()[1])
 
-    def report(self, paces: bool, fill_ratio: float) -> None:
+    def report(self, is_pacing: bool, fill_ratio: float) -> None:
         """Log that the sink starts or stops pacing."""
-        action = "paces" if paces else "no longer paces"
-        is_recent = paces and self._samples and self._samples[-1][0] - self._reported_at < REPORT_S
-        if paces and not is_recent:
+        action = "paces" if is_pacing else "no longer paces"
+        is_recent = is_pacing and self._samples and self._samples[-1][0] - self._reported_at < REPORT_S
+        if is_pacing and not is_recent:
             self._reported_at = self._samples[-1][0] if self._samples else 0.0
-        level = logging.WARNING if paces and not is_recent else logging.DEBUG
+        level = logging.WARNING if is_pacing and not is_recent else logging.DEBUG
         logger.log(
             level,
             "sink %r %s the source: %s is %.0f %% full",
             self.feed.name,
             action,
-            self.what,
+            self.resource,
             fill_ratio * 100,
         )
 
@@ -271,7 +271,7 @@ class Gauge:
         raise NotImplementedError
 
     def _arrived_offset(self) -> int:
-        """Return the offset after the last delta that arrived; minus the depth: the drained offset."""
+        """Return the offset after the last delta that arrived; less the depth, it is the drained offset."""
         return self._log.high_watermark
 
     def _in_call(self, now: float, depth: int) -> int | None:
@@ -286,7 +286,7 @@ class MailboxGauge(Gauge):
         super().__init__(feed, log)
         self.credits = Credits(feed.limits.mailbox_deltas_max, feed.limits.mailbox_bytes_max)
         self._applied = feed.applied
-        self._applied_at: float | None = None  # or the time when it was last seen idle
+        self._applied_at: float | None = None  # or the time when the sink was last idle
         self._last_call = (0, 0.0)  # rows of the last call, and its seconds
 
     def should_stop(self, fill_ratio: float, mark: float) -> bool:
@@ -319,16 +319,16 @@ class MailboxGauge(Gauge):
 
     def _in_call(self, now: float, depth: int) -> int | None:
         """Extrapolate from the rate of the last call."""
-        rows, took_s = self._last_call
-        if self._applied_at is None or not took_s > 0:
+        rows, call_s = self._last_call
+        if self._applied_at is None or not call_s > 0:
             return None
-        return min(int(rows * (now - self._applied_at) / took_s), rows, depth)
+        return min(int(rows * (now - self._applied_at) / call_s), rows, depth)
 
 
 class BacklogGauge(Gauge):
     """Gauge of a sink with work of its own after it has applied deltas."""
 
-    what = "its backlog"
+    resource = "its backlog"
 
     def __init__(self, feed: Feed, sink: HasBacklog, log: Log) -> None:
         super().__init__(feed, log)
@@ -354,14 +354,14 @@ class BacklogGauge(Gauge):
 class LogGauge(Gauge):
     """Gauge of a sink that the log waits for: the share of the log's bounds that it retains."""
 
-    what = "its share of the log"
+    resource = "its share of the log"
 
     def __init__(self, feed: Feed, log: Log, *, evictable: bool) -> None:
         super().__init__(feed, log)
         self._evictable = evictable
 
     def mode(self) -> Mode:
-        """Return the mode: a stalled sink paces producers if the log would refuse them because of it."""
+        """Return the mode: a stalled sink paces producers unless the log can invalidate its cursor."""
         return Mode.SUSPENDED if self._evictable and self.is_stalled else Mode.PACING
 
     @property
@@ -376,7 +376,7 @@ class LogGauge(Gauge):
 
 
 def stop_at_full_log(pressure: Pressure, gauges: Iterable[Gauge]) -> Pressure:
-    """Return the pressure, raised to `stop` if a sink keeps the log full, which the pacer does not see."""
+    """Return the pressure, raised to `stop` if a sink keeps the log full, which the pacer cannot know."""
     for gauge in gauges:
         if isinstance(gauge, LogGauge) and pressure.level < PressureLevel.STOP and gauge.is_filling_log:
             return replace(
@@ -396,5 +396,5 @@ def has_changed(before: Pressure, now: Pressure) -> bool:
         now.rate_limit is None,
     ):
         return True
-    was = before.rate_limit or 0.0
-    return abs((now.rate_limit or 0.0) - was) > was / 10
+    rate_before = before.rate_limit or 0.0
+    return abs((now.rate_limit or 0.0) - rate_before) > rate_before / 10

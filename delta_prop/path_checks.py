@@ -1,6 +1,6 @@
-"""Checks of what can be created at a local path, before anything is; the checks leave nothing behind.
+"""Checks that a local path can be created or used, before anything is created; they leave nothing behind.
 
-Every check of data directories and files is made here, for a start of the service and for embedding programs.
+The command and the embedding programs share these checks of data directories and files.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def check_file_writable(path: str) -> None:
 
 
 def check_outside_data(path: str, data: str) -> None:
-    """Check that a file is neither a data directory nor above it. Raises UsageError."""
+    """Check that a path is neither a data directory nor a parent of it. Raises UsageError."""
     target, directory = Path(os.path.realpath(path)), Path(os.path.realpath(data))
     if target == directory or target in directory.parents:
         raise UsageError(f"{path!r} is or holds the data directory: give another file")
@@ -73,8 +73,8 @@ def _describe_kind(target: Path) -> str:
     return "a directory" if target.is_dir() else "a device or pipe"
 
 
-def _has_access(target: Path, what: int) -> bool:
-    return os.access(target, what, effective_ids=os.access in os.supports_effective_ids)
+def _has_access(target: Path, mode: int) -> bool:
+    return os.access(target, mode, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _exists(target: Path, path: str) -> bool:

@@ -1,7 +1,7 @@
-"""Drafts that wait in order without a dot yet, by the vectors that they change.
+"""Drafts that wait for dependencies and have no dot yet, by the vectors that they change.
 
-A draft that waits for a parent has no dot before it is appended, so a placeholder dot (of a negative origin)
-orders after it the drafts that change the same vectors. Pure.
+A draft gets its dot when it is appended. While it waits, later drafts that change the same vectors depend on
+its placeholder dot, which has a negative origin. Pure.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class PendingDrafts:
     """Placeholder dots of each vector, in order; a new draft waits for the last one."""
 
     def __init__(self) -> None:
-        self._stand_in_count = 0
+        self._placeholder_count = 0
         self._by_vector: dict[tuple[str, str], list[Dot]] = {}
 
-    def next_stand_in(self) -> int:
+    def next_placeholder_origin(self) -> int:
         """Return the origin of the next placeholder."""
-        self._stand_in_count += 1
-        return -self._stand_in_count
+        self._placeholder_count += 1
+        return -self._placeholder_count
 
     def find_blockers(self, draft: Draft | MatrixDraft) -> set[Dot]:
         """Return the placeholder dots that a draft has to wait for."""
@@ -39,11 +39,11 @@ class PendingDrafts:
 
     def remove(self, draft: Draft | MatrixDraft, entry: Entry) -> None:
         """Remove a draft that no longer waits."""
-        stand_in = Dot(entry.origin, 1)
+        placeholder = Dot(entry.origin, 1)
         for key in draft.vectors():
             placeholders = self._by_vector.get(key, [])
-            if stand_in in placeholders:
-                placeholders.remove(stand_in)
+            if placeholder in placeholders:
+                placeholders.remove(placeholder)
             if not placeholders:
                 self._by_vector.pop(key, None)
 

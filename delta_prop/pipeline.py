@@ -1,8 +1,8 @@
 """The pipeline: ingest, order, log, route as plain calls. Read this first.
 
-A delta passes through once, without waiting anywhere: it is admitted, ordered, appended to the log, routed to
-the sinks' mailboxes, acknowledged. State changes only after the log has accepted the batch. In front is one
-queue, empty while the log keeps up. Nothing here awaits; `now` is an argument.
+A delta that waits for nothing passes in one call: it is admitted, ordered, appended to the log; with a log in
+memory also routed to the sinks and acknowledged. State changes only if the log accepts the batch. The queue
+before these steps is empty while the log keeps up. Nothing here awaits; `now` is an argument.
 """
 
 from __future__ import annotations
@@ -223,26 +223,26 @@ class Pipeline:
 
     @property
     def can_take_coalesced(self) -> bool:
-        """True if nothing prevents `offer_coalesced`, but for the gate and the draft itself."""
+        """True if `offer_coalesced` succeeds, unless the gate or the draft itself prevents it."""
         waits = self.orderer.has_pending or self.orderer.has_ready  # the draft may depend on that work
         return not (self.stop_refusal or self._running or self.queue.depth or waits) and self.log.is_accepting
 
     def offer_coalesced(self, draft: CoalescedDraft | JoinedDraft, now: float) -> bool:
-        """Append a draft of one or more calls, as `offer` does for each, in fewer steps. Return False, with
-        nothing changed, if it cannot be appended now, or if some of several calls are refused.
+        """Append a draft of one or more calls, with the effect of `offer` for each, in fewer steps. Return
+        False, with nothing changed, if it cannot be appended now, or if one of several calls is refused.
         """
         admitted = self.can_take_coalesced and self._gate.admits(draft.count, draft.size, now)
         if not (admitted and draft.has_valid_shape()):
             return False
         self._now, self._running = now, True
         try:
-            taken = self._append_coalesced(draft)
+            is_done = self._append_coalesced(draft)
         finally:
             self._running = False
         if self.queue.depth:  # work offered by a callback just now
             self.pump(now)
             self._on_queued()
-        return taken
+        return is_done
 
     def _append_coalesced(self, draft: CoalescedDraft | JoinedDraft) -> bool:
         try:
@@ -262,8 +262,8 @@ class Pipeline:
         self, batches: Sequence[Batch], sender: Sender, make_receipt: Callable[[int], Receipt], now: float
     ) -> int:
         """Append homogeneous batches of one origin with consecutive counters, under one receipt; return how
-        many. Does what `offer` does for each, up to the first that needs `offer`. `make_receipt` takes the
-        number of batches.
+        many. Has the effect of `offer` for each, and stops before the first that needs the checks of `offer`.
+        `make_receipt` takes the number of appended batches.
         """
         self._now, first = now, batches[0]
         state = self.origins.find_writer(first, sender.owner)
@@ -272,23 +272,24 @@ class Pipeline:
             return 0
         if self.queue.depth or self._running or not self.log.is_accepting:
             return 0
-        rows, size = sum([batch.count for batch in batches]), sum([batch.size for batch in batches])
-        if not self._gate.admits(rows, size, now):
+        count, size = sum([batch.count for batch in batches]), sum([batch.size for batch in batches])
+        if not self._gate.admits(count, size, now):
             return 0
         self._running = True
         try:
-            placed = self.appender.append_run(batches, state, sender.source, now)
-            if placed:
-                if len(placed) < len(batches):
-                    rows, size = sum([one.count for one in placed]), sum([one.batch.size for one in placed])
-                self._gate.note(rows, size, now)
-                self._note_run(placed, make_receipt(len(placed)))
+            appended = self.appender.append_run(batches, state, sender.source, now)
+            if appended:
+                if len(appended) < len(batches):
+                    count = sum([one.count for one in appended])
+                    size = sum([one.batch.size for one in appended])
+                self._gate.note(count, size, now)
+                self._note_run(appended, make_receipt(len(appended)))
         finally:
             self._running = False
         if self.queue.depth:  # work offered by a callback just now
             self.pump(now)
             self._on_queued()
-        return len(placed)
+        return len(appended)
 
     def _note_run(self, batches: Sequence[LoggedBatch], receipt: Receipt) -> None:
         batch, last = batches[0].batch, batches[-1].batch
@@ -345,11 +346,11 @@ class Pipeline:
         """Continue with the state of a pipeline just restored from the log, and settle the receipts in doubt.
         Producers keep their grants and epochs; Lamport numbers and times keep rising.
         """
-        before, now = self.appender, restored.appender
+        previous, current = self.appender, restored.appender
         restored.origins.carry_over(self.origins)
-        self.orderer, self.origins, self.appender = restored.orderer, restored.origins, now
-        now.continue_from(before)
-        before.ids.close()
+        self.orderer, self.origins, self.appender = restored.orderer, restored.origins, current
+        current.continue_from(previous)
+        previous.ids.close()
         self._own_origins, self._orphans = restored._own_origins, restored._orphans
         self._pending_drafts.clear()
         self.stop_refusal = None
@@ -413,12 +414,12 @@ class Pipeline:
             self._running = False
 
     def _is_resent(self, work: SequencedBatch) -> bool:
-        """True if its producer has sent hello since it was queued: it is resent, maybe with other bytes."""
+        """True if the producer has sent hello since the batch was queued, and so resends it."""
         state = None if work.claims is None else self.origins.get(work.batch.origin)
         return state is not None and state.claims != work.claims
 
     def _try_fast_path(self, work: SequencedBatch) -> bool:
-        """Append a valid homogeneous batch that is the next of a live origin, as most are, in fewer steps
+        """Append a valid homogeneous batch that is the next of an origin that has said hello, in fewer steps
         than `_process_sequenced`. Return False, with nothing changed, if it is not such a batch.
         """
         batch, sender = work.batch, work.sender
@@ -434,26 +435,27 @@ class Pipeline:
             return False
         if batch.base + batch.count - 1 > COUNTER_MAX:
             return False
-        placed = self.appender.append_run([batch], state, sender.source, self._now)
-        if placed:
-            self._note_run(placed, work.receipt)
-        return bool(placed)
+        appended = self.appender.append_run([batch], state, sender.source, self._now)
+        if appended:
+            self._note_run(appended, work.receipt)
+        return bool(appended)
 
     def _process_sequenced(self, work: SequencedBatch) -> None:
         """Append, park or refuse a batch, with all checks."""
-        batch, forwards = work.batch, work.is_forwarded
+        batch, is_forwarded = work.batch, work.is_forwarded
         watermark = self.orderer.watermarks.get(batch.origin, 0)
         try:
             self._admit(work)
             if batch.last <= watermark:
                 self._reporter.report(work.receipt, self._required_level(work), self._ack_duplicate(work))
                 return
-            if not forwards and (batch.base <= watermark or (batch.has_gaps and batch.previous < watermark)):
+            is_overlap = batch.base <= watermark or (batch.has_gaps and batch.previous < watermark)
+            if is_overlap and not is_forwarded:
                 raise overlap(batch, watermark)
         except Refused as refusal:
             self._refuse(work, refusal)
             return
-        if forwards:
+        if is_forwarded:
             self._slice_known_rows(work, watermark)
         elif work.final_refusal is None:
             work.final_refusal = find_fault(batch) or self._orphans.find_refusal(work)
@@ -479,7 +481,7 @@ class Pipeline:
             raise Refused(ErrorCode.UNAUTHORIZED, "only the service writes control rows: send deltas")
 
     def _ack_duplicate(self, work: SequencedBatch) -> PublishAck:
-        """Return the answer to dots below the watermark, whoever sends them. Raises Refused."""
+        """Return the answer to dots up to the watermark, whoever sends them. Raises Refused."""
         batch, state = work.batch, self.origins.get(work.batch.origin)
         assert state is not None
         if work.is_forwarded:
@@ -491,25 +493,25 @@ class Pipeline:
 
     def _process_draft(self, draft: Draft | MatrixDraft) -> None:
         """Append a draft, or park it until its parents and earlier drafts on its vectors are appended."""
-        refused = next(
+        refused_parent = next(
             (one for one in draft.after if one.done and one.state is not OfferState.ACKNOWLEDGED), None
         )
-        if refused is not None:
-            self._refuse(draft, parent_refused(refused))
+        if refused_parent is not None:
+            self._refuse(draft, parent_refused(refused_parent))
             return
-        orphaned = self._orphans.find_refusal(draft)
-        if orphaned is not None:
-            self._refuse(draft, orphaned)
-            self._refuse_orphans(draft.ids or (), orphaned, draft.source)
+        refusal = self._orphans.find_refusal(draft)
+        if refusal is not None:
+            self._refuse(draft, refusal)
+            self._refuse_orphans(draft.ids or (), refusal, draft.source)
             self._append_released()
             return
-        waits: set[Dot | bytes] = {Dot(one.origin, one.last) for one in pending_dependencies(draft, Entry)}
-        waits |= self._pending_drafts.find_blockers(draft)
-        waits |= draft.causes
-        if not waits:
+        blockers: set[Dot | bytes] = {Dot(one.origin, one.last) for one in pending_dependencies(draft, Entry)}
+        blockers |= self._pending_drafts.find_blockers(draft)
+        blockers |= draft.causes
+        if not blockers:
             self._append_draft(draft, None)
             return
-        self._order(make_draft_entry(draft, self._pending_drafts.next_stand_in(), waits))
+        self._order(make_draft_entry(draft, self._pending_drafts.next_placeholder_origin(), blockers))
 
     # --- order
 
@@ -528,14 +530,14 @@ class Pipeline:
             elif entry.verdict is Verdict.OVERLAP and not work.is_forwarded:
                 self._refuse(work, self.orderer.overlap(entry))
             else:
-                self._process_sequenced(work)  # type: ignore[arg-type]  # a duplicate, or sliced
+                self._process_sequenced(work)  # type: ignore[arg-type]  # a duplicate, or a forwarded overlap
 
     def _park(self, entry: Entry) -> None:
         work: Work = entry.item  # type: ignore[assignment]
-        parked = self.orderer.find_parked(entry)
-        if parked is not None:
+        first_copy = self.orderer.find_parked(entry)
+        if first_copy is not None:
             assert isinstance(work, SequencedBatch), "a draft has no duplicates"
-            refusal = attach_duplicate(work, parked, self.orderer.watermarks.get(entry.origin, 0))
+            refusal = attach_duplicate(work, first_copy, self.orderer.watermarks.get(entry.origin, 0))
             if refusal is not None:
                 self._refuse(work, refusal)
             return
@@ -576,14 +578,14 @@ class Pipeline:
                 self._append_draft(work, entry)  # type: ignore[arg-type]
             return
         try:
-            placed, outcome = self.appender.append_sequenced(work, self._now)
+            appended, outcome = self.appender.append_sequenced(work, self._now)
         except Refused as refusal:
             self._refuse_all(self.orderer.refuse(entry, refusal))
             return
         accepted = isinstance(outcome, PublishAck)
         self.orderer.note_delivered(entry.origin, entry.last, accepted_ids(work.batch) if accepted else ())
-        self.ack_tracker.route_run_when_visible(placed)
-        self._reporter.report(work.receipt, self._required_level(work), outcome, placed[-1].next_offset)
+        self.ack_tracker.route_run_when_visible(appended)
+        self._reporter.report(work.receipt, self._required_level(work), outcome, appended[-1].next_offset)
         if isinstance(outcome, Refused):
             self._refuse_orphans(work.batch.ids or (), outcome, work.sender.source)
 

@@ -1,8 +1,8 @@
 """Serialization of the pipeline's state for a checkpoint. Pure.
 
-The small part is one section. What grows is in files that are written once: *changes* (origins and heads that
-changed since the last checkpoint, or all of them), *ids* added since, sorted *runs* of ids, which are
-searched in place. Read in order they give the state.
+One section holds the small part. The parts that grow are in files, each written once: *changes* (the origins
+and heads that changed since the last checkpoint, or all), *ids* that were added since, and sorted *runs* of
+ids, which are searched in place. Loaded in this order, they give the state.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ class StateManifest:
         fields = msgpack.unpackb(raw)
         if fields["version"] != VERSION:
             raise ValueError(
-                f"the pipeline's state has version {fields['version']}: read it by that one, not {VERSION}"
+                f"the pipeline's state has version {fields['version']}: read it with a program of that "
+                f"version, not of {VERSION}"
             )
         return cls(
             fields["lamport"],
@@ -192,10 +193,10 @@ def unpack(raw: bytes, read_part: Callable[[str], bytes], open_run: Callable[[st
 def _load_origins(state: PipelineState, packed: dict[str, Any]) -> None:
     """Merge the origins of one file into the state: later rows replace earlier ones, ranges are extended."""
     counts = {name: _unpack_array(packed[f"{name}_counts"]) for name in ("recent", "runs", "voids")}
-    at = dict.fromkeys(counts, 0)
+    positions = dict.fromkeys(counts, 0)
     known_above, epochs = iter(_unpack_array(packed["known_above"])), iter(_unpack_array(packed["epochs"]))
     idle_epochs, forgot = iter(_unpack_array(packed["idle_epochs"])), iter(packed["forgot"])
-    clocks, clock_counts, clock_at, row = (
+    clocks, clock_counts, clock_position, row = (
         _unpack_array(packed["clocks"]),
         _unpack_array(packed["clock_counts"]),
         0,
@@ -212,12 +213,14 @@ def _load_origins(state: PipelineState, packed: dict[str, Any]) -> None:
             continue
         columns = {}
         for name, kinds in (("recent", "QQI"), ("runs", "QQQ"), ("voids", "QQI")):
-            columns[name] = _read_columns(packed[name], kinds, at[name], counts[name][row])
-            at[name] += counts[name][row]
+            columns[name] = _read_columns(packed[name], kinds, positions[name], counts[name][row])
+            positions[name] += counts[name][row]
         if clock_counts[row]:
-            middle, end = clock_at + clock_counts[row], clock_at + 2 * clock_counts[row]
-            state.clocks[origin] = dict(zip(clocks[clock_at:middle], clocks[middle:end], strict=True))
-            clock_at = end
+            clock_middle, end = clock_position + clock_counts[row], clock_position + 2 * clock_counts[row]
+            state.clocks[origin] = dict(
+                zip(clocks[clock_position:clock_middle], clocks[clock_middle:end], strict=True)
+            )
+            clock_position = end
         row += 1
         state.idle.pop(origin, None)
         before = state.active.get(origin)
@@ -238,25 +241,28 @@ def _extend_ranges(saved: Columns, newer: Columns) -> Columns:
     return saved
 
 
-def _read_columns(raw: list[bytes], kinds: str, first: int, count: int) -> Columns:
-    one, two, three = (
-        _unpack_array(memoryview(column)[first * size : (first + count) * size], kind)
+def _read_columns(raw: list[bytes], kinds: str, start: int, count: int) -> Columns:
+    first_column, second_column, third_column = (
+        _unpack_array(memoryview(column)[start * size : (start + count) * size], kind)
         for column, kind, size in zip(raw, kinds, map(_SIZES.get, kinds), strict=True)
         if size is not None
     )
-    return one, two, three
+    return first_column, second_column, third_column
 
 
 _SIZES = {"Q": 8, "I": 4}
 
 
-def _unpack_ids(raw: bytes, above: int) -> tuple[list[bytes], list[int]]:
-    """Return the ids of a file above an offset; those up to it are in a run."""
+def _unpack_ids(raw: bytes, sealed_until: int) -> tuple[list[bytes], list[int]]:
+    """Return the ids of a file after offset `sealed_until`; those up to it are in a run."""
     count = len(raw) // (_ID_BYTES + _WORD_BYTES)
     offsets = np.frombuffer(raw, "<u8", count, count * _ID_BYTES).astype(np.int64)
-    first = int(offsets.searchsorted(above, side="right"))
-    ids = [raw[at : at + _ID_BYTES] for at in range(first * _ID_BYTES, count * _ID_BYTES, _ID_BYTES)]
-    return ids, offsets[first:].tolist()
+    start = int(offsets.searchsorted(sealed_until, side="right"))
+    ids = [
+        raw[position : position + _ID_BYTES]
+        for position in range(start * _ID_BYTES, count * _ID_BYTES, _ID_BYTES)
+    ]
+    return ids, offsets[start:].tolist()
 
 
 def _pack_u64(numbers: Iterable[int]) -> bytes:

@@ -1,4 +1,4 @@
-"""Ports: structural types of the world outside the service, a clock, randomness, threads, sockets.
+"""Ports: structural types of the world outside the service: clock, randomness, threads, sockets.
 
 Nothing is implemented here. `world.py` has the real ones, `testing/` the fakes; time, randomness, threads and
 sockets enter nowhere else.
@@ -78,7 +78,7 @@ class Tls:
         for name in ("certificate", "key", "authorities", "server_name"):
             value = getattr(self, name)
             if not isinstance(value, str | PurePath | None):
-                raise UsageError(f"{name} {value!r:.60} is a {type(value).__name__}: give text")
+                raise UsageError(f"{name} {value!r:.60} is of type {type(value).__name__}: give text")
 
 
 class Stream(Protocol):
@@ -169,7 +169,7 @@ class Network(Protocol):
     ) -> Stream:
         """Connect, TLS handshake included. Raises OSError, TimeoutError, UsageError.
 
-        The latter is Misconfigured if a retry changes nothing.
+        The UsageError is a Misconfigured if a retry changes nothing.
         """
         ...
 

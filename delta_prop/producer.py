@@ -42,7 +42,7 @@ _RETRY_S_MIN = 0.001
 
 @dataclass(slots=True, eq=False)
 class _UnackedBatch:
-    """A batch whose dots are not processed yet. `withdrawn`: its caller has withdrawn it."""
+    """A batch whose dots are not processed yet. `withdrawn`: True once its caller has withdrawn it."""
 
     batch: Batch
     sender: Sender
@@ -86,8 +86,10 @@ class Producer:
         check_open: Callable[[], None],
         flush_earlier: Callable[[], None],
     ) -> None:
-        """Open a producer. `check_open` raises Refused (SHUTTING_DOWN) or UsageError once the service closes;
-        `flush_earlier` sends what others have offered in this tick, which goes first.
+        """Open a producer.
+
+        `check_open` raises Refused (SHUTTING_DOWN) or UsageError once the service closes. `flush_earlier`
+        sends what other callers offered earlier in this tick.
         """
         check_name("producer", name, VECTOR_ID_BYTES_MAX)
         self.name = name
@@ -122,7 +124,7 @@ class Producer:
         Raises InvalidDelta, UsageError; Refused (QUEUE_FULL) if too much is unacknowledged, or with the
         refusal that keeps an earlier batch unacknowledged. No dot is drawn then.
         """
-        return self._begin(check_and_note(deltas, self._pipeline.note_refused), deltas, after).receipt
+        return self._send_first(check_and_note(deltas, self._pipeline.note_refused), deltas, after).receipt
 
     async def publish(
         self,
@@ -143,7 +145,7 @@ class Producer:
         while True:
             try:
                 if entry is None:
-                    entry = self._begin(priority, deltas, after)
+                    entry = self._send_first(priority, deltas, after)
                 elif entry.is_refused:
                     self._check_open()
                     self._continue_after_recovery()
@@ -156,9 +158,9 @@ class Producer:
                 raise
             except Refused as refusal:
                 wait_s = max((refusal.retry_after_ms or 0) / 1000, _RETRY_S_MIN)
-                final = refusal.code is ErrorCode.LOG_FAILED and refusal.retry_after_ms is None
-                final = final or refusal.code is ErrorCode.SHUTTING_DOWN  # this handle ends with its service
-                if final or not refusal.retryable or self._now() + wait_s >= deadline:
+                is_permanent = refusal.code is ErrorCode.LOG_FAILED and refusal.retry_after_ms is None
+                is_permanent |= refusal.code is ErrorCode.SHUTTING_DOWN  # this handle ends with its service
+                if is_permanent or not refusal.retryable or self._now() + wait_s >= deadline:
                     _withdraw(entry)
                     raise
             await _wait_before_retry(entry, wait_s)
@@ -177,7 +179,7 @@ class Producer:
         if delta.source is Source.REPLICA:
             raise InvalidDelta("source", "replica is reserved for services that forward: give another source")
         sender = replace(self._sender, source=delta.source)
-        self._begin(priority, [delta], (), counter=counter, sender=sender, callback=then)
+        self._send_first(priority, [delta], (), counter=counter, sender=sender, callback=then)
         return True
 
     async def outcome(
@@ -220,7 +222,7 @@ class Producer:
 
     # --- helpers
 
-    def _begin(
+    def _send_first(
         self,
         priority: Priority,
         deltas: Sequence[Delta],
@@ -253,9 +255,9 @@ class Producer:
             return
         for lane in self._lanes.values():
             first = next(iter(lane.in_flight.values()), None)
-            before = lane.next_counter - 1 if first is None else _previous_counter(first.batch)
-            if before > self._pipeline.orderer.watermarks.get(lane.origin, 0):
-                self._pipeline.skip_to(lane.origin, before, self.name)
+            previous = lane.next_counter - 1 if first is None else _previous_counter(first.batch)
+            if previous > self._pipeline.orderer.watermarks.get(lane.origin, 0):
+                self._pipeline.skip_to(lane.origin, previous, self.name)
                 lane.sent_clock.clear()  # the lost batches' clock entries must be sent again
         self._seen_recoveries = recoveries
 
@@ -335,7 +337,7 @@ class Producer:
         return batch
 
     def _find_clock_changes(self, lane: _Lane, deltas: Sequence[Delta]) -> list[Dot]:
-        """Return the last deltas of these vectors under other priorities that were not stated yet."""
+        """Return the last deltas of these vectors under other priorities, unless a clock has named them."""
         changed: dict[int, int] = {}
         for delta in deltas:
             head = self._heads.get((delta.namespace, delta.vector_id))
@@ -379,7 +381,7 @@ def _withdraw(entry: _UnackedBatch | None) -> None:
 
 
 def _previous_counter(batch: Batch) -> int:
-    """Return the counter that its origin must have reached; counters in between went to other priorities."""
+    """Return the counter of its origin before a batch; counters in between went to other priorities."""
     return batch.previous if batch.has_gaps else batch.base - 1
 
 

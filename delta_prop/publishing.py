@@ -50,7 +50,7 @@ AfterItem: TypeAlias = Receipt | Dependency
 """Item of `after=`: a receipt, an acknowledgement, a dot, a 16-byte id."""
 
 _RETRYABLE_CODES = {ErrorCode.PENDING_FULL, ErrorCode.RATE_LIMITED}
-"""Refusals that `publish` waits out, besides those for which it queues."""
+"""Codes of refusals after which `publish` sleeps and retries, without a turn in the admission queue."""
 _YIELD_S = 0.0005
 _NO_RECEIPT = Receipt()
 
@@ -96,7 +96,8 @@ class PublishMixin:
         """Send deltas into the pipeline; never waits. The receipt gets the outcome.
 
         All deltas of one call have one priority and one outcome. Single offers within one tick of the event
-        loop go as one batch, if nothing prevents it. Raises InvalidDelta.
+        loop go as one batch, if nothing prevents it. Raises InvalidDelta, UsageError, and Refused
+        (SHUTTING_DOWN) while closing; the receipt gets any other refusal.
         """
         draft = self._make_draft(deltas, after, ack_level)
         if len(deltas) == 1 and not after and can_share_batch(deltas[0]):
@@ -115,11 +116,10 @@ class PublishMixin:
 
         Raises Refused; for a retryable cause, after `timeout_s`. A publish that raises had no effect, unless
         the code is OUTCOME_UNKNOWN: `timeout_s` passed while the delta was in a log that had failed, and
-        `outcome` returns the result of the dot in `details` once the log is recovered. Cancelled by a scope
-        of anyio's, it never takes effect unnoticed while the log works: either it had no effect, or the
-        acknowledgement is returned. A cancellation past anyio (`asyncio.wait_for`, `task.cancel()`) once the
-        delta is appended is raised although the delta takes effect. Use `timeout_s`, or `offer`, whose
-        receipt always gets the outcome.
+        `outcome` returns the result of the dot in `details` once the log is recovered. If a scope of anyio
+        cancels it while the log works, either it had no effect, or the acknowledgement is returned. A
+        cancellation without a scope (`asyncio.wait_for`, `task.cancel()`) is raised even if the delta was
+        appended and takes effect. Use `timeout_s`, or `offer`, whose receipt always gets the outcome.
         """
         self._check_open()
         if timeout_s is not None:
@@ -146,8 +146,8 @@ class PublishMixin:
         ack_level: AckLevel | str | None = None,
         timeout_s: float | None = None,
     ) -> PublishAck:
-        """Publish columns: row i of `matrix` (n × dimension) is the vector `ids[i]`, or with `indices` (n ×
-        as many) the new values of elements `indices[i]` of that vector.
+        """Publish columns: row i of `matrix` is the vector `ids[i]`; with `indices`, which has the shape of
+        `matrix`, row i holds new values for the elements `indices[i]` of that vector.
 
         `kind` is CREATE (default) or DENSE; with indices SPARSE (default) or SPARSE_ADD. Raises as `publish`
         does.
@@ -207,7 +207,7 @@ class PublishMixin:
         """
         self._transforms.register(name, function, reads, nonblocking=nonblocking)
 
-    # --- inside
+    # --- internals
 
     def _now(self) -> float:
         return self._world.clock.now()
@@ -283,7 +283,7 @@ class PublishMixin:
     ) -> PublishAck:
         """Offer; while there is no capacity, or the log has failed, queue and offer again.
 
-        `receipt`: of the first offer, if that was made.
+        `receipt`: the receipt of the first offer, if that was made.
         """
 
         def send() -> Receipt:
@@ -298,8 +298,8 @@ class PublishMixin:
             await self._yield_to_sinks()
         if receipt.done and not _can_retry(receipt):
             return receipt.result()
-        limit = self.settings.publish_timeout_s if timeout_s is None else timeout_s
-        with anyio.move_on_after(limit):
+        limit_s = self.settings.publish_timeout_s if timeout_s is None else timeout_s
+        with anyio.move_on_after(limit_s):
             while True:
                 if receipt is _NO_RECEIPT or can_wait_out(receipt.refusal()):
                     await self._admission_queue.send_when_admitted(send, priority)
@@ -312,8 +312,8 @@ class PublishMixin:
                     elif not can_wait_out(refused):
                         raise
         if not receipt.done:
-            raise timed_out(limit, receipt.place)
-        raise receipt.refusal() or self._log.capacity_refusal(1, 0) or timed_out(limit, None)
+            raise timed_out(limit_s, receipt.place)
+        raise receipt.refusal() or self._log.capacity_refusal(1, 0) or timed_out(limit_s, None)
 
     async def _yield_to_sinks(self) -> None:
         """Yield to the sinks' tasks now and then, or a busy publisher would starve them.

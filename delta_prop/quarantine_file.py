@@ -51,7 +51,7 @@ EpochEnd: TypeAlias = Callable[[int], int | None]
 
 
 class QuarantineCorrupted(DeltaPropError):
-    """A quarantine file that is not as it was written. `path` names it, `position` the byte."""
+    """A quarantine file that differs from what was written; `position`: the byte at which."""
 
     def __init__(self, path: str, position: int, reason: str) -> None:
         super().__init__(
@@ -73,8 +73,8 @@ class QuarantineRecord(NamedTuple):
 
 @dataclass(slots=True)
 class StoredQuarantine:
-    """Content of a quarantine file: its sink, the held deltas by offset, their frames, the dropped offsets,
-    and the log's epoch at the last write.
+    """Content of a quarantine file: the sink's name, the held deltas by offset, their frames, the dropped
+    offsets, and the log's epoch at the last write.
 
     `torn`: description of the end that was truncated, None if nothing was.
     """
@@ -124,7 +124,7 @@ def make_group(
     removed: Sequence[int] = (),
     dropped: Sequence[int] = (),
 ) -> JournalGroup:
-    """Return a group of changes, as it is written: each offset once."""
+    """Return a group of changes in the form in which it is written; an offset occurs in it once."""
     return {
         "held": [[offset, *one] for offset, one in held],
         "frames": {logged.offset: logged.head + logged.batch.body for logged in frames},
@@ -157,9 +157,9 @@ def remove_stored(disk: Disk, sink: str) -> bool:
     """Remove the stored quarantine of a sink, durably; return False if there was none. Raises OSError."""
     path = quarantine_path(sink)
     files = {f"{DIRECTORY}/{name}" for name in disk.list(DIRECTORY)}
-    for one in (path + TEMPORARY, path):
-        if one in files:
-            disk.remove(one)
+    for file in (path + TEMPORARY, path):
+        if file in files:
+            disk.remove(file)
             disk.sync_directory(DIRECTORY)
     return path in files
 
@@ -188,7 +188,7 @@ class QuarantineFile:
         self._number += 1
 
     def rewrite(self, groups: Iterable[JournalGroup]) -> None:
-        """Replace the file by one of these groups; durable when it returns. Raises OSError."""
+        """Replace the file by a new one with these groups; durable when it returns. Raises OSError."""
         self.close()
         self._disk.make_directory(DIRECTORY)
         self._disk.sync_directory("")
@@ -221,49 +221,53 @@ def _read(disk: Disk, path: str, epoch_end: EpochEnd) -> StoredQuarantine | None
     raw = read_small_file(disk, path, bytes_max=1 << 62)
     if raw is None:
         return None
-    view, at, number, stored = memoryview(raw), 0, 0, StoredQuarantine()
-    while at < len(raw):
-        payload = _read_payload(view, at, number)
+    view, position, number, stored = memoryview(raw), 0, 0, StoredQuarantine()
+    while position < len(raw):
+        payload = _read_payload(view, position, number)
         if payload is None:
-            if number == 0 or _has_valid_group_after(raw, at + 1, number):
-                raise QuarantineCorrupted(path, at, "a group does not match its checksum, a later one does")
-            stored.torn = f"{path}: {len(raw) - at} bytes at its end, from byte {at} on, were torn"
+            if number == 0 or _has_valid_group_after(raw, position + 1, number):
+                raise QuarantineCorrupted(
+                    path, position, "a group does not match its checksum, but a later one does"
+                )
+            stored.torn = (
+                f"{path}: {len(raw) - position} bytes at its end, from byte {position} on, were torn"
+            )
             break
         try:
             stored.apply_group(msgpack.unpackb(payload, strict_map_key=False), epoch_end)
         except (KeyError, TypeError, ValueError) as error:
-            raise QuarantineCorrupted(path, at, f"it cannot be parsed: {error}") from None
-        at += _GROUP.size + len(payload)
+            raise QuarantineCorrupted(path, position, f"it cannot be parsed: {error}") from None
+        position += _GROUP.size + len(payload)
         number += 1
     stored.truncate(epoch_end(stored.epoch) if stored.epoch else None)
-    needed = {one.frame for one in stored.held.values()}
+    needed = {record.frame for record in stored.held.values()}
     stored.frames = {offset: raw for offset, raw in stored.frames.items() if offset in needed}
     if needed - stored.frames.keys():
         raise QuarantineCorrupted(
-            path, at, f"the frame of offset {min(needed - stored.frames.keys())} is missing"
+            path, position, f"the frame of offset {min(needed - stored.frames.keys())} is missing"
         )
     return stored
 
 
-def _read_payload(view: memoryview, at: int, number: int | None) -> memoryview | None:
+def _read_payload(view: memoryview, position: int, number: int | None) -> memoryview | None:
     """Return the payload of the group at this position, None if there is no valid one of this number."""
-    if at + _GROUP.size > len(view):
+    if position + _GROUP.size > len(view):
         return None
-    magic, found_number, length, checksum = _GROUP.unpack_from(view, at)
-    payload = view[at + _GROUP.size : at + _GROUP.size + length]
+    magic, found_number, length, checksum = _GROUP.unpack_from(view, position)
+    payload = view[position + _GROUP.size : position + _GROUP.size + length]
     if magic != _MAGIC or len(payload) < length or (number is not None and found_number != number):
         return None
     is_valid = crc32c(payload, crc32c(_NUMBERS.pack(found_number, length))) == checksum
     return payload if is_valid else None
 
 
-def _has_valid_group_after(raw: bytes, at: int, number: int) -> bool:
-    """True if a valid group lies somewhere after it: then the invalid one was complete once."""
+def _has_valid_group_after(raw: bytes, position: int, number: int) -> bool:
+    """True if a valid group follows the position: then the invalid group before it was complete once."""
     view = memoryview(raw)
-    while (at := raw.find(_MAGIC, at)) >= 0:
-        if _read_payload(view, at, None) is not None:
+    while (position := raw.find(_MAGIC, position)) >= 0:
+        if _read_payload(view, position, None) is not None:
             return True
-        at += 1
+        position += 1
     return False
 
 

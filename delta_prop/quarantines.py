@@ -76,7 +76,7 @@ class QuarantineWriter:
         if rewrite:
             records, dropped = self.quarantine.records(), self.quarantine.dropped_offsets
             await self._threads.run(lambda: self._file.rewrite(_make_groups(records, dropped)))
-            self._frames = {one.logged.offset for one in records}
+            self._frames = {delta.logged.offset for delta in records}
         else:
             group, frames = self._collect_changes(touched)
             await self._threads.run(lambda: self._file.append(group))
@@ -88,11 +88,11 @@ class QuarantineWriter:
         frames: dict[int, LoggedBatch] = {}
         removed, dropped = [], []
         for offset in sorted(touched):
-            one = self.quarantine.get(offset)
-            if one is not None:
-                held.append((offset, _make_record(one)))
-                if one.logged.offset not in self._frames:
-                    frames[one.logged.offset] = one.logged
+            delta = self.quarantine.get(offset)
+            if delta is not None:
+                held.append((offset, _make_record(delta)))
+                if delta.logged.offset not in self._frames:
+                    frames[delta.logged.offset] = delta.logged
             elif self.quarantine.is_withheld(offset):
                 dropped.append(offset)
             else:
@@ -110,7 +110,7 @@ class QuarantineWriter:
 
 
 class Quarantines:
-    """Quarantines by the name of the sink. `disk` None: in memory, like the log."""
+    """Quarantines by sink name; without a `disk` they are in memory, like the log."""
 
     def __init__(self, disk: Disk | None, log: Log, world: World) -> None:
         self._disk = disk
@@ -178,8 +178,8 @@ class Quarantines:
 def restore_quarantine(quarantine: Quarantine, stored: StoredQuarantine) -> None:
     """Fill a quarantine with the content of a file."""
     batches = stored.batches()
-    for offset, one in sorted(stored.held.items()):
-        quarantine.restore(batches[one.frame], offset - one.frame, one.reason, one.at_us)
+    for offset, record in sorted(stored.held.items()):
+        quarantine.restore(batches[record.frame], offset - record.frame, record.reason, record.at_us)
     quarantine.restore_dropped(stored.dropped_offsets)
 
 
@@ -189,16 +189,16 @@ def _make_groups(records: list[QuarantinedDelta], dropped: list[int]) -> Iterato
     held: list[tuple[int, QuarantineRecord]] = []
     frames: dict[int, LoggedBatch] = {}
     size = 0
-    for one in records:
-        if one.logged.offset not in frames:
+    for delta in records:
+        if delta.logged.offset not in frames:
             if size >= GROUP_BYTES:
                 yield make_group(held, frames.values())
                 held, frames, size = [], {}, 0
-            frames[one.logged.offset] = one.logged
-            size += one.logged.batch.size
-        held.append((one.offset, _make_record(one)))
+            frames[delta.logged.offset] = delta.logged
+            size += delta.logged.batch.size
+        held.append((delta.offset, _make_record(delta)))
     yield make_group(held, frames.values())
 
 
-def _make_record(one: QuarantinedDelta) -> QuarantineRecord:
-    return QuarantineRecord(one.logged.offset, one.at_us, one.reason)
+def _make_record(delta: QuarantinedDelta) -> QuarantineRecord:
+    return QuarantineRecord(delta.logged.offset, delta.at_us, delta.reason)

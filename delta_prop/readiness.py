@@ -1,4 +1,4 @@
-"""Notification when a socket is readable: by a callback of the event loop if it has such, else by a task.
+"""Notification when a socket is readable: by a callback if the event loop has those, else by a task.
 
 A task woken for each arrival costs the loop two changes of its set of sockets and a tick; a callback costs
 none of them. Both ways behave the same.

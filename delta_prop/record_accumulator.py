@@ -1,8 +1,8 @@
-"""Record accumulator: the single calls and offers of one event loop tick become one draft.
+"""Record accumulator: the calls of `publish` and `offer` in one event loop tick become one draft.
 
-A draft costs the pipeline some ten µs whatever its size, and the log a frame, so deltas published one by one
-would mostly pay for that. A single caller is not kept waiting. Each call has its own receipt and outcome: if
-the coalesced draft exceeds the capacity, or is refused, each call is sent alone, as if it had come alone.
+A draft costs the pipeline some ten µs whatever its size, and the log a frame; deltas published one by one
+would mostly pay for that. A single caller does not wait for others. Each call has its own receipt and
+outcome: a coalesced draft that exceeds the capacity or is refused is halved, down to single calls.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SINGLE_CALLER_S = 0.002
 
 
 class RecordAccumulator:
-    """Calls that were published in this tick. `run` sends them, at the next one."""
+    """Collects the calls of this tick, and sends them at its end; without `call_soon`, `run` does."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class RecordAccumulator:
             self._tick_callbacks.flush_now()
 
     def send(self) -> None:
-        """Send the coalesced calls, in order. Whatever must come after them calls this first."""
+        """Send the coalesced calls, in order. Work that must come after them calls this first."""
         calls, self._calls = self._calls, {}
         if not calls:
             return
@@ -128,7 +128,7 @@ class RecordAccumulator:
                 one_shot.set_result(None)
 
     def _send_coalesced(self, calls: Sequence[Call], now: float) -> None:
-        """Send calls as one draft; if refused, halve it, so that a bad call separates few neighbours."""
+        """Send calls as one draft; if refused, halve it, so that an invalid call separates few others."""
         pipeline = self._pipeline
         if pipeline.offer_coalesced(coalesce(calls), now):
             return

@@ -81,7 +81,7 @@ class Arrival(NamedTuple):
 
 
 class RecordedTraffic:
-    """A recording, readable any number of times. `fault`: why the last reading ended early, if it did."""
+    """A recording that can be read repeatedly. `fault`: why the last reading ended early, else None."""
 
     def __init__(self, read_chunks: Callable[[], Iterable[bytes]], name: str = "the recording") -> None:
         """Create a reader; `read_chunks` returns the file's bytes in chunks, `name` is for messages."""
@@ -99,12 +99,13 @@ class RecordedTraffic:
         self.began_us = self._read_head(reader)
         last_us = 0
         while True:
-            at = reader.at
+            position = reader.position
             try:
                 block = _read_block(reader)
             except _CorruptedBlockError as error:
                 self.fault = (
-                    f"{self._name} cannot be read from byte {at} on ({error}): only what is before it counts"
+                    f"{self._name} cannot be read from byte {position} on ({error}): only what is before it "
+                    "counts"
                 )
                 return
             if not block.counts:
@@ -117,7 +118,7 @@ class RecordedTraffic:
     def arrivals(self, speed: float = 1.0) -> Iterator[Arrival]:
         """Yield all batches, each with its time since the first, `speed` times as fast. Raises UsageError."""
         if not 0 < speed < float("inf"):
-            raise UsageError(f"speed {speed!r}: give a number above 0, as 2 for twice as fast")
+            raise UsageError(f"speed {speed!r}: give a number above 0, such as 2 for twice as fast")
         first_us: int | None = None
         for batch in self.batches():
             first_us = batch.time_us if first_us is None else first_us
@@ -132,7 +133,7 @@ class RecordedTraffic:
             )
         if version != VERSION:
             raise UsageError(
-                f"{self._name} is a recording of version {version}, this program reads {VERSION}: "
+                f"{self._name} is a recording of version {version}; this program reads {VERSION}: "
                 "use the version of delta-prop that made it, or record again"
             )
         if crc != crc32c(raw[:-_CRC_BYTES]):
@@ -181,7 +182,7 @@ class TrafficWriter:
             return b""
         origins, counts, marks = zip(*self._batches, strict=True)
         spaces, namespace_rows = np.unique(
-            np.concatenate([one.namespaces for one in self._rows]), return_inverse=True
+            np.concatenate([rows.namespaces for rows in self._rows]), return_inverse=True
         )
         steps = np.diff(np.array([self._times[0], *self._times], np.int64))
         columns = (
@@ -191,11 +192,11 @@ class TrafficWriter:
             _pack_planes(np.array(origins, "<u8")),
             _pack_planes(np.array(counts, "<u4")),
             bytes(marks),
-            b"".join(one.kinds for one in self._rows),
+            b"".join(rows.kinds for rows in self._rows),
             _pack_planes(namespace_rows.reshape(-1).astype("<u4")),
-            _pack_planes(np.concatenate([one.numbers for one in self._rows]).astype("<u4")),
-            _pack_planes(np.concatenate([one.sizes for one in self._rows]).astype("<u4")),
-            _pack_planes(np.concatenate([one.keys for one in self._rows]).astype("<u8")),
+            _pack_planes(np.concatenate([rows.numbers for rows in self._rows]).astype("<u4")),
+            _pack_planes(np.concatenate([rows.sizes for rows in self._rows]).astype("<u4")),
+            _pack_planes(np.concatenate([rows.keys for rows in self._rows]).astype("<u8")),
         )
         raw = zlib.compress(b"".join(columns), _COMPRESSION)
         block = _pack_head(len(raw), len(counts), self.pending_rows, crc32c(raw), self._times[0]) + raw
@@ -257,7 +258,7 @@ class _ChunkReader:
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
         self._buffer = b""
-        self.at = 0
+        self.position = 0
 
     def take(self, size: int) -> bytes:
         """Return `size` bytes; fewer only at the end."""
@@ -267,7 +268,7 @@ class _ChunkReader:
                 break
             self._buffer += piece
         taken, self._buffer = self._buffer[:size], self._buffer[size:]
-        self.at += len(taken)
+        self.position += len(taken)
         return taken
 
 
@@ -336,25 +337,25 @@ def _decode(raw: bytes, time_us: int, batches: int, rows: int) -> _Block:
 
 def _decode_batches(block: _Block, last_us: int) -> Iterator[RecordedBatch]:
     """Yield the batches of a block, with times that never fall, even if the clock was set back."""
-    time_us, at = block.time_us, 0
+    time_us, start = block.time_us, 0
     rows = block.rows
     for step, origin, count, marks in zip(block.steps, block.origins, block.counts, block.marks, strict=True):
         time_us += step
         last_us = max(last_us, time_us)
-        end = at + count
+        end = start + count
         yield RecordedBatch(
             last_us,
             origin,
             Priority(marks & 3),
             AckLevel(marks >> 2 & 3),
             Source(marks >> 4 & 3),
-            rows.kinds[at:end],
-            rows.keys[at:end],
-            rows.namespaces[at:end],
-            rows.numbers[at:end],
-            rows.sizes[at:end],
+            rows.kinds[start:end],
+            rows.keys[start:end],
+            rows.namespaces[start:end],
+            rows.numbers[start:end],
+            rows.sizes[start:end],
         )
-        at = end
+        start = end
 
 
 def _hash(salted: blake2b, name: str) -> int:
@@ -369,7 +370,7 @@ def _pack_planes(numbers: NDArray[np.generic]) -> bytes:
     return np.ascontiguousarray(numbers).view(np.uint8).reshape(-1, width).T.tobytes()
 
 
-def _read_array(raw: bytes, dtype: str, at: int, count: int) -> NDArray[np.generic]:
+def _read_array(raw: bytes, dtype: str, position: int, count: int) -> NDArray[np.generic]:
     width = np.dtype(dtype).itemsize
-    planes = np.frombuffer(raw, np.uint8, count * width, at).reshape(width, count)
+    planes = np.frombuffer(raw, np.uint8, count * width, position).reshape(width, count)
     return np.ascontiguousarray(planes.T).reshape(-1).view(dtype)

@@ -21,8 +21,8 @@ DUPLICATES_MAX = 100
 
 
 class KnownOutcome(Refused):
-    """Refusal of a delta that reports the outcome of an earlier one with its dot: a producer that lost an
-    answer queries it so, and no one need be at fault.
+    """Refusal of a delta that reports the outcome of an earlier one with its dot. A producer that has lost
+    an answer sends the delta again to learn the outcome, so this need not be an error.
     """
 
 
@@ -54,7 +54,7 @@ def claimed_since(work: SequencedBatch, epoch: int) -> Refused:
 
 
 def fenced(origin: int, epoch: int) -> Refused:
-    """Return the refusal of a batch whose origin has another holder since."""
+    """Return the refusal of a batch whose origin was since claimed by another producer."""
     return Refused(
         ErrorCode.FENCED,
         f"another producer of that name has sent hello since and holds epoch {epoch}: "
@@ -64,7 +64,7 @@ def fenced(origin: int, epoch: int) -> Refused:
 
 
 def overlap(batch: Batch, watermark: int) -> Refused:
-    """Return the refusal of a batch of which some dots are in the log."""
+    """Return the refusal of a batch of which only some dots are up to the watermark."""
     return Refused(
         ErrorCode.OVERLAP,
         f"counters {batch.base} to {batch.last} lie partly up to the watermark {watermark}: "
@@ -110,7 +110,7 @@ def outcome_unknown(batch: Batch) -> Refused:
     return KnownOutcome(
         ErrorCode.OUTCOME_UNKNOWN,
         f"counters {batch.base} to {batch.last} of origin {batch.origin:016x} were processed, but the log no "
-        "longer knows if for these deltas: check the data itself, and continue above the watermark",
+        "longer knows if with these contents: check the data itself, and continue above the watermark",
         details={"dot": batch.dot(0)},
     )
 
@@ -125,7 +125,7 @@ def log_unreadable(error: Exception) -> Refused:
 
 
 def refused_before(batch: Batch, counter: int, code: ErrorCode) -> Refused:
-    """Return the refusal of a duplicate of what was refused permanently, from this counter on."""
+    """Return the refusal of a duplicate of deltas that were refused permanently; `counter`: of the first."""
     return KnownOutcome(
         code,
         f"of counters {batch.base} to {batch.last} some were refused permanently before, from {counter} on, "
@@ -135,7 +135,7 @@ def refused_before(batch: Batch, counter: int, code: ErrorCode) -> Refused:
 
 
 def dot_reused(batch: Batch, outcome: int | ErrorCode | None = None) -> Refused:
-    """Return the refusal of other deltas under known dots. `outcome`: of a single delta's dot, if known."""
+    """Return the refusal of other deltas under known dots. `outcome`: of a single delta, if known."""
     details: dict[str, object] = {"dot": batch.dot(0)}
     if outcome is not None:
         details["code" if isinstance(outcome, ErrorCode) else "offset"] = int(outcome)
@@ -148,22 +148,22 @@ def dot_reused(batch: Batch, outcome: int | ErrorCode | None = None) -> Refused:
     )
 
 
-def id_reused(row: int, id_: bytes, at: int) -> Refused:
+def id_reused(row: int, id_: bytes, copy: int) -> Refused:
     """Return the refusal of an id known for other content. `at`: as in `DuplicateIdFinder`."""
-    where = f"offset {at}" if at >= 0 else f"row {-1 - at} of the same call"
+    where = f"offset {copy}" if copy >= 0 else f"row {-1 - copy} of the same call"
     return Refused(
         ErrorCode.ID_REUSED,
         f"row {row}: id {id_.hex()} was accepted before for other content ({where}): give each change an id "
         "of its own",
         row=row,
         field="id",
-        details={"offset": at} if at >= 0 else {},
+        details={"offset": copy} if copy >= 0 else {},
     )
 
 
 def first_copy_removed(ack: PublishAck) -> Refused:
     """Return the refusal of rows whose ids are known, but whose first copies the log no longer holds."""
-    row = next(row for row, at in ack.duplicates.items() if at is None)
+    row = next(row for row, offset in ack.duplicates.items() if offset is None)
     others = "" if ack.duplicate else "; the rows with new ids were accepted"
     return Refused(
         ErrorCode.OUTCOME_UNKNOWN,
@@ -187,8 +187,8 @@ def too_many_pieces(pieces: int, pieces_max: int) -> Refused:
     """Return the refusal of alternating known and new ids, which would need too many frames in the log."""
     return Refused(
         ErrorCode.TOO_LARGE,
-        f"known and new ids alternate {pieces - 1} times from row to row, allowed are {pieces_max - 1}: "
-        "send fewer deltas at once",
+        f"known and new ids alternate {pieces - 1} times from row to row; at most {pieces_max - 1} are "
+        "allowed: send fewer deltas at once",
         field="id",
     )
 
@@ -227,7 +227,7 @@ def superseded_by_hello() -> Refused:
     return Refused(
         ErrorCode.DEP_TIMEOUT,
         "it waited for earlier deltas when its producer sent hello again: send it again, after all "
-        "that is above the watermark which the hello granted",
+        "other deltas above the watermark that the answer to hello states",
         retry_after_ms=0,
     )
 
@@ -242,7 +242,7 @@ def lost_with_log() -> Refused:
 
 
 def may_have_happened(why: str, dot: Dot | None = None, *, retry_after_ms: int | None = None) -> Refused:
-    """Return the refusal of an appended delta of which it is unknown at present if the log still holds it."""
+    """Return the refusal of an appended delta that the log may still hold, or may have lost."""
     return Refused(
         ErrorCode.OUTCOME_UNKNOWN,
         f"{why}, so it may have happened: ask for the outcome of its dot before you send it again",
@@ -252,7 +252,7 @@ def may_have_happened(why: str, dot: Dot | None = None, *, retry_after_ms: int |
 
 
 def timed_out(limit_s: float, ack: PublishAck | None) -> Refused:
-    """Return the refusal after a publisher's timeout. `ack`: of an appended delta; None: it was withdrawn."""
+    """Return the refusal after a publisher's timeout. `ack`: of an appended delta; None: it is withdrawn."""
     if ack is not None:
         return may_have_happened(
             f"it is in the log, but was not known to be stored within {limit_s} s", ack.dot
@@ -274,7 +274,7 @@ def service_closing() -> Refused:
 
 
 def service_closed() -> Refused:
-    """Return the refusal of deltas of which it was unknown at the service's end if they are stored."""
+    """Return the refusal of deltas of which the closing service does not know if they are stored."""
     return may_have_happened("the service closed before this was known to be stored", retry_after_ms=1000)
 
 

@@ -34,7 +34,7 @@ class Reporter:
     ) -> None:
         """Report an outcome once the log stores it at `level`: a duplicate, once its first copy is stored.
 
-        `next_offset`: the offset after what was logged for it, which is stored as well then.
+        `next_offset`: the offset after the rows that were appended for it.
         """
         if isinstance(outcome, PublishAck) and (next_offset is None or outcome.duplicates):
             next_offset = max(outcome.next_offset, next_offset or 0)

@@ -1,6 +1,6 @@
 """The log of one service from start to end: opened, replayed into the pipeline, committed, closed.
 
-An in-memory log is neither opened nor committed. For one in a directory a thread of its own waits for the
+An in-memory log is neither opened nor committed. For a log in a directory, a thread of its own waits for the
 disk.
 """
 
@@ -98,7 +98,7 @@ class ServiceLog:
 
     @property
     def openings(self) -> int | None:
-        """Number of times the log was opened, which bounds origins' epochs; None for an in-memory log."""
+        """Number of times that the log was opened, which bounds epochs; None for an in-memory log."""
         return self.log.openings if isinstance(self.log, DurableLog) else None
 
     @property
@@ -156,7 +156,7 @@ class ServiceLog:
 
     @asynccontextmanager
     async def _pause_checkpoints(self) -> AsyncIterator[None]:
-        """Stop the checkpointer, which writes nothing meanwhile nor afterwards: a new one replaces it."""
+        """Stop the checkpointer for good, while it writes nothing; a new one replaces it."""
         if self.checkpointer is None:
             yield
         else:
@@ -196,7 +196,7 @@ class ServiceLog:
             try:
                 await self.write_cursors(cursors, threads)
             except OSError as error:
-                logger.warning("the sinks' cursors could not be written, the service retries: %s", error)
+                logger.warning("the sinks' cursors could not be written; the service retries: %s", error)
 
     async def _reserve_epochs(self, origins: Origins, threads: Threads) -> None:
         """Raise the number of openings to cover the requested epochs, so that no epoch recurs."""
@@ -209,7 +209,7 @@ class ServiceLog:
             try:
                 await threads.run(partial(log.raise_openings, openings_for(requested)))
             except OSError as error:
-                logger.warning("epochs could not be reserved, the service retries: %s", error)
+                logger.warning("epochs could not be reserved; the service retries: %s", error)
                 return
         origins.note_reserved(epoch_limit(log.openings))
 
@@ -227,17 +227,17 @@ class ServiceLog:
         """Store the sinks' cursors, if they have changed. Raises OSError."""
         # read under the lock, so that older cursors never overwrite newer ones
         async with self._cursors_lock:
-            disk, safe = self.disk, self.log.offset_at_level(AckLevel.DURABLE)
+            disk, durable_offset = self.disk, self.log.offset_at_level(AckLevel.DURABLE)
             # Rows that are not synced may be lost in a power cut, and other deltas take their offsets.
-            now = {
-                name: cursor._replace(processed=min(cursor.processed, safe))
+            current = {
+                name: cursor._replace(processed=min(cursor.processed, durable_offset))
                 for name, cursor in cursors().items()
             }
-            if disk is not None and now != self.cursors:
+            if disk is not None and current != self.cursors:
                 await threads.run(
-                    lambda: self._use_reserve(lambda: write_cursors(disk, self.log.log_id, now))
+                    lambda: self._use_reserve(lambda: write_cursors(disk, self.log.log_id, current))
                 )
-                self.cursors = now
+                self.cursors = current
 
     def _use_reserve(self, write: Callable[[], None]) -> None:
         """Write a small file, also on a full disk. For a thread; raises OSError."""
@@ -304,7 +304,7 @@ def _take_reserve(log: DurableLog) -> None:
     try:
         log.reserve.take(log.settings.free_bytes_min)
     except OSError as error:
-        logger.warning("the disk reserve could not be allocated, the service retries: %s", error)
+        logger.warning("the disk reserve could not be allocated; the service retries: %s", error)
 
 
 def check_data(data: object, log: object) -> tuple[str | None, LogSettings]:

@@ -118,7 +118,7 @@ class SinkManager:
         for name, cursor in saved_cursors.items():
             self._save_cursor(name, cursor)
 
-    # --- coming and going
+    # --- attaching and detaching
 
     def check_name_free(self, name: object, sink: object) -> str:
         """Return the name under which a sink can be attached. Raises UsageError."""
@@ -127,15 +127,16 @@ class SinkManager:
         if not isinstance(name, str):
             raise UsageError(f"{sink!r:.80} has no name: give a sink (its contract is in delta_prop.sinks)")
         check_sink_name(name)
-        for verb in ("open", "apply", "aclose"):
-            if not callable(getattr(sink, verb, None)):
+        for method in ("open", "apply", "aclose"):
+            if not callable(getattr(sink, method, None)):
                 raise UsageError(
-                    f"{sink!r:.80} has no method {verb}: give a sink (its contract is in delta_prop.sinks)"
+                    f"{sink!r:.80} has no method {method}: give a sink (its contract is in delta_prop.sinks)"
                 )
-        for one in self.runtimes.values():
-            if one.sink is sink:
+        for runtime in self.runtimes.values():
+            if runtime.sink is sink:
                 raise UsageError(
-                    f"this sink is attached already, as {one.name!r}: detach it first, or create another one"
+                    f"this sink is attached already, as {runtime.name!r}: detach it first, or create another "
+                    "one"
                 )
         if name in self.runtimes:
             raise UsageError(f"a sink named {name!r} is attached already: detach it, or give another name")
@@ -144,10 +145,10 @@ class SinkManager:
     @contextmanager
     def attach_together(self) -> Iterator[None]:
         """Start the sinks attached within the scope at its end; if it fails, start none."""
-        self._start_event = gate = anyio.Event()
+        self._start_event = start_event = anyio.Event()
         try:
             yield
-            gate.set()
+            start_event.set()
         finally:
             self._start_event = None
 
@@ -169,15 +170,15 @@ class SinkManager:
         runtime = SinkRuntime(name, sink, self._log, self._world, topics, appender=self._appender)
         runtime.quarantine, runtime.start_event = quarantine, self._start_event
         can_rebuild, saved = can_be_rebuilt(sink, options.topics), self._cursors.get(name, SavedCursor(0, 0))
-        begin, has_own_cursor = await runtime.open(
+        start_offset, has_own_cursor = await runtime.open(
             options.start, saved, can_rebuild=can_rebuild, forced=options.rebuild
         )
         try:
-            self._check_open()  # much may have happened while the sink opened
+            self._check_open()  # the service may have closed while the sink opened
             if name in self.runtimes:
                 raise UsageError(f"a sink named {name!r} was attached meanwhile: give this one another name")
             if runtime.rebuild_reason is None:
-                self._adopt_foreign_data(runtime, begin)
+                self._adopt_foreign_data(runtime, start_offset)
         except (UsageError, Refused):
             await sink.aclose()
             raise
@@ -188,7 +189,7 @@ class SinkManager:
             routing_table=self._routing_table,
             world=self._world,
             limits=options.limits,
-            start=begin,
+            start=start_offset,
             has_own_cursor=has_own_cursor,
             reported=runtime.reported,
             quarantine=quarantine,
@@ -256,7 +257,7 @@ class SinkManager:
             feed.rebuild(runtime.rebuild_reason)
 
     def _needed_from(self, feed: Feed) -> int:
-        """Return the offset from which the log must be retained for an attached sink, should it crash now."""
+        """Return the offset from which an attached sink needs the log, should the service crash now."""
         if not self._is_durable:
             return feed.needed_from
         written = self._written_cursors().get(feed.name, SavedCursor(0, 0))
@@ -273,9 +274,9 @@ class SinkManager:
                 f"sink {name!r} cannot be rebuilt: it stores deltas, or its topics do not match complete "
                 "vectors"
             )
-        first_offset = self._log.start_offset
-        if first_offset and not may_have_snapshot(self._log):
-            raise cannot_be_rebuilt(name, first_offset)
+        log_start = self._log.start_offset
+        if log_start and not may_have_snapshot(self._log):
+            raise cannot_be_rebuilt(name, log_start)
         if feed is None:
             self._save_cursor(name, self._saved_cursor(name)._replace(rebuild_asked=True))
         else:
@@ -299,12 +300,14 @@ class SinkManager:
 
     def cursors(self) -> dict[str, SavedCursor]:
         """Return the cursor of each sink, attached or not, to store for the next start."""
-        now = {
-            name: one.require_feed().saved_cursor._replace(required=one.required, evictable=one.evictable)
-            for name, one in self.runtimes.items()
-            if not isinstance(one.sink, Subscription)
+        attached = {
+            name: runtime.require_feed().saved_cursor._replace(
+                required=runtime.required, evictable=runtime.evictable
+            )
+            for name, runtime in self.runtimes.items()
+            if not isinstance(runtime.sink, Subscription)
         }
-        return self._cursors | now
+        return self._cursors | attached
 
     async def close_all(self) -> list[Exception]:
         """Close all sinks concurrently, however the service ends; return the errors."""
@@ -367,11 +370,11 @@ class SinkManager:
         if not runtime.has_foreign_data and runtime.lamport <= appender.lamport:
             return
         if start < self._log.high_watermark:
-            # Their Lamport numbers are below those of the sink's data: they would be folded before it.
+            # Published deltas have lower Lamport numbers than the sink's data: a fold would put them first.
             raise UsageError(
                 f"sink {runtime.name!r} holds deltas of an earlier log, and "
                 f"{self._log.high_watermark - start} were published before it: attach it first, or with "
-                'start="latest" to go without those'
+                'start="latest" to skip those'
             )
         dimensions = runtime.sink.dimensions() if isinstance(runtime.sink, VectorHolder) else {}
         appender.vectors.note_foreign_vectors(dimensions)
@@ -587,18 +590,18 @@ class SinkManager:
             ) from None
 
 
-def _resume_offset(now: SavedCursor, written: SavedCursor) -> int:
+def _resume_offset(current: SavedCursor, written: SavedCursor) -> int:
     """Return the offset at which a sink continues after a crash, given its cursor now and the stored one."""
-    at = min(now.processed, written.processed)
-    return max(now.reported, at) if now.own else at
+    offset = min(current.processed, written.processed)
+    return max(current.reported, offset) if current.own else offset
 
 
 def _quarantined_refusal(feed: Feed, record: QuarantinedDelta) -> Refused:
     head = feed.quarantine[record.blocked_by]
-    waits = "" if head is record else f"it is blocked by offset {head.offset}: "
+    blocked = "" if head is record else f"it is blocked by offset {head.offset}: "
     why = f"rejected: {head.reason}; replay or drop it" if head.reason is not None else "to be replayed"
     return Refused(
         ErrorCode.PROCESSING_FAILED,
-        f"sink {feed.name!r} has offset {record.offset} in its quarantine: {waits}{why}",
+        f"sink {feed.name!r} has offset {record.offset} in its quarantine: {blocked}{why}",
         details={"sink": feed.name, "offset": record.offset},
     )

@@ -171,7 +171,7 @@ class SinkRuntime:
         except Refused as refused:
             raise TryAgain(f"the log cannot be read: {refused.message}") from None
 
-    # --- life
+    # --- opening, running, closing
 
     def require_feed(self) -> Feed:
         """Return the feed, which exists once the sink is attached."""
@@ -183,9 +183,9 @@ class SinkRuntime:
     ) -> tuple[int, bool]:
         """Open the sink; return its first offset, and True if it stores its cursor itself.
 
-        `saved` is the stored cursor of this name. `can_rebuild`: it can be rebuilt, and is if its data is
-        incomplete, or the log has removed its next deltas; `forced`: it is rebuilt whatever it holds. Raises
-        Refused, what the sink raises.
+        `saved` is the stored cursor of this name. `can_rebuild`: the sink can be rebuilt; it is, if its data
+        is incomplete or the log has removed its next deltas; `forced`: it is rebuilt whatever it holds.
+        Raises Refused, what the sink raises.
         """
         opening = self.sink.open(self)
         if not isawaitable(opening):
@@ -203,18 +203,18 @@ class SinkRuntime:
             if self.rebuild_reason is not None:
                 await self._check_rebuildable(can_rebuild)
                 return self._log.start_offset, resume is not None
-            begin, stopped = self._resume_offsets(start, saved, resume, can_rebuild=can_rebuild)
-            first = self._log.start_offset
+            start_offset, reached = self._resume_offsets(start, saved, resume, can_rebuild=can_rebuild)
+            log_start = self._log.start_offset
             if (
                 start in ("resume", "earliest")
-                and stopped < first
+                and reached < log_start
                 and can_rebuild
                 and await self._has_snapshot()
             ):
-                self.rebuild_reason = f"its cursor is at offset {stopped}, but the log starts at {first}"
+                self.rebuild_reason = f"its cursor is at offset {reached}, but the log starts at {log_start}"
                 return self._log.start_offset, resume is not None
-            self._check_start(begin, can_rebuild=can_rebuild)
-            return begin, resume is not None
+            self._check_start(start_offset, can_rebuild=can_rebuild)
+            return start_offset, resume is not None
         except (DeltaPropError, OSError):  # reading the snapshot may raise OSError
             await self.sink.aclose()
             raise
@@ -228,19 +228,19 @@ class SinkRuntime:
         self.lamport = resume.lamport
         self.has_foreign_data = resume.lamport > 0 and resume.cursor.log_id != self._log.log_id
         cursor = resume.cursor
-        stopped = cursor.next_offset if cursor.log_id == self._log.log_id else 0
+        reached = cursor.next_offset if cursor.log_id == self._log.log_id else 0
         if cursor.log_id == self._log.log_id:
             self._check_not_ahead(
                 cursor.epoch, max(cursor.next_offset, resume.reach), can_rebuild=can_rebuild
             )
-            self.reported = stopped
-            if stopped >= saved.reported:  # else it lost data since, and continues from its own cursor
-                stopped = max(stopped, saved.processed)
+            self.reported = reached
+            if reached >= saved.reported:  # else it lost data since, and continues from its own cursor
+                reached = max(reached, saved.processed)
         if self.has_foreign_data and self._log.ack_level > AckLevel.MEMORY:
             raise self._foreign_log_refusal(cursor, can_rebuild=can_rebuild)
         # With an in-memory log a cursor of another log is normal: the sink keeps its data and starts at the
         # new log's beginning, with Lamport numbers above those that it holds.
-        return self._resolve_start(start, stopped), stopped
+        return self._resolve_start(start, reached), reached
 
     async def _has_snapshot(self) -> bool:
         return await self.threads.run(partial(has_snapshot, self._log))
@@ -331,36 +331,39 @@ class SinkRuntime:
                 )
             )
 
-    def _resolve_start(self, start: Start, stopped: int) -> int:
+    def _resolve_start(self, start: Start, reached: int) -> int:
         log = self._log
         named: dict[Start, int] = {
-            "resume": stopped,
+            "resume": reached,
             "earliest": log.start_offset,
             "latest": log.high_watermark,
         }
-        begin = named.get(start, start) if isinstance(start, str | int) else -1
-        if isinstance(begin, bool) or not isinstance(begin, int) or not 0 <= begin <= log.high_watermark:
+        offset = named.get(start, start) if isinstance(start, str | int) else -1
+        if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= log.high_watermark:
             raise UsageError(
                 f"start {start!r}: give resume, earliest, latest or an offset from 0 to {log.high_watermark}"
             )
-        return begin
+        return offset
 
     def _check_start(self, start: int, *, can_rebuild: bool) -> None:
         log = self._log
         if start < log.start_offset:
-            more = "let the log compact, so that it can be rebuilt from a snapshot, " if can_rebuild else ""
+            rebuild_fix = (
+                "let the log compact, so that it can be rebuilt from a snapshot, " if can_rebuild else ""
+            )
             raise Refused(
                 ErrorCode.CURSOR_TOO_OLD,
                 f"sink {self.name!r} needs offset {start}, but the log starts at {log.start_offset}: "
-                f'attach it with start="earliest" to take what is left, {more}or raise the bounds of the log',
+                f'attach it with start="earliest" to take what is left, {rebuild_fix}or raise the bounds of '
+                "the log",
                 details={"offset": start, "start_offset": log.start_offset},
             )
 
     def _foreign_log_refusal(self, cursor: Cursor, *, can_rebuild: bool) -> Refused:
-        empty = "" if self._log.next_offset else ", which is empty"
+        empty_note = "" if self._log.next_offset else ", which is empty"
         return ForeignSinkData(
             f"sink {self.name!r} holds data of another log ({cursor.log_id.hex()}, up to offset "
-            f"{cursor.next_offset}), this one is {self._log.log_id.hex()}{empty}",
+            f"{cursor.next_offset}), this one is {self._log.log_id.hex()}{empty_note}",
             can_rebuild=can_rebuild,
             details={"offset": cursor.next_offset},
         )
@@ -411,16 +414,18 @@ def read_history(log: Log, vectors: Collection[tuple[str, str]]) -> Iterator[tup
         offset = batches[-1].next_offset
 
 
-def _matching_rows(logged: LoggedBatch, wanted: Mapping[str, set[str]]) -> Iterator[tuple[LoggedBatch, int]]:
-    """Yield the rows of a batch that belong to the wanted vectors."""
+def _matching_rows(
+    logged: LoggedBatch, ids_by_namespace: Mapping[str, set[str]]
+) -> Iterator[tuple[LoggedBatch, int]]:
+    """Yield the rows of a batch that belong to these vectors."""
     batch = logged.batch
     if batch.is_control:
         return
     if batch.namespace is not None:
-        ids = wanted.get(batch.namespace)
+        ids = ids_by_namespace.get(batch.namespace)
         if ids is not None and not ids.isdisjoint(batch.keys):
             yield from ((logged, row) for row, key in enumerate(batch.keys) if key in ids)
-    elif not wanted.keys().isdisjoint(batch.namespace_names):
+    elif not ids_by_namespace.keys().isdisjoint(batch.namespace_names):
         for row, (namespace, key) in enumerate(zip(batch.namespaces, batch.keys, strict=True)):
-            if key in wanted.get(namespace, ()):
+            if key in ids_by_namespace.get(namespace, ()):
                 yield logged, row

@@ -143,7 +143,7 @@ class SocketListener:
                 self._coop_budget.note_yield()
             except OSError as error:
                 if error.errno in _EXHAUSTED:  # the socket stays readable: without a pause this would spin
-                    logger.warning("no connection can be accepted, the service retries: %s", error)
+                    logger.warning("no connection can be accepted; the service retries: %s", error)
                     await anyio.sleep(EXHAUSTED_S)
             else:
                 return self._stream(accepted, address)
@@ -234,10 +234,10 @@ class SocketStream:
             return self._send_some(parts)
         sent = 0
         for first in range(0, len(parts), _PARTS_MAX):
-            some = parts[first : first + _PARTS_MAX]
-            now = self._send_some(some)
-            sent += now
-            if now < total_bytes(some):
+            chunk = parts[first : first + _PARTS_MAX]
+            count = self._send_some(chunk)
+            sent += count
+            if count < total_bytes(chunk):
                 break
         return sent
 
@@ -261,13 +261,13 @@ class SocketStream:
             self._check_open()
             # read each time, since a closed descriptor is reused for another file
             descriptor = part.file.descriptor()
-            now = None if descriptor is None else self._send_from(descriptor, part, sent)
-            if now is None:
+            count = None if descriptor is None else self._send_from(descriptor, part, sent)
+            if count is None:
                 for piece in part.chunks(sent):
                     await self.send([piece])
                 return
-            sent += now
-            if now == 0:
+            sent += count
+            if count == 0:
                 await _wait_ready(anyio.wait_writable, self._socket)
                 self._coop_budget.note_yield()
 
@@ -325,9 +325,9 @@ class SocketStream:
 
     def _send_from(self, descriptor: int, part: FileRange, sent: int) -> int | None:
         """Return how many bytes of the file were sent, 0 if it would block; None: without sendfile."""
-        count = min(part.size - sent, _FILE_BYTES_PER_CALL)
+        count_max = min(part.size - sent, _FILE_BYTES_PER_CALL)
         try:
-            now = os.sendfile(self._socket.fileno(), descriptor, part.at + sent, count)
+            sent_now = os.sendfile(self._socket.fileno(), descriptor, part.at + sent, count_max)
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -336,9 +336,9 @@ class SocketStream:
             if error.errno == errno.EIO:
                 raise
             raise self._connection_error(error) from error
-        if now == 0:
+        if sent_now == 0:
             raise part.short_read_error(sent)
-        return now
+        return sent_now
 
     async def _linger(self) -> None:
         if self._ended or self._failure is not None:
@@ -407,12 +407,12 @@ async def _resolve(host: str, port: int, flags: int = 0) -> list[tuple[int, Any]
 
 async def _connect_first(targets: list[tuple[int, Any]], name: str) -> socket.socket:
     """Connect to the address that answers first; each has a head start before the next one."""
-    won: list[socket.socket] = []
+    connected: list[socket.socket] = []
     failures: list[OSError] = []
 
     async def attempt(family: int, address: Any, done: anyio.Event) -> None:
         try:
-            won.append(await _connect(family, address))
+            connected.append(await _connect(family, address))
             tasks.cancel_scope.cancel()
         except OSError as error:
             failures.append(error)
@@ -427,38 +427,38 @@ async def _connect_first(targets: list[tuple[int, Any]], name: str) -> socket.so
                 with anyio.move_on_after(HEAD_START_S):
                     await done.wait()
     except BaseException:
-        for one in won:
-            one.close()
+        for sock in connected:
+            sock.close()
         raise
-    for one in won[1:]:
-        one.close()
-    if not won:
+    for sock in connected[1:]:
+        sock.close()
+    if not connected:
         raise _wrap_error(failures[0], f"cannot connect to {name}") from failures[0]
-    return won[0]
+    return connected[0]
 
 
 async def _connect(family: int, address: Any) -> socket.socket:
-    one = socket.socket(family, socket.SOCK_STREAM)
+    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        _prepare(one)
-        code = one.connect_ex(address)
+        _prepare(sock)
+        code = sock.connect_ex(address)
         if code == errno.EINPROGRESS:
-            await anyio.wait_writable(one)
-            code = one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code == 0 and one.getsockname() == one.getpeername():
+            await anyio.wait_writable(sock)
+            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code == 0 and sock.getsockname() == sock.getpeername():
             code = errno.ECONNREFUSED  # nothing listens, and the kernel has connected the socket to itself
         if code:
             raise OSError(code, os.strerror(code))
     except BaseException:
-        one.close()
+        sock.close()
         raise
-    return one
+    return sock
 
 
-def _prepare(one: socket.socket) -> None:
-    one.setblocking(False)
+def _prepare(sock: socket.socket) -> None:
+    sock.setblocking(False)
     with suppress(OSError):  # the other side has closed already, which macOS reports here
-        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _wrap_error(error: OSError, what: str) -> OSError:

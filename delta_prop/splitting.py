@@ -1,4 +1,4 @@
-"""Splitting of a batch that mixes known and new ids: its new rows to be logged, control rows for the others.
+"""Splits a batch that mixes known and new ids: its new rows are logged, control rows replace the others.
 
 The pieces follow one another in counter order, so row i of the batch is always i offsets after row 0. A
 control row records the checksum of the full frame, by which a duplicate is recognized. Pure.
@@ -27,10 +27,10 @@ PIECES_MAX = 1_000
 
 
 class BatchPiece(NamedTuple):
-    """Consecutive rows of a batch. `firsts`: for known ones, the offsets of the first copies."""
+    """Consecutive rows of a batch. `first_offsets`: of the first copies, if the rows are known."""
 
     batch: Batch
-    firsts: dict[int, int | None] | None
+    first_offsets: dict[int, int | None] | None
 
 
 def slice_new_rows(batch: Batch, duplicates: Mapping[int, int | None]) -> tuple[Batch, list[int]]:
@@ -57,7 +57,7 @@ def split_batch(batch: Batch, duplicates: Mapping[int, int | None], offset: int)
             pieces.append(BatchPiece(new, None))
             continue
         copies = [duplicates[row] for row in rows]
-        firsts = [at if at is None or at >= 0 else offset - 1 - at for at in copies]
+        first_offsets = [copy if copy is None or copy >= 0 else offset - 1 - copy for copy in copies]
         counters = [batch.counter(row) for row in rows]
         has_gaps = counters[0] != previous + 1 or counters[-1] - counters[0] != len(rows) - 1
         noop = encode_noop(
@@ -72,9 +72,9 @@ def split_batch(batch: Batch, duplicates: Mapping[int, int | None], offset: int)
             priority=batch.priority,
             hybrid_time=batch.hybrid_time,
             refused_crc=batch.crc,
-            first_offsets=firsts,
+            first_offsets=first_offsets,
         )
-        pieces.append(BatchPiece(noop, dict(enumerate(firsts))))
+        pieces.append(BatchPiece(noop, dict(enumerate(first_offsets))))
     return pieces
 
 

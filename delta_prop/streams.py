@@ -43,8 +43,8 @@ class Item(Generic[T]):
     def done(self) -> None:
         """Acknowledge its deltas, as soon as all before them are done too. Call once."""
         origins, self._origins = self._origins, ()
-        for open_, offset in origins:
-            open_.done(offset)
+        for in_flight, offset in origins:
+            in_flight.done(offset)
 
     def into(self, value: U) -> Item[U]:
         """Return an item with a derived value, which replaces this one."""
@@ -87,10 +87,10 @@ def map(
     if tasks < 1:
         raise UsageError(f"tasks {tasks}: give at least 1")
 
-    async def made(item: Item[T], *_others: Item[T]) -> Item[U]:
+    async def apply(item: Item[T], *_others: Item[T]) -> Item[U]:
         return item.into(await function(item.value))
 
-    return stream.map(source, made, ordered=ordered, task_limit=tasks)
+    return stream.map(source, apply, ordered=ordered, task_limit=tasks)
 
 
 def filter(source: AsyncIterable[Item[T]], wanted: Callable[[T], bool]) -> Stream[Item[T]]:
@@ -163,8 +163,8 @@ class _InFlight:
 class _DeltaIterator:
     """A subscription as an async iterator."""
 
-    def __init__(self, open_: _InFlight) -> None:
-        self._open = open_
+    def __init__(self, in_flight: _InFlight) -> None:
+        self._open = in_flight
 
     def __aiter__(self) -> _DeltaIterator:
         return self
@@ -183,19 +183,19 @@ async def _chunks(
 
     loop = asyncio.get_running_loop()
     async with stream.iterate(source).stream() as streamer:
-        coming: asyncio.Task[Item[T]] | None = None
+        next_item: asyncio.Task[Item[T]] | None = None
         held: list[Item[T]] = []
         try:
             while True:
                 began = loop.time()
                 while len(held) < count:
-                    coming = coming or asyncio.ensure_future(_next(streamer))
+                    next_item = next_item or asyncio.ensure_future(_next(streamer))
                     left_s = began + within_s - loop.time() if held else None
-                    await asyncio.wait({coming}, timeout=None if left_s is None else max(left_s, 0.0))
-                    if not coming.done():
+                    await asyncio.wait({next_item}, timeout=None if left_s is None else max(left_s, 0.0))
+                    if not next_item.done():
                         break  # the next item is awaited for the next chunk
                     began = began if held else loop.time()
-                    one, coming = coming, None
+                    one, next_item = next_item, None
                     held.append(one.result())
                 yield _join_items(held)
                 held = []
@@ -203,8 +203,8 @@ async def _chunks(
             if held:
                 yield _join_items(held)
         finally:
-            if coming is not None:
-                coming.cancel()
+            if next_item is not None:
+                next_item.cancel()
 
 
 async def _next(streamer: AsyncIterator[Item[T]]) -> Item[T]:

@@ -80,12 +80,12 @@ class SyncPropagator:
         self._backend = backend
         self._propagator = Propagator(settings, data=data, log=log)
         self._loop: LoopThread | None = None
-        self._life: Future[None]
-        self._leave: Callable[[], object]
-        self._left_open = ""
-        """Set at the interpreter's exit: what the sinks have received by then."""
+        self._run: Future[None]
+        self._request_end: Callable[[], object]
+        self._exit_state = ""
+        """At the interpreter's exit: which deltas the sinks have not received; "" before."""
 
-    # --- life
+    # --- opening and closing
 
     def open(self) -> SyncPropagator:
         """Open; return itself. `close` ends it, at the latest when the interpreter exits."""
@@ -93,7 +93,7 @@ class SyncPropagator:
             raise UsageError("this propagator is open already: create another one")
         loop = LoopThread(self._backend)
         try:
-            self._life, self._leave = loop.portal.start_task(self._live)
+            self._run, self._request_end = loop.portal.start_task(self._hold_open)
         except BaseException:
             loop.stop(cancel=True)
             raise
@@ -107,7 +107,7 @@ class SyncPropagator:
         """
         if self._loop is not None:
             self._require_portal()  # refuses a call that would wait for itself
-            self._end()
+            self._close()
 
     def __enter__(self) -> SyncPropagator:
         return self.open()
@@ -335,20 +335,20 @@ class SyncPropagator:
 
     # --- helpers
 
-    async def _live(self, *, task_status: TaskStatus[Callable[[], object]]) -> None:
-        """Hold the propagator open, in one task, until it is to leave."""
-        leave, wake = anyio.Event(), waker()
+    async def _hold_open(self, *, task_status: TaskStatus[Callable[[], object]]) -> None:
+        """Hold the propagator open, in one task, until `_request_end` is called."""
+        end_requested, wake = anyio.Event(), waker()
         async with self._propagator as p:
-            task_status.started(lambda: wake(leave.set))
-            await leave.wait()
-            if self._left_open:
+            task_status.started(lambda: wake(end_requested.set))
+            await end_requested.wait()
+            if self._exit_state:
                 try:
                     end = p.statistics().log.next_offset
                     await p.wait_visible(end, timeout_s=self.settings.close_timeout_s / 2)
                 except (Refused, TimeoutError) as failure:
-                    self._left_open = str(failure)
+                    self._exit_state = str(failure)
 
-    def _end(self, limit_s: float | None = None) -> None:
+    def _close(self, limit_s: float | None = None) -> None:
         """Close, waiting for up to `limit_s`. Raises TimeoutError then, else what the propagator raises."""
         loop, self._loop = self._loop, None
         if loop is None:
@@ -356,26 +356,26 @@ class SyncPropagator:
         atexit.unregister(self._close_at_exit)
         try:
             with suppress(RuntimeError):  # the loop has ended, and its tasks with it
-                self._leave()
-            self._life.result(limit_s)
+                self._request_end()
+            self._run.result(limit_s)
         finally:
-            if self._life.done() or limit_s is None:  # else the loop is blocked and cannot be stopped
-                loop.stop(cancel=not self._life.done())
+            if self._run.done() or limit_s is None:  # else the loop is blocked and cannot be stopped
+                loop.stop(cancel=not self._run.done())
 
     def _close_at_exit(self) -> None:
         """Close what the program has left open; log a warning if a sink has not received everything."""
         if self._loop is None or not self._loop.is_running:
             return
-        self._left_open, limit_s = _ALL_VISIBLE, 3 * self.settings.close_timeout_s
+        self._exit_state, limit_s = _ALL_VISIBLE, 3 * self.settings.close_timeout_s
         try:
-            self._end(limit_s)  # a third each for the sinks' deliveries, the log, and the sinks' end
+            self._close(limit_s)  # a third each for the sinks' deliveries, the log, and the sinks' end
         except Exception as failure:
-            self._left_open = str(failure) or f"its event loop has been blocked for {limit_s:g} s"
-        if self._left_open != _ALL_VISIBLE:
+            self._exit_state = str(failure) or f"its event loop has been blocked for {limit_s:g} s"
+        if self._exit_state != _ALL_VISIBLE:
             logger.warning(
                 "a SyncPropagator was left open, and closed at the program's exit: %s: close it yourself, "
                 "with close() or a `with` block",
-                self._left_open,
+                self._exit_state,
             )
 
     def _read(self, items: AsyncIterator[T], close: Callable[[], Awaitable[None]]) -> Iterator[T]:

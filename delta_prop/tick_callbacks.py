@@ -63,7 +63,7 @@ class Wakeup:
 
 
 class TickCallbacks:
-    """Tick to be entered by `with`, also when nested. No code inside awaits.
+    """A tick, which callers enter by `with`, nested or not; they await nothing inside.
 
     If ticks follow closely, of one connection after another, the calls are made once for all of them: a
     commit and system calls after each would cost more than they gain.

@@ -67,7 +67,7 @@ class Transforms:
             raise UsageError("name '': give the transform a name")
         for field, value in (("name", name), ("reads", reads)):
             if not isinstance(value, str):
-                raise UsageError(f"{field} {value!r:.60} is a {type(value).__name__}: give text")
+                raise UsageError(f"{field} {value!r:.60} is of type {type(value).__name__}: give text")
         if not callable(function):
             raise UsageError(f"{function!r:.80} cannot be called: give transform {name!r} a function")
         if is_async(function):
@@ -98,7 +98,7 @@ class Transforms:
         sink = cast("VectorReader", reader(transform.reads))
         if not hasattr(sink, "get"):
             raise UsageError(
-                f"transform {name!r} reads from {transform.reads!r}, without vectors: let it read from "
+                f"transform {name!r} reads from {transform.reads!r}, which has no vectors: let it read from "
                 "a storage or cache sink"
             )
         async with self._lock:

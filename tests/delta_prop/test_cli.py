@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import delta_prop
-from delta_prop.cli import CORRUPTIBLE, FAILED, OK, WRONG_USE, main, make_parser
+from delta_prop.cli import CORRUPTIBLE, FAILED, OK, USAGE_ERROR, main, make_parser
 from delta_prop.demo.wiring import SINKS
 
 
@@ -51,7 +51,7 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
 def test_wrong_arguments_print_one_line_and_exit_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(arguments) == WRONG_USE
+    assert main(arguments) == USAGE_ERROR
     output = capsys.readouterr()
     assert message in output.err
     assert output.err.count("\n") == 1

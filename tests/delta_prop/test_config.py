@@ -25,13 +25,13 @@ def test_settings_not_above_zero_are_rejected(name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"queue_high_mark": 0.4}, "give rising fractions"),
+        ({"queue_high_mark": 0.4}, "give two fractions"),
         ({"queue_high_mark": 1.1}, "<= 1"),
         ({"queue_bytes_max": DELTA_BYTES_MAX - 1}, "give at least that many"),
         ({"pending_bytes_max": 5}, "give at least that many"),
         ({"mailbox_bytes_max": 5}, "give at least that many"),
         ({"quarantine_bytes_max": 5}, "give at least that many"),
-        ({"pacing_low_mark": 0.9}, "give rising fractions"),
+        ({"pacing_low_mark": 0.9}, "give two fractions"),
         ({"pacing_high_mark": 1.0}, "< 1"),
         ({"retry_backoff_s": 6.0}, "raise the maximum"),
         ({"rate_min": 20_000.0}, "rate_initial 10000.0"),

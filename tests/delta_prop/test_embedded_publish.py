@@ -252,7 +252,7 @@ def test_one_invalid_row_refuses_its_call() -> None:
         (lambda p: p.publish("a"), "not a Delta: create one"),
         (lambda p: p.publish({"vector_id": "a"}), "not a Delta: create one"),
         (lambda p: p.publish(Delta("a", "create")), "not an operation: use"),
-        (lambda p: p.publish(make_delta("a", parents=5)), "parents: 5 is a int"),
+        (lambda p: p.publish(make_delta("a", parents=5)), "parents: 5 is of type int"),
         (lambda p: p.publish(make_delta("a", topics="abc")), "give a tuple"),
         (lambda p: p.publish(make_delta("a"), after=["x"]), "does not name a delta"),
         (lambda p: p.publish(make_delta("a"), after=[Dot(0, 0)]), "counters run from 1"),

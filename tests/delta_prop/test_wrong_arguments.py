@@ -85,7 +85,7 @@ CONSTRUCTORS: dict[str, tuple[Callable[[], object], str]] = {
     "empty path": (lambda: StorageSink(""), "path '' names no file"),
     "lines": (lambda: JsonLinesSink(5), "path 5 is a int: give text or a Path"),  # type: ignore[arg-type]
     "resident of a store": (lambda: StorageSink("v", resident=5), "resident 5 is a int: give a Resident"),  # type: ignore[arg-type]
-    "authorities": (lambda: Tls(authorities=5), "authorities 5 is a int: give text"),  # type: ignore[arg-type]
+    "authorities": (lambda: Tls(authorities=5), "authorities 5 is of type int: give text"),  # type: ignore[arg-type]
     "name of a callback": (lambda: CallbackSink(print, name=""), 'name "" names no sink'),
     "name 5": (lambda: CacheSink(name=5), "name 5 is a int: give text"),  # type: ignore[arg-type]
 }
@@ -133,7 +133,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "topics": (lambda p: p.attach(CallbackSink(print), topics=[5]), "topic 5 is a int: give text"),
     "generator": (
         lambda p: p.publish_many((one for one in "ab"), [[1.0], [2.0]]),
-        "a generator has no length",
+        "type generator has no length",
     ),
     "class": (
         lambda p: p.attach(type("Named", (CacheSink,), {"name": "n"})),
@@ -155,8 +155,8 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda p: p.register_transform("n", double_async, reads="cache"),
         "is asynchronous: give transform 'n' a plain function, which is called in a thread and may block",
     ),
-    "transform 5": (lambda p: p.register_transform(5, abs, reads="cache"), "name 5 is a int: give text"),
-    "reads 5": (lambda p: p.register_transform("n", abs, reads=5), "reads 5 is a int: give text"),
+    "transform 5": (lambda p: p.register_transform(5, abs, reads="cache"), "name 5 is of type int: give"),
+    "reads 5": (lambda p: p.register_transform("n", abs, reads=5), "reads 5 is of type int: give text"),
     "wait_visible": (lambda p: p.wait_visible(-1), "-1: give a publish result"),
     "wait_visible True": (lambda p: p.wait_visible(True), "True: give a publish result"),
     "head": (lambda p: p.head(5), "vector_id 5 is a int: give text"),

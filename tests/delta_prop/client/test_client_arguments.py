@@ -47,10 +47,10 @@ MAKERS: dict[str, Callable[..., object]] = {
 }
 WITHOUT_SETTINGS = {"facts.get", "jobs.decide"}
 WRONG_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
-    ({"settings": Settings()}, r"settings: a delta_prop\.config\.Settings .*ClientSettings\("),
-    ({"settings": {"open_timeout_s": 1}}, r"settings: a dict .*ClientSettings\("),
-    ({"tls": "ca.pem"}, r"tls: a str .*Tls\("),
-    ({"tls": True}, r"tls: a bool .*Tls\("),
+    ({"settings": Settings()}, r"settings: type delta_prop\.config\.Settings .*ClientSettings\("),
+    ({"settings": {"open_timeout_s": 1}}, r"settings: type dict .*ClientSettings\("),
+    ({"tls": "ca.pem"}, r"tls: type str .*Tls\("),
+    ({"tls": True}, r"tls: type bool .*Tls\("),
     ({"token": 5}, "token: a int.*give text"),
     ({"token": b"secret"}, "token: a bytes.*give text"),
 ]
@@ -81,8 +81,8 @@ def test_wrong_argument_is_reported_when_a_client_is_made(
         ("subscriber", {"credit": (5,)}, r"credit \(5,\): give"),
         ("producer", {"addresses": 5}, "address 5: give host:port"),
         ("sync producer", {"addresses": [5]}, "address 5: give host:port"),
-        ("producer", {"world": 5}, "world: a int"),
-        ("subscriber", {"world": 5}, "world: a int"),
+        ("producer", {"world": 5}, "world: type int"),
+        ("subscriber", {"world": 5}, "world: type int"),
     ],
 )
 def test_wrong_argument_of_one_client_is_reported(maker: str, given: dict[str, Any], expected: str) -> None:
@@ -91,11 +91,11 @@ def test_wrong_argument_of_one_client_is_reported(maker: str, given: dict[str, A
 
 
 def test_propagator_refuses_settings_of_other_classes() -> None:
-    with pytest.raises(UsageError, match=r"settings: a .*ClientSettings .*Settings\("):
+    with pytest.raises(UsageError, match=r"settings: type .*ClientSettings .*Settings\("):
         Propagator(ClientSettings())  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"log: a .*Settings .*LogSettings\("):
+    with pytest.raises(UsageError, match=r"log: type .*Settings .*LogSettings\("):
         Propagator(log=Settings())  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"settings: a .*ClientSettings .*Settings\("):
+    with pytest.raises(UsageError, match=r"settings: type .*ClientSettings .*Settings\("):
         SyncPropagator(ClientSettings())  # type: ignore[arg-type]
 
 

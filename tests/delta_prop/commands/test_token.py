@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from delta_prop.cli import OK, WRONG_USE, main
+from delta_prop.cli import OK, USAGE_ERROR, main
 from delta_prop.server.permissions import Permissions
 from delta_prop.server.tokens import TokenDefaults, digest_of, parse_tokens
 
@@ -86,7 +86,7 @@ def test_json_holds_lines_and_a_unique_token(capsys: pytest.CaptureFixture[str])
 def test_mistake_prints_no_token(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["token", "new", *arguments]) == WRONG_USE
+    assert main(["token", "new", *arguments]) == USAGE_ERROR
     shown = capsys.readouterr()
     assert message in shown.err
     assert shown.err.count("\n") == 1

@@ -117,7 +117,7 @@ def test_jump_is_logged_counted_and_stored_for_status(by: float, caplog: pytest.
         run_virtual(main)
     lines = [one.message for one in caplog.records if one.message.startswith(JUMP_MESSAGE)]
     assert len(lines) == 2
-    assert "expected was 2020-09-13T12:27:0" in lines[0]
+    assert "but 2020-09-13T12:27:0" in lines[0]
     assert f"the clock shows {'2020-10-03' if by > 0 else '2020-08-24'}T12:27:0" in lines[0]
 
 

@@ -104,13 +104,13 @@ async def check_reported(site: Site, what: str, since_s: float) -> None:
     assert abs(now_s - since_s - full.seconds) < 0.5
     reason = site.overview.unready_reason()
     assert reason is not None
-    assert reason.startswith(f"the {what} is full since {full.since}, for ")
+    assert reason.startswith(f"the {what} has been full since {full.since}, for ")
     status = site.overview.status()
     assert not status["ready"]
     assert status["full"]["reason"] == full.reason
     pressure = site.propagator.pressure()
     assert pressure.level is PressureLevel.STOP
-    assert f"the {what} is full since" in pressure.reason
+    assert f"the {what} has been full since" in pressure.reason
     assert pressure.retry_after_ms is not None
     text = Metrics(site.overview).scrape().text("")[0].decode()
     assert f'delta_prop_full_seconds{{what="{what}"}} {full.seconds}' in text

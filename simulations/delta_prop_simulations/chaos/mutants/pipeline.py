@@ -34,9 +34,9 @@ PIPELINE = (
             edit(
                 ack_duplicate,
                 (
-                    "    return PublishAck(firsts[0], batch",
-                    "    firsts = {row: log.next_offset - batch.count + row for row in firsts}\n"
-                    "    return PublishAck(firsts[0], batch",
+                    "    return PublishAck(offsets[0], batch",
+                    "    offsets = {row: log.next_offset - batch.count + row for row in offsets}\n"
+                    "    return PublishAck(offsets[0], batch",
                 ),
             ),
         ),
